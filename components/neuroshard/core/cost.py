@@ -1,0 +1,102 @@
+"""What was measured: costs of cases, on which bench, on which hardware."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.value import Value
+
+Milliseconds = Annotated[float, Field(ge=0)]
+
+
+class Hardware(Value):
+    """A kind of device, as far as it changes speed. Its fingerprint is the key of a cost model."""
+
+    kind: Literal["synthetic", "cpu", "cuda"]
+    name: str
+    memory_bytes: int
+    driver: str = ""
+    interconnect: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits, the same for every machine of this kind."""
+        return self.digest()[:16]
+
+
+class Bench(Value):
+    """The conditions under which one cost set was measured. Costs of different benches are never mixed silently."""
+
+    format_version: Literal[1] = 1
+    backend: Literal["synthetic", "cpu", "cuda"]
+    hardware: Hardware
+    batch_size: int  # global batch: samples a step over all devices
+    warmup: int
+    repeats: int
+    optimizer: str
+    threads: int
+    seed: int
+    row_cap_bytes: int | None = None  # tables larger than this were measured with fewer rows
+    capped_tables: tuple[str, ...] = ()
+    versions: dict[str, str] = Field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class ComputeCost(Value):
+    """Median ms of one ComputeCase over the repeats, or the error that it met (out of memory, say). Exactly one.
+
+    Spreads are half the interquartile range. `round` 0 is the label; round 1 is the same case measured again later, from
+    which the noise of the labels is told.
+    """
+
+    case_id: str
+    round: int = 0
+    forward_ms: Milliseconds | None = None
+    backward_ms: Milliseconds | None = None
+    forward_spread_ms: Milliseconds = 0.0
+    backward_spread_ms: Milliseconds = 0.0
+    error: str | None = None
+
+    @model_validator(mode="after")
+    def _times_or_error(self) -> Self:
+        check_times_or_error(self.case_id, self.forward_ms, self.backward_ms, self.error)
+        return self
+
+    @property
+    def total_ms(self) -> float:
+        """Forward and backward. Ask only where there is no error."""
+        assert self.forward_ms is not None
+        assert self.backward_ms is not None
+        return self.forward_ms + self.backward_ms
+
+
+class CommCost(Value):
+    """Median ms of one CommCase on each device (forward counted from the device's own start, waiting included), or error."""
+
+    case_id: str
+    round: int = 0
+    forward_ms: tuple[Milliseconds, ...] | None = None
+    backward_ms: tuple[Milliseconds, ...] | None = None
+    forward_spread_ms: tuple[Milliseconds, ...] = ()
+    backward_spread_ms: tuple[Milliseconds, ...] = ()
+    error: str | None = None
+
+    @model_validator(mode="after")
+    def _times_or_error(self) -> Self:
+        check_times_or_error(self.case_id, self.forward_ms, self.backward_ms, self.error)
+        return self
+
+
+def check_times_or_error(case_id: str, forward: object, backward: object, error: str | None) -> None:
+    """A cost is both times, or an error, and not both. Raises ValueError."""
+    if (forward is None) != (backward is None) or (forward is None) == (error is None):
+        raise ValueError(f"case {case_id} must have both times or an error, and not both")
+
+
+class Costs(Value):
+    """A whole cost set: every measured case beside its cost, and the bench. Pairs of round 0 and 1 share a case_id."""
+
+    bench: Bench
+    compute: tuple[tuple[ComputeCase, ComputeCost], ...]
+    comm: tuple[tuple[CommCase, CommCost], ...]

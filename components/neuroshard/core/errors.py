@@ -1,0 +1,52 @@
+"""The errors a user can see. Each message is one line: what, where, the value, the way out.
+
+NeuroshardError            exit 1: the world is not as it should be
+├── UsageError             exit 2: the command was called wrongly (unknown backend, bad --memory …)
+├── InvalidInput           a file or value breaks a rule: dim not a multiple of 4, truncated Parquet, a gap in a plan
+│   └── NewerFormat        the file was written by a newer neuroshard
+├── Infeasible             no plan fits the devices
+├── MeasureError           a backend cannot measure: missing package, worker dead or hung
+└── StoreError             a store is unreachable, denies access, or lost a race
+    ├── NotFound           the key, bucket or release does not exist
+    └── Conflict           somebody else swapped the pointer first
+"""
+
+
+class NeuroshardError(Exception):
+    """Base of all errors that are told in one line. `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class UsageError(NeuroshardError):
+    """The command or function was called with an argument that cannot be."""
+
+    exit_code = 2
+
+
+class InvalidInput(NeuroshardError):
+    """A file or value breaks a rule of its format."""
+
+
+class NewerFormat(InvalidInput):
+    """A file says a format version that this neuroshard does not know."""
+
+
+class Infeasible(NeuroshardError):
+    """No plan can fit the devices; the message says what is missing, in bytes."""
+
+
+class MeasureError(NeuroshardError):
+    """A backend cannot measure here, or its workers died or hung."""
+
+
+class StoreError(NeuroshardError):
+    """A store could not be read or written."""
+
+
+class NotFound(StoreError):
+    """The store answers, but holds no such bucket, key or release."""
+
+
+class Conflict(StoreError):
+    """A compare-and-swap lost: somebody else changed the key in between."""

@@ -1,0 +1,168 @@
+"""A sharding plan: which rectangle of which table lies on which device."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.table import DIM_STEP, Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.units import format_bytes
+from neuroshard.core.value import Value, check_format, decode_json
+
+PLAN_FORMAT = 1
+
+
+class Shard(Value):
+    """A rectangle of a table, `rows` x `dim` at (`row_offset`, `column_offset`), and the device that holds it."""
+
+    table: str
+    row_offset: Annotated[int, Field(ge=0)] = 0
+    rows: Annotated[int, Field(gt=0)]
+    column_offset: Annotated[int, Field(ge=0)] = 0
+    dim: Annotated[int, Field(gt=0)]
+    device: Annotated[int, Field(ge=0)]
+
+
+class DeviceCost(Value):
+    """Predicted milliseconds of one device in a step. `forward_comm_ms` includes waiting for the slowest device."""
+
+    compute_ms: float
+    forward_comm_ms: float
+    backward_comm_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        return self.compute_ms + self.forward_comm_ms + self.backward_comm_ms
+
+
+class Baseline(Value):
+    """What another algorithm reached on the same task and cost model: its slowest device, or why it found no plan."""
+
+    algorithm: str
+    predicted_ms: float | None = None
+    error: str | None = None
+
+
+class Provenance(Value):
+    """Where a plan comes from. No clock: the same inputs give the same plan, byte for byte."""
+
+    neuroshard_version: str
+    algorithm: str
+    seed: int | None = None
+    cost_model: str | None = None  # digest of the bundle, or the name of a model without one
+    cost_model_backend: str | None = None  # synthetic, cpu, cuda: what the model's costs were measured on
+    cost_model_device: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Plan(Value):
+    """Shards that tile every table of the task exactly once and fit every device.
+
+    A Plan that exists is valid: building one checks bounds, widths, gaps, overlaps, devices and memory, and raises
+    pydantic's ValidationError that names table or device, the value and the limit. `predicted_ms[d]` is the predicted
+    cost of device `d` in milliseconds; the plan's cost is the largest.
+    """
+
+    format_version: Literal[1] = PLAN_FORMAT
+    task: ShardingTask
+    task_digest: str = ""
+    shards: tuple[Shard, ...]
+    predicted_ms: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    predicted: tuple[DeviceCost, ...] | None = None
+    baselines: tuple[Baseline, ...] = ()
+    provenance: Provenance
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_task_digest(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "task_digest" not in data and isinstance(data.get("task"), ShardingTask):
+            return {**data, "task_digest": data["task"].digest()}
+        return data
+
+    @model_validator(mode="after")
+    def _valid(self) -> Self:
+        if self.task_digest != self.task.digest():
+            raise ValueError(f"task_digest {self.task_digest[:12] or 'is missing and'}… does not match the plan's task")
+        for name, values in (("predicted_ms", self.predicted_ms), ("predicted", self.predicted)):
+            if values is not None and len(values) != self.task.devices:
+                raise ValueError(f"{name} has {len(values)} values for {self.task.devices} devices")
+        self._check_tiling()
+        self._check_memory()
+        return self
+
+    def _check_tiling(self) -> None:
+        tables = {table.name: table for table in self.task.tables}
+        shards: dict[str, list[Shard]] = {name: [] for name in tables}
+        for shard in self.shards:
+            if shard.table not in tables:
+                raise ValueError(f"a shard is of table {shard.table!r}, which is not in the task")
+            if shard.device >= self.task.devices:
+                raise ValueError(
+                    f"table {shard.table!r} has a shard on device {shard.device}, but there are {self.task.devices}"
+                )
+            if shard.dim % DIM_STEP or shard.column_offset % DIM_STEP:
+                raise ValueError(
+                    f"table {shard.table!r} has a shard of {shard.dim} columns at column {shard.column_offset}; "
+                    f"both must be multiples of {DIM_STEP}"
+                )
+            shards[shard.table].append(shard)
+        for name, table in tables.items():
+            check_tiles(table, shards[name])
+
+    def _check_memory(self) -> None:
+        for device, (used, limit) in enumerate(zip(self.memory_bytes(), self.task.device_memory_bytes, strict=True)):
+            if used > limit:
+                raise ValueError(
+                    f"device {device} needs {format_bytes(used)} of {format_bytes(limit)} "
+                    f"({used - limit:,} bytes too many); raise its memory or add devices"
+                )
+
+    def memory_bytes(self) -> tuple[int, ...]:
+        """Weights and optimizer state on each device, in bytes."""
+        tables = {table.name: table for table in self.task.tables}
+        used = [0] * self.task.devices
+        for shard in self.shards:
+            used[shard.device] += tables[shard.table].shard_bytes(shard.rows, shard.dim)
+        return tuple(used)
+
+    @property
+    def cost_ms(self) -> float | None:
+        """Predicted milliseconds of the slowest device, or None where the plan carries no prediction."""
+        return max(self.predicted_ms) if self.predicted_ms else None
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> Self:
+        """A plan from the bytes of a plan.json. Raises InvalidInput or NewerFormat in one line that names `where`."""
+        raw = check_format(decode_json(data, where), PLAN_FORMAT, where)
+        if "task_digest" not in raw:
+            raise InvalidInput(f"{where}: task_digest is missing")
+        return cls.parse(raw, where)
+
+
+def check_tiles(table: Table, shards: list[Shard]) -> None:
+    """Raise ValueError unless the shards cover the table exactly once.
+
+    Rectangles that stay inside the table, do not overlap, and have the table's area together leave no gap.
+    """
+    for shard in shards:
+        if shard.row_offset + shard.rows > table.rows or shard.column_offset + shard.dim > table.dim:
+            raise ValueError(
+                f"table {table.name!r} is {table.rows} x {table.dim}, but a shard reaches row "
+                f"{shard.row_offset + shard.rows} and column {shard.column_offset + shard.dim}"
+            )
+    ordered = sorted(shards, key=lambda s: (s.column_offset, s.row_offset))
+    for index, one in enumerate(ordered):
+        for other in ordered[index + 1 :]:
+            if other.column_offset >= one.column_offset + one.dim:
+                break
+            if other.row_offset < one.row_offset + one.rows and one.row_offset < other.row_offset + other.rows:
+                raise ValueError(
+                    f"table {table.name!r} has overlapping shards at columns {one.column_offset}-"
+                    f"{one.column_offset + one.dim} and {other.column_offset}-{other.column_offset + other.dim}"
+                )
+    covered = sum(shard.rows * shard.dim for shard in shards)
+    if covered != table.rows * table.dim:
+        raise ValueError(
+            f"table {table.name!r} has a gap: its shards cover {covered:,} of {table.rows * table.dim:,} elements"
+        )

@@ -1,0 +1,83 @@
+"""How often a batch touches the same row: the 17 reuse bins of a table, from a stated access distribution.
+
+`reuse_bins[i]` is the share of the touched rows that a batch touches (2^(i-1), 2^i] times: exactly once in bin 0, twice
+in bin 1, 3-4 times in bin 2, … more than 32,768 times in bin 16. Meta's `dlrm_datasets` (2021) come with the same bins.
+"""
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+
+REUSE_BINS = 17
+REFERENCE_BATCH_SIZE = 65536  # the batch of Meta's dlrm_datasets and of the paper
+
+
+def poisson_at_most(count: int, mean: float) -> float:
+    """P(X <= count) for a Poisson X. Exact sums for small means, Wilson-Hilferty (error < 0.002) for larger ones."""
+    if count < 0:
+        return 0.0
+    if mean < 24:
+        return math.exp(-mean) * math.fsum(math.exp(k * math.log(mean) - math.lgamma(k + 1)) for k in range(count + 1))
+    # X <= count exactly when a Gamma(count + 1) is above the mean, and a Gamma's cube root is nearly normal
+    shape = count + 1
+    z = 3 * math.sqrt(shape) * ((mean / shape) ** (1 / 3) - 1 + 1 / (9 * shape))
+    return 0.5 * math.erfc(z / math.sqrt(2))
+
+
+@lru_cache(maxsize=65536)
+def _touched_by_bin(mean: float) -> tuple[float, ...]:
+    """For a row looked up `mean` times a batch: the probability of each bin (their sum is the chance to be touched)."""
+    below = poisson_at_most(0, mean)
+    shares = []
+    for i in range(REUSE_BINS - 1):
+        at_most = poisson_at_most(2**i, mean)
+        shares.append(max(at_most - below, 0.0))
+        below = max(at_most, below)
+    return (*shares, max(1.0 - below, 0.0))
+
+
+def expected_bins(groups: Iterable[tuple[float, float]]) -> tuple[float, ...]:
+    """Reuse bins of a table whose rows come in groups of (number of rows, mean lookups of one row in a batch).
+
+    Returns 17 shares that sum to 1, or all zeros where nothing is ever looked up.
+    """
+    touched = [0.0] * REUSE_BINS
+    for rows, mean in groups:
+        if rows > 0 and mean > 0:
+            # 3 digits of the mean keep the cache small; the bins are powers of two wide
+            for i, share in enumerate(_touched_by_bin(float(f"{max(mean, 1e-12):.3g}"))):
+                touched[i] += rows * share
+    total = math.fsum(touched)
+    return tuple(t / total for t in touched) if total > 0 else (0.0,) * REUSE_BINS
+
+
+def uniform_bins(rows: int, pooling_factor: float, batch_size: int = REFERENCE_BATCH_SIZE) -> tuple[float, ...]:
+    """Reuse bins where every row is equally likely."""
+    return expected_bins([(rows, batch_size * pooling_factor / rows)])
+
+
+def zipf_bins(
+    rows: int, pooling_factor: float, exponent: float, batch_size: int = REFERENCE_BATCH_SIZE
+) -> tuple[float, ...]:
+    """Reuse bins where the k-th most popular row is looked up in proportion to k^-exponent.
+
+    Ranks are taken one by one up to 32 and then in groups a quarter wide, inside which popularity changes little.
+    """
+    groups = []
+    low = 1
+    while low <= rows:
+        high = min(rows, low if low < 32 else low + low // 4)
+        groups.append((high - low + 1, _power_mean(low, high, exponent)))
+        low = high + 1
+    mass = math.fsum(count * weight for count, weight in groups)
+    lookups = batch_size * pooling_factor
+    return expected_bins((count, lookups * weight / mass) for count, weight in groups)
+
+
+def _power_mean(low: int, high: int, exponent: float) -> float:
+    """Mean of k^-exponent over the ranks low … high, by the integral (midpoint rule at the ends)."""
+    if low == high:
+        return float(low**-exponent)
+    a, b = low - 0.5, high + 0.5
+    area = math.log(b / a) if abs(exponent - 1) < 1e-9 else (b ** (1 - exponent) - a ** (1 - exponent)) / (1 - exponent)
+    return area / (high - low + 1)

@@ -1,0 +1,126 @@
+"""An embedding table, as everything else sees it: its shape, how it is read, and what it occupies."""
+
+import math
+from typing import Annotated, Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from neuroshard.core.reuse import REFERENCE_BATCH_SIZE, REUSE_BINS, uniform_bins
+from neuroshard.core.value import Value
+
+DIM_STEP = 4  # FBGEMM's fused kernels need widths divisible by 4
+MAX_ROWS = 2**40
+MAX_DIM = 2**16
+
+# Bytes of optimizer state (a row, an element), fp32 moments; FBGEMM's row-wise Adagrad keeps one moment a row.
+OPTIMIZER_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
+ELEMENT_BYTES = {"fp32": 4, "fp16": 2}
+
+
+class Table(Value):
+    """One embedding table, or a column shard of one (the same table with a smaller `dim`).
+
+    `pooling_factor` is the mean number of lookups a sample. `reuse_bins` (see core/reuse.py) were counted on a batch of
+    `reuse_batch_size`; a table that comes without them is taken to be read uniformly. Memory counts the weights and the
+    optimizer's state, by default row-wise Adagrad's: 4 bytes a row.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=500)]
+    rows: int
+    dim: int
+    pooling_factor: float
+    reuse_bins: tuple[float, ...]
+    reuse_batch_size: Annotated[int, Field(gt=0, le=2**31)] = REFERENCE_BATCH_SIZE
+    element_bytes: int = 4
+    optimizer_bytes_per_row: Annotated[int, Field(ge=0, le=64)] = 4
+    optimizer_bytes_per_element: Annotated[int, Field(ge=0, le=64)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_uniformly_unless_said(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("reuse_bins") is not None:
+            return data
+        try:
+            rows, pooling, batch = (
+                float(data["rows"]),
+                float(data["pooling_factor"]),
+                float(data.get("reuse_batch_size", REFERENCE_BATCH_SIZE)),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return {**data, "reuse_bins": (0.0,) * REUSE_BINS}  # the field's own check has the better message
+        usable = all(map(math.isfinite, (rows, pooling, batch))) and rows >= 1 and pooling >= 0 and batch >= 1
+        bins = uniform_bins(int(rows), pooling, int(batch)) if usable else (0.0,) * REUSE_BINS
+        return {**data, "reuse_bins": bins}
+
+    @field_validator("rows")
+    @classmethod
+    def _rows(cls, rows: int) -> int:
+        if not 1 <= rows <= MAX_ROWS:
+            raise ValueError(f"must be between 1 and 2^40, not {rows}")
+        return rows
+
+    @field_validator("dim")
+    @classmethod
+    def _dim(cls, dim: int) -> int:
+        if dim < DIM_STEP or dim % DIM_STEP:
+            raise ValueError(f"must be a positive multiple of {DIM_STEP} (FBGEMM's fused kernels need it), not {dim}")
+        if dim > MAX_DIM:
+            raise ValueError(f"must be at most {MAX_DIM}, not {dim}")
+        return dim
+
+    @field_validator("pooling_factor")
+    @classmethod
+    def _pooling_factor(cls, pooling_factor: float) -> float:
+        if not 0 <= pooling_factor <= 1e9:
+            raise ValueError(f"must be between 0 and 1e9 lookups a sample, not {pooling_factor}")
+        return pooling_factor
+
+    @field_validator("element_bytes")
+    @classmethod
+    def _element_bytes(cls, element_bytes: int) -> int:
+        if element_bytes not in ELEMENT_BYTES.values():
+            raise ValueError(f"must be 4 (fp32) or 2 (fp16), not {element_bytes}")
+        return element_bytes
+
+    @field_validator("reuse_bins")
+    @classmethod
+    def _reuse_bins(cls, bins: tuple[float, ...]) -> tuple[float, ...]:
+        if len(bins) != REUSE_BINS:
+            raise ValueError(f"must be {REUSE_BINS} shares, not {len(bins)}")
+        if min(bins) < 0:
+            raise ValueError(f"must not be negative, not {min(bins)}")
+        total = math.fsum(bins)
+        if total and abs(total - 1) > 0.02:
+            raise ValueError(f"must sum to 1 (or be all 0 for a table never read), not {total:g}")
+        return tuple(b / total for b in bins) if total else bins
+
+    def with_dim(self, dim: int) -> Self:
+        """The same table cut to `dim` columns. The caller answers for the multiple of 4."""
+        return self.model_copy(update={"dim": dim})
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.rows * self.dim * self.element_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Weights and optimizer state."""
+        return self.shard_bytes(self.rows, self.dim)
+
+    def shard_bytes(self, rows: int, dim: int) -> int:
+        """What a rectangle of this table occupies. Row-wise state is kept once by every column shard."""
+        return rows * (dim * (self.element_bytes + self.optimizer_bytes_per_element) + self.optimizer_bytes_per_row)
+
+
+def check_distinct(tables: tuple[Table, ...]) -> tuple[Table, ...]:
+    """Tables of a set: at least one, no name twice. Raises ValueError."""
+    if not tables:
+        raise ValueError("the list of tables is empty")
+    first: dict[str, int] = {}
+    for index, table in enumerate(tables):
+        if table.name in first:
+            raise ValueError(
+                f"tables[{index}] and tables[{first[table.name]}] are both named {table.name!r}; names must differ"
+            )
+        first[table.name] = index
+    return tables

@@ -1,0 +1,47 @@
+"""Bytes in and out of text: `32GiB` -> 34359738368 -> `32.0 GiB`."""
+
+import math
+import re
+
+from neuroshard.core.errors import UsageError
+
+_FACTORS = {
+    "": 1,
+    "B": 1,
+    **{f"{p}iB": 1024**i for i, p in enumerate("KMGTP", 1)},
+    **{f"{p}B": 1000**i for i, p in enumerate("KMGTP", 1)},
+}
+_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_BY_LOWER = {unit.lower(): factor for unit, factor in _FACTORS.items()}
+
+
+def parse_bytes(text: str) -> int:
+    """`"32GiB"`, `"1.5 TB"` or `"34359738368"` as bytes. Raises UsageError, also for zero."""
+    match = _BYTES.fullmatch(text)
+    factor = _BY_LOWER.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise UsageError(f"{text!r} is not an amount of memory; write bytes or a unit, as in 32GiB or 80GB")
+    value = float(match.group(1)) * factor
+    if not math.isfinite(value) or value < 1 or value > 2**63:
+        raise UsageError(f"{text!r} is not a usable amount of memory; write at least one byte, as in 32GiB")
+    return int(value)
+
+
+def parse_memory(text: str, devices: int) -> tuple[int, ...]:
+    """`--memory`: one amount for all devices, or one per device separated by commas. Returns `devices` numbers of bytes."""
+    amounts = tuple(parse_bytes(part) for part in text.split(","))
+    if len(amounts) == 1:
+        return amounts * devices
+    if len(amounts) != devices:
+        raise UsageError(f"--memory lists {len(amounts)} amounts for {devices} devices; give one, or one per device")
+    return amounts
+
+
+def format_bytes(count: float) -> str:
+    """`1536` -> `1.5 KiB`. Binary units, one decimal."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")

@@ -1,0 +1,91 @@
+"""What every data type shares: frozen, checked once, read from and written to JSON with errors of one line."""
+
+import hashlib
+import json
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from neuroshard.core.errors import InvalidInput, NewerFormat
+
+
+class Value(BaseModel):
+    """A frozen pydantic model. Unknown keys are ignored, so that files may carry more than we read."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    @classmethod
+    def parse(cls, data: Any, where: str) -> Self:
+        """`data` (decoded JSON) as a value. Raises InvalidInput in one line that starts with `where`."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise InvalidInput(f"{where}: {explain(error)}") from None
+
+    def canonical_json(self) -> bytes:
+        """The same value always gives the same bytes: sorted keys, no spaces, UTF-8."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    def digest(self) -> str:
+        """sha256 of the canonical JSON, as 64 hex digits."""
+        return sha256(self.canonical_json())
+
+
+def canonical_json(data: Any) -> bytes:
+    """JSON with sorted keys and no spaces. NaN and infinities are refused (ValueError): they are not JSON."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def decode_json(data: bytes, where: str) -> Any:
+    """Bytes of a JSON file as Python values. Raises InvalidInput that names `where` and the place of the fault."""
+    try:
+        return json.loads(data)
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{where}: not UTF-8 text (byte {error.start}); is it a JSON file?") from None
+    except json.JSONDecodeError as error:
+        end = "; the file is cut off" if error.pos >= len(error.doc.rstrip()) else ""
+        raise InvalidInput(f"{where}: not JSON: {error.msg} at line {error.lineno} column {error.colno}{end}") from None
+    except RecursionError:
+        raise InvalidInput(f"{where}: not usable JSON: nested too deep") from None
+    except ValueError as error:  # an integer of more digits than Python converts
+        raise InvalidInput(f"{where}: not usable JSON: {error}") from None
+
+
+def check_format(data: Any, newest: int, where: str) -> dict[str, Any]:
+    """`data` as a JSON object whose `format_version` (1 if absent) we can read. Raises NewerFormat, InvalidInput."""
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{where}: expected a JSON object, found {type(data).__name__}")
+    version = data.get("format_version", 1)
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise InvalidInput(f"{where}: format_version is {shown(version)}, not a positive whole number")
+    if version > newest:
+        raise NewerFormat(
+            f"{where}: format_version {version} is from a newer neuroshard; this one reads up to {newest}: upgrade it"
+        )
+    return data
+
+
+def explain(error: ValidationError) -> str:
+    """The first fault of a pydantic error as one line: `tables[3].dim: must be a multiple of 4, not 6`."""
+    fault = error.errors(include_url=False)[0]
+    place = ""
+    for step in fault["loc"]:
+        place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else str(step)
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "missing":
+        message = "is missing"
+    elif fault["type"] != "value_error":  # our own rules already carry the value
+        message = f"{message[:1].lower()}{message[1:]}, not {shown(fault['input'])}"
+    more = error.error_count() - 1
+    suffix = f" (and {more} more)" if more else ""
+    return f"{place}: {message}{suffix}" if place else f"{message}{suffix}"
+
+
+def shown(value: Any, limit: int = 60) -> str:
+    """repr of a value, cut to `limit` characters, without line breaks."""
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,0 +1,71 @@
+"""What a search asks of a cost model. Any object with these methods is one: trained nets, a formula, a table of costs.
+
+A device's compute cost is a function of the *sum* of its tables' vectors, so placing a table is one vector addition.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuroshard.core.table import Table
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class CostModel(Protocol):
+    """Predicted milliseconds on the hardware that the model was made for. `D` is the number of devices."""
+
+    @property
+    def name(self) -> str:
+        """Digest of the bundle, or a name, for provenance."""
+
+    @property
+    def backend(self) -> str:
+        """What its costs were measured on: synthetic, cpu or cuda."""
+
+    @property
+    def device_name(self) -> str:
+        """The hardware, as people call it."""
+
+    @property
+    def batch_size(self) -> int:
+        """Global batch size that the costs are for."""
+
+    @property
+    def max_dim(self) -> int:
+        """Widest shard that was measured; wider ones are extrapolated."""
+
+    @property
+    def device_counts(self) -> tuple[int, ...]:
+        """Numbers of devices whose exchange it can predict; empty where it can predict any."""
+
+    def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
+        """Vector of each table cut to dims[i] columns: (len(tables),) tables and dims -> (len(tables), K)."""
+
+    def compute_ms(self, vector_sums: Floats) -> Floats:
+        """Forward + backward ms of devices from the sums of their tables' vectors: (…, K) -> (…)."""
+
+    def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
+        """Forward exchange ms a device, waiting included: two (…, D) -> (…, D)."""
+
+    def backward_comm_ms(self, device_dims: Floats) -> Floats:
+        """Backward exchange ms a device: (…, D) -> (…, D)."""
+
+
+def device_costs(model: CostModel, vector_sums: Floats, device_dims: Floats) -> tuple[Floats, Floats, Floats]:
+    """Compute, forward exchange and backward exchange ms of every device: (…, D, K) and (…, D) -> three (…, D).
+
+    An empty device computes nothing. A device enters the forward exchange when its backward exchange of the step before and
+    its compute are done, so its start delay is how much later that is than on the first device (as in the paper). One
+    device alone exchanges nothing.
+    """
+    compute = np.where(device_dims > 0, model.compute_ms(vector_sums), 0.0)
+    if device_dims.shape[-1] == 1:
+        return compute, np.zeros_like(compute), np.zeros_like(compute)
+    backward = model.backward_comm_ms(device_dims)
+    ready = compute + backward
+    forward = model.forward_comm_ms(device_dims, ready - ready.min(axis=-1, keepdims=True))
+    return compute, forward, backward

@@ -1,0 +1,170 @@
+"""The folder that `augment` writes and `measure` reads: cases.json, compute.parquet, comm.parquet.
+
+A compute case is a row of lists, one entry a table: name, rows, dim, pooling_factor. Everything else of a table (reuse
+bins, bytes) is that of the base table with this name in cases.json, which is written last: a folder without it is unfinished.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.table import Table
+from neuroshard.core.value import Value, check_format, decode_json, explain
+from neuroshard.files.disk import read_bytes, write_bytes, writing
+
+_Case = TypeVar("_Case", ComputeCase, CommCase)
+
+COMPUTE_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
+    ("case_id", pa.string()),
+    ("split", pa.string()),
+    ("table", pa.list_(pa.string())),
+    ("rows", pa.list_(pa.int64())),
+    ("dim", pa.list_(pa.int32())),
+    ("pooling_factor", pa.list_(pa.float64())),
+]
+COMM_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
+    ("case_id", pa.string()),
+    ("split", pa.string()),
+    ("device_dims", pa.list_(pa.int32())),
+    ("start_delays_ms", pa.list_(pa.float64())),
+]
+
+
+class CasesManifest(Value):
+    """cases.json: what the Parquet files beside it hold."""
+
+    format_version: Literal[1] = 1
+    tables: tuple[Table, ...]
+    compute_cases: int
+    comm_cases: int
+    max_dim: int
+    seed: int
+
+
+def write_cases(folder: Path, cases: Cases) -> None:
+    """Write a case set. cases.json comes last, so that a cut-off run leaves no folder that looks whole."""
+    (folder / "cases.json").unlink(missing_ok=True)
+    write_rows(folder / "compute.parquet", [compute_case_row(c) for c in cases.compute], COMPUTE_CASE_FIELDS)
+    write_rows(folder / "comm.parquet", [comm_case_row(c) for c in cases.comm], COMM_CASE_FIELDS)
+    manifest = CasesManifest(
+        tables=cases.tables,
+        compute_cases=len(cases.compute),
+        comm_cases=len(cases.comm),
+        max_dim=cases.max_dim,
+        seed=cases.seed,
+    )
+    write_bytes(folder / "cases.json", manifest.canonical_json())
+
+
+def read_cases(folder: Path) -> Cases:
+    """Read a case set. Raises InvalidInput that names the file, and the row where one is at fault."""
+    path = folder / "cases.json"
+    if not path.exists():
+        raise InvalidInput(
+            f"{folder}: no cases.json here; make cases with `neuroshard augment tables.json -o {folder}`"
+        )
+    manifest = CasesManifest.parse(check_format(decode_json(read_bytes(path), str(path)), 1, str(path)), str(path))
+    base = {table.name: table for table in manifest.tables}
+    compute_path, comm_path = folder / "compute.parquet", folder / "comm.parquet"
+    compute = [
+        compute_case_from_row(row, base, f"{compute_path} row {index}")
+        for index, row in enumerate(read_rows(compute_path, COMPUTE_CASE_FIELDS))
+    ]
+    comm = [
+        comm_case_from_row(row, f"{comm_path} row {index}")
+        for index, row in enumerate(read_rows(comm_path, COMM_CASE_FIELDS))
+    ]
+    if (len(compute), len(comm)) != (manifest.compute_cases, manifest.comm_cases):
+        raise InvalidInput(
+            f"{path}: says {manifest.compute_cases} compute and {manifest.comm_cases} comm cases, but the Parquet files "
+            f"hold {len(compute)} and {len(comm)}; make the cases again"
+        )
+    return Cases(
+        tables=manifest.tables, compute=tuple(compute), comm=tuple(comm), max_dim=manifest.max_dim, seed=manifest.seed
+    )
+
+
+def compute_case_row(case: ComputeCase) -> dict[str, Any]:
+    return {
+        "case_id": case.case_id,
+        "split": case.split,
+        "table": [t.name for t in case.tables],
+        "rows": [t.rows for t in case.tables],
+        "dim": [t.dim for t in case.tables],
+        "pooling_factor": [t.pooling_factor for t in case.tables],
+    }
+
+
+def comm_case_row(case: CommCase) -> dict[str, Any]:
+    return {
+        "case_id": case.case_id,
+        "split": case.split,
+        "device_dims": list(case.device_dims),
+        "start_delays_ms": list(case.start_delays_ms),
+    }
+
+
+def compute_case_from_row(row: Mapping[str, Any], base: Mapping[str, Table], where: str) -> ComputeCase:
+    """A row of lists as a ComputeCase; `base` gives what the row does not say. Raises InvalidInput."""
+    try:
+        columns = (row["table"], row["rows"], row["dim"], row["pooling_factor"])
+        tables = [
+            # the base table is valid and a shape takes nothing from the rules but these three, checked below
+            base[name].model_copy(update={"rows": rows, "dim": dim, "pooling_factor": pooling})
+            for name, rows, dim, pooling in zip(*columns, strict=True)
+        ]
+        for table in tables:
+            if table.rows < 1 or table.dim < 4 or table.dim % 4 or not 0 <= table.pooling_factor <= 1e9:
+                raise InvalidInput(
+                    f"{where}: table {table.name!r} has {table.rows} rows, dim {table.dim}, pooling {table.pooling_factor}"
+                )
+        case = ComputeCase(tables=tuple(tables), split=row["split"])
+    except KeyError as error:
+        raise InvalidInput(f"{where}: table {error} is not among the base tables") from None
+    except ValidationError as error:
+        raise InvalidInput(f"{where}: {explain(error)}") from None
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{where}: {error}") from None
+    return check_case_id(case, row, where)
+
+
+def comm_case_from_row(row: Mapping[str, Any], where: str) -> CommCase:
+    """A row as a CommCase. Raises InvalidInput."""
+    return check_case_id(CommCase.parse(row, where), row, where)
+
+
+def check_case_id(case: _Case, row: Mapping[str, Any], where: str) -> _Case:
+    """`case`, if the id that the row says is its own. Raises InvalidInput."""
+    if case.case_id != row["case_id"]:
+        raise InvalidInput(f"{where}: case_id {row['case_id']!r} does not match its contents ({case.case_id})")
+    return case
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], fields: list[tuple[str, pa.DataType]]) -> None:
+    """Rows as one Parquet file, whole or not at all."""
+    with writing(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(list(rows), schema=pa.schema(fields)), temporary)
+
+
+def read_rows(path: Path, fields: list[tuple[str, pa.DataType]]) -> list[dict[str, Any]]:
+    """Rows of a Parquet file. Raises InvalidInput where it is missing, truncated, not Parquet, or lacks a column."""
+    if not path.exists():
+        raise InvalidInput(f"{path}: no such file")
+    try:
+        table = pq.read_table(path, schema=None, memory_map=False, partitioning=None)
+    except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InvalidInput(f"{path}: not a whole Parquet file ({first[:120]}); make it again") from None
+    for name, kind in fields:
+        if name not in table.column_names:
+            raise InvalidInput(f"{path}: column {name!r} is missing")
+        if table.schema.field(name).type != kind:
+            raise InvalidInput(f"{path}: column {name!r} is {table.schema.field(name).type}, expected {kind}")
+    rows: list[dict[str, Any]] = table.select([name for name, _ in fields]).to_pylist()
+    return rows

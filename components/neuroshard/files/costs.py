@@ -1,0 +1,164 @@
+"""The folder that `measure` fills and `pretrain` reads: costs.json and numbered Parquet parts.
+
+costs.json holds the bench and the base tables and is written first. Each part holds whole rows, a case beside its cost, and
+appears by rename: a run killed at any moment leaves only whole parts, and the next one measures what they do not hold.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import pyarrow as pa
+
+from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.cost import Bench, CommCost, ComputeCost, Costs
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.table import Table
+from neuroshard.core.value import Value, check_format, decode_json
+from neuroshard.files.cases import (
+    COMM_CASE_FIELDS,
+    COMPUTE_CASE_FIELDS,
+    comm_case_from_row,
+    comm_case_row,
+    compute_case_from_row,
+    compute_case_row,
+    read_rows,
+    write_rows,
+)
+from neuroshard.files.disk import read_bytes, write_bytes
+
+COMPUTE_FIELDS = [
+    *COMPUTE_CASE_FIELDS,
+    ("round", pa.int32()),
+    ("forward_ms", pa.float64()),
+    ("backward_ms", pa.float64()),
+    ("forward_spread_ms", pa.float64()),
+    ("backward_spread_ms", pa.float64()),
+    ("error", pa.string()),
+]
+COMM_FIELDS = [
+    *COMM_CASE_FIELDS,
+    ("round", pa.int32()),
+    ("forward_ms", pa.list_(pa.float64())),
+    ("backward_ms", pa.list_(pa.float64())),
+    ("forward_spread_ms", pa.list_(pa.float64())),
+    ("backward_spread_ms", pa.list_(pa.float64())),
+    ("error", pa.string()),
+]
+
+
+class CostsManifest(Value):
+    """costs.json: where the costs were measured, and the base tables of their cases."""
+
+    format_version: Literal[1] = 1
+    bench: Bench
+    tables: tuple[Table, ...]
+
+
+class CostWriter:
+    """Appends costs to a folder, part by part. `done` holds the (case_id, round) pairs that are already on disk.
+
+    Opening a folder that another bench has begun raises InvalidInput: costs of two benches are never mixed.
+    """
+
+    def __init__(self, folder: Path, bench: Bench, tables: tuple[Table, ...]) -> None:
+        self.folder = folder
+        self.manifest = CostsManifest(bench=bench, tables=tables)
+        self.rows: dict[str, list[dict[str, Any]]] = {"compute": [], "comm": []}
+        self.done: dict[str, set[tuple[str, int]]] = {"compute": set(), "comm": set()}
+        path = folder / "costs.json"
+        if path.exists():
+            begun = read_manifest(folder)
+            if begun.bench != bench:
+                raise InvalidInput(
+                    f"{path}: was measured on another bench ({_difference(begun.bench, bench)}); give another -o"
+                )
+            if begun.tables != tables:
+                raise InvalidInput(f"{path}: was measured for other tables; give another -o")
+            for kind, fields in (("compute", COMPUTE_FIELDS), ("comm", COMM_FIELDS)):
+                self.done[kind] = {
+                    (row["case_id"], row["round"]) for part in _parts(folder, kind) for row in read_rows(part, fields)
+                }
+        else:
+            write_bytes(path, self.manifest.canonical_json())
+
+    def add_compute(self, case: ComputeCase, cost: ComputeCost) -> None:
+        self._add("compute", {**compute_case_row(case), **cost.model_dump(mode="json", exclude={"case_id"})})
+
+    def add_comm(self, case: CommCase, cost: CommCost) -> None:
+        self._add("comm", {**comm_case_row(case), **cost.model_dump(mode="json", exclude={"case_id"})})
+
+    def _add(self, kind: str, row: dict[str, Any]) -> None:
+        key = (row["case_id"], row["round"])
+        if key not in self.done[kind]:
+            self.done[kind].add(key)
+            self.rows[kind].append(row)
+
+    def flush(self) -> None:
+        """Put what was added since the last flush on disk, as one new part of each kind."""
+        for kind, fields in (("compute", COMPUTE_FIELDS), ("comm", COMM_FIELDS)):
+            if self.rows[kind]:
+                parts = _parts(self.folder, kind)
+                number = int(parts[-1].stem.rpartition("-")[2]) + 1 if parts else 0
+                write_rows(self.folder / f"{kind}-{number:05d}.parquet", self.rows[kind], fields)
+                self.rows[kind] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.flush()
+
+
+def read_manifest(folder: Path) -> CostsManifest:
+    """costs.json alone. Raises InvalidInput."""
+    path = folder / "costs.json"
+    if not path.exists():
+        raise InvalidInput(f"{folder}: no costs.json here; measure with `neuroshard measure cases/ -o {folder}`")
+    return CostsManifest.parse(check_format(decode_json(read_bytes(path), str(path)), 1, str(path)), str(path))
+
+
+def read_costs(folder: Path) -> Costs:
+    """A whole cost set, errors included. Raises InvalidInput that names file and row; also where a row occurs twice."""
+    manifest = read_manifest(folder)
+    base = {table.name: table for table in manifest.tables}
+    compute: list[tuple[ComputeCase, ComputeCost]] = []
+    comm: list[tuple[CommCase, CommCost]] = []
+    seen: set[tuple[str, int]] = set()
+    for row, where in _rows(folder, "compute", COMPUTE_FIELDS, seen):
+        compute.append((compute_case_from_row(row, base, where), ComputeCost.parse(row, where)))
+    for row, where in _rows(folder, "comm", COMM_FIELDS, seen):
+        spreads = {name: row[name] or () for name in ("forward_spread_ms", "backward_spread_ms")}
+        comm.append((comm_case_from_row(row, where), CommCost.parse({**row, **spreads}, where)))
+    return Costs(bench=manifest.bench, compute=tuple(compute), comm=tuple(comm))
+
+
+def _rows(
+    folder: Path, kind: str, fields: list[tuple[str, pa.DataType]], seen: set[tuple[str, int]]
+) -> list[tuple[Mapping[str, Any], str]]:
+    rows: list[tuple[Mapping[str, Any], str]] = []
+    for part in _parts(folder, kind):
+        for index, row in enumerate(read_rows(part, fields)):
+            where = f"{part} row {index}"
+            key = (row["case_id"], row["round"])
+            if key in seen:
+                raise InvalidInput(f"{where}: case {row['case_id']} round {row['round']} occurs twice")
+            seen.add(key)
+            rows.append((row, where))
+    return rows
+
+
+def _parts(folder: Path, kind: str) -> list[Path]:
+    return sorted(folder.glob(f"{kind}-[0-9][0-9][0-9][0-9][0-9].parquet"))
+
+
+def _difference(one: Bench, other: Bench) -> str:
+    """The first field in which two benches differ, with both values."""
+    for name in Bench.model_fields:
+        before, now = getattr(one, name), getattr(other, name)
+        if before != now:
+            return f"{name}: {before!s:.80} there, {now!s:.80} now"
+    return "no difference"

@@ -1,0 +1,62 @@
+"""The edge of the disk: whole files or nothing, and errors of one line."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from neuroshard.core.errors import InvalidInput, NeuroshardError
+
+MAX_JSON_BYTES = 256 * 2**20
+
+
+@contextmanager
+def disk_errors(path: Path, doing: str) -> Iterator[None]:
+    """Turn an OSError (disk full, no permission, is a directory) into one line that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise NeuroshardError(f"{path}: cannot {doing}: {error.strerror or error}") from None
+
+
+def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """The whole file. Raises InvalidInput where it is missing or larger than `max_bytes`."""
+    if not path.exists():
+        raise InvalidInput(f"{path}: no such file")
+    with disk_errors(path, "read it"):
+        if path.stat().st_size > max_bytes:
+            raise InvalidInput(
+                f"{path}: {path.stat().st_size:,} bytes, more than the {max_bytes:,} that such a file may have"
+            )
+        return path.read_bytes()
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write the file whole or not at all: a temporary file beside it, fsync, rename."""
+    with writing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`; at the end of the block it is flushed and renamed to `path`, on an error removed."""
+    with disk_errors(path, "write it"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.chmod(0o666 & ~_umask())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,43 @@
+"""tables.json: the list of tables that users write by hand. `{"tables": [{"name", "rows", "dim", "pooling_factor", …}]}`."""
+
+from pathlib import Path
+from typing import Any
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.table import Table, check_distinct
+from neuroshard.core.value import canonical_json, check_format, decode_json, shown
+from neuroshard.files.disk import read_bytes, write_bytes
+
+TABLES_FORMAT = 1
+
+
+def read_tables(path: Path) -> tuple[tuple[Table, ...], tuple[str, ...]]:
+    """The tables of a tables.json, and notes on what was ignored. Raises InvalidInput in one line."""
+    where = str(path)
+    raw = check_format(decode_json(read_bytes(path), where), TABLES_FORMAT, where)
+    if not isinstance(raw.get("tables"), list):
+        raise InvalidInput(f'{where}: expected {{"tables": [...]}}, found tables = {shown(raw.get("tables"))}')
+    tables = tuple(parse_table(entry, f"{where}: tables[{index}]") for index, entry in enumerate(raw["tables"]))
+    try:
+        check_distinct(tables)
+    except ValueError as error:
+        raise InvalidInput(f"{where}: {error}") from None
+    unknown = sorted({key for entry in raw["tables"] for key in entry} - Table.model_fields.keys())
+    unknown_top = sorted(raw.keys() - {"tables", "format_version"})
+    notes = [f"{where}: ignored unknown keys of tables: {', '.join(unknown)}"] if unknown else []
+    notes += [f"{where}: ignored unknown keys: {', '.join(unknown_top)}"] if unknown_top else []
+    return tables, tuple(notes)
+
+
+def parse_table(entry: Any, where: str) -> Table:
+    """One entry of the list as a Table. Raises InvalidInput that says which table by place and name."""
+    if not isinstance(entry, dict):
+        raise InvalidInput(f"{where}: expected an object with name, rows, dim, pooling_factor, found {shown(entry)}")
+    name = entry.get("name")
+    return Table.parse(entry, f"{where} ({name})" if isinstance(name, str) and name else where)
+
+
+def write_tables(path: Path, tables: tuple[Table, ...]) -> None:
+    """Write tables.json, whole or not at all."""
+    data = {"format_version": TABLES_FORMAT, "tables": [table.model_dump(mode="json") for table in tables]}
+    write_bytes(path, canonical_json(data))

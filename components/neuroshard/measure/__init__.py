@@ -1,0 +1,1 @@
+"""Room 2: cases -> costs, on the synthetic formula, this machine's CPU, or its GPUs."""

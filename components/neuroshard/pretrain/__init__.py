@@ -1,0 +1,1 @@
+"""Room 3: costs -> a cost model, and how far it can be trusted."""

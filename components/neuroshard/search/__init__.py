@@ -1,0 +1,1 @@
+"""Room 4: sharding task + cost model -> plan."""
