@@ -71,7 +71,9 @@ class _Rich:
         self.task = self.columns.add_task(what, total=total, figure="")
 
     def advance(self, steps: float = 1, figure: str = "") -> None:
-        self.columns.update(self.task, advance=steps, **({"figure": figure} if figure else {}))
+        self.columns.update(self.task, advance=steps)
+        if figure:
+            self.columns.update(self.task, figure=figure)
 
 
 @contextmanager

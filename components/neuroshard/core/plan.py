@@ -10,7 +10,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value, check_format, decode_json
 
-PLAN_FORMAT = 1
+PLAN_FORMAT: Literal[1] = 1
 
 
 class Shard(Value):

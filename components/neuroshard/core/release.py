@@ -6,7 +6,7 @@ from pydantic import Field
 
 from neuroshard.core.value import Value
 
-RELEASE_FORMAT = 1
+RELEASE_FORMAT: Literal[1] = 1
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
