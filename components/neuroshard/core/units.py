@@ -45,3 +45,23 @@ def format_bytes(count: float) -> str:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError("unreachable")
+
+
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|)\s*")
+
+
+def parse_duration(text: str) -> float:
+    """`"3m"`, `"90s"`, `"1.5h"` or `"90"` (seconds) as seconds. Raises UsageError, also for zero."""
+    match = _DURATION.fullmatch(text)
+    seconds = float(match.group(1)) * {"": 1, "s": 1, "m": 60, "h": 3600}[match.group(2)] if match else 0.0
+    if not 0 < seconds < 1e9:
+        raise UsageError(f"{text!r} is not a usable length of time; write seconds or a unit, as in 90s, 3m or 1h")
+    return seconds
+
+
+def parse_counts(text: str, option: str) -> tuple[int, ...]:
+    """`"4"` or `"2,4,8"` as whole numbers above zero. Raises UsageError that names the option."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 2**31 for part in parts):
+        raise UsageError(f"{option} {text!r} is not a number, or several separated by commas, as in 4 or 2,4,8")
+    return tuple(int(part) for part in parts)

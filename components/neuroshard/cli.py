@@ -1,0 +1,303 @@
+"""The command line: one command, `neuroshard`, one subcommand a room.
+
+Errors end in one line on stderr and exit code 1 (the world: a broken file, a store that denies) or 2 (usage). Rooms are
+imported when their subcommand runs, so that `--help` and `show` answer at once.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from neuroshard import __version__
+from neuroshard.core.errors import NeuroshardError, UsageError
+from neuroshard.core.units import format_bytes, parse_bytes, parse_counts, parse_duration, parse_memory
+
+app = typer.Typer(
+    name="neuroshard",
+    help='Sharding plans for embedding tables: pre-train cost models, and search ("neuroshard COMMAND --help").',
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Seed = Annotated[int, typer.Option(help="Seed of everything that is left to chance.", min=0, max=2**31 - 1)]
+Memory = Annotated[
+    str, typer.Option(help="Memory a device: bytes or a unit (32GiB); one, or one per device, by commas.")
+]
+StoreUrl = Annotated[str, typer.Option("--store", help="s3://bucket/prefix, or a folder.")]
+ModelName = Annotated[str, typer.Option("--name", help="The model whose plans these are, as in ads-ranker.")]
+
+
+def _out(kind: str) -> Any:
+    return typer.Option("-o", "--out", help=f"{kind} to write.")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"neuroshard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def command(example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a subcommand whose --help ends with `example`."""
+    return app.command(epilog=f"Example:  {example}")
+
+
+def note(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(f"note: {line}", err=True)
+
+
+@command("neuroshard tables --preset mlperf-dlrm-dcnv2 -o tables.json")
+def tables(
+    out: Annotated[Path, _out("tables.json")],
+    preset: Annotated[str | None, typer.Option(help="A built-in table set.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="JSON, CSV, Parquet, or a .pt/.pt.gz of Meta's dlrm_datasets.")
+    ] = None,
+    access: Annotated[
+        str, typer.Option(help="How rows are looked up where the file does not say: uniform or zipf:EXPONENT.")
+    ] = "uniform",
+    dtype: Annotated[str, typer.Option(help="Element type where the file does not say: fp32 or fp16.")] = "fp32",
+    optimizer: Annotated[
+        str, typer.Option(help="Whose state memory counts: sgd, rowwise_adagrad, adagrad or adam.")
+    ] = "rowwise_adagrad",
+    dim: Annotated[int, typer.Option(help="Columns of the tables of a dlrm_datasets file, which has none.")] = 128,
+    traces: Annotated[Path | None, typer.Option(help="Also write the file's own lookups here (dlrm_datasets).")] = None,
+) -> None:
+    """Make a tables.json from a preset or from a file of yours."""
+    from neuroshard.files.import_tables import import_tables
+    from neuroshard.files.presets import preset as preset_tables
+    from neuroshard.files.tables import write_tables
+    from neuroshard.files.traces import write_traces
+
+    if (preset is None) == (source is None):
+        raise UsageError("give one of --preset NAME and --from FILE")
+    if preset is not None:
+        if traces is not None:
+            raise UsageError("a preset has no lookups of its own to write to --traces; use --from a dlrm_datasets file")
+        made, notes = preset_tables(preset, optimizer=optimizer, dtype=dtype, access=access), ()
+    else:
+        assert source is not None
+        imported = import_tables(source, access=access, dtype=dtype, optimizer=optimizer, dim=dim)
+        made, notes = imported.tables, imported.notes
+        if traces is not None:
+            if imported.traces is None:
+                raise UsageError(f"{source} holds no lookups to write to --traces; only dlrm_datasets files do")
+            write_traces(traces, imported.traces)
+    write_tables(out, made)
+    note(notes)
+    total = sum(table.memory_bytes for table in made)
+    typer.echo(f"{out}: {len(made)} tables, {format_bytes(total)} with optimizer state")
+
+
+@command("neuroshard augment tables.json --compute-cases 2000 --comm-cases 400 --devices 4 --memory 32GiB -o cases/")
+def augment(
+    tables_json: Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")],
+    out: Annotated[Path, _out("Folder of cases")],
+    devices: Annotated[str, typer.Option(help="Numbers of devices whose exchange to measure: 4, or 2,4,8.")],
+    memory: Annotated[str, typer.Option(help="Memory of a device: bytes or a unit (32GiB).")],
+    compute_cases: Annotated[int, typer.Option(min=1, help="Table sets to measure on one device.")] = 2000,
+    comm_cases: Annotated[int, typer.Option(min=0, help="Exchanges to measure, over all numbers of devices.")] = 400,
+    max_dim: Annotated[int | None, typer.Option(help="Widest shard to measure [default: 128].")] = None,
+    max_tables: Annotated[int, typer.Option(min=1, help="Most tables in a set.")] = 15,
+    max_delay: Annotated[float, typer.Option(min=0, help="Latest start of a device in an exchange, in ms.")] = 20.0,
+    test_share: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Share of tables kept from training, to test on.")
+    ] = 0.2,
+    seed: Seed = 0,
+) -> None:
+    """Draw the cases to measure: random table sets, and random placements from balanced to lopsided."""
+    from neuroshard.augment.run import run
+
+    cases = run(
+        tables_json,
+        out,
+        compute_cases=compute_cases,
+        comm_cases=comm_cases,
+        devices=parse_counts(devices, "--devices"),
+        memory_bytes=parse_bytes(memory),
+        max_dim=max_dim,
+        max_tables=max_tables,
+        max_delay_ms=max_delay,
+        test_share=test_share,
+        seed=seed,
+    )
+    typer.echo(f"{out}: {len(cases.compute)} compute cases, {len(cases.comm)} exchange cases")
+
+
+@command("neuroshard measure cases/ --backend cpu --batch-size 512 --budget 3m -o costs/")
+def measure(
+    cases: Annotated[Path, typer.Argument(help="Folder that `neuroshard augment` wrote.")],
+    out: Annotated[Path, _out("Folder of costs; one that a cut-off run left is continued")],
+    backend: Annotated[str, typer.Option(help="synthetic (a formula), cpu (FBGEMM + gloo) or cuda (FBGEMM + NCCL).")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples a step over all devices.")] = 65536,
+    budget: Annotated[
+        str | None, typer.Option(help="Stop after this long: 90s, 3m, 1h [default: when all is done].")
+    ] = None,
+    optimizer: Annotated[
+        str, typer.Option(help="Fused into backward: sgd, rowwise_adagrad or adagrad.")
+    ] = "rowwise_adagrad",
+    warmup: Annotated[int | None, typer.Option(min=0, help="Repeats thrown away first.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Repeats whose median counts.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads a device may use (cpu).")] = 1,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Weights at most: larger tables are measured with fewer rows.")
+    ] = None,
+    traces: Annotated[
+        Path | None, typer.Option(help="Real lookups, as `neuroshard tables --traces` wrote them.")
+    ] = None,
+    timeout: Annotated[str, typer.Option(help="A case that takes longer is given up, its worker replaced.")] = "60s",
+    seed: Seed = 0,
+) -> None:
+    """Measure what the cases cost on this machine. Started again, it goes on where it stopped."""
+    from neuroshard.measure.run import run
+
+    chosen = {name: value for name, value in {"warmup": warmup, "repeats": repeats}.items() if value is not None}
+    summary = run(
+        cases,
+        out,
+        backend=backend,
+        batch_size=batch_size,
+        budget_seconds=None if budget is None else parse_duration(budget),
+        optimizer=optimizer,
+        threads=threads,
+        memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
+        traces=traces,
+        timeout_seconds=parse_duration(timeout),
+        seed=seed,
+        **chosen,
+    )
+    typer.echo(f"{out}: {summary}")
+
+
+@command("neuroshard pretrain costs/ -o model/")
+def pretrain(
+    costs: Annotated[Path, typer.Argument(help="Folder that `neuroshard measure` wrote.")],
+    out: Annotated[Path, _out("Folder of the cost model")],
+    epochs: Annotated[int | None, typer.Option(min=1, help="Most passes over the data; it stops early.")] = None,
+    seed: Seed = 0,
+) -> None:
+    """Train the cost models, and tell their error on sets and on tables that they never saw."""
+    from neuroshard.pretrain.run import run
+
+    model = run(costs, out, seed=seed, **({} if epochs is None else {"epochs": epochs}))
+    typer.echo(model.report.text())
+    typer.echo(f"{out}: cost model {model.name[:12]}, measured on {model.backend} ({model.device_name})")
+
+
+@command("neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json")
+def search(
+    tables_json: Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")],
+    model: Annotated[Path, typer.Option(help="Cost model that `neuroshard pretrain` wrote.")],
+    devices: Annotated[int, typer.Option(min=1, max=4096, help="Number of devices.")],
+    memory: Memory,
+    out: Annotated[Path, _out("plan.json")],
+    algorithm: Annotated[
+        str, typer.Option(help="neuroshard, paper, random, size, dim, lookup or size-lookup.")
+    ] = "neuroshard",
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a step [default: the cost model's].")] = None,
+    seed: Seed = 0,
+) -> None:
+    """Search the plan whose slowest device is fastest, by the cost model."""
+    from neuroshard.report.text import plan_text
+    from neuroshard.search.run import run
+
+    plan = run(
+        tables_json,
+        model,
+        out,
+        devices=devices,
+        memory_bytes=parse_memory(memory, devices),
+        batch_size=batch_size,
+        algorithm=algorithm,
+        seed=seed,
+    )
+    typer.echo(plan_text(plan))
+    typer.echo(f"{out}: written")
+
+
+@command("neuroshard show plan.json")
+def show(plan: Annotated[Path, typer.Argument(help="plan.json")]) -> None:
+    """Show a plan: cost against the baselines, and every device's cost and memory."""
+    from neuroshard.files.plan import read_plan
+    from neuroshard.report.text import plan_text
+
+    typer.echo(plan_text(read_plan(plan)))
+
+
+@command("neuroshard deploy plan.json --store s3://bucket/prefix --name ads-ranker")
+def deploy(
+    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    store: StoreUrl,
+    name: ModelName,
+    single_writer: Annotated[
+        bool, typer.Option(help="Nobody else deploys: accept a store that ignores conditional writes.")
+    ] = False,
+) -> None:
+    """Publish a plan under its digest, then make it the live one."""
+    from neuroshard.deploy.run import run
+
+    release = run(plan, store, name, single_writer=single_writer)
+    typer.echo(f"{store}: {name} release {release.number} is live, plan {release.plan_digest[:12]}")
+
+
+@command("neuroshard releases --store s3://bucket/prefix --name ads-ranker")
+def releases(store: StoreUrl, name: ModelName) -> None:
+    """List a model's releases, newest first."""
+    from neuroshard.deploy.run import releases as list_releases
+    from neuroshard.report.text import releases_text
+    from neuroshard.store.open import open_store
+
+    typer.echo(releases_text(list_releases(open_store(store), name)))
+
+
+@command("neuroshard rollback --store s3://bucket/prefix --name ads-ranker")
+def rollback(
+    store: StoreUrl,
+    name: ModelName,
+    single_writer: Annotated[
+        bool, typer.Option(help="Nobody else deploys: accept a store that ignores conditional writes.")
+    ] = False,
+) -> None:
+    """Make the plan before the live one live again."""
+    from neuroshard.deploy.run import run_rollback
+
+    release = run_rollback(store, name, single_writer=single_writer)
+    typer.echo(f"{store}: {name} release {release.number} is live, plan {release.plan_digest[:12]} (rolled back)")
+
+
+def main() -> None:
+    """Entry point of the `neuroshard` command."""
+    try:
+        app()
+    except NeuroshardError as error:
+        message = " ".join(str(error).split())
+        typer.echo(f"error: {message}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # `neuroshard show plan.json | head`
+        sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:  # the disk is full, say; no room writes half a file (files/disk.py)
+        typer.echo(f"error: {error.filename or 'this machine'}: {error.strerror or error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

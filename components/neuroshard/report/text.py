@@ -1,0 +1,84 @@
+"""Plans and releases as text that fits 80 columns. Every number carries its unit and says predicted or measured."""
+
+from collections.abc import Sequence
+
+from neuroshard.core.plan import Plan
+from neuroshard.core.release import Release
+from neuroshard.core.units import format_bytes
+
+BAR_WIDTH = 16
+
+
+def plan_text(plan: Plan) -> str:
+    """A plan: its cost beside the baselines', then a line a device. Costs are predicted ms, memory is exact."""
+    lines = [f"plan {plan.digest()[:12]}: {_size(plan)}"]
+    lines += [*_cost_lines(plan), "", *_device_lines(plan), "", _origin(plan)]
+    lines += [f"note: {note}" for note in plan.provenance.notes]
+    return "\n".join(lines)
+
+
+def _size(plan: Plan) -> str:
+    split = len(plan.shards) - len(plan.task.tables)
+    tables = f"{len(plan.task.tables)} tables in {len(plan.shards)} shards ({split} cuts)"
+    return f"{tables} on {plan.task.devices} devices, batch {plan.task.batch_size:,}"
+
+
+def _cost_lines(plan: Plan) -> list[str]:
+    if plan.cost_ms is None:
+        return ["no predicted cost"]
+    lines = [f"predicted cost (slowest device): {plan.cost_ms:.3f} ms a step"]
+    for baseline in plan.baselines:
+        if baseline.predicted_ms is None:
+            lines.append(f"  {baseline.algorithm:<12} no plan: {baseline.error}")
+        else:
+            gain = 1 - plan.cost_ms / baseline.predicted_ms if baseline.predicted_ms else 0.0
+            lines.append(f"  {baseline.algorithm:<12} {baseline.predicted_ms:10.3f} ms   this plan is {_gain(gain)}")
+    return lines
+
+
+def _gain(gain: float) -> str:
+    if abs(gain) < 0.0005:
+        return "equal"
+    return f"{abs(gain):.1%} {'lower' if gain > 0 else 'higher'}"
+
+
+def _device_lines(plan: Plan) -> list[str]:
+    lines = [
+        "device  shards  compute ms  fwd exch.  bwd exch.   total ms  memory",
+        "        (costs predicted; forward exchange includes waiting for the slowest)",
+    ]
+    shards = [0] * plan.task.devices
+    for shard in plan.shards:
+        shards[shard.device] += 1
+    memory = zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True)
+    for device, (used, limit) in enumerate(memory):
+        if plan.predicted:
+            cost = plan.predicted[device]
+            costs = f"{cost.compute_ms:10.3f} {cost.forward_comm_ms:10.3f} {cost.backward_comm_ms:10.3f} {cost.total_ms:10.3f}"
+        else:
+            costs = f"{'-':>10} {'-':>10} {'-':>10} {'-':>10}"
+        share = f"{format_bytes(used)} of {format_bytes(limit)}"
+        lines.append(f"{device:>6}  {shards[device]:>6}  {costs}  {share}")
+    return lines
+
+
+def _origin(plan: Plan) -> str:
+    by = plan.provenance
+    seed = "" if by.seed is None else f", seed {by.seed}"
+    model = "no cost model"
+    if by.cost_model:
+        where = f" measured on {by.cost_model_backend} ({by.cost_model_device})" if by.cost_model_backend else ""
+        model = f"cost model {by.cost_model[:12]}{where}"
+    return f"by {by.algorithm}{seed}, neuroshard {by.neuroshard_version}, {model}"
+
+
+def releases_text(releases: Sequence[Release]) -> str:
+    """A model's releases, newest (live) first, a line each."""
+    lines = ["number  time                       action    plan          predicted"]
+    for index, release in enumerate(releases):
+        cost = "-" if release.cost_ms is None else f"{release.cost_ms:.3f} ms"
+        live = "  live" if index == 0 else ""
+        lines.append(
+            f"{release.number:>6}  {release.time:<25}  {release.action:<8}  {release.plan_digest[:12]}  {cost}{live}"
+        )
+    return "\n".join(lines)

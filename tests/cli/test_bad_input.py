@@ -1,0 +1,200 @@
+"""Each bad input gets one clear line on stderr, a non-zero exit, no traceback, and nothing half-written."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+GOOD = {"name": "a", "rows": 1000, "dim": 64, "pooling_factor": 2.0}
+
+
+def assert_one_line(done, exit_code: int, *words: str) -> None:
+    assert done.returncode == exit_code, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "Traceback" not in done.stderr
+    assert len(errors) == 1, done.stderr
+    for word in words:
+        assert word in errors[0]
+
+
+def write_tables(path: Path, *tables: object) -> Path:
+    path.write_text(json.dumps({"tables": list(tables)}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, neuroshard) -> Path:
+    """A folder with good tables.json, cases, costs, model and plan.json, made small."""
+    folder = tmp_path_factory.mktemp("made")
+    tables = [{**GOOD, "name": f"t{i}", "rows": 1000 * (i + 1), "dim": 16 * (1 + i % 4)} for i in range(6)]
+    write_tables(folder / "tables.json", *tables)
+    steps = [
+        "augment tables.json --compute-cases 60 --comm-cases 40 --devices 2 --memory 1GiB -o cases",
+        "measure cases --backend synthetic -o costs",
+        "pretrain costs --epochs 3 -o model",
+        "search tables.json --model model --devices 2 --memory 1GiB -o plan.json",
+    ]
+    for step in steps:
+        done = neuroshard(*step.split(), cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dim": 6}, ["tables[1]", "dim", "multiple of 4", "6"]),
+        ({"rows": 0}, ["tables[1]", "rows", "0"]),
+        ({"rows": -5}, ["tables[1]", "rows", "-5"]),
+        ({"pooling_factor": math.nan}, ["tables[1]", "pooling_factor", "nan"]),
+        ({"pooling_factor": -1}, ["tables[1]", "pooling_factor", "-1"]),
+        ({"rows": "many"}, ["tables[1]", "rows", "many"]),
+        ({"name": "t0"}, ["tables[1]", "tables[0]", "t0"]),
+        ({"reuse_bins": [1.0]}, ["tables[1]", "reuse_bins", "17"]),
+    ],
+)
+def test_a_bad_table_is_named_with_its_value(tmp_path, neuroshard, change, words):
+    path = write_tables(tmp_path / "tables.json", {**GOOD, "name": "t0"}, {**GOOD, **change})
+
+    arguments = ("augment", path, "--devices", 2, "--memory", "1GiB", "-o", tmp_path / "cases")
+    assert_one_line(neuroshard(*arguments), 1, str(path), *words)
+    assert not (tmp_path / "cases").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"tables": []}', ["empty"]),
+        ('{"tables": 3}', ["tables", "3"]),
+        ("[]", ["object"]),
+        ('{"tables": [{"name": "a", ', ["not JSON", "cut off"]),
+        ('{"format_version": 99, "tables": []}', ["99", "newer"]),
+        ("", ["not JSON"]),
+    ],
+)
+def test_a_broken_tables_file_is_told_apart(tmp_path, neuroshard, text, words):
+    path = tmp_path / "tables.json"
+    path.write_text(text)
+
+    arguments = ("augment", path, "--devices", 2, "--memory", "1GiB", "-o", tmp_path / "cases")
+    assert_one_line(neuroshard(*arguments), 1, str(path), *words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "words"),
+    [
+        ("tables --preset nonesuch -o x", 2, ["nonesuch", "mlperf-dlrm-dcnv2"]),
+        ("tables -o x", 2, ["--preset", "--from"]),
+        ("tables --from missing.json -o x", 1, ["missing.json"]),
+        ("augment tables.json --devices 0 --memory 1GiB -o x", 2, ["--devices"]),
+        ("augment tables.json --devices 2 --memory 1Gib8 -o x", 2, ["1Gib8"]),
+        ("augment tables.json --devices 2 --memory 1KiB -o x", 1, ["KiB"]),
+        ("measure cases --backend abacus -o x", 2, ["abacus", "synthetic"]),
+        ("measure nowhere --backend synthetic -o x", 1, ["nowhere", "cases.json"]),
+        ("measure cases --backend synthetic --budget soon -o x", 2, ["soon"]),
+        ("measure cases --backend cuda -o x", 1, ["GPU"]),
+        ("measure cases --backend synthetic --batch-size 128 -o costs", 1, ["batch_size", "65536", "128"]),
+        ("pretrain nowhere -o x", 1, ["nowhere", "costs.json"]),
+        (
+            "search tables.json --model model --devices 2 --memory 1GiB --algorithm guess -o x",
+            2,
+            ["guess", "neuroshard"],
+        ),
+        ("search tables.json --model model --devices 2 --memory 100KiB -o x", 1, ["KiB"]),
+        ("search tables.json --model model --devices 2 --memory 1GiB,1GiB,1GiB -o x", 2, ["3", "2"]),
+        ("search tables.json --model model --devices 3 --memory 1GiB -o x", 1, ["3", "2"]),
+        ("search tables.json --model nowhere --devices 2 --memory 1GiB -o x", 1, ["nowhere"]),
+        ("show nowhere.json", 1, ["nowhere.json"]),
+        ("deploy plan.json --store store --name ../evil", 2, ["../evil"]),
+        ("deploy plan.json --store http://x --name m", 2, ["http"]),
+        ("releases --store nowhere --name m", 1, ["nowhere"]),
+        ("rollback --store nowhere --name m", 1, ["nowhere"]),
+    ],
+)
+def test_a_wrong_argument_gets_one_line_and_writes_nothing(made, neuroshard, arguments, exit_code, words):
+    assert_one_line(neuroshard(*arguments.split(), cwd=made), exit_code, *words)
+    assert not (made / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("cases/compute.parquet", "measure cases --backend synthetic -o x"),
+        ("cases/comm.parquet", "measure cases --backend synthetic -o x"),
+        ("cases/cases.json", "measure cases --backend synthetic -o x"),
+        ("costs/compute-00000.parquet", "pretrain costs -o x"),
+        ("costs/costs.json", "pretrain costs -o x"),
+        ("model/model.json", "search tables.json --model model --devices 2 --memory 1GiB -o x"),
+        ("model/nets.safetensors", "search tables.json --model model --devices 2 --memory 1GiB -o x"),
+        ("plan.json", "show plan.json"),
+        ("plan.json", "deploy plan.json --store x --name m"),
+    ],
+)
+def test_a_truncated_file_is_named(made, tmp_path, neuroshard, file, command):
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    data = (tmp_path / file).read_bytes()
+    (tmp_path / file).write_bytes(data[: len(data) * 2 // 3])
+
+    assert_one_line(neuroshard(*command.split(), cwd=tmp_path), 1, Path(file).name)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("file", ["cases/cases.json", "costs/costs.json", "model/model.json", "plan.json"])
+def test_a_file_from_the_future_is_refused(made, tmp_path, neuroshard, file):
+    commands = {
+        "cases": "measure cases --backend synthetic -o x",
+        "costs": "pretrain costs -o x",
+        "model": "search tables.json --model model --devices 2 --memory 1GiB -o x",
+        "plan.json": "show plan.json",
+    }
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    data = json.loads((tmp_path / file).read_text())
+    (tmp_path / file).write_text(json.dumps({**data, "format_version": 99}))
+
+    done = neuroshard(*commands[file.split("/")[0]].split(), cwd=tmp_path)
+    assert_one_line(done, 1, Path(file).name, "99", "newer")
+
+
+def changed_shard(data: dict, **change: int) -> dict:
+    shards = [{**data["shards"][0], **change}, *data["shards"][1:]]
+    return {**data, "shards": shards}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: {**d, "shards": d["shards"][1:]}, ["gap"]),
+        (lambda d: {**d, "shards": [*d["shards"], d["shards"][0]]}, ["overlap"]),
+        (lambda d: changed_shard(d, device=7), ["device 7"]),
+        (lambda d: changed_shard(d, dim=6), ["multiples of 4"]),
+        (lambda d: {**d, "task": {**d["task"], "batch_size": 1}}, ["task_digest"]),
+        (lambda d: {**d, "predicted_ms": [1.0]}, ["predicted_ms"]),
+    ],
+)
+def test_a_plan_with_a_fault_is_neither_shown_nor_deployed(made, tmp_path, neuroshard, change, words):
+    plan = tmp_path / "bad.json"
+    plan.write_text(json.dumps(change(json.loads((made / "plan.json").read_text()))))
+
+    assert_one_line(neuroshard("show", plan), 1, "bad.json", *words)
+    assert_one_line(neuroshard("deploy", plan, "--store", tmp_path / "x", "--name", "m"), 1, "bad.json", *words)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_full_disk_ends_in_one_line_and_leaves_nothing(made, neuroshard):
+    """/dev/full stands for the disk: every write to it fails with ENOSPC."""
+    done = neuroshard("tables", "--preset", "mlperf-dlrm-dcnv2", "-o", "/dev/full/tables.json", cwd=made)
+
+    assert_one_line(done, 1, "/dev/full")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["tables", "augment", "measure", "pretrain", "search", "show", "deploy", "releases", "rollback"],
+)
+def test_every_help_has_an_example(neuroshard, command):
+    done = neuroshard(command, "--help")
+
+    assert done.returncode == 0
+    assert f"Example:  neuroshard {command}" in " ".join(done.stdout.split("\n"))

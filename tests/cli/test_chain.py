@@ -1,0 +1,91 @@
+"""The whole chain by hand, as a new user types it, on the synthetic backend."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from neuroshard.files.plan import read_plan
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory, neuroshard) -> Path:
+    """A folder in which every subcommand up to `search` has run."""
+    folder = tmp_path_factory.mktemp("chain")
+
+    def step(*arguments: object) -> None:
+        done = neuroshard(*arguments, cwd=folder)
+        assert done.returncode == 0, done.stderr
+
+    step("tables", "--preset", "mlperf-dlrm-dcnv2", "-o", "tables.json")
+    sizes = ("--compute-cases", 150, "--comm-cases", 60, "--devices", 4, "--memory", "32GiB")
+    step("augment", "tables.json", *sizes, "-o", "cases")
+    step("measure", "cases", "--backend", "synthetic", "--batch-size", 65536, "-o", "costs")
+    step("pretrain", "costs", "--epochs", 30, "-o", "model")
+    step("search", "tables.json", "--model", "model", "--devices", 4, "--memory", "32GiB", "-o", "plan.json")
+    return folder
+
+
+def test_the_plan_fits_and_says_what_each_device_costs(chain):
+    plan = json.loads((chain / "plan.json").read_text())
+
+    assert len(plan["predicted_ms"]) == 4
+    assert min(plan["predicted_ms"]) > 0
+    assert max(read_plan(chain / "plan.json").memory_bytes()) <= 32 * 2**30
+
+
+def test_no_baseline_is_predicted_better_than_the_plan(chain):
+    plan = read_plan(chain / "plan.json")
+
+    solved = [b.predicted_ms for b in plan.baselines if b.predicted_ms is not None]
+    assert {b.algorithm for b in plan.baselines} == {"random", "size", "dim", "lookup", "size-lookup"}
+    assert all(plan.cost_ms <= cost + 1e-9 for cost in solved)
+
+
+def test_show_prints_every_device_within_80_columns(chain, neuroshard):
+    done = neuroshard("show", chain / "plan.json")
+
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines() if "GiB of" in line] == ["0", "1", "2", "3"]
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_the_same_seed_gives_the_same_plan_byte_for_byte(chain, neuroshard):
+    arguments = ("search", "tables.json", "--model", "model", "--devices", 4, "--memory", "32GiB", "-o", "again.json")
+    assert neuroshard(*arguments, cwd=chain).returncode == 0
+
+    assert (chain / "again.json").read_bytes() == (chain / "plan.json").read_bytes()
+
+
+@pytest.mark.parametrize("algorithm", ["paper", "random", "size", "dim", "lookup", "size-lookup"])
+def test_every_algorithm_finds_a_valid_plan(chain, neuroshard, algorithm):
+    out = chain / f"{algorithm}.json"
+    arguments = ("search", "tables.json", "--model", "model", "--devices", 4, "--memory", "48GiB", "-o", out)
+    done = neuroshard(*arguments, "--algorithm", algorithm, cwd=chain)
+
+    assert done.returncode == 0, done.stderr
+    assert read_plan(out).provenance.algorithm == algorithm
+
+
+def test_deploy_releases_and_rollback_follow_the_live_plan(chain, neuroshard, tmp_path):
+    other = chain / "other.json"
+    arguments = ("search", "tables.json", "--model", "model", "--devices", 4, "--memory", "48GiB", "-o", other)
+    assert neuroshard(*arguments, cwd=chain).returncode == 0
+    place = ("--store", tmp_path / "store", "--name", "ads-ranker")
+
+    for plan in ("plan.json", "other.json"):
+        assert neuroshard("deploy", chain / plan, *place).returncode == 0
+    assert neuroshard("rollback", *place).returncode == 0
+    listed = neuroshard("releases", *place)
+
+    plans = [line.split()[3] for line in listed.stdout.splitlines()[1:]]
+    first, second = (read_plan(chain / name).digest()[:12] for name in ("plan.json", "other.json"))
+    assert plans == [first, second, first]
+
+
+def test_measuring_again_measures_nothing_twice(chain, neuroshard):
+    before = {part.name: part.read_bytes() for part in (chain / "costs").iterdir()}
+    arguments = ("measure", "cases", "--backend", "synthetic", "--batch-size", 65536, "-o", "costs")
+
+    assert neuroshard(*arguments, cwd=chain).returncode == 0
+    assert {part.name: part.read_bytes() for part in (chain / "costs").iterdir()} == before
