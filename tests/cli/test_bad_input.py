@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -182,11 +184,26 @@ def test_a_plan_with_a_fault_is_neither_shown_nor_deployed(made, tmp_path, neuro
     assert not (tmp_path / "x").exists()
 
 
-def test_a_full_disk_ends_in_one_line_and_leaves_nothing(made, neuroshard):
-    """/dev/full stands for the disk: every write to it fails with ENOSPC."""
-    done = neuroshard("tables", "--preset", "mlperf-dlrm-dcnv2", "-o", "/dev/full/tables.json", cwd=made)
+@pytest.mark.parametrize(
+    ("command", "out"),
+    [
+        ("tables --preset mlperf-dlrm-dcnv2 -o new.json", "new.json"),
+        ("augment tables.json --devices 2 --memory 1GiB -o new", "new/cases.json"),
+        ("measure cases --backend synthetic -o new", "new/compute-00000.parquet"),
+        ("pretrain costs --epochs 1 -o new", "new/model.json"),
+        ("search tables.json --model model --devices 2 --memory 1GiB -o new.json", "new.json"),
+        ("deploy plan.json --store new --name m", "new/m/live.json"),
+    ],
+)
+def test_a_full_disk_ends_in_one_line_and_leaves_nothing_half_written(made, tmp_path, command, out):
+    """A limit of 1 KiB a file stands for the full disk: every larger write fails the same way."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    limited = f"ulimit -f 1; exec {sys.executable} -m neuroshard.cli {command}"
+    done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
-    assert_one_line(done, 1, "/dev/full")
+    assert_one_line(done, 1, "new")
+    assert not (tmp_path / out).exists()
+    assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
 
 
 @pytest.mark.parametrize(
