@@ -58,14 +58,21 @@ class CostModel(Protocol):
 def device_costs(model: CostModel, vector_sums: Floats, device_dims: Floats) -> tuple[Floats, Floats, Floats]:
     """Compute, forward exchange and backward exchange ms of every device: (…, D, K) and (…, D) -> three (…, D).
 
-    An empty device computes nothing. A device enters the forward exchange when its backward exchange of the step before and
-    its compute are done, so its start delay is how much later that is than on the first device (as in the paper). One
-    device alone exchanges nothing.
+    An empty device computes nothing.
     """
     compute = np.where(device_dims > 0, model.compute_ms(vector_sums), 0.0)
+    return compute, *exchange_costs(model, compute, device_dims)
+
+
+def exchange_costs(model: CostModel, compute_ms: Floats, device_dims: Floats) -> tuple[Floats, Floats]:
+    """Forward and backward exchange ms of devices whose compute ms are known: two (…, D) -> two (…, D).
+
+    A device enters the forward exchange when its backward exchange of the step before and its compute are done, so its
+    start delay is how much later that is than on the first device (as in the paper). One device alone exchanges nothing.
+    """
     if device_dims.shape[-1] == 1:
-        return compute, np.zeros_like(compute), np.zeros_like(compute)
+        return np.zeros_like(compute_ms), np.zeros_like(compute_ms)
     backward = model.backward_comm_ms(device_dims)
-    ready = compute + backward
+    ready = compute_ms + backward
     forward = model.forward_comm_ms(device_dims, ready - ready.min(axis=-1, keepdims=True))
-    return compute, forward, backward
+    return forward, backward
