@@ -17,7 +17,8 @@ def poisson_at_most(count: int, mean: float) -> float:
     if count < 0:
         return 0.0
     if mean < 24:
-        return math.exp(-mean) * math.fsum(math.exp(k * math.log(mean) - math.lgamma(k + 1)) for k in range(count + 1))
+        terms = min(count, 150) + 1  # beyond, all terms together are below 1e-60
+        return math.exp(-mean) * math.fsum(math.exp(k * math.log(mean) - math.lgamma(k + 1)) for k in range(terms))
     # X <= count exactly when a Gamma(count + 1) is above the mean, and a Gamma's cube root is nearly normal
     shape = count + 1
     z = 3 * math.sqrt(shape) * ((mean / shape) ** (1 / 3) - 1 + 1 / (9 * shape))

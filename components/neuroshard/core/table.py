@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from neuroshard.core.reuse import REFERENCE_BATCH_SIZE, REUSE_BINS, uniform_bins
-from neuroshard.core.value import Value
+from neuroshard.core.value import Value, shown
 
 DIM_STEP = 4  # FBGEMM's fused kernels need widths divisible by 4
 MAX_ROWS = 2**40
@@ -52,11 +52,18 @@ class Table(Value):
         bins = uniform_bins(int(rows), pooling, int(batch)) if usable else (0.0,) * REUSE_BINS
         return {**data, "reuse_bins": bins}
 
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        if any(ord(character) < 32 or ord(character) == 127 for character in name):  # messages and reports are of lines
+            raise ValueError(f"must have no line breaks or control characters, not {name!r:.80}")
+        return name
+
     @field_validator("rows")
     @classmethod
     def _rows(cls, rows: int) -> int:
         if not 1 <= rows <= MAX_ROWS:
-            raise ValueError(f"must be between 1 and 2^40, not {rows}")
+            raise ValueError(f"must be between 1 and 2^40, not {shown(rows)}")
         return rows
 
     @field_validator("dim")

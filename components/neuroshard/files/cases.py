@@ -16,7 +16,7 @@ from neuroshard.core.case import Cases, CommCase, ComputeCase
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import Table
 from neuroshard.core.value import Value, check_format, decode_json, explain
-from neuroshard.files.disk import read_bytes, write_bytes, writing
+from neuroshard.files.disk import disk_errors, read_bytes, write_bytes, writing
 
 _Case = TypeVar("_Case", ComputeCase, CommCase)
 
@@ -49,7 +49,8 @@ class CasesManifest(Value):
 
 def write_cases(folder: Path, cases: Cases) -> None:
     """Write a case set. cases.json comes last, so that a cut-off run leaves no folder that looks whole."""
-    (folder / "cases.json").unlink(missing_ok=True)
+    with disk_errors(folder, "write to it"):
+        (folder / "cases.json").unlink(missing_ok=True)
     write_rows(folder / "compute.parquet", [compute_case_row(c) for c in cases.compute], COMPUTE_CASE_FIELDS)
     write_rows(folder / "comm.parquet", [comm_case_row(c) for c in cases.comm], COMM_CASE_FIELDS)
     manifest = CasesManifest(

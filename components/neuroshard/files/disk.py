@@ -22,9 +22,9 @@ def disk_errors(path: Path, doing: str) -> Iterator[None]:
 
 def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """The whole file. Raises InvalidInput where it is missing or larger than `max_bytes`."""
-    if not path.exists():
-        raise InvalidInput(f"{path}: no such file")
     with disk_errors(path, "read it"):
+        if not path.exists():
+            raise InvalidInput(f"{path}: no such file")
         if path.stat().st_size > max_bytes:
             raise InvalidInput(
                 f"{path}: {path.stat().st_size:,} bytes, more than the {max_bytes:,} that such a file may have"
