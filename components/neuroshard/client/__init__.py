@@ -1,1 +1,13 @@
-"""The front door for trainers: `load_plan(store_url, model)`. Needs pydantic and boto3 only."""
+"""The front door for trainers: `load_plan(store_url, model)`. Needs pydantic, and boto3 for an S3 store; nothing else.
+
+from neuroshard.client import load_plan
+from neuroshard.client.torchrec import to_torchrec  # this one needs torchrec
+
+plan = load_plan("s3://bucket/prefix", "ads-ranker", world_size=16)
+sharding_plan = to_torchrec(plan, model, device_type="cuda")
+"""
+
+from neuroshard.client.load import load_plan
+from neuroshard.core.plan import Plan
+
+__all__ = ["Plan", "load_plan"]

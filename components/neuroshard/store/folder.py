@@ -1,0 +1,124 @@
+"""A store in a folder, local or shared. Readers need no lock; writers agree by link, lock and rename."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError
+from neuroshard.core.value import sha256
+from neuroshard.store.protocol import MAX_BYTES, check_key
+
+LOCK_SECONDS = 20.0  # a lock is held for one small write; whoever holds it longer is stuck
+
+
+class FolderStore:
+    """Objects as files under `root`, which the first write makes.
+
+    Names that start with a dot are scratch: `.lock`, and temporary files, of which a killed writer may leave one behind.
+    Needs hard links and flock, as local disks and NFS have.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def url(self) -> str:
+        return str(self.root)
+
+    def read(self, key: str, max_bytes: int = MAX_BYTES) -> bytes:
+        path = self._path(key)
+        with _errors(path, "read it"), path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise InvalidInput(f"{path}: more than the {max_bytes:,} bytes that it may have")
+        return data
+
+    def read_versioned(self, key: str, max_bytes: int = MAX_BYTES) -> tuple[bytes, str]:
+        data = self.read(key, max_bytes)
+        return data, sha256(data)
+
+    def create(self, key: str, data: bytes) -> None:
+        path = self._path(key)
+        with _errors(path, "write it"), _temporary(path, data) as temporary:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                if path.read_bytes() != data:
+                    raise Conflict(f"{path}: already exists with other content, and is written only once") from None
+            _sync_folder(path.parent)
+
+    def swap(self, key: str, data: bytes, expected: str | None) -> None:
+        path = self._path(key)
+        with _errors(path, "write it"), _temporary(path, data) as temporary, _lock(path.parent):
+            current = sha256(path.read_bytes()) if path.exists() else None
+            if current != expected:
+                raise Conflict(f"{path}: somebody else changed it in between")
+            temporary.replace(path)
+            _sync_folder(path.parent)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        folder = self.root / prefix.rpartition("/")[0]
+        with _errors(folder, "list it"):
+            files = (path.relative_to(self.root) for path in folder.rglob("*") if path.is_file())
+            keys = [file.as_posix() for file in files if not any(part.startswith(".") for part in file.parts)]
+        return tuple(sorted(key for key in keys if key.startswith(prefix)))
+
+    def _path(self, key: str) -> Path:
+        return self.root / check_key(key)
+
+
+@contextmanager
+def _errors(path: Path, doing: str) -> Iterator[None]:
+    """Turn an OSError into a StoreError of one line that names the path."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise NotFound(f"{path}: does not exist") from None
+    except OSError as error:
+        raise StoreError(f"{path}: cannot {doing}: {error.strerror or error}") from None
+
+
+@contextmanager
+def _temporary(path: Path, data: bytes) -> Iterator[Path]:
+    """A file beside `path` that holds `data`, safe on disk. It goes with the block, unless it was renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock. The kernel frees it when the holder dies. Raises StoreError after LOCK_SECONDS."""
+    began = time.monotonic()
+    with (folder / ".lock").open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() - began > LOCK_SECONDS:
+                    raise StoreError(
+                        f"{folder}/.lock: another writer has held it for {LOCK_SECONDS:.0f} s; end that process"
+                    ) from None
+                time.sleep(0.01)
+        yield
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename or link in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,49 @@
+"""What a store can do. Any object with these methods is one: a folder, a bucket, a dict in a test."""
+
+from typing import Protocol
+
+from neuroshard.core.errors import UsageError
+
+MAX_BYTES = 64 * 2**20  # of one object. A plan of 2,000 tables in 4,000 shards has 1.3 MB
+
+
+class Store(Protocol):
+    """Objects under keys (`ads-ranker/live.json`), each read and written whole.
+
+    A key is checked by `check_key`, and no key is also the folder of another. Every method raises StoreError in one line
+    that names the key.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where it is, for messages. Never holds a secret."""
+
+    def read(self, key: str, max_bytes: int = MAX_BYTES) -> bytes:
+        """The object. Raises NotFound, and InvalidInput where it is larger than `max_bytes`."""
+
+    def read_versioned(self, key: str, max_bytes: int = MAX_BYTES) -> tuple[bytes, str]:
+        """The object, and a token that `swap` takes: the token of an object changes when its bytes do."""
+
+    def create(self, key: str, data: bytes) -> None:
+        """Write once: fine where the key already holds the same bytes. Raises Conflict where it holds others."""
+
+    def swap(self, key: str, data: bytes, expected: str | None) -> None:
+        """Replace the object if its token still is `expected` (None: if it does not exist). Raises Conflict if not."""
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """All keys that start with `prefix`, sorted. None is not an error."""
+
+
+def check_key(key: str) -> str:
+    """`key`, if it is safe in a folder as well as in a bucket. Raises UsageError.
+
+    Segments that start with a dot are left to the stores' own scratch files.
+    """
+    segments = key.split("/")
+    if any(not segment or segment.startswith(".") for segment in segments):
+        raise UsageError(f"{key!r} is not a usable key: no part between the slashes may be empty or start with a dot")
+    if not key.isprintable() or "\\" in key or len(key.encode()) > 900:  # S3 takes 1,024 bytes
+        raise UsageError(
+            f"{key[:60]!r} is not a usable key: at most 900 bytes, without backslashes or control characters"
+        )
+    return key

@@ -1,0 +1,208 @@
+"""A store in an S3 bucket, AWS's or any other that speaks its protocol. The only importer of boto3.
+
+Endpoint, region, profile and credentials come from boto3's own chain: AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, a web
+identity … An endpoint of one's own is addressed path-style.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from boto3.session import Session
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ResponseStreamingError,
+)
+
+from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError
+from neuroshard.store.protocol import MAX_BYTES, check_key
+
+ATTEMPTS = 4  # boto3's "standard" mode: again after 500, 502, 503, 504, throttling and timeouts; never after 403 or 404
+CONFIG = Config(
+    connect_timeout=5,
+    read_timeout=20,
+    retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+    # newer default checksums fail on stores that are not AWS; plans carry their own sha256
+    request_checksum_calculation="when_required",
+    response_checksum_validation="when_required",
+)
+
+
+class S3Store:
+    """Objects under `s3://bucket/prefix`. Tokens are ETags, which say that an object changed, never what it holds.
+
+    Before its first write the store is probed: one that ignores conditional writes is refused, unless the caller declares
+    with `single_writer` that nobody else writes. Then a write looks first, and overwrites without a condition.
+    """
+
+    def __init__(self, bucket: str, prefix: str = "", *, single_writer: bool = False) -> None:
+        self.bucket, self.prefix, self.single_writer = bucket, prefix, single_writer
+        self.probed = single_writer
+        try:
+            self.client: Any = Session().client("s3", config=CONFIG)
+        except (BotoCoreError, ValueError) as error:  # the text may quote an endpoint with a password in it
+            raise StoreError(
+                f"{self.url}: boto3 cannot be set up ({type(error).__name__}); check AWS_PROFILE, AWS_ENDPOINT_URL and "
+                "the AWS configuration files"
+            ) from None
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def read(self, key: str, max_bytes: int = MAX_BYTES) -> bytes:
+        return self.read_versioned(key, max_bytes)[0]
+
+    def read_versioned(self, key: str, max_bytes: int = MAX_BYTES) -> tuple[bytes, str]:
+        with self._errors(key):
+            for attempt in range(1, ATTEMPTS + 1):
+                answer = self.client.get_object(Bucket=self.bucket, Key=self._full(check_key(key)))
+                try:
+                    return self._body(key, answer["Body"], max_bytes), answer["ETag"]
+                except (IncompleteReadError, ResponseStreamingError):
+                    if attempt == ATTEMPTS:  # boto3 retries until the headers are there, not when the body breaks off
+                        raise
+        raise AssertionError("unreachable")
+
+    def create(self, key: str, data: bytes) -> None:
+        for _ in range(ATTEMPTS):
+            try:
+                return self._write(key, data, None)
+            except Conflict:
+                try:
+                    existing = self.read(key)
+                except NotFound:  # the other writer has not finished (409)
+                    continue
+                if existing != data:
+                    raise Conflict(
+                        f"{self.url}/{key}: already exists with other content, and is written only once"
+                    ) from None
+                return None
+        raise StoreError(f"{self.url}/{key}: the store refused to create it {ATTEMPTS} times; try again")
+
+    def swap(self, key: str, data: bytes, expected: str | None) -> None:
+        self._write(key, data, expected)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        keys: list[str] = []
+        with self._errors(prefix):
+            pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self._full(prefix))
+            for page in pages:
+                keys += [entry["Key"] for entry in page.get("Contents", ())]
+        return tuple(sorted(key.removeprefix(self._full("")) for key in keys))
+
+    def _full(self, key: str) -> str:
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+    def _body(self, key: str, body: Any, max_bytes: int) -> bytes:
+        data = bytearray()
+        for chunk in body.iter_chunks(2**20):
+            data += chunk
+            if len(data) > max_bytes:
+                raise InvalidInput(f"{self.url}/{key}: more than the {max_bytes:,} bytes that it may have")
+        return bytes(data)
+
+    def _write(self, key: str, data: bytes, expected: str | None) -> None:
+        """Put the object if its token still is `expected`, or if there is none. Raises Conflict if not."""
+        self._probe_once(key)
+        if self.single_writer:
+            if self._token(key) != expected:
+                raise Conflict(f"{self.url}/{key}: is not as it was when it was read")
+            self._put(key, data)
+        elif expected is None:
+            self._put(key, data, IfNoneMatch="*")
+        else:
+            self._put(key, data, IfMatch=expected)
+
+    def _token(self, key: str) -> str | None:
+        try:
+            return self.read_versioned(key)[1]
+        except NotFound:
+            return None
+
+    def _put(self, key: str, data: bytes, **condition: str) -> None:
+        with self._errors(key, has_condition=bool(condition)):
+            self.client.put_object(Bucket=self.bucket, Key=self._full(check_key(key)), Body=data, **condition)
+
+    def _probe_once(self, key: str) -> None:
+        """Raise StoreError unless the store refuses a second creation, and a swap of what has changed.
+
+        The scratch object lies beside the first key that is written, where the credentials may write; it stays.
+        """
+        if self.probed:
+            return
+        scratch = f"{key.partition('/')[0]}/probe"
+        self._refuses(scratch, IfNoneMatch="*")  # may be the first to create it
+        for condition in ({"IfNoneMatch": "*"}, {"IfMatch": '"00000000000000000000000000000000"'}):
+            if not self._refuses(scratch, **condition):
+                raise StoreError(
+                    f"{self.url}: this store ignores conditional writes ({next(iter(condition))}), so two deployers could "
+                    "overwrite each other's release; if nobody else deploys here, give --single-writer"
+                )
+        self.probed = True
+
+    def _refuses(self, key: str, **condition: str) -> bool:
+        try:
+            self._put(key, b"neuroshard asks whether this store honours conditional writes\n", **condition)
+        except Conflict:
+            return True
+        return False
+
+    @contextmanager
+    def _errors(self, key: str, has_condition: bool = False) -> Iterator[None]:
+        """Turn boto3's exceptions into ours, in one line and without their texts, which may quote a secret."""
+        where = f"{self.url}/{key}"
+        try:
+            yield
+        except ClientError as error:
+            raise self._answered(error, where, has_condition) from None
+        except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as error:
+            raise StoreError(
+                f"{where}: no usable credentials ({type(error).__name__}); set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY"
+            ) from None
+        except (IncompleteReadError, ResponseStreamingError):
+            raise StoreError(f"{where}: the answer broke off, {ATTEMPTS} times; try again") from None
+        except HTTPClientError as error:
+            raise StoreError(
+                f"{where}: cannot reach the store at {self._endpoint()} ({type(error).__name__}); check AWS_ENDPOINT_URL "
+                "and the network"
+            ) from None
+        except BotoCoreError as error:
+            raise StoreError(f"{where}: boto3 gave up ({type(error).__name__})") from None
+
+    def _answered(self, error: ClientError, where: str, has_condition: bool) -> StoreError:
+        """What an error status of the store means."""
+        status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+        code = error.response["Error"]["Code"]
+        if code == "NoSuchBucket":
+            return NotFound(f"s3://{self.bucket}: no such bucket at {self._endpoint()}")
+        if has_condition and (status in (409, 412) or code == "NoSuchKey"):
+            return Conflict(f"{where}: somebody else changed it in between")
+        if status == 404:
+            return NotFound(f"{where}: does not exist")
+        if status in (401, 403):
+            return StoreError(
+                f"{where}: access denied ({status} {code}); check the credentials; they need s3:GetObject, s3:PutObject and "
+                "s3:ListBucket here"
+            )
+        if status == 501 and has_condition:
+            return StoreError(
+                f"{self.url}: this store has no conditional writes (501); if nobody else deploys here, give --single-writer"
+            )
+        if status in (301, 307, 400):
+            return StoreError(f"{where}: the store answered {status} {code}; check AWS_REGION and AWS_ENDPOINT_URL")
+        return StoreError(f"{where}: the store answered {status} {code}; try again")
+
+    def _endpoint(self) -> str:
+        """Host and port of the endpoint: its URL may carry a password."""
+        parts = urlsplit(self.client.meta.endpoint_url)
+        return f"{parts.hostname}:{parts.port}" if parts.port else f"{parts.hostname}"
