@@ -1,0 +1,154 @@
+"""Tables from a file of any known format: `neuroshard tables --from FILE`. JSON, CSV, Parquet, or Meta's dlrm_datasets.
+
+A table is an object or a row with name, rows, dim, pooling_factor and whatever else Table has; `num_embeddings` and
+`embedding_dim` are understood. What the file does not say comes from the options.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.table import Table
+from neuroshard.core.value import shown
+from neuroshard.files.disk import read_bytes
+from neuroshard.files.dlrm_datasets import read_dlrm_dataset
+from neuroshard.files.imported import (
+    ALIASES,
+    KNOWN,
+    REQUIRED,
+    Entry,
+    Imported,
+    number_repeats,
+    read_json,
+    table_defaults,
+)
+
+NUMBERS = Table.model_fields.keys() - {"name", "reuse_bins"}
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def import_tables(
+    path: Path,
+    *,
+    access: str = "uniform",
+    dtype: str = "fp32",
+    optimizer: str = "rowwise_adagrad",
+    dim: int = 128,
+) -> Imported:
+    """Tables of a .json, .csv, .parquet, .pt or .pt.gz file, with notes on what was left out, renamed or taken for granted.
+
+    What the file says wins over the options; only .pt files, which have no dims, ask for `dim`. Repeated names are
+    numbered, and sequence tables (`sequence: true`) left out. Raises UsageError for an option or a suffix that is not
+    known, and InvalidInput in one line for a fault in the file.
+    """
+    defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
+    if path.name.lower().endswith((".pt", ".pt.gz")):
+        return read_dlrm_dataset(path, dim=dim, defaults=defaults)
+    read = READERS.get(path.suffix.lower())
+    if read is None:
+        raise UsageError(f"{path}: its name does not say what it is; known: {', '.join(READERS)}, .pt, .pt.gz")
+
+    entries, unknown = read(path)
+    pooled = [entry for entry in entries if not _is_true(entry.fields.get("sequence"))]
+    left_out = len(entries) - len(pooled)
+    if not pooled:
+        why = f" ({left_out} sequence tables were left out)" if left_out else ""
+        raise InvalidInput(f"{path}: the list of tables is empty{why}")
+    tables = [defaults.table(entry.fields, entry.where) for entry in pooled]
+    names, notes = number_repeats([table.name for table in tables])
+    if left_out:
+        notes.append(f"{left_out} sequence tables were left out: only pooled ones are sharded")
+    if unknown:
+        notes.append(f"unknown keys were ignored: {', '.join(sorted(unknown))}")
+    return Imported(
+        tuple(table.model_copy(update={"name": name}) for table, name in zip(tables, names, strict=True)),
+        notes=tuple(f"{path}: {note}" for note in notes),
+    )
+
+
+def read_csv(path: Path) -> tuple[list[Entry], set[str]]:
+    """A header line and a line a table. An empty cell says nothing; `reuse_bins` are 17 numbers between spaces."""
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start}); is it a CSV file?") from None
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    entries: list[Entry] = []
+    columns: list[str] = []
+    try:
+        for cells in reader:
+            where = f"{path}: line {reader.line_num}"
+            if not any(cell.strip() for cell in cells):
+                continue
+            if not columns:
+                columns = _columns((cell.strip() for cell in cells), path)
+            elif len(cells) != len(columns):
+                raise InvalidInput(f"{where}: has {len(cells)} cells, but there are {len(columns)} columns")
+            else:
+                fields = {name: cell.strip() for name, cell in zip(columns, cells, strict=True) if cell.strip()}
+                entries.append(Entry.of(where, {name: _value(name, cell, where) for name, cell in fields.items()}))
+    except csv.Error as error:
+        raise InvalidInput(f"{path}: line {reader.line_num}: not CSV: {error}") from None
+    return entries, set(columns) - KNOWN
+
+
+def read_parquet(path: Path) -> tuple[list[Entry], set[str]]:
+    """A row a table; `reuse_bins` is a list column. Null says nothing."""
+    if not path.exists():
+        raise InvalidInput(f"{path}: no such file")
+    try:
+        rows = pq.read_table(path, partitioning=None)
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidInput(f"{path}: not a whole Parquet file ({str(error).splitlines()[0]:.120})") from None
+    columns = _columns(rows.column_names, path)
+    for name, kind in zip(columns, rows.schema.types, strict=True):
+        if name in NUMBERS and not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
+            first = next((value for value in rows.column(columns.index(name)).to_pylist() if value is not None), None)
+            raise InvalidInput(f"{path}: row 0: column {name!r} holds {kind}, as in {shown(first)}, not numbers")
+    entries = [
+        Entry.of(f"{path}: row {index}", row) for index, row in enumerate(rows.rename_columns(columns).to_pylist())
+    ]
+    return entries, set(columns) - KNOWN
+
+
+READERS: dict[str, Callable[[Path], tuple[list[Entry], set[str]]]] = {
+    ".json": read_json,
+    ".csv": read_csv,
+    ".parquet": read_parquet,
+}
+
+
+def _columns(header: Iterable[str], path: Path) -> list[str]:
+    """Column names under our names. Raises InvalidInput where one that must be there is not, or one occurs twice."""
+    columns = [ALIASES.get(name, name) for name in header]
+    for name in columns:
+        if columns.count(name) > 1:
+            raise InvalidInput(f"{path}: column {name!r} occurs {columns.count(name)} times")
+    for name in REQUIRED:
+        if name not in columns:
+            raise InvalidInput(f"{path}: column {name!r} is missing; there are {shown(', '.join(columns), 200)}")
+    return columns
+
+
+def _value(column: str, cell: str, where: str) -> Any:
+    """A cell of a CSV file as its column wants it. Raises InvalidInput."""
+    if column == "reuse_bins":
+        return [_number(column, share, where) for share in cell.split()]
+    return _number(column, cell, where) if column in NUMBERS else cell
+
+
+def _number(column: str, cell: str, where: str) -> float:
+    if not _NUMBER.fullmatch(cell):
+        raise InvalidInput(f"{where}: column {column!r} is {shown(cell)}, not a number")
+    return int(cell) if cell.lstrip("+-").isdigit() and len(cell) < 20 else float(cell)
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() in ("true", "1", "yes")

@@ -1,0 +1,107 @@
+"""Tables from other people's files: how they are written, what they do not say, and what comes of reading them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
+from neuroshard.core.value import check_format, decode_json, shown
+from neuroshard.files.access import BinsOf, access_bins
+from neuroshard.files.disk import read_bytes
+from neuroshard.files.tables import TABLES_FORMAT, parse_table
+from neuroshard.files.traces import Traces
+
+REQUIRED = ("name", "rows", "dim", "pooling_factor")
+KNOWN = Table.model_fields.keys() | {"sequence"}
+ALIASES = {"num_embeddings": "rows", "embedding_dim": "dim"}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Tables with distinct names, their lookups where the source has them, and what the user should know, line by line."""
+
+    tables: tuple[Table, ...]
+    traces: Traces | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Entry(NamedTuple):
+    """A table as a file has it: where it stands, for messages, and its fields under our names."""
+
+    where: str
+    fields: dict[str, Any]
+
+    @classmethod
+    def of(cls, where: str, raw: Mapping[str, Any]) -> Self:
+        """Fields that are null are left out; our name wins over an alias beside it."""
+        said = {name: value for name, value in raw.items() if value is not None}
+        aliased = {ALIASES[name]: said.pop(name) for name in ALIASES if name in said}
+        return cls(where, {**aliased, **said})
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a table is taken to be where its source does not say: bytes by field of Table, and how its rows are read."""
+
+    sizes: Mapping[str, int]
+    bins_of: BinsOf
+
+    def table(self, fields: Mapping[str, Any], where: str) -> Table:
+        """A table of these fields, and otherwise of the defaults. Raises InvalidInput that starts with `where`."""
+        table = parse_table({**self.sizes, **fields}, where)
+        if "reuse_bins" in fields:
+            return table
+        bins = self.bins_of(table.rows, table.pooling_factor, table.reuse_batch_size)
+        return table.model_copy(update={"reuse_bins": bins})
+
+
+def table_defaults(*, access: str = "uniform", dtype: str = "fp32", optimizer: str = "rowwise_adagrad") -> Defaults:
+    """Defaults from the words that a user writes. Raises UsageError that lists the known ones."""
+    for what, value, known in (("dtype", dtype, ELEMENT_BYTES), ("optimizer", optimizer, OPTIMIZER_BYTES)):
+        if value not in known:
+            raise UsageError(f"unknown {what} {value!r}; known: {', '.join(known)}")
+    per_row, per_element = OPTIMIZER_BYTES[optimizer]
+    sizes = {
+        "element_bytes": ELEMENT_BYTES[dtype],
+        "optimizer_bytes_per_row": per_row,
+        "optimizer_bytes_per_element": per_element,
+    }
+    return Defaults(sizes, access_bins(access))
+
+
+def number_repeats(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names made distinct (the second `x` becomes `x_2`, or the next free number), and a note where that was needed."""
+    taken = set(names)
+    seen: set[str] = set()
+    distinct: list[str] = []
+    renamed: list[str] = []
+    for name in names:
+        new, number = name, 2
+        while new in seen or (new != name and new in taken):
+            new, number = f"{name}_{number}", number + 1
+        if new != name:
+            renamed.append(f"{name!r} became {new!r}")
+        seen.add(new)
+        distinct.append(new)
+    more = f" and {len(renamed) - 1} more" if len(renamed) > 1 else ""
+    return distinct, [f"repeated names were numbered: {renamed[0]}{more}"] if renamed else []
+
+
+def read_json(path: Path) -> tuple[list[Entry], set[str]]:
+    """The objects of `{"tables": [...]}`, or of the list alone, and the keys that mean nothing here. Raises InvalidInput."""
+    data = decode_json(read_bytes(path), str(path))
+    tables, unknown = data, set[str]()
+    if not isinstance(data, list):
+        tables = check_format(data, TABLES_FORMAT, str(path)).get("tables")
+        unknown = data.keys() - {"tables", "format_version"}
+    if not isinstance(tables, list):
+        raise InvalidInput(f'{path}: expected {{"tables": [...]}} or a list, found tables = {shown(tables)}')
+    for index, table in enumerate(tables):
+        if not isinstance(table, dict):
+            raise InvalidInput(
+                f"{path}: tables[{index}]: expected an object with {', '.join(REQUIRED)}, not {shown(table)}"
+            )
+    entries = [Entry.of(f"{path}: tables[{index}]", table) for index, table in enumerate(tables)]
+    return entries, unknown | {key for entry in entries for key in entry.fields} - KNOWN

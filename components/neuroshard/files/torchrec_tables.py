@@ -1,0 +1,48 @@
+"""The tables of a TorchRec model: `tables_of(ebc)`, also where the module is on the meta device. Needs no torchrec itself."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.table import Table
+from neuroshard.files.imported import table_defaults
+
+_DTYPES = {"FP32": "fp32", "FP16": "fp16"}  # TorchRec's DataType -> ours
+
+
+def tables_of(
+    module_or_configs: Any,
+    pooling_factors: Mapping[str, float] | None = None,
+    *,
+    access: str = "uniform",
+    optimizer: str = "rowwise_adagrad",
+) -> tuple[Table, ...]:
+    """Tables of an EmbeddingBagCollection, or of a sequence of its EmbeddingBagConfigs.
+
+    `pooling_factors` are lookups a sample by table name, over all features of the table; one that is not there is taken to
+    have one lookup a feature, as TorchRec's planner does. Raises InvalidInput for a data type that is neither FP32 nor
+    FP16, and for a pooling factor of a table that does not exist; UsageError for an unknown access or optimizer.
+    """
+    configs: Sequence[Any] = (
+        module_or_configs.embedding_bag_configs()
+        if hasattr(module_or_configs, "embedding_bag_configs")
+        else module_or_configs
+    )
+    given = dict(pooling_factors or {})
+    unknown = given.keys() - {config.name for config in configs}
+    if unknown:
+        raise InvalidInput(f"pooling_factors: there is no table {min(unknown)!r}")
+    return tuple(_table(config, given.get(config.name), access, optimizer) for config in configs)
+
+
+def _table(config: Any, pooling_factor: float | None, access: str, optimizer: str) -> Table:
+    dtype = _DTYPES.get(config.data_type.name)
+    if dtype is None:
+        raise InvalidInput(f"table {config.name!r}: data_type {config.data_type.name} is neither FP32 nor FP16")
+    fields = {
+        "name": config.name,
+        "rows": config.num_embeddings,
+        "dim": config.embedding_dim,
+        "pooling_factor": float(len(config.feature_names) if pooling_factor is None else pooling_factor),
+    }
+    return table_defaults(access=access, dtype=dtype, optimizer=optimizer).table(fields, f"table {config.name!r}")

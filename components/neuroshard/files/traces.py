@@ -1,0 +1,165 @@
+"""Lookups of a batch: read from a trace of real ones, or drawn so that they have a table's pooling factor and reuse bins.
+
+A traces file is one safetensors file with two tensors a table, `NAME.indices` (int64, sample after sample) and
+`NAME.lengths` (int64, lookups of each sample), and `format_version` in its metadata.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from neuroshard.core.errors import InvalidInput, NeuroshardError
+from neuroshard.core.table import Table
+from neuroshard.core.value import check_format
+from neuroshard.files.access import Ints, row_groups
+from neuroshard.files.disk import disk_errors, writing
+
+TRACES_FORMAT = 1
+_DRAWN_AT_ONCE = 2**22  # lookups; the temporary arrays of a step then take 100 MB
+
+
+class Lookups(NamedTuple):
+    """Row numbers of all lookups, sample after sample (N,), and how many each sample has (batch,); both int64."""
+
+    indices: Ints
+    lengths: Ints
+
+
+@dataclass(frozen=True)
+class Traces:
+    """Recorded lookups by table name. The arrays may be views of a mapped file: do not write to them."""
+
+    tables: Mapping[str, Lookups]
+
+
+def write_traces(path: Path, traces: Traces) -> None:
+    """Write the traces, whole or not at all, without copying them."""
+    tensors = {
+        f"{name}.{kind}": np.ascontiguousarray(array, dtype=np.int64)
+        for name, lookups in traces.tables.items()
+        for kind, array in lookups._asdict().items()
+    }
+    with writing(path) as temporary:
+        try:
+            save_file(tensors, temporary, metadata={"format_version": str(TRACES_FORMAT)})
+        except SafetensorError as error:  # a full disk
+            raise NeuroshardError(f"{path}: cannot write it: {str(error).splitlines()[0]}") from None
+
+
+def read_traces(path: Path) -> Traces:
+    """Traces, checked whole; they take as much memory as the file. Raises InvalidInput or NewerFormat in one line."""
+    where = str(path)
+    if not path.exists():
+        raise InvalidInput(f"{where}: no such file")
+    try:
+        with disk_errors(path, "read it"), safe_open(path, framework="numpy") as file:
+            _check_version(file.metadata(), where)
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no dict
+    except SafetensorError as error:
+        raise InvalidInput(f"{where}: not a whole safetensors file ({str(error).splitlines()[0]:.120})") from None
+    names = [key.removesuffix(".indices") for key in arrays if key.endswith(".indices")]
+    if sorted(arrays) != sorted(f"{name}.{kind}" for name in names for kind in Lookups._fields):
+        raise InvalidInput(f"{where}: expected the tensors NAME.indices and NAME.lengths of each table")
+    tables = {name: Lookups(arrays[f"{name}.indices"], arrays[f"{name}.lengths"]) for name in names}
+    for name, lookups in tables.items():
+        check_lookups(lookups, f"{where}: table {name!r}")
+    return Traces(tables)
+
+
+def _check_version(metadata: Mapping[str, str] | None, where: str) -> None:
+    version = (metadata or {}).get("format_version", "")
+    if not version.isdecimal():
+        raise InvalidInput(f"{where}: not a traces file: its metadata has no format_version")
+    check_format({"format_version": int(version)}, TRACES_FORMAT, where)
+
+
+def check_lookups(lookups: Lookups, where: str) -> None:
+    """Raise InvalidInput unless both arrays are int64 vectors that agree, with neither negative rows nor lengths."""
+    for name, array in lookups._asdict().items():
+        if array.ndim != 1 or array.dtype != np.int64:
+            raise InvalidInput(f"{where}: {name} must be a vector of int64, not {array.dtype} of shape {array.shape}")
+        if len(array) and int(array.min()) < 0:
+            raise InvalidInput(f"{where}: {name}[{int(array.argmin())}] is {int(array.min())}, below 0")
+    if not len(lookups.lengths):
+        raise InvalidInput(f"{where}: it has no samples")
+    if int(lookups.lengths.sum()) != len(lookups.indices):
+        raise InvalidInput(
+            f"{where}: the lengths add up to {int(lookups.lengths.sum()):,} lookups, but there are "
+            f"{len(lookups.indices):,} indices"
+        )
+
+
+def trace_lookups(traces: Traces, table: Table, batch_size: int, rng: np.random.Generator) -> Lookups:
+    """A batch of consecutive samples of the table's trace, from a random one on, beginning again after the last.
+
+    Where the table's pooling factor is not the trace's, a sample is made of as many samples of the trace as it takes, and
+    each lookup is kept with the probability that makes the mean right. Row numbers are taken modulo the table's rows, which
+    only matters for a table that was given fewer. Raises InvalidInput where there is no trace of the table's name.
+    """
+    if table.name not in traces.tables:
+        raise InvalidInput(f"the traces have no table {table.name!r}; they have {len(traces.tables)} others")
+    trace = traces.tables[table.name]
+    recorded = len(trace.indices) / len(trace.lengths)
+    scale = table.pooling_factor / recorded if recorded else 0.0
+    joined = max(math.ceil(scale), 1)
+
+    samples = (rng.integers(len(trace.lengths)) + np.arange(batch_size * joined)) % len(trace.lengths)
+    ends = np.cumsum(trace.lengths)
+    lengths = trace.lengths[samples]
+    before = np.cumsum(lengths) - lengths
+    positions = np.repeat(ends[samples] - lengths - before, lengths) + np.arange(lengths.sum())
+    owner = np.repeat(np.arange(batch_size * joined) // joined, lengths)
+    if scale < joined:
+        kept = rng.random(len(positions)) * joined < scale
+        positions, owner = positions[kept], owner[kept]
+    return Lookups(trace.indices[positions] % table.rows, np.bincount(owner, minlength=batch_size))
+
+
+def draw_lookups(table: Table, batch_size: int, rng: np.random.Generator) -> Lookups:
+    """A batch of lookups as the table's pooling factor and reuse bins say, whatever the batch size. Deterministic for `rng`.
+
+    Every sample has `pooling_factor` lookups, rounded up or down at random where it is a fraction; over the batch their mean
+    is as near to it as whole lookups allow. Rows come from the groups of `row_groups`, each row independent of the others,
+    and are spread over the table as hashed rows are. Counted again at `reuse_batch_size`, the bins differ from the
+    table's by at most 0.05 in total variation, for tables of 100 rows or more; the bins say too little where a row is
+    looked up more than 2^17 times, and then rows are spread wider than they were. Nothing is allocated per row.
+    """
+    lengths = _draw_lengths(table.pooling_factor, batch_size, rng)
+    groups = row_groups(table)
+    shares = np.concatenate([[0.0], np.cumsum(groups.lookup_shares)])
+    places = np.concatenate([[0.0], np.cumsum(groups.rows)])
+    step = _spreading_step(table.rows)
+
+    indices = np.empty(int(lengths.sum()), dtype=np.int64)
+    for start in range(0, len(indices), _DRAWN_AT_ONCE):
+        part = indices[start : start + _DRAWN_AT_ONCE]
+        part[:] = np.interp(rng.random(len(part)), shares, places)  # the inverse of the distribution of rows
+        np.minimum(part, table.rows - 1, out=part)
+        part *= step
+        part %= table.rows
+    return Lookups(indices, lengths)
+
+
+def _draw_lengths(pooling_factor: float, batch_size: int, rng: np.random.Generator) -> Ints:
+    whole = math.floor(pooling_factor)
+    longer = batch_size * (pooling_factor - whole)
+    lengths = np.full(batch_size, whole, dtype=np.int64)
+    lengths[rng.permutation(batch_size)[: math.floor(longer + rng.random())]] += 1
+    return lengths
+
+
+def _spreading_step(rows: int) -> int:
+    """A number coprime with `rows`: multiplying by it modulo `rows` spreads neighbours evenly over the table.
+
+    Near the golden section of the rows, as far as products of it stay below 2^63.
+    """
+    step = max(min(int(rows * 0.6180339887), 2**62 // rows), 1)
+    while math.gcd(step, rows) != 1:
+        step -= 1
+    return step
