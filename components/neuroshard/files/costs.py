@@ -2,8 +2,12 @@
 
 costs.json holds the bench and the base tables and is written first. Each part holds whole rows, a case beside its cost, and
 appears by rename: a run killed at any moment leaves only whole parts, and the next one measures what they do not hold.
+`.lock` is held by the run that writes.
 """
 
+import fcntl
+import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +30,9 @@ from neuroshard.files.cases import (
     read_rows,
     write_rows,
 )
-from neuroshard.files.disk import read_bytes, write_bytes
+from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
+
+FLUSH_SECONDS = 5.0  # of costs are lost at most when a run is killed
 
 COMPUTE_FIELDS = [
     *COMPUTE_CASE_FIELDS,
@@ -57,9 +63,10 @@ class CostsManifest(Value):
 
 
 class CostWriter:
-    """Appends costs to a folder, part by part. `done` holds the (case_id, round) pairs that are already on disk.
+    """Appends costs to a folder: a part every FLUSH_SECONDS and at the end. `done` holds the (case_id, round) it has.
 
-    Opening a folder that another bench has begun raises InvalidInput: costs of two benches are never mixed.
+    Opening a folder that another bench has begun raises InvalidInput: costs of two benches are never mixed. So does one that
+    another run is writing to.
     """
 
     def __init__(self, folder: Path, bench: Bench, tables: tuple[Table, ...]) -> None:
@@ -67,21 +74,29 @@ class CostWriter:
         self.manifest = CostsManifest(bench=bench, tables=tables)
         self.rows: dict[str, list[dict[str, Any]]] = {"compute": [], "comm": []}
         self.done: dict[str, set[tuple[str, int]]] = {"compute": set(), "comm": set()}
-        path = folder / "costs.json"
-        if path.exists():
-            begun = read_manifest(folder)
-            if begun.bench != bench:
-                raise InvalidInput(
-                    f"{path}: was measured on another bench ({_difference(begun.bench, bench)}); give another -o"
-                )
-            if begun.tables != tables:
-                raise InvalidInput(f"{path}: was measured for other tables; give another -o")
-            for kind, fields in (("compute", COMPUTE_FIELDS), ("comm", COMM_FIELDS)):
-                self.done[kind] = {
-                    (row["case_id"], row["round"]) for part in _parts(folder, kind) for row in read_rows(part, fields)
-                }
-        else:
+        self.flushed_at = time.monotonic()
+        self.lock = _lock(folder)
+        try:
+            self._begin_or_continue()
+        except BaseException:
+            os.close(self.lock)
+            raise
+
+    def _begin_or_continue(self) -> None:
+        path = self.folder / "costs.json"
+        if not path.exists():
             write_bytes(path, self.manifest.canonical_json())
+            return
+        begun = read_manifest(self.folder)
+        if begun.bench != self.manifest.bench:
+            difference = _difference(begun.bench, self.manifest.bench)
+            raise InvalidInput(f"{path}: was measured on another bench ({difference}); give another -o")
+        if begun.tables != self.manifest.tables:
+            raise InvalidInput(f"{path}: was measured for other tables; give another -o")
+        for kind, fields in (("compute", COMPUTE_FIELDS), ("comm", COMM_FIELDS)):
+            self.done[kind] = {
+                (row["case_id"], row["round"]) for part in _parts(self.folder, kind) for row in read_rows(part, fields)
+            }
 
     def add_compute(self, case: ComputeCase, cost: ComputeCost) -> None:
         self._add("compute", {**compute_case_row(case), **cost.model_dump(mode="json", exclude={"case_id"})})
@@ -94,6 +109,8 @@ class CostWriter:
         if key not in self.done[kind]:
             self.done[kind].add(key)
             self.rows[kind].append(row)
+        if time.monotonic() - self.flushed_at >= FLUSH_SECONDS:
+            self.flush()
 
     def flush(self) -> None:
         """Put what was added since the last flush on disk, as one new part of each kind."""
@@ -103,6 +120,7 @@ class CostWriter:
                 number = int(parts[-1].stem.rpartition("-")[2]) + 1 if parts else 0
                 write_rows(self.folder / f"{kind}-{number:05d}.parquet", self.rows[kind], fields)
                 self.rows[kind] = []
+        self.flushed_at = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -110,7 +128,27 @@ class CostWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.flush()
+        try:
+            self.flush()
+        finally:
+            os.close(self.lock)
+
+
+def _lock(folder: Path) -> int:
+    """Hold the folder, as long as the file descriptor is open and the process lives. Removes what a killed run half wrote."""
+    with disk_errors(folder, "write to it"):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise InvalidInput(
+                f"{folder}: another run is writing costs here; wait for it, or give another -o"
+            ) from None
+        for unfinished in folder.glob(".*.parquet.*"):
+            unfinished.unlink()
+    return lock
 
 
 def read_manifest(folder: Path) -> CostsManifest:

@@ -1,0 +1,71 @@
+"""What can measure, by name. A backend turns a case into its cost, and says on what bench it does so."""
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.cost import Bench, CommCost, ComputeCost
+from neuroshard.core.errors import UsageError
+
+# Imported when used: the formula needs neither torch nor FBGEMM.
+BACKENDS = {
+    "synthetic": "neuroshard.measure.synthetic:Synthetic",
+    "cpu": "neuroshard.measure.hardware:cpu",
+    "cuda": "neuroshard.measure.hardware:cuda",
+}
+OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad")  # that FBGEMM fuses into backward on the CPU and on CUDA alike
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure. `batch_size` is global: samples a step over all devices.
+
+    A device looks up the whole batch in its own tables, and then keeps its 1/devices of the samples of every table.
+    `memory_limit_bytes` is for the tables of one case; None takes the backend's default.
+    """
+
+    batch_size: int
+    warmup: int = 2
+    repeats: int = 7
+    optimizer: str = "rowwise_adagrad"
+    threads: int = 1
+    memory_limit_bytes: int | None = None
+    traces: Path | None = None
+    seed: int = 0
+    timeout_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise UsageError(f"unknown optimizer {self.optimizer!r}; there are {', '.join(OPTIMIZERS)}")
+        for name, least in (("batch_size", 1), ("warmup", 0), ("repeats", 1), ("threads", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.timeout_seconds <= 0:
+            raise UsageError(f"timeout_seconds must be above 0, not {self.timeout_seconds}")
+
+
+class Backend(Protocol):
+    """Measures cases one at a time. Made from cases, settings, and the bench of the run that is to go on, if any."""
+
+    bench: Bench
+    most_devices: int | None  # largest exchange that can be measured here; None for any
+
+    def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
+        """The cost of a table set. Out of memory is a cost with its error. Raises WorkerLost, MeasureError."""
+
+    def exchange(self, case: CommCase, round_: int) -> CommCost:
+        """The cost of an exchange. Raises WorkerLost, MeasureError."""
+
+    def close(self) -> None:
+        """End what was started. The backend is not used afterwards."""
+
+
+def open_backend(name: str, cases: Cases, settings: Settings, begun: Bench | None = None) -> Backend:
+    """The backend `name`, ready to measure `cases`. Raises UsageError for an unknown name, MeasureError where it cannot run."""
+    if name not in BACKENDS:
+        raise UsageError(f"unknown backend {name!r}; there are {', '.join(BACKENDS)}")
+    module, _, member = BACKENDS[name].partition(":")
+    backend: Backend = getattr(importlib.import_module(module), member)(cases, settings, begun)
+    return backend

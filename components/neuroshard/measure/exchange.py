@@ -1,0 +1,114 @@
+"""The cost of an exchange: all-to-all among processes, one a device, with torch.distributed (gloo on CPUs, NCCL on GPUs).
+
+Forward, each device has pooled embeddings of the whole batch for its own dims, and sends every peer that peer's samples. It
+is timed from the device's own start (a delay after the first) until all that it needs has arrived, waiting included. Backward
+is the reverse, timed by itself with all devices starting together. Numbers are fp32. One host; several are not covered.
+"""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from neuroshard.core.case import CommCase
+from neuroshard.measure.backends import Settings
+from neuroshard.measure.harness import Timing, open_device, out_of_memory, timing
+from neuroshard.measure.worker import one_line
+
+COLLECTIVES = {"cpu": "gloo", "cuda": "nccl"}
+LEAD_SECONDS = 0.002  # between agreeing on a start and the start; by then all have heard of it
+
+
+def samples_per_device(batch_size: int, devices: int) -> list[int]:
+    """The batch cut as evenly as it goes: the first devices get one sample more where it does not divide."""
+    share, more = divmod(batch_size, devices)
+    return [share + (device < more) for device in range(devices)]
+
+
+class Rank:
+    """Device `rank` of the exchanges, serving `case -> (forward, backward)` or the text of an out-of-memory error.
+
+    All ranks join one process group of `max(counts)` devices. An exchange among fewer is among the first of them.
+    """
+
+    def __init__(self, kind: str, rank: int, counts: tuple[int, ...], rendezvous: str, settings: Settings) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.rank, self.settings = rank, settings
+        self.device = open_device(kind, rank, threads=1)
+        dist.init_process_group(
+            COLLECTIVES[kind],
+            init_method=f"file://{rendezvous}",
+            rank=rank,
+            world_size=max(counts),
+            timeout=timedelta(seconds=settings.timeout_seconds),
+        )
+        self.groups = {count: dist.new_group(list(range(count))) for count in counts}
+        # devices agree on a start over gloo, also where NCCL is measured
+        on_cpu = COLLECTIVES[kind] == "gloo"
+        self.clocks = self.groups if on_cpu else {n: dist.new_group(list(range(n)), backend="gloo") for n in counts}
+        for count in counts:
+            if rank < count:  # NCCL connects at the first use, which no case should pay for
+                one = torch.zeros(count, device=self.device.torch)
+                dist.all_to_all_single(torch.zeros_like(one), one, group=self.groups[count])
+
+    def __call__(self, case: CommCase) -> tuple[Timing, Timing] | str:
+        devices, delay_ms = len(case.device_dims), case.start_delays_ms[self.rank]
+        try:
+            forward, backward = self._steps(case)
+            error = ""
+        except Exception as caught:
+            if not out_of_memory(caught):
+                raise
+            error = f"out of memory on device {self.rank} ({one_line(caught)})"
+        if not self._all_ready(devices, not error):
+            return error
+
+        samples = []
+        for _ in range(self.settings.warmup + self.settings.repeats):
+            self._start_together(devices, delay_ms)
+            forward_ms, _ = self.device.timed(forward)
+            self._start_together(devices, 0.0)
+            backward_ms, _ = self.device.timed(backward)
+            samples.append((forward_ms, backward_ms))
+        forwards, backwards = zip(*samples[self.settings.warmup :], strict=True)
+        return timing(forwards), timing(backwards)
+
+    def _steps(self, case: CommCase) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """Forward and backward all-to-all of this device, on buffers of their own."""
+        import torch
+        import torch.distributed as dist
+
+        dims = case.device_dims
+        shares = samples_per_device(self.settings.batch_size, len(dims))
+        to_peers = [share * dims[self.rank] for share in shares]
+        from_peers = [shares[self.rank] * dim for dim in dims]
+        mine, theirs = (torch.ones(sum(sizes), device=self.device.torch) for sizes in (to_peers, from_peers))
+        group = self.groups[len(dims)]
+
+        def forward() -> None:
+            dist.all_to_all_single(theirs, mine, from_peers, to_peers, group=group)
+
+        def backward() -> None:
+            dist.all_to_all_single(mine, theirs, to_peers, from_peers, group=group)
+
+        return forward, backward
+
+    def _all_ready(self, devices: int, ready: bool) -> bool:
+        """Have all devices their buffers? Otherwise none may wait for those that have not."""
+        import torch
+        import torch.distributed as dist
+
+        least = torch.tensor([int(ready)])
+        dist.all_reduce(least, dist.ReduceOp.MIN, group=self.clocks[devices])
+        return bool(least.item())
+
+    def _start_together(self, devices: int, delay_ms: float) -> None:
+        """Sleep until `delay_ms` after a moment that device 0 chooses on the host's clock, which all processes share."""
+        import torch
+        import torch.distributed as dist
+
+        moment = torch.tensor([time.monotonic() + LEAD_SECONDS], dtype=torch.float64)
+        dist.broadcast(moment, 0, group=self.clocks[devices])
+        time.sleep(max(0.0, moment.item() + delay_ms / 1e3 - time.monotonic()))

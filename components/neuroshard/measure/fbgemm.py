@@ -1,0 +1,164 @@
+"""The compute cost of a table set: FBGEMM's table-batched embedding operator, timed in a worker process.
+
+One operator serves all tables of a device (two where some are fp16 and some fp32). Backward includes the optimizer, which
+FBGEMM fuses into it. Weights lie on the device measured: HOST for the CPU, DEVICE for CUDA.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from neuroshard.core.case import ComputeCase
+from neuroshard.core.cost import ComputeCost
+from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
+from neuroshard.measure.backends import Settings
+from neuroshard.measure.harness import compute_cost, open_device, out_of_memory, time_case
+from neuroshard.measure.lookups import TableLookups
+from neuroshard.measure.rowcap import capped_rows
+from neuroshard.measure.worker import one_line
+
+if TYPE_CHECKING:
+    import torch
+
+# So small that weights stay as they are through a million repeats, and not 0, which a BLAS may take as leave to do nothing.
+LEARNING_RATE = 1e-9
+GRADIENT = 1e-3
+WEIGHT = 0.5
+MOMENT = 1.0
+
+ALIGNED = 16  # floats in a cache line, on which torch would have begun each buffer
+
+
+class HostBuffers:
+    """Weights and optimizer state of all cases on the CPU: allocated and touched once, then sliced for each case.
+
+    Zeroing gigabytes for each case would take longer than measuring it, and memory that was never written is one shared
+    page of zeros, which would be read from the cache.
+    """
+
+    def __init__(self, weight_bytes: int, state_bytes: int) -> None:
+        import torch
+
+        self.weights = torch.full((-(-weight_bytes // 4) + ALIGNED,), WEIGHT)
+        self.state = torch.full((-(-state_bytes // 4) + ALIGNED,), MOMENT)
+        self.used = {"weights": 0, "state": 0}
+
+    def rewind(self) -> None:
+        """All of it is free again, for the next case."""
+        self.used = {"weights": 0, "state": 0}
+
+    def take(self, tables: Sequence[Table], rows: Sequence[int], optimizer: str) -> "dict[str, torch.Tensor]":
+        """What FBGEMM calls preallocated host buffers, for these tables cut to `rows`."""
+        import torch
+
+        per_row, per_element = OPTIMIZER_BYTES[optimizer]
+        elements = sum(r * t.dim for t, r in zip(tables, rows, strict=True))
+        dtype = torch.float32 if tables[0].element_bytes == ELEMENT_BYTES["fp32"] else torch.float16
+        taken = {"weights": self._slice("weights", elements * tables[0].element_bytes).view(dtype)}
+        if per_row or per_element:
+            taken["momentum1"] = self._slice("state", per_row * sum(rows) + per_element * elements)
+        return taken
+
+    def _slice(self, name: str, size: int) -> "torch.Tensor":
+        """The next `size` bytes, which are a multiple of 4, of a buffer; the one after begins on a cache line."""
+        buffer: torch.Tensor = getattr(self, name)
+        begin = self.used[name]
+        self.used[name] = begin + -(-size // 4 // ALIGNED) * ALIGNED
+        return buffer[begin : begin + size // 4]
+
+
+class TableBatchedEmbedding:
+    """Serves compute cases in a worker: `(case, round) -> ComputeCost`."""
+
+    def __init__(self, kind: str, settings: Settings, cap: int | None, weight_bytes: int, state_bytes: int) -> None:
+        self.settings, self.cap = settings, cap
+        self.device = open_device(kind, 0, settings.threads)
+        self.lookups = TableLookups(settings.batch_size, settings.seed, settings.traces)
+        self.buffers = HostBuffers(weight_bytes, state_bytes) if kind == "cpu" else None
+
+    def __call__(self, message: tuple[ComputeCase, int]) -> ComputeCost:
+        case, round_ = message
+        try:
+            forward, backward = self._steps(case)
+            forwards, backwards = time_case(self.device, forward, backward, self.settings.warmup, self.settings.repeats)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            return ComputeCost(case_id=case.case_id, round=round_, error=f"out of memory ({one_line(error)})")
+        return compute_cost(case, round_, forwards, backwards)
+
+    def _steps(self, case: ComputeCase) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        """Forward, and backward from what forward returned."""
+        import torch
+
+        if self.buffers is not None:
+            self.buffers.rewind()
+        groups = [
+            tables
+            for size in ELEMENT_BYTES.values()
+            if (tables := [table for table in case.tables if table.element_bytes == size])
+        ]
+        operators = [self._operator(tables) for tables in groups]
+        batches = [self._batch(tables) for tables in groups]
+        gradients = [
+            torch.full((self.settings.batch_size, sum(t.dim for t in tables)), GRADIENT, device=self.device.torch)
+            for tables in groups
+        ]
+
+        def forward() -> "list[torch.Tensor]":
+            return [operator(*batch) for operator, batch in zip(operators, batches, strict=True)]
+
+        def backward(outputs: "list[torch.Tensor]") -> None:
+            torch.autograd.backward(outputs, gradients)
+
+        return forward, backward
+
+    def _operator(self, tables: Sequence[Table]) -> "torch.nn.Module":
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+            BoundsCheckMode,
+            EmbeddingLocation,
+            PoolingMode,
+        )
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        optimizers = {
+            "sgd": EmbOptimType.EXACT_SGD,
+            "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            "adagrad": EmbOptimType.EXACT_ADAGRAD,
+        }
+        optimizer = self.settings.optimizer
+        rows = [capped_rows(table, optimizer, self.cap) for table in tables]
+        on_host = self.buffers is not None
+        place = (
+            (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_host else (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+        )
+        # fbgemm-gpu 1.6 does not know preallocated_host_buffers, so CUDA goes without even naming it
+        buffers = {"preallocated_host_buffers": self.buffers.take(tables, rows, optimizer)} if self.buffers else {}
+        operator: torch.nn.Module = SplitTableBatchedEmbeddingBagsCodegen(
+            [(r, table.dim, *place) for r, table in zip(rows, tables, strict=True)],
+            weights_precision=SparseType.FP32 if tables[0].element_bytes == ELEMENT_BYTES["fp32"] else SparseType.FP16,
+            optimizer=optimizers[optimizer],
+            learning_rate=LEARNING_RATE,
+            pooling_mode=PoolingMode.SUM,
+            bounds_check_mode=BoundsCheckMode.NONE,
+            device=self.device.torch,
+            **buffers,
+        )
+        return operator
+
+    def _batch(self, tables: Sequence[Table]) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Indices and offsets of one batch, table after table, on the device."""
+        import torch
+
+        drawn = [self.lookups.of(t, capped_rows(t, self.settings.optimizer, self.cap)) for t in tables]
+        indices = np.concatenate([indices for indices, _ in drawn])
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate([lengths for _, lengths in drawn]))])
+        return (
+            torch.from_numpy(indices).to(self.device.torch),
+            torch.from_numpy(offsets).to(self.device.torch),
+        )

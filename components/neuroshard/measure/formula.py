@@ -1,0 +1,187 @@
+"""A GPU that one can look into: what table sets and exchanges cost, as a formula. No clock, no noise.
+
+It has what makes the real thing hard to predict. Tables fused into one kernel share it, so their costs do not add up: a small
+set cannot fill the device; a set bound by memory hides one bound by instructions; the rows of all tables compete for
+the cache. Narrow rows waste memory sectors and instructions, so columns cost more when split. In an exchange all wait for
+the last to start and for the largest share. Magnitudes are an H100's (SXM, 80 GB, NVLink); nothing was fitted to one.
+
+A set is the sum of its tables' terms, so many sets are evaluated at once: `forward_ms(table_terms(…).sum(axis=0))`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from neuroshard.core.reuse import REUSE_BINS
+from neuroshard.core.table import Table
+from neuroshard.costmodel.features import distinct_rows
+from neuroshard.costmodel.protocol import Floats, Ints
+
+DEVICE_NAME = "formula of an H100"
+MEMORY_BYTES = 80 * 2**30
+
+# Rates are per millisecond.
+HBM_BYTES = 2.4e9  # 3.35 TB/s at the peak; rows at random reach about 70 %
+CACHE_BYTES = 5.5e9  # L2
+CACHE_SIZE = 50e6
+SECTOR_BYTES = 32  # what memory moves at least
+VECTOR_COLUMNS = 128  # a warp moves 32 lanes x 4 columns in one instruction, however few of them there are
+FORWARD_VECTORS = 25e6  # 132 multiprocessors, 1.7 GHz, about 9 cycles each
+BACKWARD_VECTORS = 12e6
+BAGS_IN_FLIGHT = 4224  # 132 multiprocessors x 32 warps, one bag each: with as many bags the device is half used
+LOOKUP_MS = 150e-6  # from one lookup of a bag to the next, a memory access of 600 ns with 4 in flight
+FORWARD_LAUNCH_MS = 0.008
+BACKWARD_LAUNCH_MS = 0.045  # about ten kernels: linearise, sort, group, update
+FORWARD_TABLE_MS = 0.0004
+BACKWARD_TABLE_MS = 0.0015
+SORT_BYTES = 48  # read and written for each lookup in each pass of the radix sort, which takes 8 bits of the row number
+OVERLAP = 4.0  # resources used together take the 4-norm of their times: at most 2^(1/4) of the longer
+
+LINK_BYTES = 0.35e9  # NVLink: 450 GB/s each way at the peak
+BACKWARD_LINK_BYTES = 0.31e9  # all peers send to one at the same moment
+BASE_LATENCY_MS = 0.015
+PEER_LATENCY_MS = 0.002
+SHARED_WAIT = 0.7  # of the slowest device's transfer; the rest is the device's own
+
+TERMS = (
+    "tables",
+    "bags",
+    "lookups",
+    "distinct_bytes",  # of rows at their first lookup, in whole sectors
+    "repeated_bytes",  # of rows at every further lookup
+    "output_bytes",
+    "gradient_bytes",  # read once for every lookup
+    "state_bytes",  # of the optimizer
+    "vectors",  # instructions that move one row of up to 128 columns
+    "rows",
+    "pooling_to_the_8th",  # its 8th root is nearly the longest bag
+)
+LONGEST = 8
+
+
+def table_terms(tables: Sequence[Table], dims: Ints, batch_size: int) -> Floats:
+    """Terms of `tables[i]` cut to `dims[i]` columns: (N,) and (N,) -> (N, len(TERMS)). Those of a set are their sum."""
+    rows, pooling, element_bytes, counted_on = (
+        np.array([getattr(table, name) for table in tables], dtype=np.float64)
+        for name in ("rows", "pooling_factor", "element_bytes", "reuse_batch_size")
+    )
+    bins = np.array([table.reuse_bins for table in tables]).reshape(-1, REUSE_BINS)
+    distinct = distinct_rows(rows, pooling, bins, counted_on, batch_size)
+    lookups = pooling * batch_size
+    row_bytes = _whole(dims * element_bytes, SECTOR_BYTES)
+    terms = {
+        "tables": np.ones(len(tables)),
+        "bags": np.full(len(tables), float(batch_size)),
+        "lookups": lookups,
+        "distinct_bytes": distinct * row_bytes,
+        "repeated_bytes": (lookups - distinct) * row_bytes,
+        "output_bytes": batch_size * dims * 4.0,
+        "gradient_bytes": lookups * dims * 4.0,
+        "state_bytes": distinct * 2.0 * SECTOR_BYTES,
+        "vectors": lookups * _whole(dims, VECTOR_COLUMNS) / VECTOR_COLUMNS,
+        "rows": rows,
+        "pooling_to_the_8th": pooling**LONGEST,
+    }
+    return np.stack([terms[name] for name in TERMS], axis=1)
+
+
+def forward_ms(terms: Floats) -> Floats:
+    """Forward of sets from the sums of their tables' terms: (…, len(TERMS)) -> (…). Without tables it is 0."""
+    of = _by_name(terms)
+    hit = CACHE_SIZE / (CACHE_SIZE + of["distinct_bytes"])
+    moved = of["distinct_bytes"] + (1 - hit) * of["repeated_bytes"] + of["output_bytes"] + 8 * of["lookups"]
+    memory = moved / HBM_BYTES + hit * of["repeated_bytes"] / CACHE_BYTES
+    busy = _overlapped(memory * _idle(of), of["vectors"] / FORWARD_VECTORS * _idle(of), _longest_bag_ms(of))
+    return _if_any(of, FORWARD_LAUNCH_MS + FORWARD_TABLE_MS * of["tables"] + busy)
+
+
+def backward_ms(terms: Floats) -> Floats:
+    """Backward and optimizer of sets: (…, len(TERMS)) -> (…). Without tables it is 0."""
+    of = _by_name(terms)
+    hit = CACHE_SIZE / (CACHE_SIZE + of["output_bytes"])
+    passes = np.ceil(np.log2(np.maximum(of["rows"], 2)) / 8)
+    moved = (1 - hit) * of["gradient_bytes"] + 2 * of["distinct_bytes"] + of["state_bytes"]
+    sort = SORT_BYTES * passes * of["lookups"] / HBM_BYTES
+    memory = moved / HBM_BYTES + hit * of["gradient_bytes"] / CACHE_BYTES
+    busy = _overlapped(memory * _idle(of), of["vectors"] / BACKWARD_VECTORS * _idle(of), _longest_bag_ms(of))
+    return _if_any(of, BACKWARD_LAUNCH_MS + BACKWARD_TABLE_MS * of["tables"] + sort + busy)
+
+
+def compute_ms(tables: Sequence[Table], batch_size: int) -> float:
+    """Forward and backward of one device that holds these tables."""
+    dims = np.array([table.dim for table in tables], dtype=np.int64)
+    terms = table_terms(tables, dims, batch_size).sum(axis=0)
+    return float(forward_ms(terms) + backward_ms(terms))
+
+
+def forward_comm_ms(device_dims: Floats, start_delays_ms: Floats, batch_size: int) -> Floats:
+    """Forward exchange from each device's own start: two (…, D) -> (…, D). No device is done before the last has begun."""
+    own = _transfer_ms(device_dims, batch_size, LINK_BYTES)
+    return start_delays_ms.max(axis=-1, keepdims=True) - start_delays_ms + own
+
+
+def backward_comm_ms(device_dims: Floats, batch_size: int) -> Floats:
+    """Backward exchange when all start together: (…, D) -> (…, D)."""
+    return _transfer_ms(device_dims, batch_size, BACKWARD_LINK_BYTES)
+
+
+def _transfer_ms(device_dims: Floats, batch_size: int, link_bytes: float) -> Floats:
+    """Latencies, and what a device sends or receives, whichever is more, over its link; partly as long as the slowest's."""
+    dims = np.asarray(device_dims, dtype=np.float64)
+    devices = dims.shape[-1]
+    sent = (devices - 1) * dims
+    received = dims.sum(axis=-1, keepdims=True) - dims
+    own = np.maximum(sent, received) * (batch_size / devices * 4) / link_bytes
+    slowest = own.max(axis=-1, keepdims=True)
+    return BASE_LATENCY_MS + PEER_LATENCY_MS * (devices - 1) + SHARED_WAIT * slowest + (1 - SHARED_WAIT) * own
+
+
+def _by_name(terms: Floats) -> dict[str, Floats]:
+    return {name: terms[..., index] for index, name in enumerate(TERMS)}
+
+
+def _whole(amount: Floats | Ints, unit: int) -> Floats:
+    """Rounded up to a multiple of `unit`."""
+    return np.asarray(np.ceil(amount / unit) * unit, dtype=np.float64)
+
+
+def _idle(of: dict[str, Floats]) -> Floats:
+    """How many times longer work takes than on a full device."""
+    return 1 + BAGS_IN_FLIGHT / np.maximum(of["bags"], 1)
+
+
+def _longest_bag_ms(of: dict[str, Floats]) -> Floats:
+    return np.asarray(LOOKUP_MS * of["pooling_to_the_8th"] ** (1 / LONGEST), dtype=np.float64)
+
+
+def _overlapped(*times: Floats) -> Floats:
+    return np.asarray(sum(time**OVERLAP for time in times) ** (1 / OVERLAP), dtype=np.float64)
+
+
+def _if_any(of: dict[str, Floats], time: Floats) -> Floats:
+    return np.where(of["tables"] > 0, time, 0.0)
+
+
+class Formula:
+    """The formula as a cost model (costmodel/protocol.py) without error: what a perfectly trained one would predict."""
+
+    name = "formula"
+    backend = "synthetic"
+    device_name = DEVICE_NAME
+    max_dim = 2**16
+    device_counts: tuple[int, ...] = ()  # any number
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+
+    def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
+        return table_terms(tables, dims, self.batch_size)
+
+    def compute_ms(self, vector_sums: Floats) -> Floats:
+        return forward_ms(vector_sums) + backward_ms(vector_sums)
+
+    def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
+        return forward_comm_ms(device_dims, start_delays_ms, self.batch_size)
+
+    def backward_comm_ms(self, device_dims: Floats) -> Floats:
+        return backward_comm_ms(device_dims, self.batch_size)

@@ -1,0 +1,107 @@
+"""The backends that measure real devices: this machine's CPU, or its NVIDIA GPUs.
+
+Both are the same but for the device: FBGEMM in one worker process, and all-to-all in one worker process a device.
+"""
+
+import importlib.util
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.cost import Bench, CommCost, ComputeCost
+from neuroshard.core.errors import MeasureError
+from neuroshard.measure.backends import Settings
+from neuroshard.measure.exchange import COLLECTIVES
+from neuroshard.measure.harness import LONG_CASE_MS, MIN_REPEATS, comm_cost
+from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine, installed_versions
+from neuroshard.measure.rowcap import buffer_bytes, capped_tables, row_cap_bytes
+from neuroshard.measure.worker import Crew
+
+# gloo otherwise looks for the address of this host's name, which a container may not have
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() else {}
+
+
+class OnMachine:
+    """FBGEMM and torch.distributed on the devices of one machine."""
+
+    def __init__(self, machine: Machine, cases: Cases, settings: Settings, begun: Bench | None) -> None:
+        for package in ("torch", "fbgemm_gpu"):
+            if importlib.util.find_spec(package) is None:
+                raise MeasureError(f"backend {machine.kind} needs {package}, not installed here: {machine.install}")
+        self.machine, self.settings = machine, settings
+        self.bench = bench_of(machine, cases, settings, begun)
+        self.most_devices = machine.most_devices()
+        counts = {len(case.device_dims) for case in cases.comm}
+        self.counts = tuple(sorted(n for n in counts if self.most_devices is None or n <= self.most_devices))
+
+        self.folder = tempfile.TemporaryDirectory(prefix="neuroshard-measure-")
+        self.starts = 0
+        cap = self.bench.row_cap_bytes
+        serving = (machine.kind, settings, cap, *buffer_bytes(cases.compute, settings.optimizer, cap))
+        environment = {"OMP_NUM_THREADS": str(settings.threads), **LOOPBACK}
+        self.one = Crew(
+            "neuroshard.measure.fbgemm:TableBatchedEmbedding", lambda: [serving], settings.timeout_seconds, environment
+        )
+        self.all = Crew("neuroshard.measure.exchange:Rank", self._ranks, settings.timeout_seconds, environment)
+
+    def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
+        answer: ComputeCost = self.one.ask((case, round_))[0]
+        return answer
+
+    def exchange(self, case: CommCase, round_: int) -> CommCost:
+        answers = self.all.ask(case, count=len(case.device_dims))
+        errors = [answer for answer in answers if isinstance(answer, str)]
+        if errors:
+            return CommCost(case_id=case.case_id, round=round_, error=max(errors))
+        forwards, backwards = zip(*answers, strict=True)
+        return comm_cost(case, round_, forwards, backwards)
+
+    def close(self) -> None:
+        self.one.close()
+        self.all.close()
+        self.folder.cleanup()
+
+    def _ranks(self) -> list[tuple[Any, ...]]:
+        """Arguments of each rank, with a file to meet at that nobody met at before."""
+        self.starts += 1
+        rendezvous = str(Path(self.folder.name) / f"rendezvous-{self.starts}")
+        return [(self.machine.kind, rank, self.counts, rendezvous, self.settings) for rank in range(max(self.counts))]
+
+
+def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | None) -> Bench:
+    """What is told about the conditions, and kept equal over restarts: the row cap of `begun` stays unless a limit is given."""
+    limit = settings.memory_limit_bytes or machine.memory_limit()
+    if begun is not None and settings.memory_limit_bytes is None:
+        cap = begun.row_cap_bytes
+    else:
+        cap = None if limit is None else row_cap_bytes(cases.compute, settings.optimizer, limit)
+    return Bench(
+        backend=machine.kind,
+        hardware=machine.hardware(),
+        batch_size=settings.batch_size,
+        warmup=settings.warmup,
+        repeats=settings.repeats,
+        optimizer=settings.optimizer,
+        threads=settings.threads,
+        seed=settings.seed,
+        row_cap_bytes=cap,
+        capped_tables=capped_tables(cases.compute, settings.optimizer, cap),
+        versions=installed_versions(),
+        notes=(
+            *machine.notes(),
+            f"cases longer than {LONG_CASE_MS:.0f} ms in all have fewer repeats, at least {MIN_REPEATS}",
+            f"exchanges in fp32 over {COLLECTIVES[machine.kind]}, all devices on one host",
+            "lookups from traces" if settings.traces else "lookups drawn to match the tables' reuse bins",
+        ),
+    )
+
+
+def cpu(cases: Cases, settings: Settings, begun: Bench | None) -> OnMachine:
+    """This machine's CPU."""
+    return OnMachine(CpuMachine(), cases, settings, begun)
+
+
+def cuda(cases: Cases, settings: Settings, begun: Bench | None) -> OnMachine:
+    """This machine's NVIDIA GPUs."""
+    return OnMachine(CudaMachine(), cases, settings, begun)

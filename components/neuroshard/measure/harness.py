@@ -1,0 +1,167 @@
+"""How anything is timed: warm-up, cold cache, repeats, median and spread. One harness for the CPU and for CUDA.
+
+A device times a step on its own clock and can flush its own caches: wall clock and L3 on a CPU, CUDA events and L2 on a GPU.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.cost import CommCost, ComputeCost
+from neuroshard.core.errors import MeasureError
+
+if TYPE_CHECKING:
+    import torch
+
+MIN_REPEATS = 3
+LONG_CASE_MS = 250.0  # a case that has taken this long has enough repeats once it has MIN_REPEATS
+LAUNCH_AHEAD_CYCLES = 1_000_000  # 0.5 ms of GPU time at 2 GHz, in which the host enqueues what is then timed
+
+
+class Timing(NamedTuple):
+    """Milliseconds: the median over the repeats, and half their interquartile range."""
+
+    median: float
+    spread: float
+
+
+def timing(samples: Sequence[float]) -> Timing:
+    """Median and half interquartile range of at least one sample."""
+    if len(samples) < 2:
+        return Timing(samples[0], 0.0)
+    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return Timing(middle, (high - low) / 2)
+
+
+def compute_cost(case: ComputeCase, round_: int, forward: Timing, backward: Timing) -> ComputeCost:
+    """A measured table set as a row of the costs."""
+    return ComputeCost(
+        case_id=case.case_id,
+        round=round_,
+        forward_ms=forward.median,
+        backward_ms=backward.median,
+        forward_spread_ms=forward.spread,
+        backward_spread_ms=backward.spread,
+    )
+
+
+def comm_cost(case: CommCase, round_: int, forwards: Sequence[Timing], backwards: Sequence[Timing]) -> CommCost:
+    """A measured exchange, one timing a device, as a row of the costs."""
+    return CommCost(
+        case_id=case.case_id,
+        round=round_,
+        forward_ms=tuple(timing.median for timing in forwards),
+        backward_ms=tuple(timing.median for timing in backwards),
+        forward_spread_ms=tuple(timing.spread for timing in forwards),
+        backward_spread_ms=tuple(timing.spread for timing in backwards),
+    )
+
+
+class Device(Protocol):
+    """What is measured: where its tensors lie, its clock, and its cache."""
+
+    torch: "torch.device"
+
+    def flush(self) -> None:
+        """Push what the last step left out of the device's cache."""
+
+    def timed(self, step: Callable[[], Any]) -> tuple[float, Any]:
+        """Milliseconds that the step took on this device, and what it returned."""
+
+
+class Cpu:
+    """This machine's CPU with `threads` threads. Writes twice the last-level cache to flush it."""
+
+    def __init__(self, threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        self.torch = torch.device("cpu")
+        self.eviction = torch.zeros(2 * last_level_cache_bytes() // 4)
+
+    def flush(self) -> None:
+        self.eviction.fill_(1.0)
+
+    def timed(self, step: Callable[[], Any]) -> tuple[float, Any]:
+        began = time.perf_counter()
+        result = step()
+        return (time.perf_counter() - began) * 1e3, result
+
+
+class Cuda:
+    """GPU `index`. Writes twice its L2 to flush it, and times with events. Raises MeasureError where there is no such GPU."""
+
+    def __init__(self, index: int) -> None:
+        import torch
+
+        if index >= torch.cuda.device_count():
+            raise MeasureError(f"backend cuda needs GPU {index}, but torch sees {torch.cuda.device_count()} GPUs here")
+        self.torch = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch)
+        l2_bytes = torch.cuda.get_device_properties(self.torch).L2_cache_size
+        self.eviction = torch.zeros(2 * l2_bytes // 4, device=self.torch)
+
+    def flush(self) -> None:
+        import torch
+
+        self.eviction.fill_(1.0)
+        # Without this the gaps between kernels that a slow Python host leaves would be timed; a trainer's host runs ahead.
+        torch.cuda._sleep(LAUNCH_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
+
+    def timed(self, step: Callable[[], Any]) -> tuple[float, Any]:
+        import torch
+
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        began.record()
+        result = step()
+        ended.record()
+        ended.synchronize()
+        return began.elapsed_time(ended), result
+
+
+def open_device(kind: str, index: int, threads: int) -> Device:
+    """`cpu` or GPU `index`."""
+    return Cuda(index) if kind == "cuda" else Cpu(threads)
+
+
+def time_case(
+    device: Device, forward: Callable[[], Any], backward: Callable[[Any], Any], warmup: int, repeats: int
+) -> tuple[Timing, Timing]:
+    """Forward and backward of a case, each from a cold cache: warm-up first, then up to `repeats` repeats.
+
+    `backward` gets what `forward` returned. A long case ends early, but not before MIN_REPEATS.
+    """
+    for _ in range(warmup):
+        backward(forward())
+
+    forwards: list[float] = []
+    backwards: list[float] = []
+    while len(forwards) < repeats and (len(forwards) < MIN_REPEATS or sum(forwards) + sum(backwards) < LONG_CASE_MS):
+        device.flush()
+        forward_ms, result = device.timed(forward)
+        device.flush()
+        backward_ms, _ = device.timed(partial(backward, result))
+        forwards.append(forward_ms)
+        backwards.append(backward_ms)
+    return timing(forwards), timing(backwards)
+
+
+def last_level_cache_bytes() -> int:
+    """Size of the CPU's largest cache, from sysfs; 32 MiB where the system does not say."""
+    sizes = [
+        int(path.read_text().strip().removesuffix("K")) * 1024
+        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
+    return max(sizes, default=32 * 2**20)
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Is this torch's, CUDA's or Python's way of saying that memory ran out?"""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)

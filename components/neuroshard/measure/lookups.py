@@ -1,0 +1,55 @@
+"""The rows that a batch looks up in each table: from real traces where there are some, else drawn to match the table.
+
+Drawn once for each table from a generator of its own, so they depend on neither the order of the cases nor on a restart.
+"""
+
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuroshard.core.table import Table
+from neuroshard.core.value import canonical_json, sha256
+
+Ints = NDArray[np.int64]
+
+CACHE_BYTES = (
+    2 * 2**30
+)  # of lookups kept for the next case with the same table: 2,000 tables at batch 65,536 and pooling 2
+
+
+class TableLookups:
+    """Lookups of tables for batches of `batch_size` samples. `traces` is what `neuroshard tables --traces` wrote."""
+
+    def __init__(self, batch_size: int, seed: int, traces: Path | None) -> None:
+        from neuroshard.files.traces import read_traces
+
+        self.batch_size, self.seed = batch_size, seed
+        self.traces = None if traces is None else read_traces(traces)
+        self.kept: OrderedDict[str, tuple[Ints, Ints]] = OrderedDict()
+        self.kept_bytes = 0
+
+    def of(self, table: Table, rows: int) -> tuple[Ints, Ints]:
+        """Row indices (L,), folded into the first `rows` rows, and lookups of each sample (batch_size,)."""
+        key = sha256(canonical_json([table.name, table.rows, table.pooling_factor, *table.reuse_bins]))
+        if key not in self.kept:
+            self._keep(key, self._draw(table, key))
+        self.kept.move_to_end(key)
+        indices, lengths = self.kept[key]
+        return (indices if rows >= table.rows else indices % rows), lengths
+
+    def _draw(self, table: Table, key: str) -> tuple[Ints, Ints]:
+        from neuroshard.files.traces import draw_lookups, trace_lookups
+
+        rng = np.random.default_rng([self.seed, int(key[:16], 16)])
+        if self.traces is None:
+            return draw_lookups(table, self.batch_size, rng)
+        return trace_lookups(self.traces, table, self.batch_size, rng)
+
+    def _keep(self, key: str, drawn: tuple[Ints, Ints]) -> None:
+        self.kept[key] = drawn
+        self.kept_bytes += sum(array.nbytes for array in drawn)
+        while self.kept_bytes > CACHE_BYTES and len(self.kept) > 1:
+            _, dropped = self.kept.popitem(last=False)
+            self.kept_bytes -= sum(array.nbytes for array in dropped)

@@ -1,0 +1,130 @@
+"""What this machine is: the facts about its CPU or its GPUs that a bench tells, and what each needs installed."""
+
+import os
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal, Protocol
+
+from neuroshard import __version__
+from neuroshard.core.cost import Hardware
+from neuroshard.core.errors import MeasureError
+from neuroshard.core.units import format_bytes
+from neuroshard.measure.harness import last_level_cache_bytes
+from neuroshard.measure.rowcap import default_memory_limit
+
+GIB = 2**30
+
+
+class Machine(Protocol):
+    """One kind of device of this machine, as its backend sees it."""
+
+    @property
+    def kind(self) -> Literal["cpu", "cuda"]:
+        """As a Hardware calls it."""
+
+    @property
+    def install(self) -> str:
+        """The way out where FBGEMM is missing."""
+
+    def hardware(self) -> Hardware:
+        """The same for every machine of this kind. Raises MeasureError where there is no such device."""
+
+    def most_devices(self) -> int | None:
+        """Devices that an exchange can have here; None for any number."""
+
+    def memory_limit(self) -> int | None:
+        """Bytes for the tables of a case unless the user says; None where a case that does not fit is to fail."""
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the costs should know."""
+
+
+class CpuMachine:
+    """This machine's CPU. Any number of processes can exchange on it, if slowly."""
+
+    kind: Literal["cpu"] = "cpu"
+    install = "pip install 'neuroshard[measure]'"
+
+    def hardware(self) -> Hardware:
+        cpuinfo = Path("/proc/cpuinfo")
+        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.M) if cpuinfo.exists() else None
+        return Hardware(
+            kind=self.kind,
+            name=f"{found.group(1).strip() if found else 'CPU'}, {cores()} cores",
+            memory_bytes=round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB) * GIB,
+            interconnect="gloo over loopback",
+        )
+
+    def most_devices(self) -> int | None:
+        return None
+
+    def memory_limit(self) -> int | None:
+        return default_memory_limit()
+
+    def notes(self) -> tuple[str, ...]:
+        return (
+            f"measured on a CPU: an exchange is among processes that share {cores()} cores",
+            f"before each timed step {format_bytes(2 * last_level_cache_bytes())} were written, twice the last-level cache",
+        )
+
+
+class CudaMachine:
+    """The NVIDIA GPUs of this machine."""
+
+    kind: Literal["cuda"] = "cuda"
+    install = "pip install the fbgemm-gpu that fits your torch (1.6 for torch 2.11, 1.8 for torch 2.13)"
+
+    def hardware(self) -> Hardware:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise MeasureError("backend cuda needs an NVIDIA GPU, and torch sees none here; measure with backend cpu")
+        found = torch.cuda.get_device_properties(0)
+        return Hardware(
+            kind=self.kind,
+            name=found.name,
+            memory_bytes=round(found.total_memory / GIB) * GIB,
+            driver=driver_version(),
+            interconnect="NCCL" if torch.cuda.device_count() > 1 else "",
+        )
+
+    def most_devices(self) -> int | None:
+        import torch
+
+        return torch.cuda.device_count()
+
+    def memory_limit(self) -> int | None:
+        return None
+
+    def notes(self) -> tuple[str, ...]:
+        return ("before each timed step twice the L2 cache was written",)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def driver_version() -> str:
+    """NVIDIA driver, as NVML tells it; empty without nvidia-ml-py."""
+    try:
+        import pynvml
+    except ImportError:
+        return ""
+    pynvml.nvmlInit()
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of what the times depend on."""
+    found = {"neuroshard": __version__}
+    for name in ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

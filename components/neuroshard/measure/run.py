@@ -1,0 +1,151 @@
+"""Room 2: cases -> costs. `neuroshard measure cases/ --backend cpu --batch-size 512 --budget 3m -o costs/`.
+
+Started again on the same folder it goes on where it stopped, whether it was out of budget, interrupted, or killed.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.cost import CommCost, ComputeCost
+from neuroshard.core.errors import MeasureError
+from neuroshard.measure.backends import Backend, Settings, open_backend
+from neuroshard.measure.schedule import SENTINEL, Step, schedule
+from neuroshard.measure.summary import Measured, comm_repeatability, compute_repeatability, drift
+from neuroshard.measure.worker import WorkerLost
+from neuroshard.progress import progress
+
+TRIES = 2  # of a case whose worker was lost; after them the loss is the case's error
+LOST_IN_A_ROW = 3  # cases; then it is not the cases, and the run stops
+
+Cost = ComputeCost | CommCost
+
+
+def measure(steps: Sequence[Step], backend: Backend, deadline: float = math.inf) -> Iterator[tuple[Step, Cost]]:
+    """Each step with its cost, until `deadline` on the monotonic clock.
+
+    A lost worker is replaced and the case tried again; then it is a cost with an error, told only once a worker has lived
+    through another case. Raises MeasureError where LOST_IN_A_ROW cases in a row lose theirs, or the backend cannot measure.
+    """
+    lost: list[tuple[Step, Cost]] = []
+    for step in steps:
+        if time.monotonic() >= deadline:
+            break
+        try:
+            cost = _measured(step, backend)
+        except WorkerLost as error:
+            lost.append((step, _failed(step, str(error))))
+            if len(lost) == LOST_IN_A_ROW:
+                raise MeasureError(f"the workers of {len(lost)} cases in a row were lost, the last: {error}") from None
+            continue
+        yield from lost
+        lost.clear()
+        yield step, cost
+    yield from lost
+
+
+def _measured(step: Step, backend: Backend) -> Cost:
+    """The cost of a step, at the last of TRIES where workers are lost."""
+    for more in reversed(range(TRIES)):
+        try:
+            if isinstance(step.case, ComputeCase):
+                return backend.compute(step.case, max(step.round_, 0))
+            return backend.exchange(step.case, max(step.round_, 0))
+        except WorkerLost:
+            if not more:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _failed(step: Step, error: str) -> Cost:
+    kind = ComputeCost if isinstance(step.case, ComputeCase) else CommCost
+    return kind(case_id=step.case.case_id, round=max(step.round_, 0), error=error)
+
+
+def run(
+    cases_path: Path,
+    out: Path,
+    *,
+    backend: str,
+    batch_size: int,
+    budget_seconds: float | None = None,
+    warmup: int = Settings.warmup,
+    repeats: int = Settings.repeats,
+    optimizer: str = Settings.optimizer,
+    threads: int = Settings.threads,
+    memory_limit_bytes: int | None = None,
+    traces: Path | None = None,
+    seed: int = 0,
+    timeout_seconds: float = Settings.timeout_seconds,
+) -> Measured:
+    """Measure a folder of cases into a folder of costs, for `budget_seconds` at most, and say how it went.
+
+    `batch_size` is the global batch of a step. Raises UsageError, InvalidInput (also where `out` was begun on another bench)
+    and MeasureError; what was measured before is then in `out`.
+    """
+    from neuroshard.files.cases import read_cases
+    from neuroshard.files.costs import CostWriter, read_costs, read_manifest
+
+    began = time.monotonic()
+    settings = Settings(
+        batch_size=batch_size,
+        warmup=warmup,
+        repeats=repeats,
+        optimizer=optimizer,
+        threads=threads,
+        memory_limit_bytes=memory_limit_bytes,
+        traces=traces,
+        seed=seed,
+        timeout_seconds=timeout_seconds,
+    )
+    cases = read_cases(cases_path)
+    begun = read_manifest(out).bench if (out / "costs.json").exists() else None
+    sentinel_ms: list[float] = []
+    with (
+        closing(open_backend(backend, cases, settings, begun)) as opened,
+        CostWriter(out, opened.bench, cases.tables) as writer,
+    ):
+        planned = schedule(cases, seed)
+        possible = [step for step in planned if _possible(step, opened.most_devices)]
+        left = [step for step in possible if (step.case.case_id, step.round_) not in writer.done[step.kind]]
+        deadline = math.inf if budget_seconds is None else began + budget_seconds
+        now = 0
+        with progress(f"measure on {opened.bench.hardware.name}", sum(map(_is_row, left)), "cases") as bar:
+            for step, cost in measure(left if any(map(_is_row, left)) else [], opened, deadline):
+                if isinstance(cost, ComputeCost) and step.round_ == SENTINEL:
+                    sentinel_ms += [] if cost.error else [cost.total_ms]
+                    continue
+                if isinstance(step.case, ComputeCase) and isinstance(cost, ComputeCost):
+                    writer.add_compute(step.case, cost)
+                elif isinstance(step.case, CommCase) and isinstance(cost, CommCost):
+                    writer.add_comm(step.case, cost)
+                now += 1
+                bar.advance(1)
+
+    costs = read_costs(out)
+    forward, backward = comm_repeatability(costs)
+    return Measured(
+        planned=sum(map(_is_row, possible)),
+        measured=len(costs.compute) + len(costs.comm),
+        now=now,
+        errors=sum(bool(cost.error) for _, cost in costs.compute) + sum(bool(cost.error) for _, cost in costs.comm),
+        impossible=sum(map(_is_row, planned)) - sum(map(_is_row, possible)),
+        seconds=time.monotonic() - began,
+        compute_repeatability=compute_repeatability(costs),
+        forward_comm_repeatability=forward,
+        backward_comm_repeatability=backward,
+        drift=drift(sentinel_ms),
+    )
+
+
+def _is_row(step: Step) -> bool:
+    """Does the step give a row of the costs?"""
+    return step.round_ != SENTINEL
+
+
+def _possible(step: Step, most_devices: int | None) -> bool:
+    """Are there devices enough for the step?"""
+    return isinstance(step.case, ComputeCase) or most_devices is None or len(step.case.device_dims) <= most_devices

@@ -1,0 +1,77 @@
+"""How a run went, and how far its costs can be trusted: repetitions against labels, and the drift of one case."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from neuroshard.core.cost import Costs
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How a run went. Counts are of measurements: one a case, and a second for some of them.
+
+    `repeatability` is the median relative difference between a first and a later measurement, over all pairs, and None where
+    there is no pair. `drift` is how much slower a case, measured over and over, was in the second half of the run.
+    """
+
+    planned: int
+    measured: int  # by this run and those before it
+    now: int  # by this run
+    errors: int  # among the measured
+    impossible: int  # exchanges among more devices than there are here
+    seconds: float  # of this run
+    compute_repeatability: float | None
+    forward_comm_repeatability: float | None
+    backward_comm_repeatability: float | None
+    drift: float | None
+
+    @property
+    def left(self) -> int:
+        """What a later run would still measure."""
+        return self.planned - self.measured
+
+    def __str__(self) -> str:
+        text = [
+            f"{self.measured} of {self.planned} measured ({self.now} now, in {self.seconds:.0f} s), {self.errors} errors"
+        ]
+        if self.left:
+            text.append(f"the budget is used up with {self.left} left: run it again to go on")
+        if self.impossible:
+            text.append(f"{self.impossible} exchanges left out, among more devices than there are here")
+        for name, value in (
+            ("compute", self.compute_repeatability),
+            ("forward exchanges", self.forward_comm_repeatability),
+            ("backward exchanges", self.backward_comm_repeatability),
+        ):
+            if value is not None:
+                text.append(f"{name} measured again differ by {value:.1%} (median)")
+        if self.drift is not None:
+            text.append(f"drift {self.drift:+.1%}")
+        return "; ".join(text)
+
+
+def compute_repeatability(costs: Costs) -> float | None:
+    """Median of |later / first - 1| of forward + backward, over the table sets measured twice."""
+    first = {cost.case_id: cost.total_ms for _, cost in costs.compute if cost.round == 0 and not cost.error}
+    again = {cost.case_id: cost.total_ms for _, cost in costs.compute if cost.round == 1 and not cost.error}
+    return _median_difference([(first[case], again[case]) for case in again if case in first])
+
+
+def comm_repeatability(costs: Costs) -> tuple[float | None, float | None]:
+    """The same of exchanges, forward and backward: over all devices of those measured twice."""
+    first = {cost.case_id: cost for _, cost in costs.comm if cost.round == 0 and not cost.error}
+    pairs = [(first[c.case_id], c) for _, c in costs.comm if c.round == 1 and not c.error and c.case_id in first]
+    forward = [times for one, two in pairs for times in zip(one.forward_ms or (), two.forward_ms or (), strict=True)]
+    backward = [times for one, two in pairs for times in zip(one.backward_ms or (), two.backward_ms or (), strict=True)]
+    return _median_difference(forward), _median_difference(backward)
+
+
+def _median_difference(pairs: Sequence[tuple[float, float]]) -> float | None:
+    return statistics.median(abs(again / first - 1) for first, again in pairs if first) if pairs else None
+
+
+def drift(sentinel_ms: Sequence[float]) -> float | None:
+    """Median of the second half over median of the first, less 1; None of fewer than four."""
+    half = len(sentinel_ms) // 2
+    return statistics.median(sentinel_ms[-half:]) / statistics.median(sentinel_ms[:half]) - 1 if half >= 2 else None

@@ -1,0 +1,67 @@
+"""Backend `synthetic`: the formula with seeded noise, so that what is learnt from costs can be held against the truth."""
+
+import numpy as np
+
+from neuroshard import __version__
+from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.cost import Bench, CommCost, ComputeCost, Hardware
+from neuroshard.core.units import format_bytes
+from neuroshard.costmodel.protocol import Floats
+from neuroshard.measure import formula
+from neuroshard.measure.backends import Settings
+from neuroshard.measure.harness import Timing, comm_cost, compute_cost, timing
+
+NOISE = 0.03  # standard deviation of the logarithm of one repeat: GPU kernels repeat to a few per cent
+
+
+class Synthetic:
+    """Costs by the formula. The same seed, case and round give the same cost, whatever was measured before."""
+
+    most_devices: int | None = None
+
+    def __init__(self, cases: Cases, settings: Settings, begun: Bench | None) -> None:
+        self.settings = settings
+        memory_bytes = settings.memory_limit_bytes or formula.MEMORY_BYTES
+        self.bench = Bench(
+            backend="synthetic",
+            hardware=Hardware(kind="synthetic", name=formula.DEVICE_NAME, memory_bytes=memory_bytes),
+            batch_size=settings.batch_size,
+            warmup=settings.warmup,
+            repeats=settings.repeats,
+            optimizer=settings.optimizer,
+            threads=settings.threads,
+            seed=settings.seed,
+            versions={"neuroshard": __version__},
+            notes=(f"a formula, not measured: measure/formula.py with {NOISE:.0%} noise a repeat",),
+        )
+
+    def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
+        needed, memory = sum(table.memory_bytes for table in case.tables), self.bench.hardware.memory_bytes
+        if needed > memory:
+            error = f"out of memory: the tables need {format_bytes(needed)} of {format_bytes(memory)}"
+            return ComputeCost(case_id=case.case_id, round=round_, error=error)
+        dims = np.array([table.dim for table in case.tables], dtype=np.int64)
+        terms = formula.table_terms(case.tables, dims, self.settings.batch_size).sum(axis=0)
+        truth = np.array([formula.forward_ms(terms), formula.backward_ms(terms)])
+        forward, backward = self._measured(case.case_id, round_, truth)
+        return compute_cost(case, round_, forward, backward)
+
+    def exchange(self, case: CommCase, round_: int) -> CommCost:
+        dims, delays = np.array(case.device_dims, dtype=float), np.array(case.start_delays_ms)
+        truth = np.concatenate(
+            [
+                formula.forward_comm_ms(dims, delays, self.settings.batch_size),
+                formula.backward_comm_ms(dims, self.settings.batch_size),
+            ]
+        )
+        timings = self._measured(case.case_id, round_, truth)
+        return comm_cost(case, round_, timings[: len(dims)], timings[len(dims) :])
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def _measured(self, case_id: str, round_: int, truth: Floats) -> list[Timing]:
+        """Each true time as `repeats` noisy ones, in the way that a harness tells them: (N,) -> N timings."""
+        rng = np.random.default_rng([self.settings.seed, int(case_id, 16), round_])
+        noise = rng.lognormal(0.0, NOISE, (self.settings.repeats, len(truth)))
+        return [timing(column) for column in (truth * noise).T.tolist()]

@@ -1,0 +1,197 @@
+"""Processes for work that may crash or hang: asked over a pipe, and answering in bounded time or declared lost.
+
+A worker runs `python -m neuroshard.measure.worker FD MODULE:FUNCTION`. It calls the function once with the arguments that come
+first, and answers every further message with what the returned callable makes of it. It ends when its parent does.
+"""
+
+import ctypes
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+from neuroshard.core.errors import MeasureError, NeuroshardError
+
+STARTUP_SECONDS = (
+    300.0  # torch from a cold disk takes a minute; touching a 4 GiB buffer in a fresh virtual machine 10 s
+)
+CLOSE_SECONDS = 5.0
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+Serve = Callable[[Any], Any]
+
+
+class WorkerLost(MeasureError):
+    """A worker died or hung, or failed in a way that leaves its state unknown. A fresh one may succeed."""
+
+
+class Worker:
+    """One process that serves `target` ("module:function"). Its output goes to a file, for the error message."""
+
+    def __init__(self, target: str, arguments: tuple[Any, ...], environment: Mapping[str, str]) -> None:
+        self.connection, theirs = Pipe()
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the worker
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "neuroshard.measure.worker", str(theirs.fileno()), target],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C is for the parent, which then closes its workers
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=self.output,
+        )
+        theirs.close()
+        self.send(arguments)
+
+    def send(self, message: Any) -> None:
+        try:
+            self.connection.send(message)
+        except OSError:
+            raise WorkerLost(self.death()) from None
+
+    def receive(self) -> Any:
+        """The next answer. Raises WorkerLost, or MeasureError where the worker says that it cannot serve at all."""
+        try:
+            kind, value = self.connection.recv()
+        except (EOFError, OSError):
+            raise WorkerLost(self.death()) from None
+        if kind == "refused":
+            raise MeasureError(value)
+        if kind == "failed":
+            raise WorkerLost(value)
+        return value
+
+    def death(self) -> str:
+        """How the process ended, and the last thing it said."""
+        try:
+            code = self.process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "worker closed its pipe"
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        self.output.seek(max(0, self.output.seek(0, os.SEEK_END) - 4096))
+        lines = self.output.read().decode(errors="replace").strip().splitlines()
+        return f"worker died ({how})" + (f": {lines[-1].strip():.200}" if lines else "")
+
+    def close(self) -> None:
+        self.connection.close()
+        try:
+            self.process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self.output.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Crew:
+    """Workers that answer each question together: started when first asked, and anew after one of them was lost.
+
+    `arguments` is called at every start and gives one tuple a worker. No question takes longer than `timeout_seconds`.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        arguments: Callable[[], Sequence[tuple[Any, ...]]],
+        timeout_seconds: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.target, self.arguments, self.environment = target, arguments, environment or {}
+        self.timeout_seconds = timeout_seconds
+        self.workers: list[Worker] = []
+
+    def start(self) -> None:
+        """Start the workers unless they run, and wait until all are ready. Raises MeasureError, WorkerLost."""
+        if self.workers:
+            return
+        try:
+            for arguments in self.arguments():
+                self.workers.append(Worker(self.target, arguments, self.environment))
+            gather(self.workers, STARTUP_SECONDS)
+        except BaseException:
+            self.kill()
+            raise
+
+    def ask(self, message: Any, count: int | None = None) -> list[Any]:
+        """Send a message to the first `count` workers (all), and gather their answers in order.
+
+        Raises WorkerLost where one died or the time is up; then all are replaced at the next question.
+        """
+        self.start()
+        asked = self.workers[:count]
+        try:
+            for worker in asked:
+                worker.send(message)
+            return gather(asked, self.timeout_seconds)
+        except BaseException:
+            self.kill()  # answers of the others may still be under way, so none can be asked again
+            raise
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        self.workers = []
+
+    def kill(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+        self.close()
+
+
+def gather(workers: Sequence[Worker], timeout_seconds: float) -> list[Any]:
+    """One answer of each worker, in order. A death is noticed at once, whoever else is still awaited."""
+    deadline = time.monotonic() + timeout_seconds
+    awaited: dict[Any, int] = {worker.connection: index for index, worker in enumerate(workers)}
+    answers: list[Any] = [None] * len(workers)
+    while awaited:
+        ready = wait(list(awaited), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise WorkerLost(f"no answer within {timeout_seconds:g} s, so the worker was killed")
+        for connection in ready:
+            index = awaited.pop(connection)
+            answers[index] = workers[index].receive()
+    return answers
+
+
+def main(descriptor: int, target: str) -> None:
+    """The worker's side: build what serves, say so, and answer until the pipe closes."""
+    connection: Connection[Any, Any] = Connection(descriptor)
+    _die_with_parent()
+    try:
+        module, _, function = target.partition(":")
+        serve: Serve = getattr(importlib.import_module(module), function)(*connection.recv())
+        connection.send(("answer", None))
+        while True:
+            connection.send(("answer", serve(connection.recv())))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+    except NeuroshardError as error:
+        connection.send(("refused", str(error)))
+    except Exception as error:
+        connection.send(("failed", one_line(error)))
+    # not sys.exit: leaving a process group whose peers are gone can wait for ever
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    """A worker stuck in a collective must not outlive a killed parent (Linux only; elsewhere the closed pipe ends it)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def one_line(error: BaseException) -> str:
+    """Type and first line of an exception: `RuntimeError: CUDA error: an illegal memory access was encountered`."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
