@@ -1,0 +1,427 @@
+"""A TorchRec trainer that follows the live plan: load it, shard with it, check the first forward, train.
+
+    python examples/train.py --store runs/store --name ads-ranker --steps 20 --batch-size 512 --summary train.json
+
+It starts one gloo process for each device of the plan on this machine's CPU. Under torchrun, which sets RANK, it is one of
+the ranks and starts none. What a trainer of your own needs is in `train` and `shard`; the rest is a small model, made-up
+batches (ids are uniform, as many a sample and table as its pooling factor says), and the starting of processes.
+
+Embedding tables of a real model do not fit a laptop, so tables are cut to fewer rows until all ranks together stay within
+--memory. The shards, their columns and their ranks are those of the live plan.
+"""
+
+import argparse
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.modules.embedding_configs import DataType
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from neuroshard.client import Plan, load_plan
+from neuroshard.client.torchrec import ShardingWarning, to_torchrec
+from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
+from neuroshard.core.table import Table
+from neuroshard.core.units import format_bytes, parse_bytes
+from neuroshard.core.value import canonical_json
+from neuroshard.files.disk import write_bytes
+from neuroshard.progress import progress
+
+# FBGEMM's fused optimizers that run on a CPU, under the names of core/table.py
+OPTIMIZERS = {
+    "sgd": EmbOptimType.EXACT_SGD,
+    "adagrad": EmbOptimType.EXACT_ADAGRAD,
+    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+}
+MAX_LOCAL_RANKS = 16  # a process of torch has about 400 MiB before it does anything
+TOLERANCE = 1e-6  # of pooled embeddings between sharded and not; 0 is what one sees
+
+
+def main() -> int:
+    logging.getLogger("torch").setLevel(logging.ERROR)  # it warns about its own workings
+    arguments = parse_arguments(sys.argv[1:])
+    if "RANK" in os.environ:
+        return one_line_errors(lambda: train(arguments, "env://"), f"rank {os.environ['RANK']}: ")
+    return one_line_errors(lambda: launch(arguments))
+
+
+def one_line_errors(work: Callable[[], None], who: str = "") -> int:
+    """Do the work; an error that is not a fault of this program becomes one line, and its exit code is returned."""
+    try:
+        work()
+    except NeuroshardError as error:
+        print(f"error: {who}{error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except RuntimeError as error:  # gloo's are not DistErrors
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        print(f"error: {who}lost the other ranks: {str(error).splitlines()[0][-100:]}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", required=True, help="s3://bucket/prefix, or a folder")
+    parser.add_argument("--name", required=True, help="the model whose live plan to follow")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=512, help="samples a step over all ranks")
+    parser.add_argument("--memory", default="2GiB", help="for the tables of all ranks together; more rows are cut off")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
+    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that a rank waits for the others")
+    parser.add_argument("--summary", type=Path, help="JSON file to write at the end")
+    return parser.parse_args(argv)
+
+
+# What a trainer of your own does
+
+
+def train(arguments: argparse.Namespace, rendezvous: str) -> None:
+    """One rank, from the live plan to the summary."""
+    warnings.simplefilter("ignore", FutureWarning)  # torchrec's use of torch
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        "gloo",
+        rendezvous,
+        timeout=timedelta(seconds=arguments.timeout),
+        rank=rank,
+        world_size=world_size,
+    )
+    plan = load_plan(arguments.store, arguments.name, world_size=world_size)
+    digest = check_same_on_all_ranks(plan)
+    plan, capped = cap_rows(plan, table_budget(arguments, world_size))
+    if rank:
+        warnings.simplefilter("ignore", ShardingWarning)  # rank 0 says it for all
+    else:
+        print(describe(plan, digest, capped, arguments), file=sys.stderr)
+
+    torch.manual_seed(arguments.seed)
+    unsharded = Model(plan.task.tables, torch.device("cpu"))
+    model = shard(Model(plan.task.tables, torch.device("meta")), plan, arguments.optimizer, arguments.learning_rate)
+    load_weights(model, unsharded)
+
+    generator = torch.Generator().manual_seed(1000 * arguments.seed + rank)
+    local_batch = arguments.batch_size // world_size
+    features, labels = make_batch(plan.task.tables, local_batch, generator)
+    difference = compare_first_forward(model, unsharded, features)
+    del unsharded
+
+    dense = dict(in_backward_optimizer_filter(model.named_parameters()))  # tables are updated by their own backward
+    optimizer = torch.optim.SGD(dense.values(), lr=arguments.learning_rate)
+    losses, step_ms = [], []
+    with progress("train", arguments.steps, "steps") if rank == 0 else nullcontext() as bar:
+        for _ in range(arguments.steps):
+            dist.barrier()
+            began = time.perf_counter()
+            logits, _ = model(features)
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            dist.barrier()  # a step ends when the slowest rank is done
+            step_ms.append(1000 * (time.perf_counter() - began))
+            losses.append(mean_over_ranks(loss.detach()))
+            if bar:
+                bar.advance(1, f"loss {losses[-1]:.4f}, {step_ms[-1]:.0f} ms a step")
+            features, labels = make_batch(plan.task.tables, local_batch, generator)
+
+    if rank == 0:
+        summary = summarize(plan, digest, capped, arguments, difference, losses, step_ms)
+        print(report(summary))
+        if arguments.summary:
+            write_bytes(arguments.summary, canonical_json(summary))
+    dist.destroy_process_group()
+
+
+def shard(model: nn.Module, plan: Plan, optimizer: str, learning_rate: float) -> DistributedModelParallel:
+    """The model, each table where the plan says. Its tables may be on the meta device: only this rank's shards are made."""
+    fused = {"optimizer": OPTIMIZERS[optimizer], "learning_rate": learning_rate}
+    return DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=torch.device("cpu"),
+        plan=to_torchrec(plan, model, device_type="cpu", optimizer=optimizer),
+        sharders=[EmbeddingBagCollectionSharder(fused_params=fused)],
+    )
+
+
+def check_same_on_all_ranks(plan: Plan) -> str:
+    """The plan's digest. Raises InvalidInput where another rank holds another plan: a deploy can come in between."""
+    digests: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(digests, plan.digest())
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise InvalidInput(f"rank {rank} holds plan {digest[:12]}, rank 0 plan {digests[0][:12]}; start again")
+    return digests[0]
+
+
+def load_weights(model: DistributedModelParallel, unsharded: nn.Module) -> None:
+    """Copy this rank's part of every weight, as from a checkpoint."""
+    weights = unsharded.state_dict()
+    for name, target in model.state_dict().items():
+        if not isinstance(target, ShardedTensor):
+            target.copy_(weights[name])
+            continue
+        for part in target.local_shards():
+            (row, column), (rows, columns) = part.metadata.shard_offsets, part.metadata.shard_sizes
+            part.tensor.detach().copy_(weights[name][row : row + rows, column : column + columns])
+
+
+def compare_first_forward(model: nn.Module, unsharded: nn.Module, features: KeyedJaggedTensor) -> float:
+    """Largest difference of pooled embeddings between the sharded and the unsharded model, over all ranks' batches.
+
+    Raises InvalidInput above TOLERANCE. The sums are the same ones in the same order, so it is 0 as a rule.
+    """
+    with torch.no_grad():
+        difference = (model(features)[1] - unsharded(features)[1]).abs().max()
+    dist.all_reduce(difference, dist.ReduceOp.MAX)
+    if not difference <= TOLERANCE:
+        raise InvalidInput(
+            f"the first sharded forward differs by {difference:g} from the unsharded one: shards are misplaced"
+        )
+    return float(difference)
+
+
+def mean_over_ranks(value: Tensor) -> float:
+    dist.all_reduce(value)
+    return float(value) / dist.get_world_size()
+
+
+# A small model, and batches for it
+
+
+class Model(nn.Module):
+    """Pooled embeddings of every table, and one linear layer over them."""
+
+    def __init__(self, tables: Sequence[Table], device: torch.device) -> None:
+        super().__init__()
+        data_types = {2: DataType.FP16, 4: DataType.FP32}
+        self.sparse = EmbeddingBagCollection(
+            device=device,
+            tables=[
+                EmbeddingBagConfig(
+                    name=table.name,
+                    num_embeddings=table.rows,
+                    embedding_dim=table.dim,
+                    feature_names=[table.name],
+                    data_type=data_types[table.element_bytes],
+                )
+                for table in tables
+            ],
+        )
+        self.features = [table.name for table in tables]
+        self.over = nn.Linear(sum(table.dim for table in tables), 1)
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        """Logits (batch,) and pooled embeddings (batch, sum of dims)."""
+        embeddings = self.sparse(features)
+        # by key: the order of the columns in `embeddings.values()` is the plan's, not the model's
+        pooled = torch.cat([embeddings[name] for name in self.features], dim=1).float()
+        return self.over(pooled).squeeze(1), pooled
+
+
+def make_batch(
+    tables: Sequence[Table], batch_size: int, generator: torch.Generator
+) -> tuple[KeyedJaggedTensor, Tensor]:
+    """Uniform ids, as many a sample as the pooling factor (a fraction is a chance of one more), and labels (batch,).
+
+    The label says whether the ids in the smallest table are, on average, in its upper half: something to learn.
+    """
+    smallest = min(tables, key=lambda table: table.rows)
+    values, lengths = [], []
+    labels = torch.zeros(batch_size)
+    for table in tables:
+        more = torch.rand(batch_size, generator=generator) < table.pooling_factor % 1
+        length = int(table.pooling_factor) + more.int()
+        ids = torch.randint(table.rows, (int(length.sum()),), generator=generator)
+        if table is smallest:
+            samples = torch.repeat_interleave(torch.arange(batch_size), length)
+            upper = (2 * ids + 1 > table.rows).float()
+            labels = (labels.index_add(0, samples, upper) > length / 2).float()
+        values.append(ids)
+        lengths.append(length)
+    keys = [table.name for table in tables]
+    return KeyedJaggedTensor(keys=keys, values=torch.cat(values), lengths=torch.cat(lengths)), labels
+
+
+def cap_rows(plan: Plan, budget_bytes: int) -> tuple[Plan, tuple[str, ...]]:
+    """The same shards with fewer rows in the largest tables, so that all together fit; and the tables that were cut.
+
+    No table keeps more than some number of bytes, the same for all: the largest number that fits. Raises UsageError where
+    even one row a table does not.
+    """
+    tables = plan.task.tables
+
+    def capped(cap_bytes: int) -> list[Table]:
+        rows = [min(t.rows, max(1, cap_bytes // t.shard_bytes(1, t.dim))) for t in tables]
+        return [t.model_copy(update={"rows": r}) for t, r in zip(tables, rows, strict=True)]
+
+    def total(cap_bytes: int) -> int:
+        return sum(t.memory_bytes for t in capped(cap_bytes))
+
+    if total(0) > budget_bytes:
+        raise UsageError(f"{len(tables)} tables of one row need {format_bytes(total(0))}; give more --memory")
+    fits, too_much = 0, max(t.memory_bytes for t in tables) + 1
+    while too_much - fits > 1:
+        middle = (fits + too_much) // 2
+        fits, too_much = (middle, too_much) if total(middle) <= budget_bytes else (fits, middle)
+
+    rows = {table.name: table.rows for table in capped(fits)}
+    return (
+        Plan(
+            task=plan.task.model_copy(update={"tables": tuple(capped(fits))}),
+            shards=tuple(shard.model_copy(update={"rows": rows[shard.table]}) for shard in plan.shards),
+            provenance=plan.provenance,
+        ),
+        tuple(table.name for table in tables if rows[table.name] < table.rows),
+    )
+
+
+def table_budget(arguments: argparse.Namespace, world_size: int) -> int:
+    """Bytes for all tables: they exist once in shards, and on every rank whole until the first forward is compared."""
+    return parse_bytes(arguments.memory) // (world_size + 1)
+
+
+# What it says
+
+
+def describe(plan: Plan, digest: str, capped: Sequence[str], arguments: argparse.Namespace) -> str:
+    tables = plan.task.tables
+    size = format_bytes(sum(table.memory_bytes for table in tables))
+    cut = f"; {len(capped)} larger tables were cut to fewer rows ({', '.join(capped)})" if capped else ""
+    return (
+        f"plan {digest[:12]} of {arguments.name}: {len(tables)} tables in {len(plan.shards)} shards on "
+        f"{plan.task.devices} gloo ranks of this CPU, {size} of tables to stay within {arguments.memory}{cut}"
+    )
+
+
+def summarize(
+    plan: Plan,
+    digest: str,
+    capped: Sequence[str],
+    arguments: argparse.Namespace,
+    difference: float,
+    losses: Sequence[float],
+    step_ms: Sequence[float],
+) -> dict[str, Any]:
+    """What --summary writes. Times are measured on this machine's CPU, from barrier to barrier."""
+    quarters = statistics.quantiles(step_ms, n=4) if len(step_ms) > 1 else [step_ms[0]] * 3
+    return {
+        "model": arguments.name,
+        "plan_digest": digest,
+        "backend": "cpu, gloo",
+        "world_size": plan.task.devices,
+        "tables": len(plan.task.tables),
+        "shards": len(plan.shards),
+        "table_bytes": sum(table.memory_bytes for table in plan.task.tables),
+        "capped_tables": list(capped),
+        "batch_size": arguments.batch_size,
+        "optimizer": arguments.optimizer,
+        "steps": arguments.steps,
+        "first_forward_max_abs_difference": difference,
+        "first_loss": losses[0],
+        "last_loss": losses[-1],
+        "step_ms_median": statistics.median(step_ms),
+        "step_ms_spread": (quarters[2] - quarters[0]) / 2,
+        "step_ms": list(step_ms),
+    }
+
+
+def report(summary: dict[str, Any]) -> str:
+    return (
+        f"first forward: differs by {summary['first_forward_max_abs_difference']:g} from the unsharded tables\n"
+        f"loss: {summary['first_loss']:.4f} -> {summary['last_loss']:.4f} in {summary['steps']} steps of "
+        f"{summary['batch_size']} samples, {summary['optimizer']}\n"
+        f"step: median {summary['step_ms_median']:.1f} ms, spread {summary['step_ms_spread']:.1f} ms, measured on "
+        f"{summary['world_size']} ranks ({summary['backend']})"
+    )
+
+
+# One process a rank
+
+
+def launch(arguments: argparse.Namespace) -> None:
+    """Start a process a rank and wait. One that fails ends them all. Raises UsageError, NeuroshardError."""
+    plan = load_plan(arguments.store, arguments.name)
+    world_size = plan.task.devices
+    cap_rows(plan, table_budget(arguments, world_size))  # told once here, not by every rank
+    if world_size > MAX_LOCAL_RANKS:
+        raise UsageError(
+            f"the plan is for {world_size} ranks, more than the {MAX_LOCAL_RANKS} to start here; use torchrun"
+        )
+    if arguments.steps < 1 or arguments.batch_size < world_size or arguments.batch_size % world_size:
+        raise UsageError(
+            f"--steps {arguments.steps} --batch-size {arguments.batch_size}: give at least one step, and a batch that "
+            f"{world_size} ranks can share evenly"
+        )
+    # a fork shares what is imported, and nothing of torch has run yet; elsewhere than on Linux it is not safe
+    linux = sys.platform == "linux"
+    start = multiprocessing.get_context("fork").Process if linux else multiprocessing.get_context("spawn").Process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            start(target=run_rank, args=(arguments, rank, world_size, f"file://{folder}/rendezvous"))
+            for rank in range(world_size)
+        ]
+        try:
+            for process in ranks:
+                process.start()
+            wait_for_all(ranks)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+
+
+def run_rank(arguments: argparse.Namespace, rank: int, world_size: int, rendezvous: str) -> None:
+    """One rank, in its own process, in the environment that torchrun would give it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first ends the others
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    sys.exit(one_line_errors(lambda: train(arguments, rendezvous), f"rank {rank}: "))
+
+
+def wait_for_all(ranks: Sequence[BaseProcess]) -> None:
+    """Return when all ranks ended well. Raises NeuroshardError as soon as one did not."""
+    running = dict(enumerate(ranks))
+    while running:
+        multiprocessing.connection.wait([process.sentinel for process in running.values()])
+        for rank, process in list(running.items()):
+            code = process.exitcode
+            if code:
+                how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                raise NeuroshardError(f"rank {rank} died ({how}); the run is ended")
+            if code == 0:
+                del running[rank]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
