@@ -1,0 +1,75 @@
+"""Tables -> the shards that random sets are drawn from, with some tables kept aside to test on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.core.table import DIM_STEP, Table
+from neuroshard.files.access import Ints, rows_at_rates
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A shard to draw, and what varying it must know: the rows that the table's reuse bins ask for."""
+
+    shard: Table
+    rows_needed: float
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Shards that fit a device alone, the smallest first, and their bytes (N,)."""
+
+    choices: tuple[Choice, ...]
+    memory_bytes: Ints
+
+    @classmethod
+    def of(cls, tables: Sequence[Table], max_dim: int, memory_bytes: int) -> "Pool":
+        """Every table at every width that fits into `memory_bytes`. It may come out empty."""
+        choices = [
+            Choice(shard, needed)
+            for table in tables
+            for needed in [rows_at_rates(table)]
+            for dim in widths(table.dim, max_dim)
+            if (shard := table.with_dim(dim)).memory_bytes <= memory_bytes
+        ]
+        choices.sort(key=lambda choice: choice.shard.memory_bytes)
+        return cls(tuple(choices), np.array([c.shard.memory_bytes for c in choices], dtype=np.int64))
+
+    @property
+    def max_dim(self) -> int:
+        return max((choice.shard.dim for choice in self.choices), default=0)
+
+
+def widths(dim: int, max_dim: int) -> list[int]:
+    """4, 8, … max_dim; and for a table that is wider its own width and what halving it gives, as a search splits it."""
+    wider = set()
+    while dim > max_dim and dim % DIM_STEP == 0:
+        wider.add(dim)
+        dim //= 2
+    return [*range(DIM_STEP, max_dim + 1, DIM_STEP), *sorted(wider)]
+
+
+def hold_out(
+    tables: Sequence[Table], share: float, rng: np.random.Generator
+) -> tuple[tuple[Table, ...], tuple[Table, ...]]:
+    """Tables to train on, and tables to test on, which training never sees.
+
+    Tables that differ in no more than their name and dim are one kind to a cost model, so they stay together. Of 3 kinds or
+    more, a `share` (at least one) is held out, one from each stratum of their rows x pooling factor: both small and large
+    are tested.
+    """
+    kinds: dict[tuple[object, ...], list[Table]] = {}
+    for table in tables:
+        shape = (table.rows, table.pooling_factor, table.reuse_bins, table.reuse_batch_size, table.element_bytes)
+        kinds.setdefault(shape, []).append(table)
+    ordered = sorted(kinds.values(), key=lambda kind: kind[0].rows * kind[0].pooling_factor)
+    if len(ordered) < 3 or share <= 0:
+        return tuple(tables), ()
+    strata = np.array_split(np.arange(len(ordered)), min(max(round(share * len(ordered)), 1), len(ordered) - 1))
+    held_out = {table.name for stratum in strata for table in ordered[rng.choice(stratum)]}
+    return (
+        tuple(table for table in tables if table.name not in held_out),
+        tuple(table for table in tables if table.name in held_out),
+    )

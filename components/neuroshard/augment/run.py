@@ -1,0 +1,194 @@
+"""Room 1, tables -> cases: random table sets that fit a device, and random exchanges between devices, for `measure`.
+
+    neuroshard augment tables.json --compute-cases 2000 --comm-cases 400 --devices 4 --memory 32GiB -o cases/
+
+The cases come in random order, so that a run of `measure` that its budget cuts short has measured a fair sample of them.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from neuroshard.augment.placements import draw_exchange
+from neuroshard.augment.pools import Pool, hold_out
+from neuroshard.augment.sets import draw_set
+from neuroshard.core.case import Cases, CommCase, ComputeCase, Split
+from neuroshard.core.errors import Infeasible, UsageError
+from neuroshard.core.table import DIM_STEP, MAX_DIM, Table
+from neuroshard.core.units import format_bytes
+from neuroshard.files.cases import write_cases
+from neuroshard.files.tables import read_tables
+from neuroshard.progress import Bar, progress
+
+DEFAULT_MAX_DIM = 128  # as in the paper
+TEST_TABLES_SHARE = 0.125  # of the compute cases are of tables never seen in training
+VALID_SHARE = TEST_SETS_SHARE = 0.1  # of the other cases, and of the exchanges
+_TRIES = 1000  # draws of a case that all turn out to be known: then no other is looked for
+
+_Case = TypeVar("_Case", ComputeCase, CommCase)
+_Kind = TypeVar("_Kind")
+
+
+def augment(
+    tables: Sequence[Table],
+    *,
+    compute_cases: int,
+    comm_cases: int,
+    devices: tuple[int, ...],
+    memory_bytes: int,
+    max_dim: int | None = None,
+    max_tables: int = 15,
+    max_delay_ms: float = 20.0,
+    test_share: float = 0.2,
+    vary_share: float = 0.5,
+    seed: int,
+) -> Cases:
+    """Cases to measure. Deterministic for a seed; case ids are distinct.
+
+    `comm_cases` are split evenly over the numbers of `devices`; one device exchanges nothing. `max_dim` (by default 128) is
+    the widest shard drawn, except that wider tables also come in their own width and its halves. `test_share` of the
+    tables are held out for the split `test_tables`, an eighth of the compute cases. In training and validation `vary_share`
+    of the shards have other rows and pooling factors than their table (docs/decisions/0002-augmentation.md).
+
+    Tables of which not even 4 columns fit into `memory_bytes` are left out of the compute cases; Infeasible where that is
+    all of them. Where fewer distinct cases exist than were asked for, the result has fewer; the progress line says both.
+    Raises UsageError for a width or share that cannot be.
+    """
+    widest = DEFAULT_MAX_DIM if max_dim is None else max_dim
+    if not DIM_STEP <= widest <= MAX_DIM or widest % DIM_STEP:
+        raise UsageError(
+            f"the widest shard must have a multiple of {DIM_STEP} columns, at most {MAX_DIM}, not {widest}"
+        )
+    if not 0 <= test_share < 1 or not 0 <= vary_share <= 1 or max_tables < 1:
+        raise UsageError(
+            f"test share {test_share:g} and vary share {vary_share:g} must be shares, and at least 1 table in a set, "
+            f"not {max_tables}"
+        )
+
+    rng = np.random.default_rng(seed)
+    fitting = _fitting(tables, memory_bytes)
+    train_tables, test_tables = hold_out(fitting, test_share, rng)
+    seen, unseen = (Pool.of(some, widest, memory_bytes) for some in (train_tables, test_tables))
+    dims = np.array([table.dim for table in tables], dtype=np.int64)
+
+    def draw_compute(split: Split) -> ComputeCase:
+        drawn = draw_set(
+            unseen if split == "test_tables" else seen,
+            max_tables=max_tables,
+            memory_bytes=memory_bytes,
+            vary_share=vary_share if split in ("train", "valid") else 0.0,
+            rng=rng,
+        )
+        return ComputeCase(tables=drawn, split=split)
+
+    def draw_comm(kind: tuple[int, Split]) -> CommCase:
+        device_dims, start_delays_ms = draw_exchange(dims, kind[0], max_delay_ms, rng)
+        return CommCase(device_dims=device_dims, start_delays_ms=start_delays_ms, split=kind[1])
+
+    compute_splits = _splits(compute_cases, TEST_TABLES_SHARE if test_tables else 0.0, rng)
+    exchanges = list(zip(_device_counts(comm_cases, devices, rng), _splits(comm_cases, 0.0, rng), strict=False))
+    with progress("augment", total=len(compute_splits) + len(exchanges), unit="cases") as bar:
+        compute = _distinct(compute_splits, draw_compute, bar)
+        comm = _distinct(exchanges, draw_comm, bar)
+        bar.advance(
+            0, _shortfall(len(tables) - len(fitting), len(compute_splits) + len(exchanges) - len(compute) - len(comm))
+        )
+    return Cases(
+        tables=tuple(tables),
+        compute=tuple(compute),
+        comm=tuple(comm),
+        max_dim=max(seen.max_dim, unseen.max_dim),
+        seed=seed,
+    )
+
+
+def run(
+    tables_path: Path,
+    out: Path,
+    *,
+    compute_cases: int,
+    comm_cases: int,
+    devices: tuple[int, ...],
+    memory_bytes: int,
+    max_dim: int | None = None,
+    max_tables: int = 15,
+    max_delay_ms: float = 20.0,
+    test_share: float = 0.2,
+    vary_share: float = 0.5,
+    seed: int,
+) -> Cases:
+    """A tables.json -> a folder of cases (see files/cases.py). Raises what `augment` raises, and InvalidInput."""
+    tables, _ = read_tables(tables_path)
+    cases = augment(
+        tables,
+        compute_cases=compute_cases,
+        comm_cases=comm_cases,
+        devices=devices,
+        memory_bytes=memory_bytes,
+        max_dim=max_dim,
+        max_tables=max_tables,
+        max_delay_ms=max_delay_ms,
+        test_share=test_share,
+        vary_share=vary_share,
+        seed=seed,
+    )
+    write_cases(out, cases)
+    return cases
+
+
+def _fitting(tables: Sequence[Table], memory_bytes: int) -> list[Table]:
+    """The tables of which at least 4 columns fit. Raises Infeasible where none does."""
+    fitting = [table for table in tables if table.with_dim(DIM_STEP).memory_bytes <= memory_bytes]
+    if not fitting:
+        smallest = min(tables, key=lambda table: table.with_dim(DIM_STEP).memory_bytes)
+        need = smallest.with_dim(DIM_STEP).memory_bytes
+        raise Infeasible(
+            f"no table fits a device: of the smallest, {smallest.name!r}, {DIM_STEP} columns need {format_bytes(need)} of "
+            f"{format_bytes(memory_bytes)}; give more --memory"
+        )
+    return fitting
+
+
+def _splits(count: int, test_tables_share: float, rng: np.random.Generator) -> list[Split]:
+    """Splits of `count` cases in random order: a share of test_tables, and 80/10/10 of the rest."""
+    test_tables = round(test_tables_share * count)
+    valid, test_sets = (
+        max(round(share * (count - test_tables)), min(count // 3, 1)) for share in (VALID_SHARE, TEST_SETS_SHARE)
+    )
+    train = count - test_tables - valid - test_sets
+    counts: dict[Split, int] = {"train": train, "valid": valid, "test_sets": test_sets, "test_tables": test_tables}
+    kinds = [split for split, number in counts.items() for _ in range(number)]
+    return [kinds[i] for i in rng.permutation(count)]
+
+
+def _device_counts(count: int, devices: tuple[int, ...], rng: np.random.Generator) -> list[int]:
+    """A number of devices for each of `count` exchanges, in random order, each as often as the others."""
+    several = [number for number in devices if number > 1]
+    return rng.permutation(np.resize(several, count)).tolist() if several else []
+
+
+def _distinct(kinds: Sequence[_Kind], draw: Callable[[_Kind], _Case], bar: Bar) -> list[_Case]:
+    """A case of each kind in turn, none twice. After 1,000 draws in a row of known cases, no more of that kind are drawn."""
+    cases: list[_Case] = []
+    known: set[str] = set()
+    exhausted: set[_Kind] = set()
+    for kind in kinds:
+        if kind not in exhausted:
+            fresh = (case for case in (draw(kind) for _ in range(_TRIES)) if case.case_id not in known)
+            case = next(fresh, None)
+            if case is None:
+                exhausted.add(kind)
+            else:
+                known.add(case.case_id)
+                cases.append(case)
+        bar.advance()
+    return cases
+
+
+def _shortfall(tables_left_out: int, cases_missing: int) -> str:
+    """What the user did not get, or nothing."""
+    tables = f"{tables_left_out} tables are too large for a device" if tables_left_out else ""
+    cases = f"{cases_missing} fewer than asked: there are no more distinct cases" if cases_missing else ""
+    return "; ".join(filter(None, (tables, cases)))

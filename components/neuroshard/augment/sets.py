@@ -1,0 +1,52 @@
+"""A pool of shards -> random sets that fit a device, as `measure` times them."""
+
+import numpy as np
+
+from neuroshard.augment.pools import Choice, Pool
+from neuroshard.core.table import MAX_ROWS, Table
+
+MIN_ROWS_FACTOR, MAX_ROWS_FACTOR = 1 / 8, 2
+MAX_POOLING_CHANGE = 4
+
+
+def draw_set(
+    pool: Pool, *, max_tables: int, memory_bytes: int, vary_share: float, rng: np.random.Generator
+) -> tuple[Table, ...]:
+    """1 to `max_tables` shards that fit into `memory_bytes` together, every number of them equally likely.
+
+    They are drawn one after the other from all that leave room for the smallest choice in each place still to be filled,
+    so that no draw is in vain. Of them, `vary_share` are varied.
+    """
+    smallest = int(pool.memory_bytes[0])
+    drawn: list[Table] = []
+    free = memory_bytes
+    for others in reversed(range(rng.integers(min(max_tables, memory_bytes // smallest)) + 1)):
+        room = free - others * smallest
+        choice = pool.choices[rng.integers(np.searchsorted(pool.memory_bytes, room, side="right"))]
+        shard = varied(choice, room, rng) if rng.random() < vary_share else choice.shard
+        drawn.append(shard)
+        free -= shard.memory_bytes
+    # a set has no order: sorted, the same set has the same case id
+    return tuple(sorted(drawn, key=lambda shard: (shard.name, shard.dim, shard.rows, shard.pooling_factor)))
+
+
+def varied(choice: Choice, room: int, rng: np.random.Generator) -> Table:
+    """The shard with other rows (1/8 to 2 times) and pooling factor (1/4 to 4 times), log-uniform, in at most `room` bytes.
+
+    The reuse bins stay, and stay true: each row is read as often as before, and there are as many rows that are read as
+    the pooling factor asks for. So rows has a lower limit in proportion to the pooling factor. A pooling factor of 1
+    or more does not fall below 1.
+    """
+    table = choice.shard
+    needed = min(choice.rows_needed, table.rows)
+    most = min(table.rows * MAX_ROWS_FACTOR, room // (table.memory_bytes // table.rows), MAX_ROWS)
+    least_scale = max(1 / MAX_POOLING_CHANGE, 1 / table.pooling_factor if table.pooling_factor >= 1 else 0.0)
+    scale = _log_uniform(least_scale, min(MAX_POOLING_CHANGE, most / needed if needed else np.inf), rng)
+    rows = _log_uniform(max(table.rows * MIN_ROWS_FACTOR, needed * scale, 1), most, rng)
+    return table.model_copy(
+        update={"rows": min(max(round(rows), 1), most), "pooling_factor": table.pooling_factor * scale}
+    )
+
+
+def _log_uniform(low: float, high: float, rng: np.random.Generator) -> float:
+    return float(np.exp(rng.uniform(np.log(low), np.log(high)))) if low < high else float(high)
