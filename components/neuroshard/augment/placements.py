@@ -10,7 +10,7 @@ from neuroshard.files.access import Ints
 
 WHOLE_SHARE = 0.5  # of the exchanges are of all tables, as every plan is
 SAME_START_SHARE = 0.2
-MAX_PIECES = 8  # of a table
+NARROWEST_CUT = 16  # columns
 # Concentration of the Dirichlet distribution of what devices are likely to get. Of 4 devices the first in line then has a
 # mean of 2.1 to 1.2 times the average, of 96 devices 5.1 to 1.5 times.
 EVENNESS = (1.0, 30.0)
@@ -26,10 +26,10 @@ class Exchange(NamedTuple):
 def draw_exchange(dims: Ints, devices: int, max_delay_ms: float, rng: np.random.Generator) -> Exchange:
     """A random placement of tables with `dims` (T,) columns on `devices`, and random start delays.
 
-    Half the placements are of all tables and half of some, each cut into 1 to 8 column shards. A share 1 - p of the shards,
-    with p uniform, goes greedily to the emptiest device; the others go to devices that are likely to different degrees,
-    so that also 2,000 tables come out lopsided and a device may stay empty. In a fifth all devices start
-    together; in the others one starts first and the rest within u x `max_delay_ms` of it, with u uniform.
+    Half the placements are of all tables and half of some, cut into column shards no wider than some w. A share 1 - p of
+    the shards, with p uniform, goes greedily to the emptiest device; the others go to devices that are likely to different
+    degrees, so that also 2,000 tables come out lopsided and a device may stay empty. In a fifth all devices start together;
+    in the others one starts first and the rest within u x `max_delay_ms` of it, with u uniform.
     """
     if rng.random() >= WHOLE_SHARE:
         dims = rng.choice(dims, size=rng.integers(1, len(dims) + 1), replace=False)
@@ -47,9 +47,9 @@ def draw_exchange(dims: Ints, devices: int, max_delay_ms: float, rng: np.random.
 
 
 def _cut(dims: Ints, rng: np.random.Generator) -> Ints:
-    """Each table in 1, 2, 4 or 8 shards, as even as steps of 4 columns allow."""
-    steps = dims // DIM_STEP
-    pieces = np.minimum(2 ** rng.integers(MAX_PIECES.bit_length(), size=len(dims)), steps)
+    """Each table in equal shards, as far as steps of 4 columns allow, of at most w columns; w is log-uniform from 16 up."""
+    widest = np.exp(rng.uniform(np.log(NARROWEST_CUT), np.log(max(dims.max(), NARROWEST_CUT))))
+    steps, pieces = dims // DIM_STEP, np.ceil(dims / widest).astype(np.int64)
     place = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     each, over = np.repeat(steps // pieces, pieces), np.repeat(steps % pieces, pieces)
     cut: Ints = DIM_STEP * (each + (place < over))
