@@ -1,0 +1,109 @@
+"""How far a cost model can be trusted: its errors on cases it never saw, beside the noise of the labels themselves."""
+
+from typing import Literal
+
+from neuroshard.core.case import Split
+from neuroshard.core.value import Value
+
+SET_SIZES = ((1, 3), (4, 8), (9, 15))  # tables in a set: few, some, many
+
+
+class Errors(Value):
+    """Predicted against measured milliseconds. What cannot be told from so few values is None, never NaN."""
+
+    values: int  # sets of tables, or devices of exchanges
+    mse: float  # ms²
+    mape: float  # mean |predicted / measured - 1|
+    r2: float | None
+    kendall_tau: float | None  # tau-b: how alike predicted and measured rank
+
+
+class Noise(Value):
+    """Cases measured again later, against their labels: no model can be far below."""
+
+    values: int
+    mape: float
+
+
+class SizeError(Value):
+    """Error on unseen sets and unseen tables together, of those with `fewest` to `most` tables."""
+
+    fewest: int
+    most: int
+    values: int
+    mape: float
+
+
+class Fit(Value):
+    """How a training went. Epochs count from 1; the net is that of the best, by the error on the `valid_cases`."""
+
+    train_cases: int
+    valid_cases: int
+    epochs: int
+    best_epoch: int
+
+
+class NetReport(Value):
+    """One net: how it was trained, and its errors a split. `devices` is None for the compute net."""
+
+    kind: Literal["compute", "forward exchange", "backward exchange"]
+    devices: int | None = None
+    fit: Fit
+    splits: dict[Split, Errors | None]
+    by_size: tuple[SizeError, ...] = ()
+    label_noise: Noise | None = None  # None where no case was measured twice
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.devices is None else f"{self.kind}, {self.devices} devices"
+
+
+class Report(Value):
+    """All nets of a cost model, how many rows were left out because their case met an error, and what is missing."""
+
+    nets: tuple[NetReport, ...]
+    left_out: int = 0
+    gaps: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """The report in lines of at most 80 columns. Errors are of predicted against measured ms, on cases held back."""
+        lines = ["error on cases held back       values     MAPE       R2      tau        MSE/ms2"]
+        for net in self.nets:
+            lines += _net_lines(net)
+        if self.left_out:
+            lines.append(f"{self.left_out} measured rows were left out: their case met an error (out of memory, say)")
+        return "\n".join([*lines, *(f"note: {gap}" for gap in self.gaps)])
+
+    def metrics(self) -> dict[str, float]:
+        """The figures worth a line in a run's overview: MAPE a net and split, and of the labels themselves."""
+        found: dict[str, float] = {}
+        for net in self.nets:
+            name = net.name.replace(", ", " ").replace(" ", "_")
+            found |= {f"{name}_mape_{split}": errors.mape for split, errors in net.splits.items() if errors}
+            if net.label_noise is not None:
+                found[f"{name}_label_noise"] = net.label_noise.mape
+        return found
+
+
+_SPLITS: dict[Split, str] = {"test_sets": "unseen sets", "test_tables": "unseen tables"}
+
+
+def _net_lines(net: NetReport) -> list[str]:
+    lines = [f"{net.name} ({net.fit.train_cases:,} training cases, epoch {net.fit.best_epoch} of {net.fit.epochs})"]
+    for split, label in _SPLITS.items():
+        if split not in net.splits:
+            continue
+        errors = net.splits[split]
+        lines.append(f"  {label:<28}{_figures(errors) if errors else 'no case of this split was measured'}")
+    for size in net.by_size:
+        lines.append(f"    {f'{size.fewest}-{size.most} tables':<26}{size.values:>7,}  {size.mape:>7.1%}")
+    if net.label_noise is None:
+        lines.append("  label noise                 unknown: no case was measured twice")
+    else:
+        lines.append(f"  {'measuring again (noise)':<28}{net.label_noise.values:>7,}  {net.label_noise.mape:>7.1%}")
+    return lines
+
+
+def _figures(errors: Errors) -> str:
+    r2, tau = ("-" if value is None else f"{value:.3f}" for value in (errors.r2, errors.kendall_tau))
+    return f"{errors.values:>7,}  {errors.mape:>7.1%}  {r2:>7}  {tau:>7}  {errors.mse:>13.5g}"

@@ -1,0 +1,79 @@
+"""Nets <-> safetensors bytes. A tensor is named by its way down to it: `compute.table.0.weight`, `forward.4.unit_ms`."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.costmodel.nets import Nets, blank_nets
+from neuroshard.costmodel.protocol import Floats
+
+
+def to_tensors(nets: Nets) -> bytes:
+    """The nets as safetensors bytes, float64 all. The same nets give the same bytes."""
+    data: bytes = save(dict(_leaves(nets)))
+    return data
+
+
+def from_tensors(data: bytes, device_counts: Iterable[int], where: str) -> Nets:
+    """Nets from safetensors bytes. Raises InvalidInput where a tensor is missing, unknown, misshapen or not finite."""
+    try:
+        tensors: dict[str, Floats] = load(data)
+    except (SafetensorError, KeyError) as error:  # KeyError: an element type that NumPy lacks
+        raise InvalidInput(f"{where}: not a whole safetensors file ({error}); copy or train the model again") from None
+    blank = blank_nets(device_counts)
+    expected = dict(_leaves(blank))
+    for name in sorted(expected.keys() ^ tensors.keys()):
+        raise InvalidInput(
+            f"{where}: tensor {name} {'is missing' if name in expected else 'is not one of a cost model'}"
+        )
+    for name, leaf in expected.items():
+        _check(tensors[name], leaf, f"{where}: tensor {name}")
+    nets: Nets = _with_leaves(blank, tensors)
+    return nets
+
+
+def _check(tensor: Floats, expected: Floats, where: str) -> None:
+    if tensor.shape != expected.shape or tensor.dtype != np.float64:
+        raise InvalidInput(f"{where} is {tensor.dtype} {tensor.shape}, expected float64 {expected.shape}")
+    if not np.isfinite(tensor).all():
+        raise InvalidInput(f"{where} holds a value that is not finite; train the model again")
+    if tensor.ndim == 0 and tensor <= 0:  # the units
+        raise InvalidInput(f"{where} is {tensor:g}, but must be above 0")
+
+
+def _leaves(node: Any, name: str = "") -> Iterator[tuple[str, Floats]]:
+    children = _children(node)
+    if children is None:
+        yield name, np.ascontiguousarray(node, dtype=np.float64).reshape(np.shape(node))
+    else:
+        for key, child in children.items():
+            yield from _leaves(child, f"{name}.{key}" if name else key)
+
+
+def _with_leaves(node: Any, tensors: Mapping[str, Floats], name: str = "") -> Any:
+    """The same structure as `node`, with its numbers from `tensors`."""
+    children = _children(node)
+    if children is None:
+        return float(tensors[name]) if isinstance(node, float) else tensors[name]
+    new = {key: _with_leaves(child, tensors, f"{name}.{key}" if name else key) for key, child in children.items()}
+    if is_dataclass(node) and not isinstance(node, type):
+        return replace(node, **new)
+    return {int(key): child for key, child in new.items()} if isinstance(node, Mapping) else tuple(new.values())
+
+
+def _children(node: Any) -> dict[str, Any] | None:
+    """Named parts of a dataclass, mapping or tuple, without those that are None; None for a number or an array."""
+    if is_dataclass(node):
+        parts: Iterable[tuple[Any, Any]] = ((field.name, getattr(node, field.name)) for field in fields(node))
+    elif isinstance(node, Mapping):
+        parts = node.items()
+    elif isinstance(node, tuple):
+        parts = enumerate(node)
+    else:
+        return None
+    return {str(key): part for key, part in parts if part is not None}

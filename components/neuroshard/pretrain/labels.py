@@ -1,0 +1,76 @@
+"""Measured costs -> what a net learns from: cases and their milliseconds, by split, and how far the labels themselves scatter."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from neuroshard.core.case import CommCase, ComputeCase, Split
+from neuroshard.core.cost import CommCost, ComputeCost
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.value import shown
+from neuroshard.costmodel.protocol import Floats, Ints
+
+Case = TypeVar("Case", ComputeCase, CommCase)
+Cost = TypeVar("Cost", ComputeCost, CommCost)
+
+
+@dataclass(frozen=True)
+class Labels(Generic[Case]):
+    """Cases that were measured without error. `ms` is (N,), or (N, D) for exchanges of D devices."""
+
+    cases: tuple[Case, ...]
+    ms: Floats
+    twice: Floats  # (2, …): the label, and the same case measured again later
+
+    def of_split(self, *splits: Split) -> Ints:
+        """Places of the cases of these splits."""
+        return np.array([i for i, case in enumerate(self.cases) if case.split in splits], dtype=np.int64)
+
+
+def collect(rows: Iterable[tuple[Case, Cost]], ms: Callable[[Cost], float | tuple[float, ...]]) -> Labels[Case]:
+    """The rows of round 0 as labels, and each later round beside its label. Rows with an error are left out."""
+    good = [(case, cost) for case, cost in rows if cost.error is None]
+    first = {case.case_id: (case, ms(cost)) for case, cost in good if cost.round == 0}
+    twice = [(first[c.case_id][1], ms(cost)) for c, cost in good if cost.round > 0 and c.case_id in first]
+    return Labels(
+        cases=tuple(case for case, _ in first.values()),
+        ms=np.array([label for _, label in first.values()], dtype=np.float64),
+        twice=np.array(twice, dtype=np.float64).swapaxes(0, 1) if twice else np.empty((2, 0)),
+    )
+
+
+def forward_ms(cost: CommCost) -> tuple[float, ...]:
+    """Of an exchange without error."""
+    assert cost.forward_ms is not None
+    return cost.forward_ms
+
+
+def backward_ms(cost: CommCost) -> tuple[float, ...]:
+    """Of an exchange without error."""
+    assert cost.backward_ms is not None
+    return cost.backward_ms
+
+
+def check_one_time_a_device(rows: Iterable[tuple[CommCase, CommCost]]) -> None:
+    """Raise InvalidInput where an exchange's times are not one a device."""
+    for case, cost in rows:
+        for name, times in (("forward_ms", cost.forward_ms), ("backward_ms", cost.backward_ms)):
+            if times is not None and len(times) != len(case.device_dims):
+                raise InvalidInput(
+                    f"exchange {case.case_id} has {len(times)} {name} for {len(case.device_dims)} devices; measure it again"
+                )
+
+
+def check_unseen(cases: Iterable[ComputeCase]) -> None:
+    """Raise InvalidInput where a table of the test_tables split occurs in another: its error would be too good."""
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for case in cases:
+        names[case.split == "test_tables"].update(table.name for table in case.tables)
+    seen = sorted(names[True] & names[False])
+    if seen:
+        raise InvalidInput(
+            f"table {shown(seen[0])} ({len(seen)} in all) is in test_tables and in another split; make the cases again, so that "
+            "tests are on tables never trained on"
+        )
