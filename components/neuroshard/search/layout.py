@@ -1,0 +1,84 @@
+"""From a placement to a plan: where each shard's columns begin, what the plan is predicted to cost, what to know about it."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from neuroshard import __version__
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.plan import Baseline, DeviceCost, Plan, Provenance, Shard
+from neuroshard.search.problem import Placement, Problem
+
+Attempt = Placement | str  # a placement, or why there is none
+
+
+def make_plan(
+    problem: Problem,
+    placement: Placement,
+    others: Mapping[str, Attempt],
+    algorithm: str,
+    seed: int,
+    notes: tuple[str, ...],
+) -> Plan:
+    """The plan of a placement, beside what the others would cost. All are priced from scratch, in one batch.
+
+    Raises InvalidInput where the cost model predicts what cannot be.
+    """
+    solved = {name: other for name, other in others.items() if isinstance(other, Placement)}
+    compute, forward, backward = problem.costs([placement, *solved.values()])
+    total = compute + forward + backward
+    if not (np.isfinite(total).all() and total.min() >= 0):
+        raise InvalidInput(f"cost model {problem.model.name} predicts {total.min():g} ms for a device; train it again")
+    baseline_ms = dict(zip(solved, total[1:].max(axis=-1).tolist(), strict=True))
+    return Plan(
+        task=problem.task,
+        shards=lay_out(problem, placement),
+        predicted_ms=tuple(total[0].tolist()),
+        predicted=tuple(
+            DeviceCost(compute_ms=c, forward_comm_ms=f, backward_comm_ms=b)
+            for c, f, b in zip(compute[0].tolist(), forward[0].tolist(), backward[0].tolist(), strict=True)
+        ),
+        baselines=tuple(
+            Baseline(
+                algorithm=name, predicted_ms=baseline_ms.get(name), error=other if isinstance(other, str) else None
+            )
+            for name, other in others.items()
+        ),
+        provenance=Provenance(
+            neuroshard_version=__version__,
+            algorithm=algorithm,
+            seed=seed,
+            cost_model=problem.model.name,
+            cost_model_backend=problem.model.backend,
+            cost_model_device=problem.model.device_name,
+            notes=(*notes, *_notes(problem, placement)),
+        ),
+    )
+
+
+def lay_out(problem: Problem, placement: Placement) -> tuple[Shard, ...]:
+    """Shards in the order of the tables; each table's columns are dealt out from left to right, by device, widest first."""
+    order = np.lexsort((-placement.shards, placement.devices, problem.table[placement.shards]))
+    shards: list[Shard] = []
+    for shard, device in zip(placement.shards[order].tolist(), placement.devices[order].tolist(), strict=True):
+        table, dim = problem.task.tables[problem.table[shard]], int(problem.dims[shard])
+        last = shards[-1] if shards and shards[-1].table == table.name else None
+        offset = last.column_offset + last.dim if last else 0
+        shards.append(Shard(table=table.name, rows=table.rows, column_offset=offset, dim=dim, device=device))
+    return tuple(shards)
+
+
+def _notes(problem: Problem, placement: Placement) -> list[str]:
+    notes = []
+    model, dims = problem.model, problem.dims[placement.shards]
+    if (wide := dims > model.max_dim).any():
+        notes.append(
+            f"{wide.sum()} of {len(dims)} shards are wider than the {model.max_dim} columns that the cost model has seen "
+            f"(widest: {dims.max()}); their costs are extrapolated"
+        )
+    if problem.task.batch_size != model.batch_size:
+        notes.append(
+            f"costs are predicted for the cost model's batch size {model.batch_size:,}, not for the task's "
+            f"{problem.task.batch_size:,}"
+        )
+    return notes

@@ -1,0 +1,205 @@
+"""What must hold of every plan: it tiles, it fits, it costs what the cost model says, and no heuristic is better."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.analytic import AnalyticModel
+from neuroshard.core.errors import Infeasible, UsageError
+from neuroshard.core.plan import Plan
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.protocol import device_costs
+from neuroshard.search.algorithms import ALGORITHMS
+from neuroshard.search.run import search
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "search_plan.json"
+
+tables = st.builds(
+    Table,
+    name=st.uuids().map(str),
+    rows=st.integers(1, 10**7),
+    dim=st.integers(1, 40).map(lambda units: 4 * units),
+    pooling_factor=st.floats(0, 200),
+    reuse_bins=st.just((0.0,) * 17),
+    element_bytes=st.sampled_from([2, 4]),
+    optimizer_bytes_per_row=st.sampled_from([0, 4]),
+    optimizer_bytes_per_element=st.sampled_from([0, 8]),
+)
+
+
+@st.composite
+def tasks(draw: st.DrawFn) -> ShardingTask:
+    """Tables on devices that have 1 to 3 times the memory in all, unequally dealt."""
+    chosen = draw(st.lists(tables, min_size=1, max_size=12, unique_by=lambda table: table.name))
+    shares = draw(st.lists(st.floats(0.2, 1), min_size=1, max_size=6))
+    room = draw(st.floats(1, 3)) * sum(table.memory_bytes for table in chosen)
+    return ShardingTask(
+        tables=tuple(chosen),
+        device_memory_bytes=tuple(int(room * share / sum(shares)) + 1 for share in shares),
+        batch_size=1024,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(task=tasks(), algorithm=st.sampled_from(ALGORITHMS))
+def test_shards_tile_every_table_and_no_device_is_over_its_memory(task, algorithm):
+    try:
+        plan = search(task, AnalyticModel(1024), algorithm=algorithm, depth=3)
+    except Infeasible:
+        return
+    covered = {table.name: [] for table in task.tables}
+    used = [0] * task.devices
+    for shard in plan.shards:
+        table = next(table for table in task.tables if table.name == shard.table)
+        covered[shard.table] += range(shard.column_offset, shard.column_offset + shard.dim)
+        bytes_per_column = table.element_bytes + table.optimizer_bytes_per_element
+        used[shard.device] += table.rows * (shard.dim * bytes_per_column + table.optimizer_bytes_per_row)
+        assert shard.dim % 4 == 0
+        assert (shard.row_offset, shard.rows) == (0, table.rows)
+    assert covered == {table.name: list(range(table.dim)) for table in task.tables}
+    assert all(bytes_ <= limit for bytes_, limit in zip(used, task.device_memory_bytes, strict=True))
+
+
+@settings(max_examples=30, deadline=None)
+@given(task=tasks())
+def test_no_heuristic_is_better(task):
+    try:
+        plan = search(task, AnalyticModel(1024), depth=3)
+    except Infeasible:
+        return
+    assert [baseline.algorithm for baseline in plan.baselines] == ["random", "size", "dim", "lookup", "size-lookup"]
+    assert all(plan.cost_ms <= b.predicted_ms * (1 + 1e-12) for b in plan.baselines if b.predicted_ms is not None)
+
+
+def plainly(plan: Plan, model: AnalyticModel) -> list[tuple[float, float, float]]:
+    """Compute, forward and backward ms of each device, as a cost model is asked for one set of tables at a time."""
+    by_name = {table.name: table for table in plan.task.tables}
+    dims, compute = [], []
+    for device in range(plan.task.devices):
+        shards = [shard for shard in plan.shards if shard.device == device]
+        dims.append(float(sum(shard.dim for shard in shards)))
+        vectors = [model.table_vectors([by_name[shard.table]], np.array([shard.dim])) for shard in shards]
+        compute.append(float(model.compute_ms(np.concatenate(vectors).sum(axis=0))) if shards else 0.0)
+    backward = model.backward_comm_ms(np.array(dims)).tolist()
+    ready = [c + b for c, b in zip(compute, backward, strict=True)]
+    forward = model.forward_comm_ms(np.array(dims), np.array(ready) - min(ready)).tolist()
+    return list(zip(compute, forward, backward, strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_plan_costs_what_the_model_says_of_one_device_at_a_time(make_task, model, algorithm):
+    rng = np.random.default_rng(3)
+    shapes = [(int(10 ** rng.uniform(3, 6)), int(rng.integers(1, 33)) * 4, rng.uniform(0, 100)) for _ in range(20)]
+    plan = search(make_task(shapes, [2.0] * 5), model, algorithm=algorithm)
+
+    costs = [(c.compute_ms, c.forward_comm_ms, c.backward_comm_ms) for c in plan.predicted]
+    np.testing.assert_allclose(costs, plainly(plan, model), rtol=1e-12)
+    np.testing.assert_allclose(plan.predicted_ms, [sum(cost) for cost in costs], rtol=1e-12)
+
+
+def optimum_ms(task: ShardingTask, model: AnalyticModel) -> float:
+    """The least cost of any plan, by trying all: every way to deal each table's columns, in steps of 4, to the devices."""
+    deals = []
+    for table in task.tables:
+        steps = range(table.dim // 4 + 1)
+        deals.append(
+            [4 * np.array(w) for w in itertools.product(steps, repeat=task.devices) if sum(w) * 4 == table.dim]
+        )
+    widths = np.array(list(itertools.product(*deals)))  # plans, tables, devices
+    plans, count, devices = widths.shape
+    flat = [table for table in task.tables for _ in range(devices)]
+    vectors = np.stack([model.table_vectors(flat, plan.ravel()) * (plan.ravel() > 0)[:, None] for plan in widths])
+    element, row = (
+        np.array([[getattr(t, n)] for t in task.tables]) for n in ("element_bytes", "optimizer_bytes_per_row")
+    )
+    rows = np.array([[table.rows] for table in task.tables])
+    used = (rows * (widths * element + row * (widths > 0))).sum(axis=1)
+    sums = vectors.reshape(plans, count, devices, -1).sum(axis=1)
+    cost = np.sum(device_costs(model, sums, widths.sum(axis=1).astype(float)), axis=0).max(axis=-1)
+    return float(cost[(used <= task.device_memory_bytes).all(axis=-1)].min(initial=np.inf))
+
+
+def test_on_tiny_tasks_the_plan_is_within_a_hundredth_of_the_optimum_on_average(make_task, model):
+    rng = np.random.default_rng(0)
+    ratios = []
+    while len(ratios) < 30:
+        count, devices = (int(rng.integers(1, 4)), 2) if len(ratios) % 2 else (2, 3)
+        shapes = [
+            (int(rng.integers(1, 11)) * 10**5, int(rng.integers(1, 5)) * 4, rng.uniform(0, 50)) for _ in range(count)
+        ]
+        total_gib = make_task(shapes, [1]).tables
+        gib = sum(table.memory_bytes for table in total_gib) / devices * rng.uniform(1.2, 2) / 2**30
+        task = make_task(shapes, [gib] * devices)
+        best = optimum_ms(task, model)
+        if np.isfinite(best):
+            ratios.append(search(task, model).cost_ms / best)
+    assert min(ratios) >= 1 - 1e-12
+    assert max(ratios) <= 1.12
+    assert np.mean(ratios) <= 1.01
+
+
+def test_without_improvement_the_plan_is_never_better(make_task, model):
+    rng = np.random.default_rng(5)
+    shapes = [(int(10 ** rng.uniform(3, 6)), int(rng.integers(1, 33)) * 4, rng.uniform(0, 100)) for _ in range(30)]
+    task = make_task(shapes, [4.0] * 6)
+    assert search(task, model).cost_ms < search(task, model, improve=False).cost_ms
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_same_seed_gives_the_same_plan(make_task, algorithm):
+    task = make_task([(1000 * i, 4 * i, i) for i in range(1, 15)], [1.0] * 3)
+    one, other = (search(task, AnalyticModel(), algorithm=algorithm, seed=7) for _ in range(2))
+    assert one == other
+
+
+def test_another_seed_gives_another_random_plan(make_task, model):
+    task = make_task([(1000 * i, 4 * i, i) for i in range(1, 15)], [1.0] * 3)
+    one, other = (search(task, model, algorithm="random", seed=seed) for seed in (0, 1))
+    assert one.shards != other.shards
+
+
+def test_the_plan_of_a_tiny_task_is_the_golden_one(make_task, model):
+    plan = search(
+        make_task([(400_000, 20, 30.0), (1_000_000, 32, 5.0), (50, 4, 0.0), (9_000_000, 8, 1.0)], [0.3, 0.3, 0.2]),
+        model,
+    )
+    golden = json.loads(GOLDEN.read_text())
+    golden["provenance"]["neuroshard_version"] = plan.provenance.neuroshard_version
+    assert json.loads(plan.canonical_json()) == golden
+
+
+def test_where_the_plan_comes_from_is_in_the_plan(make_task, model):
+    task = make_task([(1000, 256, 1.0), (1000, 8, 1.0)], [1.0]).model_copy(update={"batch_size": 512})
+    by = search(task, model, seed=4, notes=("from a test",)).provenance
+    assert (by.algorithm, by.seed, by.cost_model) == ("neuroshard", 4, "analytic")
+    assert (by.cost_model_backend, by.cost_model_device) == ("synthetic", "test device")
+    assert by.notes == (
+        "from a test",
+        "1 of 2 shards are wider than the 128 columns that the cost model has seen (widest: 256); their costs are extrapolated",
+        "costs are predicted for the cost model's batch size 65,536, not for the task's 512",
+    )
+
+
+def test_an_unknown_algorithm_is_a_usage_error_that_lists_them(make_task, model):
+    with pytest.raises(
+        UsageError, match="'guess'; there are neuroshard, paper, random, size, dim, lookup, size-lookup"
+    ):
+        search(make_task([(10, 4, 1.0)], [1.0]), model, algorithm="guess")
+
+
+@pytest.mark.parametrize("effort", [{"candidates": 0}, {"beam": 0}, {"depth": -1}, {"grid": 0}])
+def test_no_effort_is_a_usage_error(make_task, model, effort):
+    with pytest.raises(UsageError, match=f"{next(iter(effort))} must be at least"):
+        search(make_task([(10, 4, 1.0)], [1.0]), model, **effort)
+
+
+def test_a_cost_model_that_predicts_nothing_is_told_in_one_line(make_task, model):
+    model.compute_ms = lambda sums: np.full(sums.shape[:-1], np.nan)
+    with pytest.raises(Exception, match="cost model analytic predicts nan ms for 4 columns of table 't0'"):
+        search(make_task([(10, 4, 1.0)], [1.0]), model)

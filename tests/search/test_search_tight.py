@@ -1,0 +1,154 @@
+"""Where memory is tight or shapes are odd: a plan that exists is found, and what cannot be is told with its numbers."""
+
+import numpy as np
+import pytest
+
+from helpers.analytic import AnalyticModel
+from neuroshard.core.errors import Infeasible
+from neuroshard.core.plan import Plan
+from neuroshard.search.algorithms import ALGORITHMS
+from neuroshard.search.run import search
+
+GIB = 2**30
+ROWS_GIB = GIB // (4 * 128 + 4)  # rows of 128 columns and row-wise Adagrad that make a GiB
+
+
+def widths(plan: Plan, table: str) -> list[int]:
+    return sorted((shard.dim for shard in plan.shards if shard.table == table), reverse=True)
+
+
+def test_five_tables_of_19_gib_fit_four_devices_of_32(make_task, model):
+    task = make_task([(19 * ROWS_GIB, 128, 10.0)] * 5, [32] * 4)
+    plan = search(task, model)
+    assert max(plan.memory_bytes()) <= 32 * GIB
+    assert all("find no room" in baseline.error for baseline in plan.baselines)
+    assert search(task, model, improve=False).cost_ms >= plan.cost_ms
+
+
+@pytest.mark.parametrize("place", [0, 11])
+def test_the_table_larger_than_a_device_is_split_whatever_its_number(make_task, model, place):
+    shapes = [(1000, 64, 5.0)] * 12
+    shapes[place] = (50 * ROWS_GIB, 128, 1.0)
+    plan = search(make_task(shapes, [20] * 4), model, candidates=2, depth=1)
+    assert len(widths(plan, f"t{place}")) >= 3
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "paper"])
+def test_every_algorithm_splits_what_no_device_holds(make_task, model, algorithm):
+    plan = search(make_task([(30 * ROWS_GIB, 128, 1.0), (1000, 8, 1.0)], [20, 20, 5]), model, algorithm=algorithm)
+    assert len(widths(plan, "t0")) >= 2
+
+
+@pytest.mark.parametrize(("dim", "halves"), [(12, [8, 4]), (20, [12, 8]), (36, [20, 16])])
+def test_odd_widths_are_split_as_evenly_as_steps_of_4_allow(make_task, model, dim, halves):
+    plan = search(make_task([(10 * ROWS_GIB * 128 // dim, dim, 20.0)], [8, 8]), model)
+    assert widths(plan, "t0") == halves
+
+
+def test_memory_differs_by_device(make_task, model):
+    shapes = [(ROWS_GIB, 128, 1.0)] * 20
+    plan = search(make_task(shapes, [16, 2, 1, 3]), model)
+    assert max(np.array(plan.memory_bytes()) / GIB - [16, 2, 1, 3]) <= 0
+    assert sum(plan.memory_bytes()) >= 20 * ROWS_GIB * (4 * 128 + 4)
+
+
+def test_optimizer_state_counts(make_task, model):
+    task = make_task([(15 * ROWS_GIB, 128, 1.0), (15 * ROWS_GIB, 128, 1.0)], [16, 16])
+    assert search(task, model).memory_bytes() == (15 * ROWS_GIB * 516,) * 2
+    adagrad = tuple(table.model_copy(update={"optimizer_bytes_per_element": 4}) for table in task.tables)
+    with pytest.raises(Infeasible, match=r"tables need 59\.\d GiB, devices have 32\.0 GiB together"):
+        search(task.model_copy(update={"tables": adagrad}), model)
+
+
+def test_one_device_exchanges_nothing(make_task, model):
+    plan = search(make_task([(1000, 12, 3.0), (2000, 256, 1.0)], [1]), model)
+    assert {shard.device for shard in plan.shards} == {0}
+    assert [(c.forward_comm_ms, c.backward_comm_ms) for c in plan.predicted] == [(0.0, 0.0)]
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "paper"])
+def test_more_devices_than_shards_leave_some_empty_that_compute_nothing(make_task, model, algorithm):
+    plan = search(make_task([(1000, 4, 3.0), (2000, 4, 1.0)], [1] * 6), model, algorithm=algorithm)
+    assert sorted(cost.compute_ms > 0 for cost in plan.predicted) == [False] * 4 + [True] * 2
+
+
+def test_tables_of_2048_columns_are_placed(make_task, model):
+    plan = search(make_task([(10_000, 2048, 3.0), (10_000, 1792, 9.0), (500, 4, 1.0)], [1] * 8), model)
+    assert sum(widths(plan, "t0")) == 2048
+    assert (
+        plan.cost_ms < search(make_task([(10_000, 2048, 3.0), (10_000, 1792, 9.0), (500, 4, 1.0)], [1]), model).cost_ms
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_tables_that_are_never_read_are_placed_too(make_task, model, algorithm):
+    plan = search(make_task([(1000, 8, 0.0)] * 5, [1, 1]), model, algorithm=algorithm)
+    assert len({shard.table for shard in plan.shards}) == 5
+
+
+def test_a_device_filled_to_the_last_byte_is_no_hindrance(make_task, model):
+    task = make_task([(1000, 8, 1.0), (1000, 8, 1.0), (1000, 4, 1.0)], [1, 1])
+    exact = task.model_copy(update={"device_memory_bytes": (72_000, 20_000)})
+    assert search(exact, model).memory_bytes() == (72_000, 20_000)
+
+
+def test_too_little_memory_in_all_says_how_much(make_task, model):
+    with pytest.raises(Infeasible) as caught:
+        search(make_task([(97 * ROWS_GIB, 128, 1.0)], [32, 32]), model)
+    assert str(caught.value) == (
+        "tables need 97.0 GiB, devices have 64.0 GiB together: 33.0 GiB short; add devices or memory"
+    )
+
+
+def test_a_row_that_no_device_can_hold_is_named(make_task, model):
+    rows = 2**30
+    with pytest.raises(Infeasible) as caught:
+        search(make_task([(10, 4, 1.0), (rows, 8, 1.0)], [16] * 4), model)
+    assert str(caught.value) == (
+        "table 't1' has a row that no device can hold: its narrowest shard (1,073,741,824 rows x 4 columns, since rows are "
+        "not split yet) needs 20.0 GiB, the largest device has 16.0 GiB; give a device 20.0 GiB or more"
+    )
+
+
+def test_where_nothing_packs_it_says_how_close_it_came(make_task, model):
+    with pytest.raises(Infeasible) as caught:
+        search(make_task([(2**29, 4, 1.0)] * 3, [18, 18]), model)
+    assert str(caught.value) == (
+        "no packing found: 4 columns of table 't2' find no room: 10.0 GiB needed, left on the devices: 8.0 GiB, 8.0 GiB; "
+        "add devices or memory"
+    )
+
+
+def test_a_heuristic_that_does_not_fit_says_so(make_task, model):
+    with pytest.raises(Infeasible, match=r"^size places whole tables, and 128 columns of table 't4' find no room"):
+        search(make_task([(19 * ROWS_GIB, 128, 10.0)] * 5, [32] * 4), model, algorithm="size")
+
+
+@pytest.mark.parametrize(
+    "memory_gib", [[7e-5, 7e-5], [1.0] * 6]
+)  # 12 columns do not halve; a table is wider than any cap
+def test_paper_says_that_neuroshard_may_find_what_it_does_not(make_task, model, memory_gib):
+    with pytest.raises(Infeasible, match=r"^paper, which .* found no plan: .* try it$"):
+        search(make_task([(1000, 12, 1.0)], memory_gib), model, algorithm="paper")
+
+
+def test_a_model_without_a_net_for_so_many_devices_says_so_itself(make_task, model):
+    def refuse(*_: object) -> None:
+        raise Infeasible("no exchange net for 3 devices")
+
+    model.backward_comm_ms = refuse
+    with pytest.raises(Infeasible, match="no exchange net for 3 devices"):
+        search(make_task([(1000, 12, 1.0)], [1] * 3), model)
+
+
+def test_a_task_with_room_to_spare_is_always_solved(make_task):
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        devices = int(rng.integers(2, 9))
+        shapes = [(int(10 ** rng.uniform(2, 6)), int(rng.integers(1, 33)) * 4, rng.uniform(0, 50)) for _ in range(20)]
+        tables = make_task(shapes, [1]).tables
+        narrowest = max(table.shard_bytes(table.rows, 4) for table in tables)
+        split = sum(max(t.dim // 64, 1) * 4 * t.rows for t in tables)  # row-wise state, once for each shard
+        room = sum(table.memory_bytes for table in tables) + devices * narrowest + split
+        plan = search(make_task(shapes, [room / devices / GIB] * devices), AnalyticModel(), depth=2)
+        assert len({shard.table for shard in plan.shards}) == 20
