@@ -62,6 +62,6 @@ def parse_duration(text: str) -> float:
 def parse_counts(text: str, option: str) -> tuple[int, ...]:
     """`"4"` or `"2,4,8"` as whole numbers above zero. Raises UsageError that names the option."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 2**31 for part in parts):
+    if not all(part.isascii() and part.isdigit() and len(part) < 11 and 0 < int(part) < 2**31 for part in parts):
         raise UsageError(f"{option} {text!r} is not a number, or several separated by commas, as in 4 or 2,4,8")
     return tuple(int(part) for part in parts)

@@ -1,0 +1,65 @@
+"""Cases are known by what they measure; a cost is both times or an error."""
+
+import pytest
+from pydantic import ValidationError
+
+from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.cost import CommCost, ComputeCost, Hardware
+from neuroshard.core.plan import DeviceCost
+from neuroshard.core.table import Table
+
+TABLE = Table(name="a", rows=10, dim=8, pooling_factor=1.0)
+
+
+def test_the_split_does_not_change_a_case_id_but_the_shape_does():
+    case = ComputeCase(tables=(TABLE,))
+    assert case.case_id == ComputeCase(tables=(TABLE,), split="valid").case_id
+    assert case.case_id != ComputeCase(tables=(TABLE.with_dim(4),)).case_id
+    assert case.case_id != ComputeCase(tables=(TABLE, TABLE)).case_id
+
+
+def test_start_delays_change_a_case_id():
+    one, other = (CommCase(device_dims=(8, 4), start_delays_ms=(0, delay)) for delay in (0, 1.5))
+    assert one.case_id != other.case_id
+
+
+def test_an_exchange_has_two_devices_or_more_and_a_delay_for_each():
+    with pytest.raises(ValidationError, match="at least 2 devices, not 1"):
+        CommCase(device_dims=(8,), start_delays_ms=(0,))
+    with pytest.raises(ValidationError, match="1 start delays for 2 devices"):
+        CommCase(device_dims=(8, 8), start_delays_ms=(0,))
+
+
+def test_a_case_has_tables_and_a_known_split():
+    with pytest.raises(ValidationError, match="at least 1 item"):
+        ComputeCase(tables=())
+    with pytest.raises(ValidationError, match="test_tables"):
+        ComputeCase(tables=(TABLE,), split="holiday")
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {},
+        {"forward_ms": 1.0},
+        {"forward_ms": 1.0, "backward_ms": 2.0, "error": "out of memory"},
+        {"forward_ms": 1.0, "error": "out of memory"},
+    ],
+)
+def test_a_cost_is_both_times_or_an_error(times):
+    with pytest.raises(ValidationError, match="both times or an error"):
+        ComputeCost(case_id="c", **times)
+    vectors = {name: (value,) if name != "error" else value for name, value in times.items()}
+    with pytest.raises(ValidationError, match="both times or an error"):
+        CommCost(case_id="c", **vectors)
+
+
+def test_a_total_is_forward_and_backward():
+    assert ComputeCost(case_id="c", forward_ms=1.0, backward_ms=2.5).total_ms == 3.5
+    assert DeviceCost(compute_ms=1.0, forward_comm_ms=0.25, backward_comm_ms=0.5).total_ms == 1.75
+
+
+def test_hardware_of_one_kind_has_one_fingerprint():
+    kind = {"kind": "cuda", "name": "H200", "memory_bytes": 1}
+    assert Hardware(**kind).fingerprint == Hardware(**kind).fingerprint != Hardware(**kind, driver="2").fingerprint
+    assert len(Hardware(**kind).fingerprint) == 16

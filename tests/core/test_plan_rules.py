@@ -1,0 +1,202 @@
+"""A plan that exists is valid: its shards tile every table exactly once, and no device is over its memory."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from neuroshard.core.errors import InvalidInput, NewerFormat
+from neuroshard.core.plan import Plan, Provenance, Shard, check_tiles
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.value import canonical_json
+
+BY_HAND = Provenance(neuroshard_version="0", algorithm="by hand")
+
+
+def table(name: str = "a", rows: int = 10, dim: int = 16) -> Table:
+    return Table(name=name, rows=rows, dim=dim, pooling_factor=1.0)
+
+
+@st.composite
+def rectangles(draw, rows: int, dim: int, depth: int = 4):
+    """(row_offset, rows, column_offset, dim) of pieces that tile rows x dim, by cutting again and again."""
+    pieces = [(0, rows, 0, dim)]
+    for _ in range(draw(st.integers(0, depth))):
+        row, height, column, width = pieces.pop(draw(st.integers(0, len(pieces) - 1)))
+        if draw(st.booleans()) and width > 4:
+            cut = 4 * draw(st.integers(1, width // 4 - 1))
+            pieces += [(row, height, column, cut), (row, height, column + cut, width - cut)]
+        elif height > 1:
+            cut = draw(st.integers(1, height - 1))
+            pieces += [(row, cut, column, width), (row + cut, height - cut, column, width)]
+        else:
+            pieces.append((row, height, column, width))
+    return pieces
+
+
+@st.composite
+def plans(draw):
+    """Tables cut at random, dealt out at random, on devices with exactly the memory that this needs."""
+    tables = tuple(
+        table(f"t{i}", draw(st.integers(1, 50)), 4 * draw(st.integers(1, 16))) for i in range(draw(st.integers(1, 4)))
+    )
+    devices = draw(st.integers(1, 4))
+    shards, used = [], [1] * devices
+    for one in tables:
+        for row, height, column, width in draw(rectangles(one.rows, one.dim)):
+            device = draw(st.integers(0, devices - 1))
+            used[device] += one.shard_bytes(height, width)
+            shards.append(
+                Shard(table=one.name, row_offset=row, rows=height, column_offset=column, dim=width, device=device)
+            )
+    task = ShardingTask(tables=tables, device_memory_bytes=tuple(used), batch_size=64)
+    return Plan(task=task, shards=tuple(draw(st.permutations(shards))), provenance=BY_HAND)
+
+
+def rebuilt(plan: Plan, shards) -> Plan:
+    return Plan(task=plan.task, shards=tuple(shards), provenance=BY_HAND)
+
+
+@given(plans())
+def test_shards_tile_every_table(plan):
+    for one in plan.task.tables:
+        own = [shard for shard in plan.shards if shard.table == one.name]
+        for row, column in {(s.row_offset, s.column_offset) for s in own} | {(one.rows - 1, one.dim - 1)}:
+            holders = [
+                s
+                for s in own
+                if s.row_offset <= row < s.row_offset + s.rows and s.column_offset <= column < s.column_offset + s.dim
+            ]
+            assert len(holders) == 1
+
+
+@given(plans())
+def test_no_device_is_over_its_memory(plan):
+    by_name = {one.name: one for one in plan.task.tables}
+    for device, limit in enumerate(plan.task.device_memory_bytes):
+        own = [shard for shard in plan.shards if shard.device == device]
+        assert sum(by_name[s.table].shard_bytes(s.rows, s.dim) for s in own) == plan.memory_bytes()[device] <= limit
+
+
+@given(plans(), st.data())
+def test_a_plan_without_one_of_its_shards_has_a_gap(plan, data):
+    missing = data.draw(st.integers(0, len(plan.shards) - 1))
+    with pytest.raises(ValidationError, match=f"table '{plan.shards[missing].table}' has a gap"):
+        rebuilt(plan, plan.shards[:missing] + plan.shards[missing + 1 :])
+
+
+@given(plans(), st.data())
+def test_a_shard_that_is_there_twice_overlaps(plan, data):
+    twice = data.draw(st.sampled_from(plan.shards))
+    with pytest.raises(ValidationError, match="overlapping"):
+        rebuilt(plan, (*plan.shards, twice))
+
+
+@given(plans(), st.data())
+def test_a_byte_too_little_on_one_device_is_too_little(plan, data):
+    device = data.draw(st.sampled_from([shard.device for shard in plan.shards]))
+    memory = [used + (other != device) for other, used in enumerate(plan.memory_bytes())]
+    memory[device] -= 1
+    task = plan.task.model_copy(update={"device_memory_bytes": tuple(memory)})
+    with pytest.raises(ValidationError, match=rf"device {device} needs .* \(1 bytes too many\); raise its memory"):
+        Plan(task=task, shards=plan.shards, provenance=BY_HAND)
+
+
+@given(plans())
+def test_a_plan_read_back_is_the_plan_that_was_written(plan):
+    assert Plan.from_json(plan.canonical_json(), "plan.json") == plan
+
+
+@given(plans(), st.data())
+def test_a_moved_shard_leaves_a_gap_or_overlaps(plan, data):
+    index = data.draw(st.integers(0, len(plan.shards) - 1))
+    field = data.draw(st.sampled_from(["row_offset", "column_offset"]))
+    shard = plan.shards[index]
+    moved = shard.model_copy(update={field: getattr(shard, field) + 4})
+    with pytest.raises(ValidationError, match=r"gap|overlapping|reaches"):
+        rebuilt(plan, (*plan.shards[:index], moved, *plan.shards[index + 1 :]))
+
+
+def test_uneven_column_shards_and_a_grid_tile_a_table():
+    check_tiles(
+        table(dim=20),
+        [Shard(table="a", rows=10, dim=12, device=0), Shard(table="a", rows=10, column_offset=12, dim=8, device=0)],
+    )
+    grid = [
+        Shard(table="a", row_offset=row, rows=5, column_offset=column, dim=8, device=0)
+        for row in (0, 5)
+        for column in (0, 8)
+    ]
+    check_tiles(table(), grid)
+
+
+@pytest.mark.parametrize(
+    ("shard", "message"),
+    [
+        ({"dim": 6}, "6 columns at column 0; both must be multiples of 4"),
+        ({"dim": 8, "column_offset": 2}, "8 columns at column 2"),
+        ({"dim": 16, "device": 7}, "device 7, but there are 2"),
+        ({"dim": 16, "table": "ghost"}, "'ghost', which is not in the task"),
+        ({"dim": 20}, "is 10 x 16, but a shard reaches row 10 and column 20"),
+        ({"dim": 16, "rows": 11}, "reaches row 11"),
+        ({"dim": 16, "rows": 0}, "greater than 0"),
+    ],
+)
+def test_a_shard_that_cannot_be_is_refused(shard, message):
+    task = ShardingTask(tables=(table(),), device_memory_bytes=(2**20, 2**20), batch_size=1)
+    with pytest.raises(ValidationError, match=message):
+        Plan(task=task, shards=(Shard(**{"table": "a", "rows": 10, "device": 0, **shard}),), provenance=BY_HAND)
+
+
+def whole_plan(**fields) -> Plan:
+    task = ShardingTask(tables=(table(),), device_memory_bytes=(2**20, 2**20), batch_size=1)
+    return Plan(task=task, shards=(Shard(table="a", rows=10, dim=16, device=1),), provenance=BY_HAND, **fields)
+
+
+def test_a_plan_costs_what_its_slowest_device_costs():
+    assert whole_plan(predicted_ms=(1.5, 2.5)).cost_ms == 2.5
+    assert whole_plan().cost_ms is None
+
+
+def test_predictions_are_one_for_each_device():
+    with pytest.raises(ValidationError, match="predicted_ms has 1 values for 2 devices"):
+        whole_plan(predicted_ms=(1.5,))
+
+
+def test_a_plan_of_another_task_is_found_out():
+    raw = whole_plan().model_dump(mode="json")
+    raw["task"]["batch_size"] = 2
+    with pytest.raises(InvalidInput, match=r"plan\.json: task_digest .* does not match the plan's task"):
+        Plan.from_json(canonical_json(raw), "plan.json")
+    del raw["task_digest"]
+    with pytest.raises(InvalidInput, match=r"plan\.json: task_digest is missing"):
+        Plan.from_json(canonical_json(raw), "plan.json")
+
+
+def test_a_plan_from_the_future_asks_for_an_upgrade():
+    with pytest.raises(NewerFormat, match="upgrade"):
+        Plan.from_json(canonical_json({**whole_plan().model_dump(mode="json"), "format_version": 2}), "plan.json")
+
+
+def test_device_memory_may_differ_between_devices():
+    tables = (table("a"), table("b"))
+    need = tables[0].memory_bytes
+    task = ShardingTask(tables=tables, device_memory_bytes=(need, 2 * need), batch_size=1)
+    shards = tuple(Shard(table=t.name, rows=10, dim=16, device=1) for t in tables)
+    assert Plan(task=task, shards=shards, provenance=BY_HAND).memory_bytes() == (0, 2 * need)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"device_memory_bytes": ()}, "between 1 and 4096 devices, not 0"),
+        ({"device_memory_bytes": (0,)}, "greater than 0"),
+        ({"batch_size": 0}, "greater than 0"),
+        ({"tables": (table(), table())}, "both named 'a'"),
+        ({"tables": ()}, "empty"),
+    ],
+)
+def test_a_task_that_cannot_be_is_refused(change, message):
+    with pytest.raises(ValidationError, match=message):
+        ShardingTask(**{"tables": (table(),), "device_memory_bytes": (1,), "batch_size": 1, **change})

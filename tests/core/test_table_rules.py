@@ -1,0 +1,91 @@
+"""Tables: their rules, and what they occupy."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from neuroshard.core.reuse import REUSE_BINS, uniform_bins
+from neuroshard.core.table import MAX_ROWS, OPTIMIZER_BYTES, Table, check_distinct
+
+GOOD = {"name": "a", "rows": 1000, "dim": 64, "pooling_factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dim": 6}, "multiple of 4"),
+        ({"dim": 0}, "multiple of 4"),
+        ({"dim": -4}, "multiple of 4"),
+        ({"dim": 2**16 + 4}, "at most 65536"),
+        ({"rows": 0}, "between 1 and"),
+        ({"rows": -1}, "between 1 and"),
+        ({"rows": MAX_ROWS + 1}, "between 1 and"),
+        ({"rows": 1.5}, "fractional"),
+        ({"pooling_factor": -0.1}, "between 0 and"),
+        ({"pooling_factor": math.inf}, "finite"),
+        ({"pooling_factor": math.nan}, "finite"),
+        ({"name": ""}, "at least 1 character"),
+        ({"name": "a\nb"}, "line breaks"),
+        ({"element_bytes": 3}, r"4 \(fp32\) or 2 \(fp16\)"),
+        ({"reuse_bins": [1.0]}, "17 shares, not 1"),
+        ({"reuse_bins": [0.5] * REUSE_BINS}, "sum to 1"),
+        ({"reuse_bins": [-1.0, 2.0] + [0.0] * 15}, "not be negative"),
+        ({"reuse_bins": [math.nan] * REUSE_BINS}, "finite"),
+        ({"reuse_batch_size": 0}, "greater than 0"),
+        ({"optimizer_bytes_per_row": -4}, "greater than or equal to 0"),
+    ],
+)
+def test_a_broken_rule_is_refused(change, message):
+    with pytest.raises(ValidationError, match=message):
+        Table(**{**GOOD, **change})
+
+
+def test_a_table_without_reuse_bins_is_read_uniformly():
+    assert Table(**GOOD).reuse_bins == Table(**GOOD, reuse_bins=None).reuse_bins == uniform_bins(1000, 2.0)
+    assert Table(**GOOD, reuse_batch_size=64).reuse_bins == uniform_bins(1000, 2.0, 64)
+
+
+def test_reuse_bins_that_are_rounded_are_made_to_sum_to_one():
+    bins = Table(**GOOD, reuse_bins=[0.5, 0.49, *[0.0] * 15]).reuse_bins
+    assert bins[:2] == (0.5 / 0.99, 0.49 / 0.99)
+
+
+@given(st.lists(st.floats(0, 1), min_size=REUSE_BINS, max_size=REUSE_BINS).filter(lambda bins: sum(bins) > 0.01))
+def test_a_table_read_back_is_the_table_that_was_written(bins):
+    table = Table(**GOOD, reuse_bins=[b / math.fsum(bins) for b in bins])
+    assert Table.parse(table.model_dump(mode="json"), "back") == table
+
+
+def test_a_table_never_read_has_bins_of_zeros():
+    assert Table(**{**GOOD, "pooling_factor": 0.0}).reuse_bins == (0.0,) * REUSE_BINS
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "bytes_"), [("sgd", 256_000), ("rowwise_adagrad", 260_000), ("adagrad", 512_000), ("adam", 768_000)]
+)
+def test_memory_counts_weights_and_optimizer_state(optimizer, bytes_):
+    per_row, per_element = OPTIMIZER_BYTES[optimizer]
+    table = Table(**GOOD, optimizer_bytes_per_row=per_row, optimizer_bytes_per_element=per_element)
+    assert (table.weight_bytes, table.memory_bytes) == (256_000, bytes_)
+
+
+def test_every_column_shard_keeps_the_row_wise_state():
+    table = Table(**GOOD)
+    assert table.with_dim(16).memory_bytes * 4 == table.memory_bytes + 3 * 4 * table.rows
+
+
+def test_half_precision_halves_the_weights_only():
+    table = Table(**GOOD, element_bytes=2)
+    assert (table.weight_bytes, table.memory_bytes) == (128_000, 132_000)
+
+
+def test_a_set_of_tables_has_distinct_names_and_is_not_empty():
+    one, other = Table(**GOOD), Table(**{**GOOD, "name": "b"})
+    assert check_distinct((one, other)) == (one, other)
+    with pytest.raises(ValueError, match=r"tables\[2\] and tables\[0\] are both named 'a'"):
+        check_distinct((one, other, one))
+    with pytest.raises(ValueError, match="empty"):
+        check_distinct(())

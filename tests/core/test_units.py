@@ -1,0 +1,74 @@
+"""Amounts, times and counts as users write them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuroshard.core.errors import UsageError
+from neuroshard.core.units import format_bytes, parse_bytes, parse_counts, parse_duration, parse_memory
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("34359738368", 2**35),
+        ("32GiB", 2**35),
+        (" 32 gib ", 2**35),
+        ("80GB", 80 * 10**9),
+        ("1.5 TB", 1_500_000_000_000),
+        ("0.5KiB", 512),
+        ("1B", 1),
+    ],
+)
+def test_an_amount_of_memory_is_bytes_or_a_unit(text, count):
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-1GiB", "1e9", "nan", "32 giraffes", "0", "0.2B", "9" * 400 + "GiB", "1,5GB"]
+)
+def test_what_is_no_amount_of_memory_is_quoted(text):
+    with pytest.raises(UsageError, match="memory") as caught:
+        parse_bytes(text)
+    assert repr(text) in str(caught.value)
+
+
+@given(st.integers(1, 2**53))
+def test_plain_bytes_are_exact(count):
+    assert parse_bytes(str(count)) == count
+
+
+def test_memory_is_one_amount_for_all_devices_or_one_each():
+    assert parse_memory("1KiB", 3) == (1024, 1024, 1024)
+    assert parse_memory("1KiB, 2KiB", 2) == (1024, 2048)
+    with pytest.raises(UsageError, match="lists 2 amounts for 3 devices"):
+        parse_memory("1KiB,2KiB", 3)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**35, "32.0 GiB"), (3 * 2**50, "3072.0 TiB")]
+)
+def test_bytes_are_shown_in_binary_units(count, text):
+    assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("3m", 180), ("1.5h", 5400), (" 2 m ", 120)])
+def test_a_duration_is_seconds_or_a_unit(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "soon", "-3m", "3 days", "9" * 400])
+def test_what_is_no_duration_is_quoted(text):
+    with pytest.raises(UsageError, match="length of time"):
+        parse_duration(text)
+
+
+def test_counts_are_whole_numbers_separated_by_commas():
+    assert parse_counts("4", "--devices") == (4,)
+    assert parse_counts("2, 4,8", "--devices") == (2, 4, 8)
+
+
+@pytest.mark.parametrize("text", ["", "0", "4,", "-4", "4.0", "²", "9" * 5000, "4294967296"])
+def test_what_are_no_counts_names_the_option(text):
+    with pytest.raises(UsageError, match="--devices"):
+        parse_counts(text, "--devices")

@@ -1,0 +1,85 @@
+"""What all values share: canonical bytes, digests, and faults told in one line."""
+
+import pytest
+
+from neuroshard.core.errors import InvalidInput, NewerFormat
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.value import canonical_json, check_format, decode_json
+
+TABLE = {"name": "a", "rows": 10, "dim": 8, "pooling_factor": 1.0}
+
+
+def fault(data, cls=Table) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        cls.parse(data, "here")
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_canonical_json_does_not_depend_on_the_order_of_keys():
+    assert canonical_json({"b": 1, "a": "é"}) == '{"a":"é","b":1}'.encode() == canonical_json({"a": "é", "b": 1})
+
+
+def test_nan_is_no_json():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        canonical_json({"a": float("nan")})
+
+
+def test_a_value_has_the_digest_of_its_contents():
+    assert Table(**TABLE).digest() == Table(**TABLE).digest() != Table(**{**TABLE, "rows": 11}).digest()
+    assert len(Table(**TABLE).digest()) == 64
+
+
+def test_a_value_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        Table(**TABLE).rows = 3
+
+
+def test_unknown_keys_are_ignored():
+    assert Table.parse({**TABLE, "colour": "red"}, "here") == Table(**TABLE)
+
+
+def test_a_fault_says_place_rule_and_value():
+    task = {"tables": [TABLE, {**TABLE, "name": "b", "dim": 6}], "device_memory_bytes": [1], "batch_size": 1}
+    assert fault(task, ShardingTask) == (
+        "here: tables[1].dim: must be a positive multiple of 4 (FBGEMM's fused kernels need it), not 6"
+    )
+    assert fault({**TABLE, "rows": "many"}).endswith("unable to parse string as an integer, not 'many'")
+    assert fault({**TABLE, "pooling_factor": float("nan")}).endswith("not nan")
+    assert fault({"name": "a", "dim": 4, "pooling_factor": 1}) == "here: rows: is missing"
+    assert fault({"dim": 6, "rows": 0, "name": "a", "pooling_factor": 1}).endswith("not 0 (and 1 more)")
+    assert len(fault({**TABLE, "rows": 10**400})) < 200
+
+
+def test_broken_json_is_told_by_place():
+    def broken(data: bytes) -> str:
+        with pytest.raises(InvalidInput) as caught:
+            decode_json(data, "x.json")
+        return str(caught.value)
+
+    assert broken(b'{"a": 1, }').startswith("x.json: not JSON: ")
+    assert broken(b'{"tables": [{"name": "a"').endswith("the file is cut off")
+    assert broken(b"[\xff]") == "x.json: not UTF-8 text (byte 1); is it a JSON file?"
+    assert broken(b"[" * 100_000) == "x.json: not usable JSON: nested too deep"
+    assert "digits" in broken(b"1" * 5000)
+
+
+def test_a_byte_order_mark_does_no_harm():
+    assert decode_json(b"\xef\xbb\xbf[1]", "x.json") == [1]
+
+
+def test_a_format_from_the_future_asks_for_an_upgrade():
+    with pytest.raises(NewerFormat, match=r"x: format_version 2 is from a newer neuroshard; this one reads up to 1"):
+        check_format({"format_version": 2}, 1, "x")
+
+
+def test_no_format_version_means_the_first():
+    assert check_format({"a": 1}, 1, "x") == {"a": 1}
+
+
+@pytest.mark.parametrize("version", [0, -1, "1", True, 1.0, None])
+def test_a_format_version_is_a_positive_whole_number(version):
+    with pytest.raises(InvalidInput, match="not a positive whole number"):
+        check_format({"format_version": version}, 1, "x")
