@@ -115,14 +115,14 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
     )
     plan = load_plan(arguments.store, arguments.name, world_size=world_size)
     digest = check_same_on_all_ranks(plan)
-    plan, capped = cap_rows(plan, table_budget(arguments, world_size))
+    plan, capped = cap_rows(plan, table_budget(arguments, plan))
     if rank:
         warnings.simplefilter("ignore", ShardingWarning)  # rank 0 says it for all
     else:
         print(describe(plan, digest, capped, arguments), file=sys.stderr)
 
     torch.manual_seed(arguments.seed)
-    unsharded = Model(plan.task.tables, torch.device("cpu"))
+    unsharded = Model(plan.task.tables, torch.device("cpu")).float()  # fused kernels sum fp16 rows in fp32
     model = shard(Model(plan.task.tables, torch.device("meta")), plan, arguments.optimizer, arguments.learning_rate)
     load_weights(model, unsharded)
 
@@ -303,9 +303,10 @@ def cap_rows(plan: Plan, budget_bytes: int) -> tuple[Plan, tuple[str, ...]]:
     )
 
 
-def table_budget(arguments: argparse.Namespace, world_size: int) -> int:
-    """Bytes for all tables: they exist once in shards, and on every rank whole until the first forward is compared."""
-    return parse_bytes(arguments.memory) // (world_size + 1)
+def table_budget(arguments: argparse.Namespace, plan: Plan) -> int:
+    """Bytes for the shards of all ranks, so that they fit beside the unsharded fp32 tables, which every rank holds at first."""
+    growth = max(4 // table.element_bytes for table in plan.task.tables)
+    return parse_bytes(arguments.memory) // (plan.task.devices * growth + 1)
 
 
 # What it says
@@ -370,7 +371,7 @@ def launch(arguments: argparse.Namespace) -> None:
     """Start a process a rank and wait. One that fails ends them all. Raises UsageError, NeuroshardError."""
     plan = load_plan(arguments.store, arguments.name)
     world_size = plan.task.devices
-    cap_rows(plan, table_budget(arguments, world_size))  # told once here, not by every rank
+    cap_rows(plan, table_budget(arguments, plan))  # told once here, not by every rank
     if world_size > MAX_LOCAL_RANKS:
         raise UsageError(
             f"the plan is for {world_size} ranks, more than the {MAX_LOCAL_RANKS} to start here; use torchrun"

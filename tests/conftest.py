@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
+
+from helpers import servers
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -27,3 +30,40 @@ def neuroshard() -> CommandLine:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[str]:
+    """URL of a moto server: honours conditional writes, checks no signature."""
+    with servers.moto() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory) -> Iterator[str]:
+    """URL of `rclone serve s3`: checks signatures, ignores conditions, so only a single writer may use it."""
+    with servers.rclone(tmp_path_factory.mktemp("rclone")) as url:
+        yield url
+
+
+@pytest.fixture
+def aws(monkeypatch, tmp_path) -> Callable[[str], str]:
+    """Points boto3's environment at an endpoint and makes a bucket there: `aws(moto)` returns `s3://<bucket>/runs`."""
+
+    def point_at(endpoint: str) -> str:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.SECRET)
+
+        import boto3
+
+        bucket = f"bucket-{uuid4().hex}"
+        boto3.client("s3").create_bucket(Bucket=bucket)
+        return f"s3://{bucket}/runs"
+
+    return point_at

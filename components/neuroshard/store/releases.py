@@ -8,7 +8,7 @@
 import re
 from typing import NamedTuple
 
-from neuroshard.core.errors import InvalidInput, NotFound, UsageError
+from neuroshard.core.errors import InvalidInput, NewerFormat, NotFound, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import MODEL_NAME, Release
 from neuroshard.core.value import sha256
@@ -54,9 +54,13 @@ def read_live(store: Store, model: str) -> Live:
     key = live_key(model)
     try:
         data, token = store.read_versioned(key, MAX_RELEASE_BYTES)
+        return Live(_release(data, store, key, model), data, token)
     except NotFound as error:
         raise NotFound(f"{error}; has a plan of {model!r} been deployed there (`neuroshard deploy`)?") from None
-    return Live(_release(data, store, key, model), data, token)
+    except NewerFormat:
+        raise
+    except InvalidInput as error:
+        raise InvalidInput(f"{error}; put the newest file of {model}/releases/ in its place") from None
 
 
 def read_release(store: Store, model: str, number: int) -> Release:

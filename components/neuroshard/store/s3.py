@@ -21,6 +21,9 @@ from botocore.exceptions import (
     PartialCredentialsError,
     ResponseStreamingError,
 )
+from botocore.exceptions import (
+    ConnectionError as BotoConnectionError,
+)
 
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError
 from neuroshard.store.protocol import MAX_BYTES, check_key
@@ -171,7 +174,7 @@ class S3Store:
             ) from None
         except (IncompleteReadError, ResponseStreamingError):
             raise StoreError(f"{where}: the answer broke off, {ATTEMPTS} times; try again") from None
-        except HTTPClientError as error:
+        except (BotoConnectionError, HTTPClientError) as error:
             raise StoreError(
                 f"{where}: cannot reach the store at {self._endpoint()} ({type(error).__name__}); check AWS_ENDPOINT_URL "
                 "and the network"

@@ -1,0 +1,36 @@
+"""The front door is light: what importing it loads, and how long that takes."""
+
+import subprocess
+import sys
+
+HEAVY = {"torch", "torchrec", "fbgemm_gpu", "pandas", "numpy", "kfp", "pyarrow", "rich", "typer", "boto3", "botocore"}
+
+
+def loaded(code: str) -> set[str]:
+    """Top-level modules that are loaded after `code` in a fresh interpreter."""
+    script = f"{code}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_client_loads_nothing_heavy():
+    assert loaded("from neuroshard.client import Plan, load_plan") & HEAVY == set()
+
+
+def test_a_folder_store_needs_no_boto3():
+    assert loaded("from neuroshard.store.open import open_store; open_store('runs/store')") & HEAVY == set()
+
+
+def test_an_s3_store_needs_boto3_and_nothing_else_heavy():
+    got = loaded("from neuroshard.store.open import open_store; open_store('s3://bucket/prefix')")
+
+    assert got & HEAVY == {"boto3", "botocore"}
+
+
+def test_the_client_is_imported_in_well_under_a_second():
+    script = "import time; began = time.process_time(); import neuroshard.client; print(time.process_time() - began)"
+    runs = [
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(3)
+    ]
+
+    assert min(float(run.stdout) for run in runs) < 0.3  # CPU seconds; 0.12 seen

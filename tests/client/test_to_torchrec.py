@@ -1,0 +1,218 @@
+"""A plan as TorchRec's, and every bad plan that DistributedModelParallel would let through or die of."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from torchrec.modules.embedding_configs import DataType
+
+from helpers.plans import TABLES, make_plan
+from neuroshard.client.torchrec import ShardingWarning, to_torchrec
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.table import Table
+
+
+def collection(*tables: Table, data_type: DataType = DataType.FP32) -> EmbeddingBagCollection:
+    configs = [
+        EmbeddingBagConfig(
+            name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[t.name], data_type=data_type
+        )
+        for t in tables
+    ]
+    return EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+
+
+def change(table: Table, **fields: object) -> Table:
+    return table.model_copy(update=fields)
+
+
+def parameter(kind: str, shards: list[tuple[int, int, int]], rows: int, device: str = "cpu") -> ParameterSharding:
+    """shards: (column, width, rank)."""
+    return ParameterSharding(
+        sharding_type=kind,
+        compute_kernel="fused",
+        ranks=[rank for _, _, rank in shards],
+        sharding_spec=EnumerableShardingSpec(
+            [
+                ShardMetadata(shard_offsets=[0, column], shard_sizes=[rows, width], placement=f"rank:{rank}/{device}")
+                for column, width, rank in shards
+            ]
+        ),
+    )
+
+
+USER, ITEM, COUNTRY = TABLES
+
+
+def test_a_table_in_one_piece_is_table_wise_and_in_several_column_wise():
+    module = nn.ModuleDict({"sparse": collection(*TABLES), "over": nn.Linear(28, 1)})
+
+    assert to_torchrec(make_plan(), module) == ShardingPlan(
+        plan={
+            "sparse": EmbeddingModuleShardingPlan(
+                {
+                    "user": parameter("column_wise", [(0, 4, 1), (4, 4, 0), (8, 4, 1), (12, 4, 0)], 1000),
+                    "item": parameter("table_wise", [(0, 8, 1)], 300),
+                    "country": parameter("table_wise", [(0, 4, 0)], 7),
+                }
+            )
+        }
+    )
+
+
+def test_uneven_widths_on_one_rank_stay_as_planned():
+    plan = make_plan(tables=(USER,))
+    shards = [Shard(table="user", rows=1000, column_offset=c, dim=d, device=1) for c, d in ((4, 12), (0, 4))]
+    plan = Plan(task=plan.task, shards=tuple(shards), provenance=plan.provenance)
+    got = to_torchrec(plan, collection(USER))
+
+    assert got.plan[""]["user"] == parameter("column_wise", [(0, 4, 1), (4, 12, 1)], 1000)
+
+
+def test_tables_are_found_in_several_collections():
+    module = nn.ModuleDict({"a": collection(USER, ITEM), "b": nn.ModuleDict({"c": collection(COUNTRY)})})
+    got = to_torchrec(make_plan(), module)
+
+    assert {path: set(tables) for path, tables in got.plan.items()} == {"a": {"user", "item"}, "b.c": {"country"}}
+
+
+def test_a_gpu_is_the_rank_within_its_host():
+    plan = make_plan(devices=4)
+    got = to_torchrec(plan, collection(*TABLES), device_type="cuda", local_world_size=2)
+
+    placements = [str(s.placement) for s in got.plan[""]["user"].sharding_spec.shards]
+    assert placements == ["rank:3/cuda:1", "rank:2/cuda:0", "rank:1/cuda:1", "rank:0/cuda:0"]
+
+
+def test_the_hosts_size_is_what_torchrun_says(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    got = to_torchrec(make_plan(), collection(*TABLES), device_type="cuda")
+
+    assert [str(s.placement) for s in got.plan[""]["item"].sharding_spec.shards] == ["rank:1/cuda:0"]
+
+
+def test_the_compute_kernel_is_the_callers():
+    got = to_torchrec(make_plan(), collection(*TABLES), compute_kernel="fused_uvm")
+
+    assert {p.compute_kernel for p in got.plan[""].values()} == {"fused_uvm"}
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.Linear(4, 4), ["Linear has no EmbeddingBagCollection"]),
+        (collection(USER, ITEM), ["has table 'country', which the model lacks"]),
+        (collection(*TABLES, change(ITEM, name="new")), ["lacks table 'new', which the model has"]),
+        (collection(change(USER, rows=999), ITEM, COUNTRY), ["'user'", "1,000 rows", "999 rows"]),
+        (collection(USER, ITEM.with_dim(12), COUNTRY), ["'item'", "dim 8", "dim 12"]),
+        (collection(*TABLES, data_type=DataType.FP16), ["'user' is FP16 in module ''", "4 bytes an element"]),
+        (
+            nn.ModuleDict({"a": collection(USER, ITEM), "b": collection(ITEM, COUNTRY)}),
+            ["'item' is in module 'a' and in 'b'"],
+        ),
+    ],
+)
+def test_a_module_with_other_tables_is_refused(module, words):
+    with pytest.raises(InvalidInput) as caught:
+        to_torchrec(make_plan(), module)
+
+    for word in words:
+        assert word in str(caught.value)
+
+
+def with_shard(index: int, **fields: object) -> Plan:
+    """The plan with one shard changed behind its back, as model_copy allows."""
+    plan = make_plan()
+    shards = list(plan.shards)
+    shards[index] = shards[index].model_copy(update=fields)
+    return plan.model_copy(update={"shards": tuple(shards)})
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (with_shard(0, device=2), ["'user'", "device 2", "there are 2"]),
+        (with_shard(0, dim=6), ["'user'", "6 columns", "multiples of 4"]),
+        (with_shard(0, dim=8), ["'user'", "overlapping", "columns 0-8"]),
+        (with_shard(4, dim=4), ["'item'", "gap", "1,200 of 2,400"]),
+        (with_shard(4, rows=301), ["'item'", "row 301"]),
+        (with_shard(4, table="nobody"), ["'nobody'"]),
+        (make_plan().model_copy(update={"shards": make_plan().shards[1:]}), ["'user'", "gap"]),
+        (make_plan().model_copy(update={"task_digest": "0" * 64}), ["task_digest"]),
+    ],
+)
+def test_a_plan_that_was_never_checked_is_checked_here(plan, words):
+    with pytest.raises(InvalidInput) as caught:
+        to_torchrec(plan, collection(*TABLES))
+
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_row_wise_shards_are_refused():
+    plan = make_plan(tables=(ITEM,))
+    halves = [Shard(table="item", row_offset=r, rows=150, dim=8, device=r // 150) for r in (0, 150)]
+    plan = Plan(task=plan.task, shards=tuple(halves), provenance=plan.provenance)
+
+    with pytest.raises(InvalidInput, match=r"'item' has a row-wise shard on rank 0 .rows 0 to 150 of 300."):
+        to_torchrec(plan, collection(ITEM))
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_a_plan_for_another_world_size_is_refused(world_size):
+    with pytest.raises(InvalidInput, match=f"is for 2 ranks, but the trainer has {world_size}"):
+        to_torchrec(make_plan(), collection(*TABLES), world_size=world_size)
+
+
+def test_the_world_size_is_that_of_torch_distributed(tmp_path):
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        with pytest.raises(InvalidInput, match="is for 2 ranks, but the trainer has 1"):
+            to_torchrec(make_plan(), collection(*TABLES))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_memory_counts_the_state_of_the_trainers_optimizer():
+    """Rank 0 holds 1000 x 8 of user and 7 x 4 of country: 32,112 bytes of weights, 64,224 of Adam's moments."""
+    plan = make_plan(memory_bytes=60_000)
+    module = collection(*TABLES)
+    to_torchrec(plan, module, optimizer="sgd")
+
+    with pytest.raises(InvalidInput) as caught:
+        to_torchrec(plan, module, optimizer="adam")
+    for word in ("rank 0", "94.1 KiB of 58.6 KiB", "adam", "'user'"):
+        assert word in str(caught.value)
+
+
+def test_row_wise_adagrad_on_split_columns_is_warned_of():
+    with pytest.warns(ShardingWarning, match="1 tables are split by columns .'user' into 4."):
+        to_torchrec(make_plan(), collection(*TABLES), optimizer="rowwise_adagrad")
+
+
+@pytest.mark.parametrize("optimizer", [None, "sgd", "adagrad"])
+def test_other_optimizers_are_not_warned_of(optimizer):
+    to_torchrec(make_plan(), collection(*TABLES), optimizer=optimizer)
+
+
+def test_a_sequence_collection_is_warned_of():
+    sequence = EmbeddingCollection(
+        tables=[EmbeddingConfig(name="seq", num_embeddings=5, embedding_dim=4, feature_names=["seq"])],
+        device=torch.device("meta"),
+    )
+    with pytest.warns(ShardingWarning, match="module 's' is an EmbeddingCollection"):
+        got = to_torchrec(make_plan(), nn.ModuleDict({"a": collection(*TABLES), "s": sequence}))
+
+    assert set(got.plan) == {"a"}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"device_type": "tpu"}, {"compute_kernel": "fast"}, {"optimizer": "lion"}], ids=lambda w: next(iter(w))
+)
+def test_a_wrong_argument_is_named(wrong):
+    with pytest.raises(UsageError, match=next(iter(wrong.values()))):
+        to_torchrec(make_plan(), collection(*TABLES), **wrong)

@@ -1,0 +1,188 @@
+"""What every store does, whichever it is. rclone ignores conditions, so it is opened for a single writer."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from threading import Barrier
+
+import pytest
+
+from helpers.plans import make_plan
+from neuroshard.client import load_plan
+from neuroshard.core.errors import Conflict, InvalidInput, NotFound, UsageError
+from neuroshard.deploy.run import deploy, releases, rollback
+from neuroshard.store.open import open_store
+
+NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
+
+
+@pytest.fixture(params=["folder", "moto", "rclone"])
+def url(request, tmp_path, aws) -> str:
+    if request.param == "folder":
+        return str(tmp_path / "store")
+    return aws(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def store(url, request):
+    return open_store(url, single_writer="rclone" in request.node.callspec.id)
+
+
+class TestStore:
+    @pytest.mark.parametrize("data", [b"", b"{}", bytes(range(256)) * 5000])
+    def test_what_was_created_is_read(self, store, data):
+        store.create("m/plans/a.json", data)
+
+        assert store.read("m/plans/a.json") == data
+        assert store.read_versioned("m/plans/a.json")[0] == data
+
+    def test_creating_the_same_again_is_fine(self, store):
+        store.create("m/a", b"one")
+        store.create("m/a", b"one")
+
+        assert store.read("m/a") == b"one"
+
+    def test_what_was_created_is_never_overwritten(self, store):
+        store.create("m/a", b"one")
+        with pytest.raises(Conflict, match="m/a"):
+            store.create("m/a", b"two")
+
+        assert store.read("m/a") == b"one"
+
+    def test_a_missing_key_is_named(self, store):
+        store.create("m/a", b"one")
+        for read in (store.read, store.read_versioned):
+            with pytest.raises(NotFound, match="m/b"):
+                read("m/b")
+
+    def test_a_swap_from_nothing_creates_once(self, store):
+        store.swap("m/live.json", b"one", None)
+        with pytest.raises(Conflict, match=r"m/live\.json"):
+            store.swap("m/live.json", b"two", None)
+
+        assert store.read("m/live.json") == b"one"
+
+    def test_a_swap_replaces_what_the_token_is_of(self, store):
+        store.swap("m/live.json", b"one", None)
+        token = store.read_versioned("m/live.json")[1]
+        store.swap("m/live.json", b"two", token)
+
+        assert store.read("m/live.json") == b"two"
+        assert store.read_versioned("m/live.json")[1] != token
+
+    def test_a_swap_with_an_old_token_changes_nothing(self, store):
+        store.swap("m/live.json", b"one", None)
+        old = store.read_versioned("m/live.json")[1]
+        store.swap("m/live.json", b"two", old)
+        with pytest.raises(Conflict, match=r"m/live\.json"):
+            store.swap("m/live.json", b"three", old)
+
+        assert store.read("m/live.json") == b"two"
+
+    def test_a_swap_of_what_is_not_there_is_a_conflict(self, store):
+        store.swap("m/live.json", b"one", None)
+        token = store.read_versioned("m/live.json")[1]
+        with pytest.raises(Conflict, match=r"n/live\.json"):
+            store.swap("n/live.json", b"two", token)
+
+        with pytest.raises(NotFound):
+            store.read("n/live.json")
+
+    def test_a_listing_holds_the_keys_under_a_prefix_sorted(self, store):
+        assert store.list("m/releases/") == ()
+        for key in ("m/releases/2", "m/releases/1", "m/live.json", "mm/releases/3"):
+            store.create(key, b"")
+        store.swap("m/releases/3", b"swapped", None)
+
+        assert store.list("m/releases/") == ("m/releases/1", "m/releases/2", "m/releases/3")
+
+    def test_an_object_larger_than_allowed_is_not_read(self, store):
+        store.create("m/a", b"x" * 1001)
+
+        assert store.read("m/a", max_bytes=1001) == b"x" * 1001
+        with pytest.raises(InvalidInput, match="m/a: more than the 1,000 bytes"):
+            store.read("m/a", max_bytes=1000)
+
+    @pytest.mark.parametrize("key", ["", "/etc/passwd", "../a", "m/../../a", "m//a", "m/", "m/.lock", "m/a\n", "m\\a"])
+    def test_a_key_that_leads_elsewhere_is_refused(self, store, key):
+        for use in (store.read, lambda k: store.create(k, b""), lambda k: store.swap(k, b"", None)):
+            with pytest.raises(UsageError, match="not a usable key"):
+                use(key)
+
+    def test_deploys_and_rollbacks_are_what_trainers_load(self, store, url):
+        a, b, c = (make_plan(note) for note in "abc")
+        deployed = [deploy(plan, store, "m", now=NOW + timedelta(hours=i)) for i, plan in enumerate((a, b, c))]
+        assert load_plan(url, "m") == c
+        back = [rollback(store, "m", now=NOW + timedelta(days=1 + i)) for i in range(2)]
+
+        assert load_plan(url, "m") == a
+        assert releases(store, "m") == (*reversed(back), *reversed(deployed))
+
+
+@pytest.fixture(params=["folder", "moto"])
+def shared(request, tmp_path, aws):
+    """A store that many may write at once."""
+    return open_store(str(tmp_path / "store") if request.param == "folder" else aws(request.getfixturevalue("moto")))
+
+
+def at_once(count: int, do) -> list:
+    """The results of do(0) … do(count - 1), begun together on a thread each; a Conflict is a result."""
+    barrier = Barrier(count)
+
+    def one(index: int):
+        barrier.wait()
+        try:
+            return do(index)
+        except Conflict as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+class TestRaces:
+    def test_one_of_many_swaps_wins(self, shared):
+        shared.swap("m/live.json", b"start", None)
+        for _ in range(10):
+            token = shared.read_versioned("m/live.json")[1]
+            seen = at_once(
+                8, lambda i, token=token: shared.swap("m/live.json", b"%d from %b" % (i, token.encode()), token)
+            )
+
+            winners = [i for i, result in enumerate(seen) if result is None]
+            assert len(winners) == 1
+            assert shared.read("m/live.json") == b"%d from %b" % (winners[0], token.encode())
+
+    def test_one_of_many_creations_wins(self, shared):
+        for round_ in range(10):
+            seen = at_once(8, lambda i, r=round_: shared.create(f"m/{r}", b"by %d" % i))
+
+            winners = [i for i, result in enumerate(seen) if result is None]
+            assert len(winners) == 1
+            assert shared.read(f"m/{round_}") == b"by %d" % winners[0]
+
+    def test_no_increment_of_a_shared_counter_is_lost(self, shared):
+        shared.swap("m/count", b"0", None)
+
+        def increment(_: int) -> None:
+            done = 0
+            while done < 5:
+                data, token = shared.read_versioned("m/count")
+                try:
+                    shared.swap("m/count", b"%d" % (int(data) + 1), token)
+                    done += 1
+                except Conflict:
+                    pass
+
+        at_once(6, increment)
+        assert shared.read("m/count") == b"30"
+
+    def test_deployers_racing_leave_one_history_without_gaps(self, shared):
+        plans = [make_plan(str(i)) for i in range(6)]
+        seen = [r for _ in range(3) for r in at_once(6, lambda i: deploy(plans[i], shared, "m", now=NOW))]
+
+        history = releases(shared, "m")
+        assert [r.number for r in history] == list(range(len(history), 0, -1))
+        for newer, older in pairwise(history):
+            assert (newer.previous_digest, newer.rollback_number) == (older.plan_digest, older.number)
+        assert {r for r in seen if not isinstance(r, Conflict)} == set(history)

@@ -1,0 +1,177 @@
+"""The worked trainer: real processes, real TorchRec, from a folder store."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from helpers.plans import TABLES, make_plan
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.plan import Plan, Shard
+from neuroshard.deploy.run import deploy
+from neuroshard.store.folder import FolderStore
+
+NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
+TRAIN = Path(__file__).parents[2] / "examples" / "train.py"
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_example", TRAIN)
+    module = importlib.util.module_from_spec(spec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchrec and FBGEMM, while they are imported
+        spec.loader.exec_module(module)
+    return module
+
+
+def lopsided_plan(devices: int = 3, element_bytes: int = 4) -> Plan:
+    """Uneven columns of user, two of them on one rank; everything else on rank 0; the last rank is empty."""
+    tables = tuple(table.model_copy(update={"element_bytes": element_bytes}) for table in TABLES)
+    plan = make_plan(devices=devices, tables=tables)
+    shards = [
+        Shard(table="user", rows=1000, column_offset=8, dim=8, device=0),
+        Shard(table="user", rows=1000, column_offset=0, dim=4, device=1),
+        Shard(table="user", rows=1000, column_offset=4, dim=4, device=0),
+        Shard(table="item", rows=300, dim=8, device=0),
+        Shard(table="country", rows=7, dim=4, device=0),
+    ]
+    return Plan(task=plan.task, shards=tuple(shards), provenance=plan.provenance)
+
+
+def command(store: Path, *arguments: object) -> list[str]:
+    given = ("--store", store, "--name", "m", "--batch-size", 96, *arguments)
+    return [sys.executable, str(TRAIN), *map(str, given)]
+
+
+def train(store: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command(store, *arguments), capture_output=True, text=True, timeout=120)
+
+
+def deployed(tmp_path: Path, plan: Plan) -> Path:
+    deploy(plan, FolderStore(tmp_path / "store"), "m", now=NOW)
+    return tmp_path / "store"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("element_bytes", "optimizer"), [(4, "sgd"), (2, "adagrad")])
+def test_three_ranks_train_on_the_live_plan(tmp_path, element_bytes, optimizer):
+    plan = lopsided_plan(element_bytes=element_bytes)
+    store = deployed(tmp_path, plan)
+    out = tmp_path / "summary.json"
+    done = train(store, "--steps", 12, "--optimizer", optimizer, "--learning-rate", 0.5, "--summary", out)
+
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(out.read_text())
+    assert summary["plan_digest"] == plan.digest()
+    assert (summary["world_size"], summary["tables"], summary["shards"], summary["steps"]) == (3, 3, 5, 12)
+    assert summary["first_forward_max_abs_difference"] == 0
+    assert summary["last_loss"] < summary["first_loss"]
+    assert len(summary["step_ms"]) == 12
+    assert min(summary["step_ms"]) <= summary["step_ms_median"] <= max(summary["step_ms"])
+    assert "differs by 0 from the unsharded tables" in done.stdout
+    assert "measured on 3 ranks (cpu, gloo)" in done.stdout
+    assert "Warning" not in done.stderr
+
+
+@pytest.mark.slow
+def test_larger_tables_are_cut_and_it_says_so_also_of_split_row_wise_state(tmp_path):
+    store = deployed(tmp_path, make_plan())
+    done = train(store, "--steps", 1, "--memory", "60KiB", "--optimizer", "rowwise_adagrad")
+
+    assert done.returncode == 0, done.stderr
+    assert "20.0 KiB of tables to stay within 60KiB; 2 larger tables were cut to fewer rows (user, item)" in done.stderr
+    assert done.stderr.count("ShardingWarning") == 1
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_run_in_bounded_time(tmp_path):
+    store = deployed(tmp_path, make_plan())
+    process = subprocess.Popen(command(store, "--steps", 100_000), stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.startswith("train: "):
+            break
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(int(children[1]), 9)
+    began = time.monotonic()
+    rest = process.communicate(timeout=60)[1]
+
+    assert process.returncode == 1
+    assert time.monotonic() - began < 20
+    assert "died" in rest
+    assert "Traceback" not in rest
+    assert all(subprocess.run(["kill", "-0", child], stderr=subprocess.DEVNULL).returncode for child in children)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_trained_is_told_in_one_line(tmp_path, example, monkeypatch, capsys):
+    store = deployed(tmp_path, make_plan())
+    wide = make_plan(devices=17)
+    deploy(wide, FolderStore(store), "wide", now=NOW)
+    cases = [
+        (("--name", "nobody"), 1, "nobody/live.json: does not exist"),
+        (("--name", "wide"), 2, "17 ranks, more than the 16"),
+        (("--batch-size", "3"), 2, "2 ranks can share evenly"),
+        (("--steps", "0"), 2, "at least one step"),
+        (("--memory", "1B"), 2, "give more --memory"),
+        (("--memory", "lots"), 2, "'lots' is not an amount of memory"),
+    ]
+    for arguments, code, word in cases:
+        monkeypatch.setattr(sys, "argv", command(store, *arguments)[1:])
+        assert example.main() == code
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1
+        assert word in error
+
+
+def test_a_capped_plan_has_the_same_shards_with_fewer_rows(example):
+    plan = make_plan()
+    capped, cut = example.cap_rows(plan, 40_000)
+
+    assert cut == ("user",)
+    assert [(s.table, s.column_offset, s.dim, s.device) for s in capped.shards] == [
+        (s.table, s.column_offset, s.dim, s.device) for s in plan.shards
+    ]
+    used = sum(table.memory_bytes for table in capped.task.tables)
+    user = capped.task.tables[0]
+    assert used <= 40_000 < used + user.shard_bytes(1, user.dim)
+    assert {t.name: t.rows for t in capped.task.tables} == {"user": user.rows, "item": 300, "country": 7}
+
+
+def test_a_plan_that_fits_is_left_as_it_is(example):
+    plan = make_plan()
+
+    assert example.cap_rows(plan, sum(t.memory_bytes for t in TABLES))[1] == ()
+    with pytest.raises(UsageError, match="3 tables of one row need 124 B; give more --memory"):
+        example.cap_rows(plan, 123)
+
+
+def test_ranks_with_different_plans_stop(example, monkeypatch):
+    def gather(digests: list[str], own: str) -> None:
+        digests[:] = [own, "0" * 64]
+
+    monkeypatch.setattr(example.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(example.dist, "all_gather_object", gather)
+    with pytest.raises(InvalidInput, match=f"rank 1 holds plan 000000000000, rank 0 plan {make_plan().digest()[:12]}"):
+        example.check_same_on_all_ranks(make_plan())
+
+
+def test_a_batch_has_as_many_lookups_as_the_pooling_factors_say(example):
+    generator = example.torch.Generator().manual_seed(0)
+    features, labels = example.make_batch(TABLES, 4000, generator)
+
+    means = features.lengths().view(len(TABLES), -1).float().mean(dim=1)
+    assert means.tolist() == pytest.approx([2.5, 1, 1], abs=0.05)
+    assert set(labels.tolist()) == {0.0, 1.0}
+    for table in TABLES:
+        ids = features[table.name].values()
+        assert 0 <= int(ids.min()) <= int(ids.max()) < table.rows

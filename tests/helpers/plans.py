@@ -1,0 +1,27 @@
+"""Small valid plans."""
+
+from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+
+TABLES = (
+    Table(name="user", rows=1000, dim=16, pooling_factor=2.5),
+    Table(name="item", rows=300, dim=8, pooling_factor=1),
+    Table(name="country", rows=7, dim=4, pooling_factor=1),
+)
+
+
+def make_plan(note: str = "", devices: int = 2, memory_bytes: int = 2**20, tables: tuple[Table, ...] = TABLES) -> Plan:
+    """The first table's columns dealt out in fours, from the last device on; the others whole, table i on device i."""
+    first, *others = tables
+    split = [
+        Shard(table=first.name, rows=first.rows, column_offset=4 * i, dim=4, device=-1 - i % devices + devices)
+        for i in range(first.dim // 4)
+    ]
+    whole = [Shard(table=t.name, rows=t.rows, dim=t.dim, device=i % devices) for i, t in enumerate(others, 1)]
+    return Plan(
+        task=ShardingTask(tables=tables, device_memory_bytes=(memory_bytes,) * devices, batch_size=64),
+        shards=(*split, *whole),
+        predicted_ms=(1.5,) * devices,
+        provenance=Provenance(neuroshard_version="0", algorithm="by hand", notes=(note,)),
+    )

@@ -1,0 +1,74 @@
+"""What is special about a folder: its files, its lock, its errors."""
+
+import fcntl
+import os
+
+import pytest
+
+from neuroshard.core.errors import NeuroshardError, StoreError
+from neuroshard.store import folder
+from neuroshard.store.folder import FolderStore
+
+
+@pytest.fixture
+def store(tmp_path) -> FolderStore:
+    return FolderStore(tmp_path / "store")
+
+
+def files(store: FolderStore) -> set[str]:
+    return {str(path.relative_to(store.root)) for path in store.root.rglob("*") if path.is_file()}
+
+
+def test_writes_leave_no_scratch_but_the_lock(store):
+    store.create("m/a", b"one")
+    store.swap("m/live.json", b"one", None)
+
+    assert files(store) == {"m/a", "m/live.json", "m/.lock"}
+
+
+def test_files_are_as_readable_as_others(store, tmp_path):
+    store.create("m/a", b"one")
+    (tmp_path / "other").write_bytes(b"")
+
+    assert (store.root / "m/a").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_lock_that_is_never_freed_ends_in_bounded_time(store, monkeypatch):
+    monkeypatch.setattr(folder, "LOCK_SECONDS", 0.2)
+    store.swap("m/live.json", b"one", None)
+    with (store.root / "m/.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(StoreError, match=r"\.lock: another writer has held it"):
+            store.swap("m/live.json", b"two", None)
+
+    assert files(store) == {"m/live.json", "m/.lock"}
+
+
+def test_a_file_where_a_folder_should_be_is_told_in_one_line(store):
+    store.create("m", b"")
+    for use in (lambda: store.create("m/a", b""), lambda: store.swap("m/a", b"", None), lambda: store.read("m/a")):
+        with pytest.raises(StoreError, match="store/m"):
+            use()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
+def test_a_folder_without_permission_is_told_in_one_line(store):
+    store.create("m/a", b"one")
+    (store.root / "m").chmod(0)
+    try:
+        for use in (lambda: store.read("m/a"), lambda: store.create("m/b", b"")):
+            with pytest.raises(StoreError, match="Permission denied"):
+                use()
+    finally:
+        (store.root / "m").chmod(0o755)
+
+
+def test_a_disk_that_is_full_leaves_nothing_behind(store, monkeypatch):
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder.os, "fsync", full)
+    with pytest.raises(NeuroshardError, match=r"m/a: cannot write it: No space left on device"):
+        store.create("m/a", b"one")
+
+    assert files(store) == set()

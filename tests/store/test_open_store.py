@@ -1,0 +1,66 @@
+"""Which store a URL opens."""
+
+from pathlib import Path
+
+import pytest
+
+from neuroshard.core.errors import UsageError
+from neuroshard.store.folder import FolderStore
+from neuroshard.store.open import open_store
+from neuroshard.store.s3 import S3Store
+
+
+@pytest.mark.parametrize(
+    ("url", "root"),
+    [
+        ("runs/store", "runs/store"),
+        ("/srv/store", "/srv/store"),
+        ("file:///srv/store", "/srv/store"),
+        ("file:///srv/my%20store", "/srv/my store"),
+        ("./a:b", "./a:b"),
+    ],
+)
+def test_a_path_or_file_url_is_a_folder(url, root):
+    store = open_store(url)
+
+    assert isinstance(store, FolderStore)
+    assert store.root == Path(root)
+
+
+@pytest.mark.parametrize(
+    ("url", "bucket", "prefix"),
+    [("s3://bucket", "bucket", ""), ("s3://bucket/", "bucket", ""), ("s3://bucket/a/b/", "bucket", "a/b")],
+)
+def test_an_s3_url_is_a_bucket_and_a_prefix(url, bucket, prefix):
+    store = open_store(url)
+
+    assert isinstance(store, S3Store)
+    assert (store.bucket, store.prefix) == (bucket, prefix)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "http://x",
+        "gs://bucket/x",
+        "s3:/bucket",
+        "s3:bucket",
+        "s3://",
+        "s3:///x",
+        "s3://b/../x",
+        "s3://b//x",
+        "file://host/x",
+    ],
+)
+def test_another_url_is_refused(url):
+    with pytest.raises(UsageError):
+        open_store(url)
+
+
+@pytest.mark.parametrize("url", ["s3://KEY:hunter2@bucket/x", "https://me:hunter2@host/x"])
+def test_a_password_in_a_url_is_not_repeated(url):
+    with pytest.raises(UsageError) as caught:
+        open_store(url)
+
+    assert "hunter2" not in str(caught.value)
