@@ -1,0 +1,81 @@
+# Everything runs in .venv, which the first target that needs it makes from the locks in requirements/.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run test check fix compile bench submit lock clean
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LOCKED := $(PIP) --require-hashes --no-deps -r
+SOURCES := components pipelines requirements tests $(wildcard examples)
+EXPERIMENT ?= neuroshard
+ARGS ?=
+
+export PYTHONUNBUFFERED := 1
+
+help: ## list these targets
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-8s %s\n' "$$name" "$$text"; done
+
+setup: .venv/run.done ## make .venv and install what `make run` needs
+
+run: .venv/run.done ## the whole pipeline on this CPU, ending in a plan that a trainer trains with; ARGS="--help" for options
+	@$(BIN)/python -m pipelines.run_local $(ARGS)
+
+test: .venv/dev.done ## run all tests; ARGS="tests/core -k plan" for some
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/dev.done ## formatting, lint, types, imports, and whether the compiled pipeline is current
+	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "not formatted: make fix" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet $(SOURCES)
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m pipelines.compile --check
+
+fix: .venv/dev.done ## format, and mend what lint can mend by itself
+	@$(BIN)/ruff format $(SOURCES)
+	@$(BIN)/ruff check --fix $(SOURCES)
+
+compile: .venv/run.done ## pipelines/neuroshard.py -> pipelines/neuroshard.yaml
+	@$(BIN)/python -m pipelines.compile
+
+bench: .venv/dev.done ## run every script of tests/bench
+	@set -- $(sort $(wildcard tests/bench/*.py)); \
+	[ $$# -gt 0 ] || echo "tests/bench holds no scripts"; \
+	for script; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+
+submit: .venv/run.done ## run the compiled pipeline on the cluster at KFP_ENDPOINT; ARGS="store=s3://bucket/prefix devices=8"
+	@: "$${KFP_ENDPOINT:?give the address of the Kubeflow Pipelines API, as in KFP_ENDPOINT=http://localhost:8080 make submit}"
+	@$(BIN)/kfp run submit -e $(EXPERIMENT) -f pipelines/neuroshard.yaml $(ARGS)
+
+lock: .venv/dev.done ## renew requirements/*.txt from pyproject.toml
+	@$(BIN)/python requirements/lock.py
+
+clean: ## remove .venv, caches and the outputs of `make run`
+	@rm -rf .venv run bench local_outputs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -prune -exec rm -rf {} +
+	@rm -rf components/neuroshard.egg-info
+
+# PYTHON=/path/to/python3 chooses one. It is tried, not only looked for: a pyenv shim may exist and still not run.
+PYTHONS := $(or $(PYTHON),python3.11 python3)
+.venv/bin/python:
+	@for python in $(PYTHONS); do \
+	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	  "$$python" -c 'import ensurepip' 2>/dev/null || { echo "$$python cannot make a venv; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }; \
+	  echo "making .venv with $$python" >&2; \
+	  exec "$$python" -m venv .venv; \
+	done; \
+	echo "NeuroShard needs Python 3.11 or newer, and none of these is: $(PYTHONS). Choose one: make PYTHON=/path/to/python3.11" >&2; exit 1
+
+.venv/run.done: .venv/bin/python requirements/run.txt requirements/torch.txt requirements/torchrec.txt pyproject.toml
+	@echo "installing what is pinned in requirements/run.txt and torch.txt (a minute or two)" >&2
+	@$(LOCKED) requirements/run.txt
+	@$(PIP) -r requirements/torch.txt
+	@$(LOCKED) requirements/torchrec.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv/dev.done: .venv/run.done requirements/dev.txt
+	@echo "installing what is pinned in requirements/dev.txt" >&2
+	@$(LOCKED) requirements/dev.txt
+	@touch $@

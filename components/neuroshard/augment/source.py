@@ -1,0 +1,49 @@
+"""Where a pipeline's tables come from -> tables.json: a preset's name, a file, or an object in a store.
+
+mlperf-dlrm-dcnv2        tables.csv        s3://bucket/folder/tables.json
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.table import Table
+from neuroshard.files.import_tables import import_tables
+from neuroshard.files.presets import PRESETS, preset
+from neuroshard.files.tables import write_tables
+from neuroshard.store.open import open_store
+
+
+def load_tables(source: str) -> tuple[tuple[Table, ...], tuple[str, ...]]:
+    """The tables of `source`, and notes on what was left out or renamed. Raises UsageError, InvalidInput, StoreError."""
+    if source in PRESETS:
+        return preset(source), ()
+    if "://" in source:
+        return _from_store(source)
+    if not Path(source).exists():
+        raise UsageError(f"{source!r} is neither a file nor a preset; the presets are {', '.join(PRESETS)}")
+    imported = import_tables(Path(source))
+    return imported.tables, imported.notes
+
+
+def run(source: str, out: Path) -> None:
+    """Write the tables of `source` as tables.json, and say on stderr what was left out or renamed."""
+    tables, notes = load_tables(source)
+    write_tables(out, tables)
+    print(*(f"note: {note}\n" for note in notes), sep="", end="", file=sys.stderr)
+
+
+def _from_store(url: str) -> tuple[tuple[Table, ...], tuple[str, ...]]:
+    folder, _, name = url.rpartition("/")
+    if not name or folder.endswith(":/"):
+        raise UsageError(f"{url!r} is not the URL of a file; write s3://bucket/folder/tables.json")
+    data = open_store(folder).read(name)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch, name)
+        path.write_bytes(data)
+        try:
+            imported = import_tables(path)
+        except (InvalidInput, UsageError) as error:
+            raise type(error)(str(error).replace(str(path), url)) from None
+        return imported.tables, tuple(note.replace(str(path), url) for note in imported.notes)

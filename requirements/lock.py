@@ -1,0 +1,103 @@
+"""pyproject.toml -> requirements/*.txt: what to install, every file of it known by its hash.
+
+    make lock        (or: .venv/bin/python requirements/lock.py)
+
+run.txt        what `make run` needs, without torch and torchrec
+dev.txt        that, and what `make test` and `make check` need
+torchrec.txt   torchrec alone: it names the CUDA fbgemm-gpu as its need, and pip would lay that over fbgemm-gpu-cpu
+image-cpu.txt  what the pipeline's steps and its submitter need; image-gpu.txt what measuring on GPUs needs
+
+All are installed with `--require-hashes --no-deps`. torch and what its CUDA build brings stand apart, by version, in
+torch.txt: pip finds a CPU or a CUDA build of it, and their hashes differ. The resolver ignores this machine's pip
+configuration (PIP_INDEX_URL is heard), so that a lock says the same wherever it is made.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+HEADER = (
+    "# Made by `make lock` (requirements/lock.py) with Python 3.11 on Linux. Do not edit: change pyproject.toml.\n\n"
+)
+TORCH = (ROOT / "requirements" / "torch.txt").read_text()
+FROM_TORCH = re.compile(r"(torch|triton|cuda-.*|nvidia-(?!ml-py).*)")
+
+PIP_COMPILE = (
+    *("--quiet", "--no-config", "--no-header", "--no-annotate", "--no-emit-options"),
+    *("--generate-hashes", "--strip-extras", "--allow-unsafe"),
+)
+
+
+class Lock(NamedTuple):
+    """What goes into one file."""
+
+    extras: tuple[str, ...] = ()  # of pyproject.toml
+    added: tuple[str, ...] = ("setuptools",)  # builds the project itself
+    left_out: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()  # in the version of run.txt, without what it needs in turn
+
+
+WITH_TORCHREC = Lock(added=("setuptools", "torchrec==1.8.0"), left_out=("fbgemm-gpu", "torchrec"))
+
+LOCKS = {
+    "run.txt": WITH_TORCHREC._replace(extras=("all",)),  # first: the others take its versions
+    "dev.txt": WITH_TORCHREC._replace(extras=("dev",)),
+    "torchrec.txt": Lock(alone=("torchrec",)),
+    "image-cpu.txt": Lock(("measure", "pretrain", "search", "pipeline")),
+    # a step that runs needs kfp alone; the rest of its packages serve the client that submits
+    "image-gpu.txt": Lock(("cuda",), alone=("kfp",)),
+}
+
+
+def main() -> None:
+    run: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    for name, lock in LOCKS.items():
+        path = ROOT / "requirements" / name
+        print(path.relative_to(ROOT), file=sys.stderr, flush=True)
+        pins = resolve([*expand(lock.extras), *lock.added], versions) if lock.extras else {}
+        pins |= {package: run[package] for package in lock.alone}
+        kept = sorted(package for package in pins.keys() - set(lock.left_out) if not FROM_TORCH.fullmatch(package))
+        path.write_text(HEADER + "".join(pins[package] for package in kept))
+        run, versions = run or pins, versions or {package: pins[package] for package in kept}
+
+
+def project() -> dict[str, dict[str, list[str]]]:
+    table: dict[str, dict[str, list[str]]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return table
+
+
+def expand(extras: tuple[str, ...]) -> list[str]:
+    """The requirements of these extras and of those that they name in turn, and the project's own."""
+    lines: list[str] = list(project()["dependencies"])
+    for extra in extras:
+        for line in project()["optional-dependencies"][extra]:
+            inner = re.fullmatch(r"neuroshard\[(.*)\]", line)
+            lines += expand(tuple(inner[1].split(","))) if inner else [line]
+    return list(dict.fromkeys(lines))
+
+
+def resolve(wanted: list[str], versions: dict[str, str]) -> dict[str, str]:
+    """What pip-compile makes of `wanted`, where possible in `versions`: package -> its lines, version and hashes."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, constraints, out = (Path(folder, name) for name in ("wanted.in", "versions.txt", "out.txt"))
+        constraints.write_text("\n".join([TORCH, *(pin.split()[0] for pin in versions.values())]))
+        source.write_text("\n".join([*wanted, f"-c {constraints}"]))
+        environment = {k: v for k, v in os.environ.items() if k not in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL")}
+        subprocess.run(
+            [sys.executable, "-m", "piptools", "compile", *PIP_COMPILE, "--output-file", out, source],
+            env={**environment, "PIP_CONFIG_FILE": os.devnull},
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        return {pin[1]: pin[0] for pin in re.finditer(r"^([a-z0-9.-]+)==(?:.*\\\n)*.*\n", out.read_text(), re.M)}
+
+
+if __name__ == "__main__":
+    main()

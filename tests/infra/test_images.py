@@ -1,0 +1,52 @@
+"""The Dockerfiles: lint-clean, pinned, not root, and what they copy is there."""
+
+import fnmatch
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neuroshard import __version__
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILES = [ROOT / "images" / kind / "Dockerfile" for kind in ("cpu", "gpu")]
+
+
+@pytest.fixture(params=DOCKERFILES, ids=["cpu", "gpu"])
+def dockerfile(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def test_hadolint_finds_nothing(dockerfile: Path) -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    ended = subprocess.run([hadolint, dockerfile], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "")
+
+
+def test_the_base_is_pinned_and_can_be_replaced(dockerfile: Path) -> None:
+    text = dockerfile.read_text()
+    assert re.findall(r"^ARG BASE_IMAGE=(.*)", text, re.M) == ["python:3.11.14-slim-bookworm"]
+    assert re.findall(r"^FROM (\S+)", text, re.M) == ["${BASE_IMAGE}"] * 2
+
+
+def test_it_runs_as_a_fixed_user_that_is_not_root(dockerfile: Path) -> None:
+    assert dockerfile.read_text().splitlines()[-1] == "USER 10001:10001"
+
+
+def test_it_says_its_version_and_revision(dockerfile: Path) -> None:
+    text = dockerfile.read_text()
+    assert f"ARG VERSION={__version__}\n" in text
+    for label in ("version", "revision", "licenses", "title"):
+        assert f"org.opencontainers.image.{label}=" in text
+
+
+def test_what_it_copies_is_there_and_not_ignored(dockerfile: Path) -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = [line[1:] for line in ignored if line.startswith("!")]
+    copies = re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile.read_text(), re.M)
+    for path in " ".join(copies).split():
+        assert (ROOT / path).exists(), path
+        assert any(fnmatch.fnmatch(path, pattern) for pattern in allowed), path

@@ -1,0 +1,48 @@
+"""`make` alone lists the targets, and what CI calls is there."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = ["help", "setup", "run", "test", "check", "fix", "compile", "bench", "submit", "lock", "clean"]
+
+
+def make(*arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "KFP"))}
+    return subprocess.run(
+        ["make", "--no-print-directory", *arguments], cwd=ROOT, env={**clean, **env}, capture_output=True, text=True
+    )
+
+
+def test_make_alone_lists_every_target_with_a_line() -> None:
+    listed = dict(line.split(maxsplit=1) for line in make().stdout.splitlines())
+    assert list(listed) == TARGETS
+    assert re.findall(r"^\.PHONY: (.*)", MAKEFILE, re.M) == [" ".join(TARGETS)]
+
+
+def test_submit_without_an_address_says_how_to_give_one() -> None:
+    ended = make("submit", "--assume-old=.venv/run.done")
+    assert ended.returncode == 2
+    assert "KFP_ENDPOINT=http://localhost:8080 make submit" in ended.stderr
+
+
+def test_no_python_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    for name in ("run.txt", "torch.txt", "torchrec.txt"):
+        (tmp_path / "requirements").mkdir(exist_ok=True)
+        (tmp_path / "requirements" / name).touch()
+    (tmp_path / "pyproject.toml").touch()
+    ended = make("-C", str(tmp_path), "setup", "PYTHON=/no/such/python3")
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[0].startswith("NeuroShard needs Python 3.11 or newer")
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_ci_runs_what_the_readme_says() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    assert [line for line in script.read_text().splitlines() if line.startswith("make ")] == ["make check", "make test"]
