@@ -47,7 +47,8 @@ def decode_json(data: bytes, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{where}: not UTF-8 text (byte {error.start}); is it a JSON file?") from None
     except json.JSONDecodeError as error:
-        end = "; the file is cut off" if error.pos >= len(error.doc.rstrip()) else ""
+        ended = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
+        end = "; the file is cut off" if ended else ""
         raise InvalidInput(f"{where}: not JSON: {error.msg} at line {error.lineno} column {error.colno}{end}") from None
     except RecursionError:
         raise InvalidInput(f"{where}: not usable JSON: nested too deep") from None

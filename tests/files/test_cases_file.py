@@ -1,0 +1,130 @@
+"""The folder of cases: read back whole, and every fault named by file and row."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.errors import InvalidInput, NeuroshardError, NewerFormat
+from neuroshard.files.cases import COMPUTE_CASE_FIELDS, read_cases, read_rows, write_cases, write_rows
+
+
+@pytest.fixture
+def cases(tables) -> Cases:
+    user, item, *_ = tables
+    return Cases(
+        tables=tables,
+        compute=(
+            ComputeCase(tables=tables),
+            ComputeCase(tables=(user.with_dim(4), user.with_dim(8), user), split="test_sets"),
+            ComputeCase(tables=(item.model_copy(update={"rows": 17, "pooling_factor": 1 / 3}),), split="test_tables"),
+        ),
+        comm=(
+            CommCase(device_dims=(0, 128), start_delays_ms=(0.0, 1.25)),
+            CommCase(device_dims=(4, 8, 12, 16), start_delays_ms=(0.0, 0.0, 0.0, 0.1), split="valid"),
+        ),
+        max_dim=2048,
+        seed=7,
+    )
+
+
+def test_cases_read_back_are_the_cases_that_were_written(tmp_path, cases):
+    write_cases(tmp_path, cases)
+    assert read_cases(tmp_path) == cases
+
+
+def test_no_comm_cases_are_read_back_as_none(tmp_path, cases):
+    alone = cases.model_copy(update={"comm": ()})
+    write_cases(tmp_path, alone)
+    assert read_cases(tmp_path) == alone
+
+
+def test_a_full_disk_leaves_no_folder_that_looks_whole(tmp_path, cases, full_disk):
+    write_cases(tmp_path, cases)
+    with full_disk(), pytest.raises(NeuroshardError, match=r"compute\.parquet: cannot write it: .*File too large"):
+        write_cases(tmp_path, cases)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["comm.parquet", "compute.parquet"]
+    with pytest.raises(InvalidInput, match=r"no cases\.json here; make cases with"):
+        read_cases(tmp_path)
+
+
+def test_a_file_in_place_of_the_folder_is_told_in_one_line(tmp_path, cases):
+    (tmp_path / "cases").write_text("")
+    with pytest.raises(NeuroshardError, match="cases: cannot write to it: Not a directory"):
+        write_cases(tmp_path / "cases", cases)
+
+
+@pytest.mark.parametrize("kept", [0, 3, 100, -1])
+def test_a_truncated_parquet_file_is_named(tmp_path, cases, kept):
+    write_cases(tmp_path, cases)
+    path = tmp_path / "compute.parquet"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(InvalidInput, match=r"compute\.parquet: not a whole Parquet file \(") as caught:
+        read_cases(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path, cases):
+    write_cases(tmp_path, cases)
+    (tmp_path / "comm.parquet").unlink()
+    with pytest.raises(InvalidInput, match=r"comm\.parquet: no such file"):
+        read_cases(tmp_path)
+
+
+def test_cases_from_the_future_ask_for_an_upgrade(tmp_path, cases):
+    write_cases(tmp_path, cases)
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
+    with pytest.raises(NewerFormat, match="upgrade"):
+        read_cases(tmp_path)
+
+
+def changed(folder, column: str, values: list[object]) -> None:
+    path = folder / "compute.parquet"
+    table = pq.read_table(path)
+    index = table.column_names.index(column)
+    pq.write_table(table.set_column(index, column, pa.array(values, table.schema.field(column).type)), path)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        (
+            "table",
+            [["user", "item", "x", "y"], ["user"] * 3, ["ghost"]],
+            "row 0: table 'x' is not among the base tables",
+        ),
+        ("dim", [[64, 32, 4, 2048], [4, 8, 6], [32]], "row 1: table 'user' has 1000 rows, dim 6"),
+        ("rows", [[1000, 40000, 7, 2**40], [1000] * 3, [0]], "row 2: table 'item' has 0 rows"),
+        ("rows", [[1000, 40000, 7, 2**40], [1000] * 2, [17]], "row 1: .*shorter|row 1: .*longer"),
+        ("split", ["train", "test_sets", "holiday"], "row 2: split: .*'holiday'"),
+        ("pooling_factor", [[2.5, 1, 0.25, 0], [2.5, 2.5, 9.0], [1 / 3]], "row 1: case_id '.*' does not match"),
+        ("table", [["user", "item", 'ünïcode, "quoted"', "never"], None, ["item"]], "row 1: "),
+    ],
+)
+def test_a_row_at_fault_is_named(tmp_path, cases, column, values, message):
+    write_cases(tmp_path, cases)
+    changed(tmp_path, column, values)
+    with pytest.raises(InvalidInput, match=message) as caught:
+        read_cases(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_fewer_rows_than_the_manifest_says_are_found_out(tmp_path, cases):
+    write_cases(tmp_path, cases)
+    path = tmp_path / "comm.parquet"
+    pq.write_table(pq.read_table(path).slice(0, 1), path)
+    with pytest.raises(InvalidInput, match="says 3 compute and 2 comm cases, but the Parquet files hold 3 and 1"):
+        read_cases(tmp_path)
+
+
+def test_columns_must_be_there_and_of_their_type(tmp_path):
+    path = tmp_path / "x.parquet"
+    write_rows(path, [], COMPUTE_CASE_FIELDS[1:])
+    with pytest.raises(InvalidInput, match="column 'case_id' is missing"):
+        read_rows(path, COMPUTE_CASE_FIELDS)
+    write_rows(path, [{"case_id": 3}], [("case_id", pa.int64()), *COMPUTE_CASE_FIELDS[1:]])
+    with pytest.raises(InvalidInput, match="column 'case_id' is int64, expected string"):
+        read_rows(path, COMPUTE_CASE_FIELDS)

@@ -1,0 +1,157 @@
+"""The folder of costs: parts that appear whole, a run that goes on where another stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.cost import Bench, CommCost, ComputeCost, Hardware
+from neuroshard.core.errors import InvalidInput, NeuroshardError
+from neuroshard.files.costs import CostWriter, read_costs
+
+BENCH = Bench(
+    backend="synthetic",
+    hardware=Hardware(kind="synthetic", name="formula", memory_bytes=2**35),
+    batch_size=512,
+    warmup=1,
+    repeats=3,
+    optimizer="sgd",
+    threads=1,
+    seed=0,
+)
+
+
+def timed(case: ComputeCase, ms: float = 1.5, round_: int = 0) -> ComputeCost:
+    return ComputeCost(case_id=case.case_id, round=round_, forward_ms=ms, backward_ms=2 * ms, forward_spread_ms=0.1)
+
+
+@pytest.fixture
+def compute(tables) -> list[ComputeCase]:
+    return [ComputeCase(tables=(table.with_dim(dim),)) for table in tables for dim in (4, 8)]
+
+
+@pytest.fixture
+def comm() -> CommCase:
+    return CommCase(device_dims=(16, 32), start_delays_ms=(0.0, 0.5), split="valid")
+
+
+def test_costs_read_back_are_the_costs_that_were_added(tmp_path, tables, compute, comm):
+    no_room = ComputeCost(case_id=compute[1].case_id, error="out of memory")
+    exchange = CommCost(
+        case_id=comm.case_id, forward_ms=(1.0, 0.5), backward_ms=(0.25, 0.5), forward_spread_ms=(0.1, 0.2)
+    )
+    dead = CommCost(case_id=comm.case_id, round=1, error="worker died")
+    with CostWriter(tmp_path, BENCH, tables) as writer:
+        writer.add_compute(compute[0], timed(compute[0]))
+        writer.flush()
+        writer.add_compute(compute[0], timed(compute[0], 1.6, round_=1))
+        writer.add_compute(compute[1], no_room)
+        writer.add_comm(comm, exchange)
+        writer.add_comm(comm, dead)
+
+    costs = read_costs(tmp_path)
+    assert costs.bench == BENCH
+    assert costs.compute == (
+        (compute[0], timed(compute[0])),
+        (compute[0], timed(compute[0], 1.6, round_=1)),
+        (compute[1], no_room),
+    )
+    assert costs.comm == ((comm, exchange), (comm, dead))
+
+
+def test_a_run_goes_on_where_another_stopped(tmp_path, tables, compute):
+    with CostWriter(tmp_path, BENCH, tables) as writer:
+        writer.add_compute(compute[0], timed(compute[0]))
+    with CostWriter(tmp_path, BENCH, tables) as writer:
+        assert writer.done == {"compute": {(compute[0].case_id, 0)}, "comm": set()}
+        for case in compute[:2]:
+            writer.add_compute(case, timed(case, 9.9))
+    assert [cost.forward_ms for _, cost in read_costs(tmp_path).compute] == [1.5, 9.9]
+
+
+def test_a_killed_run_leaves_whole_parts_only(tmp_path, tables):
+    """A process that writes parts as fast as it can is killed in the middle, again and again."""
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from neuroshard.core.case import ComputeCase\n"
+        "from neuroshard.core.cost import Bench, ComputeCost\n"
+        "from neuroshard.core.table import Table\n"
+        "from neuroshard.files.costs import CostWriter\n"
+        "bench, table = Bench.model_validate_json(sys.argv[2]), Table.model_validate_json(sys.argv[3])\n"
+        "with CostWriter(Path(sys.argv[1]), bench, (table,)) as writer:\n"
+        "    print('begun', len(writer.done['compute']), flush=True)\n"
+        "    for rows in range(len(writer.done['compute']) + 1, 100_000):\n"
+        "        case = ComputeCase(tables=(table.model_copy(update={'rows': rows}),))\n"
+        "        writer.add_compute(case, ComputeCost(case_id=case.case_id, forward_ms=1.0, backward_ms=1.0))\n"
+        "        writer.flush()\n"
+        "        print('part', flush=True)\n"
+    )
+    arguments = [sys.executable, "-c", program, tmp_path, BENCH.model_dump_json(), tables[0].model_dump_json()]
+    held = 0
+    for parts in (3, 8):
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"begun {held}\n"
+            assert [process.stdout.readline() for _ in range(parts)] == ["part\n"] * parts
+            os.kill(process.pid, signal.SIGKILL)
+        costs = read_costs(tmp_path)
+        assert len(costs.compute) >= held + parts
+        held = len(costs.compute)
+        assert [case.tables[0].rows for case, _ in costs.compute] == list(range(1, held + 1))
+
+
+def test_a_full_disk_keeps_what_was_there(tmp_path, tables, compute, full_disk):
+    writer = CostWriter(tmp_path, BENCH, tables)
+    writer.add_compute(compute[0], timed(compute[0]))
+    writer.flush()
+    writer.add_compute(compute[1], timed(compute[1]))
+    with (
+        full_disk(),
+        pytest.raises(NeuroshardError, match=r"compute-00001\.parquet: cannot write it: .*File too large"),
+    ):
+        writer.flush()
+    assert len(read_costs(tmp_path).compute) == 1
+    writer.__exit__(None, None, None)
+    assert len(read_costs(tmp_path).compute) == 2
+
+
+def test_costs_of_two_benches_are_not_mixed(tmp_path, tables):
+    with CostWriter(tmp_path, BENCH, tables):
+        pass
+    other = BENCH.model_copy(update={"batch_size": 1024})
+    with pytest.raises(InvalidInput, match=r"another bench \(batch_size: 512 there, 1024 now\); give another -o"):
+        CostWriter(tmp_path, other, tables)
+    with pytest.raises(InvalidInput, match="was measured for other tables"):
+        CostWriter(tmp_path, BENCH, tables[:1])
+
+
+def test_two_runs_do_not_write_one_folder(tmp_path, tables):
+    with CostWriter(tmp_path, BENCH, tables), pytest.raises(InvalidInput, match="another run is writing costs here"):
+        CostWriter(tmp_path, BENCH, tables)
+    CostWriter(tmp_path, BENCH, tables).__exit__(None, None, None)
+
+
+def test_a_row_that_occurs_twice_is_found_out(tmp_path, tables, compute):
+    with CostWriter(tmp_path, BENCH, tables) as writer:
+        writer.add_compute(compute[0], timed(compute[0]))
+    (tmp_path / "compute-00001.parquet").write_bytes((tmp_path / "compute-00000.parquet").read_bytes())
+    with pytest.raises(InvalidInput, match=r"compute-00001\.parquet row 0: case .* round 0 occurs twice"):
+        read_costs(tmp_path)
+
+
+def test_a_truncated_part_is_named(tmp_path, tables, compute):
+    with CostWriter(tmp_path, BENCH, tables) as writer:
+        writer.add_compute(compute[0], timed(compute[0]))
+    part = tmp_path / "compute-00000.parquet"
+    part.write_bytes(part.read_bytes()[:-10])
+    with pytest.raises(InvalidInput, match=r"compute-00000\.parquet: not a whole Parquet file"):
+        read_costs(tmp_path)
+
+
+def test_a_folder_without_costs_says_how_to_measure(tmp_path):
+    with pytest.raises(InvalidInput, match=r"no costs\.json here; measure with `neuroshard measure"):
+        read_costs(tmp_path)

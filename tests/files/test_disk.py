@@ -1,0 +1,68 @@
+"""Whole files or nothing."""
+
+import pytest
+
+from neuroshard.core.errors import InvalidInput, NeuroshardError
+from neuroshard.files.disk import read_bytes, write_bytes, writing
+
+
+def test_what_is_written_is_read_back_and_folders_are_made(tmp_path):
+    path = tmp_path / "a" / "b" / "c.bin"
+    write_bytes(path, b"123")
+    assert read_bytes(path) == b"123"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_that_is_written_can_be_read_by_others(tmp_path):
+    write_bytes(tmp_path / "x", b"")
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    import os
+
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_full_disk_is_told_in_one_line_and_leaves_the_old_file(tmp_path, full_disk):
+    path = tmp_path / "x"
+    write_bytes(path, b"old")
+    with full_disk(), pytest.raises(NeuroshardError, match=r"x: cannot write it: File too large$"):
+        write_bytes(path, b"n" * 1000)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"x": b"old"}
+
+
+def test_an_error_while_writing_leaves_the_old_file(tmp_path):
+    path = tmp_path / "x"
+    write_bytes(path, b"old")
+
+    def half():
+        with writing(path) as temporary:
+            temporary.write_bytes(b"half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        half()
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"x": b"old"}
+
+
+def test_a_path_that_cannot_be_is_told_in_one_line(tmp_path):
+    write_bytes(tmp_path / "file", b"")
+    for path in (tmp_path, tmp_path / "file" / "below", tmp_path / ("n" * 300)):
+        with pytest.raises(NeuroshardError, match=": cannot write it: "):
+            write_bytes(path, b"")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_reading_names_the_path_and_what_is_wrong_with_it(tmp_path):
+    with pytest.raises(InvalidInput, match="ghost: no such file"):
+        read_bytes(tmp_path / "ghost")
+    with pytest.raises(NeuroshardError, match="cannot read it: Is a directory"):
+        read_bytes(tmp_path)
+    with pytest.raises(NeuroshardError, match="cannot read it: File name too long"):
+        read_bytes(tmp_path / ("n" * 300))
+    write_bytes(tmp_path / "big", b"12345")
+    with pytest.raises(InvalidInput, match="5 bytes, more than the 4"):
+        read_bytes(tmp_path / "big", max_bytes=4)

@@ -1,0 +1,98 @@
+"""tables.json: read, written, and kept readable."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuroshard.core.errors import InvalidInput, NewerFormat
+from neuroshard.core.table import MAX_ROWS, Table
+from neuroshard.files.tables import read_tables, write_tables
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "tables-1.json"
+
+some_tables = st.lists(
+    st.builds(
+        Table,
+        name=st.text(st.characters(min_codepoint=32, exclude_characters="\x7f", exclude_categories=["Cs"]), min_size=1),
+        rows=st.integers(1, MAX_ROWS),
+        dim=st.integers(1, 2**14).map(lambda d: 4 * d),
+        pooling_factor=st.floats(0, 1e4),
+        reuse_bins=st.none(),
+        reuse_batch_size=st.integers(1, 2**31),
+        element_bytes=st.sampled_from([2, 4]),
+        optimizer_bytes_per_row=st.integers(0, 64),
+        optimizer_bytes_per_element=st.integers(0, 64),
+    ),
+    min_size=1,
+    max_size=5,
+    unique_by=lambda table: table.name,
+).map(tuple)
+
+
+@given(some_tables)
+def test_tables_read_back_are_the_tables_that_were_written(tmp_path_factory, tables):
+    path = tmp_path_factory.mktemp("tables") / "tables.json"
+    write_tables(path, tables)
+    assert read_tables(path) == (tables, ())
+
+
+def test_a_file_of_format_1_stays_readable():
+    tables, notes = read_tables(GOLDEN)
+    assert notes == ()
+    assert tables == (
+        Table(name="user", rows=1000, dim=64, pooling_factor=2.5),
+        Table(
+            name="item",
+            rows=40_000_000,
+            dim=128,
+            pooling_factor=0.5,
+            reuse_bins=(0.5, 0.25, 0.125, 0.125, *[0.0] * 13),
+            reuse_batch_size=512,
+            element_bytes=2,
+            optimizer_bytes_per_row=0,
+            optimizer_bytes_per_element=8,
+        ),
+    )
+
+
+def test_unknown_keys_are_ignored_with_a_note(tmp_path):
+    path = tmp_path / "tables.json"
+    good = {"name": "a", "rows": 1, "dim": 4, "pooling_factor": 1}
+    path.write_text(json.dumps({"by": "me", "tables": [{**good, "colour": "red", "age": 3}]}))
+    tables, notes = read_tables(path)
+    assert tables == (Table(**good),)
+    assert [note.removeprefix(f"{path}: ") for note in notes] == [
+        "ignored unknown keys of tables: age, colour",
+        "ignored unknown keys: by",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON"),
+        ("[]", "expected a JSON object, found list"),
+        ("{}", "tables = None"),
+        ('{"tables": []}', "the list of tables is empty"),
+        ('{"tables": [3]}', r"tables\[0\]: expected an object"),
+        ('{"tables": [{"name": "a", "rows": 1, "dim": 4', "the file is cut off"),
+        ('{"tables": [{"name": "a", "rows": NaN, "dim": 4, "pooling_factor": 1}]}', r"tables\[0\] \(a\): rows: .* nan"),
+    ],
+)
+def test_a_broken_file_is_told_in_one_line(tmp_path, text, message):
+    path = tmp_path / "tables.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=message) as caught:
+        read_tables(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_from_the_future_asks_for_an_upgrade(tmp_path):
+    path = tmp_path / "tables.json"
+    path.write_text('{"format_version": 2, "tables": []}')
+    with pytest.raises(NewerFormat, match="format_version 2 is from a newer neuroshard"):
+        read_tables(path)
