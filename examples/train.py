@@ -79,7 +79,8 @@ def one_line_errors(work: Callable[[], None], who: str = "") -> int:
     except RuntimeError as error:  # gloo's are not DistErrors
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
-        print(f"error: {who}lost the other ranks: {str(error).splitlines()[0][-100:]}", file=sys.stderr)
+        reason = str(error).splitlines()[0]
+        print(f"error: {who}lost the other ranks: {reason.partition('] ')[2] or reason}", file=sys.stderr)
         return 1
     return 0
 

@@ -17,6 +17,9 @@ from neuroshard.core.errors import NotFound
 from neuroshard.core.plan import Plan
 from neuroshard.deploy.run import deploy, releases, rollback
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.open import open_store
+from neuroshard.store.protocol import Store
+from neuroshard.store.releases import read_live, read_plan
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B, C = (make_plan(note) for note in "ABC")
@@ -88,3 +91,45 @@ def test_a_kill_leaves_the_old_or_the_new_plan_and_a_store_that_works(tmp_path, 
     switch = seen.index(after)
     assert seen == [old] * switch + [after] * (len(seen) - switch)
     assert 5 < switch < len(seen) - 2, "kills before and after the swap were tried"
+
+
+class Stopped(BaseException):
+    """Nobody catches it, as nobody catches a kill."""
+
+
+class Stopping:
+    """A store whose user is gone before its `calls`-th call."""
+
+    def __init__(self, store: Store, calls: int) -> None:
+        self.inner, self.left = store, calls
+
+    def __getattr__(self, name: str) -> object:
+        if callable(getattr(self.inner, name)):
+            self.left -= 1
+            if self.left == 0:
+                raise Stopped
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("server", ["moto", "rclone"])
+def test_on_s3_too_every_step_leaves_the_old_or_the_new_plan(aws, request, server):
+    store = open_store(aws(request.getfixturevalue(server)), single_writer=server == "rclone")
+    seen, calls, stopped = [], 0, True
+    while stopped:
+        calls += 1
+        model = f"stopped-{calls}"
+        deploy(A, store, model, now=NOW)
+        try:
+            deploy(B, Stopping(store, calls), model, now=NOW)
+            stopped = False
+        except Stopped:
+            pass
+        seen.append(read_plan(store, model, read_live(store, model).release.plan_digest))
+
+        deploy(C, store, model, now=NOW)
+        assert [r.number for r in releases(store, model)] == [3, 2, 1][-2 - (seen[-1] == B) :]
+        assert rollback(store, model, now=NOW).plan_digest == seen[-1].digest()
+
+    switch = seen.index(B)
+    assert seen == [A] * switch + [B] * (len(seen) - switch)
+    assert 3 < switch < len(seen) - 1
