@@ -89,17 +89,17 @@ def tables(
     if preset is not None:
         if traces is not None:
             raise UsageError("a preset has no lookups of its own to write to --traces; use --from a dlrm_datasets file")
-        made, notes = preset_tables(preset, optimizer=optimizer, dtype=dtype, access=access), ()
+        made = preset_tables(preset, optimizer=optimizer, dtype=dtype, access=access)
     else:
         assert source is not None
         imported = import_tables(source, access=access, dtype=dtype, optimizer=optimizer, dim=dim)
-        made, notes = imported.tables, imported.notes
+        made = imported.tables
+        note(imported.notes)
         if traces is not None:
             if imported.traces is None:
                 raise UsageError(f"{source} holds no lookups to write to --traces; only dlrm_datasets files do")
             write_traces(traces, imported.traces)
     write_tables(out, made)
-    note(notes)
     total = sum(table.memory_bytes for table in made)
     typer.echo(f"{out}: {len(made)} tables, {format_bytes(total)} with optimizer state")
 

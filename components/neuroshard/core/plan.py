@@ -37,11 +37,20 @@ class DeviceCost(Value):
 
 
 class Baseline(Value):
-    """What another algorithm reached on the same task and cost model: its slowest device, or why it found no plan."""
+    """What another algorithm reached on the same task and cost model: ms of each device, or why it found no plan.
+
+    `cuts` is how many column splits it needed to fit at all.
+    """
 
     algorithm: str
-    predicted_ms: float | None = None
+    predicted_ms: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    cuts: int = 0
     error: str | None = None
+
+    @property
+    def cost_ms(self) -> float | None:
+        """Predicted milliseconds of the slowest device, or None where it found no plan."""
+        return max(self.predicted_ms) if self.predicted_ms else None
 
 
 class Provenance(Value):

@@ -1,26 +1,32 @@
 """Plans and releases as text that fits 80 columns. Every number carries its unit and says predicted or measured."""
 
+import textwrap
 from collections.abc import Sequence
 
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
 from neuroshard.core.units import format_bytes
 
-BAR_WIDTH = 16
+WIDTH = 80
 
 
 def plan_text(plan: Plan) -> str:
     """A plan: its cost beside the baselines', then a line a device. Costs are predicted ms, memory is exact."""
     lines = [f"plan {plan.digest()[:12]}: {_size(plan)}"]
-    lines += [*_cost_lines(plan), "", *_device_lines(plan), "", _origin(plan)]
-    lines += [f"note: {note}" for note in plan.provenance.notes]
+    lines += [*_cost_lines(plan), "", *_device_lines(plan), "", *_wrapped(_origin(plan))]
+    for note in plan.provenance.notes:
+        lines += _wrapped(f"note: {note}")
     return "\n".join(lines)
 
 
+def _wrapped(text: str, indent: int = 2) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
 def _size(plan: Plan) -> str:
-    split = len(plan.shards) - len(plan.task.tables)
-    tables = f"{len(plan.task.tables)} tables in {len(plan.shards)} shards ({split} cuts)"
-    return f"{tables} on {plan.task.devices} devices, batch {plan.task.batch_size:,}"
+    cuts = _cuts(len(plan.shards) - len(plan.task.tables))
+    tables = f"{len(plan.task.tables)} tables in {len(plan.shards)} shards ({cuts})"
+    return f"{tables}, {plan.task.devices} devices, batch {plan.task.batch_size:,}"
 
 
 def _cost_lines(plan: Plan) -> list[str]:
@@ -28,12 +34,17 @@ def _cost_lines(plan: Plan) -> list[str]:
         return ["no predicted cost"]
     lines = [f"predicted cost (slowest device): {plan.cost_ms:.3f} ms a step"]
     for baseline in plan.baselines:
-        if baseline.predicted_ms is None:
-            lines.append(f"  {baseline.algorithm:<12} no plan: {baseline.error}")
+        if baseline.cost_ms is None:
+            lines += _wrapped(f"  {baseline.algorithm:<12} no plan: {baseline.error}", indent=15)
         else:
-            gain = 1 - plan.cost_ms / baseline.predicted_ms if baseline.predicted_ms else 0.0
-            lines.append(f"  {baseline.algorithm:<12} {baseline.predicted_ms:10.3f} ms   this plan is {_gain(gain)}")
+            gain = 1 - plan.cost_ms / baseline.cost_ms if baseline.cost_ms else 0.0
+            cost = f"  {baseline.algorithm:<12} {baseline.cost_ms:10.3f} ms   this plan is {_gain(gain)}"
+            lines.append(cost + (f" (after {_cuts(baseline.cuts)})" if baseline.cuts else ""))
     return lines
+
+
+def _cuts(count: int) -> str:
+    return f"{count} cut" if count == 1 else f"{count} cuts"
 
 
 def _gain(gain: float) -> str:
@@ -44,8 +55,8 @@ def _gain(gain: float) -> str:
 
 def _device_lines(plan: Plan) -> list[str]:
     lines = [
-        "device  shards  compute ms  fwd exch.  bwd exch.   total ms  memory",
-        "        (costs predicted; forward exchange includes waiting for the slowest)",
+        "device shards    compute  fwd exch.  bwd exch.      total  memory",
+        "              (predicted ms; the forward exchange includes waiting)",
     ]
     shards = [0] * plan.task.devices
     for shard in plan.shards:
@@ -58,7 +69,7 @@ def _device_lines(plan: Plan) -> list[str]:
         else:
             costs = f"{'-':>10} {'-':>10} {'-':>10} {'-':>10}"
         share = f"{format_bytes(used)} of {format_bytes(limit)}"
-        lines.append(f"{device:>6}  {shards[device]:>6}  {costs}  {share}")
+        lines.append(f"{device:>6} {shards[device]:>6} {costs}  {share}")
     return lines
 
 

@@ -1,7 +1,8 @@
 """The greedy heuristics that people use without a cost model: one greedy, a key each.
 
-Whole tables are placed, largest key first, on the device with the smallest sum of keys that has room. Only a table larger
-than the largest device is split, in halves until it fits one. Keys of size, dim, lookup and size-lookup are those of the
+Whole tables are placed, largest key first, on the device with the smallest sum of keys that has room. A table is split only
+where it must be: one larger than the largest device in halves until it fits one, and where a shard finds no room, the largest
+such shard in halves, and all are placed again. Keys of size, dim, lookup and size-lookup are those of the
 NeuroShard paper; its random takes any device, here random keys balance by chance, and memory is always kept.
 """
 
@@ -14,7 +15,7 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.feasibility import misfit
 from neuroshard.search.greedy import place
 from neuroshard.search.problem import Placement, Problem
-from neuroshard.search.splits import split_oversized
+from neuroshard.search.splits import halves, split_oversized
 
 Key = Callable[[Problem, Ints, np.random.Generator], Floats]
 
@@ -53,9 +54,20 @@ KEYS: dict[str, Key] = {
 
 
 def baseline(problem: Problem, name: str, rng: np.random.Generator) -> Placement:
-    """The placement of one heuristic. Raises Infeasible that says what found no room."""
+    """The placement of one heuristic. Raises Infeasible that says what found no room, after every cut that could help."""
     shards = split_oversized(problem, problem.whole)
-    keys = KEYS[name](problem, shards, rng)
+    while not (placement := _place(problem, shards, KEYS[name](problem, shards, rng))).fits:
+        lost = placement.shards[placement.devices < 0]
+        largest = lost[np.argmax(problem.nbytes[lost])]
+        if problem.units[largest] < 2:
+            raise Infeasible(f"{name} cuts tables only in halves, and {misfit(problem, placement)}")
+        at = np.flatnonzero(shards == largest)[0]
+        shards = np.concatenate([np.delete(shards, at), *halves(problem, shards[[at]])])
+    return placement
+
+
+def _place(problem: Problem, shards: Ints, keys: Floats) -> Placement:
+    """The shards on the devices, largest key first; -1 where one found no room."""
     order = np.lexsort((shards, -problem.nbytes[shards], -keys))
     shards = shards[order]
     placed = place(
@@ -66,7 +78,4 @@ def baseline(problem: Problem, name: str, rng: np.random.Generator) -> Placement
         memory=problem.memory,
         weigh=lambda sums: sums[..., 0],
     )
-    placement = Placement(shards, placed.devices[0, 0])
-    if not placement.fits:
-        raise Infeasible(f"{name} places whole tables, and {misfit(problem, placement)}")
-    return placement
+    return Placement(shards, placed.devices[0, 0])

@@ -35,7 +35,7 @@ def search(
     )
     for name, milliseconds in {
         algorithm: found.cost_ms,
-        **{b.algorithm: b.predicted_ms for b in found.baselines},
+        **{b.algorithm: b.cost_ms for b in found.baselines},
     }.items():
         if milliseconds is not None:
             predicted.log_metric(f"{name}_ms", milliseconds)

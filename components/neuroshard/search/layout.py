@@ -29,7 +29,7 @@ def make_plan(
     total = compute + forward + backward
     if not (np.isfinite(total).all() and total.min() >= 0):
         raise InvalidInput(f"cost model {problem.model.name} predicts {total.min():g} ms for a device; train it again")
-    baseline_ms = dict(zip(solved, total[1:].max(axis=-1).tolist(), strict=True))
+    baseline_ms = dict(zip(solved, total[1:].tolist(), strict=True))
     return Plan(
         task=problem.task,
         shards=lay_out(problem, placement),
@@ -39,8 +39,12 @@ def make_plan(
             for c, f, b in zip(compute[0].tolist(), forward[0].tolist(), backward[0].tolist(), strict=True)
         ),
         baselines=tuple(
-            Baseline(
-                algorithm=name, predicted_ms=baseline_ms.get(name), error=other if isinstance(other, str) else None
+            Baseline(algorithm=name, error=other)
+            if isinstance(other, str)
+            else Baseline(
+                algorithm=name,
+                predicted_ms=tuple(baseline_ms[name]),
+                cuts=len(other.shards) - len(problem.whole),
             )
             for name, other in others.items()
         ),
