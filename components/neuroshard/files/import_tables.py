@@ -108,13 +108,13 @@ def read_parquet(path: Path) -> tuple[list[Entry], set[str]]:
     except (pa.ArrowException, OSError) as error:
         raise InvalidInput(f"{path}: not a whole Parquet file ({str(error).splitlines()[0]:.120})") from None
     columns = _columns(rows.column_names, path)
-    for name, kind in zip(columns, rows.schema.types, strict=True):
-        if name in NUMBERS and not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
-            first = next((value for value in rows.column(columns.index(name)).to_pylist() if value is not None), None)
-            raise InvalidInput(f"{path}: row 0: column {name!r} holds {kind}, as in {shown(first)}, not numbers")
     entries = [
         Entry.of(f"{path}: row {index}", row) for index, row in enumerate(rows.rename_columns(columns).to_pylist())
     ]
+    for where, fields in entries:
+        for name in NUMBERS & fields.keys():
+            if isinstance(fields[name], bool) or not isinstance(fields[name], int | float):
+                raise _not_a_number(where, name, fields[name])
     return entries, set(columns) - KNOWN
 
 
@@ -146,8 +146,12 @@ def _value(column: str, cell: str, where: str) -> Any:
 
 def _number(column: str, cell: str, where: str) -> float:
     if not _NUMBER.fullmatch(cell):
-        raise InvalidInput(f"{where}: column {column!r} is {shown(cell)}, not a number")
+        raise _not_a_number(where, column, cell)
     return int(cell) if cell.lstrip("+-").isdigit() and len(cell) < 20 else float(cell)
+
+
+def _not_a_number(where: str, column: str, value: Any) -> InvalidInput:
+    return InvalidInput(f"{where}: column {column!r} is {shown(value)}, not a number")
 
 
 def _is_true(value: Any) -> bool:
