@@ -24,7 +24,7 @@ from kfp import components, local
 
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.files.plan import read_plan
-from neuroshard.report.text import plan_text
+from neuroshard.report.text import costs_by_device_text, plan_text
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pipelines" / "neuroshard.yaml"
@@ -167,8 +167,10 @@ def summary(options: argparse.Namespace, folder: Path, trained: str) -> str:
         "store": options.store,
     }
     measured_on = {"synthetic": "a formula, not measured"}.get(model.backend, f"measured on {model.device_name}")
+    plan = read_plan(folder / "plan.json")
     paragraphs = [
-        plan_text(read_plan(folder / "plan.json")),
+        plan_text(plan),
+        costs_by_device_text(plan),
         f"cost model of {measured_on} ({model.backend})\n{model.report.text()}",
         trained,
         "\n".join(f"{name:<11} {path}" for name, path in files.items()),

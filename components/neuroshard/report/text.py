@@ -83,6 +83,16 @@ def _origin(plan: Plan) -> str:
     return f"by {by.algorithm}{seed}, neuroshard {by.neuroshard_version}, {model}"
 
 
+def costs_by_device_text(plan: Plan) -> str:
+    """Predicted ms of every device, a line for the plan and one for each baseline that found a plan."""
+    rows = [(plan.provenance.algorithm, plan.predicted_ms), *((b.algorithm, b.predicted_ms) for b in plan.baselines)]
+    lines = ["predicted ms a step of each device"]
+    for name, costs in rows:
+        if costs is not None:
+            lines += _wrapped(f"  {name:<12} " + " ".join(f"{cost:8.3f}" for cost in costs), indent=15)
+    return "\n".join(lines)
+
+
 def releases_text(releases: Sequence[Release]) -> str:
     """A model's releases, newest (live) first, a line each."""
     lines = ["number  time                       action    plan          predicted"]
