@@ -1,0 +1,156 @@
+"""Tables to cases: which, how many, in what order, and what is said where they cannot be had."""
+
+from collections import Counter
+
+import pytest
+
+from neuroshard.augment.run import augment, run
+from neuroshard.core.case import Cases
+from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
+from neuroshard.core.table import Table
+from neuroshard.files.cases import read_cases
+from neuroshard.files.presets import preset
+from neuroshard.files.tables import write_tables
+
+TABLES = tuple(Table(name=f"t{i}", rows=1000 * 3**i, dim=16, pooling_factor=1.0 + i) for i in range(10))
+ASKED = {"compute_cases": 400, "comm_cases": 90, "devices": (2, 4, 8), "memory_bytes": 2**29, "seed": 1}
+
+
+def made(tables=TABLES, **changes) -> Cases:
+    return augment(tables, **{**ASKED, **changes})
+
+
+@pytest.fixture(scope="module")
+def cases() -> Cases:
+    return made()
+
+
+def names(cases: Cases, *splits: str) -> set[str]:
+    return {table.name for case in cases.compute if case.split in splits for table in case.tables}
+
+
+def test_as_many_cases_as_asked_for_in_their_shares(cases):
+    assert Counter(case.split for case in cases.compute) == {
+        "train": 280, "valid": 35, "test_sets": 35, "test_tables": 50
+    }  # fmt: skip
+    assert Counter(case.split for case in cases.comm) == {"train": 72, "valid": 9, "test_sets": 9}
+    assert Counter(len(case.device_dims) for case in cases.comm) == {2: 30, 4: 30, 8: 30}
+    assert (cases.tables, cases.max_dim, cases.seed) == (TABLES, 128, 1)
+
+
+def test_tables_held_out_are_in_no_other_case(cases):
+    held_out = names(cases, "test_tables")
+    assert len(held_out) == 2
+    assert held_out | names(cases, "train") == {table.name for table in TABLES}
+    assert not held_out & names(cases, "train", "valid", "test_sets")
+
+
+def test_test_cases_are_of_tables_as_they_are(cases):
+    base = {table.name: table for table in TABLES}
+    for case in cases.compute:
+        if case.split in ("test_sets", "test_tables"):
+            assert all(shard == base[shard.name].with_dim(shard.dim) for shard in case.tables)
+    varied = [s for c in cases.compute if c.split == "train" for s in c.tables if s.rows != base[s.name].rows]
+    assert 0.4 < len(varied) / sum(len(c.tables) for c in cases.compute if c.split == "train") < 0.6
+
+
+def test_nothing_is_varied_unless_wanted():
+    base = {table.name: table for table in TABLES}
+    assert all(s == base[s.name].with_dim(s.dim) for case in made(vary_share=0.0).compute for s in case.tables)
+
+
+def test_every_set_fits_the_device_and_case_ids_are_distinct(cases):
+    assert all(sum(s.memory_bytes for s in case.tables) <= 2**29 for case in cases.compute)
+    assert len({case.case_id for case in cases.compute}) == len(cases.compute)
+    assert len({case.case_id for case in cases.comm}) == len(cases.comm)
+
+
+def test_every_beginning_of_the_cases_is_a_fair_sample(cases):
+    first = Counter(case.split for case in cases.compute[:100])
+    assert 60 <= first["train"] <= 80
+    assert min(first["valid"], first["test_sets"], first["test_tables"]) >= 3
+    assert len({len(case.device_dims) for case in cases.comm[:10]}) == 3
+
+
+def test_the_same_seed_gives_the_same_cases(cases):
+    assert made() == cases
+    assert made(seed=2).compute != cases.compute
+
+
+def test_a_wider_table_comes_in_its_own_width_and_the_widest_is_told():
+    wide = (*TABLES, Table(name="wide", rows=100, dim=512, pooling_factor=1.0))
+    cases = made(wide, max_dim=32)
+    assert cases.max_dim == 512
+    assert {s.dim for c in cases.compute for s in c.tables if s.name != "wide"} == set(range(4, 36, 4))
+    assert {s.dim for c in cases.compute for s in c.tables if s.name == "wide"} > {64, 128, 256, 512}
+
+
+def test_tables_too_large_for_a_device_are_left_out_and_counted(capsys):
+    huge = Table(name="huge", rows=10**9, dim=4, pooling_factor=1.0)
+    cases = made((*TABLES, huge))
+    assert "huge" not in names(cases, "train", "valid", "test_sets", "test_tables")
+    assert cases.tables[-1] == huge
+    assert "1 tables are too large for a device" in capsys.readouterr().err
+
+
+def test_where_no_table_fits_the_smallest_need_is_told():
+    with pytest.raises(
+        Infeasible, match=r"of the smallest, 't0', 4 columns need 19\.5 KiB of 19\.0 KiB; give more --memory"
+    ):
+        made(memory_bytes=19456)
+
+
+def test_where_there_are_fewer_distinct_cases_all_of_them_come_and_it_is_said(capsys):
+    one = Table(name="one", rows=1, dim=16, pooling_factor=0.0)
+    cases = made((one,), max_dim=16, max_tables=1, vary_share=0.0)
+    assert sorted(case.tables[0].dim for case in cases.compute) == [4, 8, 12, 16]
+    assert "396 fewer than asked: there are no more distinct cases" in capsys.readouterr().err
+
+
+def test_few_tables_are_all_trained_on():
+    assert not names(made(TABLES[:2]), "test_tables")
+    assert len(names(made(TABLES[:3]), "test_tables")) == 1
+    assert not names(made(test_share=0.0), "test_tables")
+
+
+def test_one_device_exchanges_nothing():
+    assert made(devices=(1,)).comm == ()
+    assert {len(case.device_dims) for case in made(devices=(1, 2)).comm} == {2}
+    assert made(comm_cases=0).comm == ()
+
+
+def test_a_handful_of_cases_has_every_split():
+    cases = made(compute_cases=4, comm_cases=3)
+    assert {case.split for case in cases.compute} >= {"train", "valid", "test_sets"}
+    assert {case.split for case in cases.comm} == {"train", "valid", "test_sets"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_dim": 6}, "must have a multiple of 4 columns, at most 65536, not 6"),
+        ({"max_dim": 0}, "not 0"),
+        ({"max_dim": 2**17}, "not 131072"),
+        ({"test_share": 1.0}, "test share 1 and"),
+        ({"vary_share": 2.0}, "vary share 2 must"),
+        ({"max_tables": 0}, "at least 1 table in a set, not 0"),
+    ],
+)
+def test_what_cannot_be_is_a_usage_error(change, message):
+    with pytest.raises(UsageError, match=message):
+        made(**change)
+
+
+def test_the_preset_s_cases_are_written_and_read_back(tmp_path):
+    write_tables(tmp_path / "tables.json", preset("mlperf-dlrm-dcnv2"))
+    asked = {"compute_cases": 300, "comm_cases": 40, "devices": (4,), "memory_bytes": 32 * 2**30, "seed": 0}
+    cases = run(tmp_path / "tables.json", tmp_path / "cases", **asked)
+    assert read_cases(tmp_path / "cases") == cases
+    assert (len(cases.compute), len(cases.comm)) == (300, 40)
+
+
+def test_broken_tables_write_nothing(tmp_path):
+    (tmp_path / "tables.json").write_text('{"tables": []}')
+    with pytest.raises(InvalidInput, match="empty"):
+        run(tmp_path / "tables.json", tmp_path / "cases", **ASKED)
+    assert not (tmp_path / "cases").exists()
