@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HEADER = (
     "# Made by `make lock` (requirements/lock.py) with Python 3.11 on Linux. Do not edit: change pyproject.toml.\n\n"
 )
-TORCH = (ROOT / "requirements" / "torch.txt").read_text()
+TORCH = ROOT / "requirements" / "torch.txt"
 FROM_TORCH = re.compile(r"(torch|triton|cuda-.*|nvidia-(?!ml-py).*)")
 
 PIP_COMPILE = (
@@ -57,15 +57,14 @@ LOCKS = {
 
 def main() -> None:
     run: dict[str, str] = {}
-    versions: dict[str, str] = {}
     for name, lock in LOCKS.items():
         path = ROOT / "requirements" / name
         print(path.relative_to(ROOT), file=sys.stderr, flush=True)
-        pins = resolve([*expand(lock.extras), *lock.added], versions) if lock.extras else {}
+        pins = resolve([*expand(lock.extras), *lock.added], run) if lock.extras else {}
         pins |= {package: run[package] for package in lock.alone}
         kept = sorted(package for package in pins.keys() - set(lock.left_out) if not FROM_TORCH.fullmatch(package))
         path.write_text(HEADER + "".join(pins[package] for package in kept))
-        run, versions = run or pins, versions or {package: pins[package] for package in kept}
+        run = run or pins
 
 
 def project() -> dict[str, dict[str, list[str]]]:
@@ -83,12 +82,12 @@ def expand(extras: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def resolve(wanted: list[str], versions: dict[str, str]) -> dict[str, str]:
-    """What pip-compile makes of `wanted`, where possible in `versions`: package -> its lines, version and hashes."""
+def resolve(wanted: list[str], known: dict[str, str]) -> dict[str, str]:
+    """What pip-compile makes of `wanted`: package -> its lines, version and hashes. It takes those of `known` where it can."""
     with tempfile.TemporaryDirectory() as folder:
-        source, constraints, out = (Path(folder, name) for name in ("wanted.in", "versions.txt", "out.txt"))
-        constraints.write_text("\n".join([TORCH, *(pin.split()[0] for pin in versions.values())]))
-        source.write_text("\n".join([*wanted, f"-c {constraints}"]))
+        source, out = Path(folder, "wanted.in"), Path(folder, "out.txt")
+        source.write_text("\n".join([*wanted, f"-c {TORCH}"]))
+        out.write_text("".join(known.values()))
         environment = {k: v for k, v in os.environ.items() if k not in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL")}
         subprocess.run(
             [sys.executable, "-m", "piptools", "compile", *PIP_COMPILE, "--output-file", out, source],
