@@ -5,6 +5,7 @@ is timed from the device's own start (a delay after the first) until all that it
 is the reverse, timed by itself with all devices starting together. Numbers are fp32. One host; several are not covered.
 """
 
+import shutil
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,7 +17,8 @@ from neuroshard.measure.harness import Timing, open_device, out_of_memory, timin
 from neuroshard.measure.worker import one_line
 
 COLLECTIVES = {"cpu": "gloo", "cuda": "nccl"}
-LEAD_SECONDS = 0.002  # between agreeing on a start and the start; by then all have heard of it
+BACKWARDS = 5  # to one forward, which takes longer for its delays: short times need more repeats for the same certainty
+LEAD_SECONDS = 0.001  # between agreeing on a start and the start; by then all have heard of it
 
 
 def samples_per_device(batch_size: int, devices: int) -> list[int]:
@@ -31,7 +33,7 @@ class Rank:
     All ranks join one process group of `max(counts)` devices. An exchange among fewer is among the first of them.
     """
 
-    def __init__(self, kind: str, rank: int, counts: tuple[int, ...], rendezvous: str, settings: Settings) -> None:
+    def __init__(self, kind: str, rank: int, counts: tuple[int, ...], folder: str, settings: Settings) -> None:
         import torch
         import torch.distributed as dist
 
@@ -39,7 +41,7 @@ class Rank:
         self.device = open_device(kind, rank, threads=1)
         dist.init_process_group(
             COLLECTIVES[kind],
-            init_method=f"file://{rendezvous}",
+            init_method=f"file://{folder}/rendezvous",
             rank=rank,
             world_size=max(counts),
             timeout=timedelta(seconds=settings.timeout_seconds),
@@ -52,6 +54,8 @@ class Rank:
             if rank < count:  # NCCL connects at the first use, which no case should pay for
                 one = torch.zeros(count, device=self.device.torch)
                 dist.all_to_all_single(torch.zeros_like(one), one, group=self.groups[count])
+        if rank == 0:  # all ranks are in the exchange above, so all have met
+            shutil.rmtree(folder, ignore_errors=True)
 
     def __call__(self, case: CommCase) -> tuple[Timing, Timing] | str:
         devices, delay_ms = len(case.device_dims), case.start_delays_ms[self.rank]
@@ -65,15 +69,16 @@ class Rank:
         if not self._all_ready(devices, not error):
             return error
 
-        samples = []
+        forwards, backwards = [], []
         for _ in range(self.settings.warmup + self.settings.repeats):
-            self._start_together(devices, delay_ms)
-            forward_ms, _ = self.device.timed(forward)
-            self._start_together(devices, 0.0)
-            backward_ms, _ = self.device.timed(backward)
-            samples.append((forward_ms, backward_ms))
-        forwards, backwards = zip(*samples[self.settings.warmup :], strict=True)
-        return timing(forwards), timing(backwards)
+            forwards.append(self._timed(forward, devices, delay_ms))
+            backwards += [self._timed(backward, devices, 0.0) for _ in range(BACKWARDS)]
+        return timing(forwards[self.settings.warmup :]), timing(backwards[BACKWARDS * self.settings.warmup :])
+
+    def _timed(self, step: Callable[[], Any], devices: int, delay_ms: float) -> float:
+        self._start_together(devices, delay_ms)
+        milliseconds, _ = self.device.timed(step, waiting=True)
+        return milliseconds
 
     def _steps(self, case: CommCase) -> tuple[Callable[[], Any], Callable[[], Any]]:
         """Forward and backward all-to-all of this device, on buffers of their own."""

@@ -35,8 +35,6 @@ class OnMachine:
         counts = {len(case.device_dims) for case in cases.comm}
         self.counts = tuple(sorted(n for n in counts if self.most_devices is None or n <= self.most_devices))
 
-        self.folder = tempfile.TemporaryDirectory(prefix="neuroshard-measure-")
-        self.starts = 0
         cap = self.bench.row_cap_bytes
         serving = (machine.kind, settings, cap, *buffer_bytes(cases.compute, settings.optimizer, cap))
         environment = {"OMP_NUM_THREADS": str(settings.threads), **LOOPBACK}
@@ -60,13 +58,11 @@ class OnMachine:
     def close(self) -> None:
         self.one.close()
         self.all.close()
-        self.folder.cleanup()
 
     def _ranks(self) -> list[tuple[Any, ...]]:
-        """Arguments of each rank, with a file to meet at that nobody met at before."""
-        self.starts += 1
-        rendezvous = str(Path(self.folder.name) / f"rendezvous-{self.starts}")
-        return [(self.machine.kind, rank, self.counts, rendezvous, self.settings) for rank in range(max(self.counts))]
+        """Arguments of each rank, with a new folder to meet in, which rank 0 removes when they have met."""
+        folder = tempfile.mkdtemp(prefix="neuroshard-exchange-")
+        return [(self.machine.kind, rank, self.counts, folder, self.settings) for rank in range(max(self.counts))]
 
 
 def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | None) -> Bench:

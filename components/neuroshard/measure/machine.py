@@ -64,6 +64,7 @@ class CpuMachine:
 
     def notes(self) -> tuple[str, ...]:
         return (
+            "with one thread, compute is in ms of CPU time, so that waiting for a busy core does not count",
             f"measured on a CPU: an exchange is among processes that share {cores()} cores",
             f"before each timed step {format_bytes(2 * last_level_cache_bytes())} were written, twice the last-level cache",
         )

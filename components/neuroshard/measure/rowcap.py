@@ -13,13 +13,13 @@ from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.units import format_bytes
 
-MOST_BYTES = 4 * 2**30  # 15 tables of 270 MiB: each still 8 times a last-level cache of 32 MiB
+MOST_BYTES = 2 * 2**30  # touched in seconds; 15 tables of 136 MiB, each still 4 times a last-level cache of 32 MiB
 SHARE_OF_AVAILABLE = 0.25  # the machine may be shared with other runs, and with the exchange's processes
 CAP_STEP = 2**20  # caps are whole MiB
 
 
 def default_memory_limit() -> int:
-    """Bytes for weights and optimizer state on this machine: a quarter of what is available, and 4 GiB at most."""
+    """Bytes for weights and optimizer state on this machine: a quarter of what is available, and 2 GiB at most."""
     return min(MOST_BYTES, int(available_bytes() * SHARE_OF_AVAILABLE))
 
 

@@ -1,0 +1,103 @@
+"""What every backend does, whatever it measures with. Runs over those that need no GPU."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.errors import UsageError
+from neuroshard.core.table import Table
+from neuroshard.measure.backends import BACKENDS, Backend, Settings, open_backend
+
+MIB = 2**20
+# 32 MiB is a quarter of what the huge table needs on the CPU, and enough for the others in the formula's device
+SETTINGS = Settings(batch_size=65, warmup=1, repeats=3, memory_limit_bytes=32 * MIB, timeout_seconds=30)
+
+
+def table(name: str, **shape: float) -> Table:
+    return Table.model_validate({"name": name, "rows": 1000, "dim": 16, "pooling_factor": 2.0, **shape})
+
+
+COMPUTE = {
+    "one": ComputeCase(tables=(table("a"),)),
+    "several": ComputeCase(tables=(table("a"), table("b", dim=128), table("c", rows=3, pooling_factor=0.5))),
+    "one table twice": ComputeCase(tables=(table("a"), table("a", dim=4))),
+    "fp16 and fp32": ComputeCase(tables=(table("a"), table("half", element_bytes=2))),
+    "never read": ComputeCase(tables=(table("unread", pooling_factor=0.0),)),
+}
+TOO_MUCH = ComputeCase(tables=(table("endless", pooling_factor=1e9, rows=2**21, dim=128),))
+COMM = {
+    "balanced": CommCase(device_dims=(64, 64), start_delays_ms=(0, 0)),
+    "one sends nothing": CommCase(device_dims=(128, 0), start_delays_ms=(0, 0)),
+    "three, one late": CommCase(device_dims=(64, 32, 4), start_delays_ms=(0, 0, 30)),
+}
+
+
+@pytest.fixture(scope="module")
+def cases() -> Cases:
+    compute = (*COMPUTE.values(), TOO_MUCH)
+    return Cases(
+        tables=tuple({t.name: t for case in compute for t in case.tables}.values()),
+        compute=compute,
+        comm=tuple(COMM.values()),
+        max_dim=128,
+        seed=0,
+    )
+
+
+@pytest.fixture(scope="module", params=["synthetic", "cpu"])
+def make(request: pytest.FixtureRequest, cases: Cases) -> Callable[[], Backend]:
+    return lambda: open_backend(request.param, cases, SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def backend(make: Callable[[], Backend]) -> Iterator[Backend]:
+    opened = make()
+    yield opened
+    opened.close()
+
+
+class TestBackend:
+    @pytest.mark.parametrize("which", COMPUTE)
+    def test_a_table_set_takes_time_forward_and_backward(self, backend: Backend, which: str) -> None:
+        cost = backend.compute(COMPUTE[which], 1)
+        assert (cost.case_id, cost.round, cost.error) == (COMPUTE[which].case_id, 1, None)
+        assert min(cost.forward_ms or 0, cost.backward_ms or 0) > 0
+
+    def test_out_of_memory_is_a_row_and_the_next_case_is_measured(self, backend: Backend) -> None:
+        cost = backend.compute(TOO_MUCH, 0)
+        assert (cost.forward_ms, cost.backward_ms) == (None, None)
+        assert (cost.error or "").startswith("out of memory")
+        assert backend.compute(COMPUTE["one"], 0).error is None
+
+    @pytest.mark.parametrize("which", COMM)
+    def test_an_exchange_takes_time_on_every_device(self, backend: Backend, which: str) -> None:
+        case = COMM[which]
+        cost = backend.exchange(case, 1)
+        assert (cost.case_id, cost.round, cost.error) == (case.case_id, 1, None)
+        for times in (cost.forward_ms, cost.backward_ms, cost.forward_spread_ms, cost.backward_spread_ms):
+            assert len(times or ()) == len(case.device_dims)
+        assert min(*(cost.forward_ms or [0]), *(cost.backward_ms or [0])) > 0
+
+    def test_the_delay_shows_as_waiting_of_those_who_started_first(self, backend: Backend) -> None:
+        cost = backend.exchange(COMM["three, one late"], 0)
+        first, second, late = cost.forward_ms or (0.0, 0.0, 0.0)
+        assert min(first, second) > 25
+        assert late < 25
+        assert max(cost.backward_ms or [99]) < 25
+
+    def test_the_bench_says_how_it_was_measured_and_is_the_same_again(
+        self, make: Callable[[], Backend], backend: Backend
+    ) -> None:
+        again = make()
+        again.close()
+        assert again.bench == backend.bench
+        assert backend.bench.hardware.kind == backend.bench.backend
+        assert (backend.bench.batch_size, backend.bench.warmup, backend.bench.repeats) == (65, 1, 3)
+        assert backend.bench.notes
+
+
+def test_an_unknown_backend_is_told_with_those_there_are(cases: Cases) -> None:
+    with pytest.raises(UsageError, match="unknown backend 'tpu'; there are synthetic, cpu, cuda"):
+        open_backend("tpu", cases, SETTINGS)
+    assert list(BACKENDS) == ["synthetic", "cpu", "cuda"]

@@ -1,0 +1,115 @@
+"""The real thing on this machine's CPU: FBGEMM in a worker, gloo between processes."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.errors import MeasureError
+from neuroshard.core.table import Table
+from neuroshard.files.traces import Lookups, Traces, write_traces
+from neuroshard.measure import hardware
+from neuroshard.measure.backends import Settings
+from neuroshard.measure.hardware import OnMachine, cpu
+
+MIB = 2**20
+SETTINGS = Settings(batch_size=256, warmup=1, repeats=5, memory_limit_bytes=64 * MIB, timeout_seconds=30)
+MakeTable = Callable[..., Table]
+
+
+def table(name: str, **shape: float) -> Table:
+    return Table.model_validate({"name": name, "rows": 100_000, "dim": 32, "pooling_factor": 4.0, **shape})
+
+
+def cases_of(*compute: ComputeCase, comm: tuple[CommCase, ...] = ()) -> Cases:
+    tables = {t.name: t for case in compute for t in case.tables}
+    return Cases(tables=tuple(tables.values()), compute=compute, comm=comm, max_dim=128, seed=0)
+
+
+FEW = ComputeCase(tables=(table("a"),))
+MANY = ComputeCase(tables=(table("b", pooling_factor=256.0),))
+WIDE = ComputeCase(tables=(table("c", dim=128, pooling_factor=256.0),))
+LARGE = ComputeCase(tables=(table("d", rows=10_000_000),))
+EXCHANGE = CommCase(device_dims=(64, 64), start_delays_ms=(0, 0))
+ALL = cases_of(FEW, MANY, WIDE, LARGE, comm=(EXCHANGE,))
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[OnMachine]:
+    opened = cpu(ALL, SETTINGS, None)
+    yield opened
+    opened.close()
+
+
+def test_more_lookups_and_wider_rows_cost_more(backend: OnMachine) -> None:
+    few, many, wide = (
+        statistics.median(backend.compute(case, 0).total_ms for _ in range(3)) for case in (FEW, MANY, WIDE)
+    )
+    assert few < many / 2
+    assert many < wide / 1.3
+
+
+def test_a_table_larger_than_the_memory_limit_is_measured_with_fewer_rows_and_told(backend: OnMachine) -> None:
+    assert backend.bench.row_cap_bytes == 64 * MIB
+    assert backend.bench.capped_tables == ("d",)
+    assert backend.compute(LARGE, 0).error is None
+
+
+def test_a_killed_worker_is_replaced(backend: OnMachine) -> None:
+    backend.compute(FEW, 0)
+    killed = backend.one.workers[0].process
+    killed.kill()
+    killed.wait()
+    with pytest.raises(MeasureError, match="killed by SIGKILL"):
+        backend.compute(FEW, 0)
+    assert backend.compute(FEW, 0).error is None
+
+
+def test_a_rank_killed_in_an_exchange_is_told_and_all_are_replaced(backend: OnMachine) -> None:
+    backend.exchange(EXCHANGE, 0)
+    killed = backend.all.workers[1].process
+    killed.kill()
+    killed.wait()
+    with pytest.raises(MeasureError, match="killed by SIGKILL"):
+        backend.exchange(EXCHANGE, 0)
+    assert backend.exchange(EXCHANGE, 0).error is None
+
+
+def test_a_run_that_goes_on_keeps_its_row_cap(backend: OnMachine) -> None:
+    """The default depends on the memory that happens to be available, so it is asked for once."""
+    unsaid = Settings(batch_size=256, warmup=1, repeats=5)
+    assert cpu(ALL, unsaid, None).bench != backend.bench
+    assert cpu(ALL, unsaid, backend.bench).bench == backend.bench
+
+
+def test_traces_are_looked_up_as_they_are(tmp_path: Path) -> None:
+    """One row, looked up by every sample, costs less than as many different ones."""
+    hot = Lookups(np.zeros(256 * 256, dtype=np.int64), np.full(256, 256))
+    write_traces(tmp_path / "traces.safetensors", Traces({"c": hot}))
+    settings = Settings(batch_size=256, warmup=1, repeats=5, traces=tmp_path / "traces.safetensors")
+    traced = cpu(cases_of(WIDE), settings, None)
+    drawn = cpu(cases_of(WIDE), SETTINGS, None)
+    try:
+        assert traced.compute(WIDE, 0).forward_ms < drawn.compute(WIDE, 0).forward_ms / 1.3  # type: ignore[operator]
+    finally:
+        traced.close()
+        drawn.close()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_other_optimizers_are_measured_too(optimizer: str) -> None:
+    opened = cpu(cases_of(FEW), Settings(batch_size=64, repeats=3, optimizer=optimizer), None)
+    try:
+        assert opened.compute(FEW, 0).error is None
+        assert opened.bench.optimizer == optimizer
+    finally:
+        opened.close()
+
+
+def test_without_fbgemm_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: None if name == "fbgemm_gpu" else object())
+    with pytest.raises(MeasureError, match=r"backend cpu needs fbgemm_gpu.*pip install 'neuroshard\[measure\]'"):
+        cpu(ALL, SETTINGS, None)

@@ -1,0 +1,78 @@
+"""Row caps: tables too large for memory are measured with fewer rows, and no more is cut than must be."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuroshard.core.case import ComputeCase
+from neuroshard.core.errors import MeasureError
+from neuroshard.core.table import Table
+from neuroshard.measure.rowcap import (
+    CAP_STEP,
+    available_bytes,
+    buffer_bytes,
+    capped_rows,
+    capped_tables,
+    default_memory_limit,
+    row_bytes,
+    row_cap_bytes,
+)
+
+MIB = 2**20
+MakeTable = Callable[..., Table]
+
+
+def test_cases_that_fit_are_not_capped(table: MakeTable) -> None:
+    case = ComputeCase(tables=(table("a"), table("b")))
+    assert row_cap_bytes([case], "sgd", 200 * MIB) is None
+    assert capped_rows(case.tables[0], "sgd", None) == 1000
+
+
+def test_only_the_large_tables_of_a_set_are_cut(table: MakeTable) -> None:
+    small, large, larger = (table(name, rows=mib * MIB // 64) for name, mib in (("s", 10), ("l", 100), ("xl", 1000)))
+    case = ComputeCase(tables=(small, large, larger))
+    cap = row_cap_bytes([case], "sgd", 150 * MIB)
+    assert cap == 70 * MIB
+    assert [capped_rows(t, "sgd", cap) for t in case.tables] == [small.rows, 70 * MIB // 64, 70 * MIB // 64]
+    assert capped_tables([case], "sgd", cap) == ("l", "xl")
+
+
+def test_optimizer_state_counts(table: MakeTable) -> None:
+    assert [row_bytes(table("a", dim=8), o) for o in ("sgd", "rowwise_adagrad", "adagrad")] == [32, 36, 64]
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(1, 10**9), st.integers(1, 32)), min_size=1, max_size=8), min_size=1),
+    st.integers(16 * MIB, 2**36),
+    st.sampled_from(["sgd", "rowwise_adagrad", "adagrad"]),
+)
+def test_every_case_fits_and_one_nearly_fills_the_limit(
+    shapes: list[list[tuple[int, int]]], limit: int, optimizer: str
+) -> None:
+    cases = [
+        ComputeCase(
+            tables=tuple(
+                Table.model_validate({"name": "t", "rows": rows, "dim": 4 * width, "pooling_factor": 1.0})
+                for rows, width in shape
+            )
+        )
+        for shape in shapes
+    ]
+    cap = row_cap_bytes(cases, optimizer, limit)
+    sizes = [sum(capped_rows(t, optimizer, cap) * row_bytes(t, optimizer) for t in case.tables) for case in cases]
+    assert max(sizes) <= limit
+    assert cap is None or max(sizes) > limit - 8 * (CAP_STEP + 1024)
+    weights, state = buffer_bytes(cases, optimizer, cap)
+    assert weights + state <= 2 * limit
+
+
+def test_a_limit_too_small_says_what_would_do(table: MakeTable) -> None:
+    case = ComputeCase(tables=tuple(table(f"t{i}", rows=10**7) for i in range(4)))
+    with pytest.raises(MeasureError, match=r"memory limit of at least 4\.0 MiB"):
+        row_cap_bytes([case], "sgd", MIB)
+
+
+def test_the_default_leaves_most_of_the_memory_to_others() -> None:
+    assert 0 < default_memory_limit() <= available_bytes() / 3

@@ -1,0 +1,175 @@
+"""The stage: budget, restart after a kill, errors that are rows, and workers that are lost."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.cost import Bench, CommCost, ComputeCost
+from neuroshard.core.errors import InvalidInput, MeasureError, UsageError
+from neuroshard.files.cases import write_cases
+from neuroshard.files.costs import read_costs, read_manifest
+from neuroshard.measure.run import measure, run
+from neuroshard.measure.schedule import SENTINEL, Step, schedule
+from neuroshard.measure.worker import WorkerLost
+
+
+def rows(folder: Path) -> list[tuple[str, int]]:
+    costs = read_costs(folder)
+    return [(cost.case_id, cost.round) for _, cost in costs.compute] + [(c.case_id, c.round) for _, c in costs.comm]
+
+
+def planned(cases: Cases, seed: int = 0) -> list[tuple[str, int]]:
+    return [(step.case.case_id, step.round_) for step in schedule(cases, seed) if step.round_ != SENTINEL]
+
+
+def test_all_cases_are_measured_and_some_again(cases: Cases, cases_folder: Path, tmp_path: Path) -> None:
+    measured = run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512)
+    assert sorted(rows(tmp_path / "costs")) == sorted(planned(cases))
+    assert (measured.planned, measured.measured, measured.now, measured.left) == (len(planned(cases)),) * 3 + (0,)
+    assert 0 < (measured.compute_repeatability or 0) < 0.1
+    assert str(measured).startswith(f"{measured.planned} of {measured.planned} measured")
+
+
+def test_a_budget_stops_cleanly_and_a_later_run_goes_on(cases: Cases, cases_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "costs"
+    stopped = run(cases_folder, out, backend="synthetic", batch_size=512, budget_seconds=1e-9)
+    assert (stopped.measured, stopped.left) == (0, len(planned(cases)))
+    assert "the budget is used up" in str(stopped)
+    bench = read_manifest(out).bench
+    finished = run(cases_folder, out, backend="synthetic", batch_size=512)
+    assert (finished.now, finished.left) == (len(planned(cases)), 0)
+    again = run(cases_folder, out, backend="synthetic", batch_size=512)
+    assert (again.now, again.measured) == (0, len(planned(cases)))
+    assert read_manifest(out).bench == bench
+
+
+def test_costs_of_another_bench_are_refused(cases_folder: Path, tmp_path: Path) -> None:
+    run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512, budget_seconds=1e-9)
+    with pytest.raises(InvalidInput, match=r"batch_size: 512 there, 1024 now"):
+        run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=1024)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"backend": "tpu"}, "unknown backend 'tpu'; there are synthetic, cpu, cuda"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion'; there are sgd, rowwise_adagrad, adagrad"),
+        ({"repeats": 0}, "repeats must be at least 1, not 0"),
+        ({"timeout_seconds": 0.0}, r"timeout_seconds must be above 0, not 0\.0"),
+    ],
+)
+def test_a_wrong_argument_is_told_and_nothing_is_written(
+    cases_folder: Path, tmp_path: Path, arguments: dict[str, object], told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        run(cases_folder, tmp_path / "costs", **{"backend": "synthetic", "batch_size": 512, **arguments})  # type: ignore[arg-type]
+    assert not (tmp_path / "costs").exists()
+
+
+class Scripted:
+    """A backend that loses its worker as often as the script says, case by case."""
+
+    bench: Bench
+    most_devices = None
+
+    def __init__(self, losses: Sequence[int]) -> None:
+        self.losses = list(losses)
+        self.asked: list[str] = []
+
+    def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
+        place = len(dict.fromkeys([*self.asked, case.case_id])) - 1
+        self.asked.append(case.case_id)
+        if self.asked.count(case.case_id) <= self.losses[place]:
+            raise WorkerLost("worker died (killed by SIGKILL)")
+        return ComputeCost(case_id=case.case_id, round=round_, forward_ms=1.0, backward_ms=2.0)
+
+    def exchange(self, case: CommCase, round_: int) -> CommCost:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def steps(cases: Cases) -> list[Step]:
+    return [Step(case, 0) for case in cases.compute]
+
+
+def test_a_lost_worker_is_tried_once_more(steps: list[Step]) -> None:
+    backend = Scripted([0, 1, 0])
+    costs = [cost for _, cost in measure(steps[:3], backend)]
+    assert [cost.error for cost in costs] == [None, None, None]
+    assert backend.asked.count(steps[1].case.case_id) == 2
+
+
+def test_a_case_that_loses_both_workers_is_an_error_row(steps: list[Step]) -> None:
+    costs = dict(measure(steps[:4], Scripted([0, 2, 2, 0])))
+    assert [costs[step].error for step in steps[:4]] == [
+        None,
+        "worker died (killed by SIGKILL)",
+        "worker died (killed by SIGKILL)",
+        None,
+    ]
+
+
+def test_workers_lost_again_and_again_stop_the_run_and_are_not_blamed_on_the_cases(steps: list[Step]) -> None:
+    told = []
+    with pytest.raises(MeasureError, match=r"workers of 3 cases in a row were lost, the last: worker died"):
+        told.extend(measure(steps, Scripted([0, 2, 2, 2])))
+    assert [step for step, _ in told] == steps[:1]
+
+
+def test_what_is_lost_last_is_still_told(steps: list[Step]) -> None:
+    costs = list(measure(steps[:2], Scripted([0, 2])))
+    assert [bool(cost.error) for _, cost in costs] == [False, True]
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+import neuroshard.files.costs as costs
+from neuroshard.measure.run import run
+costs.FLUSH_SECONDS = 0.05
+run(Path(sys.argv[1]), Path(sys.argv[2]), backend="cpu", batch_size=64, repeats=3)
+"""
+
+
+def children(process_id: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()]
+
+
+def wait_until(true: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_killed_and_started_again_it_goes_on_with_no_row_lost_or_doubled(cases: Cases, tmp_path: Path) -> None:
+    """Killed with -9 in mid-measurement on the real CPU backend; its workers die with it."""
+    more = (cases.tables[0].model_copy(update={"rows": 1000 + n}) for n in range(100))
+    cases = cases.model_copy(update={"compute": tuple(ComputeCase(tables=(one,)) for one in more)})
+    write_cases(tmp_path / "cases", cases)
+    out = tmp_path / "costs"
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "cases"), str(out)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: len(list(out.glob("compute-*.parquet"))) >= 2 or process.poll() is not None, 60)
+            workers = children(process.pid)
+        finally:
+            process.kill()
+
+    before, bench = rows(out), read_manifest(out).bench
+    assert 0 < len(before) < len(planned(cases))
+    assert workers
+    wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), 5)
+
+    measured = run(tmp_path / "cases", out, backend="cpu", batch_size=64, repeats=3)
+    assert measured.now == len(planned(cases)) - len(before)
+    assert sorted(rows(out)) == sorted(planned(cases))
+    assert read_manifest(out).bench == bench

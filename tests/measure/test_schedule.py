@@ -1,0 +1,60 @@
+"""The order of measuring."""
+
+from collections import Counter
+from itertools import pairwise
+
+from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.table import Table
+from neuroshard.measure.schedule import SENTINEL, schedule
+
+TABLE = Table.model_validate({"name": "a", "rows": 10, "dim": 4, "pooling_factor": 1.0})
+
+
+def many(compute: int, comm: int) -> Cases:
+    return Cases(
+        tables=(TABLE,),
+        compute=tuple(ComputeCase(tables=(TABLE.with_dim(4 + 4 * i),)) for i in range(compute)),
+        comm=tuple(CommCase(device_dims=(4, i), start_delays_ms=(0, 0)) for i in range(comm)),
+        max_dim=128,
+        seed=0,
+    )
+
+
+def test_every_case_is_measured_once_and_three_per_cent_again() -> None:
+    cases = many(660, 330)
+    steps = schedule(cases, seed=0)
+    labels = [step.case.case_id for step in steps if step.round_ == 0]
+    again = [step.case.case_id for step in steps if step.round_ == 1]
+    assert sorted(labels) == sorted(case.case_id for case in (*cases.compute, *cases.comm))
+    assert len(again) == len(set(again)) == 20 + 10
+
+
+def test_a_case_is_measured_again_only_after_its_label() -> None:
+    steps = schedule(many(400, 40), seed=0)
+    places = {(step.case.case_id, step.round_): place for place, step in enumerate(steps)}
+    assert all(places[case, 0] < place for (case, round_), place in places.items() if round_ == 1)
+
+
+def test_a_run_cut_short_has_measured_both_kinds_in_proportion() -> None:
+    steps = schedule(many(1000, 200), seed=0)
+    kinds = Counter(step.kind for step in steps[: len(steps) // 3] if step.round_ == 0)
+    assert abs(kinds["comm"] / kinds["compute"] - 0.2) < 0.02
+
+
+def test_the_order_is_random_but_the_same_for_a_seed() -> None:
+    cases = many(50, 10)
+    assert schedule(cases, 1) == schedule(cases, 1) != schedule(cases, 2)
+
+
+def test_one_case_looks_for_drift_throughout_the_run() -> None:
+    steps = schedule(many(400, 0), seed=0)
+    places = [place for place, step in enumerate(steps) if step.round_ == SENTINEL]
+    assert len({step.case.case_id for step in steps if step.round_ == SENTINEL}) == 1
+    assert len(places) >= 10
+    assert max(b - a for a, b in pairwise(places)) < 50
+
+
+def test_small_and_lopsided_sets_have_a_schedule_too() -> None:
+    assert [step.round_ for step in schedule(many(1, 0), 0)] == [SENTINEL, 0, 1]
+    assert [step.kind for step in schedule(many(0, 1), 0)] == ["comm", "comm"]
+    assert schedule(many(0, 0), 0) == []

@@ -1,0 +1,90 @@
+"""Workers: a death is told at once and in one line, a hang in bounded time, and the next question finds a fresh one."""
+
+import functools
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from neuroshard.core.errors import MeasureError
+from neuroshard.measure.worker import Crew, WorkerLost
+
+
+def crew(function: object, *arguments: object, count: int = 1, timeout: float = 30.0) -> Crew:
+    """Workers that call `function(*arguments, message)`."""
+    return Crew("functools:partial", lambda: [(function, *arguments)] * count, timeout)
+
+
+def process_ids(workers: Crew) -> list[int]:
+    return [worker.process.pid for worker in workers.workers]
+
+
+def exists(process_id: int) -> bool:
+    return Path(f"/proc/{process_id}").exists()
+
+
+def test_workers_answer_in_order_and_stay_the_same() -> None:
+    adders = crew(int.__add__, 3, count=2)
+    try:
+        assert adders.ask(4) == [7, 7]
+        first = process_ids(adders)
+        assert adders.ask(5, count=1) == [8]
+        assert process_ids(adders) == first
+    finally:
+        adders.close()
+    assert not any(map(exists, first))
+
+
+@pytest.mark.parametrize(
+    ("function", "message", "told"),
+    [
+        (signal.raise_signal, signal.SIGKILL, r"worker died \(killed by SIGKILL\)"),
+        (os._exit, 3, r"worker died \(exit code 3\)"),
+        (os.listdir, "/nowhere", "FileNotFoundError: .*/nowhere"),
+        (functools.partial(exec), "import os; os.write(2, b'the reason'); os.abort()", "SIGABRT.*: the reason"),
+    ],
+)
+def test_a_dead_worker_is_told_with_its_reason(function: object, message: object, told: str) -> None:
+    dying = crew(function)
+    began = time.monotonic()
+    with pytest.raises(WorkerLost, match=told):
+        dying.ask(message)
+    assert time.monotonic() - began < 10
+    assert dying.workers == []
+
+
+def test_a_hung_worker_is_killed_when_its_time_is_up_and_replaced() -> None:
+    sleeper = crew(time.sleep, timeout=0.5)
+    sleeper.start()
+    first = process_ids(sleeper)
+    began = time.monotonic()
+    with pytest.raises(WorkerLost, match=r"no answer within 0\.5 s"):
+        sleeper.ask(60)
+    assert time.monotonic() - began < 5
+    assert not any(map(exists, first))
+    try:
+        assert sleeper.ask(0) == [None]
+    finally:
+        sleeper.close()
+
+
+def test_one_death_ends_the_wait_for_all() -> None:
+    """One rank dies while the others are in a collective that will never end."""
+    mixed = Crew("functools:partial", lambda: [(time.sleep,), (time.sleep,), (os.abort,)], 30.0)
+    mixed.start()
+    others = process_ids(mixed)
+    mixed.workers[2].process.kill()
+    began = time.monotonic()
+    with pytest.raises(WorkerLost):
+        mixed.ask(60)
+    assert time.monotonic() - began < 5
+    assert not any(map(exists, others))
+
+
+def test_a_worker_that_cannot_serve_at_all_says_why() -> None:
+    missing = Crew("neuroshard.measure.harness:Cuda", lambda: [(99,)], 30.0)
+    with pytest.raises(MeasureError, match="needs GPU 99") as raised:
+        missing.ask("anything")
+    assert not isinstance(raised.value, WorkerLost)
