@@ -30,7 +30,7 @@ def test_more_lookups_cost_more_and_what_does_not_fit_is_a_row(table: Callable[.
     tables = (
         table("few", rows=10**6, dim=64),
         table("many", rows=10**6, dim=64, pooling_factor=64.0),
-        table("huge", rows=2**40, dim=128),
+        table("huge", rows=10**9, dim=128),
     )
     cases = cases_of(*tables)
     backend = open_backend("cuda", cases, Settings(batch_size=65536))

@@ -135,7 +135,7 @@ from pathlib import Path
 import neuroshard.files.costs as costs
 from neuroshard.measure.run import run
 costs.FLUSH_SECONDS = 0.05
-run(Path(sys.argv[1]), Path(sys.argv[2]), backend="cpu", batch_size=64, repeats=3)
+run(Path(sys.argv[1]), Path(sys.argv[2]), backend="cpu", batch_size=64, warmup=0, repeats=1)
 """
 
 
@@ -169,7 +169,7 @@ def test_killed_and_started_again_it_goes_on_with_no_row_lost_or_doubled(cases: 
     assert workers
     wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), 5)
 
-    measured = run(tmp_path / "cases", out, backend="cpu", batch_size=64, repeats=3)
+    measured = run(tmp_path / "cases", out, backend="cpu", batch_size=64, warmup=0, repeats=1)
     assert measured.now == len(planned(cases)) - len(before)
     assert sorted(rows(out)) == sorted(planned(cases))
     assert read_manifest(out).bench == bench

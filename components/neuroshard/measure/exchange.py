@@ -17,7 +17,7 @@ from neuroshard.measure.harness import Timing, open_device, out_of_memory, timin
 from neuroshard.measure.worker import one_line
 
 COLLECTIVES = {"cpu": "gloo", "cuda": "nccl"}
-BACKWARDS = 5  # to one forward, which takes longer for its delays: short times need more repeats for the same certainty
+BACKWARDS = 3  # to one forward, which takes longer for its delays: short times need more repeats for the same certainty
 LEAD_SECONDS = 0.001  # between agreeing on a start and the start; by then all have heard of it
 
 

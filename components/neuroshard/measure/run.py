@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neuroshard.core.case import CommCase, ComputeCase
 from neuroshard.core.cost import CommCost, ComputeCost
@@ -17,6 +18,9 @@ from neuroshard.measure.schedule import SENTINEL, Step, schedule
 from neuroshard.measure.summary import Measured, comm_repeatability, compute_repeatability, drift
 from neuroshard.measure.worker import WorkerLost
 from neuroshard.progress import progress
+
+if TYPE_CHECKING:
+    from neuroshard.files.costs import CostWriter
 
 TRIES = 2  # of a case whose worker was lost; after them the loss is the case's error
 LOST_IN_A_ROW = 3  # cases; then it is not the cases, and the run stops
@@ -103,7 +107,6 @@ def run(
     )
     cases = read_cases(cases_path)
     begun = read_manifest(out).bench if (out / "costs.json").exists() else None
-    sentinel_ms: list[float] = []
     with (
         closing(open_backend(backend, cases, settings, begun)) as opened,
         CostWriter(out, opened.bench, cases.tables) as writer,
@@ -112,27 +115,16 @@ def run(
         possible = [step for step in planned if _possible(step, opened.most_devices)]
         left = [step for step in possible if (step.case.case_id, step.round_) not in writer.done[step.kind]]
         deadline = math.inf if budget_seconds is None else began + budget_seconds
-        now = 0
-        with progress(f"measure on {opened.bench.hardware.name}", sum(map(_is_row, left)), "cases") as bar:
-            for step, cost in measure(left if any(map(_is_row, left)) else [], opened, deadline):
-                if isinstance(cost, ComputeCost) and step.round_ == SENTINEL:
-                    sentinel_ms += [] if cost.error else [cost.total_ms]
-                    continue
-                if isinstance(step.case, ComputeCase) and isinstance(cost, ComputeCost):
-                    writer.add_compute(step.case, cost)
-                elif isinstance(step.case, CommCase) and isinstance(cost, CommCost):
-                    writer.add_comm(step.case, cost)
-                now += 1
-                bar.advance(1)
+        now, sentinel_ms = _measure_into(writer, left, opened, deadline)
 
     costs = read_costs(out)
     forward, backward = comm_repeatability(costs)
     return Measured(
-        planned=sum(map(_is_row, possible)),
+        planned=_rows(possible),
         measured=len(costs.compute) + len(costs.comm),
         now=now,
         errors=sum(bool(cost.error) for _, cost in costs.compute) + sum(bool(cost.error) for _, cost in costs.comm),
-        impossible=sum(map(_is_row, planned)) - sum(map(_is_row, possible)),
+        impossible=_rows(planned) - _rows(possible),
         seconds=time.monotonic() - began,
         compute_repeatability=compute_repeatability(costs),
         forward_comm_repeatability=forward,
@@ -141,9 +133,28 @@ def run(
     )
 
 
-def _is_row(step: Step) -> bool:
-    """Does the step give a row of the costs?"""
-    return step.round_ != SENTINEL
+def _measure_into(
+    writer: "CostWriter", left: Sequence[Step], backend: Backend, deadline: float
+) -> tuple[int, list[float]]:
+    """Measure and write; returns how many rows were written, and the ms of the sentinel, which are not."""
+    rows, sentinel_ms = 0, []
+    with progress(f"measure on {backend.bench.hardware.name}", _rows(left), "cases") as bar:
+        for step, cost in measure(left if _rows(left) else [], backend, deadline):
+            if isinstance(step.case, ComputeCase) and isinstance(cost, ComputeCost):
+                if step.round_ == SENTINEL:
+                    sentinel_ms += [] if cost.error else [cost.total_ms]
+                    continue
+                writer.add_compute(step.case, cost)
+            elif isinstance(step.case, CommCase) and isinstance(cost, CommCost):
+                writer.add_comm(step.case, cost)
+            rows += 1
+            bar.advance(1)
+    return rows, sentinel_ms
+
+
+def _rows(steps: Sequence[Step]) -> int:
+    """How many of the steps give a row of the costs."""
+    return sum(step.round_ != SENTINEL for step in steps)
 
 
 def _possible(step: Step, most_devices: int | None) -> bool:

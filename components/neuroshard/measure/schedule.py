@@ -16,7 +16,7 @@ Case = ComputeCase | CommCase
 
 AGAIN_EVERY = 33  # 3 % of the cases have a round 1 …
 AGAIN_AT_LEAST = 8  # … and a larger share of small sets, so that a median over the pairs says something
-AGAIN_LATER = 100  # … once this many others have been measured
+AGAIN_LATER = 0.1  # … once this share of the others has been measured since: minutes later, or hours
 BLOCK = (
     40  # compute and exchange cases take turns in blocks of about this size, so that both are measured whenever it ends
 )
@@ -54,6 +54,7 @@ def schedule(cases: Cases, seed: int) -> list[Step]:
 def _with_repetitions(cases: Sequence[Case]) -> list[Step]:
     """Round 0 of every case, and round 1 of some of them, later."""
     every = max(1, min(AGAIN_EVERY, len(cases) // AGAIN_AT_LEAST))
+    later = max(1, round(AGAIN_LATER * len(cases)))
     first = [(float(place), Step(case, 0)) for place, case in enumerate(cases)]
-    again = [(place + AGAIN_LATER + 0.5, Step(case, 1)) for place, case in enumerate(cases) if place % every == 0]
+    again = [(place + later + 0.5, Step(case, 1)) for place, case in enumerate(cases) if place % every == 0]
     return [step for _, step in sorted(first + again, key=lambda placed: placed[0])]
