@@ -10,6 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOCKED := $(PIP) --require-hashes --no-deps -r
 SOURCES := components pipelines requirements tests $(wildcard examples)
 EXPERIMENT ?= neuroshard
+JOBS ?= 2
 ARGS ?=
 
 export PYTHONUNBUFFERED := 1
@@ -22,14 +23,14 @@ setup: .venv/run.done ## make .venv and install what `make run` needs
 run: .venv/run.done ## the whole pipeline on this CPU, ending in a plan that a trainer trains with; ARGS="--help" for options
 	@$(BIN)/python -m pipelines.run_local $(ARGS)
 
-test: .venv/dev.done ## run all tests; ARGS="tests/core -k plan" for some
-	@$(BIN)/python -m pytest $(ARGS)
+test: .venv/dev.done ## run all tests, two at a time; ARGS="tests/core -k plan" for some, JOBS=0 for one process
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: .venv/dev.done ## formatting, lint, types, imports, and whether the compiled pipeline is current
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "not formatted: make fix" >&2; exit 1; }
 	@$(BIN)/ruff check --quiet $(SOURCES)
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m pipelines.compile --check
 
 fix: .venv/dev.done ## format, and mend what lint can mend by itself
