@@ -1,7 +1,10 @@
 """Tables cut to widths -> the numbers that the compute net sees.
 
-The paper's 20 features of a table (dim, rows, pooling factor, 17 reuse bins), with sizes as log2, and six that follow from
-them. Those spare the net an exponential: what a kernel costs grows with bytes, which are products of the first three.
+The paper's 20 features of a table (dim, rows, pooling factor, 17 reuse bins), sizes as log2, and six that follow from them,
+which spare the net an exponential: what a kernel costs grows with bytes, and bytes are products of the first three.
+
+The reuse bins go in summed up, as the share of lookups that go to rows touched at most 2^i times: two tables whose rows fall into
+neighbouring bins have then nearly the same features, which the bins themselves never have.
 """
 
 from collections.abc import Sequence
@@ -15,7 +18,9 @@ from neuroshard.costmodel.protocol import Floats, Ints
 
 FEATURE_VERSION: Final = 1  # a bundle keeps the version it was trained with; any change below is a new version
 
-SHARES: Final = tuple(f"reuse_bin_{i}" for i in range(REUSE_BINS))
+SHARES: Final = tuple(
+    f"lookups_of_rows_touched_up_to_2^{i}" for i in range(REUSE_BINS)
+)  # the last is 1, or 0: never read
 FEATURES: Final = (
     "log2_dim",
     "log2_rows",
@@ -53,6 +58,8 @@ def table_features(tables: Sequence[Table], dims: Ints, batch_size: int) -> Floa
     lookups = pooling * batch_size
     touched = distinct_rows(rows, pooling, bins, counted_on, batch_size)
 
+    lookups_a_bin = bins * _BIN_TOUCHES
+    shares = lookups_a_bin.cumsum(axis=1) / np.maximum(lookups_a_bin.sum(axis=1, keepdims=True), 1.0)
     log_rows, log_pooling, log_touched = np.log2(rows), np.log2(1 + pooling), np.log2(1 + touched)
     dim = np.asarray(dims, dtype=np.float64)
     row_bytes = dim * element_bytes[index]
@@ -60,7 +67,7 @@ def table_features(tables: Sequence[Table], dims: Ints, batch_size: int) -> Floa
         np.log2(dim),
         log_rows[index],
         log_pooling[index],
-        *bins[index].T,
+        *shares[index].T,
         np.log2(row_bytes) + log_rows[index],
         log_touched[index],
         lookups[index] / 1e6,

@@ -17,6 +17,9 @@ from neuroshard.costmodel.protocol import Floats, Ints
 TABLE_WIDTHS: Final = (128, 32)  # of the layers after the features; the last is the vector that is summed
 HEAD_WIDTHS: Final = (64, 1)
 EXCHANGE_WIDTHS: Final = (128, 64, 32, 16)  # and one output a device
+LATENCY_SHARE: Final = (
+    0.05  # an exchange of nothing takes as long as one of a twentieth of the usual dims, give or take
+)
 
 
 @dataclass(frozen=True)
@@ -100,24 +103,36 @@ class ComputeNet:
 
 @dataclass(frozen=True)
 class ExchangeScale:
-    """Sizes of an input of 1. Delays are None where there are none: backward, every device is ready at once."""
+    """How an exchange is put to its net: its size apart from its shape, so that shapes are learned once for all sizes.
+
+    `unit_dims`, `low_dims`, `high_dims`: the usual, least and most dims of the widest device in training. `unit_delay_ms`: the
+    longest wait in training; None backward, where every device is ready at once.
+    """
 
     unit_dims: float
+    low_dims: float
+    high_dims: float
     unit_delay_ms: float | None = None
 
-    def inputs(self, device_dims: Floats, start_delays_ms: Floats | None) -> tuple[Floats, Ints]:
-        """What the net sees, and the order it sees the devices in: one or two (…, D) -> (…, D or 2 D), (…, D).
+    def inputs(self, device_dims: Floats, start_delays_ms: Floats | None) -> tuple[Floats, Floats, Ints]:
+        """What the net sees, what its outputs are multiplied by, and the order that it sees the devices in.
 
-        Devices come widest first, of equals the one that waits longest. Waiting is told up to `unit_delay_ms`, the longest
-        that was measured: by then the others have sent what they had.
+        One or two (…, D) -> (…, D or 2 D), (…, 1), (…, D). Devices come widest first, of equals the one that waits longest. The
+        widest shows as log2 of its dims, the others as shares of it. Sizes that were not measured look to the net like the
+        nearest that was, and cost more in proportion. Waits beyond the longest measured change nothing: by then the
+        others have sent what they had.
         """
-        if self.unit_delay_ms is None or start_delays_ms is None:
-            order = np.argsort(-device_dims, axis=-1, kind="stable")
-            return np.take_along_axis(device_dims, order, axis=-1) / self.unit_dims, order
-        waits = np.minimum(waiting_ms(start_delays_ms) / self.unit_delay_ms, 1.0)
+        waits = np.zeros_like(device_dims)
+        if start_delays_ms is not None and self.unit_delay_ms is not None:
+            waits = np.minimum(waiting_ms(start_delays_ms) / self.unit_delay_ms, 1.0)
         order = np.lexsort((-waits, -device_dims), axis=-1)
-        columns = (device_dims / self.unit_dims, waits)
-        return np.concatenate([np.take_along_axis(column, order, axis=-1) for column in columns], axis=-1), order
+        dims = np.take_along_axis(device_dims, order, axis=-1)
+        widest = dims[..., :1]
+        known = np.clip(widest, self.low_dims, self.high_dims)
+        columns = [np.log2(known / self.unit_dims), dims[..., 1:] / np.maximum(widest, 1.0)]
+        if self.unit_delay_ms is not None:
+            columns.append(np.take_along_axis(waits, order, axis=-1))
+        return np.concatenate(columns, axis=-1), widest / self.unit_dims + LATENCY_SHARE, order
 
 
 @dataclass(frozen=True)
@@ -135,9 +150,9 @@ class ExchangeNet:
 
     def ms(self, device_dims: Floats, start_delays_ms: Floats | None = None) -> Floats:
         """Ms of every device, waiting included: one or two (…, D) -> (…, D)."""
-        inputs, order = self.scale.inputs(device_dims, start_delays_ms)
-        transfer = np.empty_like(device_dims)
-        np.put_along_axis(transfer, order, softplus(perceptron(self.layers, inputs)) * self.unit_ms, axis=-1)
+        inputs, size, order = self.scale.inputs(device_dims, start_delays_ms)
+        transfer = np.empty_like(inputs, shape=order.shape)
+        np.put_along_axis(transfer, order, softplus(perceptron(self.layers, inputs)) * size * self.unit_ms, axis=-1)
         return transfer if start_delays_ms is None else transfer + waiting_ms(start_delays_ms)
 
 
@@ -168,7 +183,10 @@ def blank_nets(device_counts: Iterable[int]) -> Nets:
             unit_ms=1.0,
         ),
         forward={
-            d: ExchangeNet(ExchangeScale(1.0, 1.0), blank_layers(2 * d, *EXCHANGE_WIDTHS, d), 1.0) for d in counts
+            d: ExchangeNet(ExchangeScale(1.0, 1.0, 1.0, 1.0), blank_layers(2 * d, *EXCHANGE_WIDTHS, d), 1.0)
+            for d in counts
         },
-        backward={d: ExchangeNet(ExchangeScale(1.0), blank_layers(d, *EXCHANGE_WIDTHS, d), 1.0) for d in counts},
+        backward={
+            d: ExchangeNet(ExchangeScale(1.0, 1.0, 1.0), blank_layers(d, *EXCHANGE_WIDTHS, d), 1.0) for d in counts
+        },
     )

@@ -65,6 +65,12 @@ class Report(Value):
     left_out: int = 0
     gaps: tuple[str, ...] = ()
 
+    @property
+    def unseen_tables_error(self) -> float | None:
+        """MAPE of compute on sets of tables that it never saw; None where none was measured."""
+        errors = [net.splits.get("test_tables") for net in self.nets if net.kind == "compute"]
+        return errors[0].mape if errors and errors[0] else None
+
     def text(self) -> str:
         """The report in lines of at most 80 columns. Errors are of predicted against measured ms, on cases held back."""
         lines = ["error on cases held back       values     MAPE       R2      tau        MSE/ms2"]

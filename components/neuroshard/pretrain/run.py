@@ -33,24 +33,25 @@ from neuroshard.pretrain.labels import (
 )
 from neuroshard.pretrain.train import one_thread, train_compute, train_exchange
 
-EPOCHS: Final = 100
 FEWEST_EXCHANGES: Final = 20  # cases of one number of devices; fewer do not make a net
 
 
-def run(costs: Path, out: Path, *, seed: int = 0, epochs: int = EPOCHS) -> TrainedCostModel:
+def run(costs: Path, out: Path, *, seed: int = 0, epochs: int | None = None) -> TrainedCostModel:
     """Read the costs in folder `costs`, write the cost model into folder `out`. Raises what `pretrain` does."""
     model = pretrain(read_costs(costs), seed=seed, epochs=epochs)
     save_cost_model(out, model)
     return model
 
 
-def pretrain(costs: Costs, *, seed: int = 0, epochs: int = EPOCHS) -> TrainedCostModel:
+def pretrain(costs: Costs, *, seed: int = 0, epochs: int | None = None) -> TrainedCostModel:
     """Train on the `train` split, keep the best epoch by `valid`, report the errors on the test splits.
+
+    `epochs` is the most; by default as many as the cases need, and fewer where the error on `valid` has stopped falling.
 
     The same costs, seed and epochs give the same bytes on one machine. Raises InvalidInput where there is nothing to train
     on, or a test table occurs in training; what else is missing is told in the report's gaps.
     """
-    if epochs < 1:
+    if epochs is not None and epochs < 1:
         raise UsageError(f"epochs must be at least 1, not {epochs}")
     check_unseen(case for case, _ in costs.compute)
     generator = torch.Generator().manual_seed(seed)
@@ -78,7 +79,7 @@ def pretrain(costs: Costs, *, seed: int = 0, epochs: int = EPOCHS) -> TrainedCos
     )
 
 
-def _compute_net(costs: Costs, epochs: int, generator: torch.Generator) -> tuple[ComputeNet, int, NetReport]:
+def _compute_net(costs: Costs, epochs: int | None, generator: torch.Generator) -> tuple[ComputeNet, int, NetReport]:
     """The compute net, the widest table that it was trained on, and its report."""
     labels = collect(costs.compute, lambda cost: cost.total_ms)
     if not len(labels.of_split("train")):
@@ -95,7 +96,7 @@ def _compute_net(costs: Costs, epochs: int, generator: torch.Generator) -> tuple
 
 
 def _exchange_nets(
-    rows: tuple[tuple[CommCase, CommCost], ...], epochs: int, generator: torch.Generator, gaps: list[str]
+    rows: tuple[tuple[CommCase, CommCost], ...], epochs: int | None, generator: torch.Generator, gaps: list[str]
 ) -> tuple[dict[int, ExchangeNet], dict[int, ExchangeNet], list[NetReport]]:
     """Forward and backward nets by number of devices, and their reports."""
     forward: dict[int, ExchangeNet] = {}
