@@ -149,6 +149,13 @@ def test_the_preset_s_cases_are_written_and_read_back(tmp_path):
     assert (len(cases.compute), len(cases.comm)) == (300, 40)
 
 
+def test_what_a_tables_file_says_in_vain_is_noted(tmp_path, capsys):
+    path = tmp_path / "tables.json"
+    path.write_text('{"tables": [{"name": "a", "rows": 10, "dim": 4, "pooling_factor": 1, "colour": "red"}]}')
+    run(path, tmp_path / "cases", **ASKED)
+    assert f"note: {path}: ignored unknown keys of tables: colour\n" in capsys.readouterr().err
+
+
 def test_broken_tables_write_nothing(tmp_path):
     (tmp_path / "tables.json").write_text('{"tables": []}')
     with pytest.raises(InvalidInput, match="empty"):

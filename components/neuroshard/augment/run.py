@@ -5,6 +5,7 @@
 The cases come in random order, so that a run of `measure` that its budget cuts short has measured a fair sample of them.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -119,8 +120,12 @@ def run(
     vary_share: float = 0.5,
     seed: int,
 ) -> Cases:
-    """A tables.json -> a folder of cases (see files/cases.py). Raises what `augment` raises, and InvalidInput."""
-    tables, _ = read_tables(tables_path)
+    """A tables.json -> a folder of cases (see files/cases.py); stderr says what of the file was ignored.
+
+    Raises what `augment` raises, and InvalidInput.
+    """
+    tables, notes = read_tables(tables_path)
+    print(*(f"note: {note}\n" for note in notes), sep="", end="", file=sys.stderr)
     cases = augment(
         tables,
         compute_cases=compute_cases,
