@@ -16,6 +16,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import device_costs
 from neuroshard.search.algorithms import ALGORITHMS
+from neuroshard.search.baselines import KEYS
 from neuroshard.search.run import search
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "search_plan.json"
@@ -156,6 +157,17 @@ def test_the_same_seed_gives_the_same_plan(make_task, algorithm):
     task = make_task([(1000 * i, 4 * i, i) for i in range(1, 15)], [1.0] * 3)
     one, other = (search(task, AnalyticModel(), algorithm=algorithm, seed=7) for _ in range(2))
     assert one == other
+
+
+@pytest.mark.parametrize("algorithm", KEYS)
+def test_a_baseline_in_a_plan_is_the_plan_of_that_heuristic(make_task, model, algorithm):
+    task = make_task([(100_000 * i, 4 * i, i) for i in range(1, 15)], [0.6] * 3)
+    plan = search(task, model, seed=7)
+    alone = search(task, model, algorithm=algorithm, seed=7)
+    baseline = next(baseline for baseline in plan.baselines if baseline.algorithm == algorithm)
+    assert baseline.predicted_ms == pytest.approx(alone.predicted_ms, rel=1e-12)
+    assert baseline.cuts == len(alone.shards) - 14
+    assert alone.baselines == ()
 
 
 def test_another_seed_gives_another_random_plan(make_task, model):

@@ -21,7 +21,7 @@ def test_five_tables_of_19_gib_fit_four_devices_of_32(make_task, model):
     task = make_task([(19 * ROWS_GIB, 128, 10.0)] * 5, [32] * 4)
     plan = search(task, model)
     assert max(plan.memory_bytes()) <= 32 * GIB
-    assert all(baseline.cuts >= 1 and baseline.cost_ms >= plan.cost_ms for baseline in plan.baselines)
+    assert [baseline.cuts for baseline in plan.baselines] == [1] * 5
     assert search(task, model, improve=False).cost_ms >= plan.cost_ms
 
 
@@ -119,9 +119,17 @@ def test_where_nothing_packs_it_says_how_close_it_came(make_task, model):
     )
 
 
-def test_a_heuristic_that_does_not_fit_says_so(make_task, model):
-    with pytest.raises(Infeasible, match=r"^size cuts tables only in halves, and 4 columns of table 't2' find no room"):
-        search(make_task([(2**29, 4, 1.0)] * 3, [18, 18]), model, algorithm="size")
+def test_a_heuristic_that_does_not_fit_says_so_alone_and_as_a_baseline(make_task, model):
+    task = make_task([(3000, 4, 9.0), (2000, 4, 1.0), (3000, 4, 8.0), (2000, 4, 7.0), (2000, 4, 2.0)], [1, 1])
+    task = task.model_copy(update={"device_memory_bytes": (120_000, 120_000)})
+    with pytest.raises(Infeasible) as caught:
+        search(task, model, algorithm="lookup")
+    assert str(caught.value) == (
+        "lookup cuts only what finds no room, and still 4 columns of table 't1' find no room: 39.1 KiB needed, left on the "
+        "devices: 19.5 KiB, 19.5 KiB"
+    )
+    plan = search(task, model)
+    assert [baseline.error for baseline in plan.baselines if baseline.algorithm == "lookup"] == [str(caught.value)]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """The greedy heuristics that people use without a cost model: one greedy, a key each.
 
-Whole tables are placed, largest key first, on the device with the smallest sum of keys that has room. A table is split only
-where it must be: one larger than the largest device in halves until it fits one, and where a shard finds no room, the largest
-such shard in halves, and all are placed again. Keys of size, dim, lookup and size-lookup are those of the
-NeuroShard paper; its random takes any device, here random keys balance by chance, and memory is always kept.
+Whole tables are placed, largest key first, on the device with the smallest sum of keys that has room. What finds no room is
+cut in halves, and all is placed anew: where memory is tight, a heuristic that never cuts has no plan at all. The keys of
+size, dim, lookup and size-lookup are those of the original NeuroShard, which puts what fits nowhere on the last device; its
+random takes any device, here random keys balance by chance.
 """
 
 from collections.abc import Callable
@@ -54,15 +54,13 @@ KEYS: dict[str, Key] = {
 
 
 def baseline(problem: Problem, name: str, rng: np.random.Generator) -> Placement:
-    """The placement of one heuristic. Raises Infeasible that says what found no room, after every cut that could help."""
+    """The placement of one heuristic. Raises Infeasible that says what found no room though it was cut to 4 columns."""
     shards = split_oversized(problem, problem.whole)
     while not (placement := _place(problem, shards, KEYS[name](problem, shards, rng))).fits:
-        lost = placement.shards[placement.devices < 0]
-        largest = lost[np.argmax(problem.nbytes[lost])]
-        if problem.units[largest] < 2:
-            raise Infeasible(f"{name} cuts tables only in halves, and {misfit(problem, placement)}")
-        at = np.flatnonzero(shards == largest)[0]
-        shards = np.concatenate([np.delete(shards, at), *halves(problem, shards[[at]])])
+        lost = placement.devices < 0
+        if (problem.units[placement.shards[lost]] == 1).any():
+            raise Infeasible(f"{name} cuts only what finds no room, and still {misfit(problem, placement)}")
+        shards = np.concatenate([placement.shards[~lost], *halves(problem, placement.shards[lost])])
     return placement
 
 
