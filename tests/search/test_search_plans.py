@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.analytic import AnalyticModel
+from helpers.costs import random_model
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.protocol import device_costs
+from neuroshard.costmodel.protocol import CostModel, device_costs
 from neuroshard.search.algorithms import ALGORITHMS
 from neuroshard.search.baselines import KEYS
 from neuroshard.search.run import search
@@ -78,7 +79,7 @@ def test_no_heuristic_is_better(task):
     assert all(plan.cost_ms <= b.cost_ms * (1 + 1e-12) for b in plan.baselines if b.cost_ms is not None)
 
 
-def plainly(plan: Plan, model: AnalyticModel) -> list[tuple[float, float, float]]:
+def plainly(plan: Plan, model: CostModel) -> list[tuple[float, float, float]]:
     """Compute, forward and backward ms of each device, as a cost model is asked for one set of tables at a time."""
     by_name = {table.name: table for table in plan.task.tables}
     dims, compute = [], []
@@ -93,6 +94,7 @@ def plainly(plan: Plan, model: AnalyticModel) -> list[tuple[float, float, float]
     return list(zip(compute, forward, backward, strict=True))
 
 
+@pytest.mark.parametrize("model", [AnalyticModel(), random_model(5)], ids=["analytic", "nets"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_plan_costs_what_the_model_says_of_one_device_at_a_time(make_task, model, algorithm):
     rng = np.random.default_rng(3)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from neuroshard import __version__
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Baseline, DeviceCost, Plan, Provenance, Shard
 from neuroshard.search.problem import Placement, Problem
@@ -12,14 +11,7 @@ from neuroshard.search.problem import Placement, Problem
 Attempt = Placement | str  # a placement, or why there is none
 
 
-def make_plan(
-    problem: Problem,
-    placement: Placement,
-    others: Mapping[str, Attempt],
-    algorithm: str,
-    seed: int,
-    notes: tuple[str, ...],
-) -> Plan:
+def make_plan(problem: Problem, placement: Placement, others: Mapping[str, Attempt], provenance: Provenance) -> Plan:
     """The plan of a placement, beside what the others would cost. All are priced from scratch, in one batch.
 
     Raises InvalidInput where the cost model predicts what cannot be.
@@ -48,15 +40,7 @@ def make_plan(
             )
             for name, other in others.items()
         ),
-        provenance=Provenance(
-            neuroshard_version=__version__,
-            algorithm=algorithm,
-            seed=seed,
-            cost_model=problem.model.name,
-            cost_model_backend=problem.model.backend,
-            cost_model_device=problem.model.device_name,
-            notes=(*notes, *_notes(problem, placement)),
-        ),
+        provenance=provenance,
     )
 
 
@@ -72,7 +56,8 @@ def lay_out(problem: Problem, placement: Placement) -> tuple[Shard, ...]:
     return tuple(shards)
 
 
-def _notes(problem: Problem, placement: Placement) -> list[str]:
+def caveats(problem: Problem, placement: Placement) -> list[str]:
+    """Where the cost model was not measured for what the plan asks of it, a line each."""
     notes = []
     model, dims = problem.model, problem.dims[placement.shards]
     if (wide := dims > model.max_dim).any():

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from neuroshard import __version__
 from neuroshard.core.errors import Infeasible, UsageError
-from neuroshard.core.plan import Plan
+from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.costmodel.protocol import CostModel
@@ -21,7 +22,7 @@ from neuroshard.search.algorithms import ALGORITHMS, SEARCHES
 from neuroshard.search.baselines import KEYS, baseline
 from neuroshard.search.beam import Effort
 from neuroshard.search.feasibility import check_feasible
-from neuroshard.search.layout import Attempt, make_plan
+from neuroshard.search.layout import Attempt, caveats, make_plan
 from neuroshard.search.problem import Placement, Problem
 
 IMPROVE_STEPS = 500
@@ -38,13 +39,16 @@ def search(
     depth: int = 10,
     grid: int = 11,
     improve: bool = True,
+    cost_model_error: float | None = None,
     notes: tuple[str, ...] = (),
 ) -> Plan:
     """The plan whose slowest device is fastest, as far as `algorithm` finds it; with the heuristics' costs beside it.
 
-    `candidates`, `beam`, `depth` and `grid` are the paper's N, K, L and M. Only `random` uses the seed. `notes` go into the
-    plan's provenance. Raises UsageError for what is not an algorithm, Infeasible where no plan fits or none is found, and
-    what the cost model raises where it knows no exchange between so many devices.
+    `candidates`, `beam`, `depth` and `grid` are the paper's N, K, L and M. Only `random` uses the seed. `cost_model_error`
+    (how far the model's predictions lie from measured costs, as a share) and `notes` go into the plan's provenance.
+
+    Raises UsageError for what is not an algorithm, Infeasible where no plan fits or none is found, and what the cost model
+    raises where it knows no exchange between so many devices.
     """
     if algorithm not in ALGORITHMS:
         raise UsageError(f"unknown algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
@@ -68,7 +72,17 @@ def search(
         found = heuristics.pop(algorithm)
     if isinstance(found, str):
         raise Infeasible(found)
-    return make_plan(problem, found, heuristics, algorithm, seed, notes)
+    provenance = Provenance(
+        neuroshard_version=__version__,
+        algorithm=algorithm,
+        seed=seed,
+        cost_model=cost_model.name,
+        cost_model_backend=cost_model.backend,
+        cost_model_device=cost_model.device_name,
+        cost_model_error=cost_model_error,
+        notes=(*notes, *caveats(problem, found)),
+    )
+    return make_plan(problem, found, heuristics, provenance)
 
 
 def _attempt(problem: Problem, name: str, rng: np.random.Generator) -> Attempt:
@@ -109,6 +123,14 @@ def run(
     )
     # The folder's name would make the digests of equal plans differ
     short = tuple(note.replace(str(tables_path), tables_path.name) for note in notes)
-    plan = search(task, model, algorithm=algorithm, seed=seed, improve=improve, notes=short)
+    plan = search(
+        task,
+        model,
+        algorithm=algorithm,
+        seed=seed,
+        improve=improve,
+        cost_model_error=model.report.unseen_tables_error,
+        notes=short,
+    )
     write_plan(out, plan)
     return plan

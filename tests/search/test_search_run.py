@@ -1,0 +1,62 @@
+"""From tables.json and a cost model's folder to plan.json; where that cannot be, nothing is written."""
+
+import json
+
+import pytest
+
+from helpers.costs import random_model
+from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
+from neuroshard.costmodel.bundle import save_cost_model
+from neuroshard.files.plan import read_plan
+from neuroshard.search.run import run
+
+TABLE = {"name": "a", "rows": 1000, "dim": 16, "pooling_factor": 2.0}
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    save_cost_model(tmp_path / "model", random_model(2, 4))
+    return tmp_path / "model"
+
+
+def write_tables(folder, *tables):
+    path = folder / "tables.json"
+    path.write_text(json.dumps({"tables": tables}))
+    return path
+
+
+def test_the_plan_is_written_as_it_is_returned(tmp_path, bundle):
+    tables = write_tables(tmp_path, TABLE, {**TABLE, "name": "b", "colour": "red"})
+    plan = run(tables, bundle, tmp_path / "plan.json", devices=2, memory_bytes=(2**20, 2**21), seed=3)
+
+    model = random_model(2, 4)
+    assert read_plan(tmp_path / "plan.json") == plan
+    assert plan.task.device_memory_bytes == (2**20, 2**21)
+    assert plan.task.batch_size == model.batch_size
+    assert (plan.provenance.cost_model, plan.provenance.seed) == (model.name, 3)
+    assert plan.provenance.cost_model_error == model.report.unseen_tables_error
+    assert plan.provenance.notes == ("tables.json: ignored unknown keys of tables: colour",)
+
+
+def test_a_batch_size_of_its_own_is_kept_and_noted(tmp_path, bundle):
+    tables = write_tables(tmp_path, TABLE)
+    plan = run(tables, bundle, tmp_path / "plan.json", devices=2, memory_bytes=(2**20,) * 2, batch_size=77)
+    assert plan.task.batch_size == 77
+    assert plan.provenance.notes[-1].endswith("not for the task's 77")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"devices": 3, "memory_bytes": (2**20,) * 3}, InvalidInput, "2 and 4 devices, not (of )?3"),
+        ({"memory_bytes": (2**20,)}, UsageError, "memory of 1 devices for 2 devices"),
+        ({"memory_bytes": (1000, 1000)}, Infeasible, "66.4 KiB, devices have 2.0 KiB together"),
+        ({"algorithm": "guess"}, UsageError, "unknown algorithm 'guess'"),
+        ({"batch_size": 0}, InvalidInput, "batch_size"),
+    ],
+)
+def test_where_there_is_no_plan_nothing_is_written(tmp_path, bundle, change, error, words):
+    tables = write_tables(tmp_path, TABLE)
+    with pytest.raises(error, match=words):
+        run(tables, bundle, tmp_path / "plan.json", **{"devices": 2, "memory_bytes": (2**20,) * 2, **change})
+    assert not (tmp_path / "plan.json").exists()
