@@ -40,7 +40,7 @@ from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from neuroshard.client import Plan, load_plan
-from neuroshard.client.torchrec import ShardingWarning, to_torchrec
+from neuroshard.client.torchrec import ShardingWarning, check_same_digest, to_torchrec
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.units import format_bytes, parse_bytes
@@ -115,7 +115,7 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
         world_size=world_size,
     )
     plan = load_plan(arguments.store, arguments.name, world_size=world_size)
-    digest = check_same_on_all_ranks(plan)
+    digest = check_same_digest(plan)
     plan, capped = cap_rows(plan, table_budget(arguments, plan))
     if rank:
         warnings.simplefilter("ignore", ShardingWarning)  # rank 0 says it for all
@@ -170,16 +170,6 @@ def shard(model: nn.Module, plan: Plan, optimizer: str, learning_rate: float) ->
         plan=to_torchrec(plan, model, device_type="cpu", optimizer=optimizer),
         sharders=[EmbeddingBagCollectionSharder(fused_params=fused)],
     )
-
-
-def check_same_on_all_ranks(plan: Plan) -> str:
-    """The plan's digest. Raises InvalidInput where another rank holds another plan: a deploy can come in between."""
-    digests: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(digests, plan.digest())
-    for rank, digest in enumerate(digests):
-        if digest != digests[0]:
-            raise InvalidInput(f"rank {rank} holds plan {digest[:12]}, rank 0 plan {digests[0][:12]}; start again")
-    return digests[0]
 
 
 def load_weights(model: DistributedModelParallel, unsharded: nn.Module) -> None:

@@ -14,6 +14,14 @@ from helpers import servers
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_its_own(tmp_path_factory) -> Iterator[None]:
+    """Plans that tests load are kept away from those of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def neuroshard() -> CommandLine:
     """Runs the real command in a process of its own: `neuroshard("show", plan)`."""

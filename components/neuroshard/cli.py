@@ -29,6 +29,9 @@ Memory = Annotated[
     str, typer.Option(help="Memory a device: bytes or a unit (32GiB); one, or one per device, by commas.")
 ]
 StoreUrl = Annotated[str, typer.Option("--store", help="s3://bucket/prefix, or a folder.")]
+SingleWriter = Annotated[
+    bool, typer.Option(help="Nobody else deploys: accept a store that ignores conditional writes.")
+]
 ModelName = Annotated[str, typer.Option("--name", help="The model whose plans these are, as in ads-ranker.")]
 
 
@@ -239,45 +242,122 @@ def show(plan: Annotated[Path, typer.Argument(help="plan.json")]) -> None:
     typer.echo(plan_text(read_plan(plan)))
 
 
-@command("neuroshard deploy plan.json --store s3://bucket/prefix --name ads-ranker")
+@command("neuroshard deploy plan.json --store s3://bucket/prefix --name ads-ranker --tables tables.json --model model/")
 def deploy(
     plan: Annotated[Path, typer.Argument(help="plan.json")],
     store: StoreUrl,
     name: ModelName,
-    single_writer: Annotated[
-        bool, typer.Option(help="Nobody else deploys: accept a store that ignores conditional writes.")
-    ] = False,
+    tables_json: Annotated[
+        Path | None, typer.Option("--tables", help="Today's tables.json, which the plan must be for.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The plan's cost model, to price the live plan on the plan's own tables.")
+    ] = None,
+    memory_margin: Annotated[float, typer.Option(help="Share of a device's memory to leave free.")] = 0.0,
+    max_error: Annotated[
+        float | None, typer.Option(help="Largest error of its cost model on unseen tables: 0.1 is 10 %.")
+    ] = None,
+    min_gain: Annotated[
+        float | None,
+        typer.Option(help="Share by which it must be better than the live plan [default: its cost model's error]."),
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Go live whatever the gate finds; the release says so.")] = False,
+    single_writer: SingleWriter = False,
 ) -> None:
-    """Publish a plan under its digest, then make it the live one."""
+    """Publish a plan under its digest, ask the gate, then make it the live one, or keep the one that is better."""
     from neuroshard.deploy.run import run
 
-    release = run(plan, store, name, single_writer=single_writer)
+    release, decision = run(
+        plan,
+        store,
+        name,
+        tables=tables_json,
+        cost_model=model,
+        memory_margin=memory_margin,
+        max_error=max_error,
+        min_gain=min_gain,
+        force=force,
+        single_writer=single_writer,
+    )
+    if decision and not decision.goes_live:
+        typer.echo(f"{store}: kept the live plan: {name} release {release.number}, plan {release.plan_digest[:12]}")
+    else:
+        typer.echo(f"{store}: {name} release {release.number} is live, plan {release.plan_digest[:12]}")
+    if decision:
+        typer.echo(f"gate: {'forced; ' if decision.forced else ''}{decision.why}")
+
+
+@command("neuroshard publish plan.json --store s3://bucket/prefix --name ads-ranker")
+def publish(
+    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    store: StoreUrl,
+    name: ModelName,
+    single_writer: SingleWriter = False,
+) -> None:
+    """Put a plan in the store under its digest, without making it live."""
+    from neuroshard.deploy.run import run_publish
+
+    digest = run_publish(plan, store, name, single_writer=single_writer)
+    typer.echo(f"{store}: plan {digest} of {name} is published")
+
+
+@command("neuroshard promote 3f2a9c01d4e7 --store s3://bucket/prefix --name ads-ranker")
+def promote(
+    digest: Annotated[str, typer.Argument(help="The plan's digest, or at least 8 digits of it.")],
+    store: StoreUrl,
+    name: ModelName,
+    single_writer: SingleWriter = False,
+) -> None:
+    """Make a published plan live, whatever the gate would say."""
+    from neuroshard.deploy.run import run_promote
+
+    release = run_promote(store, name, digest, single_writer=single_writer)
     typer.echo(f"{store}: {name} release {release.number} is live, plan {release.plan_digest[:12]}")
 
 
 @command("neuroshard releases --store s3://bucket/prefix --name ads-ranker")
-def releases(store: StoreUrl, name: ModelName) -> None:
+def releases(
+    store: StoreUrl,
+    name: ModelName,
+    refused: Annotated[bool, typer.Option("--refused", help="List the plans that the gate held back.")] = False,
+) -> None:
     """List a model's releases, newest first."""
     from neuroshard.deploy.run import releases as list_releases
-    from neuroshard.report.text import releases_text
+    from neuroshard.report.text import refusals_text, releases_text
     from neuroshard.store.open import open_store
+    from neuroshard.store.releases import read_refusals
 
-    typer.echo(releases_text(list_releases(open_store(store), name)))
+    if refused:
+        typer.echo(refusals_text(read_refusals(open_store(store), name)))
+    else:
+        typer.echo(releases_text(list_releases(open_store(store), name)))
 
 
 @command("neuroshard rollback --store s3://bucket/prefix --name ads-ranker")
-def rollback(
-    store: StoreUrl,
-    name: ModelName,
-    single_writer: Annotated[
-        bool, typer.Option(help="Nobody else deploys: accept a store that ignores conditional writes.")
-    ] = False,
-) -> None:
+def rollback(store: StoreUrl, name: ModelName, single_writer: SingleWriter = False) -> None:
     """Make the plan before the live one live again."""
     from neuroshard.deploy.run import run_rollback
 
     release = run_rollback(store, name, single_writer=single_writer)
     typer.echo(f"{store}: {name} release {release.number} is live, plan {release.plan_digest[:12]} (rolled back)")
+
+
+@command("neuroshard gc --store s3://bucket/prefix --name ads-ranker --keep 10 --older-than 168h --apply")
+def gc(
+    store: StoreUrl,
+    name: ModelName,
+    keep: Annotated[int, typer.Option(min=1, help="Releases to keep, with their plans, besides the live one.")] = 10,
+    older_than: Annotated[str, typer.Option(help="Keep whatever is younger than this.")] = "168h",
+    apply: Annotated[bool, typer.Option("--apply", help="Delete; else only list what would be.")] = False,
+) -> None:
+    """Delete old plans, releases and refusals; without --apply only list them."""
+    from neuroshard.deploy.gc import run
+
+    garbage = run(store, name, keep=keep, age_seconds=parse_duration(older_than), apply=apply)
+    for entry in garbage.entries:
+        typer.echo(f"{'deleted' if apply else 'would delete'} {entry.key} ({format_bytes(entry.size)})")
+    size = f"{len(garbage.entries)} objects, {format_bytes(garbage.nbytes)}; {garbage.kept} are kept"
+    typer.echo(f"{store}: {size}" + ("" if apply or not garbage.entries else "; --apply deletes them"))
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ def test_loading_reads_two_objects(url, monkeypatch):
     keys = []
     read = FolderStore.read
     monkeypatch.setattr(FolderStore, "read", lambda self, key, *rest: keys.append(key) or read(self, key, *rest))
-    load_plan(url, "m")
+    load_plan(url, "m", cache_dir=False)
 
     assert keys == ["m/live.json", f"m/plans/{make_plan().digest()}.json"]
 

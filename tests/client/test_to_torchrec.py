@@ -1,16 +1,21 @@
 """A plan as TorchRec's, and every bad plan that DistributedModelParallel would let through or die of."""
 
+import multiprocessing
+
 import pytest
 import torch
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import DataType
 
 from helpers.plans import TABLES, make_plan
-from neuroshard.client.torchrec import ShardingWarning, to_torchrec
+from neuroshard.client.torchrec import ShardingWarning, check_same_digest, from_torchrec, to_torchrec
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
@@ -216,3 +221,129 @@ def test_a_sequence_collection_is_warned_of():
 def test_a_wrong_argument_is_named(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong.values()))):
         to_torchrec(make_plan(), collection(*TABLES), **wrong)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [make_plan(), make_plan(devices=4), make_plan(tables=(USER,), devices=3)],
+    ids=["two ranks", "four ranks", "an empty rank"],
+)
+@pytest.mark.parametrize("path", ["", "a.b"])
+def test_a_plan_comes_back_from_torchrec_as_it_went(plan, path):
+    inner = collection(*plan.task.tables)
+    module = nn.ModuleDict({"a": nn.ModuleDict({"b": inner})}) if path else inner
+    back = from_torchrec(
+        to_torchrec(plan, module),
+        module,
+        device_memory_bytes=plan.task.device_memory_bytes,
+        batch_size=plan.task.batch_size,
+        tables=plan.task.tables,
+    )
+
+    def order(shard: Shard) -> tuple[str, int]:
+        return shard.table, shard.column_offset
+
+    assert back.task == plan.task
+    assert sorted(back.shards, key=order) == sorted(plan.shards, key=order)
+    assert (back.predicted_ms, back.provenance.algorithm) == (None, "torchrec")
+
+
+def taken_over(sharding_plan: ShardingPlan, module: nn.Module, devices: int = 2) -> Plan:
+    return from_torchrec(sharding_plan, module, device_memory_bytes=(2**20,) * devices, batch_size=64)
+
+
+def test_what_torchrecs_planner_plans_is_taken_over():
+    module = collection(Table(name="a", rows=1000, dim=128, pooling_factor=1), USER, ITEM)
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=4, compute_device="cuda", hbm_cap=2**30),
+        constraints={"a": ParameterConstraints(min_partition=32, sharding_types=["column_wise"])}
+        | {name: ParameterConstraints(sharding_types=["table_wise"]) for name in ("user", "item")},
+        storage_reservation=FixedPercentageStorageReservation(0.1),
+    )
+    theirs = planner.plan(module, [EmbeddingBagCollectionSharder()])
+    plan = taken_over(theirs, module, devices=4)
+
+    assert {table.name for table in plan.task.tables} == {"a", "user", "item"}
+    assert to_torchrec(plan, module).plan[""]["a"].ranks == theirs.plan[""]["a"].ranks
+
+
+ITEM_ROWS = ParameterSharding(
+    sharding_type="row_wise",
+    compute_kernel="fused",
+    ranks=[0, 1],
+    sharding_spec=EnumerableShardingSpec(
+        [ShardMetadata(shard_offsets=[150 * r, 0], shard_sizes=[150, 8], placement=f"rank:{r}/cpu") for r in (0, 1)]
+    ),
+)
+ITEM_COPIES = ParameterSharding(sharding_type="data_parallel", compute_kernel="dense", ranks=[0, 1], sharding_spec=None)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"item": ITEM_ROWS}, ["'item' is sharded row_wise: rank 0 has rows 0 to 150 of 300", "column-wise"]),
+        ({"item": ITEM_COPIES}, ["'item' is sharded data_parallel", "without shards on ranks"]),
+        ({}, ["lacks table 'item' of module ''"]),
+        ({"item": parameter("table_wise", [(0, 8, 5)], 300)}, ["'item'", "device 5", "there are 2"]),
+        ({"item": parameter("table_wise", [(0, 4, 0)], 300)}, ["'item'", "gap"]),
+        (
+            {"item": parameter("table_wise", [(0, 8, 0)], 300), "x": parameter("table_wise", [(0, 8, 0)], 300)},
+            ["has table 'x'"],
+        ),
+    ],
+)
+def test_what_a_plan_cannot_hold_is_refused_by_name(parameters, words):
+    with pytest.raises(InvalidInput) as caught:
+        taken_over(ShardingPlan(plan={"": EmbeddingModuleShardingPlan(parameters)}), collection(ITEM))
+
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_sharding_plan_of_a_module_that_is_not_there_is_refused():
+    plan = ShardingPlan(plan={"elsewhere": EmbeddingModuleShardingPlan({"item": ITEM_ROWS})})
+
+    with pytest.raises(InvalidInput, match="shards module 'elsewhere'"):
+        taken_over(plan, collection(ITEM))
+
+
+def test_tables_of_another_shape_than_the_modules_are_refused():
+    sharding_plan = ShardingPlan(
+        plan={"": EmbeddingModuleShardingPlan({"item": parameter("table_wise", [(0, 8, 0)], 300)})}
+    )
+    with pytest.raises(InvalidInput, match="'item'"):
+        from_torchrec(
+            sharding_plan,
+            collection(ITEM),
+            device_memory_bytes=(2**20,),
+            batch_size=64,
+            tables=[change(ITEM, rows=301)],
+        )
+
+
+def rank_with(rank: int, notes: list[str], rendezvous: str, results) -> None:
+    torch.distributed.init_process_group("gloo", rendezvous, rank=rank, world_size=len(notes))
+    try:
+        results.put((rank, check_same_digest(make_plan(notes[rank]))))
+    except InvalidInput as error:
+        results.put((rank, str(error)))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("notes", "same"), [(["", "", ""], True), (["", "", "other"], False)])
+def test_every_rank_is_told_whether_all_hold_the_same_plan(tmp_path, notes, same):
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    ranks = [
+        context.Process(target=rank_with, args=(rank, notes, f"file://{tmp_path}/rendezvous", results))
+        for rank in range(len(notes))
+    ]
+    for process in ranks:
+        process.start()
+    told = dict(results.get(timeout=60) for _ in ranks)
+    for process in ranks:
+        process.join()
+
+    other = f"rank 2 holds plan {make_plan('other').digest()[:12]}, rank 0 plan {make_plan().digest()[:12]}"
+    for rank in range(len(notes)):
+        assert told[rank] == make_plan().digest() if same else told[rank].startswith(other)

@@ -94,7 +94,19 @@ class TestStore:
             store.create(key, b"")
         store.swap("m/releases/3", b"swapped", None)
 
-        assert store.list("m/releases/") == ("m/releases/1", "m/releases/2", "m/releases/3")
+        entries = store.list("m/releases/")
+        assert [(e.key, e.size) for e in entries] == [("m/releases/1", 0), ("m/releases/2", 0), ("m/releases/3", 7)]
+        assert all(abs(datetime.now(UTC) - entry.modified) < timedelta(minutes=1) for entry in entries)
+
+    def test_what_was_deleted_is_gone_and_may_be_deleted_again(self, store):
+        store.create("m/a", b"one")
+        store.create("m/b", b"two")
+        for _ in range(2):
+            store.delete("m/a")
+
+        assert [entry.key for entry in store.list("m/") if entry.key != "m/probe"] == ["m/b"]
+        with pytest.raises(NotFound, match="m/a"):
+            store.read("m/a")
 
     def test_an_object_larger_than_allowed_is_not_read(self, store):
         store.create("m/a", b"x" * 1001)

@@ -8,7 +8,8 @@ import pytest
 from helpers.plans import make_plan
 from neuroshard.client import load_plan
 from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound, StoreError, UsageError
-from neuroshard.core.release import Release
+from neuroshard.core.release import SEAL, Decision, Release
+from neuroshard.core.value import canonical_json, sha256
 from neuroshard.deploy.run import deploy, releases, rollback, run, run_rollback
 from neuroshard.files.plan import write_plan
 from neuroshard.store.folder import FolderStore
@@ -36,7 +37,15 @@ def test_a_first_deploy_is_release_1_with_nothing_before_it(store):
     release = deploy(A, store, "m", now=NOW)
 
     assert release == Release(
-        model="m", number=1, plan_digest=A.digest(), time="2025-11-20T12:00:00Z", action="deploy", cost_ms=1.5
+        model="m",
+        number=1,
+        plan_digest=A.digest(),
+        time="2025-11-20T12:00:00Z",
+        action="deploy",
+        cost_ms=1.5,
+        decision=Decision(
+            verdict="passed", comparison="nothing is live", cost_ms=1.5, memory_left=1 - 50_800 / 2**20, memory_margin=0
+        ),
     )
     assert store.read(live_key("m")) == store.read(release_key("m", 1)) == release.canonical_json()
     assert store.read(plan_key("m", A.digest())) == A.canonical_json()
@@ -65,10 +74,10 @@ def test_deploying_what_is_live_changes_nothing(store):
 
 def test_run_says_that_the_plan_is_live_already(store, tmp_path, capsys):
     write_plan(tmp_path / "plan.json", A)
-    first = run(tmp_path / "plan.json", store.url, "m")
+    first = run(tmp_path / "plan.json", store.url, "m").release
     assert capsys.readouterr().err == ""
 
-    assert run(tmp_path / "plan.json", store.url, "m") == first
+    assert run(tmp_path / "plan.json", store.url, "m") == (first, None)
     assert capsys.readouterr().err == f"{store.url}: this plan is live already, since {first.time}; nothing to do\n"
 
 
@@ -133,13 +142,21 @@ def change(store: FolderStore, key: str, data: bytes) -> None:
     (store.root / key).write_bytes(data)
 
 
+def resealed(data: bytes, **fields: object) -> bytes:
+    """A release with other fields, as somebody would write it who knows the format."""
+    raw = {key: value for key, value in (json.loads(data) | fields).items() if key != SEAL}
+    return canonical_json({**raw, SEAL: sha256(canonical_json(raw))})
+
+
 BROKEN_POINTERS = [
     (lambda data: b"", InvalidInput, "not JSON"),
     (lambda data: data[:-20], InvalidInput, r"not JSON.*put the newest file of m/releases/"),
     (lambda data: b"[]", InvalidInput, "expected a JSON object"),
     (lambda data: b"\xff" + data, InvalidInput, "UTF-8"),
     (lambda data: json.dumps({**json.loads(data), "format_version": 2}).encode(), NewerFormat, "upgrade"),
-    (lambda data: json.dumps({**json.loads(data), "model": "other"}).encode(), InvalidInput, "'other', not of 'm'"),
+    (lambda data: resealed(data, model="other"), InvalidInput, "'other', not of 'm'"),
+    (lambda data: data.replace(b'"number":1', b'"number":2'), InvalidInput, "changed or damaged"),
+    (lambda data: data.replace(b'"cost_ms":1.5', b'"cost_ms":1.4'), InvalidInput, "changed or damaged"),
     (lambda data: json.dumps({**json.loads(data), "plan_digest": "../x"}).encode(), InvalidInput, "plan_digest"),
     (lambda data: json.dumps({**json.loads(data), "rollback_number": 9}).encode(), InvalidInput, "rollback_number 9"),
     (lambda data: data + b" " * 70_000, InvalidInput, "more than the 65,536 bytes"),

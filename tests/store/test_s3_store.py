@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from helpers.servers import SECRET, free_port
-from neuroshard.core.errors import InvalidInput, NotFound, StoreError
+from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable
 from neuroshard.store import s3
 from neuroshard.store.open import open_store
 
@@ -33,6 +33,7 @@ def every_use(url: str, **options: bool) -> list:
         lambda: store.create("m/a", b""),
         lambda: store.swap("m/a", b"", None),
         lambda: store.list("m/"),
+        lambda: store.delete("m/a"),
     ]
 
 
@@ -41,7 +42,7 @@ def test_a_store_that_ignores_conditions_is_refused_before_the_first_write(aws, 
 
     for use in (lambda: store.create("m/a", b""), lambda: store.swap("m/a", b"", None)):
         fails(use, StoreError, store.url, "If", "--single-writer")
-    assert store.list("m/") == ("m/probe",)
+    assert [entry.key for entry in store.list("m/")] == ["m/probe"]
 
 
 def test_reading_needs_no_probe(aws, moto):
@@ -92,7 +93,7 @@ def test_a_store_that_nobody_serves_is_unreachable(aws, moto, monkeypatch):
     monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(s3.Config(retries={"total_max_attempts": 1, "mode": "standard"})))
 
     for use in every_use(url):
-        fails(use, StoreError, f"cannot reach the store at 127.0.0.1:{port}", "AWS_ENDPOINT_URL")
+        fails(use, Unreachable, f"cannot reach the store at 127.0.0.1:{port}", "AWS_ENDPOINT_URL")
 
 
 @contextmanager
@@ -126,7 +127,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again_and_then_told(aws, moto, m
     with answering(broken) as (endpoint, requests):
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         store = open_store(url)
-        fails(lambda: store.read("m/live.json"), StoreError, "m/live.json", "broke off")
+        fails(lambda: store.read("m/live.json"), Unreachable, "m/live.json", "broke off")
 
     assert len(requests) == s3.ATTEMPTS
 
@@ -144,7 +145,7 @@ def test_only_what_may_pass_is_tried_again(aws, moto, monkeypatch, status, asked
     ):
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         store = open_store(url)
-        kind = NotFound if status.startswith("404") else StoreError
+        kind = {"403": StoreError, "404": NotFound}.get(status[:3], Unreachable)
         fails(lambda: store.read("m/a"), kind, "m/a", "" if kind is NotFound else status[:3])
 
     assert len(requests) == asked

@@ -5,9 +5,12 @@ from neuroshard.client.torchrec import to_torchrec  # this one needs torchrec
 
 plan = load_plan("s3://bucket/prefix", "ads-ranker", world_size=16)
 sharding_plan = to_torchrec(plan, model, device_type="cuda")
+
+for plan in watch("s3://bucket/prefix", "ads-ranker", seen=plan.digest()):
+    ...  # another plan went live
 """
 
-from neuroshard.client.load import load_plan
+from neuroshard.client.load import StaleWarning, load_plan, watch
 from neuroshard.core.plan import Plan
 
-__all__ = ["Plan", "load_plan"]
+__all__ = ["Plan", "StaleWarning", "load_plan", "watch"]

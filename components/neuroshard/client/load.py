@@ -1,54 +1,112 @@
-"""The live plan of a model, out of a store, checked."""
+"""The live plan of a model, out of a store, checked; and the next one, when it comes."""
 
-from collections.abc import Iterable, Mapping
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeVar
 
-from neuroshard.core.errors import InvalidInput
+from neuroshard.client.cache import cache_of, default_cache_dir, remember
+from neuroshard.core.errors import InvalidInput, NeuroshardError, Unreachable
 from neuroshard.core.plan import Plan
+from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.core.table import Table
+from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
-from neuroshard.store.releases import read_live, read_plan
+from neuroshard.store.protocol import Store
+from neuroshard.store.releases import Live, Published, check_model, read_live, read_published
+
+DEADLINE_SECONDS = 60.0
+T = TypeVar("T")
+CacheDir = Path | str | Literal[False] | None
+
+
+class StaleWarning(UserWarning):
+    """The store could not be asked, so the plan is the one that was live when it last could."""
 
 
 def load_plan(
-    store_url: str, model: str, *, tables: Iterable[Table] | None = None, world_size: int | None = None
+    store_url: str,
+    model: str,
+    *,
+    tables: Iterable[Table] | None = None,
+    world_size: int | None = None,
+    cache_dir: CacheDir = None,
+    deadline_seconds: float = DEADLINE_SECONDS,
 ) -> Plan:
     """The plan of `model` that is live now in the store at `store_url` (`s3://bucket/prefix`, or a folder). Two reads.
 
     Its digest, format and every rule of a valid plan are checked; also that it is for exactly `tables` (names, rows, dims)
     and for `world_size` ranks where these are given. Raises NotFound, StoreError, InvalidInput or NewerFormat in one line.
+
+    What was read is kept in `cache_dir` (None: ~/.cache/neuroshard; False: nowhere). Where the store does not answer within
+    `deadline_seconds`, or answers that it cannot now, the plan kept last is returned, checked alike, with a StaleWarning;
+    never where the store answers with anything else, such as no plan, a broken one, or "access denied".
     """
-    store = open_store(store_url)
-    release = read_live(store, model).release
-    plan = read_plan(store, model, release.plan_digest)
-    whose = f"plan {release.plan_digest[:12]} of {model!r}"
+    live, plan = _load(store_url, model, cache_dir, deadline_seconds)
+    check_fits_trainer(plan, f"plan {live.release.plan_digest[:12]} of {model!r}", tables, world_size)
+    return plan
+
+
+def watch(
+    store_url: str,
+    model: str,
+    *,
+    seen: str | None = None,
+    every_seconds: float = 30.0,
+    stop: threading.Event | None = None,
+    tables: Iterable[Table] | None = None,
+    world_size: int | None = None,
+    cache_dir: CacheDir = None,
+    deadline_seconds: float = DEADLINE_SECONDS,
+) -> Iterator[Plan]:
+    """Every plan that goes live from now on, checked as by `load_plan`, until `stop` is set. It asks `every_seconds`.
+
+    `seen` is the digest of the plan that the trainer has (`plan.digest()`); without it the first is the one that is live now.
+    A store that is down, and a plan that is broken or not for this trainer, are warned of once, and passed over. A plan that
+    comes and goes between two questions is not seen.
+    """
+    stop = stop or threading.Event()
+    tables = None if tables is None else tuple(tables)
+    check_model(model)
+    store, cache = open_store(store_url), _cache(store_url, cache_dir)
+    refused, warned = "", ""
+    while not stop.is_set():
+        new: Plan | None = None
+        try:
+            live = within(deadline_seconds, store.url, lambda: read_live(store, model))
+            digest = live.release.plan_digest
+            if digest not in (seen, refused):
+                published = within(deadline_seconds, store.url, partial(read_published, store, model, digest))
+                refused = digest  # until it has passed
+                check_fits_trainer(published.plan, f"plan {digest[:12]} of {model!r}", tables, world_size)
+                if cache is not None:
+                    remember(cache, live, published)
+                new, seen, refused = published.plan, digest, ""
+            if digest == seen:
+                warned = ""
+        except NeuroshardError as error:
+            if str(error) != warned:
+                warned = str(error)
+                warnings.warn(f"{error}; watching on", StaleWarning, stacklevel=2)
+        if new is not None:
+            yield new
+        stop.wait(every_seconds)
+
+
+def check_fits_trainer(plan: Plan, whose: str, tables: Iterable[Table] | None, world_size: int | None) -> None:
+    """Raise InvalidInput unless the plan is for these tables and ranks, where they are given."""
     if tables is not None:
-        check_shapes(plan, {table.name: (table.rows, table.dim) for table in tables}, whose)
+        check_shapes(plan, shapes_of(tables), whose)
     if world_size is not None:
         check_world_size(plan, world_size, whose)
-    return plan
 
 
 def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, int]], whose: str) -> None:
     """Raise InvalidInput unless the plan is for exactly the tables with these (rows, dim)."""
-    planned = {table.name: (table.rows, table.dim) for table in plan.task.tables}
-    missing, unknown = (
-        [name for name in shapes if name not in planned],
-        [name for name in planned if name not in shapes],
-    )
-    if missing:
-        raise InvalidInput(
-            f"{whose} lacks table {_some(missing)}, which the model has; search a plan for today's tables"
-        )
-    if unknown:
-        raise InvalidInput(
-            f"{whose} has table {_some(unknown)}, which the model lacks; search a plan for today's tables"
-        )
-    for name, (rows, dim) in shapes.items():
-        if planned[name] != (rows, dim):
-            raise InvalidInput(
-                f"{whose} has table {name!r} with {planned[name][0]:,} rows and dim {planned[name][1]}, but the model has "
-                f"{rows:,} rows and dim {dim}; search a plan for today's tables"
-            )
+    if fault := shape_fault(plan, shapes):
+        raise InvalidInput(f"{whose} {fault}; search a plan for today's tables")
 
 
 def check_world_size(plan: Plan, world_size: int, whose: str) -> None:
@@ -60,5 +118,63 @@ def check_world_size(plan: Plan, world_size: int, whose: str) -> None:
         )
 
 
-def _some(names: list[str]) -> str:
-    return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+def within(seconds: float, where: str, read: Callable[[], T]) -> T:
+    """What `read` returns or raises, or Unreachable after `seconds`. It is left behind in a thread that ends with the process:
+    a file system whose server is gone, and a connection that trickles, have no time limit of their own.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(read())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="neuroshard load", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise Unreachable(f"{where}: no answer within {seconds:g} s")
+    return results[0]
+
+
+def _cache(store_url: str, cache_dir: CacheDir) -> FolderStore | None:
+    if cache_dir is False:
+        return None
+    try:
+        return cache_of(store_url, default_cache_dir() if cache_dir is None else Path(cache_dir))
+    except RuntimeError:  # no home to have a cache in
+        return None
+
+
+def _load(store_url: str, model: str, cache_dir: CacheDir, deadline_seconds: float) -> tuple[Live, Plan]:
+    check_model(model)
+    store, cache = open_store(store_url), _cache(store_url, cache_dir)
+    try:
+        live, published = within(deadline_seconds, store.url, lambda: _read(store, model))
+    except Unreachable as error:
+        if cache is None:
+            raise
+        try:
+            live, published = _read(cache, model)
+        except NeuroshardError:
+            raise error from None  # what the cache lacks or has broken is not what the user asked about
+        release = live.release
+        warnings.warn(
+            f"{error}; using plan {release.plan_digest[:12]} of release {release.number} ({release.time}), the last that was "
+            "loaded here",
+            StaleWarning,
+            stacklevel=3,
+        )
+        return live, published.plan
+    if cache is not None:
+        remember(cache, live, published)
+    return live, published.plan
+
+
+def _read(store: Store, model: str) -> tuple[Live, Published]:
+    live = read_live(store, model)
+    return live, read_published(store, model, live.release.plan_digest)

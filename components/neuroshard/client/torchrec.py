@@ -1,4 +1,4 @@
-"""A plan as a TorchRec ShardingPlan. Needs torch and torchrec.
+"""A plan as a TorchRec ShardingPlan, and a ShardingPlan as a plan. Needs torch and torchrec.
 
 TorchRec's DistributedModelParallel shards nothing where a module's path is wrong, ignores tables that it does not know, and
 dies inside a collective where shapes or ranks do not hold (seen with torchrec 1.8). So all of that is checked here.
@@ -6,7 +6,9 @@ Not covered: row-wise shards, and EmbeddingCollections (sequences).
 """
 
 import warnings
+from collections.abc import Iterable, Sequence
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
@@ -18,11 +20,14 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
+from neuroshard import __version__
 from neuroshard.client.load import check_shapes, check_world_size
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.plan import Plan, Shard
-from neuroshard.core.table import OPTIMIZER_BYTES
+from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.table import OPTIMIZER_BYTES, Table
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
+from neuroshard.files.torchrec_tables import tables_of
 
 DEVICE_TYPES = ("cpu", "cuda")
 
@@ -84,6 +89,102 @@ def to_torchrec(
             for path, collection in collections.items()
         }
     )
+
+
+def from_torchrec(
+    sharding_plan: ShardingPlan,
+    module: nn.Module,
+    *,
+    device_memory_bytes: Sequence[int],
+    batch_size: int,
+    tables: Iterable[Table] | None = None,
+) -> Plan:
+    """A TorchRec plan for the EmbeddingBagCollections in `module` (which may be on the meta device), as one of ours.
+
+    Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. TorchRec's plan knows nothing of lookups:
+    give `tables` (of a tables.json, say) for their pooling factors, or they are taken to have one lookup a feature, uniform.
+    The plan carries no predicted cost. Raises InvalidInput that names table, rank and value for tables that are missing or
+    others, for rows that are split (row-wise, table-row-wise, grid) or whole copies (data-parallel), and for what no
+    valid plan has: a gap, an overlap, a rank beyond the devices, too little memory.
+    """
+    collections = find_collections(module)
+    found = {path: name for path in collections for name in (path, f"module.{path}") if name in sharding_plan.plan}
+    unknown = sharding_plan.plan.keys() - set(found.values())
+    if unknown:
+        raise InvalidInput(
+            f"the sharding plan shards module {min(unknown)!r}, which is no EmbeddingBagCollection of the model"
+        )
+    given = None if tables is None else tuple(tables)
+    known, shards = [], []
+    for path, collection in collections.items():
+        parameters = sharding_plan.plan[found[path]] if path in found else {}
+        for table in tables_of(collection):
+            if table.name not in parameters:
+                raise InvalidInput(f"the sharding plan lacks table {table.name!r} of module {path!r}")
+            known.append(table)
+            shards += _shards(table, parameters[table.name])
+        extra = set(parameters) - {table.name for table in tables_of(collection)}
+        if extra:
+            raise InvalidInput(f"the sharding plan has table {min(extra)!r} in module {path!r}, which the model lacks")
+    task = {
+        "tables": [table.model_dump() for table in (known if given is None else given)],
+        "device_memory_bytes": list(device_memory_bytes),
+        "batch_size": batch_size,
+    }
+    parsed = ShardingTask.parse(task, "the sharding plan's task")
+    plan = Plan.parse(
+        {
+            "task": parsed,
+            "shards": shards,
+            "provenance": Provenance(neuroshard_version=__version__, algorithm="torchrec"),
+        },
+        "the sharding plan",
+    )
+    check_tables(plan, collections, "the sharding plan")
+    return plan
+
+
+def _shards(table: Table, parameter: ParameterSharding) -> list[Shard]:
+    """The shards of one table. Raises InvalidInput where they are not of whole columns."""
+    kind = parameter.sharding_type
+    if not isinstance(parameter.sharding_spec, EnumerableShardingSpec):
+        raise InvalidInput(
+            f"table {table.name!r} is sharded {kind}, without shards on ranks; plans hold each table once"
+        )
+    shards = []
+    for shard in parameter.sharding_spec.shards:
+        (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
+        rank = shard.placement.rank() if shard.placement else None
+        if rank is None:
+            raise InvalidInput(f"table {table.name!r} has a shard at column {column} that is on no rank")
+        if (row, rows) != (0, table.rows):
+            raise InvalidInput(
+                f"table {table.name!r} is sharded {kind}: rank {rank} has rows {row:,} to {row + rows:,} of {table.rows:,}; only "
+                "table-wise and column-wise plans are taken over"
+            )
+        shards.append(Shard(table=table.name, rows=rows, column_offset=column, dim=columns, device=rank))
+    return shards
+
+
+def check_same_digest(plan: Plan) -> str:
+    """The plan's digest, if every rank of torch.distributed's world holds the same. Every rank must call it.
+
+    A deploy can come between two ranks' reads. Raises InvalidInput on every rank that names the ones that differ from rank 0.
+    """
+    own = torch.frombuffer(bytearray.fromhex(plan.digest()), dtype=torch.uint8)
+    if dist.get_backend() == "nccl":
+        own = own.cuda()
+    digests = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(digests, own)
+    held = [bytes(digest.tolist()).hex() for digest in digests]
+    others = [rank for rank, digest in enumerate(held) if digest != held[0]]
+    if others:
+        more = f" (and {len(others) - 1} more ranks differ)" if len(others) > 1 else ""
+        raise InvalidInput(
+            f"rank {others[0]} holds plan {held[others[0]][:12]}, rank 0 plan {held[0][:12]}{more}: a deploy came in between; "
+            "load again on every rank"
+        )
+    return held[0]
 
 
 def find_collections(module: nn.Module) -> dict[str, EmbeddingBagCollection]:

@@ -6,7 +6,9 @@ NeuroshardError            exit 1: the world is not as it should be
 │   └── NewerFormat        the file was written by a newer neuroshard
 ├── Infeasible             no plan fits the devices
 ├── MeasureError           a backend cannot measure: missing package, worker dead or hung
+├── Refused                the gate does not let a plan go live
 └── StoreError             a store is unreachable, denies access, or lost a race
+    ├── Unreachable        it does not answer, or answers that it cannot now (500, 503): later it may
     ├── NotFound           the key, bucket or release does not exist
     └── Conflict           somebody else swapped the pointer first
 """
@@ -40,8 +42,16 @@ class MeasureError(NeuroshardError):
     """A backend cannot measure here, or its workers died or hung."""
 
 
+class Refused(NeuroshardError):
+    """A plan may not go live: it is not valid for today, does not fit with its margin, or its cost model is too far off."""
+
+
 class StoreError(NeuroshardError):
     """A store could not be read or written."""
+
+
+class Unreachable(StoreError):
+    """The store does not answer, or answers that it cannot now. Nothing is known of what it holds."""
 
 
 class NotFound(StoreError):

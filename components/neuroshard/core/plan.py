@@ -62,6 +62,8 @@ class Provenance(Value):
     cost_model: str | None = None  # digest of the bundle, or the name of a model without one
     cost_model_backend: str | None = None  # synthetic, cpu, cuda: what the model's costs were measured on
     cost_model_device: str | None = None
+    # mean |predicted / measured - 1| of compute on tables it never saw
+    cost_model_error: Annotated[float, Field(ge=0)] | None = None
     notes: tuple[str, ...] = ()
 
 

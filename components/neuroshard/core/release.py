@@ -1,32 +1,105 @@
-"""A release: the small pointer that trainers follow to the live plan."""
+"""A release: the small pointer that trainers follow to the live plan; and what the gate found before it went live, or did not."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from neuroshard.core.value import Value, check_format, decode_json
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.units import format_bytes
+from neuroshard.core.value import Value, canonical_json, check_format, decode_json, sha256
 
 RELEASE_FORMAT: Literal[1] = 1
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Share = Annotated[float, Field(ge=0)]
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+SEAL = "sha256"
 
 
-class Release(Value):
+class Decision(Value):
+    """What the gate found of a plan, with the numbers it went by. Shares are of 1: 0.05 is 5 %.
+
+    `refused`: a rule is broken (`faults` says which). `kept`: valid, but not predicted better than the live plan by more than
+    `min_gain`. A plan that is `passed`, or `forced`, goes live. `comparison` says how the two plans were compared, or why
+    they were not; then `gain` is None.
+    """
+
+    verdict: Literal["passed", "kept", "refused"]
+    forced: bool = False
+    faults: tuple[str, ...] = ()
+    comparison: str
+    live_number: Annotated[int, Field(ge=1)] | None = None
+    live_digest: Digest | None = None
+    cost_ms: Share | None = None
+    live_cost_ms: Share | None = None
+    gain: float | None = None  # 1 - cost_ms / live_cost_ms
+    min_gain: float | None = None
+    cost_model_error: Share | None = None
+    max_error: Share | None = None
+    memory_left: Share  # of the fullest device
+    memory_margin: Share
+    moved_bytes: Annotated[int, Field(ge=0)] | None = (
+        None  # weights and optimizer state that a device did not hold before
+    )
+
+    @property
+    def goes_live(self) -> bool:
+        return self.forced or self.verdict == "passed"
+
+    @property
+    def why(self) -> str:
+        """In one line: "predicted 4.1 ms, 1.2% lower than the live plan's 4.15 ms, not more than the 5.0% asked for"."""
+        if self.faults:
+            return "; ".join(self.faults)
+        if self.gain is None or self.cost_ms is None or self.live_cost_ms is None:
+            return self.comparison
+        change = f"{abs(self.gain):.1%} {'lower' if self.gain >= 0 else 'higher'}"
+        limit = f"{'more' if self.verdict == 'passed' else 'not more'} than the {self.min_gain or 0:.1%} asked for"
+        moved = "" if self.moved_bytes is None else f"; {format_bytes(self.moved_bytes)} to move"
+        return (
+            f"predicted {self.cost_ms:.4g} ms, {change} than the live plan's {self.live_cost_ms:.4g} ms, {limit}{moved}"
+        )
+
+
+class Sealed(Value):
+    """A value whose JSON carries the sha256 of all its other fields, so that no changed byte is believed."""
+
+    format_version: Literal[1] = RELEASE_FORMAT
+
+    def canonical_json(self) -> bytes:
+        fields = self.model_dump(mode="json")
+        return canonical_json({**fields, SEAL: sha256(canonical_json(fields))})
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> Self:
+        """The value from a file's bytes. Raises InvalidInput or NewerFormat in one line that names `where`.
+
+        The seal is over what the file holds, keys that we do not know included.
+        """
+        raw = check_format(decode_json(data, where), RELEASE_FORMAT, where)
+        value = cls.parse(raw, where)
+        fields: dict[str, Any] = {key: raw[key] for key in raw if key != SEAL}
+        if raw.get(SEAL) != sha256(canonical_json(fields)):
+            raise InvalidInput(f"{where}: its {SEAL} is not that of its fields, so it was changed or damaged")
+        return value
+
+
+class Release(Sealed):
     """`model`'s plan `plan_digest` went live at `time` (UTC, ISO 8601) as release `number`, after `previous_digest`.
 
     `rollback_number` is the release whose plan a rollback from this one brings back, or None where there is none: a deploy
-    points at the release that it replaces, a rollback at what its target points at. So rollbacks walk back, never forth.
+    or promotion points at the release that it replaces, a rollback at what its target points at. So rollbacks walk back, never
+    forth.
     """
 
-    format_version: Literal[1] = RELEASE_FORMAT
     model: Annotated[str, Field(pattern=MODEL_NAME)]
     number: Annotated[int, Field(ge=1)]
     plan_digest: Digest
     previous_digest: Digest | None = None
     rollback_number: Annotated[int, Field(ge=1)] | None = None
     time: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
-    action: Literal["deploy", "rollback"] = "deploy"
+    action: Literal["deploy", "promote", "rollback"] = "deploy"
     cost_ms: float | None = None
+    decision: Decision | None = None  # none for a rollback: it asks nobody
 
     @model_validator(mode="after")
     def _walks_back(self) -> Self:
@@ -34,7 +107,11 @@ class Release(Value):
             raise ValueError(f"rollback_number {self.rollback_number} is not before release {self.number}")
         return self
 
-    @classmethod
-    def from_json(cls, data: bytes, where: str) -> Self:
-        """A release from the bytes of live.json. Raises InvalidInput or NewerFormat in one line that names `where`."""
-        return cls.parse(check_format(decode_json(data, where), RELEASE_FORMAT, where), where)
+
+class Refusal(Sealed):
+    """A plan that was asked to go live at `time`, and what the gate found against it."""
+
+    model: Annotated[str, Field(pattern=MODEL_NAME)]
+    plan_digest: Digest
+    time: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+    decision: Decision

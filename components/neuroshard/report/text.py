@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 
 from neuroshard.core.plan import Plan
-from neuroshard.core.release import Release
+from neuroshard.core.release import Refusal, Release
 from neuroshard.core.units import format_bytes
 
 WIDTH = 80
@@ -102,4 +102,15 @@ def releases_text(releases: Sequence[Release]) -> str:
         lines.append(
             f"{release.number:>6}  {release.time:<25}  {release.action:<8}  {release.plan_digest[:12]}  {cost}{live}"
         )
+    return "\n".join(lines)
+
+
+def refusals_text(refusals: Sequence[Refusal]) -> str:
+    """The plans that the gate held back, newest first."""
+    if not refusals:
+        return "no plan was held back"
+    lines = []
+    for refusal in refusals:
+        lines.append(f"{refusal.time}  plan {refusal.plan_digest[:12]}  {refusal.decision.verdict}")
+        lines += textwrap.wrap(refusal.decision.why, WIDTH, initial_indent="  ", subsequent_indent="  ")
     return "\n".join(lines)

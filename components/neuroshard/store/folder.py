@@ -1,17 +1,31 @@
 """A store in a folder, local or shared. Readers need no lock; writers agree by link, lock and rename."""
 
+import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError
+from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
 from neuroshard.core.value import sha256
-from neuroshard.store.protocol import MAX_BYTES, check_key
+from neuroshard.store.protocol import MAX_BYTES, Entry, check_key
 
+# what a network file system says when its server is gone
+GONE = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.ECONNREFUSED,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+}
 LOCK_SECONDS = 20.0  # a lock is held for one small write; whoever holds it longer is stuck
 
 
@@ -60,12 +74,25 @@ class FolderStore:
             temporary.replace(path)
             _sync_folder(path.parent)
 
-    def list(self, prefix: str) -> tuple[str, ...]:
+    def list(self, prefix: str) -> tuple[Entry, ...]:
         folder = self.root / prefix.rpartition("/")[0]
+        entries = []
         with _errors(folder, "list it"):
-            files = (path.relative_to(self.root) for path in folder.rglob("*") if path.is_file())
-            keys = [file.as_posix() for file in files if not any(part.startswith(".") for part in file.parts)]
-        return tuple(sorted(key for key in keys if key.startswith(prefix)))
+            for path in folder.rglob("*"):
+                key = path.relative_to(self.root).as_posix()
+                if not key.startswith(prefix) or any(part.startswith(".") for part in key.split("/")):
+                    continue
+                with suppress(FileNotFoundError):  # deleted since
+                    status = path.stat()
+                    if stat.S_ISREG(status.st_mode):
+                        entries.append(Entry(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC)))
+        return tuple(sorted(entries))
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with suppress(NotFound), _errors(path, "delete it"):
+            path.unlink()
+            _sync_folder(path.parent)
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
@@ -79,7 +106,8 @@ def _errors(path: Path, doing: str) -> Iterator[None]:
     except FileNotFoundError:
         raise NotFound(f"{path}: does not exist") from None
     except OSError as error:
-        raise StoreError(f"{path}: cannot {doing}: {error.strerror or error}") from None
+        kind = Unreachable if error.errno in GONE else StoreError
+        raise kind(f"{path}: cannot {doing}: {error.strerror or error}") from None
 
 
 @contextmanager

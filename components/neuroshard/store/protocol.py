@@ -1,10 +1,19 @@
 """What a store can do. Any object with these methods is one: a folder, a bucket, a dict in a test."""
 
-from typing import Protocol
+from datetime import datetime
+from typing import NamedTuple, Protocol
 
 from neuroshard.core.errors import UsageError
 
 MAX_BYTES = 64 * 2**20  # of one object. A plan of 2,000 tables in 4,000 shards has 1.3 MB
+
+
+class Entry(NamedTuple):
+    """An object as a listing tells of it. `modified` is by the store's own clock."""
+
+    key: str
+    size: int
+    modified: datetime
 
 
 class Store(Protocol):
@@ -30,8 +39,11 @@ class Store(Protocol):
     def swap(self, key: str, data: bytes, expected: str | None) -> None:
         """Replace the object if its token still is `expected` (None: if it does not exist). Raises Conflict if not."""
 
-    def list(self, prefix: str) -> tuple[str, ...]:
-        """All keys that start with `prefix`, sorted. None is not an error."""
+    def list(self, prefix: str) -> tuple[Entry, ...]:
+        """All objects whose key starts with `prefix`, sorted by key. None is not an error."""
+
+    def delete(self, key: str) -> None:
+        """Remove the object. It need not be there."""
 
 
 def check_key(key: str) -> str:

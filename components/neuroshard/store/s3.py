@@ -4,6 +4,9 @@ Endpoint, region, profile and credentials come from boto3's own chain: AWS_ENDPO
 identity … An endpoint of one's own is addressed path-style.
 """
 
+import base64
+import hashlib
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,10 +28,13 @@ from botocore.exceptions import (
     ConnectionError as BotoConnectionError,
 )
 
-from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError
-from neuroshard.store.protocol import MAX_BYTES, check_key
+from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
+from neuroshard.store.protocol import MAX_BYTES, Entry, check_key
 
 ATTEMPTS = 4  # boto3's "standard" mode: again after 500, 502, 503, 504, throttling and timeouts; never after 403 or 404
+BODY_SECONDS = (
+    120.0  # for one object, looked at every 16 KiB: read_timeout starts anew with every byte that trickles in
+)
 CONFIG = Config(
     connect_timeout=5,
     read_timeout=20,
@@ -94,21 +100,30 @@ class S3Store:
     def swap(self, key: str, data: bytes, expected: str | None) -> None:
         self._write(key, data, expected)
 
-    def list(self, prefix: str) -> tuple[str, ...]:
-        keys: list[str] = []
+    def list(self, prefix: str) -> tuple[Entry, ...]:
+        entries: list[Entry] = []
         with self._errors(prefix):
             pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self._full(prefix))
             for page in pages:
-                keys += [entry["Key"] for entry in page.get("Contents", ())]
-        return tuple(sorted(key.removeprefix(self._full("")) for key in keys))
+                for found in page.get("Contents", ()):
+                    key = found["Key"].removeprefix(self._full(""))
+                    entries.append(Entry(key, found["Size"], found["LastModified"]))
+        return tuple(sorted(entries))
+
+    def delete(self, key: str) -> None:
+        with self._errors(key):
+            self.client.delete_object(Bucket=self.bucket, Key=self._full(check_key(key)))
 
     def _full(self, key: str) -> str:
         return f"{self.prefix}/{key}" if self.prefix else key
 
     def _body(self, key: str, body: Any, max_bytes: int) -> bytes:
         data = bytearray()
-        for chunk in body.iter_chunks(2**20):
+        began = time.monotonic()
+        while chunk := body.read(2**14):
             data += chunk
+            if time.monotonic() - began > BODY_SECONDS:
+                raise Unreachable(f"{self.url}/{key}: not whole after {BODY_SECONDS:.0f} s; the store is too slow")
             if len(data) > max_bytes:
                 raise InvalidInput(f"{self.url}/{key}: more than the {max_bytes:,} bytes that it may have")
         return bytes(data)
@@ -132,8 +147,13 @@ class S3Store:
             return None
 
     def _put(self, key: str, data: bytes, **condition: str) -> None:
+        md5 = base64.b64encode(
+            hashlib.md5(data, usedforsecurity=False).digest()
+        ).decode()  # damage on the way is refused
         with self._errors(key, has_condition=bool(condition)):
-            self.client.put_object(Bucket=self.bucket, Key=self._full(check_key(key)), Body=data, **condition)
+            self.client.put_object(
+                Bucket=self.bucket, Key=self._full(check_key(key)), Body=data, ContentMD5=md5, **condition
+            )
 
     def _probe_once(self, key: str) -> None:
         """Raise StoreError unless the store refuses a second creation, and a swap of what has changed.
@@ -173,9 +193,9 @@ class S3Store:
                 "AWS_SECRET_ACCESS_KEY"
             ) from None
         except (IncompleteReadError, ResponseStreamingError):
-            raise StoreError(f"{where}: the answer broke off, {ATTEMPTS} times; try again") from None
+            raise Unreachable(f"{where}: the answer broke off, {ATTEMPTS} times; try again") from None
         except (BotoConnectionError, HTTPClientError) as error:
-            raise StoreError(
+            raise Unreachable(
                 f"{where}: cannot reach the store at {self._endpoint()} ({type(error).__name__}); check AWS_ENDPOINT_URL "
                 "and the network"
             ) from None
@@ -195,7 +215,7 @@ class S3Store:
         if status in (401, 403):
             return StoreError(
                 f"{where}: access denied ({status} {code}); check the credentials; they need s3:GetObject, s3:PutObject and "
-                "s3:ListBucket here"
+                "s3:ListBucket here, and s3:DeleteObject for gc"
             )
         if status == 501 and has_condition:
             return StoreError(
@@ -203,7 +223,8 @@ class S3Store:
             )
         if status in (301, 307, 400):
             return StoreError(f"{where}: the store answered {status} {code}; check AWS_REGION and AWS_ENDPOINT_URL")
-        return StoreError(f"{where}: the store answered {status} {code}; try again")
+        kind = Unreachable if status in (429, 500, 502, 503, 504) else StoreError
+        return kind(f"{where}: the store answered {status} {code}; try again")
 
     def _endpoint(self) -> str:
         """Host and port of the endpoint: its URL may carry a password."""

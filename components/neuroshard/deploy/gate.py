@@ -1,0 +1,203 @@
+"""May this plan go live? Values in, a Decision with its numbers out (docs/decisions/0008-gate.md).
+
+A plan is refused where it breaks a rule: other tables than today's, less memory left than the margin, a cost model that is too
+far off. A valid one is compared with the live plan, if both can be priced alike, and kept back unless it is better by more
+than `min_gain`.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from neuroshard.core.errors import UsageError
+from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.release import Decision, Release
+from neuroshard.core.shapes import shape_fault, shapes_of
+from neuroshard.core.table import Table
+from neuroshard.core.units import format_bytes
+
+
+class Gate(NamedTuple):
+    """The rules. `tables` are today's (None: those of the plan); shares are of 1.
+
+    `price(plan, today)` predicts the cost in ms of another plan on the task and with the cost model of `today`'s; None where
+    it cannot. Without one, only plans of one cost model and one task are compared, by the numbers that they carry.
+    """
+
+    tables: tuple[Table, ...] | None = None
+    memory_margin: float = 0.0
+    max_error: float | None = None
+    min_gain: float | None = None
+    price: Callable[[Plan, Plan], float | None] | None = None
+    force: bool = False
+
+    def check(self) -> None:
+        """Raise UsageError for a rule that cannot be."""
+        for name, value in (("memory-margin", self.memory_margin), ("min-gain", self.min_gain)):
+            if value is not None and not 0 <= value < 1:
+                raise UsageError(f"--{name} is a share of at least 0 and below 1 (0.05 is 5 %), not {value:g}")
+        if self.max_error is not None and not self.max_error > 0:
+            raise UsageError(f"--max-error is a share above 0 (0.1 is 10 %), not {self.max_error:g}")
+
+
+def decide(
+    plan: Plan, gate: Gate, live: Release | None, live_plan: Plan | None, *, rolled_back: bool = False
+) -> Decision:
+    """What the gate finds of `plan`. `live_plan` is None where there is none, or none that can be read.
+
+    `rolled_back` says that somebody went back from this very plan, which only a person may undo.
+    """
+    error = plan.provenance.cost_model_error
+    faults = [fault for fault in (_tables(plan, gate), _memory(plan, gate), _error(error, gate)) if fault]
+    if rolled_back:
+        faults.append("it was live, and was rolled back")
+
+    comparison, live_cost = _comparison(plan, gate, live, live_plan)
+    gain = None if live_cost is None or plan.cost_ms is None else 1 - plan.cost_ms / live_cost if live_cost else 0.0
+    min_gain = gate.min_gain if gate.min_gain is not None else error or 0.0
+    # one who names a gain wants to see it; else a plan that cannot be compared is newer knowledge, and goes live
+    demanded = gate.min_gain is not None and live_plan is not None and not _for_other_task(plan, live_plan, gate)
+    better = gain > min_gain if gain is not None else not demanded
+    return Decision(
+        verdict="refused" if faults else "passed" if better else "kept",
+        forced=gate.force,
+        faults=tuple(faults),
+        comparison=comparison,
+        live_number=live.number if live else None,
+        live_digest=live.plan_digest if live else None,
+        cost_ms=plan.cost_ms,
+        live_cost_ms=live_cost,
+        gain=gain,
+        min_gain=min_gain if live else None,
+        cost_model_error=error,
+        max_error=gate.max_error,
+        memory_left=_memory_left(plan),
+        memory_margin=gate.memory_margin,
+        moved_bytes=moved_bytes(plan, live_plan) if live_plan else None,
+    )
+
+
+def moved_bytes(new: Plan, old: Plan) -> int:
+    """Weights and optimizer state that devices must get under `new`, which they did not hold under `old`.
+
+    State that is kept by the row counts for rows of which the device held no column.
+    """
+    held: dict[tuple[str, int], list[Shard]] = defaultdict(list)
+    for shard in old.shards:
+        held[shard.table, shard.device].append(shard)
+    tables = {table.name: table for table in new.task.tables}
+    moved = 0
+    for shard in new.shards:
+        table, same = tables[shard.table], held[shard.table, shard.device]
+        elements = shard.rows * shard.dim - sum(_common_rows(shard, one) * _common_columns(shard, one) for one in same)
+        rows = shard.rows - _covered(sorted(_row_span(shard, one) for one in same))
+        moved += elements * (table.element_bytes + table.optimizer_bytes_per_element)
+        moved += rows * table.optimizer_bytes_per_row
+    return moved
+
+
+def _tables(plan: Plan, gate: Gate) -> str | None:
+    if gate.tables is None:
+        return None
+    fault = shape_fault(plan, shapes_of(gate.tables))
+    if fault is None:
+        widths = {table.name: table.element_bytes for table in plan.task.tables}
+        wrong = [table for table in gate.tables if widths[table.name] != table.element_bytes]
+        if not wrong:
+            return None
+        fault = (
+            f"has table {wrong[0].name!r} at {widths[wrong[0].name]} bytes an element, but the model has "
+            f"{wrong[0].element_bytes}"
+        )
+    return f"it {fault}; search a plan for today's tables"
+
+
+def _memory_left(plan: Plan) -> float:
+    """Share of the fullest device's memory that stays free."""
+    used = zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True)
+    return 1 - max(needed / limit for needed, limit in used)
+
+
+def _memory(plan: Plan, gate: Gate) -> str | None:
+    for device, (used, limit) in enumerate(zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True)):
+        if used > limit * (1 - gate.memory_margin):
+            return (
+                f"device {device} needs {format_bytes(used)} of {format_bytes(limit)}, which leaves less than the margin of "
+                f"{gate.memory_margin:.1%}; search with less --memory"
+            )
+    return None
+
+
+def _error(error: float | None, gate: Gate) -> str | None:
+    if gate.max_error is None:
+        return None
+    if error is None:
+        return "its cost model's error on unseen tables is not known, and --max-error asks for it; search again"
+    if error > gate.max_error:
+        return (
+            f"its cost model's error on unseen tables is {error:.1%}, more than the {gate.max_error:.1%} of --max-error; "
+            "measure more cases"
+        )
+    return None
+
+
+def _for_other_task(plan: Plan, live_plan: Plan, gate: Gate) -> str | None:
+    """Why the live plan is not one for today's tables and devices."""
+    fault = shape_fault(live_plan, shapes_of(gate.tables or plan.task.tables))
+    if fault:
+        return f"the live plan {fault}"
+    today, live = plan.task, live_plan.task
+    if {t.name: t.element_bytes for t in today.tables} != {t.name: t.element_bytes for t in live.tables}:
+        return "the live plan is for tables of another element size"
+    if live.devices != today.devices:
+        return f"the live plan is for {live.devices} devices, not for {today.devices}"
+    if live.device_memory_bytes != today.device_memory_bytes:
+        return "the live plan is for devices of other memory"
+    return None
+
+
+def _comparison(plan: Plan, gate: Gate, live: Release | None, live_plan: Plan | None) -> tuple[str, float | None]:
+    """How the plans were compared, or why not; and what the live plan costs by the same measure."""
+    if live is None:
+        return "nothing is live", None
+    if live_plan is None:
+        return "the live plan cannot be read", None
+    if other := _for_other_task(plan, live_plan, gate):
+        return other, None
+    if plan.cost_ms is None:
+        return "not compared: the plan carries no prediction", None
+    if gate.price is not None:
+        cost = gate.price(live_plan, plan)
+        if cost is None:
+            return "not compared: the cost model cannot price the live plan", None
+        return "the live plan was priced again, on today's tables with the plan's own cost model", cost
+    model, live_model = plan.provenance.cost_model, live_plan.provenance.cost_model
+    if model is None or model != live_model:
+        return "not compared: the predictions are of different cost models (--model prices both with one)", None
+    if plan.task.tables != live_plan.task.tables or plan.task.batch_size != live_plan.task.batch_size:
+        return "not compared: the predictions are for different lookups (--model prices both for today's)", None
+    return "both carry the predictions of one cost model, on the same tables", live_plan.cost_ms
+
+
+def _row_span(one: Shard, other: Shard) -> tuple[int, int]:
+    """First row, and the one after the last, that both have."""
+    return max(one.row_offset, other.row_offset), min(one.row_offset + one.rows, other.row_offset + other.rows)
+
+
+def _common_rows(one: Shard, other: Shard) -> int:
+    first, end = _row_span(one, other)
+    return max(0, end - first)
+
+
+def _common_columns(one: Shard, other: Shard) -> int:
+    end = min(one.column_offset + one.dim, other.column_offset + other.dim)
+    return max(0, end - max(one.column_offset, other.column_offset))
+
+
+def _covered(spans: list[tuple[int, int]]) -> int:
+    """Length of the union of sorted spans."""
+    length, reached = 0, 0
+    for first, end in spans:
+        length += max(0, end - max(first, reached))
+        reached = max(reached, end)
+    return length

@@ -1,0 +1,35 @@
+"""What another plan would cost today: the live plan, priced with the cost model that the new plan was searched with."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.plan import Plan
+from neuroshard.costmodel.bundle import load_cost_model
+from neuroshard.costmodel.protocol import CostModel, device_costs
+
+
+def pricer(folder: Path, plan: Plan) -> Callable[[Plan, Plan], float | None]:
+    """`price` of the gate by the cost model in `folder`. Raises InvalidInput unless `plan` was searched with that one."""
+    model = load_cost_model(folder)
+    if plan.provenance.cost_model != model.name:
+        has = f"cost model {plan.provenance.cost_model[:12]}" if plan.provenance.cost_model else "no cost model"
+        raise InvalidInput(f"{folder}: is cost model {model.name[:12]}, but the plan was searched with {has}")
+    return lambda other, today: price(other, today, model)
+
+
+def price(other: Plan, today: Plan, model: CostModel) -> float | None:
+    """Predicted ms of the slowest device if `other`'s shards held `today`'s tables; None where it splits rows."""
+    tables = {table.name: table for table in today.task.tables}
+    if any(shard.rows != tables[shard.table].rows for shard in other.shards):
+        return None
+    dims = np.array([shard.dim for shard in other.shards])
+    vectors = model.table_vectors([tables[shard.table] for shard in other.shards], dims)
+    holders = [shard.device for shard in other.shards]
+    sums, device_dims = np.zeros((today.task.devices, vectors.shape[1])), np.zeros(today.task.devices, dims.dtype)
+    np.add.at(sums, holders, vectors)
+    np.add.at(device_dims, holders, dims)
+    compute, forward, backward = device_costs(model, sums, device_dims)
+    return float((compute + forward + backward).max())

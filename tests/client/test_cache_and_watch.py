@@ -1,0 +1,225 @@
+"""The last plan, when the store is down; and the next one, when it comes."""
+
+import json
+import threading
+import time
+import warnings
+from datetime import UTC, datetime
+
+import pytest
+
+from helpers.plans import TABLES, make_plan
+from neuroshard.client import StaleWarning, load_plan, watch
+from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable, UsageError
+from neuroshard.deploy.run import deploy, rollback
+from neuroshard.store.folder import FolderStore
+from neuroshard.store.releases import live_key, plan_key
+
+NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
+A, B, C = (make_plan(note) for note in "ABC")
+
+
+@pytest.fixture
+def store(tmp_path) -> FolderStore:
+    store = FolderStore(tmp_path / "store")
+    deploy(A, store, "m", now=NOW)
+    return store
+
+
+@pytest.fixture
+def down(monkeypatch):
+    """`down(error)`: from now on every reading of the store (not of a cache) raises it."""
+    read = FolderStore.read
+
+    def down(error: Exception) -> None:
+        def fails(self: FolderStore, key: str, *rest: int) -> bytes:
+            if self.root.name == "store":
+                raise error
+            return read(self, key, *rest)
+
+        monkeypatch.setattr(FolderStore, "read", fails)
+
+    return down
+
+
+def test_a_store_that_is_down_is_answered_for_by_the_cache(store, tmp_path, down):
+    load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+    down(Unreachable("s3://b/m/live.json: cannot reach the store"))
+    with pytest.warns(StaleWarning, match=rf"cannot reach the store; using plan {A.digest()[:12]} of release 1 .2025"):
+        plan = load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+
+    assert plan == A
+
+
+def test_the_cache_holds_what_was_loaded_last(store, tmp_path, down):
+    for plan in (B, C):
+        load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+        deploy(plan, store, "m", now=NOW)
+    down(Unreachable("gone"))
+    with pytest.warns(StaleWarning, match="of release 2"):
+        assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == B
+
+
+@pytest.mark.parametrize(
+    ("other_url", "other_model", "cache"), [(True, "m", "cache"), (False, "m2", "cache"), (False, "m", "elsewhere")]
+)
+def test_a_cache_answers_only_for_its_own_store_and_model(store, tmp_path, down, other_url, other_model, cache):
+    load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+    down(Unreachable("gone"))
+    url = str(tmp_path / "other" / "store") if other_url else store.url
+    with pytest.raises(Unreachable, match=r"^gone$"):
+        load_plan(url, other_model, cache_dir=tmp_path / cache)
+
+
+def test_without_a_cache_nothing_is_kept(store, tmp_path, down, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    load_plan(store.url, "m", cache_dir=False)
+    assert not (tmp_path / "home").exists()
+
+    load_plan(store.url, "m")
+    assert (tmp_path / "home" / "neuroshard").exists()
+    down(Unreachable("gone"))
+    with pytest.raises(Unreachable, match="gone"):
+        load_plan(store.url, "m", cache_dir=False)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda store: (store.root / plan_key("m", A.digest())).write_bytes(b"{}"),
+        lambda store: (store.root / live_key("m")).write_bytes(b"{}"),
+        lambda store: (store.root / live_key("m")).unlink(),
+        lambda store: (store.root / plan_key("m", A.digest())).unlink(),
+    ],
+)
+def test_a_store_that_answers_with_a_bad_plan_is_believed(store, tmp_path, broken):
+    load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+    broken(store)
+    with pytest.raises((InvalidInput, NotFound)):
+        load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+
+
+def test_a_store_that_denies_is_believed(store, tmp_path, down):
+    load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+    down(StoreError("access denied"))
+    with pytest.raises(StoreError, match="access denied"):
+        load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+
+
+def test_what_comes_from_the_cache_is_checked_like_any_plan(store, tmp_path, down):
+    load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+    down(Unreachable("gone"))
+    with pytest.warns(StaleWarning), pytest.raises(InvalidInput, match="the trainer has 8"):
+        load_plan(store.url, "m", cache_dir=tmp_path / "cache", world_size=8)
+    (plan,) = (tmp_path / "cache").rglob("plans/*.json")
+    plan.write_bytes(plan.read_bytes().replace(b"1000", b"1001"))
+    with pytest.raises(Unreachable, match=r"^gone$"):
+        load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+
+
+def test_a_broken_cache_is_mended_by_the_next_reading(store, tmp_path, down):
+    load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+    (pointer,) = (tmp_path / "cache").rglob("live.json")
+    pointer.write_bytes(b"{")
+    load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+    down(Unreachable("gone"))
+    with pytest.warns(StaleWarning):
+        assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == A
+
+
+def test_a_cache_that_cannot_be_written_stops_nobody(store, tmp_path):
+    (tmp_path / "cache").write_bytes(b"a file")
+
+    assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == A
+
+
+def test_many_ranks_may_fill_one_cache_at_once(store, tmp_path, down):
+    threads = [
+        threading.Thread(target=load_plan, args=(store.url, "m"), kwargs={"cache_dir": tmp_path / "cache"})
+        for _ in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    down(Unreachable("gone"))
+    with pytest.warns(StaleWarning):
+        assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == A
+
+
+def test_a_store_that_hangs_is_given_up_at_the_deadline(store, monkeypatch, tmp_path):
+    load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+    freed, read = threading.Event(), FolderStore.read
+
+    def hangs(self: FolderStore, key: str, *rest: int) -> bytes:
+        if self.root.name == "store":
+            freed.wait(30)
+        return read(self, key, *rest)
+
+    monkeypatch.setattr(FolderStore, "read", hangs)
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match=r"store: no answer within 0\.2 s"):
+        load_plan(store.url, "m", cache_dir=False, deadline_seconds=0.2)
+    with pytest.warns(StaleWarning, match=r"no answer within 0\.2 s; using plan"):
+        assert load_plan(store.url, "m", cache_dir=tmp_path / "cache", deadline_seconds=0.2) == A
+    freed.set()
+    assert time.monotonic() - began < 5
+
+
+def watching(store: FolderStore, **options: object):
+    return watch(store.url, "m", every_seconds=0.001, cache_dir=False, **options)
+
+
+def test_watching_begins_with_the_live_plan_and_follows_it(store):
+    plans = watching(store)
+    assert next(plans) == A
+    deploy(B, store, "m", now=NOW)
+    assert next(plans) == B
+    rollback(store, "m", now=NOW)
+    assert next(plans) == A
+
+
+def test_a_plan_that_the_trainer_has_is_not_told_again(store):
+    plans = watching(store, seen=A.digest())
+    threading.Timer(0.1, deploy, args=(B, store, "m"), kwargs={"now": NOW}).start()
+
+    assert next(plans) == B
+
+
+def test_watching_ends_when_it_is_told_to(store):
+    stop = threading.Event()
+    threading.Timer(0.1, stop.set).start()
+
+    assert list(watching(store, seen=A.digest(), stop=stop)) == []
+
+
+def test_a_plan_for_another_trainer_is_warned_of_once_and_passed_over(store):
+    plans = watching(store, seen=A.digest(), world_size=2, tables=TABLES)
+    deploy(make_plan("wide", devices=4), store, "m", now=NOW)
+    threading.Timer(0.2, deploy, args=(B, store, "m"), kwargs={"now": NOW}).start()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert next(plans) == B
+
+    assert ["is for 4 ranks, but the trainer has 2" in str(w.message) for w in seen] == [True]
+
+
+def test_a_store_that_breaks_is_warned_of_and_watched_on(store):
+    plans = watching(store, seen=A.digest())
+    good = store.read(live_key("m"))
+    (store.root / live_key("m")).write_bytes(json.dumps({"model": "m"}).encode())
+
+    def mend() -> None:
+        (store.root / live_key("m")).write_bytes(good)
+        deploy(B, store, "m", now=NOW)
+
+    threading.Timer(0.2, mend).start()
+    with pytest.warns(StaleWarning, match="watching on"):
+        assert next(plans) == B
+
+
+def test_watching_a_store_that_cannot_be_is_an_error():
+    with pytest.raises(UsageError):
+        next(watch("gopher://x", "m"))
+    with pytest.raises(UsageError):
+        next(watch("store", "../m"))

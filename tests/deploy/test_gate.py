@@ -1,0 +1,295 @@
+"""What goes live and what does not: today's tables, memory, the cost model's error, the gain over the live plan."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from helpers.analytic import AnalyticModel
+from helpers.plans import TABLES, make_plan
+from neuroshard.client import load_plan
+from neuroshard.core.errors import Refused, UsageError
+from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.release import Decision
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.deploy.gate import Gate, moved_bytes
+from neuroshard.deploy.price import price
+from neuroshard.deploy.run import deploy, promote, publish, releases, rollback
+from neuroshard.search.run import search
+from neuroshard.store.folder import FolderStore
+from neuroshard.store.releases import read_refusals
+
+NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
+USER, ITEM, COUNTRY = TABLES
+
+
+@pytest.fixture
+def store(tmp_path) -> FolderStore:
+    return FolderStore(tmp_path / "store")
+
+
+def plan_of(cost_ms: float, *, cost_model: str | None = "a", error: float | None = None, **fields: object) -> Plan:
+    """A plan with a predicted cost by a cost model."""
+    plan = make_plan(**fields)
+    by = plan.provenance.model_copy(update={"cost_model": cost_model, "cost_model_error": error})
+    return plan.model_copy(update={"predicted_ms": (cost_ms, 0.0), "provenance": by})
+
+
+def decision_of(store: FolderStore, plan: Plan, gate: Gate = Gate()) -> Decision:  # noqa: B008
+    """What the gate recorded, in the release or beside the releases."""
+    try:
+        release = deploy(plan, store, "m", now=NOW, gate=gate)
+    except Refused:
+        return read_refusals(store, "m")[0].decision
+    if release.plan_digest == plan.digest():
+        assert release.decision is not None
+        return release.decision
+    refusal = read_refusals(store, "m")[0]
+    assert refusal.plan_digest == plan.digest()
+    return refusal.decision
+
+
+@pytest.mark.parametrize(
+    ("cost_ms", "gate", "error", "verdict", "min_gain"),
+    [
+        (9.0, Gate(), None, "passed", 0.0),
+        (10.0, Gate(), None, "kept", 0.0),
+        (11.0, Gate(), None, "kept", 0.0),
+        (9.0, Gate(), 0.05, "passed", 0.05),
+        (9.6, Gate(), 0.05, "kept", 0.05),
+        (9.6, Gate(min_gain=0.02), 0.05, "passed", 0.02),
+        (9.0, Gate(min_gain=0.2), None, "kept", 0.2),
+    ],
+)
+def test_a_plan_goes_live_if_it_is_better_by_more_than_asked(store, cost_ms, gate, error, verdict, min_gain):
+    old, new = plan_of(10.0), plan_of(cost_ms, error=error, note="new")
+    deploy(old, store, "m", now=NOW)
+    decision = decision_of(store, new, gate)
+
+    assert decision == Decision(
+        verdict=verdict,
+        comparison="both carry the predictions of one cost model, on the same tables",
+        live_number=1,
+        live_digest=old.digest(),
+        cost_ms=cost_ms,
+        live_cost_ms=10.0,
+        gain=1 - cost_ms / 10,
+        min_gain=min_gain,
+        cost_model_error=error,
+        memory_left=1 - 50_800 / 2**20,
+        memory_margin=0,
+        moved_bytes=0,
+    )
+    assert load_plan(store.url, "m") == (new if verdict == "passed" else old)
+
+
+def test_a_plan_that_is_kept_back_is_published_recorded_and_can_be_promoted(store):
+    old, new = plan_of(10.0), plan_of(10.0, note="new")
+    first = deploy(old, store, "m", now=NOW)
+
+    assert deploy(new, store, "m", now=NOW) == first
+    assert [r.plan_digest for r in read_refusals(store, "m")] == [new.digest()]
+    promoted = promote(store, "m", new.digest()[:8], now=NOW)
+    assert (promoted.action, promoted.number, promoted.plan_digest) == ("promote", 2, new.digest())
+    assert (promoted.decision.verdict, promoted.decision.forced, promoted.decision.gain) == ("kept", True, 0.0)
+    assert load_plan(store.url, "m") == new
+
+
+def test_force_makes_live_and_says_so(store):
+    deploy(plan_of(10.0), store, "m", now=NOW)
+    decision = decision_of(store, plan_of(20.0), Gate(force=True, max_error=0.1))
+
+    assert (decision.verdict, decision.forced, decision.gain) == ("refused", True, -1.0)
+    assert "not known" in decision.faults[0]
+    assert load_plan(store.url, "m") == plan_of(20.0)
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        (TABLES[1:], "has table 'user', which the model lacks"),
+        ((*TABLES, USER.model_copy(update={"name": "new"})), "lacks table 'new'"),
+        ((USER.model_copy(update={"rows": 999}), ITEM, COUNTRY), "'user' with 1,000 rows .* 999 rows"),
+        ((USER, ITEM.with_dim(12), COUNTRY), "'item' .* dim 8, but the model has .* dim 12"),
+        ((USER, ITEM.model_copy(update={"element_bytes": 2}), COUNTRY), "'item' at 4 bytes an element.* has 2"),
+    ],
+)
+def test_a_plan_for_other_tables_than_todays_is_refused(store, tables, words):
+    with pytest.raises(
+        Refused, match=f"{words}.*; search a plan for today's tables .nothing is live; --force overrides"
+    ):
+        deploy(make_plan(), store, "m", now=NOW, gate=Gate(tables=tables))
+
+    assert [(r.decision.verdict, len(r.decision.faults)) for r in read_refusals(store, "m")] == [("refused", 1)]
+
+
+def test_todays_tables_may_be_read_otherwise_and_come_in_any_order(store):
+    tables = tuple(table.model_copy(update={"pooling_factor": 99.0}) for table in reversed(TABLES))
+
+    assert decision_of(store, make_plan(), Gate(tables=tables)).verdict == "passed"
+
+
+@pytest.mark.parametrize(("margin", "fits"), [(0.0, True), (0.15, True), (0.154, False), (0.2, False)])
+def test_a_plan_must_leave_the_margin_of_memory(store, margin, fits):
+    """Rank 1 has 50,800 of 60,000 bytes: 15.3 % are left."""
+    decision = decision_of(store, make_plan(memory_bytes=60_000), Gate(memory_margin=margin))
+
+    assert decision.memory_left == pytest.approx(1 - 50_800 / 60_000)
+    assert (decision.verdict == "passed") == fits
+    assert (
+        fits
+        or f"device 1 needs 49.6 KiB of 58.6 KiB, which leaves less than the margin of {margin:.1%}" in decision.why
+    )
+
+
+@pytest.mark.parametrize(("error", "word"), [(0.2, "is 20.0%, more than the 10.0%"), (None, "not known"), (0.05, None)])
+def test_the_cost_models_error_must_be_within_its_limit(store, error, word):
+    decision = decision_of(store, plan_of(1.0, error=error), Gate(max_error=0.1))
+
+    assert decision.verdict == ("refused" if word else "passed")
+    assert (word or "nothing is live") in decision.why
+
+
+def test_every_fault_is_recorded(store):
+    gate = Gate(tables=TABLES[1:], memory_margin=0.99, max_error=0.1)
+
+    assert len(decision_of(store, make_plan(), gate).faults) == 3
+
+
+BIGGER = (USER.model_copy(update={"rows": 1100}), ITEM, COUNTRY)
+
+
+@pytest.mark.parametrize(
+    ("new", "why"),
+    [
+        (plan_of(90.0, tables=BIGGER), "the live plan has table 'user' with 1,000 rows"),
+        (plan_of(90.0, memory_bytes=2**21), "the live plan is for devices of other memory"),
+    ],
+)
+def test_a_plan_goes_live_whatever_it_costs_where_the_live_one_is_not_for_today(store, new, why):
+    deploy(plan_of(10.0), store, "m", now=NOW)
+    decision = decision_of(store, new, Gate(min_gain=0.5))
+
+    assert (decision.verdict, decision.gain) == ("passed", None)
+    assert decision.comparison.startswith(why)
+
+
+OTHER_LOOKUPS = (USER.model_copy(update={"pooling_factor": 9.0}), ITEM, COUNTRY)
+
+
+@pytest.mark.parametrize(
+    ("new", "why"),
+    [
+        (plan_of(90.0, cost_model="b"), "different cost models"),
+        (plan_of(90.0, tables=OTHER_LOOKUPS), "different lookups"),
+    ],
+)
+def test_what_cannot_be_compared_goes_live_unless_a_gain_is_demanded(store, new, why):
+    old = plan_of(10.0)
+    deploy(old, store, "m", now=NOW)
+
+    demanding = decision_of(store, new, Gate(min_gain=0.0))
+    assert (demanding.verdict, demanding.gain) == ("kept", None)
+    assert why in demanding.comparison
+    assert decision_of(store, new).verdict == "passed"
+
+
+def test_a_live_plan_that_is_broken_is_replaced(store):
+    deploy(plan_of(1.0), store, "m", now=NOW)
+    (store.root / "m" / "plans" / f"{plan_of(1.0).digest()}.json").write_bytes(b"{")
+
+    assert decision_of(store, plan_of(9.0), Gate(min_gain=0.5)).comparison == "the live plan cannot be read"
+
+
+def test_a_plan_that_was_rolled_back_does_not_come_back_by_itself(store):
+    a, b, c = plan_of(10.0), plan_of(9.0), plan_of(8.0)
+    for plan in (a, b, c):
+        deploy(plan, store, "m", now=NOW)
+    rollback(store, "m", now=NOW)
+    rollback(store, "m", now=NOW)
+    for plan in (b, c):
+        with pytest.raises(Refused, match=r"it was live, and was rolled back .release 5 stays live"):
+            deploy(plan, store, "m", now=NOW)
+
+    assert promote(store, "m", c.digest(), now=NOW).number == 6
+    assert load_plan(store.url, "m") == c
+
+
+@pytest.mark.parametrize(
+    "gate", [Gate(min_gain=1.0), Gate(min_gain=-0.1), Gate(memory_margin=1.5), Gate(max_error=0.0), Gate(max_error=-1)]
+)
+def test_a_rule_that_cannot_be_is_refused_before_anything_is_written(store, gate):
+    with pytest.raises(UsageError, match="is a share"):
+        deploy(make_plan(), store, "m", now=NOW, gate=gate)
+    assert not store.root.exists()
+
+
+def shards_of(*pieces: tuple[int, int, int]) -> Plan:
+    """USER in (column, width, device)."""
+    plan = make_plan(tables=(USER,))
+    shards = tuple(Shard(table="user", rows=1000, column_offset=c, dim=d, device=r) for c, d, r in pieces)
+    return Plan(task=plan.task, shards=shards, provenance=plan.provenance)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "moved"),
+    [
+        (shards_of((0, 16, 0)), shards_of((0, 16, 0)), 0),
+        (shards_of((0, 16, 0)), shards_of((0, 16, 1)), 1000 * (16 * 4 + 4)),
+        (shards_of((0, 16, 0)), shards_of((0, 8, 0), (8, 8, 1)), 1000 * (8 * 4 + 4)),
+        (shards_of((0, 8, 0), (8, 8, 1)), shards_of((0, 16, 0)), 1000 * 8 * 4),
+        (shards_of((0, 4, 0), (4, 12, 0)), shards_of((0, 12, 0), (12, 4, 0)), 0),
+        (shards_of((0, 8, 0), (8, 8, 1)), shards_of((0, 8, 1), (8, 8, 0)), 1000 * 16 * 4),
+    ],
+)
+def test_moved_bytes_are_those_that_a_device_did_not_hold(old, new, moved):
+    assert moved_bytes(new, old) == moved
+
+
+def task_of(tables: list[tuple[int, int, float]], devices: int) -> ShardingTask:
+    return ShardingTask(
+        tables=tuple(Table(name=f"t{i}", rows=r, dim=d, pooling_factor=p) for i, (r, d, p) in enumerate(tables)),
+        device_memory_bytes=(2**30,) * devices,
+        batch_size=65536,
+    )
+
+
+def test_the_live_plan_is_priced_again_as_the_search_would_price_it(store):
+    model = AnalyticModel()
+    task = task_of([(100_000 * i, 4 * i, i) for i in range(1, 15)], devices=3)
+    best, other = (search(task, model, algorithm=name) for name in ("neuroshard", "size"))
+
+    for plan in (best, other):
+        assert price(plan, best, model) == pytest.approx(plan.cost_ms, rel=1e-12)
+    deploy(plan_like(other, cost_model="another"), store, "m", now=NOW)
+    decision = decision_of(store, best, Gate(price=lambda live, today: price(live, today, model), min_gain=0.0))
+    assert decision.verdict == "passed"
+    assert decision.gain == pytest.approx(1 - best.cost_ms / other.cost_ms)
+    assert decision.comparison.startswith("the live plan was priced again")
+
+
+def plan_like(plan: Plan, **provenance: object) -> Plan:
+    return plan.model_copy(update={"provenance": plan.provenance.model_copy(update=provenance)})
+
+
+def test_a_plan_with_split_rows_cannot_be_priced():
+    plan = make_plan(tables=(ITEM,))
+    halves = tuple(Shard(table="item", row_offset=r, rows=150, dim=8, device=r // 150) for r in (0, 150))
+    split = Plan(task=plan.task, shards=halves, provenance=plan.provenance)
+
+    assert price(split, plan, AnalyticModel()) is None
+
+
+def test_publishing_makes_nothing_live(store):
+    publish(plan_of(1.0), store, "m")
+
+    assert [entry.key for entry in store.list("m/")] == [f"m/plans/{plan_of(1.0).digest()}.json"]
+
+
+def test_a_kept_plan_costs_no_release(store):
+    deploy(plan_of(10.0), store, "m", now=NOW)
+    for hour in range(3):
+        deploy(plan_of(10.0, note=str(hour)), store, "m", now=NOW + timedelta(hours=hour))
+
+    assert [r.number for r in releases(store, "m")] == [1]
+    assert [r.time[11:13] for r in read_refusals(store, "m")] == ["14", "13", "12"]
