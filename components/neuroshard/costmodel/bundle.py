@@ -11,11 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
 
 from neuroshard.core.cost import Bench
 from neuroshard.core.errors import InvalidInput, NewerFormat
 from neuroshard.core.table import Table
+from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.value import Value, check_format, decode_json, sha256
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, table_features
 from neuroshard.costmodel.nets import ExchangeNet, Nets
@@ -46,8 +49,8 @@ class Manifest(Value):
     bench: Bench
     hardware_fingerprint: str
     batch_size: int
-    max_dim: int
-    device_counts: tuple[int, ...]  # those with exchange nets
+    max_dim: Annotated[int, Field(gt=0)]
+    device_counts: tuple[Annotated[int, Field(ge=2, le=MAX_DEVICES)], ...]  # those with exchange nets
     tensors_sha256: str
     report: Report
     provenance: Provenance
@@ -105,10 +108,9 @@ class TrainedCostModel:
     def _exchange(self, nets: Mapping[int, ExchangeNet], device_dims: Floats) -> ExchangeNet:
         devices = device_dims.shape[-1]
         if devices not in nets:
-            measured = " and ".join(map(str, sorted(nets))) or "one device only, not exchanges"
-            known = f"the exchange of {measured} devices" if nets else measured
+            measured = f"{' and '.join(map(str, sorted(nets)))} devices" if nets else "one device"
             raise InvalidInput(
-                f"the cost model was measured for {known}, not of {devices}; run `neuroshard augment --devices {devices}`, "
+                f"the cost model was measured for {measured}, not {devices}; run `neuroshard augment --devices {devices}`, "
                 "measure and pretrain again"
             )
         return nets[devices]

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS
 from neuroshard.costmodel.protocol import Floats, Ints
@@ -114,25 +115,47 @@ class ExchangeScale:
     high_dims: float
     unit_delay_ms: float | None = None
 
-    def inputs(self, device_dims: Floats, start_delays_ms: Floats | None) -> tuple[Floats, Floats, Ints]:
-        """What the net sees, what its outputs are multiplied by, and the order that it sees the devices in.
+    def view(self, device_dims: Floats, start_delays_ms: Floats | None) -> "ExchangeView":
+        """One or two (…, D) as the net sees them.
 
-        One or two (…, D) -> (…, D or 2 D), (…, 1), (…, D). Devices come widest first, of equals the one that waits longest. The
-        widest shows as log2 of its dims, the others as shares of it. Sizes that were not measured look to the net like the
-        nearest that was, and cost more in proportion. Waits beyond the longest measured change nothing: by then the
-        others have sent what they had.
+        Devices come widest first, of equals the one that waits longest. The widest shows as log2 of its dims, the others as
+        shares of it. Sizes that were not measured look to the net like the nearest that was, and cost more in proportion.
+        Waits beyond the longest measured change nothing: by then the others have sent what they had.
         """
         waits = np.zeros_like(device_dims)
         if start_delays_ms is not None and self.unit_delay_ms is not None:
             waits = np.minimum(waiting_ms(start_delays_ms) / self.unit_delay_ms, 1.0)
         order = np.lexsort((-waits, -device_dims), axis=-1)
-        dims = np.take_along_axis(device_dims, order, axis=-1)
+        dims, waits = np.take_along_axis(device_dims, order, axis=-1), np.take_along_axis(waits, order, axis=-1)
         widest = dims[..., :1]
         known = np.clip(widest, self.low_dims, self.high_dims)
         columns = [np.log2(known / self.unit_dims), dims[..., 1:] / np.maximum(widest, 1.0)]
         if self.unit_delay_ms is not None:
-            columns.append(np.take_along_axis(waits, order, axis=-1))
-        return np.concatenate(columns, axis=-1), widest / self.unit_dims + LATENCY_SHARE, order
+            columns.append(waits)
+        differs = (np.diff(dims, axis=-1, prepend=np.inf) != 0) | (np.diff(waits, axis=-1, prepend=np.inf) != 0)
+        return ExchangeView(np.concatenate(columns, axis=-1), widest / self.unit_dims + LATENCY_SHARE, order, differs)
+
+
+@dataclass(frozen=True)
+class ExchangeView:
+    """An exchange as its net sees it: `inputs` (…, D or 2 D), and the `size` (…, 1) that its outputs are multiplied by.
+
+    `order` (…, D) numbers the devices as they come; `differs` (…, D) is False where one is like the one before it.
+    """
+
+    inputs: Floats
+    size: Floats
+    order: Ints
+    differs: NDArray[np.bool_]
+
+    def by_device(self, ordered: Floats) -> Floats:
+        """Outputs in the net's order as those of devices 0 … D - 1: (…, D) -> (…, D). Devices that are alike get their mean."""
+        first = np.flatnonzero(self.differs)
+        alike = np.diff(first, append=ordered.size)
+        means = np.add.reduceat(ordered.ravel(), first) / alike if ordered.size else ordered.ravel()
+        numbered = np.empty_like(ordered)
+        np.put_along_axis(numbered, self.order, np.repeat(means, alike).reshape(ordered.shape), axis=-1)
+        return numbered
 
 
 @dataclass(frozen=True)
@@ -150,9 +173,8 @@ class ExchangeNet:
 
     def ms(self, device_dims: Floats, start_delays_ms: Floats | None = None) -> Floats:
         """Ms of every device, waiting included: one or two (…, D) -> (…, D)."""
-        inputs, size, order = self.scale.inputs(device_dims, start_delays_ms)
-        transfer = np.empty_like(inputs, shape=order.shape)
-        np.put_along_axis(transfer, order, softplus(perceptron(self.layers, inputs)) * size * self.unit_ms, axis=-1)
+        view = self.scale.view(device_dims, start_delays_ms)
+        transfer = view.by_device(softplus(perceptron(self.layers, view.inputs)) * view.size * self.unit_ms)
         return transfer if start_delays_ms is None else transfer + waiting_ms(start_delays_ms)
 
 

@@ -70,7 +70,7 @@ def train_compute(
     """The compute net from the cases at `train`, the best epoch by those at `valid`."""
     samples = SetSamples(labels, train, batch_size)
     net = _SumNet(generator)
-    fit = _fit("train compute net", net, samples, (train, valid), epochs, COMPUTE_WEIGHT_DECAY, generator)
+    fit = fit_net("train compute net", net, samples, (train, valid), epochs, COMPUTE_WEIGHT_DECAY, generator)
     return ComputeNet(samples.scale, _layers(net.table), _layers(net.head), samples.unit_ms), fit
 
 
@@ -81,11 +81,11 @@ def train_exchange(
     samples = ExchangeSamples(labels, train, delays)
     net = _ExchangeNet(samples.shown.shape[1], labels.ms.shape[1], generator)
     what = f"train {'forward' if delays else 'backward'} exchange net, {labels.ms.shape[1]} devices"
-    fit = _fit(what, net, samples, (train, valid), epochs, EXCHANGE_WEIGHT_DECAY, generator)
+    fit = fit_net(what, net, samples, (train, valid), epochs, EXCHANGE_WEIGHT_DECAY, generator)
     return ExchangeNet(samples.scale, _layers(net.layers), samples.unit_ms), fit
 
 
-def _fit(
+def fit_net(
     what: str,
     net: nn.Module,
     samples: Samples,
@@ -167,12 +167,12 @@ class ExchangeSamples:
             high_dims=float(widest.max()),
             unit_delay_ms=max(float(waits[train].max()), CLOCK_MS) if delays else None,
         )
-        inputs, size, order = self.scale.inputs(dims, starts)
-        ms, waits = (np.take_along_axis(array, order, axis=1) for array in (labels.ms, waits))
-        _, self.unit_ms = _in_units(np.maximum(ms - waits, 0.0) / size, train)
+        view = self.scale.view(dims, starts)
+        ms, waits = (np.take_along_axis(array, view.order, axis=1) for array in (labels.ms, waits))
+        _, self.unit_ms = _in_units(np.maximum(ms - waits, 0.0) / view.size, train)
         self.labels = torch.from_numpy(ms / self.unit_ms).float()
         self.shown, self.size, self.waits = (
-            torch.from_numpy(array).float() for array in (inputs, size, waits / self.unit_ms)
+            torch.from_numpy(array).float() for array in (view.inputs, view.size, waits / self.unit_ms)
         )
 
     def inputs(self, cases: Tensor) -> tuple[Tensor, ...]:

@@ -1,0 +1,189 @@
+"""Cost models on disk: what is written is read back, and every fault is told in one line."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+from helpers.costs import random_model, random_tables
+from neuroshard.core.errors import InvalidInput, NeuroshardError, NewerFormat
+from neuroshard.core.value import sha256
+from neuroshard.costmodel.bundle import load_cost_model, save_cost_model
+from neuroshard.costmodel.protocol import device_costs
+
+
+@pytest.fixture
+def saved(tmp_path):
+    save_cost_model(tmp_path / "model", random_model(2, 4))
+    return tmp_path / "model"
+
+
+def rewrite(folder, tensors):
+    """Replace the tensors, with a manifest that answers for them."""
+    data = save(tensors)
+    (folder / "nets.safetensors").write_bytes(data)
+    change_manifest(folder, tensors_sha256=sha256(data))
+
+
+def change_manifest(folder, **change):
+    path = folder / "model.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+
+
+def fault(folder):
+    with pytest.raises(InvalidInput) as caught:
+        load_cost_model(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_model_read_back_is_the_model_that_was_written(saved):
+    model, again = random_model(2, 4), load_cost_model(saved)
+    tables, dims = random_tables(20), np.arange(4, 84, 4)
+    sums = model.table_vectors(tables, dims).reshape(5, 4, -1)
+    device_dims = dims.reshape(5, 4).astype(float)
+
+    assert again.manifest == model.manifest
+    assert again.name == model.name
+    assert again.device_counts == (1, 2, 4)
+    assert (again.table_vectors(tables, dims) == model.table_vectors(tables, dims)).all()
+    for one, other in zip(device_costs(again, sums, device_dims), device_costs(model, sums, device_dims), strict=True):
+        assert (one == other).all()
+
+
+def test_the_same_model_gives_the_same_bytes(saved, tmp_path):
+    save_cost_model(tmp_path / "again", load_cost_model(saved))
+
+    for name in ("model.json", "nets.safetensors"):
+        assert (tmp_path / "again" / name).read_bytes() == (saved / name).read_bytes()
+
+
+def test_other_numbers_give_another_name():
+    assert random_model(4, seed=1).name != random_model(4, seed=2).name
+
+
+def test_one_device_needs_no_exchange_net():
+    model = random_model()
+
+    compute, forward, backward = device_costs(model, np.ones((3, 1, 32)), np.ones((3, 1)))
+
+    assert model.device_counts == (1,)
+    assert (compute > 0).all()
+    assert (forward == 0).all()
+    assert (backward == 0).all()
+
+
+def test_an_exchange_that_was_not_measured_is_refused_with_the_way_out():
+    with pytest.raises(InvalidInput, match=r"measured for 2 and 4 devices, not 8; .*--devices 8"):
+        random_model(2, 4).backward_comm_ms(np.ones(8))
+    with pytest.raises(InvalidInput, match=r"measured for one device, not 3; .*--devices 3"):
+        random_model().forward_comm_ms(np.ones(3), np.zeros(3))
+
+
+def test_a_folder_without_a_model_says_how_to_make_one(tmp_path):
+    assert "neuroshard pretrain" in fault(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["model.json", "nets.safetensors"])
+@pytest.mark.parametrize("share", [0, 0.5, 0.99])
+def test_a_truncated_file_is_named(saved, name, share):
+    data = (saved / name).read_bytes()
+    (saved / name).write_bytes(data[: int(len(data) * share)])
+
+    assert name in fault(saved)
+
+
+def test_a_missing_tensors_file_is_named(saved):
+    (saved / "nets.safetensors").unlink()
+
+    assert "nets.safetensors: no such file" in fault(saved)
+
+
+def test_tensors_of_another_model_are_refused(saved, tmp_path):
+    save_cost_model(tmp_path / "other", random_model(2, 4, seed=1))
+    (saved / "nets.safetensors").write_bytes((tmp_path / "other" / "nets.safetensors").read_bytes())
+
+    assert "damaged or of another model" in fault(saved)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop("compute.head.0.bias"), "compute.head.0.bias is missing"),
+        (lambda t: t.update(surplus=np.zeros(3)), "surplus is not one of a cost model"),
+        (lambda t: t.update({"compute.head.0.bias": np.zeros(65)}), "(65,), expected float64 (64,)"),
+        (lambda t: t.update({"compute.head.0.bias": np.zeros(64, np.float32)}), "float32 (64,), expected float64"),
+        (
+            lambda t: t["forward.4.layers.0.weight"].fill(np.nan),
+            "forward.4.layers.0.weight holds a value that is not finite",
+        ),
+        (lambda t: t["backward.2.unit_ms"].fill(0), "backward.2.unit_ms is 0, but must be above 0"),
+    ],
+)
+def test_a_wrong_tensor_is_named(saved, change, words):
+    tensors = {name: tensor.copy() for name, tensor in load((saved / "nets.safetensors").read_bytes()).items()}
+    change(tensors)
+    rewrite(saved, tensors)
+
+    assert words in fault(saved)
+
+
+def test_tensors_that_are_not_safetensors_are_refused(saved):
+    (saved / "nets.safetensors").write_bytes(b"\xff" * 100)
+    change_manifest(saved, tensors_sha256=sha256(b"\xff" * 100))
+
+    assert "not a whole safetensors file" in fault(saved)
+
+
+@pytest.mark.parametrize("change", [{"format_version": 2}, {"feature_version": 2}])
+def test_a_model_from_the_future_is_refused(saved, change):
+    change_manifest(saved, **change)
+
+    with pytest.raises(NewerFormat, match="newer neuroshard"):
+        load_cost_model(saved)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"feature_version": 0}, "run `neuroshard pretrain` again"),
+        ({"features": ["log2_dim"]}, "run `neuroshard pretrain` again"),
+        ({"bench": None}, "bench"),
+        ({"device_counts": [4]}, "tensor backward.2"),
+        ({"device_counts": [1, 2, 4]}, "device_counts"),
+        ({"device_counts": [10**9]}, "device_counts"),
+        ({"max_dim": 0}, "max_dim"),
+        ({"tensors_sha256": "../../etc/passwd"}, "damaged or of another model"),
+    ],
+)
+def test_a_wrong_manifest_is_told_in_one_line(saved, change, words):
+    change_manifest(saved, **change)
+
+    assert words in fault(saved)
+
+
+def test_a_save_that_fails_leaves_nothing_that_looks_whole(saved, monkeypatch):
+    def full(path, data):
+        raise NeuroshardError("disk full")
+
+    monkeypatch.setattr("neuroshard.costmodel.bundle.write_bytes", full)
+    with pytest.raises(NeuroshardError):
+        save_cost_model(saved, random_model(2, 4))
+
+    assert "no model.json here" in fault(saved)
+
+
+def test_a_folder_that_is_a_file_is_told_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(NeuroshardError, match="file"):
+        save_cost_model(tmp_path / "file", random_model())
+
+
+def test_predicting_needs_no_torch():
+    code = "import sys, neuroshard.costmodel.bundle; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,95 @@
+"""Cost sets by the formula of `measure`, in memory, and a cost model with random nets."""
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from neuroshard.augment.run import augment
+from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.cost import Bench, CommCost, ComputeCost, Costs, Hardware
+from neuroshard.core.table import Table
+from neuroshard.costmodel.bundle import Provenance, TrainedCostModel, cost_model
+from neuroshard.costmodel.nets import blank_nets
+from neuroshard.costmodel.report import Report
+from neuroshard.measure import formula
+
+BENCH = Bench(
+    backend="synthetic",
+    hardware=Hardware(kind="synthetic", name="test device", memory_bytes=80 * 2**30),
+    batch_size=65536,
+    warmup=0,
+    repeats=1,
+    optimizer="rowwise_adagrad",
+    threads=1,
+    seed=0,
+)
+
+
+def random_tables(count: int, seed: int = 0) -> tuple[Table, ...]:
+    """Tables of 100 to 10 million rows, 1 to 60 lookups a sample."""
+    rng = np.random.default_rng(seed)
+    return tuple(
+        Table(name=f"t{i}", rows=int(10 ** rng.uniform(2, 7)), dim=64, pooling_factor=float(60 ** rng.uniform()))
+        for i in range(count)
+    )
+
+
+def compute_cost(case: ComputeCase, rng: np.random.Generator, noise: float, round_: int = 0) -> ComputeCost:
+    total = formula.compute_ms(case.tables, BENCH.batch_size) * np.exp(noise * rng.standard_normal())
+    return ComputeCost(case_id=case.case_id, round=round_, forward_ms=total / 3, backward_ms=total * 2 / 3)
+
+
+def comm_cost(case: CommCase, rng: np.random.Generator, noise: float, round_: int = 0) -> CommCost:
+    dims, delays = np.array(case.device_dims, dtype=float), np.array(case.start_delays_ms)
+    forward = formula.forward_comm_ms(dims, delays, BENCH.batch_size)
+    backward = formula.backward_comm_ms(dims, BENCH.batch_size)
+    forward, backward = (ms * np.exp(noise * rng.standard_normal(len(dims))) for ms in (forward, backward))
+    return CommCost(case_id=case.case_id, round=round_, forward_ms=tuple(forward), backward_ms=tuple(backward))
+
+
+def formula_costs(
+    tables: tuple[Table, ...],
+    compute_cases: int = 0,
+    comm_cases: int = 0,
+    devices: tuple[int, ...] = (4,),
+    noise: float = 0.01,
+    twice: int = 10,
+    seed: int = 0,
+) -> Costs:
+    """What `measure` would write of cases that `augment` drew: labels with log-normal noise, the first `twice` again."""
+    rng = np.random.default_rng(seed)
+    cases = augment(
+        tables,
+        compute_cases=max(compute_cases, 1),
+        comm_cases=comm_cases,
+        devices=devices,
+        memory_bytes=80 * 2**30,
+        seed=seed,
+    )
+    compute = cases.compute[:compute_cases]
+    return Costs(
+        bench=BENCH,
+        compute=tuple((case, compute_cost(case, rng, noise)) for case in compute)
+        + tuple((case, compute_cost(case, rng, noise, 1)) for case in compute[:twice]),
+        comm=tuple((case, comm_cost(case, rng, noise)) for case in cases.comm)
+        + tuple((case, comm_cost(case, rng, noise, 1)) for case in cases.comm[:twice]),
+    )
+
+
+def random_model(*device_counts: int, seed: int = 0) -> TrainedCostModel:
+    """A cost model that knows nothing: every number of its nets is drawn from 0.1 … 1.1."""
+    rng = np.random.default_rng(seed)
+
+    def drawn(node: Any) -> Any:
+        if is_dataclass(node) and not isinstance(node, type):
+            return replace(node, **{field.name: drawn(getattr(node, field.name)) for field in fields(node)})
+        if isinstance(node, dict):
+            return {key: drawn(part) for key, part in node.items()}
+        if isinstance(node, tuple):
+            return tuple(map(drawn, node))
+        return None if node is None else node * 0 + 0.1 + rng.random(np.shape(node))
+
+    nets = drawn(blank_nets(device_counts))
+    provenance = Provenance(neuroshard_version="0", seed=seed, compute_cases=0, comm_cases=0)
+    return cost_model(nets, BENCH, 128, Report(nets=()), provenance)

@@ -1,0 +1,54 @@
+"""From measured rows to labels."""
+
+import pytest
+
+from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.cost import CommCost, ComputeCost
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.table import Table
+from neuroshard.pretrain.labels import check_one_time_a_device, check_unseen, collect
+
+
+def case(name, split="train"):
+    return ComputeCase(tables=(Table(name=name, rows=10, dim=4, pooling_factor=1),), split=split)
+
+
+def cost(of, ms, round_=0):
+    return ComputeCost(case_id=of.case_id, round=round_, forward_ms=ms, backward_ms=0)
+
+
+def test_only_the_first_round_is_a_label_and_the_second_stands_beside_it():
+    a, b = case("a"), case("b", "valid")
+    rows = [(a, cost(a, 5.0, 1)), (b, cost(b, 2.0)), (a, cost(a, 4.0))]
+
+    labels = collect(rows, lambda cost: cost.total_ms)
+
+    assert labels.cases == (b, a)
+    assert labels.ms.tolist() == [2, 4]
+    assert labels.twice.tolist() == [[4], [5]]
+    assert labels.of_split("train").tolist() == [1]
+
+
+def test_rows_with_an_error_are_left_out():
+    a, b = case("a"), case("b")
+    rows = [(a, ComputeCost(case_id=a.case_id, error="out of memory")), (a, cost(a, 3.0, 1)), (b, cost(b, 2.0))]
+
+    labels = collect(rows, lambda cost: cost.total_ms)
+
+    assert labels.cases == (b,)
+    assert labels.twice.size == 0
+
+
+def test_a_test_table_that_was_trained_on_is_refused():
+    check_unseen([case("a"), case("b", "test_tables"), case("a", "test_sets")])
+
+    with pytest.raises(InvalidInput, match=r"table 'a' \(1 in all\) is in test_tables and in another split"):
+        check_unseen([case("a"), case("a", "test_tables")])
+
+
+def test_an_exchange_with_too_few_times_is_named():
+    two = CommCase(device_dims=(4, 8), start_delays_ms=(0, 0))
+    short = CommCost(case_id=two.case_id, forward_ms=(1.0,), backward_ms=(1.0, 1.0))
+
+    with pytest.raises(InvalidInput, match=rf"exchange {two.case_id} has 1 forward_ms for 2 devices"):
+        check_one_time_a_device([(two, short)])
