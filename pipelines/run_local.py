@@ -166,12 +166,13 @@ def summary(options: argparse.Namespace, folder: Path, trained: str) -> str:
         "log": folder / "log.txt",
         "store": options.store,
     }
-    measured_on = {"synthetic": "a formula, not measured"}.get(model.backend, f"measured on {model.device_name}")
+    measured = f"measured on {model.device_name} ({model.backend})"
+    costs = "by a formula, nothing was measured (synthetic)" if model.backend == "synthetic" else measured
     plan = read_plan(folder / "plan.json")
     paragraphs = [
         plan_text(plan),
         costs_by_device_text(plan),
-        f"cost model of {measured_on} ({model.backend})\n{model.report.text()}",
+        f"cost model, of costs {costs}\n{model.report.text()}",
         trained,
         "\n".join(f"{name:<11} {path}" for name, path in files.items()),
     ]

@@ -19,7 +19,7 @@ POD = CRONJOB["spec"]["jobTemplate"]["spec"]["template"]["spec"]
 
 def validate(files: list[Path]) -> str:
     """What `kubernetes-validate --strict` has to say against these files."""
-    command = [Path(sys.executable).with_name("kubernetes-validate"), "--strict", "--quiet"]
+    command: list[str | Path] = [Path(sys.executable).with_name("kubernetes-validate"), "--strict", "--quiet"]
     ended = subprocess.run([*command, *files], capture_output=True, text=True)
     return ended.stdout + ended.stderr if ended.returncode else ""
 

@@ -42,7 +42,7 @@ def test_progress_is_told_on_stderr_and_the_summary_on_stdout(done) -> None:  # 
     assert "Executing task 'measure'" in ended.stderr
     assert "    measure on formula of an H100: " in ended.stderr
     assert "predicted cost (slowest device)" in ended.stdout
-    assert "a formula, not measured" in ended.stdout
+    assert "of costs by a formula, nothing was measured" in ended.stdout
     assert str(out / "store") in ended.stdout
     assert "executor_input" not in ended.stderr
 
