@@ -86,7 +86,7 @@ def test_the_net_is_that_of_the_best_epoch():
 
     # Adam moves about 0.005 a step, so 1.1 is reached after about 20, and then the error rises until patience ends
     assert fit == Fit(train_cases=8, valid_cases=2, epochs=62, best_epoch=21)
-    assert float(net.ms) == pytest.approx(1.1, abs=0.01)
+    assert float(net.ms.detach()) == pytest.approx(1.1, abs=0.01)
 
 
 def test_training_stops_when_the_error_has_stopped_falling(sets):
