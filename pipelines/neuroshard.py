@@ -2,7 +2,8 @@
 
     load -> augment -> measure -> pretrain -> search -> deploy
 
-Only `measure` touches the devices: one pod with `gpus` of them. `search` also reads the tables, `deploy` writes to the store.
+Only `measure` touches the devices: one pod with `gpus` of them. `search` and `deploy` also read the tables; `deploy`
+prices the live plan and the new one with the same cost model, and writes to the store.
 """
 
 from kfp import dsl, kubernetes
@@ -97,7 +98,14 @@ def neuroshard(
         algorithm=algorithm,
         seed=seed,
     )
-    live = deploy(plan=found.outputs["plan"], store=store, model=model, single_writer=single_writer)
+    live = deploy(
+        plan=found.outputs["plan"],
+        tables=loaded.outputs["tables"],
+        cost_model=trained.outputs["cost_model"],
+        store=store,
+        model=model,
+        single_writer=single_writer,
+    )
 
     for step in (loaded, drawn, trained, found, live):
         step.set_container_image(step_image)

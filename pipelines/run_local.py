@@ -22,6 +22,9 @@ from typing import TextIO
 
 from kfp import components, local
 
+from neuroshard.core.plan import Plan
+from neuroshard.core.release import Release
+from neuroshard.core.value import decode_json
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.files.plan import read_plan
 from neuroshard.report.text import costs_by_device_text, plan_text
@@ -173,10 +176,23 @@ def summary(options: argparse.Namespace, folder: Path, trained: str) -> str:
         plan_text(plan),
         costs_by_device_text(plan),
         f"cost model, of costs {costs}\n{model.report.text()}",
+        live_text(
+            plan, Release.parse(decode_json((folder / "release.json").read_bytes(), "release.json"), "release.json")
+        ),
         trained,
         "\n".join(f"{name:<11} {path}" for name, path in files.items()),
     ]
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+
+def live_text(plan: Plan, release: Release) -> str:
+    """Which plan is live after the run: the gate keeps one that is predicted better, or as good."""
+    if release.plan_digest == plan.digest():
+        return f"live: this plan, as release {release.number} of {release.model}"
+    return (
+        f"live: still release {release.number} of {release.model}, plan {release.plan_digest[:12]}; "
+        "the gate did not find this one better"
+    )
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_who_feeds_whom() -> None:
         "measure": {"augment"},
         "pretrain": {"measure"},
         "search": {"load", "pretrain"},
-        "deploy": {"search"},
+        "deploy": {"load", "pretrain", "search"},
     }
 
 
