@@ -7,7 +7,7 @@ SHELL := /bin/bash
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-LOCKED := $(PIP) --require-hashes --no-deps -r
+LOCKED := $(PIP) --no-build-isolation --require-hashes --no-deps -r
 SOURCES := components pipelines requirements tests $(wildcard examples)
 EXPERIMENT ?= neuroshard
 JOBS ?= 2
@@ -68,8 +68,10 @@ PYTHONS := $(or $(PYTHON),python3.11 python3)
 	done; \
 	echo "NeuroShard needs Python 3.11 or newer, and none of these is: $(PYTHONS). Choose one: make PYTHON=/path/to/python3.11" >&2; exit 1
 
-.venv/run.done: .venv/bin/python requirements/run.txt requirements/torch.txt requirements/torchrec.txt pyproject.toml
+LOCKS := $(addprefix requirements/,build.txt run.txt torch.txt torchrec.txt)
+.venv/run.done: .venv/bin/python $(LOCKS) pyproject.toml
 	@echo "installing what is pinned in requirements/run.txt and torch.txt (a minute or two)" >&2
+	@$(LOCKED) requirements/build.txt
 	@$(LOCKED) requirements/run.txt
 	@$(PIP) -r requirements/torch.txt
 	@$(LOCKED) requirements/torchrec.txt

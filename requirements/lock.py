@@ -2,14 +2,15 @@
 
     make lock        (or: .venv/bin/python requirements/lock.py)
 
+build.txt      pip, and what builds this project and the few packages that come as source
 run.txt        what `make run` needs, without torch and torchrec
 dev.txt        that, and what `make test` and `make check` need
 torchrec.txt   torchrec alone: it names the CUDA fbgemm-gpu as its need, and pip would lay that over fbgemm-gpu-cpu
 image-cpu.txt  what the pipeline's steps and its submitter need; image-gpu.txt what measuring on GPUs needs
 
-All are installed with `--require-hashes --no-deps`. torch and what its CUDA build brings stand apart, by version, in
-torch.txt: pip finds a CPU or a CUDA build of it, and their hashes differ. The resolver ignores this machine's pip
-configuration (PIP_INDEX_URL is heard), so that a lock says the same wherever it is made.
+All are installed with `--require-hashes --no-deps --no-build-isolation`. torch and what its CUDA build brings stand apart, by
+version, in torch.txt: pip finds a CPU or a CUDA build of it, and their hashes differ. The resolver ignores this machine's
+pip configuration (PIP_INDEX_URL is heard), so that a lock says the same wherever it is made.
 """
 
 import os
@@ -38,15 +39,16 @@ class Lock(NamedTuple):
     """What goes into one file."""
 
     extras: tuple[str, ...] = ()  # of pyproject.toml
-    added: tuple[str, ...] = ("setuptools",)  # builds the project itself
+    added: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()  # in the version of run.txt, without what it needs in turn
 
 
-WITH_TORCHREC = Lock(added=("setuptools", "torchrec==1.8.0"), left_out=("fbgemm-gpu", "torchrec"))
+WITH_TORCHREC = Lock(added=("torchrec==1.8.0",), left_out=("fbgemm-gpu", "torchrec"))
 
 LOCKS = {
     "run.txt": WITH_TORCHREC._replace(extras=("all",)),  # first: the others take its versions
+    "build.txt": Lock(added=("pip", "setuptools", "wheel")),
     "dev.txt": WITH_TORCHREC._replace(extras=("dev",)),
     "torchrec.txt": Lock(alone=("torchrec",)),
     "image-cpu.txt": Lock(("measure", "pretrain", "search", "pipeline")),
@@ -56,15 +58,16 @@ LOCKS = {
 
 
 def main() -> None:
-    run: dict[str, str] = {}
+    known: dict[str, str] = {}
     for name, lock in LOCKS.items():
         path = ROOT / "requirements" / name
         print(path.relative_to(ROOT), file=sys.stderr, flush=True)
-        pins = resolve([*expand(lock.extras), *lock.added], run) if lock.extras else {}
-        pins |= {package: run[package] for package in lock.alone}
+        wanted = [*expand(lock.extras), *lock.added]
+        pins = resolve(wanted, known) if wanted else {}
+        pins |= {package: known[package] for package in lock.alone}
         kept = sorted(package for package in pins.keys() - set(lock.left_out) if not FROM_TORCH.fullmatch(package))
         path.write_text(HEADER + "".join(pins[package] for package in kept))
-        run = run or pins
+        known = {**pins, **known}
 
 
 def project() -> dict[str, dict[str, list[str]]]:
@@ -74,7 +77,7 @@ def project() -> dict[str, dict[str, list[str]]]:
 
 def expand(extras: tuple[str, ...]) -> list[str]:
     """The requirements of these extras and of those that they name in turn, and the project's own."""
-    lines: list[str] = list(project()["dependencies"])
+    lines: list[str] = list(project()["dependencies"]) if extras else []
     for extra in extras:
         for line in project()["optional-dependencies"][extra]:
             inner = re.fullmatch(r"neuroshard\[(.*)\]", line)

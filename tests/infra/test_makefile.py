@@ -31,7 +31,7 @@ def test_submit_without_an_address_says_how_to_give_one() -> None:
 
 def test_no_python_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_text(MAKEFILE)
-    for name in ("run.txt", "torch.txt", "torchrec.txt"):
+    for name in ("build.txt", "run.txt", "torch.txt", "torchrec.txt"):
         (tmp_path / "requirements").mkdir(exist_ok=True)
         (tmp_path / "requirements" / name).touch()
     (tmp_path / "pyproject.toml").touch()
