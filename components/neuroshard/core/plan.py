@@ -8,7 +8,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
-from neuroshard.core.value import Value, check_format, decode_json
+from neuroshard.core.value import Value, check_format, decode_json, shown
 
 PLAN_FORMAT: Literal[1] = 1
 
@@ -94,7 +94,7 @@ class Plan(Value):
     @model_validator(mode="after")
     def _valid(self) -> Self:
         if self.task_digest != self.task.digest():
-            raise ValueError(f"task_digest {self.task_digest[:12] or 'is missing and'}… does not match the plan's task")
+            raise ValueError(f"task_digest {shown(self.task_digest[:12])} does not match the plan's task")
         for name, values in (("predicted_ms", self.predicted_ms), ("predicted", self.predicted)):
             if values is not None and len(values) != self.task.devices:
                 raise ValueError(f"{name} has {len(values)} values for {self.task.devices} devices")
@@ -107,7 +107,7 @@ class Plan(Value):
         shards: dict[str, list[Shard]] = {name: [] for name in tables}
         for shard in self.shards:
             if shard.table not in tables:
-                raise ValueError(f"a shard is of table {shard.table!r}, which is not in the task")
+                raise ValueError(f"a shard is of table {shown(shard.table)}, which is not in the task")
             if shard.device >= self.task.devices:
                 raise ValueError(
                     f"table {shard.table!r} has a shard on device {shard.device}, but there are {self.task.devices}"

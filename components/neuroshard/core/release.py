@@ -78,7 +78,11 @@ class Sealed(Value):
         raw = check_format(decode_json(data, where), RELEASE_FORMAT, where)
         value = cls.parse(raw, where)
         fields: dict[str, Any] = {key: raw[key] for key in raw if key != SEAL}
-        if raw.get(SEAL) != sha256(canonical_json(fields)):
+        try:
+            seal = sha256(canonical_json(fields))
+        except (ValueError, RecursionError):  # NaN, half a surrogate pair
+            raise InvalidInput(f"{where}: holds what is not JSON") from None
+        if raw.get(SEAL) != seal:
             raise InvalidInput(f"{where}: its {SEAL} is not that of its fields, so it was changed or damaged")
         return value
 

@@ -43,7 +43,12 @@ def sha256(data: bytes) -> str:
 def decode_json(data: bytes, where: str) -> Any:
     """Bytes of a JSON file as Python values. Raises InvalidInput that names `where` and the place of the fault."""
     try:
-        return json.loads(data)
+        value = json.loads(data)
+        if b"\\" in data:
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{where}: not usable JSON: half a surrogate pair (\\ud800 or the like)") from None
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{where}: not UTF-8 text (byte {error.start}); is it a JSON file?") from None
     except json.JSONDecodeError as error:

@@ -106,6 +106,8 @@ class S3Store:
             pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self._full(prefix))
             for page in pages:
                 for found in page.get("Contents", ()):
+                    if not found["Key"].startswith(self._full(prefix)):
+                        raise ValueError(found["Key"])
                     key = found["Key"].removeprefix(self._full(""))
                     entries.append(Entry(key, found["Size"], found["LastModified"]))
         return tuple(sorted(entries))
@@ -199,8 +201,8 @@ class S3Store:
                 f"{where}: cannot reach the store at {self._endpoint()} ({type(error).__name__}); check AWS_ENDPOINT_URL "
                 "and the network"
             ) from None
-        except BotoCoreError as error:
-            raise StoreError(f"{where}: boto3 gave up ({type(error).__name__})") from None
+        except (BotoCoreError, LookupError, ValueError) as error:  # an answer that is not S3's, or was damaged on its way
+            raise StoreError(f"{where}: the store's answer makes no sense ({type(error).__name__})") from None
 
     def _answered(self, error: ClientError, where: str, has_condition: bool) -> StoreError:
         """What an error status of the store means."""

@@ -1,0 +1,85 @@
+"""What must hold of any damaged pointer, history or plan file. Each check returns whether the file was still taken."""
+
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from helpers.memory_store import MemoryStore
+from helpers.mutations import mutated
+from helpers.plans import make_plan
+from helpers.releasing import NOW, A, B, live
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.plan import Plan
+from neuroshard.deploy.gate import Gate, decide
+from neuroshard.deploy.run import deploy, releases, rollback
+from neuroshard.report.text import plan_text
+from neuroshard.store.releases import live_key, plan_key, read_live, read_plan, read_release, release_key
+
+T = TypeVar("T")
+
+
+def or_clear_error(use: Callable[[], T]) -> T | None:
+    """What `use` returns, or None where it ends in an error of one line that is not endless."""
+    try:
+        return use()
+    except InvalidInput as error:
+        message = str(error)
+    assert "\n" not in message
+    assert 0 < len(message) < 2000
+    return None
+
+
+def two_releases() -> MemoryStore:
+    store = MemoryStore()
+    deploy(A, store, "m", now=NOW)
+    deploy(B, store, "m", now=NOW)
+    return store
+
+
+def check_pointer(store: MemoryStore, rng: random.Random) -> bool:
+    """A damaged live.json is the release that it was, or an error to everybody who reads it."""
+    good, before = dict(store.objects), read_live(store, "m").release
+    store.objects[live_key("m")] = mutated(store.objects[live_key("m")], rng)
+    damaged = dict(store.objects)
+    read = or_clear_error(lambda: read_live(store, "m").release)
+    if read is None:
+        for use in (lambda: rollback(store, "m", now=NOW), lambda: deploy(make_plan("c"), store, "m", now=NOW)):
+            assert or_clear_error(use) is None
+            assert store.objects == damaged, "a damaged pointer was written over"
+    else:
+        assert read == before
+    store.objects = good
+    return read is not None
+
+
+def check_history(store: MemoryStore, rng: random.Random) -> bool:
+    """A damaged file of the history is the release that it was, or an error; what is live stays live, or goes back to it."""
+    good, before = dict(store.objects), read_release(store, "m", 1)
+    store.objects[release_key("m", 1)] = mutated(store.objects[release_key("m", 1)], rng)
+    read = or_clear_error(lambda: read_release(store, "m", 1))
+    assert read in (None, before)
+    assert (or_clear_error(lambda: releases(store, "m")) is None) == (read is None)
+    assert (or_clear_error(lambda: rollback(store, "m", now=NOW)) is None) == (read is None)
+    assert live(store) == (B if read is None else A)
+    store.objects = good
+    return read is not None
+
+
+def check_plan(store: MemoryStore, rng: random.Random) -> bool:
+    """A damaged plan is never loaded from a store; as a file it is a valid plan that comes back equal, or an error."""
+    key = plan_key("m", B.digest())
+    good = store.objects[key]
+    damaged = store.objects[key] = mutated(good, rng)
+    assert or_clear_error(lambda: read_plan(store, "m", B.digest())) == (B if damaged == good else None)
+    store.objects[key] = good
+
+    plan = or_clear_error(lambda: Plan.from_json(damaged, "plan.json"))
+    if plan is None:
+        return False
+    assert Plan.from_json(plan.canonical_json(), "again") == plan
+    assert plan_text(plan)
+    assert decide(plan, Gate(), read_live(store, "m").release, B).verdict in ("passed", "kept")
+    return True
+
+
+CHECKS = {"pointer": check_pointer, "history": check_history, "plan": check_plan}

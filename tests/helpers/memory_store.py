@@ -1,0 +1,42 @@
+"""A store in a dict, for what needs thousands of them."""
+
+from datetime import UTC, datetime
+
+from neuroshard.core.errors import Conflict, InvalidInput, NotFound
+from neuroshard.core.value import sha256
+from neuroshard.store.protocol import MAX_BYTES, Entry, check_key
+
+
+class MemoryStore:
+    url = "memory"
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+
+    def read(self, key: str, max_bytes: int = MAX_BYTES) -> bytes:
+        if check_key(key) not in self.objects:
+            raise NotFound(f"{self.url}/{key}: does not exist")
+        if len(self.objects[key]) > max_bytes:
+            raise InvalidInput(f"{self.url}/{key}: more than the {max_bytes:,} bytes that it may have")
+        return self.objects[key]
+
+    def read_versioned(self, key: str, max_bytes: int = MAX_BYTES) -> tuple[bytes, str]:
+        data = self.read(key, max_bytes)
+        return data, sha256(data)
+
+    def create(self, key: str, data: bytes) -> None:
+        if self.objects.setdefault(check_key(key), data) != data:
+            raise Conflict(f"{self.url}/{key}: already exists with other content, and is written only once")
+
+    def swap(self, key: str, data: bytes, expected: str | None) -> None:
+        current = sha256(self.objects[key]) if key in self.objects else None
+        if current != expected:
+            raise Conflict(f"{self.url}/{key}: somebody else changed it in between")
+        self.objects[key] = data
+
+    def list(self, prefix: str) -> tuple[Entry, ...]:
+        now = datetime.now(UTC)
+        return tuple(Entry(key, len(data), now) for key, data in sorted(self.objects.items()) if key.startswith(prefix))
+
+    def delete(self, key: str) -> None:
+        self.objects.pop(check_key(key), None)

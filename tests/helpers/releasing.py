@@ -1,0 +1,70 @@
+"""The commands that change a store, each with the store it starts from and the plan that is live after it."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from helpers.plans import make_plan
+from neuroshard.core.errors import NotFound
+from neuroshard.core.plan import Plan
+from neuroshard.deploy.gate import Gate
+from neuroshard.deploy.gc import gc
+from neuroshard.deploy.run import deploy, promote, publish, releases, rollback
+from neuroshard.store.protocol import Store
+from neuroshard.store.releases import read_live, read_plan
+
+NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
+A, B, C, NEXT = (make_plan(note) for note in ("A", "B", "C", "next"))
+WEEK = 7 * 86_400
+
+
+class Command(NamedTuple):
+    """`act`, in a store where `deployed` were deployed and `published` were published; then `after` is live."""
+
+    deployed: tuple[Plan, ...]
+    published: tuple[Plan, ...]
+    act: Callable[[Store], object]
+    after: Plan
+
+
+def _gc(store: Store) -> object:
+    return gc(store, "m", keep=1, age_seconds=86_400, now=datetime.now(UTC) + timedelta(seconds=WEEK), apply=True)
+
+
+COMMANDS = {
+    "first deploy": Command((), (), lambda store: deploy(A, store, "m", now=NOW), A),
+    "deploy": Command((A,), (), lambda store: deploy(B, store, "m", now=NOW), B),
+    "publish": Command((A,), (), lambda store: publish(B, store, "m"), A),
+    "kept by the gate": Command((A,), (), lambda store: deploy(B, store, "m", now=NOW, gate=Gate(min_gain=0.5)), A),
+    "promote": Command((A,), (B,), lambda store: promote(store, "m", B.digest(), now=NOW), B),
+    "rollback": Command((A, B), (), lambda store: rollback(store, "m", now=NOW), A),
+    "gc": Command((A, B, C), (NEXT,), _gc, C),
+}
+
+
+def prepare(command: Command, store: Store) -> None:
+    for plan in command.published:
+        publish(plan, store, "m")
+    for plan in command.deployed:
+        deploy(plan, store, "m", now=NOW)
+
+
+def live(store: Store) -> Plan | None:
+    try:
+        return read_plan(store, "m", read_live(store, "m").release.plan_digest)
+    except NotFound as error:
+        if "live.json" not in str(error):  # a release is live whose plan is gone
+            raise
+        return None
+
+
+def check_works_on(store: Store, seen: Plan | None) -> None:
+    """The next deploy works, leaves a history without a gap, and can be rolled back to the plan that was live before."""
+    fresh = make_plan("one that nobody deployed")
+    deploy(fresh, store, "m", now=NOW)
+    assert live(store) == fresh
+    numbers = [release.number for release in releases(store, "m")]
+    assert numbers == list(range(numbers[0], numbers[-1] - 1, -1))
+    if seen is not None:
+        assert rollback(store, "m", now=NOW).plan_digest == seen.digest()
+        assert live(store) == seen
