@@ -55,6 +55,7 @@ def formula_costs(
     devices: tuple[int, ...] = (4,),
     noise: float = 0.01,
     twice: int = 10,
+    max_tables: int = 15,
     seed: int = 0,
 ) -> Costs:
     """What `measure` would write of cases that `augment` drew: labels with log-normal noise, the first `twice` again."""
@@ -65,6 +66,7 @@ def formula_costs(
         comm_cases=comm_cases,
         devices=devices,
         memory_bytes=80 * 2**30,
+        max_tables=max_tables,
         seed=seed,
     )
     compute = cases.compute[:compute_cases]

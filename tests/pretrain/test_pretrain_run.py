@@ -53,6 +53,15 @@ def test_the_report_shows_the_noise_of_the_labels_beside_the_errors(model):
     assert [(size.fewest, size.most) for size in by_name(model.report)["compute"].by_size] == [(1, 3), (4, 8), (9, 15)]
 
 
+def test_sets_beyond_15_tables_have_an_error_of_their_own():
+    costs = formula_costs(random_tables(20), 60, max_tables=40)
+
+    (net,) = pretrain(costs, epochs=1).report.nets
+
+    assert "16 or more tables" in [size.name for size in net.by_size]
+    assert sum(size.values for size in net.by_size) == sum(errors.values for errors in net.splits.values())
+
+
 def test_the_model_says_what_it_is_for(model, costs):
     assert (model.backend, model.device_name, model.batch_size) == ("synthetic", "test device", 65536)
     assert model.device_counts == (1, 2, 4)

@@ -1,11 +1,12 @@
 """How far a cost model can be trusted: its errors on cases it never saw, beside the noise of the labels themselves."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from neuroshard.core.case import Split
 from neuroshard.core.value import Value
 
-SET_SIZES = ((1, 3), (4, 8), (9, 15))  # tables in a set: few, some, many
+# Tables in a set, from and to: few, some, many, and beyond what the paper measured.
+SET_SIZES: Final[tuple[tuple[int, int | None], ...]] = ((1, 3), (4, 8), (9, 15), (16, None))
 
 
 class Errors(Value):
@@ -26,12 +27,16 @@ class Noise(Value):
 
 
 class SizeError(Value):
-    """Error on unseen sets and unseen tables together, of those with `fewest` to `most` tables."""
+    """Error on unseen sets and unseen tables together, of those with `fewest` to `most` tables, or more."""
 
     fewest: int
-    most: int
+    most: int | None
     values: int
     mape: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.fewest} or more tables" if self.most is None else f"{self.fewest}-{self.most} tables"
 
 
 class Fit(Value):
@@ -102,7 +107,7 @@ def _net_lines(net: NetReport) -> list[str]:
         errors = net.splits[split]
         lines.append(f"  {label:<28}{_figures(errors) if errors else 'no case of this split was measured'}")
     for size in net.by_size:
-        lines.append(f"    {f'{size.fewest}-{size.most} tables':<26}{size.values:>7,}  {size.mape:>7.1%}")
+        lines.append(f"    {size.name:<26}{size.values:>7,}  {size.mape:>7.1%}")
     if net.label_noise is None:
         lines.append("  label noise                 unknown: no case was measured twice")
     else:

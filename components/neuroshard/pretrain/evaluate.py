@@ -26,7 +26,7 @@ def compute_report(net: ComputeNet, labels: Labels[ComputeCase], batch_size: int
     tables = np.array([len(labels.cases[i].tables) for i in held_out])
     by_size = []
     for fewest, most in SET_SIZES:
-        places = held_out[(tables >= fewest) & (tables <= most)]
+        places = held_out[(tables >= fewest) & (tables <= (most or np.inf))]
         if len(places):
             error = mape(labels.ms[places], predict([labels.cases[i] for i in places]))
             by_size.append(SizeError(fewest=fewest, most=most, values=len(places), mape=error))
