@@ -63,7 +63,7 @@ def find_garbage(store: Store, model: str, *, keep: int, age_seconds: float, now
 def gc(store: Store, model: str, *, keep: int, age_seconds: float, now: datetime, apply: bool = False) -> Garbage:
     """Delete the garbage if `apply`, else only find it. What it did delete before an error or a kill was garbage too."""
     garbage = find_garbage(store, model, keep=keep, age_seconds=age_seconds, now=now)
-    if not apply:
+    if not apply or not garbage.entries:
         return garbage
     with progress("gc", len(garbage.entries), "objects") as bar:
         for entry in garbage.entries:

@@ -1,0 +1,306 @@
+"""Stores and releases under stress, as a table.
+
+    make bench-release            (or: .venv/bin/python tests/bench/release.py --quick)
+
+Folder stores lie in a temporary folder; S3 is moto's server, one Python process, so its figures are of moto and not of S3.
+Not here: the trainer's step time under several planners' plans.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from threading import Barrier, Event
+from typing import NamedTuple
+from uuid import uuid4
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from helpers import servers
+from helpers.damage import CHECKS, two_releases
+from helpers.faults import FAULTS
+from helpers.kills import killed_everywhere
+from helpers.plans import make_plan
+from helpers.releasing import COMMANDS, NOW, check_works_on, live, prepare
+from helpers.spoiled import spoiled_day
+from neuroshard.core.errors import Conflict
+from neuroshard.core.units import format_bytes
+from neuroshard.deploy.run import deploy, releases
+from neuroshard.store import s3
+from neuroshard.store.folder import FolderStore
+from neuroshard.store.open import open_store
+from neuroshard.store.protocol import Store
+from neuroshard.store.releases import read_live, read_plan
+
+
+class Sizes(NamedTuple):
+    """How much of everything."""
+
+    rounds: int
+    reads: int
+    commands: int
+    mutations: int
+
+
+FULL, QUICK = Sizes(200, 10_000, 100, 20_000), Sizes(5, 400, 20, 600)
+WRITERS, READERS, DEPLOYERS = 32, 16, 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a thirtieth of it or so, to see that it runs")
+    sizes = QUICK if parser.parse_args().quick else FULL
+    print("| | figure | seconds |\n|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder, servers.moto() as moto, s3_environment(moto):
+        for name, open_fresh in {"folder": folders(Path(folder)), "moto": buckets()}.items():
+            row(f"{WRITERS} writers race to swap, {sizes.rounds} rounds, {name}", lambda o=open_fresh: race(o(), sizes))
+            row(
+                f"{READERS} readers, {DEPLOYERS} writers, {sizes.reads:,} reads, {name}",
+                lambda o=open_fresh: read_while_written(o(), sizes),
+            )
+        for command in COMMANDS:
+            row(f"kill -9 at every write of: {command}", lambda c=command: kill(c, Path(folder) / uuid4().hex))
+        for fault in FAULTS:
+            row(f"15% of answers: {fault}", lambda f=fault: spoil(f, moto, sizes))
+        for kind in CHECKS:
+            row(f"{sizes.mutations // len(CHECKS):,} damaged {kind} files", lambda k=kind: damage(k, sizes))
+        row("2,000 tables, 128 ranks", lambda: large(Path(folder) / "large"))
+
+
+def row(name: str, measure: Callable[[], str]) -> None:
+    """Run one, print its line. An AssertionError ends the bench: then a promise is broken."""
+    began = time.monotonic()
+    figure = measure()
+    print(f"| {name} | {figure} | {time.monotonic() - began:.1f} |", flush=True)
+
+
+@contextmanager
+def s3_environment(endpoint: str) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]
+    os.environ |= {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": servers.KEY,
+        "AWS_SECRET_ACCESS_KEY": servers.SECRET,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }
+    # a hang is one of our own making, so there is no need to wait as long as for a real network
+    usual, s3.CONFIG = s3.CONFIG, s3.CONFIG.merge(s3.Config(read_timeout=5, max_pool_connections=64))
+    yield
+    s3.CONFIG = usual
+
+
+def folders(parent: Path) -> Callable[[], Store]:
+    return lambda: FolderStore(parent / uuid4().hex)
+
+
+def buckets() -> Callable[[], Store]:
+    return lambda: open_store(new_bucket())
+
+
+def new_bucket() -> str:
+    import boto3
+
+    bucket = f"bucket-{uuid4().hex}"
+    boto3.client("s3").create_bucket(Bucket=bucket)
+    return f"s3://{bucket}/runs"
+
+
+def race(store: Store, sizes: Sizes) -> str:
+    """Every round, all writers swap from the same token, begun together; each round must have one winner."""
+    store.swap("m/live.json", b"start", None)
+    barrier = Barrier(WRITERS)
+    lost = 0
+    with ThreadPoolExecutor(WRITERS) as pool:
+        for number in range(sizes.rounds):
+            token = store.read_versioned("m/live.json")[1]
+
+            def swap(writer: int, number: int = number, token: str = token) -> bytes | None:
+                data = b"%d by %d" % (number, writer)
+                barrier.wait()
+                try:
+                    store.swap("m/live.json", data, token)
+                except Conflict:
+                    return None
+                return data
+
+            winners = [data for data in pool.map(swap, range(WRITERS)) if data is not None]
+            assert len(winners) == 1, f"{len(winners)} winners in round {number}"
+            lost += store.read("m/live.json") != winners[0]
+    assert not lost
+    return f"{sizes.rounds} rounds of {sizes.rounds} with one winner, {lost} lost updates"
+
+
+def read_while_written(store: Store, sizes: Sizes) -> str:
+    """Readers load the live plan while deployers deploy; every reading must give one of the plans, whole."""
+    plans = {plan.digest(): plan for plan in (make_plan(str(number)) for number in range(DEPLOYERS * 4))}
+    deploy(next(iter(plans.values())), store, "m", now=NOW)
+    done = Event()
+    deployed: Counter[str] = Counter()
+
+    def write(writer: int) -> None:
+        rng = random.Random(writer)
+        while not done.is_set():
+            try:
+                deploy(plans[rng.choice(list(plans))], store, "m", now=NOW + timedelta(seconds=writer))
+                deployed["deploys"] += 1
+            except Conflict:
+                deployed["conflicts"] += 1
+
+    def read(_: int) -> tuple[int, float]:
+        torn, slowest = 0, 0.0
+        for _ in range(sizes.reads // READERS):
+            began = time.monotonic()
+            release = read_live(store, "m").release
+            torn += read_plan(store, "m", release.plan_digest) != plans[release.plan_digest]
+            slowest = max(slowest, time.monotonic() - began)
+        return torn, slowest
+
+    with ThreadPoolExecutor(READERS + DEPLOYERS) as pool:
+        writers = [pool.submit(write, writer) for writer in range(DEPLOYERS)]
+        try:
+            seen = list(pool.map(read, range(READERS)))
+        finally:
+            done.set()
+        for writer in writers:
+            writer.result()
+    torn = sum(count for count, _ in seen)
+    numbers = [release.number for release in releases(store, "m")]
+    assert torn == 0
+    assert numbers == list(range(len(numbers), 0, -1)), "the history has a gap"
+    slowest = max(seconds for _, seconds in seen)
+    return (
+        f"{torn} torn, 0 errors; slowest {1000 * slowest:.0f} ms; meanwhile {deployed['deploys']} deploys, "
+        f"{deployed['conflicts']} conflicts, a history without gaps"
+    )
+
+
+def kill(name: str, work: Path) -> str:
+    command = COMMANDS[name]
+    start = work / "start"
+    start.mkdir(parents=True)
+    prepare(command, FolderStore(start))
+    old = command.deployed[-1] if command.deployed else None
+    seen: Counter[str] = Counter()
+    for root in killed_everywhere(start, work, command.act):
+        store = FolderStore(root)
+        now_live = live(store)
+        assert now_live in (old, command.after)
+        seen["new" if now_live == command.after != old else "old"] += 1
+        command.act(store) if name == "gc" else None
+        check_works_on(store, now_live)
+    kills = sum(seen.values()) - 1  # the last one was left alone
+    return f"{kills} kills: old or new plan live ({seen['old']}, {seen['new']}), the next deploy and rollback work"
+
+
+def spoil(fault: str, moto: str, sizes: Sizes) -> str:
+    direct = open_store(new_bucket())
+
+    def aim(endpoint: str) -> Store:
+        os.environ["AWS_ENDPOINT_URL"] = endpoint
+        return open_store(direct.url)
+
+    try:
+        commands = max(10, sizes.commands // 5) if fault == "hang" else sizes.commands
+        day = spoiled_day(direct, moto, fault, 0.15, commands, random.Random(0), aim)
+    finally:
+        os.environ["AWS_ENDPOINT_URL"] = moto
+    errors = ", ".join(f"{count} {name}" for name, count in sorted(day.errors.items())) or "no error"
+    return f"0 wrong plans in {commands} commands: {day.well} well, {errors}; longest {day.longest_seconds:.1f} s"
+
+
+def damage(kind: str, sizes: Sizes) -> str:
+    store, rng = two_releases(), random.Random(0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    taken, slowest = 0, 0.0
+    count = sizes.mutations // len(CHECKS)
+    for _ in range(count):
+        began = time.monotonic()
+        taken += CHECKS[kind](store, rng)
+        slowest = max(slowest, time.monotonic() - began)
+    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    return (
+        f"{count - taken:,} clear errors, {taken:,} valid; no traceback; slowest {1000 * slowest:.0f} ms; "
+        f"peak memory +{format_bytes(grown)}"
+    )
+
+
+LARGE = """
+import json, resource, sys, time, warnings
+warnings.simplefilter("ignore")
+from datetime import UTC, datetime
+from pathlib import Path
+step, root = sys.argv[1], Path(sys.argv[2])
+sys.path.insert(0, sys.argv[3])
+if step == "publish":
+    from helpers.plans import make_plan
+    from neuroshard.core.table import Table
+    from neuroshard.core.plan import Plan, Shard
+    from neuroshard.core.task import ShardingTask
+    from neuroshard.deploy.run import deploy
+    from neuroshard.store.folder import FolderStore
+    tables = tuple(Table(name=f"table_{i}", rows=10_000, dim=128, pooling_factor=1 + i % 40) for i in range(2000))
+    shards = tuple(
+        Shard(table=t.name, rows=t.rows, column_offset=c, dim=64, device=(2 * i + c // 64) % 128)
+        for i, t in enumerate(tables) for c in (0, 64)
+    )
+    task = ShardingTask(tables=tables, device_memory_bytes=(2**30,) * 128, batch_size=65536)
+    plan = Plan(task=task, shards=shards, predicted_ms=(1.0,) * 128, provenance=make_plan().provenance)
+    began = time.perf_counter()
+    deploy(plan, FolderStore(root), "m", now=datetime(2025, 11, 20, tzinfo=UTC))
+else:
+    from neuroshard.client import load_plan
+    if step == "to_torchrec":
+        import torch
+        from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+        from neuroshard.client.torchrec import to_torchrec
+        plan = load_plan(str(root), "m", cache_dir=False)
+        module = EmbeddingBagCollection(device=torch.device("meta"), tables=[
+            EmbeddingBagConfig(name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[t.name])
+            for t in plan.task.tables])
+        began = time.perf_counter()
+        to_torchrec(plan, module, device_type="cuda", local_world_size=8, world_size=128)
+    else:
+        began = time.perf_counter()
+        load_plan(str(root), "m", cache_dir=False, world_size=128)
+seconds = time.perf_counter() - began
+print(json.dumps({"seconds": seconds, "bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}))
+"""
+
+
+def large(root: Path) -> str:
+    """Each step in a process of its own, so that its peak memory is its own; the best of three loads."""
+    figures = []
+    for step, times in (("publish", 1), ("load", 3), ("to_torchrec", 1)):
+        runs = [
+            json.loads(
+                subprocess.run(
+                    [sys.executable, "-c", LARGE, step, str(root), str(Path(__file__).parents[1])],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                ).stdout.splitlines()[-1]
+            )
+            for _ in range(times)
+        ]
+        best = min(runs, key=lambda run: run["seconds"])
+        figures.append(f"{step} {best['seconds']:.2f} s, {format_bytes(best['bytes'])}")
+    size = next((root / "m" / "plans").glob("*.json")).stat().st_size
+    return f"plan of {format_bytes(size)}: " + "; ".join(figures) + " (peak memory of the whole process)"
+
+
+if __name__ == "__main__":
+    main()
