@@ -15,9 +15,8 @@ from neuroshard.progress import progress
 from neuroshard.search.problem import Placement, Problem
 
 SWAP_PARTNERS = 16  # each way, on each other device
-PRICED_DEVICES = (
-    16_000  # steps x devices priced in a batch: some 5 ms with the paper's nets; ten times as many find no more
-)
+PRICED_DEVICES = 50_000  # steps x devices priced in a batch: some 10 ms with the paper's nets; more find little more
+MIN_EASE = 1e-6  # share of `busy` that a step must take off: with 100 equally slow devices one of them is little of it
 SHARPNESS = 16  # of the soft maximum that breaks ties: a device at 90 % of the slowest counts a fifth of it
 
 
@@ -123,7 +122,7 @@ class _Plan:
         worst = np.round(total.max(axis=-1) / self.worst_ms, 9) if self.worst_ms else total.max(axis=-1)
         busy = self._busy(ready, total)
         best = np.lexsort((busy, worst))[0]
-        if worst[best] > 1 or (worst[best] == 1 and busy[best] >= self.busy * (1 - 1e-3)):
+        if worst[best] > 1 or (worst[best] == 1 and busy[best] >= self.busy * (1 - MIN_EASE)):
             return None
         return self._take(steps, best)
 
