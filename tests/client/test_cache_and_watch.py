@@ -1,6 +1,7 @@
 """The last plan, when the store is down; and the next one, when it comes."""
 
 import json
+import random
 import threading
 import time
 import warnings
@@ -8,11 +9,15 @@ from datetime import UTC, datetime
 
 import pytest
 
+from helpers.faults import faulty
 from helpers.plans import TABLES, make_plan
+from helpers.servers import free_port
 from neuroshard.client import StaleWarning, load_plan, watch
 from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable, UsageError
 from neuroshard.deploy.run import deploy, rollback
+from neuroshard.store import s3
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.open import open_store
 from neuroshard.store.releases import live_key, plan_key
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
@@ -69,6 +74,41 @@ def test_a_cache_answers_only_for_its_own_store_and_model(store, tmp_path, down,
     url = str(tmp_path / "other" / "store") if other_url else store.url
     with pytest.raises(Unreachable, match=r"^gone$"):
         load_plan(url, other_model, cache_dir=tmp_path / cache)
+
+
+def test_a_folder_of_the_same_name_elsewhere_is_another_store(store, tmp_path, monkeypatch, down):
+    monkeypatch.chdir(tmp_path)
+    load_plan("store", "m", cache_dir=tmp_path / "cache")
+    (tmp_path / "elsewhere").mkdir()
+    down(Unreachable("gone"))
+    with pytest.warns(StaleWarning):
+        assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == A
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(Unreachable, match=r"^gone$"):
+        load_plan("store", "m", cache_dir=tmp_path / "cache")
+
+
+def test_a_bucket_of_the_same_name_at_another_endpoint_is_another_store(aws, moto, tmp_path, monkeypatch):
+    url = aws(moto)
+    deploy(A, open_store(url), "m", now=NOW)
+    load_plan(url, "m", cache_dir=tmp_path / "cache")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(s3.Config(retries={"total_max_attempts": 1, "mode": "standard"})))
+    with pytest.raises(Unreachable, match="cannot reach the store"):
+        load_plan(url, "m", cache_dir=tmp_path / "cache")
+
+
+def test_an_s3_store_that_stops_answering_is_answered_for_by_the_cache(aws, moto, tmp_path, monkeypatch):
+    url, answers = aws(moto), []
+    deploy(A, open_store(url), "m", now=NOW)
+    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(s3.Config(retries={"total_max_attempts": 1, "mode": "standard"})))
+    with faulty(moto, lambda _: answers.pop() if answers else None, random.Random(0)) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        load_plan(url, "m", cache_dir=tmp_path / "cache")
+        for answer in ("503", "500", "reset"):
+            answers.append(answer)
+            with pytest.warns(StaleWarning, match="using plan"):
+                assert load_plan(url, "m", cache_dir=tmp_path / "cache") == A
 
 
 def test_without_a_cache_nothing_is_kept(store, tmp_path, down, monkeypatch):

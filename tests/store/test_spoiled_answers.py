@@ -20,7 +20,7 @@ def test_a_spoiled_answer_never_makes_a_wrong_plan(aws, moto, monkeypatch, fault
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         return open_store(direct.url)
 
-    day = spoiled_day(direct, moto, fault, 0.15, 12, random.Random(0), aim)
+    day = spoiled_day(direct, moto, fault, 0.3, 12, random.Random(0), aim)
 
     assert day.well > 0
     assert day.longest_seconds < 20

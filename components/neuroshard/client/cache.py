@@ -1,6 +1,6 @@
 """The last plan that was loaded, kept on this machine for when the store is down. It is a store of its own, in a folder.
 
-<cache>/<sha256 of the store's URL>/<model>/…   laid out and checked as in any store
+<cache>/<sha256 of the store's identity>/<model>/…   laid out and checked as in any store
 """
 
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.value import sha256
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.protocol import Store
 from neuroshard.store.releases import Live, Published, live_key, plan_key, read_live
 
 
@@ -20,8 +21,8 @@ def default_cache_dir() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "neuroshard"
 
 
-def cache_of(store_url: str, cache_dir: Path) -> FolderStore:
-    return FolderStore(cache_dir / sha256(store_url.encode())[:32])
+def cache_of(store: Store, cache_dir: Path) -> FolderStore:
+    return FolderStore(cache_dir / sha256(store.identity.encode())[:32])
 
 
 def remember(cache: FolderStore, live: Live, published: Published) -> None:

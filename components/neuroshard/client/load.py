@@ -70,7 +70,8 @@ def watch(
     stop = stop or threading.Event()
     tables = None if tables is None else tuple(tables)
     check_model(model)
-    store, cache = open_store(store_url), _cache(store_url, cache_dir)
+    store = open_store(store_url)
+    cache = _cache(store, cache_dir)
     refused, warned = "", ""
     while not stop.is_set():
         new: Plan | None = None
@@ -141,18 +142,19 @@ def within(seconds: float, where: str, read: Callable[[], T]) -> T:
     return results[0]
 
 
-def _cache(store_url: str, cache_dir: CacheDir) -> FolderStore | None:
+def _cache(store: Store, cache_dir: CacheDir) -> FolderStore | None:
     if cache_dir is False:
         return None
     try:
-        return cache_of(store_url, default_cache_dir() if cache_dir is None else Path(cache_dir))
+        return cache_of(store, default_cache_dir() if cache_dir is None else Path(cache_dir))
     except RuntimeError:  # no home to have a cache in
         return None
 
 
 def _load(store_url: str, model: str, cache_dir: CacheDir, deadline_seconds: float) -> tuple[Live, Plan]:
     check_model(model)
-    store, cache = open_store(store_url), _cache(store_url, cache_dir)
+    store = open_store(store_url)
+    cache = _cache(store, cache_dir)
     try:
         live, published = within(deadline_seconds, store.url, lambda: _read(store, model))
     except Unreachable as error:

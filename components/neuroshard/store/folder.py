@@ -43,6 +43,10 @@ class FolderStore:
     def url(self) -> str:
         return str(self.root)
 
+    @property
+    def identity(self) -> str:
+        return os.path.abspath(self.root)  # asks the file system nothing, which may hang
+
     def read(self, key: str, max_bytes: int = MAX_BYTES) -> bytes:
         path = self._path(key)
         with _errors(path, "read it"), path.open("rb") as file:

@@ -27,6 +27,10 @@ class Store(Protocol):
     def url(self) -> str:
         """Where it is, for messages. Never holds a secret."""
 
+    @property
+    def identity(self) -> str:
+        """What tells it from every other store, for a cache's key; not to be shown."""
+
     def read(self, key: str, max_bytes: int = MAX_BYTES) -> bytes:
         """The object. Raises NotFound, and InvalidInput where it is larger than `max_bytes`."""
 

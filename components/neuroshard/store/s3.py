@@ -67,6 +67,10 @@ class S3Store:
     def url(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
+    @property
+    def identity(self) -> str:
+        return f"{self.url} {self.client.meta.endpoint_url}"
+
     def read(self, key: str, max_bytes: int = MAX_BYTES) -> bytes:
         return self.read_versioned(key, max_bytes)[0]
 
@@ -201,7 +205,11 @@ class S3Store:
                 f"{where}: cannot reach the store at {self._endpoint()} ({type(error).__name__}); check AWS_ENDPOINT_URL "
                 "and the network"
             ) from None
-        except (BotoCoreError, LookupError, ValueError) as error:  # an answer that is not S3's, or was damaged on its way
+        except (
+            BotoCoreError,
+            LookupError,
+            ValueError,
+        ) as error:  # an answer that is not S3's, or was damaged on its way
             raise StoreError(f"{where}: the store's answer makes no sense ({type(error).__name__})") from None
 
     def _answered(self, error: ClientError, where: str, has_condition: bool) -> StoreError:
