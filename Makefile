@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check fix compile bench submit lock clean
+.PHONY: help setup run test check fix compile bench bench-release submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -16,7 +16,7 @@ ARGS ?=
 export PYTHONUNBUFFERED := 1
 
 help: ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-8s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-13s %s\n' "$$name" "$$text"; done
 
 setup: .venv/run.done ## make .venv and install what `make run` needs
 
@@ -26,11 +26,12 @@ run: .venv/run.done ## the whole pipeline on this CPU, ending in a plan that a t
 test: .venv/dev.done ## run all tests, two at a time; ARGS="tests/core -k plan" for some, JOBS=0 for one process
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-check: .venv/dev.done ## formatting, lint, types, imports, and whether the compiled pipeline is current
+check: .venv/dev.done ## formatting, lint, types, imports, unsafe calls, and whether the compiled pipeline is current
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "not formatted: make fix" >&2; exit 1; }
 	@$(BIN)/ruff check --quiet $(SOURCES)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/bandit --quiet -c pyproject.toml -r components
 	@$(BIN)/python -m pipelines.compile --check
 
 fix: .venv/dev.done ## format, and mend what lint can mend by itself
@@ -44,6 +45,9 @@ bench: .venv/dev.done ## run every script of tests/bench
 	@set -- $(sort $(wildcard tests/bench/*.py)); \
 	[ $$# -gt 0 ] || echo "tests/bench holds no scripts"; \
 	for script; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+
+bench-release: .venv/dev.done ## races, kills, faults and damaged files against stores and releases, as a table; ARGS=--quick
+	@$(BIN)/python tests/bench/release.py $(ARGS)
 
 submit: .venv/run.done ## run the compiled pipeline on the cluster at KFP_ENDPOINT; ARGS="store=s3://bucket/prefix devices=8"
 	@: "$${KFP_ENDPOINT:?give the address of the Kubeflow Pipelines API, as in KFP_ENDPOINT=http://localhost:8080 make submit}"

@@ -9,7 +9,7 @@ one object a table, of which name, rows, dim and bytes count. Otherwise rows is 
 
 import gzip
 import os
-import pickle
+import pickle  # for the name of its error alone # nosec B403
 import re
 import shutil
 import tempfile
