@@ -230,6 +230,15 @@ def test_the_report_fits_80_columns_and_names_every_net(model):
     assert "measuring again" in text
 
 
+def test_what_is_missing_is_told_below_the_errors_within_80_columns():
+    text = pretrain(with_errors(few(compute=40, comm=60), "comm"), epochs=1).report.text()
+
+    assert max(map(len, text.splitlines())) <= 80
+    assert "note: no net for the exchange of 4 devices: 0 of its training cases" in text
+    assert "note: 60 measured rows were left out" in text
+    assert "unknown: no case was measured twice" in text
+
+
 def test_the_metrics_of_a_run_are_one_number_a_net_and_split(model):
     metrics = model.report.metrics()
 

@@ -1,5 +1,6 @@
 """How far a cost model can be trusted: its errors on cases it never saw, beside the noise of the labels themselves."""
 
+from textwrap import wrap
 from typing import Final, Literal
 
 from neuroshard.core.case import Split
@@ -81,9 +82,12 @@ class Report(Value):
         lines = ["error on cases held back       values     MAPE       R2      tau        MSE/ms2"]
         for net in self.nets:
             lines += _net_lines(net)
+        notes = [f"note: {gap}" for gap in self.gaps]
         if self.left_out:
-            lines.append(f"{self.left_out} measured rows were left out: their case met an error (out of memory, say)")
-        return "\n".join([*lines, *(f"note: {gap}" for gap in self.gaps)])
+            notes.append(
+                f"note: {self.left_out:,} measured rows were left out: their case met an error, as out of memory"
+            )
+        return "\n".join([*lines, *(part for note in notes for part in wrap(note, 80, subsequent_indent="  "))])
 
     def metrics(self) -> dict[str, float]:
         """The figures worth a line in a run's overview: MAPE a net and split, and of the labels themselves."""
