@@ -1,0 +1,38 @@
+"""A cost set as format 1 left it on disk: read today it is the same, and the formula still gives these numbers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from neuroshard.core.case import Cases
+from neuroshard.files.costs import read_costs
+from neuroshard.measure.backends import Settings
+from neuroshard.measure.synthetic import Synthetic
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def test_the_golden_costs_are_read_as_they_were_written():
+    costs = read_costs(GOLDEN / "costs-1")
+
+    assert json.loads(costs.canonical_json()) == json.loads((GOLDEN / "costs-1.json").read_text())
+
+
+def test_the_formula_gives_the_golden_costs():
+    costs = read_costs(GOLDEN / "costs-1")
+    compute, comm = tuple(case for case, _ in costs.compute), tuple(case for case, _ in costs.comm)
+    tables = tuple(table for case in compute for table in case.tables)
+    backend = Synthetic(
+        Cases(tables=tables, compute=compute, comm=comm, max_dim=64, seed=0), Settings(batch_size=512), None
+    )
+
+    again = [
+        *(backend.compute(case, cost.round) for case, cost in costs.compute),
+        *(backend.exchange(case, cost.round) for case, cost in costs.comm),
+    ]
+    for cost, (_, golden) in zip(again, (*costs.compute, *costs.comm), strict=True):
+        assert (cost.case_id, cost.round, cost.error) == (golden.case_id, golden.round, golden.error)
+        # processors differ in the last digit of a logarithm
+        assert cost.forward_ms == pytest.approx(golden.forward_ms, rel=1e-12)
+        assert cost.backward_ms == pytest.approx(golden.backward_ms, rel=1e-12)
