@@ -53,8 +53,9 @@ class Sizes(NamedTuple):
     mutations: int
 
 
-FULL, QUICK = Sizes(200, 10_000, 100, 20_000), Sizes(5, 400, 20, 600)
+FULL, QUICK = Sizes(200, 10_000, 60, 20_000), Sizes(5, 400, 20, 600)
 WRITERS, READERS, DEPLOYERS = 32, 16, 8
+SPOILED = 0.3  # of all answers; a request is tried four times
 
 
 def main() -> None:
@@ -72,9 +73,9 @@ def main() -> None:
         for command in COMMANDS:
             row(f"kill -9 at every write of: {command}", lambda c=command: kill(c, Path(folder) / uuid4().hex))
         for fault in FAULTS:
-            row(f"15% of answers: {fault}", lambda f=fault: spoil(f, moto, sizes))
+            row(f"{SPOILED:.0%} of answers: {fault}", lambda f=fault: spoil(f, moto, sizes))
         for kind in CHECKS:
-            row(f"{sizes.mutations // len(CHECKS):,} damaged {kind} files", lambda k=kind: damage(k, sizes))
+            row(f"{share_of(sizes.mutations):,} damaged {kind} files", lambda k=kind: damage(k, sizes))
         row("2,000 tables, 128 ranks", lambda: large(Path(folder) / "large"))
 
 
@@ -214,19 +215,24 @@ def spoil(fault: str, moto: str, sizes: Sizes) -> str:
         return open_store(direct.url)
 
     try:
-        commands = max(10, sizes.commands // 5) if fault == "hang" else sizes.commands
-        day = spoiled_day(direct, moto, fault, 0.15, commands, random.Random(0), aim)
+        commands = max(6, sizes.commands // 5) if fault == "hang" else sizes.commands
+        day = spoiled_day(direct, moto, fault, SPOILED, commands, random.Random(0), aim)
     finally:
         os.environ["AWS_ENDPOINT_URL"] = moto
     errors = ", ".join(f"{count} {name}" for name, count in sorted(day.errors.items())) or "no error"
     return f"0 wrong plans in {commands} commands: {day.well} well, {errors}; longest {day.longest_seconds:.1f} s"
 
 
+def share_of(mutations: int) -> int:
+    """Of each kind of file, rounded up."""
+    return -(-mutations // len(CHECKS))
+
+
 def damage(kind: str, sizes: Sizes) -> str:
     store, rng = two_releases(), random.Random(0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     taken, slowest = 0, 0.0
-    count = sizes.mutations // len(CHECKS)
+    count = share_of(sizes.mutations)
     for _ in range(count):
         began = time.monotonic()
         taken += CHECKS[kind](store, rng)
