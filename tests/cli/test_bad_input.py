@@ -53,6 +53,7 @@ def made(tmp_path_factory, neuroshard) -> Path:
         ({"pooling_factor": math.nan}, ["tables[1]", "pooling_factor", "nan"]),
         ({"pooling_factor": -1}, ["tables[1]", "pooling_factor", "-1"]),
         ({"rows": "many"}, ["tables[1]", "rows", "many"]),
+        ({"rows": True}, ["tables[1]", "rows", "True"]),
         ({"name": "t0"}, ["tables[1]", "tables[0]", "t0"]),
         ({"reuse_bins": [1.0]}, ["tables[1]", "reuse_bins", "17"]),
     ],

@@ -59,6 +59,13 @@ class Table(Value):
             raise ValueError(f"must have no line breaks or control characters, not {name!r:.80}")
         return name
 
+    @field_validator("rows", "dim", "pooling_factor", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # pydantic would take true for 1
+            raise ValueError(f"must be a number, not {value}")
+        return value
+
     @field_validator("rows")
     @classmethod
     def _rows(cls, rows: int) -> int:

@@ -107,9 +107,9 @@ def _errors(path: Path, doing: str) -> Iterator[None]:
     """Turn an OSError into a StoreError of one line that names the path."""
     try:
         yield
-    except FileNotFoundError:
-        raise NotFound(f"{path}: does not exist") from None
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and doing != "write it":  # a write makes its folders, unless it may not
+            raise NotFound(f"{path}: does not exist") from None
         kind = Unreachable if error.errno in GONE else StoreError
         raise kind(f"{path}: cannot {doing}: {error.strerror or error}") from None
 
