@@ -41,11 +41,13 @@ fix: .venv/dev.done ## format, and mend what lint can mend by itself
 compile: .venv/run.done ## pipelines/neuroshard.py -> pipelines/neuroshard.yaml
 	@$(BIN)/python -m pipelines.compile
 
-bench: $(patsubst tests/bench/%.py,bench-%,$(wildcard tests/bench/*.py)) ## run the scripts of tests/bench; bench-NAME for one
-	@[ "$^" ] || echo "tests/bench holds no scripts"
+bench: .venv/dev.done ## run every script of tests/bench
+	@set -- $(sort $(wildcard tests/bench/*.py)); \
+	[ $$# -gt 0 ] || echo "tests/bench holds no scripts"; \
+	for script; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
 
-bench-%: tests/bench/%.py .venv/dev.done
-	@$(BIN)/python $< $(ARGS)
+bench-release: .venv/dev.done ## races, kills, faults and damaged files against stores and releases, as a table; ARGS=--quick
+	@$(BIN)/python tests/bench/release.py $(ARGS)
 
 submit: .venv/run.done ## run the compiled pipeline on the cluster at KFP_ENDPOINT; ARGS="store=s3://bucket/prefix devices=8"
 	@: "$${KFP_ENDPOINT:?give the address of the Kubeflow Pipelines API, as in KFP_ENDPOINT=http://localhost:8080 make submit}"
