@@ -7,7 +7,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
-TARGETS = ["help", "setup", "run", "test", "check", "fix", "compile", "bench", "bench-release", "submit", "lock", "clean"]
+TARGETS = [
+    "help",
+    "setup",
+    "run",
+    "test",
+    "check",
+    "fix",
+    "compile",
+    "bench",
+    "bench-release",
+    "submit",
+    "lock",
+    "clean",
+]
 
 
 def make(*arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
