@@ -79,6 +79,21 @@ def test_no_heuristic_is_better(task):
     assert all(plan.cost_ms <= b.cost_ms * (1 + 1e-12) for b in plan.baselines if b.cost_ms is not None)
 
 
+def test_the_published_search_is_never_better(make_task, model):
+    rng = np.random.default_rng(5)
+    solved = 0
+    for _ in range(25):
+        shapes = [(int(10 ** rng.uniform(3, 6)), 4 * int(rng.integers(1, 17)), rng.uniform(0, 100)) for _ in range(12)]
+        task = make_task(shapes, [0.2] * 3)
+        try:
+            published = search(task, model, algorithm="paper", depth=4, beam=2)
+        except Infeasible:
+            continue
+        solved += 1
+        assert search(task, model, depth=4, beam=2, improve=False).cost_ms <= published.cost_ms
+    assert solved >= 10
+
+
 def plainly(plan: Plan, model: CostModel) -> list[tuple[float, float, float]]:
     """Compute, forward and backward ms of each device, as a cost model is asked for one set of tables at a time."""
     by_name = {table.name: table for table in plan.task.tables}

@@ -15,12 +15,13 @@ Search = Callable[[Problem, Effort, Sequence[Placement]], Placement]
 
 
 def neuroshard(problem: Problem, effort: Effort, heuristic: Sequence[Placement]) -> Placement:
-    """The beam search from tables whole and from tables split as memory needs; then the best few of what it, packing by
-    memory and the heuristics found are improved in small steps. So by the cost model no heuristic is better."""
+    """The beam search from tables whole and from tables split as memory needs; then the best few of what it, the published
+    search, packing by memory and the heuristics found are improved in small steps. So by the cost model none is better."""
     packed = pack(problem)
     starts = [problem.whole, split_oversized(problem, problem.whole), packed.shards]
     found = beam_search(problem, starts, effort, NEUROSHARD).placement
-    fitting = [placement for placement in (found, packed, *heuristic) if placement.fits]
+    published = beam_search(problem, [problem.whole], effort, PAPER).placement
+    fitting = [placement for placement in (found, published, packed, *heuristic) if placement.fits]
     if not fitting:
         raise Infeasible(f"no packing found: {misfit(problem, packed)}; add devices or memory")
     ranked: list[Placement] = [fitting[index] for index in problem.worst_ms(fitting).argsort(kind="stable")]
