@@ -16,7 +16,9 @@ BIN = Path(sys.executable).parent
 def moto() -> Iterator[str]:
     """Honours conditional writes; checks no signature. Yields its URL."""
     port = free_port()
-    with serving([BIN / "moto_server", "-H", "127.0.0.1", "-p", port], port) as url:
+    with serving(
+        [sys.executable, Path(__file__).with_name("moto_atomic.py"), "-H", "127.0.0.1", "-p", port], port
+    ) as url:
         yield url
 
 
