@@ -69,13 +69,31 @@ def test_a_table_in_one_piece_is_table_wise_and_in_several_column_wise():
     )
 
 
-def test_uneven_widths_on_one_rank_stay_as_planned():
+def user_in(*shards: tuple[int, int, int]) -> Plan:
+    """The user table cut into (column, width, rank)."""
     plan = make_plan(tables=(USER,))
-    shards = [Shard(table="user", rows=1000, column_offset=c, dim=d, device=1) for c, d in ((4, 12), (0, 4))]
-    plan = Plan(task=plan.task, shards=tuple(shards), provenance=plan.provenance)
-    got = to_torchrec(plan, collection(USER))
+    cut = tuple(Shard(table="user", rows=1000, column_offset=c, dim=d, device=r) for c, d, r in shards)
+    return Plan(task=plan.task, shards=cut, provenance=plan.provenance)
 
-    assert got.plan[""]["user"] == parameter("column_wise", [(0, 4, 1), (4, 12, 1)], 1000)
+
+@pytest.mark.parametrize(
+    ("planned", "given"),
+    [
+        ([(0, 4, 1), (4, 4, 1), (8, 8, 0)], [(0, 4, 1), (4, 4, 1), (8, 8, 0)]),
+        ([(4, 8, 1), (0, 4, 1), (12, 4, 0)], [(0, 12, 1), (12, 4, 0)]),
+        ([(0, 4, 1), (4, 4, 1), (8, 4, 0), (12, 4, 1)], [(0, 4, 1), (4, 4, 1), (8, 4, 0), (12, 4, 1)]),
+    ],
+    ids=["equal widths", "unequal neighbours", "equal widths apart"],
+)
+def test_shards_on_one_rank_that_torchrec_would_mix_up_become_one(planned, given):
+    got = to_torchrec(user_in(*planned), collection(USER))
+
+    assert got.plan[""]["user"] == parameter("column_wise", given, 1000)
+
+
+def test_unequal_shards_apart_on_one_rank_are_refused():
+    with pytest.raises(InvalidInput, match=r"'user' has shards of unequal widths on rank 1 .columns 0 to 4, 8 to 16."):
+        to_torchrec(user_in((0, 4, 1), (4, 4, 0), (8, 8, 1)), collection(USER))
 
 
 def test_tables_are_found_in_several_collections():
