@@ -199,7 +199,8 @@ def pretrain(
 
     model = run(costs, out, seed=seed, **({} if epochs is None else {"epochs": epochs}))
     typer.echo(model.report.text())
-    typer.echo(f"{out}: cost model {model.name[:12]}, measured on {model.backend} ({model.device_name})")
+    source = "by a formula, not measured" if model.backend == "synthetic" else f"measured on {model.backend}"
+    typer.echo(f"{out}: cost model {model.name[:12]} of costs {source} ({model.device_name})")
 
 
 @command("neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json")

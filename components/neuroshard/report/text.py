@@ -78,8 +78,11 @@ def _origin(plan: Plan) -> str:
     seed = "" if by.seed is None else f", seed {by.seed}"
     model = "no cost model"
     if by.cost_model:
-        where = f" measured on {by.cost_model_backend} ({by.cost_model_device})" if by.cost_model_backend else ""
-        model = f"cost model {by.cost_model[:12]}{where}"
+        model = f"cost model {by.cost_model[:12]}"
+        if by.cost_model_backend == "synthetic":
+            model += f" of costs by a formula, not measured ({by.cost_model_device})"
+        elif by.cost_model_backend:
+            model += f" of costs measured on {by.cost_model_backend} ({by.cost_model_device})"
     return f"by {by.algorithm}{seed}, neuroshard {by.neuroshard_version}, {model}"
 
 
