@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:  # a trainer installs neither; its client has no need of them
+    sys.exit("error: the neuroshard command needs typer and rich: pip install 'neuroshard[all]'")
 
 from neuroshard import __version__
 from neuroshard.core.errors import NeuroshardError, UsageError
@@ -369,6 +372,11 @@ def main() -> None:
         message = " ".join(str(error).split())
         typer.echo(f"error: {message}", err=True)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "neuroshard":
+            raise
+        typer.echo(f"error: this needs the package {error.name}, of an extra: pip install 'neuroshard[all]'", err=True)
+        sys.exit(1)
     except BrokenPipeError:  # `neuroshard show plan.json | head`
         sys.stderr.close()
         sys.exit(1)

@@ -216,3 +216,17 @@ def test_every_help_has_an_example(neuroshard, command):
 
     assert done.returncode == 0
     assert f"Example:  neuroshard {command}" in " ".join(done.stdout.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"), [("typer", ["typer", "neuroshard[all]"]), ("numpy", ["numpy", "neuroshard[all]"])]
+)
+def test_a_package_that_is_not_installed_is_named(made, missing, words):
+    """`None` in sys.modules is how Python says that a module is not there."""
+    arguments = ["search", "tables.json", "--model", "model", "--devices", "2", "--memory", "1GiB", "-o", "x"]
+    script = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv[1:] = {arguments}; import neuroshard.cli as c; c.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=made, capture_output=True, text=True, timeout=60)
+
+    assert_one_line(done, 1, *words)
