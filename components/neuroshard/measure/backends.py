@@ -27,7 +27,7 @@ class Settings:
     """
 
     batch_size: int
-    warmup: int = 2
+    warmup: int = 1
     repeats: int = 7
     optimizer: str = "rowwise_adagrad"
     threads: int = 1
