@@ -29,7 +29,7 @@ TOO_MUCH = ComputeCase(tables=(table("endless", pooling_factor=1e9, rows=2**21, 
 COMM = {
     "balanced": CommCase(device_dims=(64, 64), start_delays_ms=(0, 0)),
     "one sends nothing": CommCase(device_dims=(128, 0), start_delays_ms=(0, 0)),
-    "three, one late": CommCase(device_dims=(64, 32, 4), start_delays_ms=(0, 0, 30)),
+    "three, one late": CommCase(device_dims=(64, 32, 4), start_delays_ms=(0, 0, 100)),
 }
 
 
@@ -82,9 +82,9 @@ class TestBackend:
     def test_the_delay_shows_as_waiting_of_those_who_started_first(self, backend: Backend) -> None:
         cost = backend.exchange(COMM["three, one late"], 0)
         first, second, late = cost.forward_ms or (0.0, 0.0, 0.0)
-        assert min(first, second) > 25
-        assert late < 25
-        assert max(cost.backward_ms or [99]) < 25
+        assert min(first, second) > late + 50  # of 100 ms; on a busy machine all may start some late
+        assert late < 50
+        assert max(cost.backward_ms or [99]) < 50
 
     def test_the_bench_says_how_it_was_measured_and_is_the_same_again(
         self, make: Callable[[], Backend], backend: Backend
