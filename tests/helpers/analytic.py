@@ -17,6 +17,7 @@ class AnalyticModel:
     name, backend, device_name = "analytic", "synthetic", "test device"
     max_dim = 128
     device_counts: tuple[int, ...] = ()
+    convex = True
 
     def __init__(self, batch_size: int = 65536) -> None:
         self.batch_size = batch_size
@@ -31,6 +32,14 @@ class AnalyticModel:
         self.asked.append(vector_sums.shape)
         traffic, lookups, tables = np.moveaxis(vector_sums, -1, 0)
         return np.sqrt(traffic**2 + lookups**2) + tables
+
+    def compute_slope(self, vector_sums: Floats) -> Floats:
+        traffic, lookups, _ = np.moveaxis(vector_sums, -1, 0)
+        norm = np.maximum(np.hypot(traffic, lookups), 1e-30)
+        return np.stack([traffic / norm, lookups / norm, np.ones_like(norm)], axis=-1)
+
+    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
+        return np.zeros_like(device_dims, dtype=np.float64)
 
     def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
         last = start_delays_ms.max(axis=-1, keepdims=True)

@@ -93,3 +93,14 @@ def test_the_formula_is_a_cost_model(table: MakeTable) -> None:
     np.testing.assert_allclose(compute, [formula.compute_ms([one], BATCH) for one in tables])
     waited = forward + compute + backward
     assert waited.max() - waited.min() < 0.01 * waited.max()
+
+
+def test_the_slope_of_the_formula_tells_what_another_table_adds(table: MakeTable) -> None:
+    model = formula.Formula(BATCH)
+    many = model.table_vectors([table(f"t{i}", rows=10**6, dim=64) for i in range(200)], np.full(200, 64))
+    sums = many[1:].sum(axis=0)
+
+    added = model.compute_slope(sums) @ many[0]
+
+    assert added == pytest.approx(model.compute_ms(sums + many[0]) - model.compute_ms(sums), rel=0.02)
+    assert (model.spread_ms(sums[None], np.array([64.0])) == 0).all()

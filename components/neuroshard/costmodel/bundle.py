@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
+import numpy as np
 from pydantic import Field
 
 from neuroshard.core.cost import Bench
@@ -22,7 +23,7 @@ from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.value import Value, check_format, decode_json, sha256
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, table_features
 from neuroshard.costmodel.nets import ExchangeNet, Nets
-from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.protocol import Floats, Ints, slope_by_differences
 from neuroshard.costmodel.report import Report
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
 from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
@@ -98,6 +99,17 @@ class TrainedCostModel:
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
         return self.nets.compute.ms(vector_sums)
+
+    @property
+    def convex(self) -> bool:
+        return False
+
+    def compute_slope(self, vector_sums: Floats) -> Floats:
+        return slope_by_differences(self.compute_ms, vector_sums)
+
+    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
+        """As much of the compute ms as the error on unseen tables; the exchanges' own error is left out."""
+        return np.where(device_dims > 0, self.compute_ms(vector_sums), 0.0) * (self.report.unseen_tables_error or 0.0)
 
     def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
         return self._exchange(self.nets.forward, device_dims).ms(device_dims, start_delays_ms)

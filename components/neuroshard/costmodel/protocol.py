@@ -3,7 +3,7 @@
 A device's compute cost is a function of the *sum* of its tables' vectors, so placing a table is one vector addition.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -42,17 +42,35 @@ class CostModel(Protocol):
     def device_counts(self) -> tuple[int, ...]:
         """Numbers of devices whose exchange it can predict; empty where it can predict any."""
 
+    @property
+    def convex(self) -> bool:
+        """True where a search may draw lower bounds from it.
+
+        Then vectors are not negative; `compute_ms` is convex and falls with no component; and for a fixed number of
+        devices the exchanges without their waiting, averaged over the devices, are least where all hold the same dims.
+        Waiting is added by rule: forward = (latest start - own start) + transfer.
+        """
+
     def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
         """Vector of each table cut to dims[i] columns: (len(tables),) tables and dims -> (len(tables), K)."""
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
         """Forward + backward ms of devices from the sums of their tables' vectors: (…, K) -> (…)."""
 
+    def compute_slope(self, vector_sums: Floats) -> Floats:
+        """A subgradient of `compute_ms` at the sums, ms a unit of each component: (…, K) -> (…, K). For where it is convex."""
+
     def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
         """Forward exchange ms a device, waiting included: two (…, D) -> (…, D)."""
 
     def backward_comm_ms(self, device_dims: Floats) -> Floats:
         """Backward exchange ms a device: (…, D) -> (…, D)."""
+
+    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
+        """One standard deviation of each device's predicted total, calibrated: (…, D, K) and (…, D) -> (…, D).
+
+        Zeros where costs are given and not predicted.
+        """
 
 
 def device_costs(model: CostModel, vector_sums: Floats, device_dims: Floats) -> tuple[Floats, Floats, Floats]:
@@ -76,3 +94,10 @@ def exchange_costs(model: CostModel, compute_ms: Floats, device_dims: Floats) ->
     ready = compute_ms + backward
     forward = model.forward_comm_ms(device_dims, ready - ready.min(axis=-1, keepdims=True))
     return forward, backward
+
+
+def slope_by_differences(compute_ms: Callable[[Floats], Floats], vector_sums: Floats) -> Floats:
+    """`compute_slope` of a cost that has no derivative at hand: what a millionth more of each component adds."""
+    steps = np.maximum(np.abs(vector_sums), 1.0)[..., None] * 1e-6 * np.eye(vector_sums.shape[-1])
+    slope: Floats = (compute_ms(vector_sums[..., None, :] + steps) - compute_ms(vector_sums)[..., None]) / steps.sum(-1)
+    return slope

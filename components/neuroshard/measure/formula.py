@@ -15,7 +15,7 @@ import numpy as np
 from neuroshard.core.reuse import REUSE_BINS
 from neuroshard.core.table import Table
 from neuroshard.costmodel.features import distinct_rows
-from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.protocol import Floats, Ints, slope_by_differences
 
 DEVICE_NAME = "formula of an H100"
 MEMORY_BYTES = 80 * 2**30
@@ -170,6 +170,7 @@ class Formula:
     device_name = DEVICE_NAME
     max_dim = 2**16
     device_counts: tuple[int, ...] = ()  # any number
+    convex = False  # what the cache saves falls as sets grow
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
@@ -180,8 +181,14 @@ class Formula:
     def compute_ms(self, vector_sums: Floats) -> Floats:
         return forward_ms(vector_sums) + backward_ms(vector_sums)
 
+    def compute_slope(self, vector_sums: Floats) -> Floats:
+        return slope_by_differences(self.compute_ms, vector_sums)
+
     def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
         return forward_comm_ms(device_dims, start_delays_ms, self.batch_size)
 
     def backward_comm_ms(self, device_dims: Floats) -> Floats:
         return backward_comm_ms(device_dims, self.batch_size)
+
+    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
+        return np.zeros_like(device_dims, dtype=np.float64)
