@@ -124,6 +124,10 @@ def augment(
     test_share: Annotated[
         float, typer.Option(min=0, max=0.9, help="Share of tables kept from training, to test on.")
     ] = 0.2,
+    batch_sizes: Annotated[
+        str | None,
+        typer.Option(help="Batch sizes of the table sets, one each: 256,512,1024 [default: what is measured]."),
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """Draw the cases to measure: random table sets, and random placements from balanced to lopsided."""
@@ -140,6 +144,7 @@ def augment(
         max_tables=max_tables,
         max_delay_ms=max_delay,
         test_share=test_share,
+        batch_sizes=() if batch_sizes is None else parse_counts(batch_sizes, "--batch-sizes"),
         seed=seed,
     )
     typer.echo(f"{out}: {len(cases.compute)} compute cases, {len(cases.comm)} exchange cases")

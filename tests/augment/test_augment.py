@@ -161,3 +161,10 @@ def test_broken_tables_write_nothing(tmp_path):
     with pytest.raises(InvalidInput, match="empty"):
         run(tmp_path / "tables.json", tmp_path / "cases", **ASKED)
     assert not (tmp_path / "cases").exists()
+
+
+def test_cases_have_one_of_the_batch_sizes_asked_for_or_none_of_their_own(cases):
+    drawn = Counter(case.batch_size for case in made(batch_sizes=(256, 512, 1024)).compute)
+    assert drawn.keys() == {256, 512, 1024}
+    assert min(drawn.values()) > 100
+    assert {case.batch_size for case in cases.compute} == {None}

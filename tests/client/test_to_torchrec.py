@@ -12,7 +12,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
-from torchrec.modules.embedding_configs import DataType
+from torchrec.modules.embedding_configs import DataType, PoolingType
 
 from helpers.plans import TABLES, make_plan
 from neuroshard.client.torchrec import ShardingWarning, check_same_digest, from_torchrec, to_torchrec
@@ -33,6 +33,19 @@ def collection(*tables: Table, data_type: DataType = DataType.FP32) -> Embedding
 
 def change(table: Table, **fields: object) -> Table:
     return table.model_copy(update=fields)
+
+
+def test_a_table_that_the_module_pools_otherwise_is_told_but_not_refused():
+    configs = [
+        EmbeddingBagConfig(
+            name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[t.name], pooling=PoolingType.MEAN
+        )
+        for t in TABLES
+    ]
+    module = EmbeddingBagCollection(tables=configs, is_weighted=True, device=torch.device("meta"))
+    told = r"'user' is pooled by mean with weights in module '', but plan .* was searched for sum \(and 2 more tables differ"
+    with pytest.warns(ShardingWarning, match=told):
+        assert set(to_torchrec(make_plan(), module).plan[""]) == {t.name for t in TABLES}
 
 
 def parameter(kind: str, shards: list[tuple[int, int, int]], rows: int, device: str = "cpu") -> ParameterSharding:

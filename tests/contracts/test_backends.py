@@ -1,6 +1,8 @@
 """What every backend does, whatever it measures with. Runs over those that need no GPU."""
 
+import statistics
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ MIB = 2**20
 SETTINGS = Settings(batch_size=65, warmup=1, repeats=3, memory_limit_bytes=32 * MIB, timeout_seconds=30)
 
 
-def table(name: str, **shape: float) -> Table:
+def table(name: str, **shape: Any) -> Table:
     return Table.model_validate({"name": name, "rows": 1000, "dim": 16, "pooling_factor": 2.0, **shape})
 
 
@@ -23,6 +25,14 @@ COMPUTE = {
     "several": ComputeCase(tables=(table("a"), table("b", dim=128), table("c", rows=3, pooling_factor=0.5))),
     "one table twice": ComputeCase(tables=(table("a"), table("a", dim=4))),
     "fp16 and fp32": ComputeCase(tables=(table("a"), table("half", element_bytes=2))),
+    "pooled by mean": ComputeCase(tables=(table("a", pooling="mean"),)),
+    "weighted": ComputeCase(tables=(table("a", weighted=True),)),
+    "four operators": ComputeCase(
+        tables=(table("a"), table("m", pooling="mean"), table("w", weighted=True), table("h", element_bytes=2))
+    ),
+    "mean with weights": ComputeCase(tables=(table("mw", pooling="mean", weighted=True),)),
+    "a batch of its own": ComputeCase(tables=(table("a"),), batch_size=7),
+    "one row, narrow and wide": ComputeCase(tables=(table("r", rows=1, dim=4), table("v", rows=1, dim=1024))),
     "never read": ComputeCase(tables=(table("unread", pooling_factor=0.0),)),
 }
 TOO_MUCH = ComputeCase(tables=(table("endless", pooling_factor=1e9, rows=2**21, dim=128),))
@@ -63,6 +73,20 @@ class TestBackend:
         cost = backend.compute(COMPUTE[which], 1)
         assert (cost.case_id, cost.round, cost.error) == (COMPUTE[which].case_id, 1, None)
         assert min(cost.forward_ms or 0, cost.backward_ms or 0) > 0
+
+    def test_a_larger_batch_costs_more(self, backend: Backend) -> None:
+        tables = (table("big", rows=10_000, dim=64, pooling_factor=8.0),)
+        small, large = (backend.compute(ComputeCase(tables=tables, batch_size=size), 0) for size in (16, 32768))
+        assert small.total_ms * 1.2 < large.total_ms
+
+    def test_tables_that_cannot_share_an_operator_cost_more(self, backend: Backend) -> None:
+        alike, differing = (
+            statistics.median(
+                backend.compute(ComputeCase(tables=(table("p"), table("q", pooling=how))), r).total_ms for r in range(5)
+            )
+            for how in ("sum", "mean")
+        )
+        assert alike < differing
 
     def test_out_of_memory_is_a_row_and_the_next_case_is_measured(self, backend: Backend) -> None:
         cost = backend.compute(TOO_MUCH, 0)

@@ -18,6 +18,17 @@ def test_the_split_does_not_change_a_case_id_but_the_shape_does():
     assert case.case_id != ComputeCase(tables=(TABLE, TABLE)).case_id
 
 
+def test_batch_size_pooling_and_weights_change_a_case_id():
+    variants = [
+        ComputeCase(tables=(TABLE,)),
+        ComputeCase(tables=(TABLE,), batch_size=64),
+        ComputeCase(tables=(TABLE.model_copy(update={"pooling": "mean"}),)),
+        ComputeCase(tables=(TABLE.model_copy(update={"weighted": True}),)),
+    ]
+    assert len({case.case_id for case in variants}) == 4
+    assert variants[0].case_id == "de1107403d760ef0"  # as it was before there were others
+
+
 def test_start_delays_change_a_case_id():
     one, other = (CommCase(device_dims=(8, 4), start_delays_ms=(0, delay)) for delay in (0, 1.5))
     assert one.case_id != other.case_id

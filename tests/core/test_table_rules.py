@@ -35,6 +35,8 @@ GOOD = {"name": "a", "rows": 1000, "dim": 64, "pooling_factor": 2.0}
         ({"reuse_bins": [-1.0, 2.0] + [0.0] * 15}, "not be negative"),
         ({"reuse_bins": [math.nan] * REUSE_BINS}, "finite"),
         ({"reuse_batch_size": 0}, "greater than 0"),
+        ({"pooling": "max"}, "'sum' or 'mean'"),
+        ({"weighted": "sometimes"}, "valid boolean"),
         ({"optimizer_bytes_per_row": -4}, "greater than or equal to 0"),
     ],
 )
@@ -46,6 +48,15 @@ def test_a_broken_rule_is_refused(change, message):
 def test_a_table_without_reuse_bins_is_read_uniformly():
     assert Table(**GOOD).reuse_bins == Table(**GOOD, reuse_bins=None).reuse_bins == uniform_bins(1000, 2.0)
     assert Table(**GOOD, reuse_batch_size=64).reuse_bins == uniform_bins(1000, 2.0, 64)
+
+
+def test_how_a_table_is_pooled_is_written_only_where_it_is_not_the_default():
+    """So the digests of tables, tasks and plans from before it could be said are what they were."""
+    plain, said = Table(**GOOD), Table(**GOOD, pooling="mean", weighted=True)
+    assert plain.model_dump().keys() & {"pooling", "weighted"} == set()
+    assert plain.digest()[:16] == "7e7d20d5868133ab"
+    assert (said.model_dump()["pooling"], said.model_dump()["weighted"]) == ("mean", True)
+    assert Table.parse(said.model_dump(mode="json"), "back") == said
 
 
 def test_reuse_bins_that_are_rounded_are_made_to_sum_to_one():

@@ -27,9 +27,9 @@ def full_disk() -> Callable[[], AbstractContextManager[None]]:
 
 @pytest.fixture
 def tables() -> tuple[Table, ...]:
-    """Four tables of different size, bytes and bins."""
+    """Four tables of different size, bytes, bins and pooling."""
     return (
-        Table(name="user", rows=1000, dim=64, pooling_factor=2.5),
+        Table(name="user", rows=1000, dim=64, pooling_factor=2.5, pooling="mean", weighted=True),
         Table(name="item", rows=40_000, dim=32, pooling_factor=1.0, element_bytes=2),
         Table(name='ünïcode, "quoted"', rows=7, dim=4, pooling_factor=0.25, optimizer_bytes_per_element=8),
         Table(name="never", rows=2**40, dim=2048, pooling_factor=0.0),

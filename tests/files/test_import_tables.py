@@ -76,6 +76,18 @@ def test_torch_s_words_are_understood(tmp_path, suffix):
 
 
 @every_format
+def test_pooling_and_weights_are_read(tmp_path, suffix):
+    rows = [
+        {**ROW, "pooling": "MEAN", "weighted": False},
+        {**ROW, "name": "b", "pooling": "sum", "weighted": True},
+    ]
+    one, other = imported(tmp_path, suffix, rows).tables
+    assert (one.pooling, one.weighted, other.pooling, other.weighted) == ("mean", False, "sum", True)
+    with pytest.raises(InvalidInput, match=r"pooling: input should be 'sum' or 'mean', not 'max'"):
+        imported(tmp_path, suffix, [{**ROW, "pooling": "max"}])
+
+
+@every_format
 def test_sequence_tables_are_left_out_and_counted(tmp_path, suffix):
     rows = [{**ROW, "sequence": False}, {**ROW, "sequence": True}, {**ROW, "sequence": True, "dim": 6}]
     one = imported(tmp_path, suffix, rows)

@@ -12,7 +12,7 @@ from neuroshard.files.torchrec_tables import tables_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torchrec and FBGEMM, while they are imported
-    from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
+    from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 USER = EmbeddingBagConfig(name="user", num_embeddings=10**9, embedding_dim=64, feature_names=["id", "friend"])
@@ -28,6 +28,16 @@ def test_tables_of_a_module_on_the_meta_device():
         Table(name="item", rows=100, dim=8, pooling_factor=7.5, element_bytes=2),
     )
     assert tables_of(module, {"item": 7.5}) == tables_of([USER, ITEM], {"item": 7.5}) == wanted
+
+
+def test_pooling_and_weights_are_the_collection_s():
+    mean = EmbeddingBagConfig(
+        name="m", num_embeddings=10, embedding_dim=8, feature_names=["f"], pooling=PoolingType.MEAN
+    )
+    module = EmbeddingBagCollection(tables=[mean], is_weighted=True, device=torch.device("meta"))
+    (table,) = tables_of(module)
+    assert (table.pooling, table.weighted) == ("mean", True)
+    assert [t.weighted for t in (*tables_of([mean]), *tables_of([mean], weighted=True))] == [False, True]
 
 
 def test_access_and_optimizer_are_as_for_a_file():

@@ -62,7 +62,7 @@ def hold_out(
     """
     kinds: dict[tuple[object, ...], list[Table]] = {}
     for table in tables:
-        shape = (table.rows, table.pooling_factor, table.reuse_bins, table.reuse_batch_size, table.element_bytes)
+        shape = (table.rows, table.pooling_factor, table.reuse_bins, table.reuse_batch_size, *table.operator_key)
         kinds.setdefault(shape, []).append(table)
     ordered = sorted(kinds.values(), key=lambda kind: kind[0].rows * kind[0].pooling_factor)
     if len(ordered) < 3 or share <= 0:

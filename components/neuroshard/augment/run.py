@@ -44,6 +44,7 @@ def augment(
     max_delay_ms: float = 20.0,
     test_share: float = 0.2,
     vary_share: float = 0.5,
+    batch_sizes: tuple[int, ...] = (),
     seed: int,
 ) -> Cases:
     """Cases to measure. Deterministic for a seed; case ids are distinct.
@@ -51,7 +52,8 @@ def augment(
     `comm_cases` are split evenly over the numbers of `devices`; one device exchanges nothing. `max_dim` (by default 128) is
     the widest shard drawn, except that wider tables also come in their own width and its halves. `test_share` of the
     tables are held out for the split `test_tables`, an eighth of the compute cases. In training and validation `vary_share`
-    of the shards have other rows and pooling factors than their table (docs/decisions/0002-augmentation.md).
+    of the shards have other rows and pooling factors than their table (docs/decisions/0002-augmentation.md). Each compute case
+    has one of `batch_sizes`, if there are any; else the one that they are measured with.
 
     Tables of which not even 4 columns fit into `memory_bytes` are left out of the compute cases; Infeasible where that is
     all of them. Where fewer distinct cases exist than were asked for, the result has fewer; the progress line says both.
@@ -82,7 +84,7 @@ def augment(
             vary_share=vary_share if split in ("train", "valid") else 0.0,
             rng=rng,
         )
-        return ComputeCase(tables=drawn, split=split)
+        return ComputeCase(tables=drawn, split=split, batch_size=int(rng.choice(batch_sizes)) if batch_sizes else None)
 
     def draw_comm(kind: tuple[int, Split]) -> CommCase:
         device_dims, start_delays_ms = draw_exchange(dims, kind[0], max_delay_ms, rng)
@@ -118,6 +120,7 @@ def run(
     max_delay_ms: float = 20.0,
     test_share: float = 0.2,
     vary_share: float = 0.5,
+    batch_sizes: tuple[int, ...] = (),
     seed: int,
 ) -> Cases:
     """A tables.json -> a folder of cases (see files/cases.py); stderr says what of the file was ignored.
@@ -137,6 +140,7 @@ def run(
         max_delay_ms=max_delay_ms,
         test_share=test_share,
         vary_share=vary_share,
+        batch_sizes=batch_sizes,
         seed=seed,
     )
     write_cases(out, cases)

@@ -216,13 +216,28 @@ def check_tables(plan: Plan, collections: dict[str, EmbeddingBagCollection], who
                 )
             configs[config.name], paths[config.name] = config, path
     check_shapes(plan, {name: (c.num_embeddings, c.embedding_dim) for name, c in configs.items()}, whose)
+    otherwise_read = []
     for table in plan.task.tables:
-        data_type = configs[table.name].data_type
+        config, weighted = configs[table.name], collections[paths[table.name]].is_weighted()
+        if (config.pooling.name.lower(), weighted) != (table.pooling, table.weighted):
+            otherwise_read.append(
+                f"table {table.name!r} is pooled by {config.pooling.name.lower()}{' with weights' * weighted} in module "
+                f"{paths[table.name]!r}, but {whose} was searched for {table.pooling}{' with weights' * table.weighted}"
+            )
+        data_type = config.data_type
         if DATA_TYPE_NUM_BITS.get(data_type) != 8 * table.element_bytes:
             raise InvalidInput(
                 f"table {table.name!r} is {data_type.value} in module {paths[table.name]!r}, but {whose} is for "
                 f"{table.element_bytes} bytes an element; search a plan for today's tables"
             )
+    if otherwise_read:
+        more = f" (and {len(otherwise_read) - 1} more tables differ)" if len(otherwise_read) > 1 else ""
+        warnings.warn(
+            f"{otherwise_read[0]}{more}: it trains rightly, but its cost was predicted for other tables; say `pooling` and "
+            "`weighted` in tables.json",
+            ShardingWarning,
+            stacklevel=3,
+        )
 
 
 def shards_by_table(plan: Plan, whose: str) -> dict[str, list[Shard]]:

@@ -1,28 +1,42 @@
 """What to measure: sets of tables on one device, and exchanges between devices."""
 
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from neuroshard.core.table import Table
-from neuroshard.core.value import Value, canonical_json, sha256
+from neuroshard.core.value import Value, canonical_json, sha256, without_defaults
 
 # train and valid: sets of training tables. test_sets: unseen sets of those. test_tables: only tables never in the others.
 Split = Literal["train", "valid", "test_sets", "test_tables"]
 
 
 class ComputeCase(Value):
-    """Tables (or column shards) that one device holds together. The same table may occur at several dims."""
+    """Tables (or column shards) that one device holds together. The same table may occur at several dims.
+
+    `batch_size` is the global batch that looks them up; None is that of the bench on which the case is measured.
+    """
 
     tables: Annotated[tuple[Table, ...], Field(min_length=1)]
     split: Split = "train"
+    batch_size: Annotated[int, Field(gt=0, le=2**31)] | None = None
+
+    @model_serializer(mode="wrap")
+    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(fields(self), {"batch_size": None})
 
     @cached_property
     def case_id(self) -> str:
         """16 hex digits of what is measured; the split does not count."""
-        shape = [[t.name, t.rows, t.dim, t.pooling_factor, t.element_bytes, *t.reuse_bins] for t in self.tables]
-        return sha256(canonical_json(shape))[:16]
+        shape: list[Any] = [_shape(table) for table in self.tables]
+        return sha256(canonical_json(shape if self.batch_size is None else [self.batch_size, *shape]))[:16]
+
+
+def _shape(table: Table) -> list[Any]:
+    shape = [table.name, table.rows, table.dim, table.pooling_factor, table.element_bytes, *table.reuse_bins]
+    plain = table.pooling == "sum" and not table.weighted
+    return shape if plain else [*shape, table.pooling, table.weighted]
 
 
 class CommCase(Value):

@@ -1,12 +1,12 @@
 """An embedding table, as everything else sees it: its shape, how it is read, and what it occupies."""
 
 import math
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from neuroshard.core.reuse import REFERENCE_BATCH_SIZE, REUSE_BINS, uniform_bins
-from neuroshard.core.value import Value, shown
+from neuroshard.core.value import Value, shown, without_defaults
 
 DIM_STEP = 4  # FBGEMM's fused kernels need widths divisible by 4
 MAX_ROWS = 2**40
@@ -16,13 +16,17 @@ MAX_DIM = 2**16
 OPTIMIZER_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2}
 
+Pooling = Literal["sum", "mean"]
+_UNSAID = {"pooling": "sum", "weighted": False}  # as tables were before format 1 could say it; left out of JSON
+
 
 class Table(Value):
     """One embedding table, or a column shard of one (the same table with a smaller `dim`).
 
     `pooling_factor` is the mean number of lookups a sample. `reuse_bins` (see core/reuse.py) were counted on a batch of
     `reuse_batch_size`; a table that comes without them is taken to be read uniformly. Memory counts the weights and the
-    optimizer's state, by default row-wise Adagrad's: 4 bytes a row.
+    optimizer's state, by default row-wise Adagrad's: 4 bytes a row. `pooling` is what the rows of a sample are made into;
+    `weighted` says that each lookup comes with a weight of its own (TorchRec's `is_weighted`).
     """
 
     name: Annotated[str, Field(min_length=1, max_length=500)]
@@ -34,6 +38,12 @@ class Table(Value):
     element_bytes: int = 4
     optimizer_bytes_per_row: Annotated[int, Field(ge=0, le=64)] = 4
     optimizer_bytes_per_element: Annotated[int, Field(ge=0, le=64)] = 0
+    pooling: Pooling = "sum"
+    weighted: bool = False
+
+    @model_serializer(mode="wrap")
+    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(fields(self), _UNSAID)
 
     @model_validator(mode="before")
     @classmethod
@@ -108,6 +118,11 @@ class Table(Value):
             raise ValueError(f"must sum to 1 (or be all 0 for a table never read), not {total:g}")
         # only what is off is scaled: a table read back has the very bins, and so the digest, that was written
         return tuple(b / total for b in bins) if total and abs(total - 1) > 1e-9 else bins
+
+    @property
+    def operator_key(self) -> tuple[int, Pooling, bool]:
+        """Tables of a device with the same key share one fused operator, as TorchRec groups them."""
+        return self.element_bytes, self.pooling, self.weighted
 
     def with_dim(self, dim: int) -> Self:
         """The same table cut to `dim` columns. The caller answers for the multiple of 4."""

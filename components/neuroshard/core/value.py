@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -29,6 +30,11 @@ class Value(BaseModel):
     def digest(self) -> str:
         """sha256 of the canonical JSON, as 64 hex digits."""
         return sha256(self.canonical_json())
+
+
+def without_defaults(data: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Serialized fields less those that only say the default: what came to a format later changes no digest of before."""
+    return {name: value for name, value in data.items() if name not in defaults or value != defaults[name]}
 
 
 def canonical_json(data: Any) -> bytes:

@@ -25,6 +25,7 @@ BinsOf = Callable[[int, float, int], Bins]  # rows, pooling factor, batch size -
 # not at all, so octaves do; above 2^17 all is bin 16. Finer steps than a third of an octave fit no better.
 _RATES = 2.0 ** np.concatenate([np.arange(-30.0, -4.0), np.arange(-4.0, 17.01, 1 / 3)])
 _FIT_STEPS = 100
+_NEVER = 1e-200  # lookups of a batch; fewer rows than that have no finite share of one
 _MAX_EXPONENT = 10.0
 
 
@@ -73,7 +74,7 @@ def row_groups(table: Table) -> RowGroups:
     """
     rates, lookup_shares = fitted_rates(table.reuse_bins)
     lookups = table.reuse_batch_size * table.pooling_factor
-    if not lookups or not len(rates):
+    if lookups < _NEVER or not len(rates):
         return RowGroups(np.array([float(table.rows)]), np.array([1.0]))
     rows = lookups * lookup_shares / rates
     rows_before = np.concatenate([[0.0], np.cumsum(rows)])

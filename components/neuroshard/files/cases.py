@@ -1,7 +1,8 @@
 """The folder that `augment` writes and `measure` reads: cases.json, compute.parquet, comm.parquet.
 
 A compute case is a row of lists, one entry a table: name, rows, dim, pooling_factor. Everything else of a table (reuse
-bins, bytes) is that of the base table with this name in cases.json, which is written last: a folder without it is unfinished.
+bins, bytes, pooling) is that of the base table with this name in cases.json, which is written last: a folder without it is
+unfinished.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ COMPUTE_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
     ("rows", pa.list_(pa.int64())),
     ("dim", pa.list_(pa.int32())),
     ("pooling_factor", pa.list_(pa.float64())),
+    ("batch_size", pa.int64()),
 ]
 COMM_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
     ("case_id", pa.string()),
@@ -34,6 +36,9 @@ COMM_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
     ("device_dims", pa.list_(pa.int32())),
     ("start_delays_ms", pa.list_(pa.float64())),
 ]
+
+
+LATER_COLUMNS = frozenset({"batch_size"})  # files from before them lack these; null says the same
 
 
 class CasesManifest(Value):
@@ -99,6 +104,7 @@ def compute_case_row(case: ComputeCase) -> dict[str, Any]:
         "rows": [t.rows for t in case.tables],
         "dim": [t.dim for t in case.tables],
         "pooling_factor": [t.pooling_factor for t in case.tables],
+        "batch_size": case.batch_size,
     }
 
 
@@ -125,7 +131,7 @@ def compute_case_from_row(row: Mapping[str, Any], base: Mapping[str, Table], whe
                 raise InvalidInput(
                     f"{where}: table {table.name!r} has {table.rows} rows, dim {table.dim}, pooling {table.pooling_factor}"
                 )
-        case = ComputeCase(tables=tuple(tables), split=row["split"])
+        case = ComputeCase(tables=tuple(tables), split=row["split"], batch_size=row["batch_size"])
     except KeyError as error:
         raise InvalidInput(f"{where}: table {error} is not among the base tables") from None
     except ValidationError as error:
@@ -163,6 +169,8 @@ def read_rows(path: Path, fields: list[tuple[str, pa.DataType]]) -> list[dict[st
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidInput(f"{path}: not a whole Parquet file ({first[:120]}); make it again") from None
     for name, kind in fields:
+        if name not in table.column_names and name in LATER_COLUMNS:
+            table = table.append_column(name, pa.nulls(len(table), kind))
         if name not in table.column_names:
             raise InvalidInput(f"{path}: column {name!r} is missing")
         if table.schema.field(name).type != kind:

@@ -30,7 +30,7 @@ from neuroshard.files.imported import (
     table_defaults,
 )
 
-NUMBERS = Table.model_fields.keys() - {"name", "reuse_bins"}
+NUMBERS = Table.model_fields.keys() - {"name", "reuse_bins", "pooling", "weighted"}
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 

@@ -15,7 +15,7 @@ from neuroshard.files.traces import Traces
 
 REQUIRED = ("name", "rows", "dim", "pooling_factor")
 KNOWN = Table.model_fields.keys() | {"sequence"}
-ALIASES = {"num_embeddings": "rows", "embedding_dim": "dim"}
+ALIASES = {"num_embeddings": "rows", "embedding_dim": "dim", "is_weighted": "weighted"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,10 @@ class Entry(NamedTuple):
         """Fields that are null are left out; our name wins over an alias beside it."""
         said = {name: value for name, value in raw.items() if value is not None}
         aliased = {ALIASES[name]: said.pop(name) for name in ALIASES if name in said}
-        return cls(where, {**aliased, **said})
+        fields = {**aliased, **said}
+        if isinstance(fields.get("pooling"), str):
+            fields["pooling"] = fields["pooling"].lower()  # TorchRec's PoolingType is SUM or MEAN
+        return cls(where, fields)
 
 
 @dataclass(frozen=True)

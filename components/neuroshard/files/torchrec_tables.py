@@ -14,13 +14,15 @@ def tables_of(
     module_or_configs: Any,
     pooling_factors: Mapping[str, float] | None = None,
     *,
+    weighted: bool | None = None,
     access: str = "uniform",
     optimizer: str = "rowwise_adagrad",
 ) -> tuple[Table, ...]:
     """Tables of an EmbeddingBagCollection, or of a sequence of its EmbeddingBagConfigs.
 
     `pooling_factors` are lookups a sample by table name, over all features of the table; one that is not there is taken to
-    have one lookup a feature, as TorchRec's planner does. Raises InvalidInput for a data type that is neither FP32 nor
+    have one lookup a feature, as TorchRec's planner does. `weighted` is by default what the collection says, and False for
+    configs, which do not tell. Raises InvalidInput for a data type that is neither FP32 nor
     FP16, and for a pooling factor of a table that does not exist; UsageError for an unknown access or optimizer.
     """
     configs: Sequence[Any] = (
@@ -32,10 +34,12 @@ def tables_of(
     unknown = given.keys() - {config.name for config in configs}
     if unknown:
         raise InvalidInput(f"pooling_factors: there is no table {min(unknown)!r}")
-    return tuple(_table(config, given.get(config.name), access, optimizer) for config in configs)
+    if weighted is None:
+        weighted = bool(module_or_configs.is_weighted()) if hasattr(module_or_configs, "is_weighted") else False
+    return tuple(_table(config, given.get(config.name), weighted, access, optimizer) for config in configs)
 
 
-def _table(config: Any, pooling_factor: float | None, access: str, optimizer: str) -> Table:
+def _table(config: Any, pooling_factor: float | None, weighted: bool, access: str, optimizer: str) -> Table:
     dtype = _DTYPES.get(config.data_type.name)
     if dtype is None:
         raise InvalidInput(f"table {config.name!r}: data_type {config.data_type.name} is neither FP32 nor FP16")
@@ -44,5 +48,7 @@ def _table(config: Any, pooling_factor: float | None, access: str, optimizer: st
         "rows": config.num_embeddings,
         "dim": config.embedding_dim,
         "pooling_factor": float(len(config.feature_names) if pooling_factor is None else pooling_factor),
+        "pooling": config.pooling.name.lower(),
+        "weighted": weighted,
     }
     return table_defaults(access=access, dtype=dtype, optimizer=optimizer).table(fields, f"table {config.name!r}")

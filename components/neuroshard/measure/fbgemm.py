@@ -1,7 +1,9 @@
 """The compute cost of a table set: FBGEMM's table-batched embedding operator, timed in a worker process.
 
-One operator serves all tables of a device (two where some are fp16 and some fp32). Backward includes the optimizer, which
-FBGEMM fuses into it. Weights lie on the device measured: HOST for the CPU, DEVICE for CUDA.
+One operator serves all tables of a device that are alike in element type, pooling and weighting, as TorchRec groups them;
+where there are several, forward is that of all of them, one after another as a trainer runs them, and backward likewise.
+Backward includes the optimizer, which FBGEMM fuses into it. Weights lie on the device measured: HOST for the CPU, DEVICE
+for CUDA.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +28,7 @@ LEARNING_RATE = 1e-9
 GRADIENT = 1e-3
 WEIGHT = 0.5
 MOMENT = 1.0
+SAMPLE_WEIGHT = 0.5  # of each lookup of a weighted table
 
 ALIGNED = 16  # floats in a cache line, on which torch would have begun each buffer
 
@@ -74,7 +77,7 @@ class TableBatchedEmbedding:
     def __init__(self, kind: str, settings: Settings, cap: int | None, weight_bytes: int, state_bytes: int) -> None:
         self.settings, self.cap = settings, cap
         self.device = open_device(kind, 0, settings.threads)
-        self.lookups = TableLookups(settings.batch_size, settings.seed, settings.traces)
+        self.lookups = TableLookups(settings.seed, settings.traces)
         self.buffers = HostBuffers(weight_bytes, state_bytes) if kind == "cpu" else None
 
     def __call__(self, message: tuple[ComputeCase, int]) -> ComputeCost:
@@ -94,15 +97,12 @@ class TableBatchedEmbedding:
 
         if self.buffers is not None:
             self.buffers.rewind()
-        groups = [
-            tables
-            for size in ELEMENT_BYTES.values()
-            if (tables := [table for table in case.tables if table.element_bytes == size])
-        ]
+        batch_size = case.batch_size or self.settings.batch_size
+        groups = fused_groups(case.tables)
         operators = [self._operator(tables) for tables in groups]
-        batches = [self._batch(tables) for tables in groups]
+        batches = [self._batch(tables, batch_size) for tables in groups]
         gradients = [
-            torch.full((self.settings.batch_size, sum(t.dim for t in tables)), GRADIENT, device=self.device.torch)
+            torch.full((batch_size, sum(t.dim for t in tables)), GRADIENT, device=self.device.torch)
             for tables in groups
         ]
 
@@ -144,21 +144,27 @@ class TableBatchedEmbedding:
             weights_precision=SparseType.FP32 if tables[0].element_bytes == ELEMENT_BYTES["fp32"] else SparseType.FP16,
             optimizer=optimizers[optimizer],
             learning_rate=LEARNING_RATE,
-            pooling_mode=PoolingMode.SUM,
+            pooling_mode=PoolingMode.SUM if tables[0].pooling == "sum" else PoolingMode.MEAN,
             bounds_check_mode=BoundsCheckMode.NONE,
             device=self.device.torch,
             **buffers,
         )
         return operator
 
-    def _batch(self, tables: Sequence[Table]) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Indices and offsets of one batch, table after table, on the device."""
+    def _batch(self, tables: Sequence[Table], batch_size: int) -> "tuple[torch.Tensor, ...]":
+        """Indices and offsets of one batch, table after table, on the device; and a weight of each lookup if weighted."""
         import torch
 
-        drawn = [self.lookups.of(t, capped_rows(t, self.settings.optimizer, self.cap)) for t in tables]
+        drawn = [self.lookups.of(t, capped_rows(t, self.settings.optimizer, self.cap), batch_size) for t in tables]
         indices = np.concatenate([indices for indices, _ in drawn])
         offsets = np.concatenate([[0], np.cumsum(np.concatenate([lengths for _, lengths in drawn]))])
-        return (
-            torch.from_numpy(indices).to(self.device.torch),
-            torch.from_numpy(offsets).to(self.device.torch),
-        )
+        weights = [np.full(len(indices), SAMPLE_WEIGHT, dtype=np.float32)] if tables[0].weighted else []
+        return tuple(torch.from_numpy(array).to(self.device.torch) for array in (indices, offsets, *weights))
+
+
+def fused_groups(tables: Sequence[Table]) -> list[list[Table]]:
+    """Tables that share an operator, the groups in the order of their first tables."""
+    groups: dict[tuple[object, ...], list[Table]] = {}
+    for table in tables:
+        groups.setdefault(table.operator_key, []).append(table)
+    return list(groups.values())

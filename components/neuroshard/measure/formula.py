@@ -2,18 +2,20 @@
 
 It has what makes the real thing hard to predict. Tables fused into one kernel share it, so their costs do not add up: a small
 set cannot fill the device; a set bound by memory hides one bound by instructions; the rows of all tables compete for
-the cache. Narrow rows waste memory sectors and instructions, so columns cost more when split. In an exchange all wait for
-the last to start and for the largest share. Magnitudes are an H100's (SXM, 80 GB, NVLink); nothing was fitted to one.
+the cache. Narrow rows waste memory sectors and instructions, so columns cost more when split. Tables of other element types,
+pooling or weighting need kernels of their own. In an exchange all wait for the last to start and for the largest share.
+Magnitudes are an H100's (SXM, 80 GB, NVLink); nothing was fitted to one.
 
 A set is the sum of its tables' terms, so many sets are evaluated at once: `forward_ms(table_terms(…).sum(axis=0))`.
 """
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 
 from neuroshard.core.reuse import REUSE_BINS
-from neuroshard.core.table import Table
+from neuroshard.core.table import ELEMENT_BYTES, Table
 from neuroshard.costmodel.features import distinct_rows
 from neuroshard.costmodel.protocol import Floats, Ints, slope_by_differences
 
@@ -43,6 +45,8 @@ BASE_LATENCY_MS = 0.015
 PEER_LATENCY_MS = 0.002
 SHARED_WAIT = 0.7  # of the slowest device's transfer; the rest is the device's own
 
+OPERATORS = tuple(product(ELEMENT_BYTES.values(), ("sum", "mean"), (False, True)))  # Table.operator_key: a launch each
+
 TERMS = (
     "tables",
     "bags",
@@ -55,6 +59,9 @@ TERMS = (
     "vectors",  # instructions that move one row of up to 128 columns
     "rows",
     "pooling_to_the_8th",  # its 8th root is nearly the longest bag
+    "sample_weight_bytes",  # of the lookups of weighted tables
+    "mean_bytes",  # of gradients that are divided by the lookups of their bag
+    *(f"tables_of_operator_{index}" for index in range(len(OPERATORS))),
 )
 LONGEST = 8
 
@@ -69,6 +76,9 @@ def table_terms(tables: Sequence[Table], dims: Ints, batch_size: int) -> Floats:
     distinct = distinct_rows(rows, pooling, bins, counted_on, batch_size)
     lookups = pooling * batch_size
     row_bytes = _whole(dims * element_bytes, SECTOR_BYTES)
+    weighted, mean = (
+        np.array(flags, dtype=float) for flags in ([t.weighted for t in tables], [t.pooling == "mean" for t in tables])
+    )
     terms = {
         "tables": np.ones(len(tables)),
         "bags": np.full(len(tables), float(batch_size)),
@@ -81,8 +91,11 @@ def table_terms(tables: Sequence[Table], dims: Ints, batch_size: int) -> Floats:
         "vectors": lookups * _whole(dims, VECTOR_COLUMNS) / VECTOR_COLUMNS,
         "rows": rows,
         "pooling_to_the_8th": pooling**LONGEST,
+        "sample_weight_bytes": weighted * lookups * 4.0,
+        "mean_bytes": mean * batch_size * dims * 2 * 4.0,
     }
-    return np.stack([terms[name] for name in TERMS], axis=1)
+    operators = np.array([OPERATORS.index(table.operator_key) for table in tables], dtype=np.int64)
+    return np.column_stack([*terms.values(), np.eye(len(OPERATORS))[operators]])
 
 
 def forward_ms(terms: Floats) -> Floats:
@@ -90,9 +103,10 @@ def forward_ms(terms: Floats) -> Floats:
     of = _by_name(terms)
     hit = CACHE_SIZE / (CACHE_SIZE + of["distinct_bytes"])
     moved = of["distinct_bytes"] + (1 - hit) * of["repeated_bytes"] + of["output_bytes"] + 8 * of["lookups"]
+    moved = moved + of["sample_weight_bytes"]
     memory = moved / HBM_BYTES + hit * of["repeated_bytes"] / CACHE_BYTES
     busy = _overlapped(memory * _idle(of), of["vectors"] / FORWARD_VECTORS * _idle(of), _longest_bag_ms(of))
-    return _if_any(of, FORWARD_LAUNCH_MS + FORWARD_TABLE_MS * of["tables"] + busy)
+    return _if_any(of, FORWARD_LAUNCH_MS * _launches(of) + FORWARD_TABLE_MS * of["tables"] + busy)
 
 
 def backward_ms(terms: Floats) -> Floats:
@@ -101,10 +115,11 @@ def backward_ms(terms: Floats) -> Floats:
     hit = CACHE_SIZE / (CACHE_SIZE + of["output_bytes"])
     passes = np.ceil(np.log2(np.maximum(of["rows"], 2)) / 8)
     moved = (1 - hit) * of["gradient_bytes"] + 2 * of["distinct_bytes"] + of["state_bytes"]
+    moved = moved + of["sample_weight_bytes"] + of["mean_bytes"]
     sort = SORT_BYTES * passes * of["lookups"] / HBM_BYTES
     memory = moved / HBM_BYTES + hit * of["gradient_bytes"] / CACHE_BYTES
     busy = _overlapped(memory * _idle(of), of["vectors"] / BACKWARD_VECTORS * _idle(of), _longest_bag_ms(of))
-    return _if_any(of, BACKWARD_LAUNCH_MS + BACKWARD_TABLE_MS * of["tables"] + sort + busy)
+    return _if_any(of, BACKWARD_LAUNCH_MS * _launches(of) + BACKWARD_TABLE_MS * of["tables"] + sort + busy)
 
 
 def compute_ms(tables: Sequence[Table], batch_size: int) -> float:
@@ -148,6 +163,11 @@ def _whole(amount: Floats | Ints, unit: int) -> Floats:
 def _idle(of: dict[str, Floats]) -> Floats:
     """How many times longer work takes than on a full device."""
     return 1 + BAGS_IN_FLIGHT / np.maximum(of["bags"], 1)
+
+
+def _launches(of: dict[str, Floats]) -> Floats:
+    """One operator for each kind of table that is there."""
+    return np.sum([of[f"tables_of_operator_{index}"] > 0 for index in range(len(OPERATORS))], axis=0, dtype=np.float64)
 
 
 def _longest_bag_ms(of: dict[str, Floats]) -> Floats:

@@ -20,32 +20,32 @@ CACHE_BYTES = (
 
 
 class TableLookups:
-    """Lookups of tables for batches of `batch_size` samples. `traces` is what `neuroshard tables --traces` wrote."""
+    """Lookups of tables. `traces` is what `neuroshard tables --traces` wrote."""
 
-    def __init__(self, batch_size: int, seed: int, traces: Path | None) -> None:
+    def __init__(self, seed: int, traces: Path | None) -> None:
         from neuroshard.files.traces import read_traces
 
-        self.batch_size, self.seed = batch_size, seed
+        self.seed = seed
         self.traces = None if traces is None else read_traces(traces)
         self.kept: OrderedDict[str, tuple[Ints, Ints]] = OrderedDict()
         self.kept_bytes = 0
 
-    def of(self, table: Table, rows: int) -> tuple[Ints, Ints]:
+    def of(self, table: Table, rows: int, batch_size: int) -> tuple[Ints, Ints]:
         """Row indices (L,), folded into the first `rows` rows, and lookups of each sample (batch_size,)."""
-        key = sha256(canonical_json([table.name, table.rows, table.pooling_factor, *table.reuse_bins]))
+        key = sha256(canonical_json([batch_size, table.name, table.rows, table.pooling_factor, *table.reuse_bins]))
         if key not in self.kept:
-            self._keep(key, self._draw(table, key))
+            self._keep(key, self._draw(table, batch_size, key))
         self.kept.move_to_end(key)
         indices, lengths = self.kept[key]
         return (indices if rows >= table.rows else indices % rows), lengths
 
-    def _draw(self, table: Table, key: str) -> tuple[Ints, Ints]:
+    def _draw(self, table: Table, batch_size: int, key: str) -> tuple[Ints, Ints]:
         from neuroshard.files.traces import draw_lookups, trace_lookups
 
         rng = np.random.default_rng([self.seed, int(key[:16], 16)])
         if self.traces is None:
-            return draw_lookups(table, self.batch_size, rng)
-        return trace_lookups(self.traces, table, self.batch_size, rng)
+            return draw_lookups(table, batch_size, rng)
+        return trace_lookups(self.traces, table, batch_size, rng)
 
     def _keep(self, key: str, drawn: tuple[Ints, Ints]) -> None:
         self.kept[key] = drawn

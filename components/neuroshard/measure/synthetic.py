@@ -41,7 +41,7 @@ class Synthetic:
             error = f"out of memory: the tables need {format_bytes(needed)} of {format_bytes(memory)}"
             return ComputeCost(case_id=case.case_id, round=round_, error=error)
         dims = np.array([table.dim for table in case.tables], dtype=np.int64)
-        terms = formula.table_terms(case.tables, dims, self.settings.batch_size).sum(axis=0)
+        terms = formula.table_terms(case.tables, dims, case.batch_size or self.settings.batch_size).sum(axis=0)
         truth = np.array([formula.forward_ms(terms), formula.backward_ms(terms)])
         forward, backward = self._measured(case.case_id, round_, truth)
         return compute_cost(case, round_, forward, backward)
