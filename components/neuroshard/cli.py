@@ -214,7 +214,12 @@ def pretrain(
 @command("neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json")
 def search(
     tables_json: Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")],
-    model: Annotated[Path, typer.Option(help="Cost model that `neuroshard pretrain` wrote.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Cost model: a folder that `neuroshard pretrain` wrote, analytic:h100 (h200, a100, cpu), or given:costs.json."
+        ),
+    ],
     devices: Annotated[int, typer.Option(min=1, max=4096, help="Number of devices.")],
     memory: Memory,
     out: Annotated[Path, _out("plan.json")],

@@ -25,7 +25,7 @@ def search(
 
     found = run(
         Path(tables.path),
-        Path(cost_model.path),
+        cost_model.path,
         Path(plan.path),
         devices=devices,
         memory_bytes=parse_memory(memory, devices),

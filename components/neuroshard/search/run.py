@@ -14,7 +14,7 @@ from neuroshard import __version__
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.bundle import load_cost_model
+from neuroshard.costmodel.open import error_on_unseen_tables, open_cost_model
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.plan import write_plan
 from neuroshard.files.tables import read_tables
@@ -94,7 +94,7 @@ def _attempt(problem: Problem, name: str, rng: np.random.Generator) -> Attempt:
 
 def run(
     tables_path: Path,
-    model_path: Path,
+    cost_model: str | Path,
     out: Path,
     *,
     devices: int,
@@ -104,7 +104,7 @@ def run(
     seed: int = 0,
     improve: bool = True,
 ) -> Plan:
-    """Search a plan for a tables.json with the cost model in a folder, and write it as plan.json.
+    """Search a plan for a tables.json with a cost model (see costmodel/open.py), and write it as plan.json.
 
     `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given. Raises InvalidInput,
     UsageError and Infeasible; then nothing is written.
@@ -112,7 +112,7 @@ def run(
     if len(memory_bytes) != devices:
         raise UsageError(f"memory of {len(memory_bytes)} devices for {devices} devices; give one amount per device")
     tables, notes = read_tables(tables_path)
-    model = load_cost_model(model_path)
+    model = open_cost_model(cost_model, batch_size)
     task = ShardingTask.parse(
         {
             "tables": tables,
@@ -129,7 +129,7 @@ def run(
         algorithm=algorithm,
         seed=seed,
         improve=improve,
-        cost_model_error=model.report.unseen_tables_error,
+        cost_model_error=error_on_unseen_tables(model),
         notes=short,
     )
     write_plan(out, plan)

@@ -1,0 +1,183 @@
+"""A cost model from datasheets alone, for a cold start: `neuroshard search --model analytic:h100`. Nothing was measured.
+
+A pass over a device's tables takes as long as the busier of two resources: memory, which every distinct row of a batch crosses
+once, and the cache, which every lookup crosses. An exchange takes latencies and the bytes of its busiest device over its
+busier link. All are sums over tables, so a set costs the maximum of linear terms: convex, and it only grows.
+
+Rates are published peaks, which nothing reaches: trust the ratios of plans, not the milliseconds
+(docs/decisions/0017-costs-without-measuring.md).
+Not covered: tables that share the cache too small for them, sets too small to fill the device, row-wise sharding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.core.errors import UsageError
+from neuroshard.core.table import Table
+from neuroshard.costmodel.features import distinct_rows
+from neuroshard.costmodel.protocol import Floats, Ints
+
+OUTPUT_BYTES = 4  # pooled outputs and their gradients are fp32
+INDEX_BYTES = 8
+SORT_BYTES = 24  # of each lookup, sorted by row: 8 B key and 4 B value, read and written, for each 8 bits of the number
+# Lanes of a warp that narrow rows leave idle, as TorchRec's planner counts them (QUARTER_ and HALF_BLOCK_PENALTY in its
+# constants.py): narrower than the first, costs the second.
+NARROW: tuple[tuple[int, float], ...] = ((64, 1.75), (128, 1.15))
+SPREAD = 0.3  # of a device's predicted total; see the decision
+
+
+@dataclass(frozen=True)
+class Datasheet:
+    """Peaks of a device in bytes a millisecond, one way, and what it waits; `node` devices share the fast link.
+
+    Defaults are a GPU's.
+    """
+
+    device_name: str
+    memory: float
+    cache: float
+    link: float
+    network: float
+    sector_bytes: int = 32  # what memory moves at least (CUDA C++ Best Practices Guide, coalesced access)
+    narrow: tuple[tuple[int, float], ...] = NARROW
+    forward_launch_ms: float = 0.010  # two kernels of 5 us, about what CUDA takes to launch one
+    backward_launch_ms: float = 0.050  # ten: linearise, sort in passes, group, update
+    node: int = 8  # DGX and HGX
+    latency_ms: float = 0.020  # of a small NCCL message inside a node
+    network_latency_ms: float = 0.040  # and how much more beyond
+
+
+DATASHEETS = {
+    # NVIDIA A100 80GB datasheet (2,039 GB/s; NVLink 600 GB/s both ways); A100 whitepaper (L2 5,120 B a clock, 1.41 GHz);
+    # DGX A100 datasheet (a port of 200 Gb/s a GPU)
+    "a100": Datasheet("A100 80GB SXM (datasheet)", memory=2.039e9, cache=7.2e9, link=0.3e9, network=0.025e9),
+    # NVIDIA H100 datasheet (3.35 TB/s; NVLink 900 GB/s both ways); Chips and Cheese, July 2023 (L2 reads of 5.5 to 6 TB/s
+    # measured on the PCIe card: NVIDIA publishes none); DGX H100 datasheet (a port of 400 Gb/s a GPU)
+    "h100": Datasheet("H100 SXM (datasheet)", memory=3.35e9, cache=5.7e9, link=0.45e9, network=0.05e9),
+    # NVIDIA H200 datasheet (4.8 TB/s; NVLink 900 GB/s both ways); chip and node are the H100's
+    "h200": Datasheet("H200 SXM (datasheet)", memory=4.8e9, cache=5.7e9, link=0.45e9, network=0.05e9),
+    # A process with one core and one channel of DDR4-3200 (JEDEC: 25.6 GB/s); L3 32 B a clock at 3 GHz (AMD's optimization
+    # guide for family 19h); exchanged through loopback, which reads and writes each byte twice
+    "cpu": Datasheet(
+        "one CPU core (datasheet)",
+        memory=25.6e6,
+        cache=96e6,
+        link=6.4e6,
+        network=6.4e6,
+        sector_bytes=64,  # a cache line
+        narrow=(),
+        forward_launch_ms=0.020,
+        backward_launch_ms=0.020,
+        node=2**30,
+        latency_ms=0.1,
+    ),
+}
+
+
+class Analytic:
+    """A protocol.CostModel of one datasheet. Vectors are ms: forward memory and cache, backward memory and cache."""
+
+    backend = "analytic"
+    max_dim = 2**16
+    device_counts: tuple[int, ...] = ()  # any number
+    convex = True
+
+    def __init__(self, name: str, batch_size: int) -> None:
+        self.name, self.batch_size, self.sheet = f"analytic:{name}", batch_size, DATASHEETS[name]
+
+    @property
+    def device_name(self) -> str:
+        return self.sheet.device_name
+
+    def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
+        """(N,) tables cut to dims (N,) -> (N, 4) ms."""
+        rows, pooling, element, counted_on, state, row_state = (
+            np.array([getattr(table, name) for table in tables], dtype=np.float64)
+            for name in (
+                "rows",
+                "pooling_factor",
+                "element_bytes",
+                "reuse_batch_size",
+                "optimizer_bytes_per_element",
+                "optimizer_bytes_per_row",
+            )
+        )
+        bins = np.array([table.reuse_bins for table in tables], dtype=np.float64).reshape(len(tables), -1)
+        distinct, lookups = distinct_rows(rows, pooling, bins, counted_on, self.batch_size), pooling * self.batch_size
+        columns, sector = np.asarray(dims, dtype=np.float64), self.sheet.sector_bytes
+        row = _whole(columns * element, sector) * self._narrow(columns)
+        state_row = _whole(columns * state, sector) + _whole(row_state, sector)
+        output = self.batch_size * columns * OUTPUT_BYTES
+        passes = np.ceil(np.log2(np.maximum(rows, 2)) / 8)
+
+        forward = distinct * row + output + lookups * INDEX_BYTES
+        gradients = lookups * _whole(columns * OUTPUT_BYTES, sector) * self._narrow(columns)
+        backward = 2 * distinct * (row + state_row) + output + lookups * passes * SORT_BYTES
+        memory, cache = self.sheet.memory, self.sheet.cache
+        terms = (forward / memory, lookups * row / cache, backward / memory, (gradients + 2 * distinct * row) / cache)
+        return np.stack(terms, axis=-1)
+
+    def compute_ms(self, vector_sums: Floats) -> Floats:
+        forward, backward = vector_sums[..., :2].max(axis=-1), vector_sums[..., 2:].max(axis=-1)
+        ms: Floats = forward + backward + self.sheet.forward_launch_ms + self.sheet.backward_launch_ms
+        return ms
+
+    def compute_slope(self, vector_sums: Floats) -> Floats:
+        """1 for the busier resource of each pass, 0 for the other."""
+        memory = vector_sums[..., ::2] >= vector_sums[..., 1::2]
+        busier = np.stack([memory, ~memory], axis=-1).reshape(vector_sums.shape)
+        return np.asarray(busier, dtype=np.float64)
+
+    def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
+        waiting = start_delays_ms.max(axis=-1, keepdims=True) - start_delays_ms
+        return waiting + self._transfer_ms(device_dims)
+
+    def backward_comm_ms(self, device_dims: Floats) -> Floats:
+        return self._transfer_ms(device_dims)
+
+    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
+        compute = np.where(device_dims > 0, self.compute_ms(vector_sums), 0.0)
+        spread: Floats = SPREAD * (compute + 2 * self._transfer_ms(device_dims))
+        return spread
+
+    def _narrow(self, dims: Floats) -> Floats:
+        """What a row of so few columns costs times its bytes."""
+        factors = np.ones_like(dims)
+        for below, factor in reversed(self.sheet.narrow):
+            factors[dims < below] = factor
+        return factors
+
+    def _transfer_ms(self, device_dims: Floats) -> Floats:
+        """All-to-all of fp32 outputs, the same for all: it ends when the busiest device is done. (…, D) -> (…, D).
+
+        A device sends its columns to D - 1 peers, and receives theirs. Of its traffic, the share of its peers in the node takes
+        the fast link, the rest the network, at the same time.
+        """
+        dims = np.asarray(device_dims, dtype=np.float64)
+        devices = dims.shape[-1]
+        if devices == 1:
+            return np.zeros_like(dims)
+        near = (min(devices, self.sheet.node) - 1) / (devices - 1)
+        samples = self.batch_size / devices
+        most = np.maximum((devices - 1) * dims, dims.sum(axis=-1, keepdims=True) - dims).max(axis=-1, keepdims=True)
+        ms_per_byte = max(near / self.sheet.link, (1 - near) / self.sheet.network)
+        latency = self.sheet.latency_ms + (self.sheet.network_latency_ms if near < 1 else 0.0)
+        return np.broadcast_to(latency + most * samples * OUTPUT_BYTES * ms_per_byte, dims.shape).copy()
+
+
+def analytic_model(name: str, batch_size: int | None) -> Analytic:
+    """The analytic model called `name`. Raises UsageError that lists the known ones, or asks for the batch size."""
+    if name not in DATASHEETS:
+        raise UsageError(f"unknown analytic model {name!r}; known: {', '.join(f'analytic:{n}' for n in DATASHEETS)}")
+    if batch_size is None:
+        raise UsageError(
+            f"analytic:{name} computes costs for a batch size: give --batch-size, samples a step over all devices"
+        )
+    return Analytic(name, batch_size)
+
+
+def _whole(amount: Floats, unit: int) -> Floats:
+    """Rounded up to a multiple of `unit`."""
+    return np.asarray(np.ceil(amount / unit) * unit, dtype=np.float64)

@@ -1,0 +1,175 @@
+"""A cost model of costs that somebody else computed, a table at a time: `neuroshard search --model given:costs.json`.
+
+A printed production plan lists what its planner thinks each table costs. Those costs add up, and a shard of half the columns
+costs half, times a factor where it is narrow. The parts of the exchange cannot be told from columns alone, so they are
+counted in with the table. The file is described in docs/formats.md.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.table import Table
+from neuroshard.core.value import Value, check_format, decode_json
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.files.disk import read_bytes
+
+GIVEN_FORMAT: Literal[1] = 1
+Milliseconds = Annotated[float, Field(ge=0)]
+
+
+class TableCost(Value):
+    """What one table costs a step, whole: `cost_ms`, or its parts. `dim` is the width that this is for, else the table's."""
+
+    name: Annotated[str, Field(min_length=1)]
+    cost_ms: Milliseconds | None = None
+    compute_ms: Milliseconds | None = None
+    forward_comm_ms: Milliseconds = 0.0
+    backward_comm_ms: Milliseconds = 0.0
+    dim: Annotated[int, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _one_cost(self) -> Self:
+        if (self.cost_ms is None) == (self.compute_ms is None):
+            raise ValueError(f"table {self.name!r} must have cost_ms, or compute_ms with the parts of the exchange")
+        return self
+
+    @property
+    def total_ms(self) -> float:
+        if self.cost_ms is not None:
+            return self.cost_ms
+        assert self.compute_ms is not None
+        return self.compute_ms + self.forward_comm_ms + self.backward_comm_ms
+
+
+class Narrow(Value):
+    """Shards of fewer than `below` columns cost `factor` times their share."""
+
+    below: Annotated[int, Field(gt=0)]
+    factor: Annotated[float, Field(ge=1)]
+
+
+class GivenCosts(Value):
+    """costs.json. `fixed_ms` is what every device spends besides, whatever lies on it."""
+
+    format_version: Literal[1] = GIVEN_FORMAT
+    tables: Annotated[tuple[TableCost, ...], Field(min_length=1)]
+    fixed_ms: Milliseconds = 0.0
+    narrow: tuple[Narrow, ...] = ()
+    batch_size: Annotated[int, Field(gt=0, le=2**31)] | None = None
+    device_name: str = "costs as given"
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        seen: set[str] = set()
+        for table in self.tables:
+            if table.name in seen:
+                raise ValueError(f"table {table.name!r} has two costs; names must differ")
+            seen.add(table.name)
+        return self
+
+
+class Given:
+    """A protocol.CostModel of given costs. The vector of a shard is its ms, one number."""
+
+    backend = "given"
+    max_dim = 2**16
+    device_counts: tuple[int, ...] = ()  # any number
+    convex = True
+
+    def __init__(self, costs: GivenCosts, batch_size: int) -> None:
+        self.costs, self.batch_size = costs, batch_size
+
+    @cached_property
+    def name(self) -> str:
+        return self.costs.digest()
+
+    @property
+    def device_name(self) -> str:
+        return self.costs.device_name
+
+    def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
+        """(N,) tables cut to dims (N,) -> (N, 1) ms. Raises InvalidInput that names a table whose cost is not given.
+
+        A cost includes the factor of its own width: half a table of 128 columns costs half of it times the factor of 64.
+        """
+        costs = [self._cost(table) for table in tables]
+        given_dims = np.array(
+            [cost.dim or table.dim for cost, table in zip(costs, tables, strict=True)], dtype=np.int64
+        )
+        whole_ms = np.array([cost.total_ms for cost in costs])
+        ms: Floats = whole_ms * dims / given_dims * self._factors(dims) / self._factors(given_dims)
+        return ms[:, None]
+
+    def compute_ms(self, vector_sums: Floats) -> Floats:
+        ms: Floats = vector_sums[..., 0] + self.costs.fixed_ms
+        return ms
+
+    def compute_slope(self, vector_sums: Floats) -> Floats:
+        return np.ones_like(vector_sums)
+
+    def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
+        """Waiting alone: the exchange itself is counted in with the tables."""
+        waiting: Floats = start_delays_ms.max(axis=-1, keepdims=True) - start_delays_ms
+        return waiting
+
+    def backward_comm_ms(self, device_dims: Floats) -> Floats:
+        return np.zeros_like(device_dims, dtype=np.float64)
+
+    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
+        return np.zeros_like(device_dims, dtype=np.float64)
+
+    @cached_property
+    def _by_name(self) -> dict[str, TableCost]:
+        return {cost.name: cost for cost in self.costs.tables}
+
+    def _cost(self, table: Table) -> TableCost:
+        if table.name not in self._by_name:
+            raise InvalidInput(
+                f"table {table.name!r} has no given cost; there are costs of {len(self._by_name):,} tables: add one of this name"
+            )
+        return self._by_name[table.name]
+
+    def _factors(self, dims: Ints) -> Floats:
+        factors = np.ones(len(dims))
+        for narrow in sorted(self.costs.narrow, key=lambda n: -n.below):
+            factors[dims < narrow.below] = narrow.factor
+        return factors
+
+
+def load_given(path: Path, batch_size: int | None = None) -> Given:
+    """Costs from a .json or .csv. Raises InvalidInput in one line that names the file, UsageError without a batch size."""
+    read = {".json": _read_json, ".csv": _read_csv}.get(path.suffix.lower())
+    if read is None:
+        raise UsageError(f"given:{path}: its name does not say what it is; known: .json, .csv")
+    costs = GivenCosts.parse(read(path), str(path))
+    batch_size = batch_size or costs.batch_size
+    if batch_size is None:
+        raise UsageError(f"{path} says no batch_size: add it, or give --batch-size, samples a step over all devices")
+    return Given(costs, batch_size)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return check_format(decode_json(read_bytes(path), str(path)), GIVEN_FORMAT, str(path))
+
+
+def _read_csv(path: Path) -> dict[str, Any]:
+    """A header line and a line a table, with the names of TableCost. An empty cell says nothing."""
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+        lines = list(csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True))
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start}); is it a CSV file?") from None
+    except csv.Error as error:
+        raise InvalidInput(f"{path}: not CSV: {error}") from None
+    for number, line in enumerate(lines, start=2):
+        if None in line or None in line.values():
+            raise InvalidInput(f"{path}: line {number} has more or fewer cells than there are columns")
+    return {"tables": [{name: cell.strip() for name, cell in line.items() if cell.strip()} for line in lines]}

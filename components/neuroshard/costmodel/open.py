@@ -1,0 +1,26 @@
+"""`--model`: a folder that `neuroshard pretrain` wrote, analytic:NAME, or given:FILE."""
+
+from pathlib import Path
+
+from neuroshard.costmodel.analytic import analytic_model
+from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model
+from neuroshard.costmodel.given import load_given
+from neuroshard.costmodel.protocol import CostModel
+
+
+def open_cost_model(spec: str | Path, batch_size: int | None = None) -> CostModel:
+    """The cost model that `spec` names. `batch_size` is for models that do not know their own.
+
+    Raises InvalidInput, NewerFormat and UsageError in one line.
+    """
+    kind, colon, rest = str(spec).partition(":")
+    if colon and kind == "analytic":
+        return analytic_model(rest, batch_size)
+    if colon and kind == "given":
+        return load_given(Path(rest), batch_size)
+    return load_cost_model(Path(spec))
+
+
+def error_on_unseen_tables(model: CostModel) -> float | None:
+    """Mean |predicted / measured - 1| of compute on tables it never saw, as a share; None where nothing was measured."""
+    return model.report.unseen_tables_error if isinstance(model, TrainedCostModel) else None
