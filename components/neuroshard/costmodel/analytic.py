@@ -127,11 +127,12 @@ class Analytic:
     def compute_slope(self, vector_sums: Floats) -> Floats:
         """1 for the busier resource of each pass, 0 for the other."""
         memory = vector_sums[..., ::2] >= vector_sums[..., 1::2]
-        busier = np.stack([memory, ~memory], axis=-1).reshape(vector_sums.shape)
-        return np.asarray(busier, dtype=np.float64)
+        slope = np.zeros_like(vector_sums)
+        slope[..., ::2], slope[..., 1::2] = memory, ~memory
+        return slope
 
     def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
-        waiting = start_delays_ms.max(axis=-1, keepdims=True) - start_delays_ms
+        waiting: Floats = start_delays_ms.max(axis=-1, keepdims=True) - start_delays_ms
         return waiting + self._transfer_ms(device_dims)
 
     def backward_comm_ms(self, device_dims: Floats) -> Floats:
