@@ -16,7 +16,7 @@ except ModuleNotFoundError:  # a trainer installs neither; its client has no nee
 
 from neuroshard import __version__
 from neuroshard.core.errors import NeuroshardError, UsageError
-from neuroshard.core.units import format_bytes, parse_bytes, parse_counts, parse_duration, parse_memory
+from neuroshard.core.units import format_bytes, parse_bytes, parse_counts, parse_duration, parse_memory, parse_share
 
 app = typer.Typer(
     name="neuroshard",
@@ -172,6 +172,10 @@ def measure(
         Path | None, typer.Option(help="Real lookups, as `neuroshard tables --traces` wrote them.")
     ] = None,
     timeout: Annotated[str, typer.Option(help="A case that takes longer is given up, its worker replaced.")] = "60s",
+    shard: Annotated[
+        str | None,
+        typer.Option(help="Measure one machine's share of the cases, as in 2/8; `neuroshard merge` joins them."),
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """Measure what the cases cost on this machine. Started again, it goes on where it stopped."""
@@ -189,10 +193,23 @@ def measure(
         memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
         traces=traces,
         timeout_seconds=parse_duration(timeout),
+        share=(1, 1) if shard is None else parse_share(shard),
         seed=seed,
         **chosen,
     )
     typer.echo(f"{out}: {summary}")
+
+
+@command("neuroshard merge costs-1/ costs-2/ -o costs/")
+def merge(
+    folders: Annotated[list[Path], typer.Argument(metavar="COSTS...", help="Folders that `neuroshard measure` wrote.")],
+    out: Annotated[Path, _out("Folder of costs")],
+) -> None:
+    """Join costs of one case set that several machines of a kind measured."""
+    from neuroshard.measure.merge import run
+
+    costs = run(folders, out)
+    typer.echo(f"{out}: {len(costs.compute)} table sets and {len(costs.comm)} exchanges of {len(folders)} folders")
 
 
 @command("neuroshard pretrain costs/ -o model/")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.core.errors import UsageError
-from neuroshard.core.units import format_bytes, parse_bytes, parse_counts, parse_duration, parse_memory
+from neuroshard.core.units import format_bytes, parse_bytes, parse_counts, parse_duration, parse_memory, parse_share
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,16 @@ def test_a_duration_is_seconds_or_a_unit(text, seconds):
 def test_what_is_no_duration_is_quoted(text):
     with pytest.raises(UsageError, match="length of time"):
         parse_duration(text)
+
+
+def test_a_share_says_which_of_how_many():
+    assert parse_share("2/8") == (2, 8)
+
+
+@pytest.mark.parametrize("text", ["", "2", "0/8", "9/8", "1/0", "-1/2", "1/2/3", "a/b", "1 /2"])
+def test_what_is_no_share_is_quoted(text):
+    with pytest.raises(UsageError, match="as in 2/8"):
+        parse_share(text)
 
 
 def test_counts_are_whole_numbers_separated_by_commas():

@@ -59,6 +59,15 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def parse_share(text: str) -> tuple[int, int]:
+    """`"2/8"`, the second of eight shares, as (2, 8). Raises UsageError."""
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    share, of = (int(match.group(1)), int(match.group(2))) if match else (0, 0)
+    if not 1 <= share <= of:
+        raise UsageError(f"{text!r} is not a share; write which of how many, as in 2/8")
+    return share, of
+
+
 def parse_counts(text: str, option: str) -> tuple[int, ...]:
     """`"4"` or `"2,4,8"` as whole numbers above zero. Raises UsageError that names the option."""
     parts = [part.strip() for part in text.split(",")]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import pyarrow as pa
 
@@ -31,6 +31,9 @@ from neuroshard.files.cases import (
     write_rows,
 )
 from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
+
+_Case = TypeVar("_Case")
+_Cost = TypeVar("_Cost", ComputeCost, CommCost)
 
 FLUSH_SECONDS = 5.0  # of costs are lost at most when a run is killed
 
@@ -89,8 +92,8 @@ class CostWriter:
             return
         begun = read_manifest(self.folder)
         if begun.bench != self.manifest.bench:
-            difference = _difference(begun.bench, self.manifest.bench)
-            raise InvalidInput(f"{path}: was measured on another bench ({difference}); give another -o")
+            differing = difference(begun.bench, self.manifest.bench)
+            raise InvalidInput(f"{path}: was measured on another bench ({differing}); give another -o")
         if begun.tables != self.manifest.tables:
             raise InvalidInput(f"{path}: was measured for other tables; give another -o")
         for kind, fields in (("compute", COMPUTE_FIELDS), ("comm", COMM_FIELDS)):
@@ -159,8 +162,48 @@ def read_manifest(folder: Path) -> CostsManifest:
     return CostsManifest.parse(check_format(decode_json(read_bytes(path), str(path)), 1, str(path)), str(path))
 
 
-def read_costs(folder: Path) -> Costs:
-    """A whole cost set, errors included. Raises InvalidInput that names file and row; also where a row occurs twice."""
+def read_costs(folder: Path, *more: Path) -> Costs:
+    """A whole cost set, errors included. Raises InvalidInput that names file and row; also where a row occurs twice.
+
+    Several folders are read as one set, which InvalidInput refuses where they are of different benches; only the tables that
+    were capped may differ, and are joined. A case that several have measured has further rounds; one and the same
+    measurement in two folders, copied from one to the other, counts once.
+    """
+    costs = _read_folder(folder)
+    for other in more:
+        costs = _joined(costs, _read_folder(other), f"{other}: was measured on another bench than {folder}")
+    return costs
+
+
+def _joined(costs: Costs, more: Costs, where: str) -> Costs:
+    capped = tuple(sorted({*costs.bench.capped_tables, *more.bench.capped_tables}))
+    bench, other = (one.bench.model_copy(update={"capped_tables": capped}) for one in (costs, more))
+    if bench != other:
+        raise InvalidInput(f"{where} ({difference(costs.bench, more.bench)}); costs of two benches are never mixed")
+    return Costs(
+        bench=bench, compute=_with_rounds(costs.compute, more.compute), comm=_with_rounds(costs.comm, more.comm)
+    )
+
+
+def _with_rounds(
+    rows: tuple[tuple[_Case, _Cost], ...], more: tuple[tuple[_Case, _Cost], ...]
+) -> tuple[tuple[_Case, _Cost], ...]:
+    """Rows of both, those of `more` with the first round that their case has free; none that is there already."""
+    rounds: dict[str, dict[int, _Cost]] = {}
+    for _, cost in rows:
+        rounds.setdefault(cost.case_id, {})[cost.round] = cost
+    joined = list(rows)
+    for case, cost in sorted(more, key=lambda row: row[1].round):
+        taken = rounds.setdefault(cost.case_id, {})
+        if any(cost == one.model_copy(update={"round": cost.round}) for one in taken.values()):
+            continue
+        free = cost.round if cost.round not in taken else next(n for n in range(len(taken) + 1) if n not in taken)
+        taken[free] = cost.model_copy(update={"round": free})
+        joined.append((case, taken[free]))
+    return tuple(joined)
+
+
+def _read_folder(folder: Path) -> Costs:
     manifest = read_manifest(folder)
     base = {table.name: table for table in manifest.tables}
     compute: list[tuple[ComputeCase, ComputeCost]] = []
@@ -193,10 +236,16 @@ def _parts(folder: Path, kind: str) -> list[Path]:
     return sorted(folder.glob(f"{kind}-[0-9][0-9][0-9][0-9][0-9].parquet"))
 
 
-def _difference(one: Bench, other: Bench) -> str:
-    """The first field in which two benches differ, with both values."""
-    for name in Bench.model_fields:
+def difference(one: Value, other: Value) -> str:
+    """The first field in which two benches differ, with both values: `batch_size: 512 there, 1024 now`."""
+    for name in type(one).model_fields:
         before, now = getattr(one, name), getattr(other, name)
-        if before != now:
-            return f"{name}: {before!s:.80} there, {now!s:.80} now"
+        if before == now:
+            continue
+        if isinstance(before, Value):
+            return f"{name}.{difference(before, now)}"
+        if isinstance(before, dict):
+            key = min(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+            return f"{name}.{key}: {before.get(key)} there, {now.get(key)} now"
+        return f"{name}: {before!s:.80} there, {now!s:.80} now"
     return "no difference"

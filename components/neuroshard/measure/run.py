@@ -84,10 +84,12 @@ def run(
     traces: Path | None = None,
     seed: int = 0,
     timeout_seconds: float = Settings.timeout_seconds,
+    share: tuple[int, int] = (1, 1),
 ) -> Measured:
     """Measure a folder of cases into a folder of costs, for `budget_seconds` at most, and say how it went.
 
-    `batch_size` is the global batch of a step. Raises UsageError, InvalidInput (also where `out` was begun on another bench)
+    `batch_size` is the global batch of a step. Of `share` (2, 8) every eighth case is measured, from the second on: what
+    eight machines measure, merge.py makes one. Raises UsageError, InvalidInput (also where `out` was begun on another bench)
     and MeasureError; what was measured before is then in `out`.
     """
     from neuroshard.files.cases import read_cases
@@ -111,7 +113,11 @@ def run(
         closing(open_backend(backend, cases, settings, begun)) as opened,
         CostWriter(out, opened.bench, cases.tables) as writer,
     ):
-        planned = schedule(cases, seed)
+        first, of = share
+        planned = schedule(
+            cases.model_copy(update={"compute": cases.compute[first - 1 :: of], "comm": cases.comm[first - 1 :: of]}),
+            seed,
+        )
         possible = [step for step in planned if _possible(step, opened.most_devices)]
         left = [step for step in possible if (step.case.case_id, step.round_) not in writer.done[step.kind]]
         deadline = math.inf if budget_seconds is None else began + budget_seconds
@@ -121,7 +127,7 @@ def run(
     forward, backward = comm_repeatability(costs)
     return Measured(
         planned=_rows(possible),
-        measured=len(costs.compute) + len(costs.comm),
+        measured=_rows(possible) - _rows(left) + now,
         now=now,
         errors=sum(bool(cost.error) for _, cost in costs.compute) + sum(bool(cost.error) for _, cost in costs.comm),
         impossible=_rows(planned) - _rows(possible),
