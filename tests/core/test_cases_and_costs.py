@@ -70,7 +70,33 @@ def test_a_total_is_forward_and_backward():
     assert DeviceCost(compute_ms=1.0, forward_comm_ms=0.25, backward_comm_ms=0.5).total_ms == 1.75
 
 
-def test_hardware_of_one_kind_has_one_fingerprint():
-    kind = {"kind": "cuda", "name": "H200", "memory_bytes": 1}
-    assert Hardware(**kind).fingerprint == Hardware(**kind).fingerprint != Hardware(**kind, driver="2").fingerprint
-    assert len(Hardware(**kind).fingerprint) == 16
+H200 = Hardware(
+    kind="cuda",
+    name="NVIDIA H200",
+    memory_bytes=140 * 2**30,
+    driver="570.86.15",
+    compute_capability="9.0",
+    machine="HGX",
+)
+
+
+def test_the_fingerprint_is_the_same_for_what_does_not_change_speed_or_is_only_seen_from_nearby():
+    same = H200.model_copy(update={"driver": "570.195.03", "name": "NVIDIA-H200", "interconnect": "NCCL"})
+    assert same.fingerprint == H200.fingerprint
+    assert len(H200.fingerprint) == 16
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "synthetic"},
+        {"name": "NVIDIA H200 NVL"},
+        {"memory_bytes": 141 * 2**30},
+        {"driver": "580.65.06"},
+        {"compute_capability": "10.0"},
+        {"machine": "p5en.48xlarge"},
+        {"sharing": "time-slicing, 4"},
+    ],
+)
+def test_the_fingerprint_differs_by_whatever_changes_speed(change):
+    assert H200.model_copy(update=change).fingerprint != H200.fingerprint

@@ -5,24 +5,48 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from neuroshard.core.case import CommCase, ComputeCase
-from neuroshard.core.value import Value
+from neuroshard.core.value import Value, canonical_json, sha256
 
 Milliseconds = Annotated[float, Field(ge=0)]
 
 
 class Hardware(Value):
-    """A kind of device, as far as it changes speed. Its fingerprint is the key of a cost model."""
+    """A kind of device. Its fingerprint is the key of a cost model.
+
+    `machine` is what the maker calls the machine that it sits in (DGX-H100, p5.48xlarge), which decides how its devices are
+    joined; `sharing` is how a device is lent to several at once, empty where it is not.
+    """
 
     kind: Literal["synthetic", "cpu", "cuda"]
     name: str
     memory_bytes: int
     driver: str = ""
     interconnect: str = ""
+    compute_capability: str = ""
+    machine: str = ""
+    sharing: str = ""
+
+    @property
+    def driver_major(self) -> str:
+        return self.driver.partition(".")[0]
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits, the same for every machine of this kind."""
-        return self.digest()[:16]
+        """16 hex digits, the same for every machine of this kind: of what changes speed, and can be told from afar.
+
+        So of the driver only the major version, of the interconnect only the machine, and no difference between a name as
+        NVML tells it and as a node's label spells it, without blanks.
+        """
+        told = (
+            self.kind,
+            self.name.replace(" ", "-"),
+            self.memory_bytes,
+            self.driver_major,
+            self.compute_capability,
+            self.machine,
+            self.sharing,
+        )
+        return sha256(canonical_json(told))[:16]
 
 
 class Bench(Value):

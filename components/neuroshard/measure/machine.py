@@ -1,19 +1,14 @@
 """What this machine is: the facts about its CPU or its GPUs that a bench tells, and what each needs installed."""
 
-import os
-import re
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Literal, Protocol
 
-from neuroshard import __version__
+from neuroshard import __version__, devices
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.units import format_bytes
 from neuroshard.measure.harness import last_level_cache_bytes
 from neuroshard.measure.rowcap import default_memory_limit
-
-GIB = 2**30
 
 
 class Machine(Protocol):
@@ -47,14 +42,7 @@ class CpuMachine:
     install = "pip install 'neuroshard[measure]'"
 
     def hardware(self) -> Hardware:
-        cpuinfo = Path("/proc/cpuinfo")
-        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.M) if cpuinfo.exists() else None
-        return Hardware(
-            kind=self.kind,
-            name=f"{found.group(1).strip() if found else 'CPU'}, {cores()} cores",
-            memory_bytes=round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB) * GIB,
-            interconnect="gloo over loopback",
-        )
+        return devices.cpu()
 
     def most_devices(self) -> int | None:
         return None
@@ -65,7 +53,7 @@ class CpuMachine:
     def notes(self) -> tuple[str, ...]:
         return (
             "with one thread, compute is in ms of CPU time, so that waiting for a busy core does not count",
-            f"measured on a CPU: an exchange is among processes that share {cores()} cores",
+            f"measured on a CPU: an exchange is among processes that share {devices.cores()} cores",
             f"before each timed step {format_bytes(2 * last_level_cache_bytes())} were written, twice the last-level cache",
         )
 
@@ -81,13 +69,17 @@ class CudaMachine:
 
         if not torch.cuda.is_available():
             raise MeasureError("backend cuda needs an NVIDIA GPU, and torch sees none here; measure with backend cpu")
-        found = torch.cuda.get_device_properties(0)
+        interconnect = "NCCL" if torch.cuda.device_count() > 1 else ""
+        if told := devices.gpus():
+            return told[0].model_copy(update={"interconnect": interconnect})
+        found = torch.cuda.get_device_properties(0)  # without nvidia-ml-py the driver stays unknown
         return Hardware(
             kind=self.kind,
             name=found.name,
-            memory_bytes=round(found.total_memory / GIB) * GIB,
-            driver=driver_version(),
-            interconnect="NCCL" if torch.cuda.device_count() > 1 else "",
+            memory_bytes=devices.whole_gib(found.total_memory),
+            compute_capability=f"{found.major}.{found.minor}",
+            machine=devices.machine_name(),
+            interconnect=interconnect,
         )
 
     def most_devices(self) -> int | None:
@@ -100,24 +92,6 @@ class CudaMachine:
 
     def notes(self) -> tuple[str, ...]:
         return ("before each timed step twice the L2 cache was written",)
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def driver_version() -> str:
-    """NVIDIA driver, as NVML tells it; empty without nvidia-ml-py."""
-    try:
-        import pynvml
-    except ImportError:
-        return ""
-    pynvml.nvmlInit()
-    try:
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def installed_versions() -> dict[str, str]:

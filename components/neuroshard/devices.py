@@ -1,0 +1,98 @@
+"""What this machine computes with: its CPU, and its NVIDIA GPUs as NVML tells of them, each as a kind of Hardware."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from neuroshard.core.cost import Hardware
+
+GIB = 2**30
+
+
+def cpu() -> Hardware:
+    """This machine's CPU, with as many cores as this process may use."""
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.M) if cpuinfo.exists() else None
+    return Hardware(
+        kind="cpu",
+        name=f"{found.group(1).strip() if found else 'CPU'}, {cores()} cores",
+        memory_bytes=whole_gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+        interconnect="gloo over loopback",
+    )
+
+
+def gpus() -> tuple[Hardware, ...]:
+    """The NVIDIA GPUs, or the MIG slices of those that are cut, in NVML's order; none without nvidia-ml-py or a driver.
+
+    How they are shared in time is not to be seen from here.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return ()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        driver, machine = _text(pynvml.nvmlSystemGetDriverVersion()), machine_name()
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            device = pynvml.nvmlDeviceGetHandleByIndex(index)
+            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(device)
+            found += [
+                Hardware(
+                    kind="cuda",
+                    name=_text(pynvml.nvmlDeviceGetName(part)),
+                    memory_bytes=whole_gib(pynvml.nvmlDeviceGetMemoryInfo(part).total),
+                    driver=driver,
+                    compute_capability=f"{major}.{minor}",
+                    machine=machine,
+                )
+                for part in _parts(pynvml, device)
+            ]
+        return tuple(found)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def machine_name() -> str:
+    """What its maker calls this machine: the same file, in the same spelling, as NVIDIA's node label gpu.machine."""
+    path = Path("/sys/class/dmi/id/product_name")
+    try:
+        return path.read_text().strip().replace(" ", "-")
+    except OSError:  # a container may not show it
+        return ""
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def whole_gib(count: int) -> int:
+    """Bytes rounded to GiB: firmware and drivers keep a little for themselves, more or less of it by version."""
+    return round(count / GIB) * GIB
+
+
+def _parts(nvml: Any, device: Any) -> list[Any]:
+    """The MIG slices of a GPU that is cut into such, else the GPU itself."""
+    try:
+        enabled, _ = nvml.nvmlDeviceGetMigMode(device)
+    except nvml.NVMLError:  # it cannot be cut
+        return [device]
+    if not enabled:
+        return [device]
+    slices = []
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
+        try:
+            slices.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index))
+        except nvml.NVMLError:  # no slice at this index, or not one of ours
+            continue
+    return slices
+
+
+def _text(value: str | bytes) -> str:
+    """Older bindings answer in bytes."""
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,1 @@
+"""What hardware is there, and which kinds no current cost model covers."""
