@@ -36,9 +36,9 @@ class TestStore:
         assert store.read("m/plans/a.json") == data
         assert store.read_versioned("m/plans/a.json")[0] == data
 
-    def test_creating_the_same_again_is_fine(self, store):
-        store.create("m/a", b"one")
-        store.create("m/a", b"one")
+    def test_creating_the_same_again_is_fine_and_told(self, store):
+        assert store.create("m/a", b"one") is True
+        assert store.create("m/a", b"one") is False
 
         assert store.read("m/a") == b"one"
 
@@ -169,7 +169,7 @@ class TestRaces:
         for round_ in range(10):
             seen = at_once(8, lambda i, r=round_: shared.create(f"m/{r}", b"by %d" % i))
 
-            winners = [i for i, result in enumerate(seen) if result is None]
+            winners = [i for i, result in enumerate(seen) if result is True]
             assert len(winners) == 1
             assert shared.read(f"m/{round_}") == b"by %d" % winners[0]
 

@@ -1,19 +1,23 @@
 """What is deleted, what never is, and what happens when a deployer and the collector meet."""
 
 import os
+import random
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from helpers.meetings import meet
 from helpers.plans import make_plan
 from neuroshard.client import load_plan
-from neuroshard.core.errors import NotFound, UsageError
+from neuroshard.core.errors import Conflict, NotFound, StoreError, UsageError
+from neuroshard.deploy import gc as collector
 from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.gc import find_garbage, gc
 from neuroshard.deploy.run import deploy, promote, publish, releases, rollback
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
-from neuroshard.store.releases import plan_key, release_key
+from neuroshard.store.releases import plan_key, plans_of, release_key
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 PLANS = [make_plan(str(number)) for number in range(8)]
@@ -46,7 +50,7 @@ def keys(store: FolderStore) -> set[str]:
 
 
 def collect(store: FolderStore, keep: int = 3, days: float = 1, apply: bool = True) -> set[str]:
-    return {e.key for e in gc(store, "m", keep=keep, age_seconds=days * DAY, now=NOW, apply=apply).entries}
+    return {e.key for e in gc(store, plans_of("m"), keep=keep, age_seconds=days * DAY, now=NOW, apply=apply).entries}
 
 
 def test_a_dry_run_deletes_nothing_and_lists_what_a_real_one_deletes(store):
@@ -126,44 +130,73 @@ def test_too_eager_a_collection_is_refused(store, keep, days, word):
         collect(store, keep=keep, days=days)
 
 
-class Meeting:
-    """A store in which somebody does something just before one object is deleted, or just after."""
-
-    def __init__(self, store: FolderStore, key: str, before=None, after=None) -> None:
-        self.inner, self.key, self.before, self.after = store, key, before, after
-
-    def __getattr__(self, name: str):
-        return getattr(self.inner, name)
-
-    def delete(self, key: str) -> None:
-        if key == self.key and self.before:
-            self.before()
-        self.inner.delete(key)
-        if key == self.key and self.after:
-            self.after()
-
-
-def test_a_plan_that_goes_live_while_it_is_deleted_is_put_back(store):
+def test_what_a_collection_is_deleting_cannot_go_live_until_it_is_done(store):
     orphan = make_plan("orphan")
-    key = plan_key("m", orphan.digest())
-    meeting = Meeting(store, key, before=lambda: promote(store, "m", orphan.digest(), now=NOW))
-    gc(meeting, "m", keep=3, age_seconds=DAY, now=NOW, apply=True)
+    told = []
 
+    class Collecting:
+        """A store in which somebody wants an orphan just before it is deleted."""
+
+        def __getattr__(self, name: str):
+            return getattr(store, name)
+
+        def delete(self, key: str) -> None:
+            if key == plan_key("m", orphan.digest()):
+                for use in (lambda: promote(store, "m", orphan.digest(), now=NOW), lambda: publish(orphan, store, "m")):
+                    with pytest.raises(
+                        Conflict, match=f"begun at .* is deleting plan {orphan.digest()[:12]} of 'm'"
+                    ) as one:
+                        use()
+                    told.append(str(one.value))
+            store.delete(key)
+
+    gc(Collecting(), plans_of("m"), keep=3, age_seconds=DAY, now=NOW, apply=True)
+
+    assert len(told) == 2
+    assert load_plan(store.url, "m") == PLANS[7]
+    deploy(orphan, store, "m", now=NOW)
     assert load_plan(store.url, "m") == orphan
 
 
-def test_a_plan_that_is_deleted_while_it_goes_live_is_put_back(store):
+def test_the_mark_of_a_collection_that_died_counts_for_an_hour(store):
     orphan = make_plan("orphan")
 
-    class Swapping(Meeting):
-        def swap(self, *arguments: object) -> None:
-            collect(store)
-            assert plan_key("m", orphan.digest()) not in keys(store)
-            self.inner.swap(*arguments)
+    class Dying:
+        def __getattr__(self, name: str):
+            return getattr(store, name)
 
-    deploy(orphan, Swapping(store, ""), "m", now=NOW)
+        def delete(self, key: str) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gc(Dying(), plans_of("m"), keep=3, age_seconds=DAY, now=NOW, apply=True)
+    with pytest.raises(Conflict, match="or an hour later if it died"):
+        deploy(orphan, store, "m", now=NOW)
+    (mark,) = (store.root / "m" / "condemned").iterdir()
+    os.utime(mark, (mark.stat().st_mtime - 3700,) * 2)
+    deploy(orphan, store, "m", now=NOW)
 
     assert load_plan(store.url, "m") == orphan
+    os.utime(mark, (NOW.timestamp() - 2 * DAY,) * 2)
+    collect(store)
+    assert not [key for key in keys(store) if "condemned" in key]
+
+
+def test_a_collection_that_takes_too_long_deletes_no_more(store, monkeypatch):
+    clock = iter(range(0, 100_000, 700))
+    monkeypatch.setattr(collector.time, "monotonic", lambda: next(clock))
+    with pytest.raises(StoreError, match="longer than 30 min"):
+        collect(store)
+
+    assert load_plan(store.url, "m") == PLANS[7]
+
+
+@pytest.mark.parametrize("others", [("gc",), ("promote",), ("gc", "promote"), ("deploy", "rollback")], ids="+".join)
+def test_whoever_meets_a_collection_and_dies_what_is_live_is_there(others):
+    outcomes = Counter(meet(("gc", *others), random.Random(seed)) for seed in range(150))
+
+    assert outcomes["someone died"] > 20
+    assert outcomes["all ended well"] > 20
 
 
 def test_a_collection_on_s3_keeps_what_is_young(aws, moto):
@@ -172,7 +205,7 @@ def test_a_collection_on_s3_keeps_what_is_young(aws, moto):
         deploy(plan, store, "m", now=NOW)
 
     in_a_week = datetime.now(UTC) + timedelta(days=7)
-    assert find_garbage(store, "m", keep=1, age_seconds=8 * DAY, now=in_a_week).entries == ()
-    gone = gc(store, "m", keep=1, age_seconds=DAY, now=in_a_week, apply=True)
+    assert find_garbage(store, plans_of("m"), keep=1, age_seconds=8 * DAY, now=in_a_week).entries == ()
+    gone = gc(store, plans_of("m"), keep=1, age_seconds=DAY, now=in_a_week, apply=True)
     assert [e.key for e in gone.entries] == [release_key("m", 1), plan_key("m", PLANS[0].digest())]
     assert load_plan(store.url, "m") == PLANS[2]

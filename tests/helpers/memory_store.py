@@ -12,6 +12,8 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        self.modified: dict[str, datetime] = {}
+        self.now = datetime.now(UTC)  # by its own clock
 
     def read(self, key: str, max_bytes: int = MAX_BYTES) -> bytes:
         if check_key(key) not in self.objects:
@@ -24,19 +26,23 @@ class MemoryStore:
         data = self.read(key, max_bytes)
         return data, sha256(data)
 
-    def create(self, key: str, data: bytes) -> None:
-        if self.objects.setdefault(check_key(key), data) != data:
+    def create(self, key: str, data: bytes) -> bool:
+        is_new = check_key(key) not in self.objects
+        if self.objects.setdefault(key, data) != data:
             raise Conflict(f"{self.url}/{key}: already exists with other content, and is written only once")
+        self.modified.setdefault(key, self.now)
+        return is_new
 
     def swap(self, key: str, data: bytes, expected: str | None) -> None:
         current = sha256(self.objects[key]) if key in self.objects else None
         if current != expected:
             raise Conflict(f"{self.url}/{key}: somebody else changed it in between")
-        self.objects[key] = data
+        self.objects[key], self.modified[key] = data, self.now
 
     def list(self, prefix: str) -> tuple[Entry, ...]:
-        now = datetime.now(UTC)
-        return tuple(Entry(key, len(data), now) for key, data in sorted(self.objects.items()) if key.startswith(prefix))
+        found = sorted(key for key in self.objects if key.startswith(prefix))
+        return tuple(Entry(key, len(self.objects[key]), self.modified[key]) for key in found)
 
     def delete(self, key: str) -> None:
         self.objects.pop(check_key(key), None)
+        self.modified.pop(key, None)

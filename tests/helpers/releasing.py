@@ -11,7 +11,7 @@ from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.gc import gc
 from neuroshard.deploy.run import deploy, promote, publish, releases, rollback
 from neuroshard.store.protocol import Store
-from neuroshard.store.releases import read_live, read_plan
+from neuroshard.store.releases import plans_of, read_live, read_plan
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B, C, NEXT = (make_plan(note) for note in ("A", "B", "C", "next"))
@@ -28,7 +28,9 @@ class Command(NamedTuple):
 
 
 def _gc(store: Store) -> object:
-    return gc(store, "m", keep=1, age_seconds=86_400, now=datetime.now(UTC) + timedelta(seconds=WEEK), apply=True)
+    return gc(
+        store, plans_of("m"), keep=1, age_seconds=86_400, now=datetime.now(UTC) + timedelta(seconds=WEEK), apply=True
+    )
 
 
 COMMANDS = {

@@ -13,6 +13,7 @@ from neuroshard.client import load_plan
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.deploy.gc import gc
 from neuroshard.deploy.run import deploy, promote, releases, rollback
+from neuroshard.store.releases import plans_of
 from neuroshard.store.s3 import S3Store
 
 PLANS = [make_plan(str(number)) for number in range(6)]
@@ -48,7 +49,7 @@ def spoiled_day(
                 "promote": lambda digest=digest: promote(store, "m", digest, now=NOW),
                 "rollback": lambda: rollback(store, "m", now=NOW),
                 "releases": lambda: releases(store, "m"),
-                "gc": lambda: gc(store, "m", keep=2, age_seconds=86_400, now=in_two_days, apply=True),
+                "gc": lambda: gc(store, plans_of("m"), keep=2, age_seconds=86_400, now=in_two_days, apply=True),
             }
             name = rng.choice(["load", "load", *uses])
             began = time.monotonic()

@@ -9,10 +9,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.release import Release
 from neuroshard.core.value import sha256
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.line import Live
 from neuroshard.store.protocol import Store
-from neuroshard.store.releases import Live, Published, live_key, plan_key, read_live
+from neuroshard.store.releases import Published, live_key, plan_key, read_live
 
 
 def default_cache_dir() -> Path:
@@ -25,7 +27,7 @@ def cache_of(store: Store, cache_dir: Path) -> FolderStore:
     return FolderStore(cache_dir / sha256(store.identity.encode())[:32])
 
 
-def remember(cache: FolderStore, live: Live, published: Published) -> None:
+def remember(cache: FolderStore, live: Live[Release], published: Published) -> None:
     """Keep a live release and its plan, which were read and checked. What cannot be kept is not: no error.
 
     Several ranks of a host may do so at once. Plans that are no longer live go after a day.
@@ -50,7 +52,7 @@ def remember(cache: FolderStore, live: Live, published: Published) -> None:
                 cache.delete(entry.key)
 
 
-def _cached(cache: FolderStore, model: str) -> Live | None:
+def _cached(cache: FolderStore, model: str) -> Live[Release] | None:
     try:
         return read_live(cache, model)
     except NeuroshardError:

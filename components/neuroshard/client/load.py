@@ -10,12 +10,14 @@ from typing import Literal, TypeVar
 from neuroshard.client.cache import cache_of, default_cache_dir, remember
 from neuroshard.core.errors import InvalidInput, NeuroshardError, Unreachable
 from neuroshard.core.plan import Plan
+from neuroshard.core.release import Release
 from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.core.table import Table
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.line import Live
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
-from neuroshard.store.releases import Live, Published, check_model, read_live, read_published
+from neuroshard.store.releases import Published, check_model, read_live, read_published
 
 DEADLINE_SECONDS = 60.0
 T = TypeVar("T")
@@ -151,7 +153,7 @@ def _cache(store: Store, cache_dir: CacheDir) -> FolderStore | None:
         return None
 
 
-def _load(store_url: str, model: str, cache_dir: CacheDir, deadline_seconds: float) -> tuple[Live, Plan]:
+def _load(store_url: str, model: str, cache_dir: CacheDir, deadline_seconds: float) -> tuple[Live[Release], Plan]:
     check_model(model)
     store = open_store(store_url)
     cache = _cache(store, cache_dir)
@@ -177,6 +179,6 @@ def _load(store_url: str, model: str, cache_dir: CacheDir, deadline_seconds: flo
     return live, published.plan
 
 
-def _read(store: Store, model: str) -> tuple[Live, Published]:
+def _read(store: Store, model: str) -> tuple[Live[Release], Published]:
     live = read_live(store, model)
     return live, read_published(store, model, live.release.plan_digest)

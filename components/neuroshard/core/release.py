@@ -1,4 +1,4 @@
-"""A release: the small pointer that trainers follow to the live plan; and what the gate found before it went live, or did not."""
+"""A release: the small pointer that is followed to what is live, a plan or a cost model; and what the gate found before."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -12,6 +12,9 @@ RELEASE_FORMAT: Literal[1] = 1
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Share = Annotated[float, Field(ge=0)]
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
+HARDWARE = "hardware"  # what cost models lie under, each in the folder of its hardware's fingerprint
+FINGERPRINT = r"^[0-9a-f]{16}$"
 SEAL = "sha256"
 
 
@@ -87,23 +90,33 @@ class Sealed(Value):
         return value
 
 
-class Release(Sealed):
-    """`model`'s plan `plan_digest` went live at `time` (UTC, ISO 8601) as release `number`, after `previous_digest`.
+class Pointer(Sealed):
+    """What is live under one name of a store since `time` (UTC, ISO 8601), as release `number`, after `previous_digest`.
 
-    `rollback_number` is the release whose plan a rollback from this one brings back, or None where there is none: a deploy
-    or promotion points at the release that it replaces, a rollback at what its target points at. So rollbacks walk back, never
-    forth.
+    `rollback_number` is the release whose artifact a rollback from this one brings back, or None where there is none: whatever
+    is newly live points at the release that it replaces, a rollback at what its target points at. So rollbacks walk back,
+    never forth.
     """
 
-    model: Annotated[str, Field(pattern=MODEL_NAME)]
     number: Annotated[int, Field(ge=1)]
-    plan_digest: Digest
     previous_digest: Digest | None = None
     rollback_number: Annotated[int, Field(ge=1)] | None = None
-    time: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
-    action: Literal["deploy", "promote", "rollback"] = "deploy"
-    cost_ms: float | None = None
-    decision: Decision | None = None  # none for a rollback: it asks nobody
+    time: Annotated[str, Field(pattern=TIME)]
+
+    @property
+    def name(self) -> str:
+        """The name that it is a release of: its folder in the store."""
+        raise NotImplementedError
+
+    @property
+    def artifact(self) -> str:
+        """Digest of what is live."""
+        raise NotImplementedError
+
+    def brought_back(self, number: int, previous_digest: str, time: str) -> Self:
+        """The release that makes this one's artifact live again."""
+        update = {"number": number, "previous_digest": previous_digest, "time": time, "action": "rollback"}
+        return self.model_copy(update=update)
 
     @model_validator(mode="after")
     def _walks_back(self) -> Self:
@@ -112,10 +125,64 @@ class Release(Sealed):
         return self
 
 
+class Release(Pointer):
+    """`model`'s plan `plan_digest` went live."""
+
+    model: Annotated[str, Field(pattern=MODEL_NAME)]
+    plan_digest: Digest
+    action: Literal["deploy", "promote", "rollback"] = "deploy"
+    cost_ms: float | None = None
+    decision: Decision | None = None  # none for a rollback: it asks nobody
+
+    @property
+    def name(self) -> str:
+        return self.model
+
+    @property
+    def artifact(self) -> str:
+        return self.plan_digest
+
+    def brought_back(self, number: int, previous_digest: str, time: str) -> Self:
+        return super().brought_back(number, previous_digest, time).model_copy(update={"decision": None})
+
+
+class ModelRelease(Pointer):
+    """The cost model `bundle_digest` went live for a kind of hardware, whose `fingerprint` it has.
+
+    `error` is its mean |predicted / measured - 1| of compute on tables that it never saw, None where it was not measured.
+    """
+
+    fingerprint: Annotated[str, Field(pattern=FINGERPRINT)]
+    bundle_digest: Digest
+    action: Literal["publish", "promote", "rollback"] = "publish"
+    backend: str
+    device_name: str
+    batch_size: Annotated[int, Field(ge=1)]
+    error: Share | None = None
+    max_error: Share | None = None  # that was asked for; None for promote, which asks nobody
+    forced: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{HARDWARE}/{self.fingerprint}"
+
+    @property
+    def artifact(self) -> str:
+        return self.bundle_digest
+
+
+class Condemned(Sealed):
+    """What a `gc` that began at `time` is about to delete of `name`: until it is done, none of it can go live."""
+
+    name: str
+    digests: tuple[Digest, ...]
+    time: Annotated[str, Field(pattern=TIME)]
+
+
 class Refusal(Sealed):
     """A plan that was asked to go live at `time`, and what the gate found against it."""
 
     model: Annotated[str, Field(pattern=MODEL_NAME)]
     plan_digest: Digest
-    time: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+    time: Annotated[str, Field(pattern=TIME)]
     decision: Decision

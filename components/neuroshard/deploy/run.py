@@ -7,33 +7,22 @@ the new one is live, and whoever writes next puts the rest right.
 """
 
 import sys
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from neuroshard.core.errors import Conflict, InvalidInput, NotFound, Refused, StoreError
+from neuroshard.core.errors import InvalidInput, NotFound, Refused
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Decision, Refusal, Release
 from neuroshard.core.value import sha256
 from neuroshard.deploy.gate import Gate, decide
+from neuroshard.deploy.golive import bring_back, claim, go_live, live_or_none, next_number, put, remember, timestamp
 from neuroshard.files.plan import read_plan as read_plan_file
 from neuroshard.files.tables import read_tables
+from neuroshard.store.line import Artifact, Live, all_releases, find_artifact, read_artifact
 from neuroshard.store.open import open_store
-from neuroshard.store.protocol import MAX_BYTES, Store
-from neuroshard.store.releases import (
-    Live,
-    Published,
-    find_plan,
-    live_key,
-    plan_key,
-    read_live,
-    read_plan,
-    read_published,
-    read_release,
-    refusal_key,
-    release_key,
-)
+from neuroshard.store.protocol import Store
+from neuroshard.store.releases import plans_of, read_plan, read_release, refusal_key
 
 OPEN = Gate()
 
@@ -56,15 +45,11 @@ def deploy(plan: Plan, store: Store, model: str, *, now: datetime, gate: Gate = 
     return _deploy_plan(plan, store, model, gate, now).release
 
 
-def publish(plan: Plan, store: Store, model: str) -> Published:
+def publish(plan: Plan, store: Store, model: str) -> Artifact:
     """Write the plan under its digest, and read it back. It does not go live."""
-    data = plan.canonical_json()
-    if len(data) > MAX_BYTES:
-        raise InvalidInput(f"the plan has {len(data):,} bytes, more than the {MAX_BYTES:,} that a trainer reads")
-    digest = sha256(data)
-    with suppress(Conflict):  # what is there under this digest is something else: reading it says so better
-        store.create(plan_key(model, digest), data)
-    return read_published(store, model, digest)
+    line, data = plans_of(model), plan.canonical_json()
+    (key,) = line.keys(sha256(data))
+    return put(store, line, sha256(data), {key: data})
 
 
 def promote(store: Store, model: str, digest: str, *, now: datetime) -> Release:
@@ -72,8 +57,9 @@ def promote(store: Store, model: str, digest: str, *, now: datetime) -> Release:
 
     Raises NotFound, UsageError, and what `deploy` raises.
     """
-    published = read_published(store, model, find_plan(store, model, digest))
-    return _deploy(published, store, model, "promote", Gate(force=True), now).release
+    line = plans_of(model)
+    artifact = claim(store, line, read_artifact(store, line, find_artifact(store, line, digest)))
+    return _deploy(artifact, store, model, "promote", Gate(force=True), now).release
 
 
 def rollback(store: Store, model: str, *, now: datetime) -> Release:
@@ -81,33 +67,12 @@ def rollback(store: Store, model: str, *, now: datetime) -> Release:
 
     Raises NotFound where there is nothing to go back to, and what `deploy` raises. The plan is read and checked first.
     """
-    live = read_live(store, model)
-    if live.release.rollback_number is None:
-        raise NotFound(
-            f"{store.url}: release {live.release.number} of {model!r} has no release before it to roll back to"
-        )
-    _remember(live, store)
-    target = read_release(store, model, live.release.rollback_number)
-    published = read_published(store, model, target.plan_digest)
-    release = Release(
-        model=model,
-        number=_next_number(live, store, model),
-        plan_digest=target.plan_digest,
-        previous_digest=live.release.plan_digest,
-        rollback_number=target.rollback_number,
-        time=timestamp(now),
-        action="rollback",
-        cost_ms=published.plan.cost_ms,
-    )
-    return _go_live(release, published, live, store)
+    return bring_back(store, plans_of(model), now=now)
 
 
 def releases(store: Store, model: str) -> tuple[Release, ...]:
     """All releases of `model`, newest first, so the live one is the first. Raises NotFound where there is none."""
-    live = read_live(store, model).release
-    # a newer one can have come since live.json was read; the live one may not be in the history yet
-    older = [number for number in reversed(history(store, model)) if number < live.number]
-    return (live, *(read_release(store, model, number) for number in older))
+    return all_releases(store, plans_of(model))
 
 
 def run(
@@ -141,7 +106,7 @@ def run(
 
 def run_publish(plan_path: Path, store_url: str, model: str, *, single_writer: bool = False) -> str:
     """Publish a plan.json without making it live; its digest."""
-    return sha256(publish(read_plan_file(plan_path), open_store(store_url, single_writer=single_writer), model).data)
+    return publish(read_plan_file(plan_path), open_store(store_url, single_writer=single_writer), model).digest
 
 
 def run_promote(store_url: str, model: str, digest: str, *, single_writer: bool = False) -> Release:
@@ -154,45 +119,35 @@ def run_rollback(store_url: str, model: str, *, single_writer: bool = False) -> 
     return rollback(open_store(store_url, single_writer=single_writer), model, now=datetime.now(UTC))
 
 
-def history(store: Store, model: str) -> list[int]:
-    """The numbers of the releases in the history, ascending."""
-    folder = release_key(model, 1).rpartition("/")[0]
-    stems = [Path(entry.key).stem for entry in store.list(f"{folder}/")]
-    return sorted(int(stem) for stem in stems if stem.isdecimal())
-
-
-def timestamp(now: datetime) -> str:
-    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def _deploy_plan(plan: Plan, store: Store, model: str, gate: Gate, now: datetime) -> Outcome:
     gate.check()
-    _live(store, model)  # a pointer that is broken is told before anything is written
+    live_or_none(store, plans_of(model))  # a pointer that is broken is told before anything is written
     return _deploy(publish(plan, store, model), store, model, "deploy", gate, now)
 
 
 def _deploy(
-    published: Published, store: Store, model: str, action: Literal["deploy", "promote"], gate: Gate, now: datetime
+    artifact: Artifact, store: Store, model: str, action: Literal["deploy", "promote"], gate: Gate, now: datetime
 ) -> Outcome:
-    live = _live(store, model)
-    plan, digest = published.plan, sha256(published.data)
-    if live and live.release.plan_digest == digest:
-        _remember(live, store)
+    line = plans_of(model)
+    live = live_or_none(store, line)
+    plan: Plan = artifact.value
+    if live and live.release.plan_digest == artifact.digest:
+        remember(live, store, line)
         return Outcome(live.release, None)
     decision = decide(
         plan,
         gate,
         live.release if live else None,
         _live_plan(live, store),
-        rolled_back=_was_rolled_back(digest, live, store),
+        rolled_back=_was_rolled_back(artifact.digest, live, store),
     )
     if not decision.goes_live:
-        refusal = Refusal(model=model, plan_digest=digest, time=timestamp(now), decision=decision)
+        refusal = Refusal(model=model, plan_digest=artifact.digest, time=timestamp(now), decision=decision)
         return _keep(refusal, live, store)
     release = Release(
         model=model,
-        number=_next_number(live, store, model),
-        plan_digest=digest,
+        number=next_number(live, store, line),
+        plan_digest=artifact.digest,
         previous_digest=live.release.plan_digest if live else None,
         rollback_number=live.release.number if live else None,
         time=timestamp(now),
@@ -200,10 +155,10 @@ def _deploy(
         cost_ms=plan.cost_ms,
         decision=decision,
     )
-    return Outcome(_go_live(release, published, live, store), decision)
+    return Outcome(go_live(release, live, store, line), decision)
 
 
-def _keep(refusal: Refusal, live: Live | None, store: Store) -> Outcome:
+def _keep(refusal: Refusal, live: Live[Release] | None, store: Store) -> Outcome:
     """Record that the plan does not go live. Raises Refused unless it is only not better than the live one."""
     store.create(refusal_key(refusal), refusal.canonical_json())
     if refusal.decision.verdict == "kept" and live:
@@ -215,7 +170,7 @@ def _keep(refusal: Refusal, live: Live | None, store: Store) -> Outcome:
     )
 
 
-def _was_rolled_back(digest: str, live: Live | None, store: Store) -> bool:
+def _was_rolled_back(digest: str, live: Live[Release] | None, store: Store) -> bool:
     """Whether the rollbacks that led to the live release, one after another, went back from this plan."""
     release = live.release if live else None
     while release and release.action == "rollback":
@@ -228,63 +183,9 @@ def _was_rolled_back(digest: str, live: Live | None, store: Store) -> bool:
     return False
 
 
-def _live_plan(live: Live | None, store: Store) -> Plan | None:
+def _live_plan(live: Live[Release] | None, store: Store) -> Plan | None:
     """The plan that is live, or None where there is none that can be read: then any valid plan is better."""
     try:
         return read_plan(store, live.release.model, live.release.plan_digest) if live else None
     except (NotFound, InvalidInput):
         return None
-
-
-def _next_number(live: Live | None, store: Store, model: str) -> int:
-    """One more than any release has, also where live.json was lost or put back by hand."""
-    return max([live.release.number if live else 0, *history(store, model)]) + 1
-
-
-def _live(store: Store, model: str) -> Live | None:
-    try:
-        return read_live(store, model)
-    except NotFound:
-        return None
-
-
-def _remember(live: Live, store: Store) -> None:
-    """Put the live release in the history, where its deployer may have died before it could."""
-    store.create(release_key(live.release.model, live.release.number), live.data)
-
-
-def _go_live(release: Release, published: Published, live: Live | None, store: Store) -> Release:
-    """Swap the pointer from `live` to `release`, between two writes of the history. Raises Conflict where it lost.
-
-    The plan is created once more after the swap: a `gc` that read the pointer before it may have taken the plan since.
-    """
-    if live:
-        _remember(live, store)
-    data = release.canonical_json()
-    try:
-        store.swap(live_key(release.model), data, live.token if live else None)
-    except StoreError as error:
-        _check_lost(error, release, data, store)
-    with suppress(StoreError):  # it is live, and whoever writes next does this again
-        store.create(plan_key(release.model, release.plan_digest), published.data)
-        store.create(release_key(release.model, release.number), data)
-    return release
-
-
-def _check_lost(error: StoreError, release: Release, data: bytes, store: Store) -> None:
-    """Return if the swap came through after all: a retry meets its own first write, or only the answer was lost."""
-    try:
-        now_live = _live(store, release.model)
-    except StoreError:
-        raise StoreError(
-            f"{error}; whether release {release.number} went live is not known: look with `neuroshard releases`"
-        ) from None
-    if now_live and now_live.data == data:
-        return
-    if now_live and isinstance(error, Conflict):
-        other = now_live.release
-        raise Conflict(
-            f"{store.url}: release {other.number} of {release.model!r} (plan {other.plan_digest[:12]}, {other.time}) went "
-            "live in the meantime, so this one did not; look at it, then try again"
-        ) from None
-    raise error

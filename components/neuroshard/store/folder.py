@@ -59,7 +59,7 @@ class FolderStore:
         data = self.read(key, max_bytes)
         return data, sha256(data)
 
-    def create(self, key: str, data: bytes) -> None:
+    def create(self, key: str, data: bytes) -> bool:
         path = self._path(key)
         with _errors(path, "write it"), _temporary(path, data) as temporary:
             try:
@@ -67,7 +67,10 @@ class FolderStore:
             except FileExistsError:
                 if path.read_bytes() != data:
                     raise Conflict(f"{path}: already exists with other content, and is written only once") from None
-            _sync_folder(path.parent)
+                return False
+            finally:
+                _sync_folder(path.parent)
+            return True
 
     def swap(self, key: str, data: bytes, expected: str | None) -> None:
         path = self._path(key)

@@ -85,10 +85,11 @@ class S3Store:
                         raise
         raise AssertionError("unreachable")
 
-    def create(self, key: str, data: bytes) -> None:
+    def create(self, key: str, data: bytes) -> bool:
         for _ in range(ATTEMPTS):
             try:
-                return self._write(key, data, None)
+                self._write(key, data, None)
+                return True
             except Conflict:
                 try:
                     existing = self.read(key)
@@ -98,7 +99,7 @@ class S3Store:
                     raise Conflict(
                         f"{self.url}/{key}: already exists with other content, and is written only once"
                     ) from None
-                return None
+                return False
         raise StoreError(f"{self.url}/{key}: the store refused to create it {ATTEMPTS} times; try again")
 
     def swap(self, key: str, data: bytes, expected: str | None) -> None:

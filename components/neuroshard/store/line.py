@@ -1,0 +1,159 @@
+"""How the releases of one name lie in a store, whatever it is that goes live: a model's plans, or a hardware's cost models.
+
+<name>/live.json                  the live release: the one object that is ever replaced
+<name>/releases/<number>.json     the live.json of each release, written once; all before the live one are there, but for
+                                  those that `gc` took
+<name>/condemned/<time>-….json    what a `gc` is about to delete; it goes when that is done
+<name>/…<sha256>…                 an artifact: one file or more, written once under the digest of the last of them
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from neuroshard.core.errors import InvalidInput, NewerFormat, NotFound, UsageError
+from neuroshard.core.release import Pointer
+from neuroshard.core.value import sha256
+from neuroshard.store.protocol import MAX_BYTES, Store
+
+MAX_RELEASE_BYTES = 64 * 2**10
+R = TypeVar("R", bound=Pointer)
+Files = Mapping[str, bytes]  # key -> bytes, in the order in which they are written
+
+
+@dataclass(frozen=True)
+class Line(Generic[R]):
+    """Releases of `name`. An artifact lies in `patterns`, {} being its digest, which is the sha256 of the last one's bytes.
+
+    `parse(files, where)` is the value of an artifact whose digest is right, or raises InvalidInput. `noun` is what an artifact
+    is called, `verb` the command that puts one live.
+    """
+
+    name: str
+    release: type[R]
+    patterns: tuple[str, ...]
+    parse: Callable[[Files, str], Any]
+    noun: str
+    verb: str
+
+    @property
+    def live_key(self) -> str:
+        return f"{self.name}/live.json"
+
+    @property
+    def condemned_folder(self) -> str:
+        return f"{self.name}/condemned/"
+
+    def release_key(self, number: int) -> str:
+        return f"{self.name}/releases/{number:08d}.json"
+
+    def keys(self, digest: str) -> tuple[str, ...]:
+        return tuple(f"{self.name}/{pattern.format(digest)}" for pattern in self.patterns)
+
+    def digest_of(self, key: str) -> str | None:
+        """The digest of the artifact that an object belongs to; None where it is no artifact's."""
+        found = self._artifact.fullmatch(key)
+        return next(filter(None, found.groups()), None) if found else None
+
+    @cached_property
+    def _artifact(self) -> re.Pattern[str]:
+        forms = (re.escape(form).replace(r"\{\}", "([0-9a-f]{64})") for form in self.patterns)
+        return re.compile("|".join(f"{re.escape(self.name)}/{form}" for form in forms))
+
+
+class Live(NamedTuple, Generic[R]):
+    """A live pointer as it was read: its value, its bytes, and the token with which it can be swapped."""
+
+    release: R
+    data: bytes
+    token: str
+
+
+class Artifact(NamedTuple):
+    """An artifact with its very bytes: those of another version need not be those that we would write."""
+
+    digest: str
+    files: Files
+    value: Any
+
+
+def read_pointer(store: Store, line: Line[R]) -> Live[R]:
+    """The live pointer. Raises NotFound where nothing was ever live, and InvalidInput or NewerFormat."""
+    try:
+        data, token = store.read_versioned(line.live_key, MAX_RELEASE_BYTES)
+        return Live(_release(data, store, line.live_key, line), data, token)
+    except NotFound as error:
+        raise NotFound(
+            f"{error}; has a {line.noun} of {line.name!r} been deployed there (`neuroshard {line.verb}`)?"
+        ) from None
+    except NewerFormat:
+        raise
+    except InvalidInput as error:
+        raise InvalidInput(f"{error}; put the newest file of {line.name}/releases/ in its place") from None
+
+
+def read_past(store: Store, line: Line[R], number: int) -> R:
+    """A release from the history. Raises NotFound, InvalidInput or NewerFormat."""
+    key = line.release_key(number)
+    try:
+        release = _release(store.read(key, MAX_RELEASE_BYTES), store, key, line)
+    except NotFound as error:
+        raise NotFound(
+            f"{error}; `neuroshard gc` may have taken it: make a {line.noun} that is still there live with promote"
+        ) from None
+    if release.number != number:
+        raise InvalidInput(f"{store.url}/{key}: holds release {release.number}")
+    return release
+
+
+def history(store: Store, line: Line[R]) -> list[int]:
+    """The numbers of the releases in the history, ascending."""
+    folder = line.release_key(1).rpartition("/")[0] + "/"
+    stems = [entry.key.removeprefix(folder).removesuffix(".json") for entry in store.list(folder)]
+    return sorted(int(stem) for stem in stems if re.fullmatch("[0-9]{1,18}", stem))
+
+
+def all_releases(store: Store, line: Line[R]) -> tuple[R, ...]:
+    """Every release, newest first, so the live one is the first. Raises NotFound where there is none."""
+    live = read_pointer(store, line).release
+    # a newer one can have come since live.json was read; the live one may not be in the history yet
+    older = [number for number in reversed(history(store, line)) if number < live.number]
+    return (live, *(read_past(store, line, number) for number in older))
+
+
+def read_artifact(store: Store, line: Line[R], digest: str) -> Artifact:
+    """An artifact, its digest checked before anything in it is believed. Raises NotFound, InvalidInput or NewerFormat."""
+    files = {key: store.read(key, MAX_BYTES) for key in line.keys(digest)}
+    key, data = list(files.items())[-1]
+    where = f"{store.url}/{key}"
+    if sha256(data) != digest:
+        raise InvalidInput(
+            f"{where}: its {len(data):,} bytes have sha256 {sha256(data)[:12]}…, so it is not the {line.noun} that was "
+            f"deployed; it is cut off or was changed: delete it and {line.verb} the {line.noun} again"
+        )
+    return Artifact(digest, files, line.parse(files, where))
+
+
+def find_artifact(store: Store, line: Line[R], prefix: str) -> str:
+    """The digest of the artifact that begins with `prefix`, at least 8 hex digits. Raises NotFound, UsageError."""
+    if not re.fullmatch(r"[0-9a-f]{8,64}", prefix):
+        raise UsageError(
+            f"{prefix[:80]!r} is not a {line.noun}'s digest; give at least 8 of its hex digits, as `releases` shows them"
+        )
+    beginning = line.patterns[-1].partition("{}")[0] + prefix
+    digests = {line.digest_of(entry.key) for entry in store.list(f"{line.name}/{beginning}")}
+    found = sorted(digest for digest in digests if digest is not None)
+    if not found:
+        raise NotFound(f"{store.url}: no {line.noun} {prefix!r} of {line.name!r} is published there")
+    if len(found) > 1:
+        raise UsageError(f"{prefix!r} is the beginning of {len(found)} {line.noun}s of {line.name!r}; give more digits")
+    return found[0]
+
+
+def _release(data: bytes, store: Store, key: str, line: Line[R]) -> R:
+    release = line.release.from_json(data, f"{store.url}/{key}")
+    if release.name != line.name:
+        raise InvalidInput(f"{store.url}/{key}: is a release of {release.name!r}, not of {line.name!r}")
+    return release
