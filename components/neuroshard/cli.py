@@ -67,6 +67,62 @@ def note(lines: Iterable[str]) -> None:
         typer.echo(f"note: {line}", err=True)
 
 
+@command("neuroshard fleet --against s3://bucket/prefix")
+def fleet(
+    kubernetes: Annotated[
+        bool | None,
+        typer.Option(
+            "--kubernetes/--local", help="Ask the cluster, or this machine alone [default: the cluster, in its pods]."
+        ),
+    ] = None,
+    nodes: Annotated[
+        Path | None, typer.Option(help="What `kubectl get nodes -o json` wrote, in place of a cluster.")
+    ] = None,
+    context: Annotated[str | None, typer.Option(help="Of the kubeconfig [default: its current one].")] = None,
+    selector: Annotated[str, typer.Option(help='Labels that a node must have, as JSON: {"pool": "train"}.')] = "{}",
+    tolerations: Annotated[
+        str, typer.Option(help="Taints that measuring bears, as JSON.")
+    ] = '[{"key": "nvidia.com/gpu", "operator": "Exists"}]',
+    store: Annotated[
+        str | None, typer.Option("--against", help="Say which kinds no live cost model of this store covers, and why.")
+    ] = None,
+    max_age: Annotated[
+        str | None, typer.Option(help="With --against: a cost model older than this is too old.")
+    ] = None,
+    max_error: Annotated[
+        float | None, typer.Option(help="With --against: largest error on unseen tables: 0.1 is 10 %.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """What kinds of hardware are there, and which of them need measuring."""
+    from datetime import UTC, datetime
+
+    from neuroshard.fleet.cluster import in_cluster
+    from neuroshard.fleet.run import against, fleet_json, fleet_text, json_option, kubernetes_fleet, local_fleet
+
+    asked = kubernetes if kubernetes is not None else bool(nodes or context) or in_cluster()
+    if not asked and (nodes or context):
+        raise UsageError("--local asks this machine alone; leave out --nodes and --context")
+    if store is None and (max_age is not None or max_error is not None):
+        raise UsageError("--max-age and --max-error are for --against STORE")
+    there = (
+        kubernetes_fleet(
+            recorded=nodes,
+            context=context,
+            node_selector=json_option(selector, dict, "--selector"),
+            tolerations=json_option(tolerations, list, "--tolerations"),
+        )
+        if asked
+        else local_fleet()
+    )
+    age_seconds = None if max_age is None else parse_duration(max_age)
+    stands = (
+        against(there, store, now=datetime.now(UTC), max_age_seconds=age_seconds, max_error=max_error) if store else ()
+    )
+    typer.echo(fleet_json(there, stands) if as_json else fleet_text(there, stands))
+    note(there.notes)
+
+
 @command("neuroshard tables --preset mlperf-dlrm-dcnv2 -o tables.json")
 def tables(
     out: Annotated[Path, _out("tables.json")],

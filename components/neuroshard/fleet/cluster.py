@@ -1,0 +1,117 @@
+"""The nodes of a Kubernetes cluster, asked with the official client; the only module that knows it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
+from neuroshard.core.value import decode_json
+from neuroshard.files.disk import read_bytes
+from neuroshard.fleet.node import Node
+
+GPU_NODES = "nvidia.com/gpu.present=true"
+PAGE = 500  # nodes; 1,000 with their labels are 10 MB of JSON
+TIMEOUT = (5.0, 30.0)  # seconds to connect, and between two bytes of an answer
+TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+EXPIRED = 410  # a page's token, when the listing takes longer than the server keeps its snapshot
+LISTINGS = 3  # begun at most
+
+
+def in_cluster() -> bool:
+    """Is this a pod with a way to the API?"""
+    return TOKEN.exists()
+
+
+def recorded_nodes(path: Path) -> list[Node]:
+    """The GPU nodes of a file that `kubectl get nodes -o json` wrote. Raises InvalidInput."""
+    listed = decode_json(read_bytes(path), str(path))
+    return [node for node in _nodes(listed, str(path)) if node.labels.get("nvidia.com/gpu.present") == "true"]
+
+
+def list_nodes(context: str | None = None) -> tuple[str, list[Node]]:
+    """Where the cluster's API is, and its GPU nodes. Raises NeuroshardError and UsageError in one line.
+
+    The pod's own service account is the way in where there is one, else the kubeconfig, whose `context` may be chosen.
+    """
+    try:
+        from kubernetes import client, config
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+    except ImportError:
+        raise NeuroshardError(
+            "asking a Kubernetes cluster needs the package kubernetes: pip install 'neuroshard[fleet]'"
+        ) from None
+    try:
+        if in_cluster() and context is None:
+            config.load_incluster_config()
+        else:
+            config.load_kube_config(context=context)
+    except config.ConfigException as error:
+        raise UsageError(
+            f"no way to a Kubernetes cluster: {_line(error)}; give a kubeconfig (KUBECONFIG), or run in a pod whose "
+            "service account may list nodes"
+        ) from None
+
+    configuration = client.Configuration.get_default_copy()
+    configuration.retries = 3
+    host = configuration.host
+    with client.ApiClient(configuration) as api:
+        try:
+            return host, [node for page in _pages(client.CoreV1Api(api)) for node in _nodes(page, host)]
+        except ApiException as error:
+            raise NeuroshardError(_refused(error, host)) from None
+        except (HTTPError, OSError) as error:
+            raise NeuroshardError(f"{host}: the Kubernetes API does not answer: {_line(error)}") from None
+
+
+def _pages(core: Any) -> list[Any]:
+    """The NodeList, page by page, as decoded JSON: the client's own classes refuse what a newer server may say."""
+    from kubernetes.client.exceptions import ApiException
+
+    for left in reversed(range(LISTINGS)):
+        pages: list[Any] = []
+        token: str | None = ""
+        try:
+            while token is not None:
+                more = {"_continue": token} if token else {}
+                answer = core.list_node(
+                    label_selector=GPU_NODES, limit=PAGE, _request_timeout=TIMEOUT, _preload_content=False, **more
+                )
+                pages.append(decode_json(answer.data, "the Kubernetes API"))
+                token = _continue(pages[-1])
+            return pages
+        except ApiException as error:
+            if error.status != EXPIRED or not left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _continue(page: Any) -> str | None:
+    """The token of the next page, None after the last."""
+    metadata = page.get("metadata") if isinstance(page, dict) else None
+    token = metadata.get("continue") if isinstance(metadata, dict) else None
+    return token if isinstance(token, str) and token else None
+
+
+def _nodes(listed: Any, where: str) -> list[Node]:
+    items = listed.get("items") if isinstance(listed, dict) else None
+    if not isinstance(items, list):
+        raise InvalidInput(f"{where}: is no list of nodes, as `kubectl get nodes -o json` gives one")
+    return [Node.from_json(item, f"{where}: items[{index}]") for index, item in enumerate(items)]
+
+
+def _refused(error: Any, host: str) -> str:
+    """What the API said, and for the two usual refusals the way out."""
+    try:
+        told = json.loads(error.body)["message"]
+    except (TypeError, ValueError, KeyError):
+        told = error.reason
+    ways_out = {
+        401: "; the token is not valid there",
+        403: "; bind the ClusterRole neuroshard-fleet (manifests/base/rbac.yaml) to this account",
+    }
+    return f"{host}: the Kubernetes API answered {error.status}: {_line(told)}{ways_out.get(error.status, '')}"
+
+
+def _line(error: object) -> str:
+    return " ".join(str(error).split())[:300]

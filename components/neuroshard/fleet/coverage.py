@@ -1,0 +1,113 @@
+"""Which kinds of a fleet a live cost model covers, and why the others need measuring."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple
+
+from neuroshard.core.cost import Hardware
+from neuroshard.core.errors import NotFound
+from neuroshard.core.release import HARDWARE, ModelRelease
+from neuroshard.core.value import Value, check_format, decode_json
+from neuroshard.fleet.kinds import Kind
+from neuroshard.store.bundles import fingerprints, models_of
+from neuroshard.store.line import read_pointer
+from neuroshard.store.protocol import Store
+
+State = Literal["covered", "new", "driver changed", "model too old", "error too high", "shared"]
+TO_MEASURE: tuple[State, ...] = ("new", "driver changed", "model too old", "error too high")
+DAY_SECONDS = 86400.0
+
+
+class Known(NamedTuple):
+    """A live cost model: its release, and the hardware that it was measured on."""
+
+    release: ModelRelease
+    hardware: Hardware
+
+
+class Coverage(Value):
+    """How a kind stands. `bundle` and `release` are the digest and the number of its own live cost model, "" and 0 without."""
+
+    kind: Kind
+    state: State
+    why: str
+    bundle: str = ""
+    release: int = 0
+
+    @property
+    def to_measure(self) -> bool:
+        """Does it need measuring, and can it be had tonight?"""
+        return self.state in TO_MEASURE and self.kind.nodes > 0
+
+
+def known_models(store: Store) -> dict[str, Known]:
+    """The live cost models of a store, by fingerprint. Raises StoreError and InvalidInput."""
+    known = {}
+    for fingerprint in fingerprints(store):
+        try:
+            release = read_pointer(store, models_of(fingerprint)).release
+        except NotFound:  # published, none of them live
+            continue
+        key = f"{HARDWARE}/{fingerprint}/{release.bundle_digest}/model.json"
+        raw = decode_json(store.read(key), f"{store.url}/{key}")
+        bench = raw.get("bench") if isinstance(raw, dict) else None
+        told = check_format(bench, 10**6, f"{store.url}/{key}: bench").get("hardware")
+        known[fingerprint] = Known(release, Hardware.parse(told, f"{store.url}/{key}: bench.hardware"))
+    return known
+
+
+def coverage(
+    kinds: Sequence[Kind],
+    known: Mapping[str, Known],
+    *,
+    now: datetime,
+    max_age_seconds: float | None = None,
+    max_error: float | None = None,
+) -> tuple[Coverage, ...]:
+    """How each kind stands at `now` (UTC), by the live cost models `known`."""
+    stands = []
+    for kind in kinds:
+        state, why = _state(kind, known, now, max_age_seconds, max_error)
+        own = known.get(kind.fingerprint)
+        stands.append(
+            Coverage(
+                kind=kind,
+                state=state,
+                why=why,
+                bundle=own.release.bundle_digest if own else "",
+                release=own.release.number if own else 0,
+            )
+        )
+    return tuple(stands)
+
+
+def _state(
+    kind: Kind, known: Mapping[str, Known], now: datetime, max_age_seconds: float | None, max_error: float | None
+) -> tuple[State, str]:
+    own = known.get(kind.fingerprint)
+    if own is None:
+        if kind.hardware.sharing:
+            return "shared", "others compute on the same devices, so times taken there would be of no device"
+        before = [other.hardware.driver for other in known.values() if _same_but_driver(kind.hardware, other.hardware)]
+        if before:
+            return (
+                "driver changed",
+                f"its cost model is of driver {max(before)}, and the nodes have {kind.hardware.driver}",
+            )
+        return "new", "no cost model of this kind is live"
+
+    age_seconds = (now - datetime.fromisoformat(own.release.time).astimezone(UTC)).total_seconds()
+    days = f"{age_seconds / DAY_SECONDS:.1f} days old"
+    if max_age_seconds is not None and age_seconds > max_age_seconds:
+        return "model too old", f"its cost model is {days}, and {max_age_seconds / DAY_SECONDS:.1f} are allowed"
+    error = own.release.error
+    if max_error is not None and (error is None or error > max_error):
+        is_ = "was not measured" if error is None else f"is {error:.1%}"
+        return "error too high", f"its cost model's error on unseen tables {is_}, and {max_error:.1%} is allowed"
+    return "covered", f"cost model {own.release.bundle_digest[:12]}, {days}" + (
+        "" if error is None else f", error on unseen tables {error:.1%}"
+    )
+
+
+def _same_but_driver(one: Hardware, other: Hardware) -> bool:
+    return one.model_copy(update={"driver": ""}).fingerprint == other.model_copy(update={"driver": ""}).fingerprint

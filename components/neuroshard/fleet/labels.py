@@ -1,0 +1,131 @@
+"""Kubernetes nodes -> kinds of GPUs, by the labels that NVIDIA's GPU feature discovery puts on them.
+
+Enough to know which cost model applies to a node, not how fast it is: where the measuring runs, NVML is asked again.
+
+    MIG, strategy single   product, memory and count already are those of the slices
+    MIG, strategy mixed    the slices are resources of their own, nvidia.com/mig-1g.10gb, with labels of their own
+    time-slicing, MPS      the product ends in -SHARED, or the resource in .shared, and one device counts `replicas` times
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from neuroshard.core.cost import Hardware
+from neuroshard.core.errors import InvalidInput
+from neuroshard.devices import whole_gib
+from neuroshard.fleet.kinds import Kind
+from neuroshard.fleet.node import Node, Toleration
+
+NVIDIA = "nvidia.com/"
+DRIVER_MAJOR = (
+    "nvidia.com/cuda.driver-version.major",
+    "nvidia.com/cuda.driver.major",
+)  # today's label, and the older one
+SHARED = "-SHARED"
+
+
+class Found(NamedTuple):
+    """One resource of one node: so many devices of this hardware, which `selector` leads to."""
+
+    node: Node
+    hardware: Hardware
+    resource: str
+    devices: int
+    selector: dict[str, str]
+
+
+def kinds_of(
+    nodes: Iterable[Node], node_selector: Mapping[str, str], tolerations: Sequence[Mapping[str, Any]]
+) -> tuple[tuple[Kind, ...], tuple[str, ...]]:
+    """The kinds of GPUs of `nodes` by fingerprint, and notes on nodes whose labels do not say what they are.
+
+    Only nodes with the labels of `node_selector` count. A node is in service where it is ready, not cordoned, has devices
+    to give, and every taint that keeps pods off is borne by `tolerations`.
+    """
+    borne = [Toleration.parse(toleration, "tolerations") for toleration in tolerations]
+    found: dict[str, list[Found]] = defaultdict(list)
+    notes = []
+    for node in nodes:
+        if node_selector.items() <= node.labels.items():
+            try:
+                for one in found_on(node):
+                    found[one.hardware.fingerprint].append(one)
+            except InvalidInput as error:
+                notes.append(str(error))
+
+    kinds = []
+    for _, group in sorted(found.items()):
+        in_service = [one for one in group if one.devices and one.node.takes_work(borne)]
+        most = max(in_service or group, key=lambda one: one.devices)
+        kinds.append(
+            Kind(
+                hardware=most.hardware,
+                nodes=len(in_service),
+                devices=most.devices if in_service else 0,
+                out_of_service=len(group) - len(in_service),
+                resource=most.resource,
+                node_selector={**node_selector, **common(one.selector for one in in_service or group)},
+                tolerations=tuple(map(dict, tolerations)),
+            )
+        )
+    return tuple(kinds), tuple(sorted(notes))
+
+
+def common(mappings: Iterable[dict[str, str]]) -> dict[str, str]:
+    """What all of them say alike."""
+    first, *rest = mappings
+    return {key: value for key, value in first.items() if all(other.get(key) == value for other in rest)}
+
+
+def found_on(node: Node) -> list[Found]:
+    """The resources of GPUs that a node has. Raises InvalidInput where its labels do not say what they are."""
+    if "MIG-INVALID" in node.labels.get("nvidia.com/gpu.product", ""):
+        raise InvalidInput(f"node {node.name}: its GPUs are cut differently, which MIG strategy single cannot name")
+    slices = sorted(
+        name.removeprefix(NVIDIA).removesuffix(".shared")
+        for name in node.allocatable
+        if re.fullmatch(r"nvidia\.com/mig-[0-9a-z.]+(\.me)?(\.shared)?", name)
+    )
+    whole = ["gpu"] if not slices or _allocatable(node, "gpu") else []
+    return [_found(node, name) for name in (*slices, *whole)]
+
+
+def _found(node: Node, name: str) -> Found:
+    """The devices that are called `name`: gpu, or mig-1g.10gb."""
+    prefix = f"{NVIDIA}{name}."
+    product, memory_mib = node.label(f"{prefix}product"), node.number(f"{prefix}memory")
+    shared = product.endswith(SHARED) or f"{NVIDIA}{name}.shared" in node.allocatable
+    replicas = node.number(f"{prefix}replicas", 1) if shared else 1
+    strategy = node.labels.get(f"{prefix}sharing-strategy") or "time-slicing"
+    driver = _driver(node)
+    hardware = Hardware(
+        kind="cuda",
+        name=product.removesuffix(SHARED),
+        memory_bytes=whole_gib(memory_mib * 2**20),
+        driver=driver,
+        interconnect="NVLink over nodes" if "nvidia.com/gpu.clique" in node.labels else "",
+        compute_capability=f"{node.number('nvidia.com/gpu.compute.major')}.{node.number('nvidia.com/gpu.compute.minor')}",
+        machine=node.labels.get("nvidia.com/gpu.machine", ""),
+        sharing=f"{strategy}, {replicas} to a device" if shared else "",
+    )
+    selector = {
+        key: node.labels[key]
+        for key in (f"{prefix}product", "nvidia.com/gpu.machine", *DRIVER_MAJOR)
+        if key in node.labels
+    }
+    resource = f"{NVIDIA}{name}.shared" if f"{NVIDIA}{name}.shared" in node.allocatable else f"{NVIDIA}{name}"
+    return Found(node, hardware, resource, _allocatable(node, name) // max(replicas, 1), selector)
+
+
+def _allocatable(node: Node, name: str) -> int:
+    return sum(node.allocatable.get(f"{NVIDIA}{name}{ending}", 0) for ending in ("", ".shared"))
+
+
+def _driver(node: Node) -> str:
+    """The NVIDIA driver's version, by today's label or by the older ones."""
+    if full := node.labels.get("nvidia.com/cuda.driver-version.full"):
+        return full
+    parts = (node.labels.get(f"nvidia.com/cuda.driver.{part}", "") for part in ("major", "minor", "rev"))
+    return ".".join(part for part in parts if part)

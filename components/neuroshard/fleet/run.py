@@ -1,0 +1,100 @@
+"""What hardware is there: `neuroshard fleet`, and with `--against STORE` which kinds need measuring, and why."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from neuroshard import devices
+from neuroshard.core.errors import UsageError
+from neuroshard.core.units import format_bytes
+from neuroshard.core.value import shown
+from neuroshard.fleet.cluster import list_nodes, recorded_nodes
+from neuroshard.fleet.coverage import Coverage, coverage, known_models
+from neuroshard.fleet.kinds import Fleet, Kind
+from neuroshard.fleet.labels import kinds_of
+from neuroshard.store.open import open_store
+
+Decoded = TypeVar("Decoded", dict[str, Any], list[Any])
+
+# what GPU nodes are usually tainted with, so that nothing else is put there
+TOLERATIONS: tuple[Mapping[str, Any], ...] = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
+
+
+def local_fleet() -> Fleet:
+    """This machine: its CPU, and each kind of GPU that NVML tells of."""
+    gpus = devices.gpus()
+    kinds = [Kind(hardware=devices.cpu(), nodes=1, devices=1)]
+    for fingerprint in dict.fromkeys(gpu.fingerprint for gpu in gpus):
+        alike = [gpu for gpu in gpus if gpu.fingerprint == fingerprint]
+        kinds.append(Kind(hardware=alike[0], nodes=1, devices=len(alike)))
+    return Fleet(source="this machine", kinds=tuple(kinds))
+
+
+def kubernetes_fleet(
+    *,
+    recorded: Path | None = None,
+    context: str | None = None,
+    node_selector: Mapping[str, str] | None = None,
+    tolerations: Sequence[Mapping[str, Any]] = TOLERATIONS,
+) -> Fleet:
+    """The kinds of GPUs of a cluster, or of the NodeList in the file `recorded`.
+
+    Raises NeuroshardError, InvalidInput and UsageError.
+    """
+    source, nodes = (str(recorded), recorded_nodes(recorded)) if recorded else list_nodes(context)
+    kinds, notes = kinds_of(nodes, node_selector or {}, tolerations)
+    return Fleet(source=source, kinds=kinds, notes=notes)
+
+
+def against(
+    fleet: Fleet, store_url: str, *, now: datetime, max_age_seconds: float | None, max_error: float | None
+) -> tuple[Coverage, ...]:
+    """How the fleet stands by the cost models that are live in a store at `now` (UTC)."""
+    known = known_models(open_store(store_url))
+    return coverage(fleet.kinds, known, now=now, max_age_seconds=max_age_seconds, max_error=max_error)
+
+
+def json_option(text: str, kind: type[Decoded], option: str) -> Decoded:
+    """An option that is JSON of the wanted kind. Raises UsageError."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, kind):
+        raise UsageError(f"{option} must be a JSON {'object' if kind is dict else 'list'}, not {shown(text)}")
+    return value
+
+
+def fleet_json(fleet: Fleet, stands: Sequence[Coverage] = ()) -> str:
+    """The same for programs: the fleet, each kind with its fingerprint, and with `stands` its state and why."""
+    told = fleet.model_dump(mode="json")
+    for index, kind in enumerate(told["kinds"]):
+        kind["fingerprint"] = fleet.kinds[index].fingerprint
+        if stands:
+            kind |= stands[index].model_dump(mode="json", exclude={"kind"}) | {"to_measure": stands[index].to_measure}
+    return json.dumps({**told, "fingerprint": fleet.fingerprint}, indent=2)
+
+
+def fleet_text(fleet: Fleet, stands: Sequence[Coverage] = ()) -> str:
+    """A table of the kinds, a line each; with `stands` also how each stands by the store's cost models."""
+    lines = [f"{'fingerprint':<17} {'nodes':>5} {'out':>4} {'each':>4} {'memory':>10}  hardware"]
+    for index, kind in enumerate(fleet.kinds):
+        hardware = kind.hardware
+        told = (
+            hardware.name,
+            hardware.compute_capability and f"compute {hardware.compute_capability}",
+            hardware.driver and f"driver {hardware.driver}",
+            hardware.machine,
+            hardware.sharing,
+        )
+        lines.append(
+            f"{kind.fingerprint:<17} {kind.nodes:>5} {kind.out_of_service:>4} {kind.devices:>4} "
+            f"{format_bytes(hardware.memory_bytes):>10}  {', '.join(filter(None, told))}"
+        )
+        if stands:
+            lines.append(f"{'':<17} {stands[index].state}: {stands[index].why}")
+    if not fleet.kinds:
+        lines.append("no kind of hardware was found")
+    return "\n".join(lines)

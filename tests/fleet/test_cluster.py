@@ -1,0 +1,115 @@
+"""The official client against a fake API server that speaks HTTP (helpers/nodes.py); no cluster is asked."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.nodes import FakeApiServer, mixed_fleet, node, serving
+from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
+from neuroshard.fleet import cluster
+from neuroshard.fleet.run import kubernetes_fleet
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServer]:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(FakeApiServer(mixed_fleet())) as server:
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "kubeconfig")))
+        # the client reads the variable once, when it is imported
+        from kubernetes.config import kube_config
+
+        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
+        yield server
+
+
+def test_it_asks_for_gpu_nodes_alone(api: FakeApiServer) -> None:
+    fleet = kubernetes_fleet()
+    assert (len(fleet.kinds), fleet.source) == (6, api.url)
+    assert api.asked == [{"labelSelector": "nvidia.com/gpu.present=true", "limit": "500"}]
+
+
+def test_a_thousand_nodes_come_in_pages(api: FakeApiServer) -> None:
+    api.nodes = [node(f"n{index}") for index in range(1001)]
+    [kind] = kubernetes_fleet().kinds
+    assert kind.nodes == 1001
+    assert [query.get("continue") for query in api.asked] == [None, "500", "1000"]
+
+
+def test_a_listing_that_expires_is_begun_again_and_nothing_counts_twice(
+    api: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.nodes = [node(f"n{index}") for index in range(600)]
+    answer, expired = api.answer, []
+
+    def expiring(path: str, query: dict[str, str], authorization: str | None) -> object:
+        if "continue" in query and not expired:
+            expired.append(query)
+            return 410, {"message": "the provided continue parameter is too old"}
+        return answer(path, query, authorization)
+
+    monkeypatch.setattr(api, "answer", expiring)
+    [kind] = kubernetes_fleet().kinds
+    assert (kind.nodes, len(expired)) == (600, 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(401, "the token is not valid there"), (500, "answered 500: fault 500"), (410, "answered 410: fault 410")],
+)
+def test_what_the_api_refuses_is_one_line(api: FakeApiServer, status: int, message: str) -> None:
+    api.faults = [status] * 10
+    with pytest.raises(NeuroshardError) as told:
+        kubernetes_fleet()
+    assert str(told.value).startswith(api.url)
+    assert message in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_without_permission_the_way_out_is_told(api: FakeApiServer, tmp_path: Path) -> None:
+    api.kubeconfig(tmp_path / "kubeconfig", token="somebody-else")
+    with pytest.raises(NeuroshardError, match='cannot list "nodes"; bind the ClusterRole neuroshard-fleet'):
+        kubernetes_fleet()
+
+
+def test_a_server_that_is_gone_is_one_line(api: FakeApiServer, tmp_path: Path) -> None:
+    api.url = "http://127.0.0.1:9"
+    api.kubeconfig(tmp_path / "kubeconfig")
+    with pytest.raises(NeuroshardError, match=r"^http://127.0.0.1:9: the Kubernetes API does not answer: .*refused"):
+        kubernetes_fleet()
+
+
+def test_no_kubeconfig_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from kubernetes.config import kube_config
+
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    with pytest.raises(UsageError, match=r"^no way to a Kubernetes cluster: .*run in a pod"):
+        kubernetes_fleet()
+
+
+def test_a_context_that_is_not_there_is_one_line(api: FakeApiServer) -> None:
+    with pytest.raises(UsageError, match=r"no way to a Kubernetes cluster.*moon"):
+        kubernetes_fleet(context="moon")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"items": 3}', '{"items": [{}]}'])
+def test_a_file_that_is_no_list_of_nodes_is_told_by_its_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "nodes.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=r"^.*nodes\.json: "):
+        kubernetes_fleet(recorded=path)
+
+
+def test_a_pod_is_known_by_its_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cluster, "TOKEN", tmp_path / "token")
+    assert not cluster.in_cluster()
+    (tmp_path / "token").write_text("t")
+    assert cluster.in_cluster()
+
+
+def test_a_recording_and_the_api_tell_the_same(api: FakeApiServer, tmp_path: Path) -> None:
+    path = tmp_path / "nodes.json"
+    path.write_text(json.dumps({"kind": "List", "items": mixed_fleet()}))
+    assert kubernetes_fleet(recorded=path).kinds == kubernetes_fleet().kinds

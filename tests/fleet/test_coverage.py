@@ -1,0 +1,164 @@
+"""Which kinds need measuring, and why, by cost models in a folder store; and the command that tells it."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from helpers.nodes import node
+from neuroshard.cli import app
+from neuroshard.core.cost import Hardware
+from neuroshard.core.release import ModelRelease
+from neuroshard.core.value import canonical_json, sha256
+from neuroshard.deploy.golive import go_live, live_or_none, next_number, put
+from neuroshard.fleet.coverage import Coverage, coverage, known_models
+from neuroshard.fleet.kinds import Kind
+from neuroshard.fleet.labels import kinds_of
+from neuroshard.fleet.node import Node
+from neuroshard.fleet.run import TOLERATIONS
+from neuroshard.store.bundles import models_of
+from neuroshard.store.folder import FolderStore
+
+NOW = datetime(2026, 1, 11, tzinfo=UTC)
+DAY = 86400.0
+
+
+def kind(**changes: Any) -> Kind:
+    [found], _ = kinds_of([Node.from_json(node("n", **changes), "n")], {}, TOLERATIONS)
+    return found
+
+
+def make_live(store: FolderStore, hardware: Hardware, days_old: float = 1.0, error: float | None = 0.08) -> str:
+    """A bundle as far as the store looks into it, live since `days_old` days; its digest."""
+    fingerprint, tensors = hardware.fingerprint, b"numbers"
+    manifest = canonical_json(
+        {
+            "hardware_fingerprint": fingerprint,
+            "tensors_sha256": sha256(tensors),
+            "bench": {"hardware": hardware.model_dump(mode="json")},
+        }
+    )
+    line = models_of(fingerprint)
+    digest = sha256(manifest)
+    put(store, line, digest, dict(zip(line.keys(digest), (tensors, manifest), strict=True)))
+    live = live_or_none(store, line)
+    release = ModelRelease(
+        fingerprint=fingerprint,
+        bundle_digest=digest,
+        number=next_number(live, store, line),
+        time=(NOW - timedelta(days=days_old)).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        backend="cuda",
+        device_name=hardware.name,
+        batch_size=65536,
+        error=error,
+    )
+    go_live(release, live, store, line)
+    return digest
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FolderStore:
+    return FolderStore(tmp_path / "store")
+
+
+def stands(store: FolderStore, kind: Kind, **limits: float) -> Coverage:
+    [one] = coverage([kind], known_models(store), now=NOW, **limits)
+    return one
+
+
+def test_a_kind_is_covered_by_its_own_live_model_whatever_node_it_was_measured_on(store: FolderStore) -> None:
+    digest = make_live(store, kind().hardware.model_copy(update={"name": "NVIDIA H200", "driver": "570.1"}))
+    one = stands(store, kind(), max_age_seconds=2 * DAY, max_error=0.1)
+    assert (one.state, one.to_measure, one.bundle, one.release) == ("covered", False, digest, 1)
+    assert one.why == f"cost model {digest[:12]}, 1.0 days old, error on unseen tables 8.0%"
+
+
+def test_an_empty_store_and_a_kind_that_was_never_seen(store: FolderStore) -> None:
+    assert stands(store, kind()).state == "new"
+    make_live(store, kind(product="NVIDIA-L40S", memory_mib=46068).hardware)
+    one = stands(store, kind())
+    assert (one.state, one.why, one.to_measure) == ("new", "no cost model of this kind is live", True)
+
+
+def test_a_new_driver_is_told_as_such(store: FolderStore) -> None:
+    make_live(store, kind(driver="570.86.15").hardware)
+    one = stands(store, kind(driver="580.65.06"))
+    assert (one.state, one.to_measure) == ("driver changed", True)
+    assert one.why == "its cost model is of driver 570.86.15, and the nodes have 580.65.06"
+
+
+def test_a_model_that_is_too_old(store: FolderStore) -> None:
+    make_live(store, kind().hardware, days_old=31)
+    one = stands(store, kind(), max_age_seconds=30 * DAY)
+    assert (one.state, one.to_measure) == ("model too old", True)
+    assert one.why == "its cost model is 31.0 days old, and 30.0 are allowed"
+    assert stands(store, kind()).state == "covered"
+
+
+@pytest.mark.parametrize(("error", "told"), [(0.2, "is 20.0%"), (None, "was not measured")])
+def test_a_model_whose_error_is_too_high_or_unknown(store: FolderStore, error: float | None, told: str) -> None:
+    make_live(store, kind().hardware, error=error)
+    one = stands(store, kind(), max_error=0.1)
+    assert (one.state, one.to_measure) == ("error too high", True)
+    assert one.why == f"its cost model's error on unseen tables {told}, and 10.0% is allowed"
+    assert stands(store, kind()).state == "covered"
+
+
+def test_what_cannot_be_had_tonight_or_is_shared_is_not_measured(store: FolderStore) -> None:
+    gone = stands(store, kind(ready=False))
+    shared = stands(store, kind(product="NVIDIA-H200-SHARED", labels={"nvidia.com/gpu.replicas": "4"}))
+    assert (gone.state, gone.to_measure) == ("new", False)
+    assert (shared.state, shared.to_measure) == ("shared", False)
+
+
+def test_a_bundle_that_never_went_live_covers_nothing(store: FolderStore) -> None:
+    line, manifest = models_of(kind().fingerprint), b"{}"
+    store.create(line.keys(sha256(manifest))[1], manifest)
+    assert known_models(store) == {}
+
+
+def command(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["fleet", *arguments])
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> str:
+    path = tmp_path / "nodes.json"
+    path.write_text(json.dumps({"items": [node("a"), node("b", labels={"nvidia.com/gpu.product": "NVIDIA-H100"})]}))
+    return str(path)
+
+
+def test_the_command_tells_people_and_programs_the_same(nodes: str, store: FolderStore) -> None:
+    make_live(store, kind().hardware)
+    text = command("--nodes", nodes, "--against", store.url).output
+    told = json.loads(command("--nodes", nodes, "--against", store.url, "--json").output)
+    assert {entry["hardware"]["name"]: entry["state"] for entry in told["kinds"]} == {
+        "NVIDIA-H100": "new",
+        "NVIDIA-H200": "covered",
+    }
+    for entry in told["kinds"]:
+        assert entry["fingerprint"] in text
+        assert f"{entry['state']}: {entry['why'][:20]}" in text
+
+
+def test_this_machine_has_a_cpu() -> None:
+    told = json.loads(command("--local", "--json").output)
+    assert told["kinds"][0]["hardware"]["kind"] == "cpu"
+    assert "to_measure" not in told["kinds"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--local", "--nodes", "n.json"], "--local asks this machine alone"),
+        (["--local", "--max-age", "3h"], "--max-age and --max-error are for --against"),
+        (["--nodes", "n.json"], "n.json: no such file"),
+        (["--kubernetes", "--selector", "[]"], "--selector must be a JSON object, not '[]'"),
+        (["--kubernetes", "--tolerations", "{"], "--tolerations must be a JSON list, not '{'"),
+    ],
+)
+def test_what_cannot_be_is_one_line(arguments: list[str], message: str) -> None:
+    assert message in str(command(*arguments).exception)

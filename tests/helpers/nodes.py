@@ -1,0 +1,174 @@
+"""Nodes as a cluster with NVIDIA's GPU feature discovery has them, and a fake API server that lists them over HTTP."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+
+
+def node(
+    name: str,
+    product: str = "NVIDIA-H200",
+    memory_mib: int = 143771,
+    devices: int = 8,
+    *,
+    driver: str = "570.86.15",
+    compute: str = "9.0",
+    machine: str = "p5en.48xlarge",
+    labels: dict[str, str] | None = None,
+    allocatable: dict[str, str] | None = None,
+    taints: list[dict[str, str]] | None = None,
+    ready: bool = True,
+    cordoned: bool = False,
+) -> dict[str, Any]:
+    """A GPU node; `labels` and `allocatable` are put over what such a node has."""
+    major, minor = compute.split(".")
+    versions = driver.split(".")
+    told = {
+        "kubernetes.io/hostname": name,
+        "nvidia.com/gfd.timestamp": "1763712000",
+        "nvidia.com/gpu.present": "true",
+        "nvidia.com/gpu.product": product,
+        "nvidia.com/gpu.memory": str(memory_mib),
+        "nvidia.com/gpu.count": str(devices),
+        "nvidia.com/gpu.replicas": "1",
+        "nvidia.com/gpu.sharing-strategy": "none",
+        "nvidia.com/gpu.family": {"9": "hopper", "8": "ampere"}.get(major, "blackwell"),
+        "nvidia.com/gpu.compute.major": major,
+        "nvidia.com/gpu.compute.minor": minor,
+        "nvidia.com/gpu.machine": machine,
+        "nvidia.com/gpu.mode": "compute",
+        "nvidia.com/mig.capable": "true",
+        "nvidia.com/mig.strategy": "single",
+        "nvidia.com/cuda.driver-version.full": driver,
+        "nvidia.com/cuda.driver-version.major": versions[0],
+        "nvidia.com/cuda.runtime-version.full": "12.8",
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {**told, **(labels or {})}},
+        "spec": {
+            **({"taints": taints} if taints else {}),
+            **({"unschedulable": True} if cordoned else {}),
+        },
+        "status": {
+            "allocatable": {"cpu": "190", "memory": "2000Gi", "nvidia.com/gpu": str(devices), **(allocatable or {})},
+            "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],
+        },
+    }
+
+
+def mixed_fleet() -> list[dict[str, Any]]:
+    """Ten nodes that between them hold every way in which GPUs are cut, shared, kept away or out of order."""
+    a100 = {"product": "NVIDIA-A100-SXM4-80GB", "memory_mib": 81920, "compute": "8.0", "machine": "p4de.24xlarge"}
+    h100 = {"product": "NVIDIA-H100-80GB-HBM3", "memory_mib": 81559, "machine": "DGX-H100", "taints": [GPU_TAINT]}
+    l4 = {"compute": "8.9", "machine": "g6.xlarge", "memory_mib": 23034, "devices": 4, "product": "NVIDIA-L4-SHARED"}
+    mig = {"nvidia.com/mig-1g.10gb.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/mig.strategy": "mixed"}
+    single = {**a100, "product": "NVIDIA-A100-SXM4-80GB-MIG-2g.20gb", "memory_mib": 19968, "devices": 24}
+    plain = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "cpu-0"}, "spec": {}, "status": {}}
+    return [
+        node("h200-0"),
+        node("h200-1"),
+        node("h200-2", cordoned=True),
+        node("h100-0", **h100),  # type: ignore[arg-type]
+        node("h100-1", **h100, ready=False),  # type: ignore[arg-type]
+        node("mig-single", **single),  # type: ignore[arg-type]
+        node(
+            "mig-mixed",
+            **a100,  # type: ignore[arg-type]
+            labels={**mig, "nvidia.com/mig-1g.10gb.memory": "9728", "nvidia.com/mig-1g.10gb.count": "14"},
+            allocatable={"nvidia.com/gpu": "6", "nvidia.com/mig-1g.10gb": "14"},
+        ),
+        node(
+            "shared",
+            **l4,  # type: ignore[arg-type]
+            labels={"nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.sharing-strategy": "time-slicing"},
+        ),
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": "no-gfd", "labels": {"nvidia.com/gpu.present": "true"}},
+        },
+        plain,
+    ]
+
+
+@dataclass
+class FakeApiServer:
+    """Not Kubernetes: it lists `nodes` as the API does, by label selector and in pages, and refuses other tokens.
+
+    The next answers are those in `faults` (HTTP statuses) while there are any. `asked` holds the queries.
+    """
+
+    nodes: list[dict[str, Any]]
+    token: str = "fleet-token"  # of a fake
+    url: str = ""
+    faults: list[int] = field(default_factory=list)
+    asked: list[dict[str, str]] = field(default_factory=list)
+
+    def answer(self, path: str, query: dict[str, str], authorization: str | None) -> tuple[int, Any]:
+        self.asked.append(query)
+        if self.faults:
+            status = self.faults.pop(0)
+            return status, {"kind": "Status", "code": status, "message": f"fault {status}"}
+        if authorization != f"Bearer {self.token}":
+            return 403, {"kind": "Status", "code": 403, "message": 'nodes is forbidden: User "x" cannot list "nodes"'}
+        if path != "/api/v1/nodes":
+            return 404, {"kind": "Status", "code": 404, "message": "not here"}
+        key, _, value = query.get("labelSelector", "").partition("=")
+        chosen = [one for one in self.nodes if not key or one["metadata"].get("labels", {}).get(key) == value]
+        begin, limit = int(query.get("continue", "0")), int(query.get("limit", "0")) or len(chosen)
+        rest = len(chosen) - begin - limit
+        metadata = {"continue": str(begin + limit), "remainingItemCount": rest} if rest > 0 else {}
+        return 200, {
+            "kind": "NodeList",
+            "apiVersion": "v1",
+            "metadata": metadata,
+            "items": chosen[begin : begin + limit],
+        }
+
+    def kubeconfig(self, path: Path, token: str | None = None) -> Path:
+        """A kubeconfig file that leads here."""
+        cluster = {"name": "fake", "cluster": {"server": self.url}}
+        user = {"name": "fleet", "user": {"token": token or self.token}}
+        context = {"name": "fake", "context": {"cluster": "fake", "user": "fleet"}}
+        heads = {"apiVersion": "v1", "kind": "Config", "current-context": "fake"}
+        path.write_text(json.dumps({**heads, "clusters": [cluster], "users": [user], "contexts": [context]}))
+        return path
+
+
+@contextmanager
+def serving(server: FakeApiServer) -> Iterator[FakeApiServer]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:  # a name that http.server looks for
+            parts = urlsplit(self.path)
+            query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+            status, answer = server.answer(parts.path, query, self.headers.get("Authorization"))
+            data = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        http.daemon_threads = True
+        server.url = f"http://127.0.0.1:{http.server_port}"
+        thread = threading.Thread(target=http.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        http.shutdown()
+        thread.join()
