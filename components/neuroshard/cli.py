@@ -197,7 +197,9 @@ def augment(
     compute_cases: Annotated[int, typer.Option(min=1, help="Table sets to measure on one device.")] = 2000,
     comm_cases: Annotated[int, typer.Option(min=0, help="Exchanges to measure, over all numbers of devices.")] = 400,
     max_dim: Annotated[int | None, typer.Option(help="Widest shard to measure [default: 128].")] = None,
-    max_tables: Annotated[int, typer.Option(min=1, help="Most tables in a set.")] = 15,
+    max_tables: Annotated[
+        int | None, typer.Option(min=1, help="Most tables in a set [default: 15, and more where a device has more].")
+    ] = None,
     max_delay: Annotated[float, typer.Option(min=0, help="Latest start of a device in an exchange, in ms.")] = 20.0,
     test_share: Annotated[
         float, typer.Option(min=0, max=0.9, help="Share of tables kept from training, to test on.")
