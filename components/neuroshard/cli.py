@@ -395,6 +395,48 @@ def show(plan: Annotated[Path, typer.Argument(help="plan.json")]) -> None:
     typer.echo(plan_text(read_plan(plan)))
 
 
+@command("neuroshard evaluate plan.json --backend cpu")
+def evaluate(
+    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    backend: Annotated[
+        str, typer.Option(help="cpu (FBGEMM + gloo), cuda (FBGEMM + NCCL) or synthetic (a formula, exact).")
+    ],
+    rounds: Annotated[int, typer.Option(min=1, help="Times each device's tables are measured; the median counts.")] = 3,
+    processes: Annotated[int, typer.Option(min=1, help="Measure the exchange of plans of up to so many devices.")] = 8,
+    optimizer: Annotated[
+        str, typer.Option(help="Fused into backward: sgd, rowwise_adagrad or adagrad.")
+    ] = "rowwise_adagrad",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads a device may use (cpu).")] = 1,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Weights at most: larger tables are run with fewer rows.")
+    ] = None,
+    traces: Annotated[
+        Path | None, typer.Option(help="Real lookups, as `neuroshard tables --traces` wrote them.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="JSON to write as well.")] = None,
+    seed: Seed = 0,
+) -> None:
+    """Run a plan's device sets for real, and show measured beside predicted for every device."""
+    from neuroshard.measure.evaluate import run
+
+    evaluation = run(
+        plan,
+        out,
+        backend=backend,
+        rounds=rounds,
+        most_processes=processes,
+        optimizer=optimizer,
+        threads=threads,
+        memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
+        traces=traces,
+        seed=seed,
+    )
+    typer.echo(evaluation.canonical_json().decode() if json_ else str(evaluation))
+    if evaluation.errors:
+        raise typer.Exit(1)
+
+
 @command("neuroshard deploy plan.json --store s3://bucket/prefix --name ads-ranker --tables tables.json --model model/")
 def deploy(
     plan: Annotated[Path, typer.Argument(help="plan.json")],

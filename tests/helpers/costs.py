@@ -55,7 +55,7 @@ def formula_costs(
     devices: tuple[int, ...] = (4,),
     noise: float = 0.01,
     twice: int = 10,
-    max_tables: int | None = None,
+    max_tables: int | None = 15,
     seed: int = 0,
 ) -> Costs:
     """What `measure` would write of cases that `augment` drew: labels with log-normal noise, the first `twice` again."""
