@@ -1,39 +1,70 @@
 """The algorithms that ask a cost model. The heuristics that ask none are in baselines.py."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from neuroshard.core.errors import Infeasible
+from neuroshard.progress import progress
 from neuroshard.search.baselines import KEYS
-from neuroshard.search.beam import NEUROSHARD, PAPER, Effort, beam_search
-from neuroshard.search.feasibility import misfit
+from neuroshard.search.beam import PAPER, Width, beam_search
+from neuroshard.search.feasibility import any_plan, misfit
 from neuroshard.search.improve import improve
 from neuroshard.search.problem import Placement, Problem
-from neuroshard.search.splits import pack, split_oversized
+from neuroshard.search.start import first_plans
+from neuroshard.search.state import State
+from neuroshard.search.watch import Watch
 
-# From the problem, the effort, and the heuristics' placements. Raises Infeasible where it finds none that fits.
-Search = Callable[[Problem, Effort, Sequence[Placement]], Placement]
-
-
-def neuroshard(problem: Problem, effort: Effort, heuristic: Sequence[Placement]) -> Placement:
-    """The beam search from tables whole and from tables split as memory needs; then the best few of what it, the published
-    search, packing by memory and the heuristics found are improved in small steps. So by the cost model none is better."""
-    packed = pack(problem)
-    starts = [problem.whole, split_oversized(problem, problem.whole), packed.shards]
-    found = beam_search(problem, starts, effort, NEUROSHARD).placement
-    published = beam_search(problem, [problem.whole], effort, PAPER).placement
-    fitting = [placement for placement in (found, published, packed, *heuristic) if placement.fits]
-    if not fitting:
-        raise Infeasible(f"no packing found: {misfit(problem, packed)}; add devices or memory")
-    ranked: list[Placement] = [fitting[index] for index in problem.worst_ms(fitting).argsort(kind="stable")]
-    if not effort.improve_steps:
-        return ranked[0]
-    distinct = list({placement.key: placement for placement in ranked}.values())
-    return improve(problem, distinct[: effort.beam], effort.improve_steps)
+ROUNDS = 40  # of shaking and descending again, where no time budget says otherwise
+ROUNDS_AT_MOST = 10**6  # where one does
+STARTS = 2  # first plans that are descended from
 
 
-def paper(problem: Problem, effort: Effort, heuristic: Sequence[Placement]) -> Placement:
+@dataclass(frozen=True)
+class Effort:
+    """How long to search, in rounds of improvement; and how wide the published search is."""
+
+    rounds: int = ROUNDS
+    width: Width = PAPER
+
+
+Search = Callable[[Problem, Effort, np.random.Generator, Watch], Placement]  # raises Infeasible where it finds no plan
+
+
+def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> Placement:
+    """Greedy placements in lockstep, or any packing that fits; the cheapest are improved by local search."""
+    plans = starts(problem)[:STARTS]
+    with progress("search", total=effort.rounds, unit="rounds") as bar:
+        watch.bar = bar
+        return improve(plans, effort.rounds, rng, watch)[0].placement
+
+
+def at_least(
+    problem: Problem, found: Placement, others: Sequence[Placement], rng: np.random.Generator, watch: Watch
+) -> Placement:
+    """What was found, or the best of the others, improved, where that is cheaper: so no heuristic is ever better."""
+    costs = problem.worst_ms([found, *others])
+    best = int(costs.argmin())
+    if best == 0:
+        return found
+    improved = improve([State(problem, problem.widths(others[best - 1]))], 0, rng, watch)[0]
+    return improved.placement if improved.cost <= costs[best] else others[best - 1]
+
+
+def starts(problem: Problem) -> Sequence[State]:
+    """Plans that fit, cheapest first. Raises Infeasible with what is missing where there is none, or none is found."""
+    plans = first_plans(problem)
+    if plans:
+        return plans
+    return [State(problem, any_plan(problem))]
+
+
+def paper(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> Placement:
     """The search as published, to compare with: it may miss plans where memory is tight."""
-    found = beam_search(problem, [problem.whole], effort, PAPER).placement
+    with progress("search splits", total=effort.width.depth, unit="levels") as bar:
+        watch.bar = bar
+        found = beam_search(problem, effort.width, watch).placement
     if not found.fits:
         raise Infeasible(
             f"paper, which gives a device at most 1.5 x the mean columns, found no plan: {misfit(problem, found)}; "

@@ -15,7 +15,7 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.feasibility import misfit
 from neuroshard.search.greedy import place
 from neuroshard.search.problem import Placement, Problem
-from neuroshard.search.splits import halves, split_oversized
+from neuroshard.search.splits import split, split_oversized
 
 Key = Callable[[Problem, Ints, np.random.Generator], Floats]
 
@@ -33,14 +33,14 @@ def _dim(problem: Problem, shards: Ints, rng: np.random.Generator) -> Floats:
 
 
 def _lookup(problem: Problem, shards: Ints, rng: np.random.Generator) -> Floats:
-    pooling_factors = np.array([table.pooling_factor for table in problem.task.tables])
-    keys: Floats = problem.dims[shards] * pooling_factors[problem.table[shards]]
+    lookups = np.array([sum(table.dim * table.pooling_factor for table in one) for one in problem.members])
+    keys: Floats = lookups[problem.item[shards]] * problem.units[shards] / problem.widest[problem.item[shards]]
     return keys
 
 
 def _size_lookup(problem: Problem, shards: Ints, rng: np.random.Generator) -> Floats:
-    rows = np.array([table.rows for table in problem.task.tables])
-    keys: Floats = _lookup(problem, shards, rng) * np.log10(rows[problem.table[shards]])
+    rows = np.array([sum(table.rows for table in one) for one in problem.members])
+    keys: Floats = _lookup(problem, shards, rng) * np.log10(rows[problem.item[shards]])
     return keys
 
 
@@ -54,13 +54,13 @@ KEYS: dict[str, Key] = {
 
 
 def baseline(problem: Problem, name: str, rng: np.random.Generator) -> Placement:
-    """The placement of one heuristic. Raises Infeasible that says what found no room though it was cut to 4 columns."""
+    """The placement of one heuristic. Raises Infeasible that says what found no room though it was cut as far as allowed."""
     shards = split_oversized(problem, problem.whole)
     while not (placement := _place(problem, shards, KEYS[name](problem, shards, rng))).fits:
-        lost = placement.devices < 0
-        if (problem.units[placement.shards[lost]] == 1).any():
+        cut = split(problem, placement.shards, np.flatnonzero(placement.devices < 0))
+        if cut is None:
             raise Infeasible(f"{name} cuts only what finds no room, and still {misfit(problem, placement)}")
-        shards = np.concatenate([placement.shards[~lost], *halves(problem, placement.shards[lost])])
+        shards = cut
     return placement
 
 
@@ -75,5 +75,6 @@ def _place(problem: Problem, shards: Ints, keys: Floats) -> Placement:
         caps=np.array([[np.inf]]),
         memory=problem.memory,
         weigh=lambda sums: sums[..., 0],
+        allowed=problem.allowed[problem.item[shards]][None],
     )
     return Placement(shards, placed.devices[0, 0])

@@ -1,4 +1,4 @@
-"""Can the tables fit the devices at all, and if not, what is missing: one line with the numbers."""
+"""Can the tables fit the devices at all, and if not, what is missing and what would do: one line with the numbers."""
 
 import numpy as np
 
@@ -6,7 +6,8 @@ from neuroshard.core.errors import Infeasible
 from neuroshard.core.table import DIM_STEP
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
-from neuroshard.search.problem import Placement, Problem
+from neuroshard.search.packing import GaveUp, fill, pack
+from neuroshard.search.problem import Placement, Problem, Widths
 
 # Column shards repeat the optimizer's bytes of a row, at worst 9 x the memory; so all sums of bytes stay below 2^62.
 MAX_TOTAL_BYTES = 2**58
@@ -43,6 +44,88 @@ def misfit(problem: Problem, placement: Placement) -> str:
     more = f" and {len(left) - DEVICES_SHOWN} more" if len(left) > DEVICES_SHOWN else ""
     others = f" (and {len(lost) - 1} more shards)" if len(lost) > 1 else ""
     return (
-        f"{problem.dims[largest]} columns of table {problem.task.tables[problem.table[largest]].name!r}{others} find no room: "
+        f"{problem.dims[largest]} columns of {problem.name(problem.item[largest])}{others} find no room: "
         f"{format_bytes(problem.nbytes[largest])} needed, left on the devices: {shown}{more}"
     )
+
+
+def any_plan(problem: Problem) -> Widths:
+    """Units of every item on every device that fit. Raises Infeasible with the way out where nothing does, or is found."""
+    try:
+        widths = pack(problem)
+    except GaveUp:
+        widths, why = None, "no packing found"
+    else:
+        why = "no packing exists"
+    if widths is None:
+        raise Infeasible(f"{why} of {_amount(problem)}: {way_out(problem)}")
+    return widths
+
+
+def _amount(problem: Problem) -> str:
+    need = int(problem.nbytes[problem.whole].sum())
+    under = " under these constraints" if problem.task.constraints.tables or problem.task.constraints.together else ""
+    return f"{format_bytes(need)} on devices of {format_bytes(int(problem.memory.sum()))} together{under}"
+
+
+def way_out(problem: Problem) -> str:
+    """The least that would make a plan possible, each by itself: memory, devices, or a constraint less."""
+    outs = []
+    if extra := _more_memory(problem):
+        outs.append(f"give each device {format_bytes(extra)} more")
+    if devices := _more_devices(problem):
+        outs.append(f"use {devices} devices instead of {problem.devices}")
+    outs += [f"let {name} be {what}" for name, what in _looser(problem)]
+    return ", or ".join(outs) if outs else "add devices or memory"
+
+
+def _fits(task: ShardingTask, problem: Problem) -> bool:
+    return fill(Problem(task, problem.model)) is not None
+
+
+def _with_memory(task: ShardingTask, memory: tuple[int, ...]) -> ShardingTask:
+    return task.model_copy(update={"device_memory_bytes": memory})
+
+
+def _more_memory(problem: Problem) -> int | None:
+    """The least bytes more on each device, to a 64th of what is needed, with which the tables pack; None if none do."""
+    task, memory = problem.task, problem.task.device_memory_bytes
+    high = int(problem.nbytes[problem.whole].sum())
+    if not _fits(_with_memory(task, tuple(bytes_ + high for bytes_ in memory)), problem):
+        return None
+    low, step = 0, max(high // 64 // len(memory), 1)
+    while high - low > step:
+        middle = (low + high) // 2
+        if _fits(_with_memory(task, tuple(bytes_ + middle for bytes_ in memory)), problem):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _more_devices(problem: Problem) -> int | None:
+    """The least number of devices, the new ones like the smallest, on which the tables pack; None up to twice as many."""
+    memory = problem.task.device_memory_bytes
+    for more in range(1, len(memory) + 1):
+        if _fits(_with_memory(problem.task, memory + (min(memory),) * more), problem):
+            return len(memory) + more
+    return None
+
+
+def _looser(problem: Problem) -> list[tuple[str, str]]:
+    """The first constraint of a table without which the tables pack, and how it would be."""
+    task, constraints = problem.task, problem.task.constraints
+    for rule in constraints.tables:
+        others = tuple(one for one in constraints.tables if one is not rule)
+        for field, what in (
+            ("max_shards", "cut further"),
+            ("min_dim", "cut narrower"),
+            ("devices", "on other devices too"),
+        ):
+            if getattr(rule, field) is None:
+                continue
+            loose = rule.model_copy(update={field: None})
+            without = constraints.model_copy(update={"tables": (*others, loose)})
+            if _fits(task.model_copy(update={"constraints": without}), problem):
+                return [(f"table {rule.table!r}", what)]
+    return []

@@ -27,12 +27,21 @@ class Placed:
     excess_bytes: Floats  # (B, G): how much the shards without room exceed the room that the roomiest device then had
 
 
-def place(vectors: Floats, dims: Ints, nbytes: Ints, caps: Floats, memory: Ints, weigh: Weigh) -> Placed:
+def place(
+    vectors: Floats,
+    dims: Ints,
+    nbytes: Ints,
+    caps: Floats,
+    memory: Ints,
+    weigh: Weigh,
+    allowed: NDArray[np.bool_] | None = None,
+) -> Placed:
     """Place S shards, in their order, in B x G rows.
 
-    vectors (B, S, K), dims (B, S) in columns and nbytes (B, S) describe the shards; caps (B, G) is how many columns a device
-    may hold, memory (D,) how many bytes. Among equally light devices the one with the most free memory is taken, then the
-    first. A shard of no columns changes nothing, so orders of different lengths may be padded.
+    vectors (B, S, K), dims (B, S) in columns, nbytes (B, S) and the devices that are `allowed` (B, S, D) describe the shards;
+    caps (B, G) is how many columns a device may hold, memory (D,) how many bytes. Among equally light devices the one with the
+    most free memory is taken, then the first. A shard of no columns changes nothing, so orders of different lengths
+    may be padded.
     """
     (batch, grid), (steps, depth) = caps.shape, vectors.shape[1:]
     shape = (batch, grid, len(memory))
@@ -45,6 +54,8 @@ def place(vectors: Floats, dims: Ints, nbytes: Ints, caps: Floats, memory: Ints,
     for step in range(steps):
         size, width = nbytes[:, step, None], dims[:, step, None]
         room = (free >= size[..., None]) & (columns + width[..., None] <= caps[..., None])
+        if allowed is not None:
+            room &= allowed[:, step, None]
         price = np.where(room, load, np.inf)
         lightest = price.min(axis=-1, keepdims=True)
         chosen = np.where(price == lightest, free, -1).argmax(axis=-1)

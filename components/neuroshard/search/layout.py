@@ -46,14 +46,15 @@ def make_plan(problem: Problem, placement: Placement, others: Mapping[str, Attem
 
 def lay_out(problem: Problem, placement: Placement) -> tuple[Shard, ...]:
     """Shards in the order of the tables; each table's columns are dealt out from left to right, by device, widest first."""
-    order = np.lexsort((-placement.shards, placement.devices, problem.table[placement.shards]))
-    shards: list[Shard] = []
+    order = np.lexsort((-placement.shards, placement.devices, problem.item[placement.shards]))
+    shards: dict[str, list[Shard]] = {table.name: [] for table in problem.task.tables}
     for shard, device in zip(placement.shards[order].tolist(), placement.devices[order].tolist(), strict=True):
-        table, dim = problem.task.tables[problem.table[shard]], int(problem.dims[shard])
-        last = shards[-1] if shards and shards[-1].table == table.name else None
-        offset = last.column_offset + last.dim if last else 0
-        shards.append(Shard(table=table.name, rows=table.rows, column_offset=offset, dim=dim, device=device))
-    return tuple(shards)
+        members = problem.members[problem.item[shard]]
+        for table in members:
+            laid, dim = shards[table.name], table.dim if len(members) > 1 else int(problem.dims[shard])
+            offset = laid[-1].column_offset + laid[-1].dim if laid else 0
+            laid.append(Shard(table=table.name, rows=table.rows, column_offset=offset, dim=dim, device=device))
+    return tuple(shard for laid in shards.values() for shard in laid)
 
 
 def caveats(problem: Problem, placement: Placement) -> list[str]:

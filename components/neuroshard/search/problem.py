@@ -4,11 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.table import DIM_STEP
+from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
+
+Widths = NDArray[np.int64]  # (I, D): how many units of each item lie on each device
+AT_ONCE = 8192  # shards priced in one batch; a task with no more has all its shards priced at the first question
 
 
 @dataclass(frozen=True)
@@ -22,78 +26,130 @@ class Placement:
     def fits(self) -> bool:
         return bool((self.devices >= 0).all())
 
-    @property
-    def key(self) -> bytes:
-        """The same for placements that differ only in the order of their shards."""
-        order = np.lexsort((self.devices, self.shards))
-        return np.stack([self.shards, self.devices])[:, order].tobytes()
-
 
 class Problem:
-    """The task's possible shards, by number. A table's columns are alike, so its shards differ by width only.
+    """The task's items, and every shard of them by number.
 
-    Shard `first[t] + u` is the one of table `t` that is `u` steps of 4 columns wide. Shard 0 is no shard: no columns, no
-    bytes, a vector of zeros. Per shard: `table`, `units` (columns / 4), `dims` (columns), `nbytes` (weights and optimizer
-    state), and, once `price` has seen it, `vectors` (K) and `alone_ms` (compute on a device of its own).
+    An item is a table, or a set of tables kept together, which is never cut. Its columns are alike, so its shards differ by
+    width only: shard `first[i] + u` is the one of item `i` that is `u` units wide. A unit is 4 columns, or the whole item where
+    it is never cut. Shard 0 is no shard: no columns, no bytes, a vector of zeros.
+
+    Per shard: `item`, `units`, `dims` (columns), `nbytes` (weights and optimizer state), and, once `price` has seen it, `vectors`
+    (K). Per item: `whole` (its widest shard), `least` and `cap` (units of a shard), `most` (shards), `allowed` (I, D).
     """
 
     def __init__(self, task: ShardingTask, model: CostModel) -> None:
         self.task, self.model = task, model
-        widest = np.array([table.dim // DIM_STEP for table in task.tables])
-        first = np.concatenate([[0], np.cumsum(widest)[:-1]])
-        self.table = np.concatenate([[0], np.repeat(np.arange(len(widest)), widest)])
-        self.units = np.arange(len(self.table)) - first[self.table]
-        self.dims = self.units * DIM_STEP
-        rows = np.array([table.rows for table in task.tables])[self.table]
-        element = np.array([table.element_bytes + table.optimizer_bytes_per_element for table in task.tables])
-        per_row = np.array([table.optimizer_bytes_per_row for table in task.tables])
-        self.nbytes = rows * (self.dims * element[self.table] + per_row[self.table])
-        self.nbytes[0] = 0
-        self.whole: Ints = first + widest  # the shard of each table that is the table
-        self.memory = _counted(task.device_memory_bytes)
+        self.members = _items(task)
+        rules, constraints = task.constraints.rules(), task.constraints
+        cuts = [constraints.allowed(rules.get(one[0].name), one[0].dim) for one in self.members]
+        never = np.array([len(one) > 1 or most == 1 for one, (_, most) in zip(self.members, cuts, strict=True)])
+        steps = np.array([one[0].dim // DIM_STEP for one in self.members])
+        self.widest: Ints = np.where(never, 1, steps)
+        self.least: Ints = np.where(never, 1, [-(-least // DIM_STEP) for least, _ in cuts])
+        self.most: Ints = np.where(never, 1, [self.devices if most is None else most for _, most in cuts])
 
-        self.vectors: Floats = np.zeros((len(self.table), 0))
-        self.alone_ms: Floats = np.zeros(len(self.table))
-        self._priced = np.zeros(len(self.table), dtype=bool)
+        first = np.concatenate([[0], np.cumsum(self.widest)[:-1]])
+        self.first: Ints = first
+        self.item = np.concatenate([[0], np.repeat(np.arange(len(first)), self.widest)])
+        self.units: Ints = np.arange(len(self.item)) - first[self.item]
+        self.whole: Ints = first + self.widest
+        dims = np.array([sum(table.dim for table in one) for one in self.members])
+        self.dims: Ints = self.units * np.where(never, dims, DIM_STEP)[self.item]
+        self.nbytes = self._count_bytes(never)
+        self.memory = _counted(task.usable_bytes)
+
+        self.allowed = np.ones((len(first), self.devices), dtype=bool)
+        for item, one in enumerate(self.members):
+            for table in one:
+                rule = rules.get(table.name)
+                if rule is not None and rule.devices is not None:
+                    self.allowed[item] &= np.isin(np.arange(self.devices), rule.devices)
+        self.free_to_go = bool(self.allowed.all())
+        # Wider shards than the cost model has seen only where a table has too many columns for narrower ones
+        places = np.minimum(self.allowed.sum(axis=1), self.most)
+        self.cap: Ints = np.minimum(self.widest, np.maximum(model.max_dim // DIM_STEP, -(-self.widest // places)))
+        self.cap[never] = 1
+
+        self.vectors: Floats = np.zeros((len(self.item), 0))
+        self._priced = np.zeros(len(self.item), dtype=bool)
         self._priced[0] = True
-        self.price(self.whole)
 
     @property
     def devices(self) -> int:
-        return len(self.memory)
+        return self.task.devices
+
+    def name(self, item: int) -> str:
+        """The item in words."""
+        names = [repr(table.name) for table in self.members[item]]
+        return f"table {names[0]}" if len(names) == 1 else f"tables {', '.join(names)} (kept together)"
 
     def cut(self, shards: Ints, units: Ints) -> Ints:
-        """The shards of the same tables that are `units` steps of 4 columns wide; 0 steps is no shard."""
+        """The shards of the same items that are `units` wide; 0 units is no shard."""
         return np.where(units > 0, shards - self.units[shards] + units, 0)
 
+    def numbers(self, items: Ints, units: Ints) -> Ints:
+        """Shards of these items that are `units` wide; 0 units is shard 0."""
+        return np.where(units > 0, self.first[items] + units, 0)
+
     def price(self, shards: Ints) -> None:
-        """Make `vectors` and `alone_ms` of these shards known; those that are not yet are asked for in one batch."""
-        wanted = np.unique(shards)
-        new = wanted[~self._priced[wanted]]
-        if not len(new):
+        """Make `vectors` of these shards known; those that are not yet are asked for in one batch."""
+        if self._priced[shards].all():
             return
-        tables = [self.task.tables[table] for table in self.table[new]]
-        vectors = self.model.table_vectors(tables, self.dims[new])
-        if not self.vectors.shape[1]:
-            self.vectors = np.zeros((len(self.table), vectors.shape[1]))  # untouched pages cost no memory
-        self.vectors[new] = vectors
-        self.alone_ms[new] = self.model.compute_ms(vectors)
-        if not np.isfinite(self.alone_ms[new]).all():
-            bad = new[~np.isfinite(self.alone_ms[new])][0]
+        new = np.flatnonzero(~self._priced)
+        if len(new) > AT_ONCE:
+            wanted = np.unique(shards)
+            new = wanted[~self._priced[wanted]]
+        for begin in range(0, len(new), AT_ONCE):
+            self._price(new[begin : begin + AT_ONCE])
+
+    def _price(self, new: Ints) -> None:
+        tables, dims, row = [], self.dims[new], np.arange(len(new))
+        counts = np.array([len(one) for one in self.members])[self.item[new]]
+        for shard in new.tolist():
+            tables += self.members[self.item[shard]]
+        if counts.max() > 1:
+            row = np.repeat(row, counts)
+            alone = counts[row] == 1
+            dims = np.where(alone, dims[row], [table.dim for table in tables])
+        vectors = self.model.table_vectors(tables, dims)
+        if not np.isfinite(vectors).all():
+            bad = int(np.flatnonzero(~np.isfinite(vectors).all(axis=-1))[0])
             raise InvalidInput(
-                f"cost model {self.model.name} predicts {self.alone_ms[bad]} ms for {self.dims[bad]} columns of table "
-                f"{self.task.tables[self.table[bad]].name!r}; train it again"
+                f"cost model {self.model.name} knows no finite cost of {dims[bad]} columns of table "
+                f"{tables[bad].name!r}; train it again"
             )
+        if not self.vectors.shape[1]:
+            self.vectors = np.zeros((len(self.item), vectors.shape[1]))  # untouched pages cost no memory
+        if len(row) > len(new):
+            vectors = np.add.reduceat(vectors, np.flatnonzero(np.diff(row, prepend=-1)))
+        self.vectors[new] = vectors
         self._priced[new] = True
+
+    def alone_ms(self, shards: Ints) -> Floats:
+        """Compute ms of each of these shards on a device of its own. Raises InvalidInput where that is no number."""
+        self.price(shards)
+        alone: Floats = np.where(shards > 0, self.model.compute_ms(self.vectors[shards]), 0.0)
+        if not np.isfinite(alone).all():
+            bad = shards[~np.isfinite(alone)][0]
+            raise InvalidInput(
+                f"cost model {self.model.name} predicts {alone[~np.isfinite(alone)][0]} ms for {self.dims[bad]} columns of "
+                f"{self.name(self.item[bad])}; train it again"
+            )
+        return alone
 
     def sums(self, placement: Placement) -> tuple[Floats, Floats, Ints]:
         """What lies on each device: sum of vectors (D, K), columns (D,), bytes (D,)."""
         self.price(placement.shards)
+        order = np.argsort(placement.devices, kind="stable")
+        shards, devices = placement.shards[order], placement.devices[order]
+        begins = np.flatnonzero(np.diff(devices, prepend=-1))
         vectors = np.zeros((self.devices, self.vectors.shape[1]))
-        dims, nbytes = np.zeros(self.devices), np.zeros(self.devices, dtype=np.int64)
-        np.add.at(vectors, placement.devices, self.vectors[placement.shards])
-        np.add.at(dims, placement.devices, self.dims[placement.shards])
-        np.add.at(nbytes, placement.devices, self.nbytes[placement.shards])
+        if len(shards):
+            vectors[devices[begins]] = np.add.reduceat(self.vectors[shards], begins)
+        dims: Floats = np.bincount(devices, weights=self.dims[shards], minlength=self.devices).astype(np.float64)
+        nbytes = np.zeros(self.devices, dtype=np.int64)
+        np.add.at(nbytes, devices, self.nbytes[shards])
         return vectors, dims, nbytes
 
     def costs(self, placements: Sequence[Placement]) -> tuple[Floats, Floats, Floats]:
@@ -106,6 +162,35 @@ class Problem:
         compute, forward, backward = self.costs(placements)
         worst: Floats = (compute + forward + backward).max(axis=-1)
         return worst
+
+    def widths(self, placement: Placement) -> Widths:
+        """A placement as units of each item on each device; shards of one item on one device become one."""
+        widths = np.zeros((len(self.whole), self.devices), dtype=np.int64)
+        np.add.at(widths, (self.item[placement.shards], placement.devices), self.units[placement.shards])
+        return widths
+
+    def placement(self, widths: Widths) -> Placement:
+        """The shards of units of each item on each device."""
+        items, devices = np.nonzero(widths)
+        return Placement(self.first[items] + widths[items, devices], devices)
+
+    def _count_bytes(self, never: NDArray[np.bool_]) -> Ints:
+        """Weights and optimizer state of every shard, as int64: feasibility.py lets no task need more."""
+        rows = np.array([one[0].rows for one in self.members])[self.item]
+        element = np.array([one[0].element_bytes + one[0].optimizer_bytes_per_element for one in self.members])
+        per_row = np.array([one[0].optimizer_bytes_per_row for one in self.members])
+        nbytes: Ints = rows * (self.dims * element[self.item] + per_row[self.item])
+        nbytes[0] = 0
+        nbytes[self.whole[never]] = [sum(t.memory_bytes for t in self.members[i]) for i in np.flatnonzero(never)]
+        return nbytes
+
+
+def _items(task: ShardingTask) -> list[tuple[Table, ...]]:
+    """Tables that lie on one device together, and each other table by itself, in the order of the task."""
+    group = {name: names for names in task.constraints.together for name in names}
+    tables = {table.name: table for table in task.tables}
+    items = {group.get(table.name, (table.name,)): None for table in task.tables}
+    return [tuple(tables[name] for name in names) for names in items]
 
 
 def _counted(memory_bytes: Sequence[int]) -> Ints:

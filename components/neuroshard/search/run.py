@@ -2,10 +2,11 @@
 
     neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json
 
-`neuroshard` is the beam search of the NeuroShard paper (MLSys 2023, arXiv 2305.01868) made to fit tight memory, then improved
-in small steps; `paper` is that search as published; the rest are heuristics that need no cost model.
+`neuroshard` starts from many greedy placements and improves them until its effort or time is spent; `paper` is the beam search
+of the NeuroShard paper (MLSys 2023, arXiv 2305.01868) as published; the rest are heuristics that need no cost model.
 """
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +19,13 @@ from neuroshard.costmodel.open import error_on_unseen_tables, open_cost_model
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.plan import write_plan
 from neuroshard.files.tables import read_tables
-from neuroshard.search.algorithms import ALGORITHMS, SEARCHES
+from neuroshard.search.algorithms import ALGORITHMS, ROUNDS, ROUNDS_AT_MOST, SEARCHES, Effort, at_least
 from neuroshard.search.baselines import KEYS, baseline
-from neuroshard.search.beam import Effort
+from neuroshard.search.beam import PAPER, Width
 from neuroshard.search.feasibility import check_feasible
 from neuroshard.search.layout import Attempt, caveats, make_plan
 from neuroshard.search.problem import Placement, Problem
-
-IMPROVE_STEPS = 500
+from neuroshard.search.watch import OnImprovement, Watch
 
 
 def search(
@@ -34,44 +34,49 @@ def search(
     *,
     algorithm: str = "neuroshard",
     seed: int = 0,
-    candidates: int = 10,
-    beam: int = 3,
-    depth: int = 10,
-    grid: int = 11,
-    improve: bool = True,
+    rounds: int | None = None,
+    time_budget_s: float | None = None,
+    on_improvement: OnImprovement | None = None,
+    width: Width = PAPER,
     cost_model_error: float | None = None,
     notes: tuple[str, ...] = (),
 ) -> Plan:
     """The plan whose slowest device is fastest, as far as `algorithm` finds it; with the heuristics' costs beside it.
 
-    `candidates`, `beam`, `depth` and `grid` are the paper's N, K, L and M. Only `random` uses the seed. `cost_model_error`
-    (how far the model's predictions lie from measured costs, as a share) and `notes` go into the plan's provenance.
+    Improvement takes so many `rounds`, or, with a time budget, as many as there is time for: the plan then depends on the
+    machine, else on the seed alone. `on_improvement` is told the seconds since the search began and the cost in ms of every plan
+    that is better than all before. `width` is that of the published search. `cost_model_error` (how far the model's predictions
+    lie from measured costs, as a share) and `notes` go into the plan's provenance.
 
-    Raises UsageError for what is not an algorithm, Infeasible where no plan fits or none is found, and what the cost model
-    raises where it knows no exchange between so many devices.
+    Raises UsageError for what is not an algorithm or no effort, Infeasible where no plan fits or none is found, and what the
+    cost model raises where it knows no exchange between so many devices.
     """
     if algorithm not in ALGORITHMS:
         raise UsageError(f"unknown algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
-    for name, value, least in (
-        ("candidates", candidates, 1),
-        ("beam", beam, 1),
-        ("depth", depth, 0),
-        ("grid", grid, 1),
-    ):
-        if value < least:
-            raise UsageError(f"{name} must be at least {least}, not {value}")
+    if time_budget_s is not None and not 0 < time_budget_s < math.inf:
+        raise UsageError(
+            f"the time budget must be above 0 seconds, not {time_budget_s:g}; leave it out to search to the end"
+        )
+    if rounds is not None and rounds < 0:
+        raise UsageError(f"rounds must be at least 0, not {rounds}")
+    width.check()
+    watch = Watch(time_budget_s, on_improvement)
     check_feasible(task)
     problem, rng = Problem(task, cost_model), np.random.default_rng(seed)
 
-    heuristics = {name: _attempt(problem, name, rng) for name in ([algorithm] if algorithm in KEYS else KEYS)}
+    heuristics: dict[str, Attempt] = {}
     if algorithm in SEARCHES:
-        effort = Effort(candidates, beam, depth, grid, IMPROVE_STEPS if improve else 0)
-        solved = [placement for placement in heuristics.values() if isinstance(placement, Placement)]
-        found: Attempt = SEARCHES[algorithm](problem, effort, solved)
+        if rounds is None:
+            rounds = ROUNDS if time_budget_s is None else ROUNDS_AT_MOST
+        effort = Effort(rounds, width)
+        found = SEARCHES[algorithm](problem, effort, rng, watch)
+        heuristics = {name: _attempt(problem, name, np.random.default_rng(seed)) for name in KEYS}
+        if algorithm == "neuroshard":
+            found = at_least(
+                problem, found, [one for one in heuristics.values() if isinstance(one, Placement)], rng, watch
+            )
     else:
-        found = heuristics.pop(algorithm)
-    if isinstance(found, str):
-        raise Infeasible(found)
+        found = baseline(problem, algorithm, rng)
     provenance = Provenance(
         neuroshard_version=__version__,
         algorithm=algorithm,
@@ -102,7 +107,8 @@ def run(
     batch_size: int | None = None,
     algorithm: str = "neuroshard",
     seed: int = 0,
-    improve: bool = True,
+    rounds: int | None = None,
+    time_budget_s: float | None = None,
 ) -> Plan:
     """Search a plan for a tables.json with a cost model (see costmodel/open.py), and write it as plan.json.
 
@@ -128,7 +134,8 @@ def run(
         model,
         algorithm=algorithm,
         seed=seed,
-        improve=improve,
+        rounds=rounds,
+        time_budget_s=time_budget_s,
         cost_model_error=error_on_unseen_tables(model),
         notes=short,
     )

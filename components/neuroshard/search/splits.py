@@ -1,11 +1,9 @@
-"""Column splits: in halves, until every shard fits some device, and until all shards together fit all devices."""
-
-import heapq
+"""Column splits in halves, as the published search and the heuristics make them."""
 
 import numpy as np
 
 from neuroshard.costmodel.protocol import Ints
-from neuroshard.search.problem import Placement, Problem
+from neuroshard.search.problem import Problem
 
 
 def halves(problem: Problem, shards: Ints) -> tuple[Ints, Ints]:
@@ -14,53 +12,23 @@ def halves(problem: Problem, shards: Ints) -> tuple[Ints, Ints]:
     return problem.cut(shards, left), problem.cut(shards, problem.units[shards] - left)
 
 
+def split(problem: Problem, shards: Ints, wanted: Ints) -> Ints | None:
+    """The shards with those at the places `wanted` cut in halves, as far as constraints allow; None where they allow no cut."""
+    item = problem.item[shards[wanted]]
+    count = np.bincount(problem.item[shards], minlength=len(problem.whole))
+    earlier = np.array([(item[:place] == one).sum() for place, one in enumerate(item)], dtype=np.int64)
+    can = (problem.units[shards[wanted]] >= 2 * problem.least[item]) & (count[item] + earlier < problem.most[item])
+    if not can.any():
+        return None
+    cut = wanted[can]
+    return np.concatenate([np.delete(shards, cut), *halves(problem, shards[cut])])
+
+
 def split_oversized(problem: Problem, shards: Ints) -> Ints:
-    """Halve what is larger than the largest device until nothing is. feasibility.py has seen that this ends."""
-    while (large := problem.nbytes[shards] > problem.memory.max()).any():
-        shards = np.concatenate([shards[~large], *halves(problem, shards[large])])
+    """Halve what is larger than the largest device until nothing is, or until no further cut is allowed."""
+    while (large := np.flatnonzero(problem.nbytes[shards] > problem.memory.max())).size:
+        cut = split(problem, shards, large)
+        if cut is None:
+            break
+        shards = cut
     return shards
-
-
-def pack(problem: Problem) -> Placement:
-    """All tables on the devices by memory alone, split where they must be; tried by halving, then by filling.
-
-    Filling fails only where every device has less room left than one narrowest shard of the table that is left over.
-    The result may lack room for some shards: then it is the better of the two tries, by bytes left over.
-    """
-    halving = _pack(problem, problem.nbytes, fill=False)
-    if halving.fits:
-        return halving
-    filling = _pack(
-        problem, problem.nbytes[problem.cut(np.arange(len(problem.units)), np.ones_like(problem.units))], fill=True
-    )
-    return min(filling, halving, key=lambda placement: problem.nbytes[placement.shards[placement.devices < 0]].sum())
-
-
-def _pack(problem: Problem, priority: Ints, fill: bool) -> Placement:
-    """The first shard by priority goes on the device with the most room, or to fill it on the one with the least.
-
-    A shard that fits nowhere is cut, in halves or so that it fills the roomiest device, and its pieces queue again.
-    """
-    free = problem.memory.copy()
-    queue = [(-int(priority[shard]), int(shard)) for shard in problem.whole]
-    heapq.heapify(queue)
-    placed: list[tuple[int, int]] = []
-    while queue:
-        _, shard = heapq.heappop(queue)
-        room = free >= problem.nbytes[shard]
-        if room.any():
-            device = int(np.where(room, free, np.iinfo(np.int64).max).argmin() if fill else free.argmax())
-            free[device] -= problem.nbytes[shard]
-            placed.append((shard, device))
-            continue
-        units = int(problem.units[shard])
-        narrowest = shard - units + 1
-        fitting = int(np.searchsorted(problem.nbytes[narrowest:shard], free.max(), side="right"))
-        left = fitting if fill else units // 2
-        if not left:
-            placed.append((shard, -1))
-            continue
-        for piece in (narrowest + left - 1, narrowest + units - left - 1):
-            heapq.heappush(queue, (-int(priority[piece]), piece))
-    shards, devices = np.array(placed, dtype=np.int64).T
-    return Placement(shards, devices)

@@ -1,0 +1,99 @@
+"""What a plan must respect beyond memory: pins, tables kept together, how far a table may be cut."""
+
+from collections.abc import Collection, Mapping
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from neuroshard.core.table import DIM_STEP
+from neuroshard.core.value import Value
+
+LeastDim = Annotated[int, Field(ge=DIM_STEP, multiple_of=DIM_STEP)]
+MostShards = Annotated[int, Field(ge=1)]
+
+
+class TableRule(Value):
+    """What holds for one table: the devices that may hold it, and how far it may be cut. None means no rule of its own."""
+
+    table: str
+    devices: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    min_dim: LeastDim | None = None
+    max_shards: MostShards | None = None
+
+    @model_validator(mode="after")
+    def _some_device(self) -> Self:
+        if self.devices is not None and not self.devices:
+            raise ValueError(f"table {self.table!r} is pinned to no device")
+        if self.devices is not None and len(set(self.devices)) < len(self.devices):
+            raise ValueError(f"table {self.table!r} is pinned to a device twice")
+        return self
+
+
+class Constraints(Value):
+    """Rules of a sharding task, table by table.
+
+    `reserve_bytes` of every device are not for tables. `min_dim` and `max_shards` hold for tables without a rule of their own;
+    a table of fewer columns than `min_dim` stays whole. The tables of each set in `together` lie whole on one device.
+    """
+
+    reserve_bytes: Annotated[int, Field(ge=0)] = 0
+    min_dim: LeastDim = DIM_STEP
+    max_shards: MostShards | None = None
+    tables: tuple[TableRule, ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+
+    def check(self, names: Collection[str], device_memory_bytes: Collection[int]) -> None:
+        """Raise ValueError for a table or device that is not there, and for rules that contradict each other."""
+        known, devices = set(names), len(device_memory_bytes)
+        if self.reserve_bytes >= min(device_memory_bytes):
+            raise ValueError(
+                f"{self.reserve_bytes:,} bytes are reserved on every device, but the smallest has "
+                f"{min(device_memory_bytes):,}; reserve less"
+            )
+        ruled: set[str] = set()
+        for rule in self.tables:
+            _check_known(rule.table, known, "a rule")
+            if rule.table in ruled:
+                raise ValueError(f"table {rule.table!r} has two rules; write one")
+            ruled.add(rule.table)
+            if rule.devices is not None and max(rule.devices) >= devices:
+                raise ValueError(
+                    f"table {rule.table!r} is pinned to device {max(rule.devices)}, but there are {devices}"
+                )
+        self._check_together(known)
+
+    def _check_together(self, known: Collection[str]) -> None:
+        pins = {rule.table: set(rule.devices) for rule in self.tables if rule.devices is not None}
+        kept: set[str] = set()
+        for group in self.together:
+            for name in group:
+                _check_known(name, known, "a set kept together")
+                if name in kept:
+                    raise ValueError(f"table {name!r} is twice among the tables kept together")
+                kept.add(name)
+            pinned = [name for name in group if name in pins]
+            for name in pinned[1:]:
+                if not set.intersection(*(pins[one] for one in pinned)):
+                    raise ValueError(
+                        f"tables {pinned[0]!r} and {name!r} are kept together, but are pinned to different devices: "
+                        f"{_listed(pins[pinned[0]])} and {_listed(pins[name])}"
+                    )
+
+    def rules(self) -> Mapping[str, TableRule]:
+        """The rules by table, for those that have one of their own."""
+        return {rule.table: rule for rule in self.tables}
+
+    def allowed(self, rule: TableRule | None, dim: int) -> tuple[int, int | None]:
+        """Least columns and most shards of a table of `dim` columns."""
+        least = rule.min_dim if rule and rule.min_dim is not None else self.min_dim
+        most = rule.max_shards if rule and rule.max_shards is not None else self.max_shards
+        return min(least, dim), most
+
+
+def _check_known(name: str, known: Collection[str], where: str) -> None:
+    if name not in known:
+        raise ValueError(f"{where} is about table {name!r}, which is not in the task")
+
+
+def _listed(devices: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(devices)))

@@ -1,0 +1,113 @@
+"""Any plan at all, where memory is tight: every way to place the items is tried, the most awkward first, until one fits.
+
+Small tasks are tried exhaustively, so that "no plan" is proven; large ones until a limit.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem import Problem, Widths
+from neuroshard.search.start import squeeze
+
+TRIED = 20_000  # placements of one item
+
+
+class GaveUp(Exception):
+    """The limit was reached before all was tried."""
+
+
+def pack(problem: Problem) -> Widths | None:
+    """Units of every item on every device that fit in memory, or None where there is no such plan. Raises GaveUp."""
+    widths = fill(problem)
+    return widths if widths is not None else _exhaustive(problem, np.argsort(-_awkward(problem), kind="stable"))
+
+
+def fill(problem: Problem) -> Widths | None:
+    """The same by a few greedy orders, or None where all of them fail."""
+    for key in (-_awkward(problem), -problem.nbytes[problem.first + problem.least].astype(np.float64)):
+        for fullest in (False, True):
+            widths = _fill(problem, np.argsort(key, kind="stable"), fullest)
+            if widths is not None:
+                return widths
+    return None
+
+
+def _awkward(problem: Problem) -> Floats:
+    """Bytes of each item for each device that may hold it."""
+    return np.asarray(problem.nbytes[problem.whole] / problem.allowed.sum(axis=1), dtype=np.float64)
+
+
+def _fill(problem: Problem, order: Ints, fullest: bool) -> Widths | None:
+    """Each item whole on the device with the most room, or the least that is enough; cut to fill where there is none."""
+    widths = np.zeros((len(problem.whole), problem.devices), dtype=np.int64)
+    free = problem.memory.copy()
+    for item in order.tolist():
+        shard = problem.first[item] + problem.widest[item]
+        room = (free >= problem.nbytes[shard]) & problem.allowed[item]
+        if room.any() and problem.widest[item] <= problem.cap[item]:
+            device = int(np.where(room, free if fullest else -free, np.iinfo(np.int64).max).argmin())
+            widths[item, device] = problem.widest[item]
+            free[device] -= problem.nbytes[shard]
+        elif not squeeze(problem, widths, free, [(item, int(problem.widest[item]))]):
+            return None
+    return widths
+
+
+def _exhaustive(problem: Problem, order: Ints) -> Widths | None:
+    """Depth first, item by item, every deal of its units to the devices."""
+    items = order.tolist()
+    ahead = np.concatenate([np.cumsum(problem.nbytes[problem.whole[order]][::-1])[::-1], [0]])
+    widths = np.zeros((len(items), problem.devices), dtype=np.int64)
+    tried = 0
+
+    def place(depth: int, free: Ints) -> bool:
+        nonlocal tried
+        if ahead[depth] > free.sum():
+            return False
+        if depth == len(items):
+            return True
+        item = items[depth]
+        for deal in _deals(problem, item, free):
+            tried += 1
+            if tried > TRIED:
+                raise GaveUp
+            widths[item] = deal
+            if place(depth + 1, free - problem.nbytes[problem.numbers(np.full(problem.devices, item), widths[item])]):
+                return True
+        return False
+
+    return widths if place(0, problem.memory.copy()) else None
+
+
+def _deals(problem: Problem, item: int, free: Ints) -> Iterator[list[int]]:
+    """Every way to deal an item's units to devices with room, roomiest devices and widest shards first.
+
+    Of devices that nothing tells apart, the first gets the most.
+    """
+    devices = [int(d) for d in np.argsort(-free, kind="stable") if problem.allowed[item, d]]
+    alike = [
+        k > 0
+        and free[d] == free[devices[k - 1]]
+        and bool((problem.allowed[:, d] == problem.allowed[:, devices[k - 1]]).all())
+        for k, d in enumerate(devices)
+    ]
+    first, least, cap = int(problem.first[item]), int(problem.least[item]), int(problem.cap[item])
+    deal = [0] * problem.devices
+
+    def to(k: int, left: int, shards: int) -> Iterator[list[int]]:
+        if not left:
+            yield deal
+            return
+        if k == len(devices) or not shards:
+            return
+        device = devices[k]
+        top = min(left, cap, deal[devices[k - 1]] if alike[k] else left)
+        for units in (*range(top, least - 1, -1), 0):
+            if problem.nbytes[first + units if units else 0] <= free[device]:
+                deal[device] = units
+                yield from to(k + 1, left - units, shards - (units > 0))
+        deal[device] = 0
+
+    yield from to(0, int(problem.widest[item]), int(problem.most[item]))

@@ -1,0 +1,148 @@
+"""First plans, fast: many greedy placements in lockstep, by linear guesses, so that the cost model is asked at the end only.
+
+A row is one placement: how fine heavy items are cut beforehand, and how much memory and columns count beside ms. Each
+step puts the next heaviest piece of every row on the least loaded device with room. What finds none is cut to fill devices.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem import Problem, Widths
+from neuroshard.search.state import State, transfers
+
+# A piece weighs at most so many mean loads of a device; the weight of memory and of columns in the load beside ms.
+FINENESS = (np.inf, 1.0, 0.6, 0.4, 0.25)
+BESIDES = ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (2.0, 0.0))
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What each whole item (I,) adds to a device by a linear guess at the mean device, as shares of what a device gets on
+    average: ms, bytes and columns. A part of an item adds in proportion."""
+
+    ms: Floats
+    nbytes: Floats
+    columns: Floats
+
+    @classmethod
+    def of(cls, problem: Problem) -> "Guess":
+        widest = problem.first + problem.cap
+        problem.price(widest)
+        times = problem.widest / problem.cap
+        vectors = problem.vectors[widest] * times[:, None]
+        slope = problem.model.compute_slope(vectors.sum(axis=0) / problem.devices)
+        dims = problem.dims[problem.whole].astype(np.float64)
+        ms = np.maximum(vectors @ slope, 0.0) + column_ms(problem, dims.sum() / problem.devices) * dims
+        shares = [
+            amount / max(amount.sum() / problem.devices, 1e-30) for amount in (ms, problem.nbytes[problem.whole], dims)
+        ]
+        return cls(*shares)
+
+
+def column_ms(problem: Problem, columns: float) -> float:
+    """What a column more on every device adds to both exchanges, where all hold `columns`."""
+    even = np.full((2, problem.devices), columns)
+    even[1] *= 1.01
+    forward, backward = transfers(problem, even)
+    more = (forward + backward).max(axis=-1)
+    return max(float(more[1] - more[0]) / (0.01 * columns), 0.0)
+
+
+def first_plans(problem: Problem) -> list[State]:
+    """Plans that fit, cheapest first; none where memory is too tight for all of these greedy placements."""
+    guess = Guess.of(problem)
+    weights = [
+        (fine, np.maximum(guess.ms, guess.nbytes * (memory > 0)), memory, columns)
+        for fine in FINENESS
+        for memory, columns in BESIDES
+    ]
+    pieces = [_pieces(problem, weight, fine) for fine, weight, _, _ in weights]
+    rows = _lockstep(problem, guess, pieces, np.array([(memory, columns) for _, _, memory, columns in weights]))
+    distinct = {plan.tobytes(): plan for plan in rows}
+    states = [State(problem, widths) for widths in distinct.values()]
+    return sorted(states, key=lambda state: state.cost)
+
+
+def _pieces(problem: Problem, weight: Floats, fine: float) -> Ints:
+    """Shards of all items, none heavier than `fine` mean loads nor larger than what the roomiest device holds, heaviest first."""
+    shares = np.maximum(np.ceil(weight / fine), -(-problem.widest // problem.cap))
+    largest = np.where(problem.allowed, problem.memory, 0).max(axis=1)
+    shares = np.maximum(shares, np.ceil(problem.nbytes[problem.whole] / np.maximum(largest, 1)))
+    most = np.minimum.reduce([problem.widest // problem.least, problem.most, problem.allowed.sum(axis=1)])
+    count = np.clip(shares, 1, most).astype(np.int64)
+    item = np.repeat(np.arange(len(count)), count)
+    nth = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
+    units = problem.widest[item] // count[item] + (nth < problem.widest[item] % count[item])
+    heavy = weight[item] / problem.widest[item] * units
+    order = np.lexsort((item, -heavy))
+    shards: Ints = problem.first[item[order]] + units[order]
+    return shards
+
+
+def _lockstep(problem: Problem, guess: Guess, pieces: list[Ints], besides: Floats) -> list[Widths]:
+    """The placements of all rows that could be completed."""
+    count, longest = len(pieces), max(map(len, pieces))
+    orders = np.stack([np.pad(shards, (0, longest - len(shards))) for shards in pieces], axis=1)  # (S, R)
+    items, units = problem.item[orders], problem.units[orders]
+    share = units / problem.widest[items]
+    size, ms = problem.nbytes[orders], share * guess.ms[items]
+    extra = share * (besides[:, 0] * guess.nbytes[items] + besides[:, 1] * guess.columns[items])
+
+    rows = np.arange(count)
+    widths = np.zeros((count, len(problem.whole), problem.devices), dtype=np.int64)
+    free, load = np.tile(problem.memory, (count, 1)), np.zeros((count, problem.devices))
+    lost: list[list[tuple[int, int]]] = [[] for _ in pieces]
+    for step in range(longest):
+        held = widths[rows, items[step]]
+        room = (free >= size[step][:, None]) & (held == 0)
+        if not problem.free_to_go:
+            room &= problem.allowed[items[step]]
+        device = np.where(room, load, np.inf).argmin(axis=1)
+        found = room[rows, device]
+        if not found.all():
+            for row in np.flatnonzero(~found):
+                lost[row].append((int(items[step][row]), int(units[step][row])))
+        widths[rows, items[step], device] += np.where(found, units[step], 0)
+        load[rows, device] += np.where(found, ms[step] + extra[step], 0.0)
+        free[rows, device] -= np.where(found, size[step], 0)
+    return [widths[row] for row in range(count) if squeeze(problem, widths[row], free[row], lost[row])]
+
+
+def squeeze(problem: Problem, widths: Widths, free: Ints, lost: list[tuple[int, int]]) -> bool:
+    """Put (item, units) that found no room where there is some, cut to fill it, in place; False where that fails."""
+    for item, units in lost:
+        left = units
+        while left:
+            first, held = int(problem.first[item]), widths[item]
+            fill = _fill(problem, item, left, free, held)
+            if fill is None:
+                return False
+            device, wide = fill
+            free[device] -= (
+                problem.nbytes[first + held[device] + wide]
+                - problem.nbytes[first + held[device] if held[device] else 0]
+            )
+            held[device] += wide
+            left -= wide
+    return True
+
+
+def _fill(problem: Problem, item: int, left: int, free: Ints, held: Ints) -> tuple[int, int] | None:
+    """The device that takes most of the `left` units of an item, such that the rest may still be a shard, and how many."""
+    first, least = int(problem.first[item]), int(problem.least[item])
+    shards_left = int(problem.most[item] - np.count_nonzero(held))
+    best = (0, 0)
+    for device in np.flatnonzero(problem.allowed[item]).tolist():
+        now = int(held[device])
+        if not now and shards_left < 1:
+            continue
+        top = min(left, int(problem.cap[item]) - now)
+        spare = free[device] + (problem.nbytes[first + now] if now else 0)
+        units = int(np.searchsorted(problem.nbytes[first + now + 1 : first + now + top + 1], spare, side="right"))
+        if units < left:
+            units = min(units, left - least) if shards_left > (0 if now else 1) else 0
+        if now + units >= least and units > best[0]:
+            best = (units, device)
+    return (best[1], best[0]) if best[0] else None

@@ -1,0 +1,70 @@
+"""A plan in the making: units of every item on every device, with the sums and costs of each device."""
+
+import numpy as np
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem import Placement, Problem, Widths
+
+
+class State:
+    """Units of each item on each device (I, D), and per device: sum of vectors, columns, free bytes, compute and exchange ms.
+
+    Waiting is added by rule, so every device ends when the last is ready and its own transfer is done: the plan costs
+    max(compute + backward exchange) + max(forward transfer).
+    """
+
+    def __init__(self, problem: Problem, widths: Widths) -> None:
+        self.problem, self.widths = problem, widths
+        placement = problem.placement(widths)
+        self.sums, self.dims, nbytes = problem.sums(placement)
+        self.free: Ints = problem.memory - nbytes
+        self.shards = np.count_nonzero(widths, axis=1)
+        self.compute: Floats = np.where(self.dims > 0, problem.model.compute_ms(self.sums), 0.0)
+        self.forward, self.backward = transfers(problem, self.dims)
+        self._settle()
+        if not np.isfinite(self.cost):
+            raise InvalidInput(f"cost model {problem.model.name} predicts {self.cost} ms for a plan; train it again")
+
+    def _settle(self) -> None:
+        self.ready = self.compute + self.backward
+        self.cost = float(self.ready.max() + self.forward.max())
+
+    def copy(self) -> "State":
+        """An independent one."""
+        new = object.__new__(State)
+        new.__dict__.update(self.__dict__)
+        for name in ("widths", "sums", "dims", "free", "shards", "compute"):  # the others are replaced, never changed
+            setattr(new, name, getattr(self, name).copy())
+        return new
+
+    @property
+    def placement(self) -> Placement:
+        """The plan's shards and their devices."""
+        return self.problem.placement(self.widths)
+
+    def change(self, items: Ints, devices: Ints, units: Ints) -> None:
+        """Set the units of these items on these devices, and count what lies on the devices anew: sums do not drift."""
+        problem = self.problem
+        self.widths[items, devices] = units
+        for item in set(items.tolist()):
+            self.shards[item] = np.count_nonzero(self.widths[item])
+        for device in set(devices.tolist()):
+            held = np.flatnonzero(self.widths[:, device])
+            shards = problem.first[held] + self.widths[held, device]
+            self.sums[device] = problem.vectors[shards].sum(axis=0)
+            self.dims[device] = problem.dims[shards].sum()
+            self.free[device] = problem.memory[device] - problem.nbytes[shards].sum()
+        changed = np.unique(devices)
+        compute = problem.model.compute_ms(self.sums[changed])
+        self.compute[changed] = np.where(self.dims[changed] > 0, compute, 0.0)
+        self.forward, self.backward = transfers(problem, self.dims)
+        self._settle()
+
+
+def transfers(problem: Problem, device_dims: Floats) -> tuple[Floats, Floats]:
+    """Forward and backward exchange ms of every device without waiting: (…, D) -> two (…, D)."""
+    if problem.devices == 1:
+        return np.zeros_like(device_dims), np.zeros_like(device_dims)
+    together = np.zeros_like(device_dims)
+    return problem.model.forward_comm_ms(device_dims, together), problem.model.backward_comm_ms(device_dims)
