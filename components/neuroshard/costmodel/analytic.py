@@ -52,16 +52,16 @@ class Datasheet:
 DATASHEETS = {
     # NVIDIA A100 80GB datasheet (2,039 GB/s; NVLink 600 GB/s both ways); A100 whitepaper (L2 5,120 B a clock, 1.41 GHz);
     # DGX A100 datasheet (a port of 200 Gb/s a GPU)
-    "a100": Datasheet("A100 80GB SXM (datasheet)", memory=2.039e9, cache=7.2e9, link=0.3e9, network=0.025e9),
+    "a100": Datasheet("A100 80GB SXM", memory=2.039e9, cache=7.2e9, link=0.3e9, network=0.025e9),
     # NVIDIA H100 datasheet (3.35 TB/s; NVLink 900 GB/s both ways); Chips and Cheese, July 2023 (L2 reads of 5.5 to 6 TB/s
     # measured on the PCIe card: NVIDIA publishes none); DGX H100 datasheet (a port of 400 Gb/s a GPU)
-    "h100": Datasheet("H100 SXM (datasheet)", memory=3.35e9, cache=5.7e9, link=0.45e9, network=0.05e9),
+    "h100": Datasheet("H100 SXM", memory=3.35e9, cache=5.7e9, link=0.45e9, network=0.05e9),
     # NVIDIA H200 datasheet (4.8 TB/s; NVLink 900 GB/s both ways); chip and node are the H100's
-    "h200": Datasheet("H200 SXM (datasheet)", memory=4.8e9, cache=5.7e9, link=0.45e9, network=0.05e9),
+    "h200": Datasheet("H200 SXM", memory=4.8e9, cache=5.7e9, link=0.45e9, network=0.05e9),
     # A process with one core and one channel of DDR4-3200 (JEDEC: 25.6 GB/s); L3 32 B a clock at 3 GHz (AMD's optimization
     # guide for family 19h); exchanged through loopback, which reads and writes each byte twice
     "cpu": Datasheet(
-        "one CPU core (datasheet)",
+        "one CPU core",
         memory=25.6e6,
         cache=96e6,
         link=6.4e6,

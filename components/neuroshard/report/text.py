@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 
-from neuroshard.core.plan import Plan
+from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.release import Refusal, Release
 from neuroshard.core.units import format_bytes
 
@@ -76,14 +76,25 @@ def _device_lines(plan: Plan) -> list[str]:
 def _origin(plan: Plan) -> str:
     by = plan.provenance
     seed = "" if by.seed is None else f", seed {by.seed}"
-    model = "no cost model"
-    if by.cost_model:
-        model = f"cost model {by.cost_model[:12]}"
-        if by.cost_model_backend == "synthetic":
-            model += f" of costs by a formula, not measured ({by.cost_model_device})"
-        elif by.cost_model_backend:
-            model += f" of costs measured on {by.cost_model_backend} ({by.cost_model_device})"
-    return f"by {by.algorithm}{seed}, neuroshard {by.neuroshard_version}, {model}"
+    return f"by {by.algorithm}{seed}, neuroshard {by.neuroshard_version}, {_cost_model(by)}"
+
+
+def _cost_model(by: Provenance) -> str:
+    """Which cost model, and whether anything was measured for it."""
+    if by.cost_model is None:
+        return "no cost model"
+    device = f"({by.cost_model_device})"
+    match by.cost_model_backend:
+        case "analytic":
+            return f"cost model {by.cost_model}, computed from datasheets, not measured {device}"
+        case "given":
+            return f"given costs {by.cost_model[:12]}, not measured here {device}"
+        case "synthetic":
+            return f"cost model {by.cost_model[:12]} of costs by a formula, not measured {device}"
+        case None:
+            return f"cost model {by.cost_model[:12]}"
+        case backend:
+            return f"cost model {by.cost_model[:12]} of costs measured on {backend} {device}"
 
 
 def costs_by_device_text(plan: Plan) -> str:
