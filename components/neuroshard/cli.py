@@ -7,7 +7,7 @@ imported when their subcommand runs, so that `--help` and `show` answer at once.
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 try:
     import typer
@@ -17,6 +17,9 @@ except ModuleNotFoundError:  # a trainer installs neither; its client has no nee
 from neuroshard import __version__
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.units import format_bytes, parse_bytes, parse_counts, parse_duration, parse_memory, parse_share
+
+if TYPE_CHECKING:
+    from neuroshard.core.release import ModelRelease
 
 app = typer.Typer(
     name="neuroshard",
@@ -36,6 +39,10 @@ SingleWriter = Annotated[
     bool, typer.Option(help="Nobody else deploys: accept a store that ignores conditional writes.")
 ]
 ModelName = Annotated[str, typer.Option("--name", help="The model whose plans these are, as in ads-ranker.")]
+LineName = Annotated[
+    str, typer.Option("--name", help="A model (its plans), or hardware/FINGERPRINT (its cost models).")
+]
+MaxModelError = Annotated[float, typer.Option(help="Largest error on unseen tables to go live with: 0.2 is 20 %.")]
 
 
 def _out(kind: str) -> Any:
@@ -60,6 +67,21 @@ def _root(
 def command(example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a subcommand whose --help ends with `example`."""
     return app.command(epilog=f"Example:  {example}")
+
+
+def _cost_model(model: str | None, store: str | None, hardware: str | None) -> str:
+    """The one cost model that is named, as `--model` names it. Raises UsageError."""
+    if (model is None) == (hardware is None) or (hardware is None) != (store is None):
+        raise UsageError("give one cost model: --model MODEL, or --store STORE --hardware NAME")
+    return model if model is not None else f"{store}#{hardware}"
+
+
+def _say_live(store: str, release: "ModelRelease") -> None:
+    error = "not known" if release.error is None else f"{release.error:.1%}"
+    typer.echo(
+        f"{store}: cost model {release.bundle_digest[:12]} is live for {release.device_name} ({release.name}, release "
+        f"{release.number}); error on unseen tables {error}"
+    )
 
 
 def note(lines: Iterable[str]) -> None:
@@ -175,7 +197,9 @@ def augment(
     compute_cases: Annotated[int, typer.Option(min=1, help="Table sets to measure on one device.")] = 2000,
     comm_cases: Annotated[int, typer.Option(min=0, help="Exchanges to measure, over all numbers of devices.")] = 400,
     max_dim: Annotated[int | None, typer.Option(help="Widest shard to measure [default: 128].")] = None,
-    max_tables: Annotated[int, typer.Option(min=1, help="Most tables in a set.")] = 15,
+    max_tables: Annotated[
+        int | None, typer.Option(min=1, help="Most tables in a set [default: 15, and more where a device has more].")
+    ] = None,
     max_delay: Annotated[float, typer.Option(min=0, help="Latest start of a device in an exchange, in ms.")] = 20.0,
     test_share: Annotated[
         float, typer.Option(min=0, max=0.9, help="Share of tables kept from training, to test on.")
@@ -273,6 +297,9 @@ def pretrain(
     costs: Annotated[Path, typer.Argument(help="Folder that `neuroshard measure` wrote.")],
     out: Annotated[Path, _out("Folder of the cost model")],
     epochs: Annotated[int | None, typer.Option(min=1, help="Most passes over the data; it stops early.")] = None,
+    publish: Annotated[
+        str | None, typer.Option(help="Store in which to make it its hardware's live one, as publish-model does.")
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """Train the cost models, and tell their error on sets and on tables that they never saw."""
@@ -282,20 +309,59 @@ def pretrain(
     typer.echo(model.report.text())
     source = "by a formula, not measured" if model.backend == "synthetic" else f"measured on {model.backend}"
     typer.echo(f"{out}: cost model {model.name[:12]} of costs {source} ({model.device_name})")
+    if publish is not None:
+        from neuroshard.deploy.bundles import run as publish_bundle
+
+        _say_live(publish, publish_bundle(out, publish))
+
+
+@command("neuroshard publish-model model/ --store s3://bucket/prefix")
+def publish_model(
+    model: Annotated[Path, typer.Argument(help="Folder that `neuroshard pretrain` wrote.")],
+    store: StoreUrl,
+    max_error: MaxModelError = 0.2,
+    force: Annotated[bool, typer.Option(help="Go live whatever its error is; the release says so.")] = False,
+    single_writer: SingleWriter = False,
+) -> None:
+    """Put a cost model in the store under its hardware, and make it the live one there if its error allows."""
+    from neuroshard.deploy.bundles import run
+
+    _say_live(store, run(model, store, max_error=max_error, force=force, single_writer=single_writer))
+
+
+@command("neuroshard models --store s3://bucket/prefix")
+def models(
+    store: StoreUrl,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with all that is known of each.")] = False,
+) -> None:
+    """List a store's cost models by their hardware, with their errors on tables they never saw."""
+    from neuroshard.costmodel.published import list_published, listing_json, listing_text
+    from neuroshard.store.open import open_store
+
+    found = list_published(open_store(store))
+    typer.echo(listing_json(found) if as_json else listing_text(found, store))
 
 
 @command("neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json")
 def search(
     tables_json: Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")],
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Cost model: a folder that `neuroshard pretrain` wrote, analytic:h100 (h200, a100, cpu), or given:costs.json."
-        ),
-    ],
     devices: Annotated[int, typer.Option(min=1, max=4096, help="Number of devices.")],
     memory: Memory,
     out: Annotated[Path, _out("plan.json")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Cost model: a folder that `neuroshard pretrain` wrote, STORE#HARDWARE, analytic:h100 (h200, a100, cpu), or "
+            "given:costs.json."
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="With --hardware: the store whose live cost model to take (--model STORE#HARDWARE)."),
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="Fingerprint, or part of the device's name (h200), as `neuroshard models` shows.")
+    ] = None,
     algorithm: Annotated[
         str, typer.Option(help="neuroshard, paper, random, size, dim, lookup or size-lookup.")
     ] = "neuroshard",
@@ -308,7 +374,7 @@ def search(
 
     plan = run(
         tables_json,
-        model,
+        _cost_model(model, store, hardware),
         out,
         devices=devices,
         memory_bytes=parse_memory(memory, devices),
@@ -329,6 +395,48 @@ def show(plan: Annotated[Path, typer.Argument(help="plan.json")]) -> None:
     typer.echo(plan_text(read_plan(plan)))
 
 
+@command("neuroshard evaluate plan.json --backend cpu")
+def evaluate(
+    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    backend: Annotated[
+        str, typer.Option(help="cpu (FBGEMM + gloo), cuda (FBGEMM + NCCL) or synthetic (a formula, exact).")
+    ],
+    rounds: Annotated[int, typer.Option(min=1, help="Times each device's tables are measured; the median counts.")] = 3,
+    processes: Annotated[int, typer.Option(min=1, help="Measure the exchange of plans of up to so many devices.")] = 8,
+    optimizer: Annotated[
+        str, typer.Option(help="Fused into backward: sgd, rowwise_adagrad or adagrad.")
+    ] = "rowwise_adagrad",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads a device may use (cpu).")] = 1,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Weights at most: larger tables are run with fewer rows.")
+    ] = None,
+    traces: Annotated[
+        Path | None, typer.Option(help="Real lookups, as `neuroshard tables --traces` wrote them.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="JSON to write as well.")] = None,
+    seed: Seed = 0,
+) -> None:
+    """Run a plan's device sets for real, and show measured beside predicted for every device."""
+    from neuroshard.measure.evaluate import run
+
+    evaluation = run(
+        plan,
+        out,
+        backend=backend,
+        rounds=rounds,
+        most_processes=processes,
+        optimizer=optimizer,
+        threads=threads,
+        memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
+        traces=traces,
+        seed=seed,
+    )
+    typer.echo(evaluation.canonical_json().decode() if json_ else str(evaluation))
+    if evaluation.errors:
+        raise typer.Exit(1)
+
+
 @command("neuroshard deploy plan.json --store s3://bucket/prefix --name ads-ranker --tables tables.json --model model/")
 def deploy(
     plan: Annotated[Path, typer.Argument(help="plan.json")],
@@ -338,7 +446,8 @@ def deploy(
         Path | None, typer.Option("--tables", help="Today's tables.json, which the plan must be for.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="The plan's cost model, to price the live plan on the plan's own tables.")
+        str | None,
+        typer.Option(help="The plan's cost model, as for search, to price the live plan on the plan's own tables."),
     ] = None,
     memory_margin: Annotated[float, typer.Option(help="Share of a device's memory to leave free.")] = 0.0,
     max_error: Annotated[
@@ -390,54 +499,57 @@ def publish(
 
 @command("neuroshard promote 3f2a9c01d4e7 --store s3://bucket/prefix --name ads-ranker")
 def promote(
-    digest: Annotated[str, typer.Argument(help="The plan's digest, or at least 8 digits of it.")],
+    digest: Annotated[str, typer.Argument(help="The digest of a plan or cost model, or at least 8 digits of it.")],
     store: StoreUrl,
-    name: ModelName,
+    name: LineName,
     single_writer: SingleWriter = False,
 ) -> None:
-    """Make a published plan live, whatever the gate would say."""
-    from neuroshard.deploy.run import run_promote
+    """Make a published plan or cost model live, whatever the gate would say."""
+    from neuroshard.deploy.lines import line_of, run_promote
 
     release = run_promote(store, name, digest, single_writer=single_writer)
-    typer.echo(f"{store}: {name} release {release.number} is live, plan {release.plan_digest[:12]}")
+    typer.echo(f"{store}: {name} release {release.number} is live, {line_of(name).noun} {release.artifact[:12]}")
 
 
 @command("neuroshard releases --store s3://bucket/prefix --name ads-ranker")
 def releases(
     store: StoreUrl,
-    name: ModelName,
+    name: LineName,
     refused: Annotated[bool, typer.Option("--refused", help="List the plans that the gate held back.")] = False,
 ) -> None:
-    """List a model's releases, newest first."""
-    from neuroshard.deploy.run import releases as list_releases
+    """List the releases of a model's plans or a hardware's cost models, newest first."""
+    from neuroshard.deploy.lines import line_of
     from neuroshard.report.text import refusals_text, releases_text
+    from neuroshard.store.line import all_releases
     from neuroshard.store.open import open_store
     from neuroshard.store.releases import read_refusals
 
     if refused:
         typer.echo(refusals_text(read_refusals(open_store(store), name)))
     else:
-        typer.echo(releases_text(list_releases(open_store(store), name)))
+        typer.echo(releases_text(all_releases(open_store(store), line_of(name))))
 
 
 @command("neuroshard rollback --store s3://bucket/prefix --name ads-ranker")
-def rollback(store: StoreUrl, name: ModelName, single_writer: SingleWriter = False) -> None:
-    """Make the plan before the live one live again."""
-    from neuroshard.deploy.run import run_rollback
+def rollback(store: StoreUrl, name: LineName, single_writer: SingleWriter = False) -> None:
+    """Make live again what the live plan or cost model replaced."""
+    from neuroshard.deploy.lines import line_of, run_rollback
 
     release = run_rollback(store, name, single_writer=single_writer)
-    typer.echo(f"{store}: {name} release {release.number} is live, plan {release.plan_digest[:12]} (rolled back)")
+    typer.echo(
+        f"{store}: {name} release {release.number} is live, {line_of(name).noun} {release.artifact[:12]} (rolled back)"
+    )
 
 
 @command("neuroshard gc --store s3://bucket/prefix --name ads-ranker --keep 10 --older-than 168h --apply")
 def gc(
     store: StoreUrl,
-    name: ModelName,
+    name: LineName,
     keep: Annotated[int, typer.Option(min=1, help="Releases to keep, with their plans, besides the live one.")] = 10,
     older_than: Annotated[str, typer.Option(help="Keep whatever is younger than this.")] = "168h",
     apply: Annotated[bool, typer.Option("--apply", help="Delete; else only list what would be.")] = False,
 ) -> None:
-    """Delete old plans, releases and refusals; without --apply only list them."""
+    """Delete old plans or cost models, releases and refusals; without --apply only list them."""
     from neuroshard.deploy.gc import run
 
     garbage = run(store, name, keep=keep, age_seconds=parse_duration(older_than), apply=apply)

@@ -168,3 +168,10 @@ def test_cases_have_one_of_the_batch_sizes_asked_for_or_none_of_their_own(cases)
     assert drawn.keys() == {256, 512, 1024}
     assert min(drawn.values()) > 100
     assert {case.batch_size for case in cases.compute} == {None}
+
+
+def test_sets_grow_with_the_tables_of_a_device_unless_said_otherwise():
+    many = tuple(Table(name=f"t{i}", rows=100, dim=4, pooling_factor=1.0 + i) for i in range(120))
+    asked = {"compute_cases": 200, "comm_cases": 0, "devices": (8, 2), "memory_bytes": 2**40, "test_share": 0.0}
+    assert 15 < max(len(case.tables) for case in made(many, **asked).compute) <= 78
+    assert max(len(case.tables) for case in made(many, **asked, max_tables=20).compute) == 20

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.augment.pools import Choice, Pool
-from neuroshard.augment.sets import draw_set, varied
+from neuroshard.augment.sets import SetSizes, draw_set, varied
 from neuroshard.core.reuse import uniform_bins
 from neuroshard.core.table import MAX_ROWS, Table
 from neuroshard.files.access import count_bins, rows_at_rates
@@ -37,7 +37,7 @@ def test_every_set_fits_the_device(tables, room, max_tables, vary_share, seed):
         return
     rng = np.random.default_rng(seed)
     for _ in range(5):
-        drawn = draw_set(pool, max_tables=max_tables, memory_bytes=memory, vary_share=vary_share, rng=rng)
+        drawn = draw_set(pool, sizes=SetSizes(max_tables), memory_bytes=memory, vary_share=vary_share, rng=rng)
         assert 1 <= len(drawn) <= max_tables
         assert sum(shard.memory_bytes for shard in drawn) <= memory
 
@@ -45,7 +45,7 @@ def test_every_set_fits_the_device(tables, room, max_tables, vary_share, seed):
 def drawn_sets(memory: int, count: int = 3000, vary_share: float = 0.0) -> list[tuple[Table, ...]]:
     tables = [Table(name=f"t{i}", rows=1000 * 4**i, dim=32, pooling_factor=2.0) for i in range(6)]
     pool, rng = Pool.of(tables, 64, memory), np.random.default_rng(0)
-    return [draw_set(pool, max_tables=15, memory_bytes=memory, vary_share=vary_share, rng=rng) for _ in range(count)]
+    return [draw_set(pool, sizes=SetSizes(), memory_bytes=memory, vary_share=vary_share, rng=rng) for _ in range(count)]
 
 
 @pytest.mark.parametrize("memory", [2**40, 2**28])
@@ -72,7 +72,7 @@ def test_more_tables_than_fit_at_their_narrowest_are_never_drawn():
     table = Table(name="a", rows=1000, dim=8, pooling_factor=1.0)
     memory = 3 * table.with_dim(4).memory_bytes - 1
     pool, rng = Pool.of([table], 8, memory), np.random.default_rng(0)
-    sets = [draw_set(pool, max_tables=15, memory_bytes=memory, vary_share=0.0, rng=rng) for _ in range(200)]
+    sets = [draw_set(pool, sizes=SetSizes(), memory_bytes=memory, vary_share=0.0, rng=rng) for _ in range(200)]
     assert {tuple(s.dim for s in drawn) for drawn in sets} == {(4,), (8,), (4, 4), (4, 8)}
 
 
@@ -111,3 +111,20 @@ def test_lookups_of_a_varied_table_still_have_its_bins(rows, pooling):
         drawn = draw_lookups(one, one.reuse_batch_size, rng)
         apart = np.abs(np.subtract(count_bins(drawn.indices), base.reuse_bins)).sum() / 2
         assert apart < 0.2, (one.rows, one.pooling_factor)
+
+
+def test_a_fifth_of_the_sets_is_larger_where_devices_hold_more():
+    sizes, rng = SetSizes.for_plans(tables=2000, devices=4), np.random.default_rng(0)
+    drawn = np.array([sizes.draw(10**6, rng) for _ in range(4000)])
+    assert sizes.largest == 650
+    assert abs(np.mean(drawn > 15) - 0.2) < 0.02
+    large = drawn[drawn > 15]
+    assert (large.min(), large.max()) == (16, pytest.approx(650, rel=0.03))
+    assert np.median(large) == pytest.approx(math.sqrt(16 * 650), rel=0.15)
+    assert max(sizes.draw(40, rng) for _ in range(1000)) == 40  # no more than there is room for
+
+
+def test_sets_are_as_ever_where_devices_hold_few():
+    few, plain = (np.random.default_rng(0) for _ in range(2))
+    sizes = SetSizes.for_plans(tables=26, devices=4)
+    assert [sizes.draw(99, few) for _ in range(100)] == [SetSizes().draw(99, plain) for _ in range(100)]

@@ -83,6 +83,16 @@ def test_deploy_releases_and_rollback_follow_the_live_plan(chain, neuroshard, tm
     assert plans == [first, second, first]
 
 
+def test_a_cost_model_is_published_where_it_is_trained(chain, neuroshard, tmp_path):
+    store = tmp_path / "store"
+    done = neuroshard("pretrain", "costs", "--epochs", 5, "-o", tmp_path / "model", "--publish", store, cwd=chain)
+    listed = json.loads(neuroshard("models", "--store", store, "--json").stdout)
+
+    assert [(row["live"], row["error"] <= 0.2) for row in listed] in ([(True, True)], [(False, False)])
+    assert done.returncode == (0 if listed[0]["live"] else 1), done.stderr
+    assert f"cost model {listed[0]['digest'][:12]}" in done.stdout
+
+
 def test_measuring_again_measures_nothing_twice(chain, neuroshard):
     before = {part.name: part.read_bytes() for part in (chain / "costs").iterdir()}
     arguments = ("measure", "cases", "--backend", "synthetic", "--batch-size", 65536, "-o", "costs")

@@ -10,7 +10,8 @@ from neuroshard.client import load_plan
 from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound, StoreError, UsageError
 from neuroshard.core.release import SEAL, Decision, Release
 from neuroshard.core.value import canonical_json, sha256
-from neuroshard.deploy.run import deploy, releases, rollback, run, run_rollback
+from neuroshard.deploy.lines import run_rollback
+from neuroshard.deploy.run import deploy, releases, rollback, run
 from neuroshard.files.plan import write_plan
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.releases import live_key, plan_key, release_key
@@ -107,7 +108,7 @@ def test_run_rollback_rolls_back(store):
     deploy(A, store, "m", now=NOW)
     deploy(B, store, "m", now=NOW)
 
-    assert run_rollback(store.url, "m").plan_digest == A.digest()
+    assert run_rollback(store.url, "m").artifact == A.digest()
 
 
 def test_there_is_nothing_to_roll_back_or_list_before_the_first_deploy(store):

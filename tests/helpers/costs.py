@@ -11,7 +11,7 @@ from neuroshard.core.cost import Bench, CommCost, ComputeCost, Costs, Hardware
 from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import Provenance, TrainedCostModel, cost_model
 from neuroshard.costmodel.nets import blank_nets
-from neuroshard.costmodel.report import Report
+from neuroshard.costmodel.report import Errors, Fit, NetReport, Report
 from neuroshard.measure import formula
 
 BENCH = Bench(
@@ -55,7 +55,7 @@ def formula_costs(
     devices: tuple[int, ...] = (4,),
     noise: float = 0.01,
     twice: int = 10,
-    max_tables: int = 15,
+    max_tables: int | None = 15,
     seed: int = 0,
 ) -> Costs:
     """What `measure` would write of cases that `augment` drew: labels with log-normal noise, the first `twice` again."""
@@ -95,3 +95,11 @@ def random_model(*device_counts: int, seed: int = 0) -> TrainedCostModel:
     nets = drawn(blank_nets(device_counts))
     provenance = Provenance(neuroshard_version="0", seed=seed, compute_cases=0, comm_cases=0)
     return cost_model(nets, BENCH, 128, Report(nets=()), provenance)
+
+
+def with_error(model: TrainedCostModel, error: float) -> TrainedCostModel:
+    """The same nets, said to have this error on tables that they never saw."""
+    unseen = Errors(values=1, mse=0.0, mape=error, r2=None, kendall_tau=None)
+    fit = Fit(train_cases=1, valid_cases=1, epochs=1, best_epoch=1)
+    report = Report(nets=(NetReport(kind="compute", fit=fit, splits={"test_tables": unseen}),))
+    return replace(model, manifest=model.manifest.model_copy(update={"report": report}))

@@ -78,7 +78,7 @@ def test_a_rank_killed_in_an_exchange_is_told_and_all_are_replaced(backend: OnMa
     assert backend.exchange(EXCHANGE, 0).error is None
 
 
-def test_a_run_that_goes_on_keeps_its_row_cap(backend: OnMachine) -> None:
+def test_a_run_that_goes_on_keeps_its_memory_limit(backend: OnMachine) -> None:
     """The default depends on the memory that happens to be available, so it is asked for once."""
     unsaid = Settings(batch_size=256, warmup=1, repeats=5)
     assert cpu(ALL, unsaid, None).bench != backend.bench

@@ -15,9 +15,10 @@ from neuroshard.measure.rowcap import (
     buffer_bytes,
     capped_rows,
     capped_tables,
+    case_cap,
     default_memory_limit,
+    least_cap,
     row_bytes,
-    row_cap_bytes,
 )
 
 MIB = 2**20
@@ -26,17 +27,25 @@ MakeTable = Callable[..., Table]
 
 def test_cases_that_fit_are_not_capped(table: MakeTable) -> None:
     case = ComputeCase(tables=(table("a"), table("b")))
-    assert row_cap_bytes([case], "sgd", 200 * MIB) is None
+    assert case_cap(case.tables, "sgd", 200 * MIB) is None
+    assert case_cap(case.tables, "sgd", None) is None
     assert capped_rows(case.tables[0], "sgd", None) == 1000
 
 
 def test_only_the_large_tables_of_a_set_are_cut(table: MakeTable) -> None:
     small, large, larger = (table(name, rows=mib * MIB // 64) for name, mib in (("s", 10), ("l", 100), ("xl", 1000)))
     case = ComputeCase(tables=(small, large, larger))
-    cap = row_cap_bytes([case], "sgd", 150 * MIB)
+    cap = case_cap(case.tables, "sgd", 150 * MIB)
     assert cap == 70 * MIB
     assert [capped_rows(t, "sgd", cap) for t in case.tables] == [small.rows, 70 * MIB // 64, 70 * MIB // 64]
-    assert capped_tables([case], "sgd", cap) == ("l", "xl")
+    assert capped_tables([case], "sgd", 150 * MIB) == ("l", "xl")
+
+
+def test_a_large_set_does_not_cut_the_tables_of_a_small_one(table: MakeTable) -> None:
+    tables = tuple(table(f"t{i}", rows=MIB) for i in range(100))  # 64 MiB each
+    few, many = ComputeCase(tables=tables[:2]), ComputeCase(tables=tables)
+    assert case_cap(few.tables, "sgd", 200 * MIB) is None
+    assert least_cap([few, many], "sgd", 200 * MIB) == case_cap(many.tables, "sgd", 200 * MIB) == 2 * MIB
 
 
 def test_optimizer_state_counts(table: MakeTable) -> None:
@@ -48,7 +57,7 @@ def test_optimizer_state_counts(table: MakeTable) -> None:
     st.integers(16 * MIB, 2**36),
     st.sampled_from(["sgd", "rowwise_adagrad", "adagrad"]),
 )
-def test_every_case_fits_and_one_nearly_fills_the_limit(
+def test_every_case_fits_and_one_that_is_cut_nearly_fills_the_limit(
     shapes: list[list[tuple[int, int]]], limit: int, optimizer: str
 ) -> None:
     cases = [
@@ -60,18 +69,19 @@ def test_every_case_fits_and_one_nearly_fills_the_limit(
         )
         for shape in shapes
     ]
-    cap = row_cap_bytes(cases, optimizer, limit)
-    sizes = [sum(capped_rows(t, optimizer, cap) * row_bytes(t, optimizer) for t in case.tables) for case in cases]
-    assert max(sizes) <= limit
-    assert cap is None or max(sizes) > limit - 8 * (CAP_STEP + 1024)
-    weights, state = buffer_bytes(cases, optimizer, cap)
-    assert weights + state <= 2 * limit
+    for case in cases:
+        cap = case_cap(case.tables, optimizer, limit)
+        size = sum(capped_rows(t, optimizer, cap) * row_bytes(t, optimizer) for t in case.tables)
+        assert size <= limit
+        assert cap is None or size > limit - 8 * (CAP_STEP + 1024)
+    weights, state = buffer_bytes(cases, optimizer, limit)
+    assert max(weights, state) <= limit
 
 
 def test_a_limit_too_small_says_what_would_do(table: MakeTable) -> None:
     case = ComputeCase(tables=tuple(table(f"t{i}", rows=10**7) for i in range(4)))
-    with pytest.raises(MeasureError, match=r"memory limit of at least 4\.0 MiB"):
-        row_cap_bytes([case], "sgd", MIB)
+    with pytest.raises(MeasureError, match=r"memory limit of at least 256\.0 KiB"):
+        least_cap([case], "sgd", MIB // 8)
 
 
 def test_the_default_leaves_most_of_the_memory_to_others() -> None:

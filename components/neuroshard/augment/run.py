@@ -14,7 +14,7 @@ import numpy as np
 
 from neuroshard.augment.placements import draw_exchange
 from neuroshard.augment.pools import Pool, hold_out
-from neuroshard.augment.sets import draw_set
+from neuroshard.augment.sets import SetSizes, draw_set
 from neuroshard.core.case import Cases, CommCase, ComputeCase, Split
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.table import DIM_STEP, MAX_DIM, Table
@@ -40,7 +40,7 @@ def augment(
     devices: tuple[int, ...],
     memory_bytes: int,
     max_dim: int | None = None,
-    max_tables: int = 15,
+    max_tables: int | None = None,
     max_delay_ms: float = 20.0,
     test_share: float = 0.2,
     vary_share: float = 0.5,
@@ -55,6 +55,9 @@ def augment(
     of the shards have other rows and pooling factors than their table (docs/decisions/0002-augmentation.md). Each compute case
     has one of `batch_sizes`, if there are any; else the one that they are measured with.
 
+    A set has 1 to 15 tables; where a device has more on average, a fifth of the sets have more, up to 1.3 times that on the
+    least of `devices`. `max_tables` says otherwise: 1 to that many.
+
     Tables of which not even 4 columns fit into `memory_bytes` are left out of the compute cases; Infeasible where that is
     all of them. Where fewer distinct cases exist than were asked for, the result has fewer; the progress line says both.
     Raises UsageError for a width or share that cannot be.
@@ -64,7 +67,7 @@ def augment(
         raise UsageError(
             f"the widest shard must have a multiple of {DIM_STEP} columns, at most {MAX_DIM}, not {widest}"
         )
-    if not 0 <= test_share < 1 or not 0 <= vary_share <= 1 or max_tables < 1:
+    if not 0 <= test_share < 1 or not 0 <= vary_share <= 1 or (max_tables is not None and max_tables < 1):
         raise UsageError(
             f"test share {test_share:g} and vary share {vary_share:g} must be shares, and at least 1 table in a set, "
             f"not {max_tables}"
@@ -76,10 +79,12 @@ def augment(
     seen, unseen = (Pool.of(some, widest, memory_bytes) for some in (train_tables, test_tables))
     dims = np.array([table.dim for table in tables], dtype=np.int64)
 
+    sizes = SetSizes.for_plans(len(fitting), min(devices)) if max_tables is None else SetSizes(max_tables)
+
     def draw_compute(split: Split) -> ComputeCase:
         drawn = draw_set(
             unseen if split == "test_tables" else seen,
-            max_tables=max_tables,
+            sizes=sizes,
             memory_bytes=memory_bytes,
             vary_share=vary_share if split in ("train", "valid") else 0.0,
             rng=rng,
@@ -116,7 +121,7 @@ def run(
     devices: tuple[int, ...],
     memory_bytes: int,
     max_dim: int | None = None,
-    max_tables: int = 15,
+    max_tables: int | None = None,
     max_delay_ms: float = 20.0,
     test_share: float = 0.2,
     vary_share: float = 0.5,

@@ -3,7 +3,6 @@
 <cache>/<sha256 of the store's identity>/<model>/…   laid out and checked as in any store
 """
 
-import os
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,12 +14,6 @@ from neuroshard.store.folder import FolderStore
 from neuroshard.store.line import Live
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import Published, live_key, plan_key, read_live
-
-
-def default_cache_dir() -> Path:
-    """$XDG_CACHE_HOME/neuroshard, by default ~/.cache/neuroshard. Raises RuntimeError where there is no home."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "neuroshard"
 
 
 def cache_of(store: Store, cache_dir: Path) -> FolderStore:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from neuroshard.client.cache import cache_of, default_cache_dir, remember
+from neuroshard.client.cache import cache_of, remember
 from neuroshard.core.errors import InvalidInput, NeuroshardError, Unreachable
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
@@ -15,6 +15,7 @@ from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.core.table import Table
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.line import Live
+from neuroshard.store.local import default_cache_dir
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import Published, check_model, read_live, read_published

@@ -1,11 +1,11 @@
 """What was measured: costs of cases, on which bench, on which hardware."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from neuroshard.core.case import CommCase, ComputeCase
-from neuroshard.core.value import Value, canonical_json, sha256
+from neuroshard.core.value import Value, canonical_json, sha256, without_defaults
 
 Milliseconds = Annotated[float, Field(ge=0)]
 
@@ -61,10 +61,15 @@ class Bench(Value):
     optimizer: str
     threads: int
     seed: int
-    row_cap_bytes: int | None = None  # tables larger than this were measured with fewer rows
+    memory_limit_bytes: int | None = None  # where the tables of a case need more, the larger have fewer rows …
+    row_cap_bytes: int | None = None  # … and no table was cut to less than this
     capped_tables: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(fields(self), {"memory_limit_bytes": None})
 
 
 class ComputeCost(Value):

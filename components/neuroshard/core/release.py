@@ -102,6 +102,7 @@ class Pointer(Sealed):
     previous_digest: Digest | None = None
     rollback_number: Annotated[int, Field(ge=1)] | None = None
     time: Annotated[str, Field(pattern=TIME)]
+    action: str
 
     @property
     def name(self) -> str:

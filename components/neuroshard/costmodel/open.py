@@ -1,4 +1,4 @@
-"""`--model`: a folder that `neuroshard pretrain` wrote, analytic:NAME, or given:FILE."""
+"""`--model`: a folder that `neuroshard pretrain` wrote, analytic:NAME, given:FILE, or STORE#HARDWARE."""
 
 from pathlib import Path
 
@@ -6,18 +6,21 @@ from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model
 from neuroshard.costmodel.given import load_given
 from neuroshard.costmodel.protocol import CostModel
+from neuroshard.costmodel.published import open_published
 
 
 def open_cost_model(spec: str | Path, batch_size: int | None = None) -> CostModel:
     """The cost model that `spec` names. `batch_size` is for models that do not know their own.
 
-    Raises InvalidInput, NewerFormat and UsageError in one line.
+    Raises InvalidInput, NewerFormat, UsageError and StoreError in one line.
     """
     kind, colon, rest = str(spec).partition(":")
     if colon and kind == "analytic":
         return analytic_model(rest, batch_size)
     if colon and kind == "given":
         return load_given(Path(rest), batch_size)
+    if "#" in str(spec) and not Path(spec).exists():
+        return open_published(str(spec))
     return load_cost_model(Path(spec))
 
 

@@ -25,7 +25,7 @@ def deploy(
         store,
         model,
         tables=Path(tables.path),
-        cost_model=Path(cost_model.path),
+        cost_model=cost_model.path,
         single_writer=single_writer,
     )
     print(outcome.decision.why if outcome.decision else "this plan is live already")

@@ -9,7 +9,18 @@ from datetime import UTC, datetime, timedelta
 
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError
 from neuroshard.core.release import Condemned
-from neuroshard.store.line import Artifact, Files, Line, Live, R, history, read_artifact, read_past, read_pointer
+from neuroshard.store.line import (
+    Artifact,
+    Files,
+    Line,
+    Live,
+    R,
+    history,
+    live_or_none,
+    read_artifact,
+    read_past,
+    read_pointer,
+)
 from neuroshard.store.protocol import MAX_BYTES, Store
 
 # A gc's mark counts this long by the store's own clock; a gc that lives deletes nothing after half of it.
@@ -64,13 +75,6 @@ def go_live(release: R, live: Live[R] | None, store: Store, line: Line[R]) -> R:
     with suppress(StoreError):  # it is live, and whoever writes next does this again
         store.create(line.release_key(release.number), data)
     return release
-
-
-def live_or_none(store: Store, line: Line[R]) -> Live[R] | None:
-    try:
-        return read_pointer(store, line)
-    except NotFound:
-        return None
 
 
 def next_number(live: Live[R] | None, store: Store, line: Line[R]) -> int:

@@ -1,10 +1,13 @@
 """The name that a user types: a model's, whose plans are meant, or hardware/FINGERPRINT, whose cost models are."""
 
+from datetime import UTC, datetime
 from typing import Any
 
-from neuroshard.core.release import HARDWARE
+from neuroshard.core.release import HARDWARE, Pointer
+from neuroshard.deploy.golive import bring_back
 from neuroshard.store.bundles import models_of
 from neuroshard.store.line import Line
+from neuroshard.store.open import open_store
 from neuroshard.store.releases import plans_of
 
 
@@ -12,3 +15,23 @@ def line_of(name: str) -> Line[Any]:
     """Raises UsageError for what is no usable name of either kind."""
     folder, _, fingerprint = name.partition("/")
     return models_of(fingerprint) if folder == HARDWARE and fingerprint else plans_of(name)
+
+
+def run_promote(store_url: str, name: str, digest: str, *, single_writer: bool = False) -> Pointer:
+    """Make a published plan or cost model live, by this machine's clock."""
+    store, now = open_store(store_url, single_writer=single_writer), datetime.now(UTC)
+    if line_of(name).noun == "plan":
+        from neuroshard.deploy.run import promote
+
+        return promote(store, name, digest, now=now)
+    from neuroshard.deploy.bundles import promote_model
+
+    return promote_model(store, name.partition("/")[2], digest, now=now)
+
+
+def run_rollback(store_url: str, name: str, *, single_writer: bool = False) -> Pointer:
+    """Make live again what the live plan or cost model replaced, by this machine's clock."""
+    release: Pointer = bring_back(
+        open_store(store_url, single_writer=single_writer), line_of(name), now=datetime.now(UTC)
+    )
+    return release

@@ -1,22 +1,21 @@
 """What another plan would cost today: the live plan, priced with the cost model that the new plan was searched with."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
-from neuroshard.costmodel.bundle import load_cost_model
+from neuroshard.costmodel.open import open_cost_model
 from neuroshard.costmodel.protocol import CostModel, device_costs
 
 
-def pricer(folder: Path, plan: Plan) -> Callable[[Plan, Plan], float | None]:
-    """`price` of the gate by the cost model in `folder`. Raises InvalidInput unless `plan` was searched with that one."""
-    model = load_cost_model(folder)
+def pricer(spec: str, plan: Plan) -> Callable[[Plan, Plan], float | None]:
+    """`price` of the gate by the cost model that `spec` names. Raises InvalidInput unless `plan` was searched with that one."""
+    model = open_cost_model(spec, plan.task.batch_size)
     if plan.provenance.cost_model != model.name:
         has = f"cost model {plan.provenance.cost_model[:12]}" if plan.provenance.cost_model else "no cost model"
-        raise InvalidInput(f"{folder}: is cost model {model.name[:12]}, but the plan was searched with {has}")
+        raise InvalidInput(f"{spec}: is cost model {model.name[:12]}, but the plan was searched with {has}")
     return lambda other, today: price(other, today, model)
 
 

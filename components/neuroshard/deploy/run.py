@@ -16,10 +16,10 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.release import Decision, Refusal, Release
 from neuroshard.core.value import sha256
 from neuroshard.deploy.gate import Gate, decide
-from neuroshard.deploy.golive import bring_back, claim, go_live, live_or_none, next_number, put, remember, timestamp
+from neuroshard.deploy.golive import bring_back, claim, go_live, next_number, put, remember, timestamp
 from neuroshard.files.plan import read_plan as read_plan_file
 from neuroshard.files.tables import read_tables
-from neuroshard.store.line import Artifact, Live, all_releases, find_artifact, read_artifact
+from neuroshard.store.line import Artifact, Live, all_releases, find_artifact, live_or_none, read_artifact
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of, read_plan, read_release, refusal_key
@@ -81,7 +81,7 @@ def run(
     model: str,
     *,
     tables: Path | None = None,
-    cost_model: Path | None = None,
+    cost_model: str | None = None,
     memory_margin: float = 0.0,
     max_error: float | None = None,
     min_gain: float | None = None,
@@ -107,16 +107,6 @@ def run(
 def run_publish(plan_path: Path, store_url: str, model: str, *, single_writer: bool = False) -> str:
     """Publish a plan.json without making it live; its digest."""
     return publish(read_plan_file(plan_path), open_store(store_url, single_writer=single_writer), model).digest
-
-
-def run_promote(store_url: str, model: str, digest: str, *, single_writer: bool = False) -> Release:
-    """Make a published plan of `model` live."""
-    return promote(open_store(store_url, single_writer=single_writer), model, digest, now=datetime.now(UTC))
-
-
-def run_rollback(store_url: str, model: str, *, single_writer: bool = False) -> Release:
-    """Roll `model` back in the store at `store_url`."""
-    return rollback(open_store(store_url, single_writer=single_writer), model, now=datetime.now(UTC))
 
 
 def _deploy_plan(plan: Plan, store: Store, model: str, gate: Gate, now: datetime) -> Outcome:

@@ -165,9 +165,9 @@ def read_manifest(folder: Path) -> CostsManifest:
 def read_costs(folder: Path, *more: Path) -> Costs:
     """A whole cost set, errors included. Raises InvalidInput that names file and row; also where a row occurs twice.
 
-    Several folders are read as one set, which InvalidInput refuses where they are of different benches; only the tables that
-    were capped may differ, and are joined. A case that several have measured has further rounds; one and the same
-    measurement in two folders, copied from one to the other, counts once.
+    Several folders are read as one set, which InvalidInput refuses where they are of different benches; only what follows from
+    the cases, which tables were capped and how far, may differ, and is joined. A case that several have measured has further
+    rounds; one and the same measurement in two folders, copied from one to the other, counts once.
     """
     costs = _read_folder(folder)
     for other in more:
@@ -176,10 +176,14 @@ def read_costs(folder: Path, *more: Path) -> Costs:
 
 
 def _joined(costs: Costs, more: Costs, where: str) -> Costs:
-    capped = tuple(sorted({*costs.bench.capped_tables, *more.bench.capped_tables}))
-    bench, other = (one.bench.model_copy(update={"capped_tables": capped}) for one in (costs, more))
+    benches = (costs.bench, more.bench)
+    capped = {
+        "capped_tables": tuple(sorted({name for bench in benches for name in bench.capped_tables})),
+        "row_cap_bytes": min((b.row_cap_bytes for b in benches if b.row_cap_bytes is not None), default=None),
+    }
+    bench, other = (bench.model_copy(update=capped) for bench in benches)
     if bench != other:
-        raise InvalidInput(f"{where} ({difference(costs.bench, more.bench)}); costs of two benches are never mixed")
+        raise InvalidInput(f"{where} ({difference(bench, other)}); costs of two benches are never mixed")
     return Costs(
         bench=bench, compute=_with_rounds(costs.compute, more.compute), comm=_with_rounds(costs.comm, more.comm)
     )

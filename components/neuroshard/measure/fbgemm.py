@@ -17,7 +17,7 @@ from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.harness import compute_cost, open_device, out_of_memory, time_case
 from neuroshard.measure.lookups import TableLookups
-from neuroshard.measure.rowcap import capped_rows
+from neuroshard.measure.rowcap import capped_rows, case_cap
 from neuroshard.measure.worker import one_line
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class HostBuffers:
 class TableBatchedEmbedding:
     """Serves compute cases in a worker: `(case, round) -> ComputeCost`."""
 
-    def __init__(self, kind: str, settings: Settings, cap: int | None, weight_bytes: int, state_bytes: int) -> None:
-        self.settings, self.cap = settings, cap
+    def __init__(self, kind: str, settings: Settings, limit: int | None, weight_bytes: int, state_bytes: int) -> None:
+        self.settings, self.limit = settings, limit
         self.device = open_device(kind, 0, settings.threads)
         self.lookups = TableLookups(settings.seed, settings.traces)
         self.buffers = HostBuffers(weight_bytes, state_bytes) if kind == "cpu" else None
@@ -99,8 +99,10 @@ class TableBatchedEmbedding:
             self.buffers.rewind()
         batch_size = case.batch_size or self.settings.batch_size
         groups = fused_groups(case.tables)
-        operators = [self._operator(tables) for tables in groups]
-        batches = [self._batch(tables, batch_size) for tables in groups]
+        cap = case_cap(case.tables, self.settings.optimizer, self.limit)
+        rows = [[capped_rows(table, self.settings.optimizer, cap) for table in tables] for tables in groups]
+        operators = [self._operator(*group) for group in zip(groups, rows, strict=True)]
+        batches = [self._batch(*group, batch_size) for group in zip(groups, rows, strict=True)]
         gradients = [
             torch.full((batch_size, sum(t.dim for t in tables)), GRADIENT, device=self.device.torch)
             for tables in groups
@@ -114,7 +116,7 @@ class TableBatchedEmbedding:
 
         return forward, backward
 
-    def _operator(self, tables: Sequence[Table]) -> "torch.nn.Module":
+    def _operator(self, tables: Sequence[Table], rows: Sequence[int]) -> "torch.nn.Module":
         from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
             BoundsCheckMode,
@@ -132,7 +134,6 @@ class TableBatchedEmbedding:
             "adagrad": EmbOptimType.EXACT_ADAGRAD,
         }
         optimizer = self.settings.optimizer
-        rows = [capped_rows(table, optimizer, self.cap) for table in tables]
         on_host = self.buffers is not None
         place = (
             (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_host else (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
@@ -151,11 +152,11 @@ class TableBatchedEmbedding:
         )
         return operator
 
-    def _batch(self, tables: Sequence[Table], batch_size: int) -> "tuple[torch.Tensor, ...]":
+    def _batch(self, tables: Sequence[Table], rows: Sequence[int], batch_size: int) -> "tuple[torch.Tensor, ...]":
         """Indices and offsets of one batch, table after table, on the device; and a weight of each lookup if weighted."""
         import torch
 
-        drawn = [self.lookups.of(t, capped_rows(t, self.settings.optimizer, self.cap), batch_size) for t in tables]
+        drawn = [self.lookups.of(table, count, batch_size) for table, count in zip(tables, rows, strict=True)]
         indices = np.concatenate([indices for indices, _ in drawn])
         offsets = np.concatenate([[0], np.cumsum(np.concatenate([lengths for _, lengths in drawn]))])
         weights = [np.full(len(indices), SAMPLE_WEIGHT, dtype=np.float32)] if tables[0].weighted else []

@@ -15,7 +15,7 @@ from neuroshard.measure.backends import Settings
 from neuroshard.measure.exchange import COLLECTIVES
 from neuroshard.measure.harness import LONG_CASE_MS, MIN_REPEATS, comm_cost
 from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine, installed_versions
-from neuroshard.measure.rowcap import buffer_bytes, capped_tables, row_cap_bytes
+from neuroshard.measure.rowcap import buffer_bytes, capped_tables, least_cap
 from neuroshard.measure.worker import Crew
 
 # gloo otherwise looks for the address of this host's name, which a container may not have
@@ -35,8 +35,8 @@ class OnMachine:
         counts = {len(case.device_dims) for case in cases.comm}
         self.counts = tuple(sorted(n for n in counts if self.most_devices is None or n <= self.most_devices))
 
-        cap = self.bench.row_cap_bytes
-        serving = (machine.kind, settings, cap, *buffer_bytes(cases.compute, settings.optimizer, cap))
+        limit = self.bench.memory_limit_bytes
+        serving = (machine.kind, settings, limit, *buffer_bytes(cases.compute, settings.optimizer, limit))
         environment = {"OMP_NUM_THREADS": str(settings.threads), **LOOPBACK}
         self.one = Crew(
             "neuroshard.measure.fbgemm:TableBatchedEmbedding", lambda: [serving], settings.timeout_seconds, environment
@@ -66,12 +66,8 @@ class OnMachine:
 
 
 def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | None) -> Bench:
-    """What is told about the conditions, and kept equal over restarts: the row cap of `begun` stays unless a limit is given."""
-    limit = settings.memory_limit_bytes or machine.memory_limit()
-    if begun is not None and settings.memory_limit_bytes is None:
-        cap = begun.row_cap_bytes
-    else:
-        cap = None if limit is None else row_cap_bytes(cases.compute, settings.optimizer, limit)
+    """What is told about the conditions, and kept equal over restarts: the limit of `begun` stays unless another is given."""
+    limit = settings.memory_limit_bytes or (machine.memory_limit() if begun is None else begun.memory_limit_bytes)
     return Bench(
         backend=machine.kind,
         hardware=machine.hardware(),
@@ -81,8 +77,9 @@ def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | 
         optimizer=settings.optimizer,
         threads=settings.threads,
         seed=settings.seed,
-        row_cap_bytes=cap,
-        capped_tables=capped_tables(cases.compute, settings.optimizer, cap),
+        memory_limit_bytes=limit,
+        row_cap_bytes=least_cap(cases.compute, settings.optimizer, limit),
+        capped_tables=capped_tables(cases.compute, settings.optimizer, limit),
         versions=installed_versions(),
         notes=(
             *machine.notes(),

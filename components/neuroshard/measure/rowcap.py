@@ -1,6 +1,7 @@
-"""Tables too large for memory are measured with fewer rows: how many, so that every case fits.
+"""Tables too large for memory are measured with fewer rows: how many, so that the case fits.
 
-Times hardly change by it: a capped table is still far larger than any cache, and its lookups are folded into the rows it has.
+Times hardly change by it: the tables of a capped case are together still far larger than any cache, and their lookups are
+folded into the rows they have.
 """
 
 import os
@@ -15,7 +16,7 @@ from neuroshard.core.units import format_bytes
 
 MOST_BYTES = 2 * 2**30  # touched in seconds; 15 tables of 136 MiB, each still 4 times a last-level cache of 32 MiB
 SHARE_OF_AVAILABLE = 0.25  # the machine may be shared with other runs, and with the exchange's processes
-CAP_STEP = 2**20  # caps are whole MiB
+CAP_STEP = 2**16  # caps are multiples of it, and no less
 
 
 def default_memory_limit() -> int:
@@ -47,21 +48,27 @@ def capped_rows(table: Table, optimizer: str, cap: int | None) -> int:
     return table.rows if cap is None else min(table.rows, max(1, cap // row_bytes(table, optimizer)))
 
 
-def row_cap_bytes(cases: Iterable[ComputeCase], optimizer: str, limit: int) -> int | None:
-    """The most bytes that one table may have so that each case fits `limit`, in whole MiB; None where all fit as they are.
+def case_cap(tables: Sequence[Table], optimizer: str, limit: int | None) -> int | None:
+    """The most bytes that one table may have so that these tables fit `limit` together; None where they fit as they are.
 
-    Raises MeasureError where the limit leaves a table less than one MiB.
+    Each case has its own: what a set of 600 tables needs must not cut the tables of a set of two. Raises MeasureError where
+    less than CAP_STEP is left a table.
     """
-    caps = [cap for case in cases if (cap := _cap_of(case.tables, optimizer, limit)) is not None]
-    if not caps:
+    cap = None if limit is None else _cap_of(tables, optimizer, limit)
+    if cap is None or limit is None:
         return None
-    cap = int(min(caps)) // CAP_STEP * CAP_STEP
     if cap < CAP_STEP:
         raise MeasureError(
-            f"{format_bytes(limit)} of memory leaves the tables of the largest case {format_bytes(min(caps))} each; "
-            f"measure with a memory limit of at least {format_bytes(limit / min(caps) * CAP_STEP)}"
+            f"{format_bytes(limit)} of memory leaves the {len(tables)} tables of a case {format_bytes(cap)} each; measure with "
+            f"a memory limit of at least {format_bytes(limit / cap * CAP_STEP)}"
         )
-    return cap
+    return int(cap) // CAP_STEP * CAP_STEP
+
+
+def least_cap(cases: Iterable[ComputeCase], optimizer: str, limit: int | None) -> int | None:
+    """The fewest bytes to which a table of any case is cut; None where none is. Raises MeasureError as `case_cap`."""
+    caps = (case_cap(case.tables, optimizer, limit) for case in cases)
+    return min((cap for cap in caps if cap is not None), default=None)
 
 
 def _cap_of(tables: Sequence[Table], optimizer: str, limit: int) -> float | None:
@@ -76,16 +83,21 @@ def _cap_of(tables: Sequence[Table], optimizer: str, limit: int) -> float | None
     )
 
 
-def capped_tables(cases: Iterable[ComputeCase], optimizer: str, cap: int | None) -> tuple[str, ...]:
-    """Names of the tables that have more rows than they are measured with, at some dim, in order."""
-    return tuple(sorted({t.name for case in cases for t in case.tables if capped_rows(t, optimizer, cap) < t.rows}))
+def capped_tables(cases: Iterable[ComputeCase], optimizer: str, limit: int | None) -> tuple[str, ...]:
+    """Names of the tables that have more rows than they are measured with, in some case, in order."""
+    names: set[str] = set()
+    for case in cases:
+        cap = case_cap(case.tables, optimizer, limit)
+        names.update(table.name for table in case.tables if capped_rows(table, optimizer, cap) < table.rows)
+    return tuple(sorted(names))
 
 
-def buffer_bytes(cases: Iterable[ComputeCase], optimizer: str, cap: int | None) -> tuple[int, int]:
+def buffer_bytes(cases: Iterable[ComputeCase], optimizer: str, limit: int | None) -> tuple[int, int]:
     """The most bytes of weights, and of optimizer state, that any one case has when it is measured."""
     per_row, per_element = OPTIMIZER_BYTES[optimizer]
     weights = state = 0
     for case in cases:
+        cap = case_cap(case.tables, optimizer, limit)
         rows = [capped_rows(table, optimizer, cap) for table in case.tables]
         elements = [r * t.dim for r, t in zip(rows, case.tables, strict=True)]
         weights = max(weights, sum(n * t.element_bytes for n, t in zip(elements, case.tables, strict=True)))

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 
 from neuroshard.core.plan import Plan, Provenance
-from neuroshard.core.release import Refusal, Release
+from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
 from neuroshard.core.units import format_bytes
 
 WIDTH = 80
@@ -107,14 +107,20 @@ def costs_by_device_text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def releases_text(releases: Sequence[Release]) -> str:
-    """A model's releases, newest (live) first, a line each."""
-    lines = ["number  time                       action    plan          predicted"]
+def releases_text(releases: Sequence[Pointer]) -> str:
+    """The releases of a model's plans or a hardware's cost models, newest (live) first, a line each."""
+    of_plans = isinstance(releases[0], Release)
+    what, figure = ("plan", "predicted") if of_plans else ("cost model", "error on unseen tables")
+    lines = [f"number  time                       action    {what:<12}  {figure}"]
     for index, release in enumerate(releases):
-        cost = "-" if release.cost_ms is None else f"{release.cost_ms:.3f} ms"
+        shown = "-"
+        if isinstance(release, Release) and release.cost_ms is not None:
+            shown = f"{release.cost_ms:.3f} ms"
+        elif isinstance(release, ModelRelease) and release.error is not None:
+            shown = f"{release.error:.1%}"
         live = "  live" if index == 0 else ""
         lines.append(
-            f"{release.number:>6}  {release.time:<25}  {release.action:<8}  {release.plan_digest[:12]}  {cost}{live}"
+            f"{release.number:>6}  {release.time:<25}  {release.action:<8}  {release.artifact[:12]}  {shown}{live}"
         )
     return "\n".join(lines)
 

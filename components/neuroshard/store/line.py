@@ -94,6 +94,14 @@ def read_pointer(store: Store, line: Line[R]) -> Live[R]:
         raise InvalidInput(f"{error}; put the newest file of {line.name}/releases/ in its place") from None
 
 
+def live_or_none(store: Store, line: Line[R]) -> Live[R] | None:
+    """The live pointer, or None where nothing was ever live."""
+    try:
+        return read_pointer(store, line)
+    except NotFound:
+        return None
+
+
 def read_past(store: Store, line: Line[R], number: int) -> R:
     """A release from the history. Raises NotFound, InvalidInput or NewerFormat."""
     key = line.release_key(number)

@@ -1,0 +1,143 @@
+"""Cost models out of a store: `s3://bucket/prefix#h200` is the live one of that hardware there.
+
+A bundle is copied to this machine once, under its digest, and checked against it whenever it is opened.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound, UsageError
+from neuroshard.core.value import canonical_json, check_format, decode_json, sha256
+from neuroshard.costmodel.bundle import Manifest, TrainedCostModel, load_cost_model
+from neuroshard.files.disk import write_bytes
+from neuroshard.store.bundles import BUNDLE_FILES, find_hardware, fingerprints, models_of
+from neuroshard.store.line import Files, live_or_none, read_artifact
+from neuroshard.store.local import default_cache_dir
+from neuroshard.store.open import open_store
+from neuroshard.store.protocol import Store
+
+MANIFEST_VERSIONS = 1_000  # of any: whether we can read it is told, not raised
+
+
+class Listed(NamedTuple):
+    """One cost model of a store. What another version of neuroshard wrote has `manifest` None and `fault` says why."""
+
+    fingerprint: str
+    digest: str
+    modified: datetime  # by the store's clock
+    is_live: bool
+    manifest: Manifest | None
+    fault: str = ""
+
+
+def open_published(spec: str) -> TrainedCostModel:
+    """The live cost model that `STORE#HARDWARE` names. Raises UsageError, NotFound, StoreError, InvalidInput, NewerFormat."""
+    url, _, hardware = spec.rpartition("#")
+    if not url or not hardware:
+        raise UsageError(
+            f"{spec!r} does not name a store's cost model; write STORE#HARDWARE, as in s3://bucket/prefix#h200"
+        )
+    store = open_store(url)
+    release = find_hardware(store, hardware).release
+    line = models_of(release.fingerprint)
+    where = f"{store.url}/{line.keys(release.bundle_digest)[-1]}"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = _kept(release.bundle_digest) or Path(scratch)
+        if not _holds(folder, release.bundle_digest):
+            _copy(read_artifact(store, line, release.bundle_digest).files, folder)
+        try:
+            return load_cost_model(folder)
+        except InvalidInput as error:
+            raise type(error)(f"{where}: {error}") from None
+
+
+def list_published(store: Store) -> tuple[Listed, ...]:
+    """Every cost model of every hardware, newest first within a hardware. Raises StoreError; what is broken is listed as such."""
+    found = []
+    for fingerprint in fingerprints(store):
+        line = models_of(fingerprint)
+        live = live_or_none(store, line)
+        entries = [entry for entry in store.list(f"{line.name}/") if entry.key.endswith(BUNDLE_FILES[-1])]
+        for entry in sorted(entries, key=lambda entry: entry.modified, reverse=True):
+            digest = line.digest_of(entry.key)
+            if digest is None:
+                continue
+            manifest, fault = _manifest(store, entry.key)
+            is_live = live is not None and live.release.bundle_digest == digest
+            found.append(Listed(fingerprint, digest, entry.modified, is_live, manifest, fault))
+    return tuple(found)
+
+
+def listing_text(found: Sequence[Listed], where: str) -> str:
+    """A line each: hardware, cost model, when it came, its error on unseen tables, whether it is live; and the device."""
+    if not found:
+        return f"{where}: no cost model is published there"
+    lines = ["hardware          cost model    published             error  batch"]
+    for one in found:
+        moment = one.modified.strftime("%Y-%m-%dT%H:%M:%SZ")
+        line = f"{one.fingerprint}  {one.digest[:12]}  {moment}"
+        if one.manifest is None:
+            lines.append(f"{line}  {one.fault}")
+            continue
+        error, bench = one.manifest.report.unseen_tables_error, one.manifest.bench
+        shown = "-" if error is None else f"{error:.1%}"
+        lines.append(
+            f"{line}  {shown:>5}  {one.manifest.batch_size:>6,}  {bench.hardware.name} ({bench.backend})"
+            f"{'  live' if one.is_live else ''}"
+        )
+    return "\n".join(lines)
+
+
+def listing_json(found: Sequence[Listed]) -> str:
+    """A list of objects, with the whole manifest of each."""
+    rows = [
+        {
+            "fingerprint": one.fingerprint,
+            "digest": one.digest,
+            "published": one.modified.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "live": one.is_live,
+            "error": one.manifest.report.unseen_tables_error if one.manifest else None,
+            "fault": one.fault or None,
+            "manifest": one.manifest.model_dump(mode="json") if one.manifest else None,
+        }
+        for one in found
+    ]
+    return canonical_json(rows).decode()
+
+
+def _manifest(store: Store, key: str) -> tuple[Manifest | None, str]:
+    where = f"{store.url}/{key}"
+    try:
+        raw = check_format(decode_json(store.read(key), where), MANIFEST_VERSIONS, where)
+        return Manifest.parse(raw, where), ""
+    except (InvalidInput, NotFound) as error:
+        return None, str(error)
+
+
+def _kept(digest: str) -> Path | None:
+    """The folder of this machine for the bundle, or None where there is no home to keep it in."""
+    try:
+        folder = default_cache_dir() / "models" / digest
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (OSError, RuntimeError):
+        return None
+    return folder
+
+
+def _holds(folder: Path, digest: str) -> bool:
+    """Whether the folder holds the whole bundle; that its tensors are right is `load_cost_model`'s to check."""
+    with suppress(OSError, NeuroshardError):
+        manifest, tensors = ((folder / name).read_bytes() for name in reversed(BUNDLE_FILES))
+        if sha256(manifest) == digest:
+            return bool(decode_json(manifest, "").get("tensors_sha256") == sha256(tensors))
+    return False
+
+
+def _copy(files: Files, folder: Path) -> None:
+    """Under names of our own: a key of the store never becomes a path."""
+    for name, data in zip(BUNDLE_FILES, files.values(), strict=True):
+        write_bytes(folder / name, data)

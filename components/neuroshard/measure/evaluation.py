@@ -1,0 +1,103 @@
+"""What came of running a plan: measured beside predicted, device by device, as a value and as text of 80 columns."""
+
+import textwrap
+from collections.abc import Iterator
+
+from neuroshard.core.cost import Bench
+from neuroshard.core.plan import DeviceCost
+from neuroshard.core.units import format_bytes
+from neuroshard.core.value import Value
+
+WIDTH = 80
+
+
+class DeviceEvaluation(Value):
+    """One device of a plan. `measured` lacks the exchange (0 ms) where that was not measured; `error` is said instead of ms."""
+
+    device: int
+    shards: int
+    dim: int  # summed over its shards
+    measured: DeviceCost | None = None
+    predicted: DeviceCost | None = None
+    error: str | None = None
+
+
+class Evaluation(Value):
+    """A plan measured. `exchange_measured` False: only compute was, and only compute is compared."""
+
+    plan_digest: str
+    bench: Bench
+    exact: bool  # by the formula, without noise
+    exchange_measured: bool
+    predicted_for: str  # backend and device of the plan's cost model
+    devices: tuple[DeviceEvaluation, ...]
+
+    @property
+    def errors(self) -> int:
+        return sum(device.error is not None for device in self.devices)
+
+    def ms(self, cost: DeviceCost) -> float:
+        """What is compared of a device: its total, or only its compute."""
+        return cost.total_ms if self.exchange_measured else cost.compute_ms
+
+    def slowest(self, which: str) -> tuple[int, float] | None:
+        """Device and ms of the slowest, as `measured` or `predicted`; None where no device has such a cost."""
+        costs = [(d.device, self.ms(getattr(d, which))) for d in self.devices if getattr(d, which) is not None]
+        return max(costs, key=lambda cost: cost[1], default=None)
+
+    @property
+    def foreign(self) -> bool:
+        """Was the plan predicted for other hardware than it was run on?"""
+        here = f"{self.bench.backend} ({self.bench.hardware.name})"
+        return any(one.predicted for one in self.devices) and self.predicted_for != here
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        kind = "by the formula, exact" if self.exact else f"measured on {self.bench.hardware.name}"
+        yield f"plan {self.plan_digest[:12]} {kind}, batch {self.bench.batch_size:,}"
+        yield "device shards    dims    compute  exchanges   measured  predicted  ratio"
+        yield f"{'(ms; ratio is measured / predicted)':>57}"
+        slowest = self.slowest("measured")
+        for one in self.devices:
+            place = f"{one.device:>6} {one.shards:>6} {one.dim:>7,} "
+            if one.measured is None:
+                yield place + f"error: {one.error}"
+                continue
+            exchanges = one.measured.total_ms - one.measured.compute_ms if self.exchange_measured else None
+            predicted = self.ms(one.predicted) if one.predicted else None
+            cells = [_ms(one.measured.compute_ms), _ms(exchanges), _ms(self.ms(one.measured)), _ms(predicted)]
+            ratio = f"{self.ms(one.measured) / predicted:6.2f}" if predicted else f"{'-':>6}"
+            yield place + " ".join([*cells, ratio]) + (" slowest" if slowest and slowest[0] == one.device else "")
+        yield from self._verdict()
+        for note in self._notes():
+            yield from textwrap.wrap(f"note: {note}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+    def _verdict(self) -> Iterator[str]:
+        measured, predicted = self.slowest("measured"), self.slowest("predicted")
+        if measured is None:
+            return
+        line = f"slowest device: {measured[0]}, {measured[1]:.3f} ms {'exact' if self.exact else 'measured'}"
+        if predicted is not None and measured[1] > 0:
+            line += f"; predicted: {predicted[0]}, {predicted[1]:.3f} ms"
+            line += "" if self.foreign else f" ({predicted[1] / measured[1] - 1:+.1%})"
+        yield line
+
+    def _notes(self) -> Iterator[str]:
+        if not self.exchange_measured:
+            yield (
+                f"the exchange among {len(self.devices)} devices was not measured, as there are not as many devices or "
+                "processes here"
+            )
+        if self.bench.capped_tables:
+            yield (
+                f"{len(self.bench.capped_tables)} tables were run with fewer rows, so that each device's fit "
+                f"{format_bytes(self.bench.memory_limit_bytes or 0)}"
+            )
+        if self.foreign:
+            yield f"predicted for {self.predicted_for}: elsewhere compare the devices with each other, not the ms"
+
+
+def _ms(value: float | None) -> str:
+    return f"{'-':>10}" if value is None else f"{value:10.3f}"

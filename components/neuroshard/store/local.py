@@ -1,0 +1,10 @@
+"""Where copies of what a store holds are kept on this machine."""
+
+import os
+from pathlib import Path
+
+
+def default_cache_dir() -> Path:
+    """$XDG_CACHE_HOME/neuroshard, by default ~/.cache/neuroshard. Raises RuntimeError where there is no home."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "neuroshard"

@@ -1,0 +1,294 @@
+"""Cost models released like plans: under their hardware, once under their digest, one of them live."""
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from helpers.costs import BENCH, random_model, with_error
+from helpers.kills import killed_everywhere
+from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound, Refused, UsageError
+from neuroshard.core.value import sha256
+from neuroshard.costmodel.bundle import save_cost_model
+from neuroshard.costmodel.published import list_published, open_published
+from neuroshard.deploy.bundles import Asked, promote_model, publish_model
+from neuroshard.deploy.gc import gc
+from neuroshard.deploy.golive import bring_back
+from neuroshard.deploy.lines import line_of
+from neuroshard.deploy.run import deploy
+from neuroshard.store.bundles import models_of
+from neuroshard.store.folder import FolderStore
+from neuroshard.store.line import all_releases, read_pointer
+from neuroshard.store.open import open_store
+
+NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
+FINGERPRINT = BENCH.hardware.fingerprint
+LINE = models_of(FINGERPRINT)
+MODELS = [with_error(random_model(2, 4, seed=seed), 0.05 + seed / 100) for seed in range(4)]
+POOR, UNKNOWN = with_error(random_model(2, seed=9), 0.4), random_model(2, seed=8)
+
+
+@pytest.fixture(autouse=True)
+def _no_copies_of_other_tests(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Folders as `pretrain` writes them, by the model's name."""
+    made = {}
+    for model in (*MODELS, POOR, UNKNOWN):
+        made[model.name] = tmp_path / "models" / model.name
+        save_cost_model(made[model.name], model)
+    return made
+
+
+@pytest.fixture
+def store(tmp_path) -> FolderStore:
+    return FolderStore(tmp_path / "store")
+
+
+def publish(store, folders, *models):
+    return [publish_model(folders[model.name], store, now=NOW) for model in models][-1]
+
+
+def live_model(store) -> str:
+    return open_published(f"{store.url}#{FINGERPRINT}").name
+
+
+def test_a_published_model_is_live_for_its_hardware_and_opens_as_it_was(store, folders):
+    release = publish(store, folders, MODELS[0])
+
+    assert (release.name, release.bundle_digest, release.number) == (f"hardware/{FINGERPRINT}", MODELS[0].name, 1)
+    assert {entry.key for entry in store.list("hardware/")} == {
+        f"hardware/{FINGERPRINT}/{MODELS[0].name}/model.json",
+        f"hardware/{FINGERPRINT}/{MODELS[0].name}/nets.safetensors",
+        f"hardware/{FINGERPRINT}/live.json",
+        f"hardware/{FINGERPRINT}/releases/00000001.json",
+    }
+    assert open_published(f"{store.url}#{FINGERPRINT}").manifest == MODELS[0].manifest
+
+
+def test_publishing_what_is_live_changes_nothing(store, folders):
+    assert publish(store, folders, MODELS[0]) == publish(store, folders, MODELS[0])
+
+
+def test_rollbacks_walk_back_and_promote_goes_anywhere(store, folders):
+    publish(store, folders, *MODELS[:3])
+    assert bring_back(store, LINE, now=NOW).action == "rollback"
+    assert live_model(store) == MODELS[1].name
+    bring_back(store, LINE, now=NOW)
+    assert live_model(store) == MODELS[0].name
+    promote_model(store, FINGERPRINT, MODELS[2].name[:8], now=NOW)
+    assert live_model(store) == MODELS[2].name
+    with pytest.raises(NotFound, match="no cost model '00000000'"):
+        promote_model(store, FINGERPRINT, "0" * 8, now=NOW)
+
+    assert [(r.number, r.action) for r in all_releases(store, LINE)] == [
+        (6, "promote"), (5, "rollback"), (4, "rollback"), (3, "publish"), (2, "publish"), (1, "publish"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "found"), [(POOR, "is 40.0%"), (UNKNOWN, "is not known")])
+def test_a_model_with_too_large_an_error_is_published_but_not_live_unless_forced(store, folders, model, found):
+    publish(store, folders, MODELS[0])
+    with pytest.raises(Refused, match=rf"error on unseen tables {found}, and at most 20\.0% .*release 1 stays live"):
+        publish(store, folders, model)
+    assert live_model(store) == MODELS[0].name
+    assert model.name in {one.digest for one in list_published(store)}
+
+    release = publish_model(folders[model.name], store, now=NOW, asked=Asked(force=True))
+    assert (release.forced, live_model(store)) == (True, model.name)
+
+
+def test_the_limit_is_the_users(store, folders):
+    publish_model(folders[POOR.name], store, now=NOW, asked=Asked(max_error=0.5))
+    with pytest.raises(UsageError, match="--max-error"):
+        publish_model(folders[POOR.name], store, now=NOW, asked=Asked(max_error=0.0))
+
+
+def test_the_slower_of_two_publishers_is_told_who_won(store, folders):
+    class Slow:
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def swap(self, *arguments):
+            publish(store, folders, MODELS[1])
+            store.swap(*arguments)
+
+    with pytest.raises(Conflict, match=f"cost model {MODELS[1].name[:12]}.* went live in the meantime"):
+        publish_model(folders[MODELS[0].name], Slow(), now=NOW)
+    assert live_model(store) == MODELS[1].name
+
+
+def test_a_kill_leaves_the_old_or_the_new_model_live(tmp_path, folders):
+    start = tmp_path / "start"
+    publish(FolderStore(start), folders, MODELS[0])
+
+    seen = []
+    for root in killed_everywhere(start, tmp_path, lambda store: publish(store, folders, MODELS[1])):
+        seen.append(live_model(FolderStore(root)))
+        publish(FolderStore(root), folders, MODELS[1], MODELS[2])
+        assert [r.number for r in all_releases(FolderStore(root), LINE)] == [3, 2, 1]
+    switch = seen.index(MODELS[1].name)
+    assert seen == [MODELS[0].name] * switch + [MODELS[1].name] * (len(seen) - switch)
+    assert 8 < switch < len(seen) - 1
+
+
+def test_gc_takes_old_models_whole(store, folders):
+    publish(store, folders, *MODELS)
+    long_ago = datetime.now(UTC).timestamp() - 30 * 86_400
+    for path in store.root.rglob("*.*"):
+        os.utime(path, (long_ago, long_ago))
+    gone = gc(store, line_of(f"hardware/{FINGERPRINT}"), keep=1, age_seconds=86_400, now=datetime.now(UTC), apply=True)
+
+    assert {model.name for model in MODELS[:2]} == {
+        LINE.digest_of(e.key) for e in gone.entries if LINE.digest_of(e.key)
+    }
+    assert {one.digest for one in list_published(store)} == {model.name for model in MODELS[2:]}
+    assert live_model(store) == MODELS[3].name
+
+
+def test_on_s3_too(aws, moto, folders):
+    store = open_store(aws(moto))
+    publish(store, folders, *MODELS[:2])
+
+    assert live_model(store) == MODELS[1].name
+    assert bring_back(store, LINE, now=NOW).bundle_digest == MODELS[0].name
+    assert [one.is_live for one in list_published(store)].count(True) == 1
+
+
+def test_a_models_plans_and_a_hardwares_models_do_not_meet(store, folders):
+    from helpers.plans import make_plan
+
+    publish(store, folders, MODELS[0])
+    for name in ("hardware", f"hardware/{FINGERPRINT}", "hardware/../m"):
+        with pytest.raises(UsageError, match="not a usable model name"):
+            deploy(make_plan(), store, name, now=NOW)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc", "", "x", "0" * 15, "0" * 17, f"{FINGERPRINT}/..", "G" * 16, FINGERPRINT + "\n"]
+)
+def test_what_is_no_fingerprint_is_no_folder(name):
+    with pytest.raises(UsageError, match="fingerprint"):
+        models_of(name)
+
+
+def change(path, **fields):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "word"),
+    [
+        ({"feature_version": 999}, NewerFormat, "feature_version 999 is from a newer neuroshard"),
+        ({"format_version": 999}, NewerFormat, "format_version 999"),
+        ({"hardware_fingerprint": "0" * 16}, InvalidInput, "not that of its hardware"),
+        ({"hardware_fingerprint": "../../../x"}, InvalidInput, "not that of its hardware"),
+        ({"tensors_sha256": "0" * 64}, InvalidInput, "nets.safetensors"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_not_published(store, folders, fields, kind, word):
+    folder = folders[MODELS[0].name]
+    change(folder / "model.json", **fields)
+    with pytest.raises(kind, match=word):
+        publish_model(folder, store, now=NOW)
+
+    assert not store.root.exists()
+
+
+def test_a_bundle_that_was_changed_in_the_store_is_never_opened(store, folders):
+    publish(store, folders, MODELS[0])
+    nets, manifest = (store.root / key for key in LINE.keys(MODELS[0].name))
+    good = nets.read_bytes(), manifest.read_bytes()
+    for path in (nets, manifest):
+        path.write_bytes(path.read_bytes()[:-1] + b" ")
+        with pytest.raises(InvalidInput, match=r"not the cost model that was|tensors_sha256"):
+            live_model(store)
+        nets.write_bytes(good[0])
+        manifest.write_bytes(good[1])
+
+
+def forge(store, **fields) -> str:
+    """A bundle in the store, and live there, whose model.json somebody wrote by hand."""
+    nets, manifest = (store.read(key) for key in LINE.keys(read_pointer(store, LINE).release.bundle_digest))
+    data = json.dumps({**json.loads(manifest), **fields}).encode()
+    for key, bytes_ in zip(LINE.keys(sha256(data)), (nets, data), strict=True):
+        store.create(key, bytes_)
+    live = read_pointer(store, LINE)
+    forged = live.release.model_copy(update={"bundle_digest": sha256(data)})
+    store.swap(LINE.live_key, forged.canonical_json(), live.token)
+    return sha256(data)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "word"),
+    [
+        ({"hardware_fingerprint": "0" * 16}, InvalidInput, rf"hardware '0{{16}}', but lies under {FINGERPRINT}"),
+        ({"feature_version": 0}, InvalidInput, "trained on other features"),
+        ({"feature_version": 999}, NewerFormat, "feature_version 999"),
+        ({"bench": None}, InvalidInput, "bench"),
+    ],
+)  # fmt: skip
+def test_a_foreign_model_that_is_live_is_told_by_where_it_lies(store, folders, fields, kind, word):
+    publish(store, folders, MODELS[0])
+    digest = forge(store, **fields)
+    with pytest.raises(kind, match=rf"hardware/{FINGERPRINT}/{digest}/model\.json: .*{word}"):
+        live_model(store)
+
+
+def test_hostile_names_in_a_bundle_reach_no_file(store, folders, tmp_path):
+    publish(store, folders, MODELS[0])
+    hostile = {"files": ["../../../evil"], "tensors": "/etc/passwd", "nets.safetensors": "../../evil", "../evil": 1}
+    digest = forge(store, **hostile)
+    before = {path for path in tmp_path.rglob("*") if "cache" not in path.parts}
+    open_published(f"{store.url}#{FINGERPRINT}")
+
+    assert {path for path in tmp_path.rglob("*") if "cache" not in path.parts} == before
+    kept = {str(path.relative_to(tmp_path / "cache")) for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+    assert kept == {f"neuroshard/models/{digest}/{name}" for name in ("model.json", "nets.safetensors")}
+
+
+def test_a_model_is_fetched_once_and_a_damaged_copy_again(store, folders, tmp_path, monkeypatch):
+    publish(store, folders, MODELS[0])
+    keys, read = [], FolderStore.read
+    monkeypatch.setattr(FolderStore, "read", lambda self, key, *rest: keys.append(key) or read(self, key, *rest))
+    live_model(store)
+    assert len(keys) == 3
+    del keys[:]
+    live_model(store)
+    assert keys == [LINE.live_key]
+    (copy,) = (tmp_path / "cache").rglob("nets.safetensors")
+    copy.write_bytes(b"damaged")
+
+    assert live_model(store) == MODELS[0].name
+    assert copy.read_bytes() == store.read(LINE.keys(MODELS[0].name)[0])
+
+
+@pytest.mark.parametrize("name", ["test device", "Test-Device", "device", FINGERPRINT])
+def test_hardware_goes_by_its_name_or_fingerprint(store, folders, name):
+    publish(store, folders, MODELS[0])
+
+    assert open_published(f"{store.url}#{name}").name == MODELS[0].name
+
+
+def test_hardware_that_is_not_there_or_not_the_only_one_is_told(store, folders, tmp_path):
+    with pytest.raises(NotFound, match="no cost model of hardware 'h200' is live there; there is none of any hardware"):
+        open_published(f"{store.url}#h200")
+    publish(store, folders, MODELS[0])
+    with pytest.raises(NotFound, match=f"there is {FINGERPRINT} test device"):
+        open_published(f"{store.url}#h200")
+    with pytest.raises(NotFound, match="publish-model"):
+        open_published(f"{store.url}#{'0' * 16}")
+
+    other = BENCH.model_copy(update={"hardware": BENCH.hardware.model_copy(update={"name": "test device 2"})})
+    from neuroshard.costmodel.bundle import cost_model
+
+    second = with_error(cost_model(MODELS[0].nets, other, 128, MODELS[0].report, MODELS[0].manifest.provenance), 0.1)
+    save_cost_model(tmp_path / "second", second)
+    publish_model(tmp_path / "second", store, now=NOW + timedelta(hours=1))
+    with pytest.raises(UsageError, match="'device' names 2 kinds of hardware; give a fingerprint"):
+        open_published(f"{store.url}#device")
+    assert open_published(f"{store.url}#device 2").name == second.name

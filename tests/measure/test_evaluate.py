@@ -1,0 +1,139 @@
+"""Plans run for real, or by the formula: measured beside predicted, device by device."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from neuroshard.core.errors import UsageError
+from neuroshard.core.plan import DeviceCost, Plan, Provenance, Shard
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.files.disk import write_bytes
+from neuroshard.measure import formula
+from neuroshard.measure.backends import Settings
+from neuroshard.measure.evaluate import device_tables, evaluate
+
+MIB = 2**20
+TABLES = (
+    Table(name="a", rows=2000, dim=64, pooling_factor=8.0, pooling="mean"),
+    Table(name="b", rows=300_000, dim=32, pooling_factor=2.0),
+    Table(name="c", rows=1, dim=4, pooling_factor=0.25, element_bytes=2),
+)
+# device 0: half of a, and c; device 1: the other half and b; device 2: nothing
+SHARDS = (
+    Shard(table="a", rows=2000, dim=32, device=0),
+    Shard(table="c", rows=1, dim=4, device=0),
+    Shard(table="a", rows=2000, column_offset=32, dim=32, device=1),
+    Shard(table="b", rows=300_000, dim=32, device=1),
+)
+
+
+def plan_of(tables: tuple[Table, ...] = TABLES, shards: tuple[Shard, ...] = SHARDS, devices: int = 3) -> Plan:
+    cost = DeviceCost(compute_ms=1.0, forward_comm_ms=0.5, backward_comm_ms=0.5)
+    return Plan(
+        task=ShardingTask(tables=tables, device_memory_bytes=(2**42,) * devices, batch_size=256),
+        shards=shards,
+        predicted=(cost,) * devices,
+        predicted_ms=(2.0,) * devices,
+        provenance=Provenance(
+            neuroshard_version="0",
+            algorithm="by hand",
+            cost_model_backend="synthetic",
+            cost_model_device=formula.DEVICE_NAME,
+        ),
+    )
+
+
+def settings(**changes: object) -> Settings:
+    return Settings(**{"batch_size": 256, "repeats": 3, "timeout_seconds": 30, **changes})  # type: ignore[arg-type]
+
+
+def test_a_device_holds_its_shards_and_of_rows_a_share_of_the_lookups() -> None:
+    rows = (
+        Shard(table="b", rows=100_000, dim=32, device=0),
+        Shard(table="b", row_offset=100_000, rows=200_000, dim=32, device=1),
+    )
+    (whole, _), (other, *_), nothing = device_tables(plan_of())
+    assert (whole.name, whole.dim, other.dim, nothing) == ("a", 32, 32, [])
+    one, two, _ = device_tables(plan_of((TABLES[1],), rows))
+    assert [(t.rows, t.pooling_factor) for t in (*one, *two)] == [
+        (100_000, pytest.approx(2 / 3)),
+        (200_000, pytest.approx(4 / 3)),
+    ]
+
+
+def test_on_the_formula_it_is_exact() -> None:
+    plan = plan_of()
+    one = evaluate(plan, "synthetic", settings())
+    compute = [d.measured.compute_ms for d in one.devices if d.measured]
+    expected = [formula.compute_ms(tables, 256) for tables in device_tables(plan)[:2]]
+    assert compute == pytest.approx([*expected, 0.0])
+    ready = np.array(compute) + [d.measured.backward_comm_ms for d in one.devices if d.measured]
+    forward = formula.forward_comm_ms(np.array([36.0, 64.0, 0.0]), ready - ready.min(), 256)
+    assert [d.measured.forward_comm_ms for d in one.devices if d.measured] == pytest.approx(forward.tolist())
+    assert (one.exact, one.exchange_measured, one.foreign, one.errors) == (True, True, False, 0)
+    assert one == evaluate(plan, "synthetic", settings())
+    assert "by the formula, exact" in str(one)
+
+
+def test_on_this_machine_every_device_and_the_exchange_are_measured() -> None:
+    one = evaluate(plan_of(), "cpu", settings(memory_limit_bytes=16 * MIB), rounds=2)
+    first, second, empty = (device.measured for device in one.devices)
+    assert first is not None
+    assert second is not None
+    assert empty is not None
+    assert 0 < first.compute_ms < 1000
+    assert empty.compute_ms == 0
+    assert min(cost.backward_comm_ms for cost in (first, second, empty)) > 0
+    assert one.exchange_measured
+    told = str(one)
+    assert "1 tables were run with fewer rows" in told
+    assert "predicted for synthetic (formula of an H100): elsewhere compare the devices" in " ".join(told.split())
+    assert max(map(len, told.splitlines())) <= 80
+
+
+def test_more_devices_than_processes_are_measured_without_their_exchange() -> None:
+    one = evaluate(plan_of(), "cpu", settings(), rounds=1, most_processes=2)
+    assert not one.exchange_measured
+    assert [d.measured.backward_comm_ms for d in one.devices if d.measured] == [0.0] * 3
+    assert one.slowest("predicted") == (0, 1.0)
+    assert "the exchange among 3 devices was not measured" in str(one)
+
+
+def test_what_does_not_fit_is_that_device_s_error() -> None:
+    endless = TABLES[1].model_copy(update={"pooling_factor": 1e9})
+    one = evaluate(plan_of((TABLES[0], endless, TABLES[2])), "cpu", settings(), rounds=1)
+    assert [(d.error or "")[:13] for d in one.devices] == ["", "out of memory", ""]
+    assert one.errors == 1
+    assert "error: out of memory" in str(one)
+
+
+def test_one_device_exchanges_nothing() -> None:
+    shards = tuple(Shard(table=t.name, rows=t.rows, dim=t.dim, device=0) for t in TABLES)
+    (device,) = evaluate(plan_of(TABLES, shards, devices=1), "synthetic", settings()).devices
+    assert device.measured is not None
+    assert device.measured.total_ms == device.measured.compute_ms
+    assert device.measured.compute_ms == pytest.approx(formula.compute_ms(TABLES, 256))
+
+
+def test_no_rounds_are_refused() -> None:
+    with pytest.raises(UsageError, match="rounds must be at least 1, not 0"):
+        evaluate(plan_of(), "synthetic", settings(), rounds=0)
+
+
+def test_the_command_line_prints_a_table_or_json(
+    neuroshard: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path
+) -> None:
+    plan = plan_of()
+    write_bytes(tmp_path / "plan.json", plan.canonical_json())
+    table = neuroshard("evaluate", tmp_path / "plan.json", "--backend", "synthetic", "-o", tmp_path / "e.json")
+    assert (table.returncode, table.stderr) == (0, "")
+    assert table.stdout.startswith(f"plan {plan.digest()[:12]} by the formula, exact, batch 256\n")
+    printed = neuroshard("evaluate", tmp_path / "plan.json", "--backend", "synthetic", "--json")
+    assert json.loads(printed.stdout) == json.loads((tmp_path / "e.json").read_text())
+    broken = neuroshard("evaluate", tmp_path / "none.json", "--backend", "synthetic")
+    assert (broken.returncode, broken.stderr.count("\n")) == (1, 1)
