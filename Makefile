@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check fix compile bench bench-release submit lock clean
+.PHONY: help setup run test check fix compile bench bench-release bench-search submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -48,6 +48,9 @@ bench: .venv/dev.done ## run every script of tests/bench
 
 bench-release: .venv/dev.done ## races, kills, faults and damaged files against stores and releases, as a table; ARGS=--quick
 	@$(BIN)/python tests/bench/release.py $(ARGS)
+
+bench-search: .venv/dev.done ## our search beside its peers; ARGS="--tables-dir FOLDER" of public table sets, --quick for some of it
+	@$(BIN)/python tests/bench/search.py $(ARGS)
 
 submit: .venv/run.done ## run the compiled pipeline on the cluster at KFP_ENDPOINT; ARGS="store=s3://bucket/prefix devices=8"
 	@: "$${KFP_ENDPOINT:?give the address of the Kubeflow Pipelines API, as in KFP_ENDPOINT=http://localhost:8080 make submit}"

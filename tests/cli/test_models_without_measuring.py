@@ -20,7 +20,9 @@ def folder(tmp_path: Path) -> Path:
 def test_a_plan_says_that_its_costs_come_from_a_datasheet(folder: Path, neuroshard) -> None:
     done = neuroshard(*SEARCH.split(), "analytic:h100", "--batch-size", 65536, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "cost model analytic:h100, computed from datasheets, not measured (H100 SXM)" in " ".join(done.stdout.split())
+    assert "cost model analytic:h100, computed from datasheets, not measured (H100 SXM)" in " ".join(
+        done.stdout.split()
+    )
 
 
 def test_a_plan_under_given_costs_says_so_and_balances_them(folder: Path, neuroshard) -> None:
@@ -38,7 +40,9 @@ def test_a_plan_under_given_costs_says_so_and_balances_them(folder: Path, neuros
         ("given:none.json", 1, ["none.json", "no such file"]),
     ],
 )
-def test_a_model_that_cannot_be_gets_one_line(folder: Path, neuroshard, model: str, code: int, words: list[str]) -> None:
+def test_a_model_that_cannot_be_gets_one_line(
+    folder: Path, neuroshard, model: str, code: int, words: list[str]
+) -> None:
     done = neuroshard(*SEARCH.split(), model, cwd=folder)
     assert done.returncode == code
     assert len(done.stderr.splitlines()) == 1

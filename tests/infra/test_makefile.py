@@ -17,6 +17,7 @@ TARGETS = [
     "compile",
     "bench",
     "bench-release",
+    "bench-search",
     "submit",
     "lock",
     "clean",

@@ -1,0 +1,274 @@
+"""Our search beside its peers: cost by the nets and by the truth, time, memory, scale, and a production plan.
+
+    make bench-search ARGS="--tables-dir /path/to/table-sets"      (--quick: under two minutes; --only paper,time; --tasks 20)
+
+`--tables-dir` holds the public table sets by name (meta-production-1935.json, nvidia-synthetic-*.json): third-party data, never
+committed. Without it there is MLPerf, which is built in. Cost nets are trained first, on noisy costs of the synthetic backend,
+and kept. Answers are kept a line each, so a run that was cut off goes on; another version of the code asks anew. Tables come
+out as Markdown.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.searching import picture, production, tables, tasks
+from bench.searching.jobs import Job, answers
+from bench.searching.methods import Figures, run
+from bench.searching.nets import trained
+from bench.searching.tables import OURS, PUBLISHED, percent, times, verdict
+from neuroshard.files.disk import write_bytes
+
+COMPARED = (OURS, PUBLISHED, *tables.HEURISTICS, "torchrec")
+ALL_TYPES, ALL_TYPES_TASKS = "torchrec, all types", 5  # it takes half a minute on 16 devices
+BUDGET_S = {4: 2.0, 8: 4.0, 16: 6.0}  # of ours in the cost comparison, by devices
+ONE_AT_A_TIME = "paper, one at a time"
+TARGET_HEADER = ["| | measured | target | |", "|---|---|---|---|"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to run, and where things lie."""
+
+    folder: Path
+    out: Path
+    tasks: int
+    quick: bool
+
+    def nets(self, pool: str) -> Path:
+        """The folder of the cost nets of a pool."""
+        devices = {
+            "meta": (4, 8, 16, 32, 64, 128),
+            "mlperf": (8,),
+            "meta-production": (96,),
+            "zoo": tuple(tasks.ZOO.values()),
+        }
+        cases = (1000, 100) if self.quick else (8000, 700)
+        if self.quick:
+            devices["meta"] = (4, 8, 16)
+        return trained(
+            tasks.pool(pool, self.folder),
+            devices[pool],
+            self.out,
+            compute_cases=cases[0],
+            comm_cases=cases[1] * len(devices[pool]),
+            batch_size=tasks.BATCH_SIZE,
+        )
+
+    def ask(self, what: str, pool: str, jobs: Sequence[Job], *, workers: int = 1, fresh: bool = False) -> list[Figures]:
+        nets = self.nets(pool)
+        return answers(what, jobs, self.folder, nets, self.out / "answers.jsonl", workers=workers, fresh=fresh)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables-dir", type=Path, help="folder of the public table sets")
+    parser.add_argument(
+        "--out", type=Path, default=Path("bench"), help="folder for nets, answers, search.json, search.svg"
+    )
+    parser.add_argument("--quick", action="store_true", help="a few tasks of each, to see that it runs")
+    parser.add_argument("--tasks", type=int, help="tasks for each number of devices [default: 100, or 3 with --quick]")
+    parser.add_argument("--only", help=f"sections, of {', '.join(SECTIONS)}")
+    asked = parser.parse_args()
+    sections = asked.only.split(",") if asked.only else list(SECTIONS) if asked.tables_dir else ["named"]
+    if unknown := set(sections) - SECTIONS.keys():
+        parser.error(f"unknown section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    if asked.tables_dir is None and sections != ["named"]:
+        parser.error("give --tables-dir: only `named` goes without")
+    if asked.tables_dir is not None and not asked.tables_dir.is_dir():
+        parser.error(f"--tables-dir {asked.tables_dir} is no folder")
+
+    settings = Settings(asked.tables_dir or Path(), asked.out, asked.tasks or (3 if asked.quick else 100), asked.quick)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    report: dict[str, object] = {}
+    for section in sections:
+        lines, figures = SECTIONS[section](settings)
+        print("\n".join([f"\n### {section}\n", *lines]), flush=True)
+        report[section] = {"lines": lines, "answers": figures}
+        write_bytes(settings.out / "search.json", json.dumps(report, indent=1).encode())
+    print(f"\n{settings.out / 'search.json'} and {settings.out / 'search.svg'} written", file=sys.stderr)
+
+
+Section = tuple[list[str], list[Figures]]
+
+
+def compare(settings: Settings) -> Section:
+    """The paper's protocol: 4 and 8 devices, and 16 likewise."""
+    lines: list[str] = []
+    found: list[Figures] = []
+    verdicts = list(TARGET_HEADER)
+    for devices, budget_s in BUDGET_S.items():
+        options = {OURS: {"budget_s": budget_s / 4 if settings.quick else budget_s}}
+        count = min(settings.tasks, 40) if devices == 16 else settings.tasks
+        some = 0 if settings.quick else ALL_TYPES_TASKS
+        jobs = [
+            Job("compare", ("paper_protocol", devices, i), COMPARED + (ALL_TYPES,) * (i < some), options)
+            for i in range(count)
+        ]
+        of_devices = settings.ask(f"{devices} devices", "meta", jobs, workers=2)
+        low, high = tasks.PAPER_TABLES[devices]
+        lines += [
+            f"{devices} devices, {low}-{high} tables, {budget_s:g} s for ours:",
+            "",
+            *tables.methods_table(of_devices),
+            "",
+        ]
+        verdicts += tables.cost_verdicts(of_devices, devices)
+        found += of_devices
+    picture.draw(found, "Cost against CPU time, all tasks of 4, 8 and 16 devices", settings.out / "search.svg")
+    return lines + verdicts, found
+
+
+def clock(settings: Settings) -> Section:
+    """CPU time of the published search, a prediction at a time, and ours until it has as good a plan; a process each."""
+    sizes = {(35, 4): (10, 300), (57, 8): (8, 300), (200, 16): (3, 500)}  # tasks, and the target
+    if settings.quick:
+        sizes = {(35, 4): (1, 300)}
+    lines = [
+        "| tables x devices | paper, one at a time: median CPU s | its peak memory | ours: median CPU s to its cost (reached) "
+        "| our peak memory |",
+        "|---|---|---|---|---|",
+    ]
+    verdicts, found = list(TARGET_HEADER), []
+    for (count, devices), (most, target) in sizes.items():
+        pairs = []
+        for method in (ONE_AT_A_TIME, OURS):
+            options = {OURS: {"budget_s": 10.0}}
+            jobs = [Job("time", ("sized", count, devices, i), (method,), options) for i in range(most)]
+            pairs.append(settings.ask(f"{method}, {count} x {devices}", "meta", jobs, fresh=True))
+        found += [figures for side in pairs for figures in side]
+        both = [(p, o) for p, o in zip(*pairs, strict=True) if tables.solved(p) and tables.solved(o)]
+        if not both:
+            lines.append(f"| {count} x {devices} | none solved | - | - | - |")
+            continue
+        reached = [tables.reached(o, p["nets_ms"]) for p, o in both]
+        lines.append(
+            f"| {count} x {devices} ({len(both)} tasks) | {median(p['cpu_s'] for p, _ in both):.2f} "
+            f"| {tables.memory_text(both[0][0])} | {median(reached):.4f} ({sum(map(math.isfinite, reached))} of {len(both)}) "
+            f"| {tables.memory_text(both[0][1])} |"
+        )
+        faster = median(p["cpu_s"] / r for (p, _), r in zip(both, reached, strict=True))
+        verdicts.append(
+            verdict(f"{count} x {devices}: faster to paper's cost, median", faster, target, times, least=True)
+        )
+    return [*lines, "", *verdicts], found
+
+
+def named(settings: Settings) -> Section:
+    """MLPerf, the production model whole, NVIDIA's synthetic models."""
+    lines, found = [], []
+    fast = (OURS, PUBLISHED, *tables.HEURISTICS)
+    jobs = {"mlperf": [("mlperf",)]}
+    if not settings.quick and settings.folder != Path():
+        jobs |= {"zoo": [("zoo", size) for size in tasks.ZOO], "meta-production": [("production",)]}
+    for pool, draws in jobs.items():
+        for draw in draws:
+            small = draw in [("mlperf",), ("zoo", "small")]
+            methods = (*fast, "torchrec") if small else fast
+            budget_s = 1.0 if settings.quick else 10.0 if small else 20.0
+            job = Job("named", draw, methods, {OURS: {"budget_s": budget_s}})
+            of_task = settings.ask(str(draw[-1]), pool, [job], fresh=True)
+            found += of_task
+            lines += [
+                f"{of_task[0]['task']}, {of_task[0]['tables']} tables, {budget_s:g} s for ours:",
+                "",
+                *tables.methods_table(of_task),
+                "",
+            ]
+    return lines, found
+
+
+def scale(settings: Settings) -> Section:
+    """How soon a large task is near its cost of much later, and how that grows."""
+    lines, found = list(TARGET_HEADER), []
+    if settings.quick:
+        sizes = [("meta", ("sized", 200, 16, 0), 4.0, 2.0)]
+    else:
+        sizes = [("meta", ("sized", 800, 64, 0), 60.0, 2.0), ("zoo", ("zoo", "colossal"), 120.0, 20.0)]
+    for pool, draw, budget_s, target_s in sizes:
+        (figures,) = settings.ask(
+            str(draw), pool, [Job("scale", draw, (OURS,), {OURS: {"budget_s": budget_s}})], fresh=True
+        )
+        found.append(figures)
+        if not tables.solved(figures):
+            lines.append(f"| {figures['task']} | not solved: {figures['error']} | solved | MISS |")
+            continue
+        near = tables.reached(figures, 1.02 * figures["trace"][-1][1])
+        lines.append(
+            verdict(
+                f"{figures['task']}: within 2 % of its {budget_s:g} s cost after", near, target_s, "{:.2f} s".format
+            )
+        )
+        if draw[0] == "zoo":
+            lines.append(
+                verdict(f"{figures['task']}: peak memory", figures["peak_bytes"] / 2**30, 1.5, "{:.2f} GiB".format)
+            )
+    if settings.quick:
+        return lines, found
+    sweeps = {
+        "tables (16 devices)": [(n, 16) for n in (100, 200, 400, 800)],
+        "devices (400 tables)": [(400, d) for d in (8, 16, 32, 64)],
+    }
+    for what, points in sweeps.items():
+        jobs = [Job("growth", ("sized", n, d, 0), (OURS,), {OURS: {"budget_s": 15.0}}) for n, d in points]
+        of_sweep = settings.ask(f"growth in {what}", "meta", jobs, workers=2, fresh=True)
+        found += of_sweep
+        near = [tables.reached(f, 1.02 * f["trace"][-1][1]) for f in of_sweep]
+        axis = [max(p) if "devices (" not in what else p[1] for p in points]
+        shown = ", ".join(f"{size}: {seconds:.2f} s" for size, seconds in zip(axis, near, strict=True))
+        power = f"{tables.growth(axis, near):.2f} ({shown})"
+        lines.append(f"| CPU time to within 2 % of the 15 s cost grows with {what} to the power of | {power} | - | - |")
+    return lines, found
+
+
+def printed(settings: Settings) -> Section:
+    """The production plan under its own printed costs."""
+    plan = production.read_printed(settings.folder / "meta-production-1935.json")
+    lines = list(TARGET_HEADER)
+    for rank, ms, in_print in (
+        ("slowest", plan.rank_ms.max(), production.PRINTED_SLOWEST_MS),
+        ("mean", plan.rank_ms.mean(), production.PRINTED_MEAN_MS),
+    ):
+        assert round(float(ms), 1) == in_print, "the accounting is not that of the file"
+        lines.append(f"| printed plan, {rank} rank | {ms:.1f} ms | {in_print} ms as printed | reproduced |")
+    found = []
+    for narrow in (False, True):
+        figures = run(OURS, plan.task, plan.model(narrow), budget_s=2.0 if settings.quick else 20.0)
+        name = "ours, narrow columns penalised" if narrow else "ours"
+        found.append({"section": "production", "method": name, **figures})
+        if "nets_ms" not in figures:
+            lines.append(f"| {name} | not solved: {figures['error']} | at most {production.TARGET_MS:.0f} ms | MISS |")
+            continue
+        shown = "{:,.1f} ms".format
+        lines.append(
+            f"| {name}, slowest rank | {shown(figures['nets_ms'])} | - | {figures['cpu_s']:.1f} s |"
+            if narrow
+            else verdict(
+                f"{name}, slowest rank, {figures['cpu_s']:.1f} s", figures["nets_ms"], production.TARGET_MS, shown
+            )
+        )
+    lines.append(
+        f"| memory of a rank, as its fullest in print | {percent(1.0)} of {plan.rank_bytes.max() / 1e9:.2f} GB | - | - |"
+    )
+    return lines, found
+
+
+SECTIONS: dict[str, Callable[[Settings], Section]] = {
+    "compare": compare,
+    "time": clock,
+    "named": named,
+    "scale": scale,
+    "production": printed,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Every method on one task, with what it took: a dictionary that goes into the run's JSON lines.
+
+Peers that need torch import it when they run, so that the memory of a process that searches is its own.
+"""
+
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.searching.scoring import Row, cost_ms, fault, rows_of
+from neuroshard.core.errors import Infeasible
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.bundle import TrainedCostModel
+from neuroshard.costmodel.protocol import CostModel
+from neuroshard.measure.formula import Formula
+from neuroshard.search.baselines import KEYS
+from neuroshard.search.run import search
+
+Figures = dict[str, Any]
+
+
+@dataclass
+class Found:
+    """Rows of a plan, or none; what the method itself says of it."""
+
+    rows: Sequence[Row] | None
+    said: Figures = field(default_factory=dict)
+
+
+def ours(task: ShardingTask, model: CostModel, budget_s: float | None = None) -> Found:
+    """With the trace of its improvements in CPU seconds, and its proven bound."""
+    trace: list[tuple[float, float]] = []
+    began = time.process_time()
+    plan = search(
+        task,
+        model,
+        time_budget_s=budget_s,
+        on_improvement=lambda _, cost: trace.append((time.process_time() - began, cost)),
+    )
+    return Found(rows_of(plan), {"trace": trace})
+
+
+def by_name(algorithm: str) -> Callable[[ShardingTask, CostModel], Found]:
+    return lambda task, model: Found(rows_of(search(task, model, algorithm=algorithm)))
+
+
+def one_at_a_time(task: ShardingTask, model: TrainedCostModel) -> Found:
+    """The published search, a prediction at a time."""
+    from bench.searching.peers_paper import Predictor, PublishedSearch
+
+    published = PublishedSearch(task, Predictor(task, model))
+    found = published.search()
+    if found is None:
+        raise Infeasible("paper found no plan")
+    return Found(found[1], {"predictions": published.asked})
+
+
+def torchrec(task: ShardingTask, model: CostModel) -> Found:
+    """The best of its plans by the cost model, over the widths of a column split."""
+    from bench.searching import peers_torchrec
+
+    plans = [rows for width in peers_torchrec.WIDTHS if (rows := peers_torchrec.plan(task, width)[0]) is not None]
+    if not plans:
+        raise Infeasible("TorchRec's planner found no plan")
+    return Found(min(plans, key=lambda rows: cost_ms(model, task, rows)))
+
+
+def torchrec_all_types(task: ShardingTask, model: CostModel) -> Found:
+    """Row-wise and the rest allowed: a plan that only its own figure can tell the cost of, unless it has column splits alone."""
+    from bench.searching import peers_torchrec
+
+    rows, own_ms = peers_torchrec.plan(task, 32, None)
+    if own_ms is None:
+        raise Infeasible("TorchRec's planner found no plan")
+    return Found(rows, {"own_ms": own_ms})
+
+
+METHODS: dict[str, Callable[..., Found]] = {
+    "neuroshard": ours,
+    "paper": by_name("paper"),
+    "paper, one at a time": one_at_a_time,
+    **{name: by_name(name) for name in KEYS},
+    "torchrec": torchrec,
+    "torchrec, all types": torchrec_all_types,
+}
+
+
+def run(method: str, task: ShardingTask, model: CostModel, **options: Any) -> Figures:
+    """Costs by the nets and by the truth, CPU and wall seconds, memory. A plan that breaks a rule counts as none."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    cpu, wall = time.process_time(), time.perf_counter()
+    error = None
+    try:
+        found = METHODS[method](task, model, **options)
+    except Infeasible as infeasible:
+        found, error = Found(None), str(infeasible)[:200]
+    figures: Figures = {
+        "cpu_s": time.process_time() - cpu,
+        "wall_s": time.perf_counter() - wall,
+        "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "peak_before_bytes": 1024 * before,
+        **found.said,
+    }
+    if found.rows is not None and (error := fault(task, found.rows)) is None:
+        figures["nets_ms"] = cost_ms(model, task, found.rows)
+        figures["truth_ms"] = cost_ms(Formula(task.batch_size), task, found.rows)
+        figures["shards"] = len(found.rows)
+    return figures | {"error": error}

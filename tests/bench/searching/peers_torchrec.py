@@ -1,0 +1,119 @@
+"""TorchRec's planner on a task, without a GPU and without a process group.
+
+Its storage estimator is replaced by the one memory accounting that all methods share (weights and optimizer state); it is given
+the true pooling factors, and table-wise + column-wise + fused only. A column split is into blocks of one width,
+`min_partition`, so it is asked at four widths, and the best of its plans counts.
+"""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import PlannerError, ShardEstimator, Storage
+
+from bench.searching.scoring import Row
+from neuroshard.core.task import ShardingTask
+
+COLUMN_TYPES = ("table_wise", "column_wise")
+WIDTHS = (64, 32, 16, 8)
+
+
+class SameMemory(ShardEstimator):
+    """Weights and optimizer state, as core.Table counts them."""
+
+    def __init__(self, task: ShardingTask) -> None:
+        self.tables = dict(zip(_names(task), task.tables, strict=True))
+
+    def estimate(self, sharding_options, sharder_data_map=None, **_) -> None:  # type: ignore[no-untyped-def]
+        for option in sharding_options:
+            for shard in option.shards:
+                rows, dim = shard.size
+                shard.storage = Storage(hbm=self.tables[option.name].shard_bytes(rows, dim), ddr=0)
+
+
+def plan(
+    task: ShardingTask, width: int, types: Sequence[str] | None = COLUMN_TYPES
+) -> tuple[list[Row] | None, float | None]:
+    """Rows of its plan (None where a table was split by rows) and its own figure in ms; both None where it finds no plan.
+
+    `types` None allows all of them.
+    """
+    names = _names(task)
+    module = EmbeddingBagCollection(
+        device=torch.device("meta"),
+        tables=[
+            EmbeddingBagConfig(name=name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[name])
+            for name, t in zip(names, task.tables, strict=True)
+        ],
+    )
+    constraints = {
+        name: ParameterConstraints(
+            sharding_types=None if types is None else list(types),
+            compute_kernels=["fused"],
+            min_partition=min(width, t.dim),
+            pooling_factors=[t.pooling_factor],
+        )
+        for name, t in zip(names, task.tables, strict=True)
+    }
+    with _quiet():
+        topology = Topology(world_size=task.devices, compute_device="cuda", hbm_cap=min(task.device_memory_bytes))
+        batch_size = max(1, task.batch_size // task.devices)  # TorchRec's is a rank's
+        estimators = [EmbeddingPerfEstimator(topology, constraints), SameMemory(task)]
+        planner = EmbeddingShardingPlanner(
+            topology=topology,
+            batch_size=batch_size,
+            enumerator=EmbeddingEnumerator(topology, batch_size, constraints, estimator=estimators),
+            storage_reservation=FixedPercentageStorageReservation(0.0),
+            constraints=constraints,
+            debug=False,
+        )
+        try:
+            sharding = planner.plan(module, [EmbeddingBagCollectionSharder()])
+        except PlannerError:
+            return None, None
+    own_ms = _own_ms(planner, task.devices)
+    place = {name: index for index, name in enumerate(names)}
+    rows: list[Row] = []
+    for parameters in sharding.plan.values():
+        for name, parameter in parameters.items():
+            for shard in parameter.sharding_spec.shards:
+                if shard.shard_sizes[0] != task.tables[place[name]].rows:
+                    return None, own_ms
+                rows.append((place[name], shard.shard_sizes[1], shard.placement.rank()))
+    return rows, own_ms
+
+
+def _names(task: ShardingTask) -> list[str]:
+    """Names that a torch module may have: no dots."""
+    return [f"table_{index}" for index in range(len(task.tables))]
+
+
+def _own_ms(planner: EmbeddingShardingPlanner, devices: int) -> float:
+    """Its objective: the summed perf of the slowest rank."""
+    load = [0.0] * devices
+    for option in planner._best_plan or []:
+        for shard in option.shards:
+            load[shard.rank] += shard.perf.total
+    return max(load)
+
+
+@contextlib.contextmanager
+def _quiet():  # type: ignore[no-untyped-def]
+    """It prints a report of hundreds of lines and warns of what is not used here."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,152 @@
+"""Answers -> lines of Markdown, each figure beside its target."""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import mean, median
+
+from bench.searching.methods import Figures
+from neuroshard.core.units import format_bytes
+
+OURS, PUBLISHED = "neuroshard", "paper"
+APART = ("torchrec, all types",)  # not comparable: does not count among those that all solved
+
+
+def by_task(answers: Sequence[Figures]) -> dict[str, dict[str, Figures]]:
+    """Answers by task and method."""
+    found: dict[str, dict[str, Figures]] = {}
+    for figures in answers:
+        found.setdefault(figures["task"], {})[figures["method"]] = figures
+    return found
+
+
+def solved(figures: Figures | None) -> bool:
+    return figures is not None and "nets_ms" in figures
+
+
+def ratios(answers: Sequence[Figures], method: str, beside: str, cost: str) -> list[float]:
+    """Cost of one method over another's, on the tasks that both solved."""
+    return [
+        of[method][cost] / of[beside][cost]
+        for of in by_task(answers).values()
+        if solved(of.get(method)) and solved(of.get(beside))
+    ]
+
+
+def methods_table(answers: Sequence[Figures]) -> list[str]:
+    """A line a method. Means are over the tasks that all solved; ratios over those that it and paper solved."""
+    tasks = by_task(answers)
+    names = list(dict.fromkeys(figures["method"] for figures in answers))
+    common = [of for of in tasks.values() if all(solved(of.get(m)) for m in names if m not in APART)]
+    lines = [
+        f"| method | solved of {len(tasks)} | nets: mean ms of {len(common)} that all solved | truth: mean ms "
+        "| nets / paper: mean, worst | truth / paper: mean, worst | median CPU s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in names:
+        mine = [of[name] for of in tasks.values() if name in of]
+        cells = [name, str(sum(map(solved, mine)))]
+        for cost in ("nets_ms", "truth_ms"):
+            values = [of[name][cost] for of in common if solved(of.get(name))]
+            cells.append(f"{mean(values):.3f}" if values else "-")
+        for cost in ("nets_ms", "truth_ms"):
+            beside = ratios(answers, name, PUBLISHED, cost)
+            cells.append(f"{mean(beside):.3f}, {max(beside):.3f}" if beside else "-")
+        lines.append(f"| {' | '.join(cells)} | {median(f['cpu_s'] for f in mine):.3g} |")
+    return lines
+
+
+def verdict(what: str, value: float, limit: float, shown: Callable[[float], str], least: bool = False) -> str:
+    """`what: value (target …)`, and MISS where it is missed; NaN, where nothing was measured, is none."""
+    if math.isnan(value):
+        return f"| {what} | - | {'at least' if least else 'at most'} {shown(limit)} | not measured |"
+    met = value >= limit if least else value <= limit
+    return f"| {what} | {shown(value)} | {'at least' if least else 'at most'} {shown(limit)} | {'met' if met else 'MISS'} |"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def times(factor: float) -> str:
+    return f"{factor:,.0f} ×"
+
+
+def average(values: Sequence[float]) -> float:
+    return mean(values) if values else math.nan
+
+
+def cost_verdicts(answers: Sequence[Figures], devices: int) -> list[str]:
+    """The targets of a cost comparison."""
+    nets_target = {4: 0.025, 8: 0.07, 16: 0.10}[devices]
+    truth_target = {4: 0.02, 8: 0.045, 16: math.nan}[devices]
+    nets, truth = (ratios(answers, OURS, PUBLISHED, cost) for cost in ("nets_ms", "truth_ms"))
+    tasks = by_task(answers).values()
+    feasible = [of for of in tasks if any(solved(f) for name, f in of.items() if name not in APART)]
+    at = f"{devices} devices"
+    lines = [
+        verdict(
+            f"{at}: feasible tasks not solved",
+            float(sum(not solved(of.get(OURS)) for of in feasible)),
+            0,
+            "{:.0f}".format,
+        ),
+        verdict(f"{at}: cost below paper's, nets, mean", 1 - average(nets), nets_target, percent, least=True),
+        verdict(f"{at}: worst task above paper, nets", max(nets, default=math.nan) - 1, 0.001, percent),
+    ]
+    if not math.isnan(truth_target):
+        lines.append(
+            verdict(f"{at}: cost below paper's, truth, mean", 1 - average(truth), truth_target, percent, least=True)
+        )
+    else:
+        lines.append(f"| {at}: cost below paper's, truth, mean | {percent(1 - average(truth))} | - | - |")
+    gain = (1 - average(truth)) / (1 - average(nets)) if nets else math.nan
+    lines += [
+        verdict(f"{at}: worst task above paper, truth", max(truth, default=math.nan) - 1, 0.01, percent),
+        verdict(f"{at}: share of the promised gain that is real", gain, 0.8, percent, least=True),
+    ]
+    for name, of_task in (("TorchRec's planner", ("torchrec",)), ("the best heuristic", HEURISTICS)):
+        for cost in ("nets_ms", "truth_ms"):
+            beside = [
+                of[OURS][cost] / min(of[m][cost] for m in of_task if solved(of.get(m)))
+                for of in tasks
+                if solved(of.get(OURS)) and any(solved(of.get(m)) for m in of_task)
+            ]
+            kind = cost.removesuffix("_ms")
+            lines.append(
+                verdict(
+                    f"{at}: worst task above {name}, {kind} (mean {percent(1 - average(beside))} below)",
+                    max(beside, default=math.nan) - 1,
+                    0.0,
+                    percent,
+                )
+            )
+    gaps = [
+        of[OURS]["nets_ms"] / of[OURS]["bound_ms"] - 1
+        for of in tasks
+        if solved(of.get(OURS)) and of[OURS].get("bound_ms")
+    ]
+    if devices == 4:
+        lines.append(verdict(f"{at}: proven gap, mean", average(gaps), 0.04, percent))
+    elif gaps:
+        lines.append(f"| {at}: proven gap, mean | {percent(average(gaps))} | - | - |")
+    return lines
+
+
+HEURISTICS = ("random", "size", "dim", "lookup", "size-lookup")
+
+
+def reached(figures: Figures, cost_ms: float) -> float:
+    """CPU seconds until the search had a plan at most so dear; infinite where it never had."""
+    return next((seconds for seconds, ms in figures["trace"] if ms <= cost_ms * (1 + 1e-9)), math.inf)
+
+
+def growth(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """The exponent of a power law through the points, by least squares of the logarithms."""
+    x, y = [math.log(size) for size in sizes], [math.log(second) for second in seconds]
+    mx, my = mean(x), mean(y)
+    return sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum((a - mx) ** 2 for a in x)
+
+
+def memory_text(figures: Figures) -> str:
+    grown = figures["peak_bytes"] - figures["peak_before_bytes"]
+    return f"{format_bytes(figures['peak_bytes'])}, {format_bytes(grown)} of it in the search"

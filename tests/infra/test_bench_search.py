@@ -1,0 +1,92 @@
+"""What `make bench-search` rests on: peers that are what they say, one scorer, figures beside targets."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+from bench.searching import production, tables
+from bench.searching.peers_paper import Predictor, PublishedSearch
+from bench.searching.scoring import cost_ms, fault, rows_of
+from helpers.costs import random_model, random_tables
+from neuroshard.core.task import ShardingTask
+from neuroshard.search.beam import Width
+from neuroshard.search.run import search
+
+
+@pytest.fixture(scope="module")
+def task() -> ShardingTask:
+    some = random_tables(9)
+    memory = int(1.2 * sum(t.memory_bytes for t in some) / 4)
+    return ShardingTask(tables=some, device_memory_bytes=(memory,) * 4, batch_size=65536)
+
+
+def test_the_peer_that_asks_one_set_at_a_time_finds_the_plan_of_paper(task, monkeypatch):
+    monkeypatch.setattr("bench.searching.peers_paper.DEPTH", 3)
+    model = random_model(4)
+    found = PublishedSearch(task, Predictor(task, model)).search()
+    assert found is not None
+    plan = search(task, model, algorithm="paper", width=Width(depth=3))
+    assert found[0] == pytest.approx(plan.cost_ms, rel=1e-9)
+    assert cost_ms(model, task, found[1]) == pytest.approx(found[0], rel=1e-9)
+    assert cost_ms(model, task, rows_of(plan)) == pytest.approx(plan.cost_ms, rel=1e-12)
+    assert fault(task, found[1]) is None
+
+
+def test_torchrecs_planner_gives_a_plan_that_counts_memory_as_everybody_does(task):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchrec's, as it is imported
+        from bench.searching import peers_torchrec
+    rows, own_ms = peers_torchrec.plan(task, 16)
+    assert rows is not None
+    assert own_ms > 0
+    assert fault(task, rows) is None
+
+
+def test_a_plan_with_a_fault_is_none(task):
+    rows = rows_of(search(task, random_model(4)))
+    assert "columns" in fault(task, rows[1:])
+    assert "bytes" in fault(task, [(table, dim, 0) for table, dim, _ in rows])
+
+
+def test_a_printed_plan_is_read_with_its_fixed_and_its_repeated_tables(tmp_path):
+    def printed(name: str, sharding: str, ranks: str, ms: float) -> dict:
+        return {
+            "name": name,
+            "rows": 10,
+            "dim": 256,
+            "pooling_factor": 1.0,
+            "meta_sharding": sharding,
+            "meta_ranks": ranks,
+            "meta_perf_ms": ms,
+            "meta_storage_hbm_gb": 1.92,
+        }
+
+    entries = [printed("a", "CW", "3,3,5", 30.0), printed("a", "CW", "7", 5.0), printed("s", "RW", "0-95", 960.0)]
+    path = tmp_path / "printed.json"
+    path.write_text(json.dumps({"batch_size": 2560, "tables": entries}))
+    plan = production.read_printed(path)
+    assert plan.rank_ms[[3, 5, 7, 0]].tolist() == [30.0, 20.0, 15.0, 10.0]
+    assert [t.name for t in plan.task.tables] == ["a", "a_2"]
+    model = plan.model(narrow=True)
+    assert model.compute_ms(model.table_vectors(plan.task.tables, np.array([256, 128]))).tolist() == [40.0, 12.5]
+    assert plan.task.device_memory_bytes[0] == pytest.approx(
+        1.92e9, rel=1e-6
+    )  # the fullest has 1.94 GB, 0.02 of it fixed
+
+
+def test_the_time_to_a_cost_is_that_of_the_first_plan_as_good():
+    figures = {"trace": [(0.1, 9.0), (0.2, 5.0), (0.9, 4.0)]}
+    assert tables.reached(figures, 5.0) == 0.2
+    assert tables.reached(figures, 3.0) == float("inf")
+
+
+def test_growth_is_the_exponent_of_a_power_law():
+    assert tables.growth([100, 200, 400], [1.0, 4.0, 16.0]) == pytest.approx(2.0)
+
+
+def test_a_miss_is_called_a_miss():
+    assert "MISS" in tables.verdict("cost", 1.02, 1.01, tables.percent)
+    assert "met" in tables.verdict("gain", 0.9, 0.8, tables.percent, least=True)
+    assert "not measured" in tables.verdict("gap", float("nan"), 0.04, tables.percent)

@@ -1,0 +1,99 @@
+"""Tiny tasks against their exact optimum: a MILP under given costs, every placement under a cost model with a head."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from helpers.analytic import AnalyticModel
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.given import Given, GivenCosts
+from neuroshard.search.run import search
+
+
+def tiny(seed: int, tables: int, devices: int, tightness: float) -> ShardingTask:
+    rng = np.random.default_rng(seed)
+    some = tuple(
+        Table(
+            name=f"t{i}",
+            rows=int(10 ** rng.uniform(3, 5)),
+            dim=int(rng.choice([4, 8, 16])),
+            pooling_factor=float(rng.uniform(1, 60)),
+            optimizer_bytes_per_row=0,
+        )
+        for i in range(tables)
+    )
+    memory = tightness * sum(t.memory_bytes for t in some) / devices * rng.uniform(0.8, 1.2, devices)
+    return ShardingTask(tables=some, device_memory_bytes=tuple(int(m) for m in memory), batch_size=4096)
+
+
+def given_costs(task: ShardingTask, seed: int) -> Given:
+    rng = np.random.default_rng(seed)
+    costs = [{"name": t.name, "cost_ms": float(rng.uniform(1, 20))} for t in task.tables]
+    return Given(GivenCosts.parse({"tables": costs, "fixed_ms": 3.0}, "test"), task.batch_size)
+
+
+def milp_optimum_ms(task: ShardingTask, model: Given) -> float | None:
+    """Units of 4 columns of each table on each device, integer; the slowest device as low as memory lets it be."""
+    tables, devices = len(task.tables), task.devices
+    units = np.array([t.dim // 4 for t in task.tables])
+    unit_ms = model.table_vectors(task.tables, np.full(tables, 4))[:, 0]
+    unit_bytes = np.array([t.shard_bytes(t.rows, 4) for t in task.tables])
+    on_device = np.kron(np.ones(tables), np.eye(devices)).reshape(devices, tables * devices)
+    load = np.hstack([on_device * np.repeat(unit_ms, devices), -np.ones((devices, 1))])
+    stored = np.hstack([on_device * np.repeat(unit_bytes, devices), np.zeros((devices, 1))])
+    whole = np.hstack([np.kron(np.eye(tables), np.ones(devices)), np.zeros((tables, 1))])
+    solved = milp(
+        c=np.append(np.zeros(tables * devices), 1.0),
+        integrality=np.append(np.ones(tables * devices), 0),
+        bounds=Bounds(0, np.append(np.repeat(units, devices), np.inf)),
+        constraints=[
+            LinearConstraint(load, ub=0.0),
+            LinearConstraint(stored, ub=np.array(task.device_memory_bytes, dtype=float)),
+            LinearConstraint(whole, lb=units, ub=units),
+        ],
+    )
+    return None if solved.x is None else float(solved.fun) + model.costs.fixed_ms
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_under_given_costs_a_plan_is_within_one_percent_of_the_exact_optimum(seed: int) -> None:
+    task = tiny(seed, tables=6, devices=3, tightness=1.3)
+    model = given_costs(task, seed)
+    optimum = milp_optimum_ms(task, model)
+    assert optimum is not None
+    plan = search(task, model)
+    assert optimum * (1 - 1e-9) <= plan.cost_ms <= optimum * 1.01
+
+
+def exhaustive_ms(task: ShardingTask, model: AnalyticModel) -> float:
+    """The least cost of all ways to deal out each table's columns, at most one shard of a table on a device."""
+    tables, devices = len(task.tables), task.devices
+    best = np.inf
+    deals = [[d for d in product(range(t.dim // 4 + 1), repeat=devices) if sum(d) == t.dim // 4] for t in task.tables]
+    vectors = [
+        np.vstack([np.zeros((1, 3)), model.table_vectors([t] * (t.dim // 4), np.arange(4, t.dim + 1, 4))])
+        for t in task.tables
+    ]
+    for deal in product(*deals):
+        units = np.array(deal)
+        nbytes = sum(units[i] * t.shard_bytes(t.rows, 4) for i, t in enumerate(task.tables))
+        if (nbytes > task.device_memory_bytes).any():
+            continue
+        sums = sum(vectors[i][units[i]] for i in range(tables))
+        dims = 4.0 * units.sum(axis=0)
+        compute = np.where(dims > 0, model.compute_ms(sums), 0.0)
+        ready = compute + model.backward_comm_ms(dims)
+        best = min(best, float((ready + model.forward_comm_ms(dims, ready - ready.min())).max()))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_a_head_and_an_exchange_a_plan_is_within_one_percent_of_the_best_of_all_placements(seed: int) -> None:
+    task = tiny(seed, tables=3, devices=2, tightness=1.5)
+    model = AnalyticModel(task.batch_size)
+    optimum = exhaustive_ms(task, model)
+    plan = search(task, model)
+    assert optimum * (1 - 1e-9) <= plan.cost_ms <= optimum * 1.01
