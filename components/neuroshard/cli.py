@@ -232,9 +232,11 @@ def augment(
 
 @command("neuroshard measure cases/ --backend cpu --batch-size 512 --budget 3m -o costs/")
 def measure(
-    cases: Annotated[Path, typer.Argument(help="Folder that `neuroshard augment` wrote.")],
-    out: Annotated[Path, _out("Folder of costs; one that a cut-off run left is continued")],
-    backend: Annotated[str, typer.Option(help="synthetic (a formula), cpu (FBGEMM + gloo) or cuda (FBGEMM + NCCL).")],
+    cases: Annotated[Path | None, typer.Argument(help="Folder that `neuroshard augment` wrote.")] = None,
+    out: Annotated[Path | None, _out("Folder of costs; one that a cut-off run left is continued")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="synthetic (a formula), cpu (FBGEMM + gloo) or cuda (FBGEMM + NCCL).")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples a step over all devices.")] = 65536,
     budget: Annotated[
         str | None, typer.Option(help="Stop after this long: 90s, 3m, 1h [default: when all is done].")
@@ -256,9 +258,19 @@ def measure(
         str | None,
         typer.Option(help="Measure one machine's share of the cases, as in 2/8; `neuroshard merge` joins them."),
     ] = None,
+    verify: Annotated[
+        Path | None,
+        typer.Option(help="Instead: measure cases of these costs again, and fail where the labels are not had."),
+    ] = None,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Cases to verify.")] = 100,
     seed: Seed = 0,
 ) -> None:
     """Measure what the cases cost on this machine. Started again, it goes on where it stopped."""
+    if verify is not None:
+        _verify(verify, count, timeout, traces)
+        return
+    if cases is None or out is None or backend is None:
+        raise UsageError("measure needs a folder of cases, --backend and -o; or --verify and a folder of costs")
     from neuroshard.measure.run import run
 
     chosen = {name: value for name, value in {"warmup": warmup, "repeats": repeats}.items() if value is not None}
@@ -278,6 +290,15 @@ def measure(
         **chosen,
     )
     typer.echo(f"{out}: {summary}")
+
+
+def _verify(costs: Path, count: int, timeout: str, traces: Path | None) -> None:
+    from neuroshard.measure.verify import run
+
+    verified = run(costs, count=count, timeout_seconds=parse_duration(timeout), traces=traces)
+    typer.echo(str(verified))
+    if not verified.agrees:
+        raise typer.Exit(1)
 
 
 @command("neuroshard merge costs-1/ costs-2/ -o costs/")

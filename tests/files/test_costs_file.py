@@ -62,6 +62,20 @@ def test_costs_read_back_are_the_costs_that_were_added(tmp_path, tables, compute
     assert costs.comm == ((comm, exchange), (comm, dead))
 
 
+def test_an_undisturbed_measurement_is_the_label_whatever_its_round(tmp_path, tables, compute):
+    disturbed = timed(compute[0], 9.0).model_copy(update={"disturbed": True})
+    alone = timed(compute[1], 8.0).model_copy(update={"disturbed": True})
+    calm = timed(compute[0], 1.0, round_=1)
+    with CostWriter(tmp_path, BENCH, tables) as writer:
+        for case, cost in ((compute[0], disturbed), (compute[1], alone), (compute[0], calm)):
+            writer.add_compute(case, cost)
+    assert [(cost.round, cost.forward_ms, cost.disturbed) for _, cost in read_costs(tmp_path).compute] == [
+        (1, 9.0, True),
+        (0, 8.0, True),
+        (0, 1.0, False),
+    ]
+
+
 def test_a_run_goes_on_where_another_stopped(tmp_path, tables, compute):
     with CostWriter(tmp_path, BENCH, tables) as writer:
         writer.add_compute(compute[0], timed(compute[0]))

@@ -13,8 +13,9 @@ from neuroshard.core.cost import Bench, CommCost, ComputeCost
 from neuroshard.core.errors import InvalidInput, MeasureError, UsageError
 from neuroshard.files.cases import write_cases
 from neuroshard.files.costs import read_costs, read_manifest
-from neuroshard.measure.run import measure, run
+from neuroshard.measure.run import NO_CALMER, measure, run
 from neuroshard.measure.schedule import SENTINEL, Step, schedule
+from neuroshard.measure.synthetic import Synthetic
 from neuroshard.measure.worker import WorkerLost
 
 
@@ -129,6 +130,41 @@ def test_what_is_lost_last_is_still_told(steps: list[Step]) -> None:
     assert [bool(cost.error) for _, cost in costs] == [False, True]
 
 
+def test_what_was_disturbed_is_measured_once_more(
+    cases: Cases, cases_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Disturbed are the first measurements of five table sets, and every measurement of a sixth."""
+    chosen = {case.case_id for case in cases.compute[:5]}
+    always = cases.compute[5].case_id
+    compute = Synthetic.compute
+
+    def disturbed(self: Synthetic, case: ComputeCase, round_: int) -> ComputeCost:
+        cost = compute(self, case, round_)
+        is_disturbed = case.case_id == always or (case.case_id in chosen and round_ == 0)
+        return cost.model_copy(update={"disturbed": is_disturbed})
+
+    monkeypatch.setattr(Synthetic, "compute", disturbed)
+    measured = run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512)
+    costs = read_costs(tmp_path / "costs").compute
+    assert {cost.case_id for _, cost in costs if cost.round == 0 and cost.disturbed} == {always}
+    assert {cost.case_id for _, cost in costs if cost.round == 1} >= chosen | {always}
+    assert (measured.disturbed, "1 labels are of moments when the machine was disturbed" in str(measured)) == (1, True)
+    again = len(costs)
+    run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512)
+    assert len(read_costs(tmp_path / "costs").compute) == again
+
+
+def test_a_machine_that_gets_no_calmer_is_left_alone(
+    cases: Cases, cases_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = Synthetic.compute
+    monkeypatch.setattr(Synthetic, "compute", lambda *a: compute(*a).model_copy(update={"disturbed": True}))
+    run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512)
+    costs = read_costs(tmp_path / "costs").compute
+    planned_again = sum(round_ == 1 for case, round_ in planned(cases) if case in {c.case_id for c in cases.compute})
+    assert sum(cost.round == 1 for _, cost in costs) == planned_again + NO_CALMER
+
+
 MEASURE = """
 import sys
 from pathlib import Path
@@ -171,5 +207,7 @@ def test_killed_and_started_again_it_goes_on_with_no_row_lost_or_doubled(cases: 
 
     measured = run(tmp_path / "cases", out, backend="cpu", batch_size=64, warmup=0, repeats=1)
     assert measured.now == len(planned(cases)) - len(before)
-    assert sorted(rows(out)) == sorted(planned(cases))
+    held = rows(out)
+    assert len(held) == len(set(held))
+    assert set(held) >= set(planned(cases))  # and what was disturbed, once more
     assert read_manifest(out).bench == bench

@@ -75,8 +75,8 @@ class Bench(Value):
 class ComputeCost(Value):
     """Median ms of one ComputeCase over the repeats, or the error that it met (out of memory, say). Exactly one.
 
-    Spreads are half the interquartile range. `round` 0 is the label; round 1 is the same case measured again later, from
-    which the noise of the labels is told.
+    Spreads are half the interquartile range. `round` 0 is the label; later rounds are the same case measured again, from
+    which the noise of the labels is told. `disturbed` says that something else was at work on the device meanwhile.
     """
 
     case_id: str
@@ -86,6 +86,11 @@ class ComputeCost(Value):
     forward_spread_ms: Milliseconds = 0.0
     backward_spread_ms: Milliseconds = 0.0
     error: str | None = None
+    disturbed: bool = False
+
+    @model_serializer(mode="wrap")
+    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(fields(self), {"disturbed": False})
 
     @model_validator(mode="after")
     def _times_or_error(self) -> Self:

@@ -45,6 +45,7 @@ COMPUTE_FIELDS = [
     ("forward_spread_ms", pa.float64()),
     ("backward_spread_ms", pa.float64()),
     ("error", pa.string()),
+    ("disturbed", pa.bool_()),
 ]
 COMM_FIELDS = [
     *COMM_CASE_FIELDS,
@@ -77,6 +78,7 @@ class CostWriter:
         self.manifest = CostsManifest(bench=bench, tables=tables)
         self.rows: dict[str, list[dict[str, Any]]] = {"compute": [], "comm": []}
         self.done: dict[str, set[tuple[str, int]]] = {"compute": set(), "comm": set()}
+        self.disturbed: dict[str, list[bool]] = {}  # of the measurements of each table set
         self.flushed_at = time.monotonic()
         self.lock = _lock(folder)
         try:
@@ -97,12 +99,18 @@ class CostWriter:
         if begun.tables != self.manifest.tables:
             raise InvalidInput(f"{path}: was measured for other tables; give another -o")
         for kind, fields in (("compute", COMPUTE_FIELDS), ("comm", COMM_FIELDS)):
-            self.done[kind] = {
-                (row["case_id"], row["round"]) for part in _parts(self.folder, kind) for row in read_rows(part, fields)
-            }
+            for part in _parts(self.folder, kind):
+                for row in read_rows(part, fields):
+                    self._note(kind, row)
+
+    def _note(self, kind: str, row: Mapping[str, Any]) -> None:
+        self.done[kind].add((row["case_id"], row["round"]))
+        if kind == "compute" and row["error"] is None:
+            self.disturbed.setdefault(row["case_id"], []).append(bool(row["disturbed"]))
 
     def add_compute(self, case: ComputeCase, cost: ComputeCost) -> None:
-        self._add("compute", {**compute_case_row(case), **cost.model_dump(mode="json", exclude={"case_id"})})
+        row = {**compute_case_row(case), **cost.model_dump(mode="json", exclude={"case_id"})}
+        self._add("compute", {**row, "disturbed": cost.disturbed})
 
     def add_comm(self, case: CommCase, cost: CommCost) -> None:
         self._add("comm", {**comm_case_row(case), **cost.model_dump(mode="json", exclude={"case_id"})})
@@ -110,7 +118,7 @@ class CostWriter:
     def _add(self, kind: str, row: dict[str, Any]) -> None:
         key = (row["case_id"], row["round"])
         if key not in self.done[kind]:
-            self.done[kind].add(key)
+            self._note(kind, row)
             self.rows[kind].append(row)
         if time.monotonic() - self.flushed_at >= FLUSH_SECONDS:
             self.flush()
@@ -214,11 +222,27 @@ def _read_folder(folder: Path) -> Costs:
     comm: list[tuple[CommCase, CommCost]] = []
     seen: set[tuple[str, int]] = set()
     for row, where in _rows(folder, "compute", COMPUTE_FIELDS, seen):
-        compute.append((compute_case_from_row(row, base, where), ComputeCost.parse(row, where)))
+        said = {**row, "disturbed": row["disturbed"] or False}
+        compute.append((compute_case_from_row(row, base, where), ComputeCost.parse(said, where)))
     for row, where in _rows(folder, "comm", COMM_FIELDS, seen):
         spreads = {name: row[name] or () for name in ("forward_spread_ms", "backward_spread_ms")}
         comm.append((comm_case_from_row(row, where), CommCost.parse({**row, **spreads}, where)))
-    return Costs(bench=manifest.bench, compute=tuple(compute), comm=tuple(comm))
+    return Costs(bench=manifest.bench, compute=_undisturbed_first(compute), comm=tuple(comm))
+
+
+def _undisturbed_first(rows: list[tuple[ComputeCase, ComputeCost]]) -> tuple[tuple[ComputeCase, ComputeCost], ...]:
+    """The rows, with the rounds of a disturbed label and of the first undisturbed measurement of its case exchanged."""
+    places: dict[str, dict[int, int]] = {}
+    for place, (_, cost) in enumerate(rows):
+        places.setdefault(cost.case_id, {})[cost.round] = place
+    ordered = list(rows)
+    for rounds in places.values():
+        calm = [n for n in sorted(rounds) if not rows[rounds[n]][1].disturbed and rows[rounds[n]][1].error is None]
+        if 0 in rounds and rows[rounds[0]][1].disturbed and calm:
+            for round_, other in ((0, calm[0]), (calm[0], 0)):
+                case, cost = rows[rounds[round_]]
+                ordered[rounds[round_]] = (case, cost.model_copy(update={"round": other}))
+    return tuple(ordered)
 
 
 def _rows(

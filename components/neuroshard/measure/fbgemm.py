@@ -84,12 +84,12 @@ class TableBatchedEmbedding:
         case, round_ = message
         try:
             forward, backward = self._steps(case)
-            forwards, backwards = time_case(self.device, forward, backward, self.settings.warmup, self.settings.repeats)
+            timed = time_case(self.device, forward, backward, self.settings.warmup, self.settings.repeats)
         except Exception as error:
             if not out_of_memory(error):
                 raise
             return ComputeCost(case_id=case.case_id, round=round_, error=f"out of memory ({one_line(error)})")
-        return compute_cost(case, round_, forwards, backwards)
+        return compute_cost(case, round_, *timed)
 
     def _steps(self, case: ComputeCase) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
         """Forward, and backward from what forward returned."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MIN_REPEATS = 3
 LONG_CASE_MS = 250.0  # a case that has taken this long has enough repeats once it has MIN_REPEATS
+CALM_SPREAD = 0.05  # of the median; with more, labels on a busy machine were 11 % too high instead of 4 %
+CALM_WAIT = 0.1  # of the CPU time; when others had the core for longer, labels were 7 % too high instead of 2 %
 LAUNCH_AHEAD_CYCLES = 1_000_000  # 0.5 ms of GPU time at 2 GHz, in which the host enqueues what is then timed
 
 
@@ -37,7 +39,9 @@ def timing(samples: Sequence[float]) -> Timing:
     return Timing(middle, (high - low) / 2)
 
 
-def compute_cost(case: ComputeCase, round_: int, forward: Timing, backward: Timing) -> ComputeCost:
+def compute_cost(
+    case: ComputeCase, round_: int, forward: Timing, backward: Timing, disturbed: bool = False
+) -> ComputeCost:
     """A measured table set as a row of the costs."""
     return ComputeCost(
         case_id=case.case_id,
@@ -46,6 +50,7 @@ def compute_cost(case: ComputeCase, round_: int, forward: Timing, backward: Timi
         backward_ms=backward.median,
         forward_spread_ms=forward.spread,
         backward_spread_ms=backward.spread,
+        disturbed=disturbed,
     )
 
 
@@ -72,6 +77,9 @@ class Device(Protocol):
     def timed(self, step: Callable[[], Any], waiting: bool = False) -> tuple[float, Any]:
         """Milliseconds that the step took on this device, and what it returned. `waiting` for other devices counts if said."""
 
+    def waited(self) -> float:
+        """How long the steps since the last call had to wait for the device itself, as a share of their time on it."""
+
 
 class Cpu:
     """This machine's CPU with `threads` threads. Writes twice the last-level cache to flush it.
@@ -86,6 +94,7 @@ class Cpu:
         torch.set_num_threads(threads)
         self.threads = threads
         self.torch = torch.device("cpu")
+        self.spent = self.passed = 0.0  # seconds of CPU time, and of wall clock, in steps timed by the former
 
     @cached_property
     def eviction(self) -> "torch.Tensor":
@@ -97,10 +106,19 @@ class Cpu:
         self.eviction.fill_(1.0)
 
     def timed(self, step: Callable[[], Any], waiting: bool = False) -> tuple[float, Any]:
-        clock = time.perf_counter if waiting or self.threads > 1 else time.thread_time
-        began = clock()
+        by_wall = waiting or self.threads > 1
+        began, began_wall = time.thread_time(), time.perf_counter()
         result = step()
-        return (clock() - began) * 1e3, result
+        spent, passed = time.thread_time() - began, time.perf_counter() - began_wall
+        if by_wall:
+            return passed * 1e3, result
+        self.spent, self.passed = self.spent + spent, self.passed + passed
+        return spent * 1e3, result
+
+    def waited(self) -> float:
+        share = self.passed / self.spent - 1 if self.spent else 0.0
+        self.spent = self.passed = 0.0
+        return share
 
 
 class Cuda:
@@ -138,22 +156,33 @@ class Cuda:
         ended.synchronize()
         return began.elapsed_time(ended), result
 
+    def waited(self) -> float:
+        return 0.0  # nothing tells; a shared GPU shows in the spread
+
 
 def open_device(kind: str, index: int, threads: int) -> Device:
     """`cpu` or GPU `index`."""
     return Cuda(index) if kind == "cuda" else Cpu(threads)
 
 
+class CaseTiming(NamedTuple):
+    forward: Timing
+    backward: Timing
+    disturbed: bool
+
+
 def time_case(
     device: Device, forward: Callable[[], Any], backward: Callable[[Any], Any], warmup: int, repeats: int
-) -> tuple[Timing, Timing]:
+) -> CaseTiming:
     """Forward and backward of a case, each from a cold cache: warm-up first, then up to `repeats` repeats.
 
-    `backward` gets what `forward` returned. A long case ends early, but not before MIN_REPEATS.
+    `backward` gets what `forward` returned. A long case ends early, but not before MIN_REPEATS. It was disturbed where the
+    repeats scatter, or others had the core meanwhile, by more than CALM_SPREAD or CALM_WAIT.
     """
     forwards: list[float] = []
     backwards: list[float] = []
     spent_ms = 0.0
+    device.waited()
     for repeat in range(warmup + repeats):
         if repeat >= warmup + MIN_REPEATS and spent_ms > LONG_CASE_MS:
             break
@@ -165,7 +194,9 @@ def time_case(
             forwards.append(forward_ms)
             backwards.append(backward_ms)
             spent_ms += forward_ms + backward_ms
-    return timing(forwards), timing(backwards)
+    both = timing([forward_ms + backward_ms for forward_ms, backward_ms in zip(forwards, backwards, strict=True)])
+    disturbed = both.spread > CALM_SPREAD * both.median or device.waited() > CALM_WAIT
+    return CaseTiming(timing(forwards), timing(backwards), disturbed)
 
 
 def last_level_cache_bytes() -> int:

@@ -5,7 +5,7 @@ Started again on the same folder it goes on where it stopped, whether it was out
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from neuroshard.files.costs import CostWriter
 
 TRIES = 2  # of a case whose worker was lost; after them the loss is the case's error
+NO_CALMER = 10  # second looks in a row that were disturbed too: then the others are left to a later run
 LOST_IN_A_ROW = 3  # cases; then it is not the cases, and the run stops
 
 Cost = ComputeCost | CommCost
@@ -122,6 +123,7 @@ def run(
         left = [step for step in possible if (step.case.case_id, step.round_) not in writer.done[step.kind]]
         deadline = math.inf if budget_seconds is None else began + budget_seconds
         now, sentinel_ms = _measure_into(writer, left, opened, deadline)
+        _look_again(writer, planned, opened, deadline)
 
     costs = read_costs(out)
     forward, backward = comm_repeatability(costs)
@@ -136,14 +138,22 @@ def run(
         forward_comm_repeatability=forward,
         backward_comm_repeatability=backward,
         drift=drift(sentinel_ms),
+        disturbed=sum(cost.disturbed for _, cost in costs.compute if cost.round == 0),
     )
+
+
+def second_looks(planned: Sequence[Step], disturbed: Mapping[str, Sequence[bool]]) -> list[Step]:
+    """One more measurement, in the round that is free, of each table set that was disturbed the only time it was measured."""
+    once = (step.case for step in planned if step.round_ == 0 and isinstance(step.case, ComputeCase))
+    return [Step(case, 1) for case in once if tuple(disturbed.get(case.case_id, ())) == (True,)]
 
 
 def _measure_into(
     writer: "CostWriter", left: Sequence[Step], backend: Backend, deadline: float
 ) -> tuple[int, list[float]]:
     """Measure and write; returns how many rows were written, and the ms of the sentinel, which are not."""
-    rows, sentinel_ms = 0, []
+    rows = 0
+    sentinel_ms: list[float] = []
     with progress(f"measure on {backend.bench.hardware.name}", _rows(left), "cases") as bar:
         for step, cost in measure(left if _rows(left) else [], backend, deadline):
             if isinstance(step.case, ComputeCase) and isinstance(cost, ComputeCost):
@@ -156,6 +166,23 @@ def _measure_into(
             rows += 1
             bar.advance(1)
     return rows, sentinel_ms
+
+
+def _look_again(writer: "CostWriter", planned: Sequence[Step], backend: Backend, deadline: float) -> None:
+    """Measure once more what was disturbed, in the round that is free, unless the machine is no calmer now."""
+    steps = second_looks(planned, writer.disturbed)
+    if not steps or time.monotonic() >= deadline:
+        return
+    in_a_row = 0
+    with progress("measure again what was disturbed", len(steps), "cases") as bar:
+        for step, cost in measure(steps, backend, deadline):
+            assert isinstance(step.case, ComputeCase)
+            assert isinstance(cost, ComputeCost)
+            writer.add_compute(step.case, cost)
+            bar.advance(1)
+            in_a_row = in_a_row + 1 if cost.disturbed else 0
+            if in_a_row == NO_CALMER:
+                return
 
 
 def _rows(steps: Sequence[Step]) -> int:

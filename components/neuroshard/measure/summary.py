@@ -25,6 +25,7 @@ class Measured:
     forward_comm_repeatability: float | None
     backward_comm_repeatability: float | None
     drift: float | None
+    disturbed: int = 0  # labels taken while something else was at work, and not measured again in calm
 
     @property
     def left(self) -> int:
@@ -37,6 +38,8 @@ class Measured:
         ]
         if self.left:
             text.append(f"the budget is used up with {self.left} left: run it again to go on")
+        if self.disturbed:
+            text.append(f"{self.disturbed} labels are of moments when the machine was disturbed, and are marked")
         if self.impossible:
             text.append(f"{self.impossible} exchanges left out, among more devices than there are here")
         for name, value in (
@@ -52,10 +55,17 @@ class Measured:
 
 
 def compute_repeatability(costs: Costs) -> float | None:
-    """Median of |later / first - 1| of forward + backward, over the table sets measured twice."""
-    first = {cost.case_id: cost.total_ms for _, cost in costs.compute if cost.round == 0 and not cost.error}
-    again = {cost.case_id: cost.total_ms for _, cost in costs.compute if cost.round == 1 and not cost.error}
-    return _median_difference([(first[case], again[case]) for case in again if case in first])
+    """Median of |later / first - 1| of forward + backward, over the table sets measured twice.
+
+    A disturbed measurement tells nothing of the noise of a label that was not.
+    """
+    first = {cost.case_id: cost for _, cost in costs.compute if cost.round == 0 and not cost.error}
+    pairs = [
+        (first[cost.case_id], cost)
+        for _, cost in costs.compute
+        if cost.round == 1 and not cost.error and cost.case_id in first
+    ]
+    return _median_difference([(one.total_ms, two.total_ms) for one, two in pairs if one.disturbed >= two.disturbed])
 
 
 def comm_repeatability(costs: Costs) -> tuple[float | None, float | None]:

@@ -30,15 +30,27 @@ class Labels(Generic[Case]):
 
 
 def collect(rows: Iterable[tuple[Case, Cost]], ms: Callable[[Cost], float | tuple[float, ...]]) -> Labels[Case]:
-    """The rows of round 0 as labels, and each later round beside its label. Rows with an error are left out."""
+    """The rows of round 0 as labels, and each later round beside its label. Rows with an error are left out.
+
+    A later round that was disturbed, where the label was not, tells nothing of the label's noise and is left out too.
+    """
     good = [(case, cost) for case, cost in rows if cost.error is None]
     first = {case.case_id: (case, ms(cost)) for case, cost in good if cost.round == 0}
-    twice = [(first[c.case_id][1], ms(cost)) for c, cost in good if cost.round > 0 and c.case_id in first]
+    calm = {cost.case_id for _, cost in good if cost.round == 0 and not _disturbed(cost)}
+    twice = [
+        (first[c.case_id][1], ms(cost))
+        for c, cost in good
+        if cost.round > 0 and c.case_id in first and not (_disturbed(cost) and c.case_id in calm)
+    ]
     return Labels(
         cases=tuple(case for case, _ in first.values()),
         ms=np.array([label for _, label in first.values()], dtype=np.float64),
         twice=np.array(twice, dtype=np.float64).swapaxes(0, 1) if twice else np.empty((2, 0)),
     )
+
+
+def _disturbed(cost: ComputeCost | CommCost) -> bool:
+    return isinstance(cost, ComputeCost) and cost.disturbed
 
 
 def forward_ms(cost: CommCost) -> tuple[float, ...]:

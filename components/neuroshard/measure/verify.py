@@ -1,0 +1,151 @@
+"""Can the labels be had again? Random cases of a folder of costs, measured once more on this machine.
+
+neuroshard measure --verify costs/ -n 100
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.cost import Bench, CommCost, ComputeCost, Costs
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.files.costs import difference, read_costs, read_manifest
+from neuroshard.measure.backends import Settings, open_backend
+from neuroshard.measure.run import measure
+from neuroshard.measure.schedule import Step
+from neuroshard.progress import progress
+
+CALM = "compute, undisturbed"
+ENOUGH_CALM = 10  # cases
+# Largest median difference from the label. An exchange waits for its slowest process, and so for whatever else the machine does.
+TOLERANCES = {"compute": 0.05, CALM: 0.05, "exchange, forward": 0.10, "exchange, backward": 0.10}
+KINDS = ("compute", CALM, "compute, forward", "compute, backward", "exchange, forward", "exchange, backward")
+VERIFYING = 99  # the round of what is measured here and not written: of the synthetic backend another than any that is
+SEED = 1  # of the draw of cases; lookups are drawn with the bench's own
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Relative differences |again / label - 1|, by what was timed; `total` is compute's forward + backward."""
+
+    differences: dict[str, list[float]]
+    cases: int
+    errors: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def agrees(self) -> bool:
+        """Does at least one case agree, and none of the medians exceed its tolerance?"""
+        judged = {what: values for what, values in self.differences.items() if self._is_judged(what)}
+        return bool(judged) and all(float(np.median(values)) <= TOLERANCES[what] for what, values in judged.items())
+
+    def _is_judged(self, what: str) -> bool:
+        """Compute is judged by the cases that were calm both times, where there are enough."""
+        calm = len(self.differences[CALM]) >= ENOUGH_CALM
+        return what in TOLERANCES and bool(self.differences[what]) and what != ("compute" if calm else CALM)
+
+    def __str__(self) -> str:
+        lines = [f"{self.cases} cases measured again: median and 90th percentile of the difference from the label"]
+        for what, values in self.differences.items():
+            if values:
+                median, p90 = np.quantile(values, [0.5, 0.9])
+                limit = TOLERANCES.get(what, 0.0)
+                told = f"   at most {limit:.0%}: {'yes' if median <= limit else 'NO'}" if self._is_judged(what) else ""
+                lines.append(f"  {what:<22} {median:7.1%} {p90:7.1%}   {len(values)} values{told}")
+        lines += [f"error: {error}" for error in self.errors[:3]]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def run(
+    folder: Path, *, count: int, timeout_seconds: float = Settings.timeout_seconds, traces: Path | None = None
+) -> Verified:
+    """Measure `count` random cases of the costs again, under the bench's own settings.
+
+    Raises InvalidInput where this machine is of another kind than the costs', or has no label; and what a backend raises.
+    """
+    if count < 1:
+        raise UsageError(f"the number of cases to verify must be at least 1, not {count}")
+    costs = read_costs(folder)
+    bench = costs.bench
+    chosen = _chosen(costs, count)
+    if not chosen:
+        raise InvalidInput(f"{folder}: holds no label to verify")
+    settings = Settings(
+        batch_size=bench.batch_size,
+        warmup=bench.warmup,
+        repeats=bench.repeats,
+        optimizer=bench.optimizer,
+        threads=bench.threads,
+        memory_limit_bytes=bench.memory_limit_bytes,
+        traces=traces,
+        seed=bench.seed,
+        timeout_seconds=timeout_seconds,
+    )
+    cases = Cases(
+        tables=read_manifest(folder).tables,
+        compute=tuple(case for case, _ in chosen if isinstance(case, ComputeCase)),
+        comm=tuple(case for case, _ in chosen if isinstance(case, CommCase)),
+        max_dim=0,
+        seed=bench.seed,
+    )
+    opened = open_backend(bench.backend, cases, settings, bench)
+    differences: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    errors = []
+    labels = {cost.case_id: cost for _, cost in chosen}
+    try:
+        notes = _same_kind(bench, opened.bench, folder)
+        steps = [Step(case, VERIFYING) for case, _ in chosen]
+        possible = [s for s in steps if isinstance(s.case, ComputeCase) or _has_devices(s.case, opened.most_devices)]
+        with progress(f"verify on {opened.bench.hardware.name}", len(possible), "cases") as bar:
+            for step, cost in measure(possible, opened):
+                bar.advance(1)
+                if cost.error:
+                    errors.append(f"case {cost.case_id}: {cost.error}")
+                else:
+                    _compare(labels[step.case.case_id], cost, differences)
+    finally:
+        opened.close()
+    return Verified(differences, len(possible) - len(errors), tuple(errors), notes)
+
+
+def _chosen(costs: Costs, count: int) -> list[tuple[ComputeCase | CommCase, ComputeCost | CommCost]]:
+    """`count` random labels, those of compute and exchange in proportion, in random order."""
+    rows: list[tuple[ComputeCase | CommCase, ComputeCost | CommCost]] = [*costs.compute, *costs.comm]
+    labels = [(case, cost) for case, cost in rows if cost.round == 0 and not cost.error]
+    order = np.random.default_rng(SEED).permutation(len(labels))[:count]
+    return [labels[place] for place in order]
+
+
+def _same_kind(bench: Bench, here: Bench, folder: Path) -> tuple[str, ...]:
+    """What differs and may. Raises InvalidInput where the hardware is another: its costs say nothing of these."""
+    if bench.hardware.fingerprint != here.hardware.fingerprint:
+        raise InvalidInput(
+            f"{folder}: was measured on other hardware ({difference(bench.hardware, here.hardware)}); verify it on its own kind"
+        )
+    capped = {"capped_tables": (), "row_cap_bytes": None}
+    one, other = bench.model_copy(update=capped), here.model_copy(update=capped)
+    return () if one == other else (f"the bench is not quite the same: {difference(one, other)}",)
+
+
+def _has_devices(case: CommCase, most_devices: int | None) -> bool:
+    return most_devices is None or len(case.device_dims) <= most_devices
+
+
+def _compare(label: ComputeCost | CommCost, again: ComputeCost | CommCost, into: dict[str, list[float]]) -> None:
+    if isinstance(label, ComputeCost) and isinstance(again, ComputeCost):
+        into["compute"] += _differences([label.total_ms], [again.total_ms])
+        if not label.disturbed and not again.disturbed:
+            into[CALM] += into["compute"][-1:]
+        into["compute, forward"] += _differences([label.forward_ms or 0], [again.forward_ms or 0])
+        into["compute, backward"] += _differences([label.backward_ms or 0], [again.backward_ms or 0])
+    elif isinstance(label, CommCost) and isinstance(again, CommCost):
+        into["exchange, forward"] += _differences(label.forward_ms or (), again.forward_ms or ())
+        into["exchange, backward"] += _differences(label.backward_ms or (), again.backward_ms or ())
+
+
+def _differences(label: Sequence[float], again: Sequence[float]) -> list[float]:
+    return [abs(b / a - 1) for a, b in zip(label, again, strict=True) if a > 0]

@@ -1,0 +1,95 @@
+"""Labels measured again: what agrees, what does not, and what cannot be compared."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from neuroshard.core.cost import Costs
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.files.costs import CostWriter, read_costs, read_manifest
+from neuroshard.measure import verify
+from neuroshard.measure.run import run
+
+
+@pytest.fixture
+def costs(cases_folder: Path, tmp_path: Path) -> Path:
+    run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512)
+    return tmp_path / "costs"
+
+
+def changed(costs: Path, to: Path, **of_bench: object) -> tuple[Costs, CostWriter]:
+    """The costs, and a writer of others on a bench that is changed."""
+    was = read_costs(costs)
+    return was, CostWriter(to, was.bench.model_copy(update=of_bench), read_manifest(costs).tables)
+
+
+def test_labels_that_can_be_had_again_agree(costs: Path) -> None:
+    verified = verify.run(costs, count=30)
+    assert verified.cases == 30
+    assert verified.agrees
+    assert verified == verify.run(costs, count=30)
+    assert 0 < len(verified.differences["exchange, forward"]) < 30
+    assert "compute, undisturbed" in str(verified)
+
+
+def test_labels_that_are_off_are_found_out(costs: Path, tmp_path: Path) -> None:
+    was, writer = changed(costs, tmp_path / "off")
+    with writer:
+        for case, cost in was.compute:
+            slower = {"forward_ms": (cost.forward_ms or 0) * 1.1, "backward_ms": (cost.backward_ms or 0) * 1.1}
+            writer.add_compute(case, cost.model_copy(update=slower))
+    verified = verify.run(tmp_path / "off", count=30)
+    assert not verified.agrees
+    assert "at most 5%: NO" in str(verified)
+
+
+def test_disturbed_labels_are_not_held_against_the_calm_ones(costs: Path, tmp_path: Path) -> None:
+    was, writer = changed(costs, tmp_path / "some")
+    with writer:
+        for place, (case, cost) in enumerate(was.compute):
+            worse = {"forward_ms": (cost.forward_ms or 0) * 3, "disturbed": True} if place % 2 else {}
+            writer.add_compute(case, cost.model_copy(update=worse))
+    verified = verify.run(tmp_path / "some", count=30)
+    assert verified.agrees
+    assert max(verified.differences["compute"]) > 0.2 > max(verified.differences["compute, undisturbed"])
+
+
+def test_other_hardware_is_refused_and_another_version_told(costs: Path, tmp_path: Path) -> None:
+    was, writer = changed(costs, tmp_path / "other", versions={"neuroshard": "0.0.1"})
+    with writer:
+        for case, cost in was.compute:
+            writer.add_compute(case, cost)
+    assert "not quite the same: versions.neuroshard: 0.0.1 there" in str(verify.run(tmp_path / "other", count=3))
+
+    hardware = was.bench.hardware.model_copy(update={"name": "formula of a toaster"})
+    was, writer = changed(costs, tmp_path / "foreign", hardware=hardware)
+    with writer:
+        for case, cost in was.compute:
+            writer.add_compute(case, cost)
+    with pytest.raises(
+        InvalidInput, match=r"other hardware \(name: formula of a toaster there, formula of an H100 now"
+    ):
+        verify.run(tmp_path / "foreign", count=3)
+
+
+def test_nothing_to_verify_is_told(costs: Path, tmp_path: Path) -> None:
+    _, writer = changed(costs, tmp_path / "empty")
+    with writer:
+        pass
+    with pytest.raises(InvalidInput, match="holds no label to verify"):
+        verify.run(tmp_path / "empty", count=3)
+    with pytest.raises(UsageError, match="at least 1, not 0"):
+        verify.run(costs, count=0)
+
+
+def test_the_command_line_verifies_and_says_what_it_needs(
+    neuroshard: Callable[..., "subprocess.CompletedProcess[str]"], costs: Path
+) -> None:
+    done = neuroshard("measure", "--verify", costs, "-n", 20)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "20 cases measured again" in done.stdout
+    bare = neuroshard("measure")
+    assert (bare.returncode, bare.stderr.count("\n")) == (2, 1)
+    assert "measure needs a folder of cases, --backend and -o" in bare.stderr
