@@ -1,17 +1,24 @@
 """The pipeline: who feeds whom, and what each step needs. `make compile` writes it to neuroshard.yaml.
 
-    load -> augment -> measure -> pretrain -> search -> deploy
+    survey -> draw -> for each job: place, measure -> for each new kind: merge, pretrain, publish
+                                                   -> for each model: load, search, deploy
 
-Only `measure` touches the devices: one pod with `gpus` of them. `search` and `deploy` also read the tables; `deploy`
-prices the live plan and the new one with the same cost model, and writes to the store.
+`survey` finds the kinds of hardware that no live cost model covers; where there are none, both loops before the last are
+empty. Only `measure` touches devices, on the nodes that `place` says. What the steps of a loop hand to the next loop lies in
+the store, so that a run goes on where the one before it failed.
+
+Each loop is a pipeline of its own: so one can come after another without its results, which `Collected` would need.
 """
+
+from typing import List  # noqa: UP035 # as in the components
 
 from kfp import dsl, kubernetes
 
-from neuroshard.augment.component import augment, load
+from neuroshard.augment.component import draw, load
 from neuroshard.component import CPU_IMAGE, GPU_IMAGE
-from neuroshard.deploy.component import deploy
-from neuroshard.measure.component import measure
+from neuroshard.deploy.component import deploy, publish
+from neuroshard.fleet.component import place, survey
+from neuroshard.measure.component import measure, merge
 from neuroshard.pretrain.component import pretrain
 from neuroshard.search.component import search
 
@@ -19,106 +26,239 @@ from neuroshard.search.component import search
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION")
 
 
+def equip(step: dsl.PipelineTask, image: str, cpus: str, memory: str, secret: str = "") -> None:
+    """What every pod gets; the secret, who speaks to the store."""
+    step.set_container_image(image)
+    step.set_cpu_request(cpus).set_memory_request(memory).set_memory_limit(memory)
+    step.register_pipeline_channels([image, cpus, memory])  # inside a loop kfp forgets these, and they would dangle
+    if secret:
+        kubernetes.use_secret_as_env(step, secret, {key: key for key in STORE_KEYS}, optional=True)
+    step.set_caching_options(
+        False
+    )  # every step reads the world: the fleet, the store, the file behind a model's tables
+
+
+@dsl.pipeline(name="measure-jobs")
+def measure_jobs(
+    jobs: List[str],  # noqa: UP006
+    store: str,
+    backend: str,
+    batch_size: int,
+    budget: str,
+    seed: int,
+    measure_image: str,
+    measure_cpus: str,
+    measure_memory: str,
+    step_image: str,
+    step_cpus: str,
+    step_memory: str,
+    store_secret: str,
+) -> None:
+    """Every job in a pod of its own, on a node of the kind that it measures."""
+    with dsl.ParallelFor(jobs) as job:
+        at = place(job=job)
+        measured = measure(job=job, store=store, backend=backend, batch_size=batch_size, budget=budget, seed=seed)
+        equip(at, step_image, step_cpus, step_memory)
+        equip(measured, measure_image, measure_cpus, measure_memory, store_secret)
+        measured.set_accelerator_type(at.outputs["resource"]).set_accelerator_limit(at.outputs["gpus"])
+        kubernetes.add_node_selector_json(measured, at.outputs["nodes"])
+        kubernetes.add_toleration_json(measured, at.outputs["tolerations"])
+        kubernetes.empty_dir_mount(
+            measured, "shm", "/dev/shm", medium="Memory"
+        )  # NCCL's and gloo's processes talk there
+
+
+@dsl.pipeline(name="learn-kinds")
+def learn_kinds(
+    works: List[str],  # noqa: UP006
+    store: str,
+    seed: int,
+    max_error: float,
+    single_writer: bool,
+    step_image: str,
+    step_cpus: str,
+    step_memory: str,
+    store_secret: str,
+) -> None:
+    """A live cost model for every kind of hardware that was measured."""
+    with dsl.ParallelFor(works) as work:
+        merged = merge(work=work, store=store)
+        trained = pretrain(costs=merged.outputs["costs"], seed=seed)
+        live = publish(
+            work=work,
+            cost_model=trained.outputs["cost_model"],
+            store=store,
+            max_error=max_error,
+            single_writer=single_writer,
+        )
+        equip(trained, step_image, step_cpus, step_memory)
+        for step in (merged, live):
+            equip(step, step_image, step_cpus, step_memory, store_secret)
+
+
+@dsl.pipeline(name="plan-models")
+def plan_models(
+    names: List[str],  # noqa: UP006
+    night: str,
+    store: str,
+    batch_size: int,
+    algorithm: str,
+    seed: int,
+    min_gain: float,
+    max_error: float,
+    memory_margin: float,
+    single_writer: bool,
+    step_image: str,
+    step_cpus: str,
+    step_memory: str,
+    store_secret: str,
+) -> None:
+    """A plan for every model, live if the gate lets it through."""
+    with dsl.ParallelFor(names) as name:
+        loaded = load(night=night, name=name)
+        found = search(
+            night=night,
+            name=name,
+            tables=loaded.outputs["tables"],
+            store=store,
+            batch_size=batch_size,
+            algorithm=algorithm,
+            seed=seed,
+        )
+        live = deploy(
+            night=night,
+            name=name,
+            plan=found.outputs["plan"],
+            tables=loaded.outputs["tables"],
+            store=store,
+            min_gain=min_gain,
+            max_error=max_error,
+            memory_margin=memory_margin,
+            single_writer=single_writer,
+        )
+        for step in (loaded, found, live):
+            equip(step, step_image, step_cpus, step_memory, store_secret)
+
+
 @dsl.pipeline(name="neuroshard")
 def neuroshard(
-    tables: str = "mlperf-dlrm-dcnv2",
-    devices: int = 4,
-    memory: str = "80GiB",
-    batch_size: int = 65536,
+    models: str = '[{"name": "mlperf-dlrm-dcnv2", "tables": "mlperf-dlrm-dcnv2", "devices": 4, "memory": "80GiB"}]',
     store: str = "s3://mlpipeline/neuroshard",
-    model: str = "mlperf-dlrm-dcnv2",
-    single_writer: bool = False,
     backend: str = "cuda",
+    batch_size: int = 65536,
     compute_cases: int = 10000,
     comm_cases: int = 2000,
     measure_budget: str = "2h",
+    max_age: str = "",
+    max_error: float = 0.2,
+    min_gain: float = -1.0,
+    memory_margin: float = 0.0,
     algorithm: str = "neuroshard",
     seed: int = 0,
-    gpus: str = "4",
-    gpu_resource: str = "nvidia.com/gpu",
+    single_writer: bool = False,
+    nodes: str = "",
+    node_selector: str = "{}",
+    tolerations: str = '[{"key": "nvidia.com/gpu", "operator": "Exists"}]',
+    pods: int = 4,
     measure_cpus: str = "16",
     measure_memory: str = "128Gi",
-    measure_nodes: dict[str, str] = {},  # noqa: B006 # kfp reads the value of a default
-    measure_tolerations: list[dict[str, str]] = [],  # noqa: B006
     measure_image: str = GPU_IMAGE,
     step_cpus: str = "2",
     step_memory: str = "8Gi",
     step_image: str = CPU_IMAGE,
     store_secret: str = "neuroshard-store",
 ) -> None:
-    """Measure embedding tables on this cluster's devices, learn their costs, and put a sharding plan live.
-
-    Parameters that are text and look like a number need quotes on kfp's command line: gpus='"8"'.
+    """Measure the kinds of hardware that no live cost model covers, learn their costs, and put every model's plan live.
 
     Args:
-        tables: What to shard: a preset's name, a file that the pod sees, or s3://bucket/tables.json.
-        devices: Number of devices of the trainer.
-        memory: What embeddings may take on a device: 80GiB, or one amount a device by commas.
-        batch_size: Samples a step over all devices.
-        store: Where plans live: s3://bucket/prefix.
-        model: Whose plans these are; trainers ask the store for it by this name.
-        single_writer: Nobody else deploys: accept a store that ignores conditional writes.
+        models: Who wants a plan, as JSON: [{"name", "tables", "devices", "memory", "hardware"}, …]. Tables are a preset's name,
+            a file that the pod sees, or s3://bucket/tables.json; memory is 80GiB, or one amount a device by commas; hardware
+            is needed where the fleet has several kinds: H200.
+        store: Where plans and cost models live: s3://bucket/prefix.
         backend: What is measured: cuda (FBGEMM and NCCL), cpu (FBGEMM and gloo) or synthetic (a formula).
-        compute_cases: Table sets to measure on one device.
+        batch_size: Samples a step over all devices.
+        compute_cases: Table sets to measure on one device, for each kind of hardware.
         comm_cases: Exchanges between devices to measure.
-        measure_budget: Measuring stops after this long: 90s, 30m, 2h.
+        measure_budget: A measuring pod stops after this long: 90s, 30m, 2h.
+        max_age: A cost model older than this is measured anew: 2160h. Empty for never.
+        max_error: Largest error of a cost model on unseen tables with which it, or a plan, goes live: 0.2 is 20 %.
+        min_gain: Share by which a plan must be better than the live one; below 0 for its cost model's own error.
+        memory_margin: Share of a device's memory that a plan leaves free.
         algorithm: neuroshard, or a baseline: random, size, dim, lookup, size-lookup.
         seed: Of everything that is left to chance.
-        gpus: GPUs of the measuring pod, as text; 0 for the cpu and synthetic backends.
-        gpu_resource: The resource name of the GPUs.
-        measure_cpus: CPUs of the measuring pod.
-        measure_memory: Memory of the measuring pod.
-        measure_nodes: Labels of the nodes to measure on, as JSON: {"node-pool": "h200"}.
-        measure_tolerations: Taints to bear there, as JSON: [{"key": "nvidia.com/gpu", "operator": "Exists"}].
-        measure_image: The image of the measuring pod; neuroshard-cpu will do for the cpu and synthetic backends.
+        single_writer: Nobody else deploys: accept a store that ignores conditional writes.
+        nodes: A file with what `kubectl get nodes -o json` wrote, in place of asking the cluster.
+        node_selector: Labels of the nodes to measure on, as JSON: {"node-pool": "train"}.
+        tolerations: Taints to bear there, as JSON. Nodes with others are left alone.
+        pods: Most pods that measure one kind of hardware at once, each on a node of its own.
+        measure_cpus: CPUs of a measuring pod. Its GPUs are all that a node of its kind has.
+        measure_memory: Memory of a measuring pod.
+        measure_image: The image of a measuring pod; neuroshard-cpu will do for the cpu and synthetic backends.
         step_cpus: CPUs of every other pod.
         step_memory: Memory of every other pod.
         step_image: The image of every other pod.
         store_secret: A secret with AWS_ACCESS_KEY_ID and so on; it may be absent.
     """
-    loaded = load(source=tables).set_display_name("load tables")
-    drawn = augment(
-        tables=loaded.outputs["tables"],
-        devices=devices,
-        memory=memory,
+    seen = survey(
+        models=models,
+        store=store,
+        backend=backend,
+        nodes=nodes,
+        node_selector=node_selector,
+        tolerations=tolerations,
         compute_cases=compute_cases,
         comm_cases=comm_cases,
+        batch_size=batch_size,
         seed=seed,
+        pods=pods,
+        max_age=max_age,
+        max_error=max_error,
     )
-    measured = measure(
-        cases=drawn.outputs["cases"], backend=backend, batch_size=batch_size, budget=measure_budget, seed=seed
+    drawn = draw(
+        night=seen.outputs["night"], store=store, compute_cases=compute_cases, comm_cases=comm_cases, seed=seed
     )
-    trained = pretrain(costs=measured.outputs["costs"], seed=seed)
-    found = search(
-        tables=loaded.outputs["tables"],
-        cost_model=trained.outputs["cost_model"],
-        devices=devices,
-        memory=memory,
+    for step in (seen, drawn):
+        equip(step, step_image, step_cpus, step_memory, store_secret)
+
+    measured = measure_jobs(
+        jobs=drawn.output,
+        store=store,
+        backend=backend,
+        batch_size=batch_size,
+        budget=measure_budget,
+        seed=seed,
+        measure_image=measure_image,
+        measure_cpus=measure_cpus,
+        measure_memory=measure_memory,
+        step_image=step_image,
+        step_cpus=step_cpus,
+        step_memory=step_memory,
+        store_secret=store_secret,
+    )
+    learnt = learn_kinds(
+        works=seen.outputs["works"],
+        store=store,
+        seed=seed,
+        max_error=max_error,
+        single_writer=single_writer,
+        step_image=step_image,
+        step_cpus=step_cpus,
+        step_memory=step_memory,
+        store_secret=store_secret,
+    ).after(measured)
+    plan_models(
+        names=seen.outputs["names"],
+        night=seen.outputs["night"],
+        store=store,
         batch_size=batch_size,
         algorithm=algorithm,
         seed=seed,
-    )
-    live = deploy(
-        plan=found.outputs["plan"],
-        tables=loaded.outputs["tables"],
-        cost_model=trained.outputs["cost_model"],
-        store=store,
-        model=model,
+        min_gain=min_gain,
+        max_error=max_error,
+        memory_margin=memory_margin,
         single_writer=single_writer,
-    )
-
-    for step in (loaded, drawn, trained, found, live):
-        step.set_container_image(step_image)
-        step.set_cpu_request(step_cpus).set_memory_request(step_memory).set_memory_limit(step_memory)
-    measured.set_container_image(measure_image)
-    measured.set_accelerator_type(gpu_resource).set_accelerator_limit(gpus)
-    measured.set_cpu_request(measure_cpus).set_memory_request(measure_memory).set_memory_limit(measure_memory)
-    kubernetes.add_node_selector_json(measured, measure_nodes)
-    kubernetes.add_toleration_json(measured, measure_tolerations)
-    kubernetes.empty_dir_mount(measured, "shm", "/dev/shm", medium="Memory")  # NCCL's and gloo's processes talk there
-    for step in (loaded, live):
-        kubernetes.use_secret_as_env(step, store_secret, {key: key for key in STORE_KEYS}, optional=True)
-
-    # What these give changes with the world: the file behind `tables`, the hardware under the pod, the store.
-    for step in (loaded, measured, live):
-        step.set_caching_options(False)
+        step_image=step_image,
+        step_cpus=step_cpus,
+        step_memory=step_memory,
+        store_secret=store_secret,
+    ).after(learnt)

@@ -3,12 +3,14 @@
     python -m pipelines.run_local                        the tables of MLPerf's DLRM-DCNv2, measured on this CPU
     python -m pipelines.run_local --backend synthetic    costs by a formula instead: quick
 
-KFP's own local runner runs pipelines/neuroshard.yaml, each step in a process of its own. Every run starts clean, in a folder
-of its own under --out; only the store is kept, so releases are numbered on. Progress goes to stderr, the summary to stdout.
+KFP's own local runner runs pipelines/neuroshard.yaml, each step in a process of its own. Every run has a folder of its own
+under --out; the store is kept, so a second run on the same hardware measures nothing and plans at once. Progress goes to
+stderr, the summary to stdout.
 """
 
 import argparse
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -34,10 +36,9 @@ PACKAGE = ROOT / "pipelines" / "neuroshard.yaml"
 
 # Where KFP's local runner leaves what the steps made (step/output), and what a user shall find it under.
 OUTPUTS = {
-    "load/tables": "tables.json",
-    "augment/cases": "cases",
-    "measure/costs": "costs",
+    "merge/costs": "costs",
     "pretrain/cost_model": "cost_model",
+    "load/tables": "tables.json",
     "search/plan": "plan.json",
     "deploy/release": "release.json",
 }
@@ -47,6 +48,7 @@ COLOR = re.compile(r"\x1b\[\d+m")
 # KFP indents what a step prints by four spaces: deeper lines are tracebacks and the executor's JSON, which only the log holds.
 CHATTER = re.compile(
     r"    ( |[{}]$|Traceback|neuroshard\.core\.errors|\[KFP Executor|\w+: (Artifact|Dataset|Metrics|Model)\()"
+    r"|    (Output|gpus|names|night|nodes|resource|tolerations|works): "
     r"|.* - INFO - (Streamed logs|Task '[\w-]+' outputs):|-{20,}|\s*$"
 )
 
@@ -81,6 +83,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--compute-cases", type=int, default=2000)
     parser.add_argument("--comm-cases", type=int, default=400)
     parser.add_argument("--budget", default="3m", help="measuring stops after this long")
+    parser.add_argument("--max-error", type=float, default=1.0, help="of a cost model that may go live: 0.1 is 10 %%")
+    parser.add_argument(
+        "--nodes", default="", help="what `kubectl get nodes -o json` wrote, as the fleet: for synthetic"
+    )
+    parser.add_argument("--hardware", default="", help="of the fleet, where it is of several kinds: h200")
     parser.add_argument("--algorithm", default="neuroshard")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("run"), help="folder for what the runs make")
@@ -90,6 +97,12 @@ def parse_arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.store = options.store or str(options.out / "store")
     return options
+
+
+def order(options: argparse.Namespace) -> dict[str, object]:
+    """The one model that this run plans for."""
+    told = {"name": options.model, "tables": options.tables, "devices": options.devices, "memory": options.memory}
+    return {**told, "hardware": options.hardware}
 
 
 def run_pipeline(options: argparse.Namespace, folder: Path) -> None:
@@ -103,16 +116,15 @@ def run_pipeline(options: argparse.Namespace, folder: Path) -> None:
         try:
             with redirect_stdout(log):
                 components.load_component_from_file(str(PACKAGE))(
-                    tables=options.tables,
-                    devices=options.devices,
-                    memory=options.memory,
+                    models=json.dumps([order(options)]),
                     batch_size=options.batch_size,
                     store=options.store,
-                    model=options.model,
                     backend=options.backend,
+                    nodes=options.nodes,
                     compute_cases=options.compute_cases,
                     comm_cases=options.comm_cases,
                     measure_budget=options.budget,
+                    max_error=options.max_error,
                     algorithm=options.algorithm,
                     seed=options.seed,
                 )
@@ -120,8 +132,8 @@ def run_pipeline(options: argparse.Namespace, folder: Path) -> None:
             raise Failed(f"{log.error or COLOR.sub('', str(error))} (all output: {folder / 'log.txt'})") from None
         finally:
             for made, name in OUTPUTS.items():
-                for path in steps.glob(f"*/{made}"):
-                    path.rename(folder / name)
+                for nth, path in enumerate(sorted(steps.rglob(made))):
+                    path.rename(folder / (f"{nth + 1}-{name}" if nth else name))
             shutil.rmtree(steps)
 
 
@@ -159,30 +171,37 @@ def run_trainer(options: argparse.Namespace, folder: Path) -> str:
 
 def summary(options: argparse.Namespace, folder: Path, trained: str) -> str:
     """What a user wants to know at the end. Every number says whether it was measured or predicted, and on what."""
-    model = load_cost_model(folder / "cost_model")
-    files = {
-        "tables": folder / "tables.json",
-        "cases": folder / "cases",
-        "costs": folder / "costs",
-        "cost model": folder / "cost_model",
-        "plan": folder / "plan.json",
-        "log": folder / "log.txt",
-        "store": options.store,
-    }
-    measured = f"measured on {model.device_name} ({model.backend})"
-    costs = "by a formula, nothing was measured (synthetic)" if model.backend == "synthetic" else measured
     plan = read_plan(folder / "plan.json")
+    names = {
+        "tables": "tables.json",
+        "costs": "costs",
+        "cost model": "cost_model",
+        "plan": "plan.json",
+        "log": "log.txt",
+    }
+    files = {name: str(folder / path) for name, path in names.items() if (folder / path).exists()}
     paragraphs = [
         plan_text(plan),
         costs_by_device_text(plan),
-        f"cost model, of costs {costs}\n{model.report.text()}",
+        cost_model_text(folder, plan),
         live_text(
             plan, Release.parse(decode_json((folder / "release.json").read_bytes(), "release.json"), "release.json")
         ),
         trained,
-        "\n".join(f"{name:<11} {path}" for name, path in files.items()),
+        "\n".join(f"{name:<11} {path}" for name, path in {**files, "store": options.store}.items()),
     ]
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+
+def cost_model_text(folder: Path, plan: Plan) -> str:
+    """How far the cost model can be trusted; only whose it is, where an earlier run had measured this hardware."""
+    told = plan.provenance
+    measured = f"measured on {told.cost_model_device} ({told.cost_model_backend})"
+    costs = "by a formula, nothing was measured (synthetic)" if told.cost_model_backend == "synthetic" else measured
+    for model in map(load_cost_model, folder.glob("*cost_model")):
+        if model.name == told.cost_model:
+            return f"cost model, of costs {costs}\n{model.report.text()}"
+    return f"cost model {(told.cost_model or '')[:12]} of an earlier run, of costs {costs}"
 
 
 def live_text(plan: Plan, release: Release) -> str:

@@ -273,7 +273,9 @@ def measure(
         raise UsageError("measure needs a folder of cases, --backend and -o; or --verify and a folder of costs")
     from neuroshard.measure.run import run
 
-    chosen = {name: value for name, value in {"warmup": warmup, "repeats": repeats}.items() if value is not None}
+    chosen: dict[str, Any] = {
+        name: value for name, value in {"warmup": warmup, "repeats": repeats}.items() if value is not None
+    }
     summary = run(
         cases,
         out,

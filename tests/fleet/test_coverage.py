@@ -13,7 +13,7 @@ from neuroshard.cli import app
 from neuroshard.core.cost import Hardware
 from neuroshard.core.release import ModelRelease
 from neuroshard.core.value import canonical_json, sha256
-from neuroshard.deploy.golive import go_live, live_or_none, next_number, put
+from neuroshard.deploy.golive import go_live, next_number, put
 from neuroshard.fleet.coverage import Coverage, coverage, known_models
 from neuroshard.fleet.kinds import Kind
 from neuroshard.fleet.labels import kinds_of
@@ -21,6 +21,7 @@ from neuroshard.fleet.node import Node
 from neuroshard.fleet.run import TOLERATIONS
 from neuroshard.store.bundles import models_of
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.line import live_or_none
 
 NOW = datetime(2026, 1, 11, tzinfo=UTC)
 DAY = 86400.0
@@ -64,7 +65,7 @@ def store(tmp_path: Path) -> FolderStore:
     return FolderStore(tmp_path / "store")
 
 
-def stands(store: FolderStore, kind: Kind, **limits: float) -> Coverage:
+def stands(store: FolderStore, kind: Kind, **limits: Any) -> Coverage:
     [one] = coverage([kind], known_models(store), now=NOW, **limits)
     return one
 
@@ -105,6 +106,14 @@ def test_a_model_whose_error_is_too_high_or_unknown(store: FolderStore, error: f
     assert (one.state, one.to_measure) == ("error too high", True)
     assert one.why == f"its cost model's error on unseen tables {told}, and 10.0% is allowed"
     assert stands(store, kind()).state == "covered"
+
+
+def test_a_model_for_another_batch_size(store: FolderStore) -> None:
+    make_live(store, kind().hardware)
+    one = stands(store, kind(), batch_size=512)
+    assert (one.state, one.to_measure) == ("batch size changed", True)
+    assert one.why == "its cost model is for 65,536 samples a step, and 512 are asked for"
+    assert stands(store, kind(), batch_size=65536).state == "covered"
 
 
 def test_what_cannot_be_had_tonight_or_is_shared_is_not_measured(store: FolderStore) -> None:

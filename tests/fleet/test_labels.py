@@ -53,7 +53,7 @@ def test_the_recorded_nodes_of_a_real_api_server() -> None:
     assert rows["NVIDIA-H200"].node_selector == {
         "nvidia.com/gpu.product": "NVIDIA-H200",
         "nvidia.com/gpu.machine": "p5en.48xlarge",
-        "nvidia.com/cuda.driver-version.major": "570",
+        "nvidia.com/cuda.driver-version.full": "570.86.15",
     }
 
 
@@ -113,6 +113,13 @@ def test_the_driver_by_its_older_labels() -> None:
     kind = one_kind(old)
     assert (kind.hardware.driver, kind.fingerprint) == ("570.124.06", fingerprint())
     assert kind.node_selector["nvidia.com/cuda.driver.major"] == "570"
+
+
+def test_work_goes_where_most_nodes_are_alike_to_the_last_digit_of_the_driver() -> None:
+    newer = [node("b", driver="570.195.03"), node("c", driver="570.195.03")]
+    kind = one_kind(node("a"), *newer, node("d", driver="570.195.03", cordoned=True))
+    assert (kind.nodes, kind.alike, kind.out_of_service) == (3, 2, 1)
+    assert kind.node_selector["nvidia.com/cuda.driver-version.full"] == "570.195.03"
 
 
 def test_shared_devices_that_keep_their_product_and_change_their_resource() -> None:

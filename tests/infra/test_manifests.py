@@ -28,7 +28,7 @@ def test_every_resource_is_valid_kubernetes() -> None:
     kustomization = yaml.safe_load((BASE / "kustomization.yaml").read_text())
     files = [BASE / name for name in kustomization["resources"]]
     assert sorted(path.name for path in BASE.iterdir()) == sorted(
-        [*kustomization["resources"], "kustomization.yaml", "parameters.yaml"]
+        [*kustomization["resources"], "kustomization.yaml", "parameters.yaml", "models.yaml"]
     )
     assert validate(files) == ""
 
@@ -43,7 +43,7 @@ def test_it_renders_with_the_parameters_where_the_pod_looks(tmp_path: Path) -> N
     volumes = resources["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]["volumes"]
     [config_map] = [volume["configMap"]["name"] for volume in volumes if "configMap" in volume]
     assert resources["ConfigMap"]["metadata"]["name"] == config_map
-    assert list(resources["ConfigMap"]["data"]) == ["parameters.yaml"]
+    assert sorted(resources["ConfigMap"]["data"]) == ["models.yaml", "parameters.yaml"]
     assert {resource["metadata"].get("namespace") for resource in resources.values()} == {None, "neuroshard"}
     assert validate([tmp_path / "rendered.yaml"]) == ""
 

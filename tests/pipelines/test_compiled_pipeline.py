@@ -16,14 +16,32 @@ from neuroshard import __version__
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "pipelines" / "neuroshard.yaml").read_text()
 SPEC, PLATFORM = yaml.safe_load_all(TEXT)
-TASKS: dict[str, Any] = SPEC["root"]["dag"]["tasks"]
+COMPONENTS: dict[str, Any] = SPEC["components"]
+EXECUTORS: dict[str, Any] = SPEC["deploymentSpec"]["executors"]
+CONFIGS: dict[str, Any] = PLATFORM["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
 PARAMETERS: dict[str, Any] = SPEC["root"]["inputDefinitions"]["parameters"]
 PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
+DAGS: dict[str, Any] = {"root": SPEC["root"], **{name: c for name, c in COMPONENTS.items() if "dag" in c}}
+TASKS = [(dag, task) for dag, body in DAGS.items() for task in body["dag"]["tasks"]]
+STEPS = {
+    task: (dag, COMPONENTS[body["componentRef"]["name"]]["executorLabel"])
+    for dag, holder in DAGS.items()
+    for task, body in holder["dag"]["tasks"].items()
+    if "executorLabel" in COMPONENTS[body["componentRef"]["name"]]
+}
 
 
-def executor(task: str) -> Any:
-    component = SPEC["components"][TASKS[task]["componentRef"]["name"]]
-    return SPEC["deploymentSpec"]["executors"][component["executorLabel"]]["container"]
+def task_of(step: str) -> Any:
+    return DAGS[STEPS[step][0]]["dag"]["tasks"][step]
+
+
+def container(step: str) -> Any:
+    return EXECUTORS[STEPS[step][1]]["container"]
+
+
+def inputs_of(dag: str) -> set[str]:
+    """The parameters that a DAG knows."""
+    return set(DAGS[dag].get("inputDefinitions", {}).get("parameters", {}))
 
 
 def values(tree: Any, key: str) -> Iterator[Any]:
@@ -49,57 +67,101 @@ def test_it_is_what_its_source_compiles_to_byte_for_byte(hash_seed: str) -> None
     assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
 
 
-def test_who_feeds_whom() -> None:
-    feeds = {
-        name: {source["taskOutputArtifact"]["producerTask"] for source in task["inputs"].get("artifacts", {}).values()}
-        for name, task in TASKS.items()
-    }
-    assert feeds == {
-        "load": set(),
-        "augment": {"load"},
-        "measure": {"augment"},
-        "pretrain": {"measure"},
-        "search": {"load", "pretrain"},
-        "deploy": {"load", "pretrain", "search"},
+def test_who_comes_after_whom() -> None:
+    after = {task: set(DAGS[dag]["dag"]["tasks"][task].get("dependentTasks", ())) for dag, task in TASKS}
+    assert {task: before for task, before in after.items() if before} == {
+        "draw": {"survey"},
+        "measure-jobs": {"draw"},
+        "measure": {"place"},
+        "learn-kinds": {"survey", "measure-jobs"},
+        "pretrain": {"merge"},
+        "publish": {"pretrain"},
+        "plan-models": {"survey", "learn-kinds"},
+        "search": {"load"},
+        "deploy": {"load", "search"},
     }
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_every_input_of_a_task_resolves(task: str) -> None:
-    inputs = TASKS[task]["inputs"]
-    component = SPEC["components"][TASKS[task]["componentRef"]["name"]]
-    declared = component["inputDefinitions"]
+def resolves(source: Any, dag: str) -> bool:
+    """Does a parameter's source exist where it is asked for?"""
+    tasks = DAGS[dag]["dag"]["tasks"]
+    if "componentInputParameter" in source:
+        return source["componentInputParameter"] in inputs_of(dag)
+    if "taskOutputParameter" in source:
+        output = source["taskOutputParameter"]
+        producer = COMPONENTS[tasks[output["producerTask"]]["componentRef"]["name"]]
+        return output["outputParameterKey"] in producer["outputDefinitions"]["parameters"]
+    return "constant" in source["runtimeValue"]
+
+
+@pytest.mark.parametrize(("dag", "name"), TASKS)
+def test_every_input_of_a_task_resolves(dag: str, name: str) -> None:
+    task = DAGS[dag]["dag"]["tasks"][name]
+    component = COMPONENTS[task["componentRef"]["name"]]
+    declared, inputs = component.get("inputDefinitions", {}), task.get("inputs", {})
 
     for source in inputs.get("artifacts", {}).values():
-        producer = SPEC["components"][TASKS[source["taskOutputArtifact"]["producerTask"]]["componentRef"]["name"]]
-        assert source["taskOutputArtifact"]["outputArtifactKey"] in producer["outputDefinitions"]["artifacts"]
+        producer = DAGS[dag]["dag"]["tasks"][source["taskOutputArtifact"]["producerTask"]]
+        outputs = COMPONENTS[producer["componentRef"]["name"]]["outputDefinitions"]["artifacts"]
+        assert source["taskOutputArtifact"]["outputArtifactKey"] in outputs
     assert declared.get("artifacts", {}).keys() == inputs.get("artifacts", {}).keys()
-    assert declared["parameters"].keys() <= inputs["parameters"].keys()
-    assert set(values(inputs, "componentInputParameter")) <= PARAMETERS.keys()
-    used = set(PLACEHOLDER.findall(str(inputs))) | set(PLACEHOLDER.findall(str(executor(task))))
-    assert used <= inputs["parameters"].keys()
+    given = inputs.get("parameters", {})
+    assert all(resolves(source, dag) for source in given.values()), given
+    looped = {task["parameterIterator"]["itemInput"]} if "parameterIterator" in task else set()
+    assert declared.get("parameters", {}).keys() <= given.keys() | looped
+    used = set(PLACEHOLDER.findall(str(inputs)))
+    if "executorLabel" in component:
+        used |= set(PLACEHOLDER.findall(str(EXECUTORS[component["executorLabel"]])))
+    assert used <= given.keys()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_kubernetes_is_told_resolves_where_the_step_runs(step: str) -> None:
+    dag, executor = STEPS[step]
+    told = [
+        {key: found}
+        for key in ("componentInputParameter", "taskOutputParameter")
+        for found in values(CONFIGS.get(executor, {}), key)
+    ]
+    assert all(resolves(source, dag) for source in told), told
+    producers = {source["taskOutputParameter"]["producerTask"] for source in told if "taskOutputParameter" in source}
+    assert producers <= set(task_of(step).get("dependentTasks", ()))
+
+
+def test_loops_are_one_deep_and_no_exit_handler_or_condition_is_around_them() -> None:
+    loops = [(dag, task) for dag, task in TASKS if "parameterIterator" in DAGS[dag]["dag"]["tasks"][task]]
+    assert sorted(dag for dag, _ in loops) == ["comp-learn-kinds", "comp-measure-jobs", "comp-plan-models"]
+    bodies = [COMPONENTS[DAGS[dag]["dag"]["tasks"][task]["componentRef"]["name"]] for dag, task in loops]
+    assert not list(values(bodies, "parameterIterator"))
+    assert not list(values(SPEC, "triggerPolicy"))
 
 
 def test_every_parameter_has_a_default_a_description_and_a_use() -> None:
     for name, parameter in PARAMETERS.items():
         assert "defaultValue" in parameter, name
         assert parameter["description"], name
-    used = set(values(TASKS, "componentInputParameter")) | set(values(PLATFORM, "componentInputParameter"))
+        assert parameter["parameterType"] not in ("STRUCT", "LIST"), f"{name}: numbers in it would become floats"
+    used = set(values(SPEC["root"]["dag"]["tasks"], "componentInputParameter"))
+    used |= {name for name in values(CONFIGS, "componentInputParameter") if name in PARAMETERS}
     assert used == PARAMETERS.keys()
 
 
 def test_the_gpu_count_is_text() -> None:
     """An int is dropped without a word, and the pod gets no GPU."""
-    count = executor("measure")["resources"]["accelerator"]["resourceCount"]
+    count = container("measure")["resources"]["accelerator"]["resourceCount"]
     [name] = PLACEHOLDER.findall(count)
-    assert PARAMETERS[name.removeprefix("pipelinechannel--")]["parameterType"] == "STRING"
+    assert name == "pipelinechannel--place-gpus"
+    assert COMPONENTS["comp-place"]["outputDefinitions"]["parameters"]["gpus"]["parameterType"] == "STRING"
 
 
 def test_images_are_our_own_of_this_version() -> None:
     """The cache key holds the image's name, not its contents."""
-    images = {PLACEHOLDER.fullmatch(executor(task)["image"])[1] for task in TASKS}  # type: ignore[index]
-    defaults = {PARAMETERS[name.removeprefix("pipelinechannel--")]["defaultValue"] for name in images}
-    assert defaults == {f"neuroshard-cpu:{__version__}", f"neuroshard-gpu:{__version__}"}
+    images = {step: PLACEHOLDER.fullmatch(container(step)["image"])[1] for step in STEPS}  # type: ignore[index]
+    assert {step: name.removeprefix("pipelinechannel--") for step, name in images.items()} == {
+        step: "measure_image" if step == "measure" else "step_image" for step in STEPS
+    }
+    assert PARAMETERS["step_image"]["defaultValue"] == f"neuroshard-cpu:{__version__}"
+    assert PARAMETERS["measure_image"]["defaultValue"] == f"neuroshard-gpu:{__version__}"
 
 
 def test_nothing_is_installed_at_run_time() -> None:
@@ -109,16 +171,21 @@ def test_nothing_is_installed_at_run_time() -> None:
 def test_secrets_come_from_a_secret() -> None:
     assert list(values(SPEC, "env")) == []
     for secret in values(PLATFORM, "secretAsEnv"):
-        assert [entry["secretNameParameter"] for entry in secret] == [{"componentInputParameter": "store_secret"}]
+        [name] = [entry["secretNameParameter"]["componentInputParameter"] for entry in secret]
+        assert name.removeprefix("pipelinechannel--") == "store_secret"
 
 
-def test_what_depends_on_the_world_is_not_cached() -> None:
-    cached = {name for name, task in TASKS.items() if task["cachingOptions"].get("enableCache")}
-    assert cached == {"augment", "pretrain", "search"}
+def test_only_who_speaks_to_the_store_has_its_secret() -> None:
+    with_secret = {step for step, (_, executor) in STEPS.items() if "secretAsEnv" in CONFIGS.get(executor, {})}
+    assert STEPS.keys() - with_secret == {"place", "pretrain"}
 
 
-def test_only_measuring_asks_for_gpus_and_shared_memory() -> None:
-    with_gpus = {name for name in TASKS if "accelerator" in executor(name)["resources"]}
-    executors = PLATFORM["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    assert with_gpus == {"measure"}
-    assert [name for name, config in executors.items() if "emptyDirMounts" in config] == ["exec-measure"]
+def test_nothing_is_cached_as_every_step_reads_the_world() -> None:
+    """The fleet, the store, the files behind the models' tables: what covers a kind is told by the store, not by a cache."""
+    assert [step for step in STEPS if task_of(step).get("cachingOptions", {}).get("enableCache")] == []
+
+
+def test_only_measuring_asks_for_gpus_nodes_and_shared_memory() -> None:
+    assert {step for step in STEPS if "accelerator" in container(step).get("resources", {})} == {"measure"}
+    for wish in ("emptyDirMounts", "nodeSelector", "tolerations"):
+        assert [name for name, config in CONFIGS.items() if wish in config] == ["exec-measure"]

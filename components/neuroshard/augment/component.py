@@ -1,42 +1,28 @@
-"""KFP: where the tables come from, and the cases to measure."""
+"""KFP: where a model's tables come from, and the cases to measure."""
 
-from kfp.dsl import Artifact, Dataset, Input, Output
+from typing import List  # noqa: UP035 # kfp reads the annotations as text, and knows List
+
+from kfp.dsl import Artifact, Output
 
 from neuroshard.component import component
 
 
 @component
-def load(source: str, tables: Output[Artifact]) -> None:
-    """A preset, a file or an object in S3, as tables.json."""
+def load(night: str, name: str, tables: Output[Artifact]) -> None:
+    """A model's tables (a preset, a file or an object in S3) as tables.json."""
     from pathlib import Path
 
     from neuroshard.augment.source import run
+    from neuroshard.core.nightly import Survey, told
 
-    run(source, Path(tables.path))
+    run(told(Survey, night).order(name).tables, Path(tables.path))
 
 
 @component
-def augment(
-    tables: Input[Artifact],
-    devices: int,
-    memory: str,
-    compute_cases: int,
-    comm_cases: int,
-    seed: int,
-    cases: Output[Dataset],
-) -> None:
-    """Draw the cases to measure: table sets that fit a device, and placements on `devices` devices."""
-    from pathlib import Path
+def draw(night: str, store: str, compute_cases: int, comm_cases: int, seed: int) -> List[str]:  # noqa: UP006
+    """Draw the cases of every kind of hardware that is to be measured into the store; the jobs that measure them."""
+    from neuroshard.augment.night import run
+    from neuroshard.core.nightly import Survey, told
 
-    from neuroshard.augment.run import run
-    from neuroshard.core.units import parse_memory
-
-    run(
-        Path(tables.path),
-        Path(cases.path),
-        compute_cases=compute_cases,
-        comm_cases=comm_cases,
-        devices=(devices,),
-        memory_bytes=max(parse_memory(memory, devices)),
-        seed=seed,
-    )
+    jobs = run(told(Survey, night), store, compute_cases=compute_cases, comm_cases=comm_cases, seed=seed)
+    return [job.canonical_json().decode() for job in jobs]

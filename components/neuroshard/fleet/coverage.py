@@ -13,8 +13,8 @@ from neuroshard.store.bundles import fingerprints, models_of
 from neuroshard.store.line import read_pointer
 from neuroshard.store.protocol import Store
 
-State = Literal["covered", "new", "driver changed", "model too old", "error too high", "shared"]
-TO_MEASURE: tuple[State, ...] = ("new", "driver changed", "model too old", "error too high")
+State = Literal["covered", "new", "driver changed", "batch size changed", "model too old", "error too high", "shared"]
+TO_MEASURE: tuple[State, ...] = ("new", "driver changed", "batch size changed", "model too old", "error too high")
 DAY_SECONDS = 86400.0
 
 
@@ -61,13 +61,14 @@ def coverage(
     known: Mapping[str, Known],
     *,
     now: datetime,
+    batch_size: int | None = None,
     max_age_seconds: float | None = None,
     max_error: float | None = None,
 ) -> tuple[Coverage, ...]:
-    """How each kind stands at `now` (UTC), by the live cost models `known`."""
+    """How each kind stands at `now` (UTC), by the live cost models `known`. None asks for nothing."""
     stands = []
     for kind in kinds:
-        state, why = _state(kind, known, now, max_age_seconds, max_error)
+        state, why = _state(kind, known, now, batch_size, max_age_seconds, max_error)
         own = known.get(kind.fingerprint)
         stands.append(
             Coverage(
@@ -82,7 +83,12 @@ def coverage(
 
 
 def _state(
-    kind: Kind, known: Mapping[str, Known], now: datetime, max_age_seconds: float | None, max_error: float | None
+    kind: Kind,
+    known: Mapping[str, Known],
+    now: datetime,
+    batch_size: int | None,
+    max_age_seconds: float | None,
+    max_error: float | None,
 ) -> tuple[State, str]:
     own = known.get(kind.fingerprint)
     if own is None:
@@ -96,6 +102,9 @@ def _state(
             )
         return "new", "no cost model of this kind is live"
 
+    if batch_size not in (None, own.release.batch_size):
+        told = f"its cost model is for {own.release.batch_size:,} samples a step, and {batch_size:,} are asked for"
+        return "batch size changed", told
     age_seconds = (now - datetime.fromisoformat(own.release.time).astimezone(UTC)).total_seconds()
     days = f"{age_seconds / DAY_SECONDS:.1f} days old"
     if max_age_seconds is not None and age_seconds > max_age_seconds:

@@ -15,13 +15,15 @@ class Kind(Value):
     """One kind of hardware. `nodes` take work now, each with `devices` of them at most; `out_of_service` do not.
 
     A pod finds it by `node_selector` and `tolerations`, and asks for its devices as `resource`; all three are empty for the
-    machine that this is told on. The fingerprint is the hardware's: nothing else here has a part in it.
+    machine that this is told on. `node_selector` leads to `alike` nodes, which are alike to the last digit of the driver, so
+    that what they measure can be merged. The fingerprint is the hardware's: nothing else here has a part in it.
     """
 
     hardware: Hardware
     nodes: Count
     devices: Count
     out_of_service: Count = 0
+    alike: Count = 1
     resource: str = ""
     node_selector: dict[str, str] = Field(default_factory=dict)
     tolerations: tuple[dict[str, Any], ...] = ()

@@ -19,10 +19,8 @@ from neuroshard.fleet.kinds import Kind
 from neuroshard.fleet.node import Node, Toleration
 
 NVIDIA = "nvidia.com/"
-DRIVER_MAJOR = (
-    "nvidia.com/cuda.driver-version.major",
-    "nvidia.com/cuda.driver.major",
-)  # today's label, and the older one
+OLD_DRIVER = tuple(f"nvidia.com/cuda.driver.{part}" for part in ("major", "minor", "rev"))
+DRIVER = ("nvidia.com/cuda.driver-version.full", *OLD_DRIVER)  # today's label, and the older ones
 SHARED = "-SHARED"
 
 
@@ -58,25 +56,28 @@ def kinds_of(
     kinds = []
     for _, group in sorted(found.items()):
         in_service = [one for one in group if one.devices and one.node.takes_work(borne)]
-        most = max(in_service or group, key=lambda one: one.devices)
+        alike = largest(in_service or group)
         kinds.append(
             Kind(
-                hardware=most.hardware,
+                hardware=alike[0].hardware,
                 nodes=len(in_service),
-                devices=most.devices if in_service else 0,
+                devices=min(one.devices for one in alike) if in_service else 0,
                 out_of_service=len(group) - len(in_service),
-                resource=most.resource,
-                node_selector={**node_selector, **common(one.selector for one in in_service or group)},
+                alike=len(alike) if in_service else 0,
+                resource=alike[0].resource,
+                node_selector={**node_selector, **alike[0].selector},
                 tolerations=tuple(map(dict, tolerations)),
             )
         )
     return tuple(kinds), tuple(sorted(notes))
 
 
-def common(mappings: Iterable[dict[str, str]]) -> dict[str, str]:
-    """What all of them say alike."""
-    first, *rest = mappings
-    return {key: value for key, value in first.items() if all(other.get(key) == value for other in rest)}
+def largest(group: Sequence[Found]) -> list[Found]:
+    """The most that one selector and resource lead to, by name of the nodes; of several such, the first by the labels."""
+    alike: dict[tuple[object, ...], list[Found]] = defaultdict(list)
+    for one in sorted(group, key=lambda one: one.node.name):
+        alike[(one.resource, one.devices, *sorted(one.selector.items()))].append(one)
+    return max(sorted(alike.items(), key=lambda item: str(item[0])), key=lambda item: len(item[1]))[1]
 
 
 def found_on(node: Node) -> list[Found]:
@@ -110,11 +111,8 @@ def _found(node: Node, name: str) -> Found:
         machine=node.labels.get("nvidia.com/gpu.machine", ""),
         sharing=f"{strategy}, {replicas} to a device" if shared else "",
     )
-    selector = {
-        key: node.labels[key]
-        for key in (f"{prefix}product", "nvidia.com/gpu.machine", *DRIVER_MAJOR)
-        if key in node.labels
-    }
+    told = (f"{prefix}product", "nvidia.com/gpu.machine", *DRIVER)
+    selector = {key: node.labels[key] for key in told if key in node.labels}
     resource = f"{NVIDIA}{name}.shared" if f"{NVIDIA}{name}.shared" in node.allocatable else f"{NVIDIA}{name}"
     return Found(node, hardware, resource, _allocatable(node, name) // max(replicas, 1), selector)
 
@@ -125,7 +123,6 @@ def _allocatable(node: Node, name: str) -> int:
 
 def _driver(node: Node) -> str:
     """The NVIDIA driver's version, by today's label or by the older ones."""
-    if full := node.labels.get("nvidia.com/cuda.driver-version.full"):
+    if full := node.labels.get(DRIVER[0]):
         return full
-    parts = (node.labels.get(f"nvidia.com/cuda.driver.{part}", "") for part in ("major", "minor", "rev"))
-    return ".".join(part for part in parts if part)
+    return ".".join(filter(None, (node.labels.get(label, "") for label in OLD_DRIVER)))

@@ -94,7 +94,7 @@ def fleet_text(fleet: Fleet, stands: Sequence[Coverage] = ()) -> str:
             f"{format_bytes(hardware.memory_bytes):>10}  {', '.join(filter(None, told))}"
         )
         if stands:
-            lines.append(f"{'':<17} {stands[index].state}: {stands[index].why}")
+            lines.append(f"-> {stands[index].state}: {stands[index].why}")
     if not fleet.kinds:
         lines.append("no kind of hardware was found")
     return "\n".join(lines)

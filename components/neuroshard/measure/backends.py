@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from neuroshard.core.case import Cases, CommCase, ComputeCase
-from neuroshard.core.cost import Bench, CommCost, ComputeCost
+from neuroshard.core.cost import Bench, CommCost, ComputeCost, Hardware
 from neuroshard.core.errors import UsageError
 
 # Imported when used: the formula needs neither torch nor FBGEMM.
@@ -23,7 +23,8 @@ class Settings:
     """How to measure. `batch_size` is global: samples a step over all devices.
 
     A device looks up the whole batch in its own tables, and then keeps its 1/devices of the samples of every table.
-    `memory_limit_bytes` is for the tables of one case; None takes the backend's default.
+    `memory_limit_bytes` is for the tables of one case; None takes the backend's default. `hardware` is the kind that must be
+    found here, or that the formula stands in for; None for whatever there is.
     """
 
     batch_size: int
@@ -35,6 +36,7 @@ class Settings:
     traces: Path | None = None
     seed: int = 0
     timeout_seconds: float = 60.0
+    hardware: Hardware | None = None
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:

@@ -1,25 +1,33 @@
-"""KFP: what the cases cost, measured in the pod that this runs in."""
+"""KFP: what the cases cost, measured in the pod that this runs in, and the shares of several pods made one."""
 
-from kfp.dsl import Dataset, Input, Output
+from kfp.dsl import Dataset, Output
 
 from neuroshard.component import component
 
 
 @component
-def measure(
-    cases: Input[Dataset], backend: str, batch_size: int, budget: str, seed: int, costs: Output[Dataset]
-) -> None:
-    """Measure the cases on this pod's devices, for at most `budget` (3m, 2h)."""
-    from pathlib import Path
-
+def measure(job: str, store: str, backend: str, batch_size: int, budget: str, seed: int) -> None:
+    """Measure a job's share of the cases on this pod's devices, for at most `budget` (3m, 2h), into the store."""
+    from neuroshard.core.nightly import Job, told
     from neuroshard.core.units import parse_duration
-    from neuroshard.measure.run import run
+    from neuroshard.measure.job import run
 
     run(
-        Path(cases.path),
-        Path(costs.path),
+        told(Job, job),
+        store,
         backend=backend,
         batch_size=batch_size,
         budget_seconds=parse_duration(budget),
         seed=seed,
     )
+
+
+@component
+def merge(work: str, store: str, costs: Output[Dataset]) -> None:
+    """The costs of all shares of a kind of hardware, as one cost set."""
+    from pathlib import Path
+
+    from neuroshard.core.nightly import Work, told
+    from neuroshard.measure.job import merge_shares
+
+    merge_shares(told(Work, work), store, Path(costs.path))

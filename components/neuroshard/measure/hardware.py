@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.core.case import Cases, CommCase, ComputeCase
-from neuroshard.core.cost import Bench, CommCost, ComputeCost
+from neuroshard.core.cost import Bench, CommCost, ComputeCost, Hardware
 from neuroshard.core.errors import MeasureError
+from neuroshard.core.units import format_bytes
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.exchange import COLLECTIVES
 from neuroshard.measure.harness import LONG_CASE_MS, MIN_REPEATS, comm_cost
@@ -70,7 +71,7 @@ def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | 
     limit = settings.memory_limit_bytes or (machine.memory_limit() if begun is None else begun.memory_limit_bytes)
     return Bench(
         backend=machine.kind,
-        hardware=machine.hardware(),
+        hardware=wanted_hardware(machine.hardware(), settings.hardware),
         batch_size=settings.batch_size,
         warmup=settings.warmup,
         repeats=settings.repeats,
@@ -88,6 +89,33 @@ def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | 
             "lookups from traces" if settings.traces else "lookups drawn to match the tables' reuse bins",
         ),
     )
+
+
+def wanted_hardware(found: Hardware, wanted: Hardware | None) -> Hardware:
+    """What was found here, if it is of the kind that was wanted. Raises MeasureError.
+
+    What a container hides (the machine's name) or nobody can see from inside (sharing) is taken from `wanted`.
+    """
+    if wanted is None:
+        return found
+    hidden = {"machine": found.machine or wanted.machine, "sharing": wanted.sharing}
+    found = found.model_copy(update=hidden)
+    if found.fingerprint != wanted.fingerprint:
+        raise MeasureError(
+            f"{wanted.name} was to be measured ({_facts(wanted)}), and here is {found.name} ({_facts(found)}): the node's "
+            "labels are out of date, or its selector leads elsewhere"
+        )
+    return found
+
+
+def _facts(hardware: Hardware) -> str:
+    told = (
+        format_bytes(hardware.memory_bytes),
+        hardware.driver and f"driver {hardware.driver}",
+        hardware.compute_capability and f"compute {hardware.compute_capability}",
+        hardware.machine,
+    )
+    return ", ".join(filter(None, told))
 
 
 def cpu(cases: Cases, settings: Settings, begun: Bench | None) -> OnMachine:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuroshard.core.case import CommCase, ComputeCase
-from neuroshard.core.cost import CommCost, ComputeCost
+from neuroshard.core.cost import CommCost, ComputeCost, Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.measure.backends import Backend, Settings, open_backend
 from neuroshard.measure.schedule import SENTINEL, Step, schedule
@@ -86,12 +86,14 @@ def run(
     seed: int = 0,
     timeout_seconds: float = Settings.timeout_seconds,
     share: tuple[int, int] = (1, 1),
+    hardware: Hardware | None = None,
 ) -> Measured:
     """Measure a folder of cases into a folder of costs, for `budget_seconds` at most, and say how it went.
 
     `batch_size` is the global batch of a step. Of `share` (2, 8) every eighth case is measured, from the second on: what
-    eight machines measure, merge.py makes one. Raises UsageError, InvalidInput (also where `out` was begun on another bench)
-    and MeasureError; what was measured before is then in `out`.
+    eight machines measure, merge.py makes one. `hardware` is the kind that this machine must be of, where that matters. Raises
+    UsageError, InvalidInput (also where `out` was begun on another bench) and MeasureError; what was measured before is then
+    in `out`.
     """
     from neuroshard.files.cases import read_cases
     from neuroshard.files.costs import CostWriter, read_costs, read_manifest
@@ -107,6 +109,7 @@ def run(
         traces=traces,
         seed=seed,
         timeout_seconds=timeout_seconds,
+        hardware=hardware,
     )
     cases = read_cases(cases_path)
     begun = read_manifest(out).bench if (out / "costs.json").exists() else None

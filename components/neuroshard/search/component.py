@@ -1,41 +1,43 @@
 """KFP: the plan, and what it and the baselines are predicted to cost as metrics."""
 
-from kfp.dsl import Artifact, Input, Metrics, Model, Output
+from kfp.dsl import Artifact, Input, Metrics, Output
 
 from neuroshard.component import component
 
 
 @component
 def search(
+    night: str,
+    name: str,
     tables: Input[Artifact],
-    cost_model: Input[Model],
-    devices: int,
-    memory: str,
+    store: str,
     batch_size: int,
     algorithm: str,
     seed: int,
     plan: Output[Artifact],
     predicted: Output[Metrics],
 ) -> None:
-    """Search the plan whose slowest device is fastest, by the cost model; milliseconds of it and of the baselines."""
+    """Search a model's plan by the live cost model of its hardware; milliseconds of it and of the baselines."""
     from pathlib import Path
 
-    from neuroshard.core.units import parse_memory
+    from neuroshard.core.nightly import Survey, told
     from neuroshard.search.run import run
 
+    survey = told(Survey, night)
+    order = survey.order(name)
     found = run(
         Path(tables.path),
-        cost_model.path,
+        f"{store}#{survey.hardware[name]}",
         Path(plan.path),
-        devices=devices,
-        memory_bytes=parse_memory(memory, devices),
+        devices=order.devices,
+        memory_bytes=order.memory_bytes,
         batch_size=batch_size,
         algorithm=algorithm,
         seed=seed,
     )
-    for name, milliseconds in {
+    for name_, milliseconds in {
         algorithm: found.cost_ms,
         **{b.algorithm: b.cost_ms for b in found.baselines},
     }.items():
         if milliseconds is not None:
-            predicted.log_metric(f"{name}_ms", milliseconds)
+            predicted.log_metric(f"{name_}_ms", milliseconds)

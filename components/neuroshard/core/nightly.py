@@ -1,0 +1,83 @@
+"""What the steps of the nightly pipeline tell each other, as JSON: what is asked for, what was found, what is to be measured.
+
+    Survey     the fleet, as the night began: which cost model each model's plan is searched with, and what must be measured first
+    Work       one kind of hardware to measure, and where in the store its cases and costs meet
+    Job        one pod's share of a Work
+
+Work in progress lies under `_measuring/`, which no model can be called, and goes when its cost model is live.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from neuroshard.core.cost import Hardware
+from neuroshard.core.release import MODEL_NAME
+from neuroshard.core.units import parse_memory
+from neuroshard.core.value import Value, decode_json
+
+WORK_FOLDER = "_measuring"
+MAX_DEVICES = 4096  # as in a sharding task
+
+
+class Order(Value):
+    """A model that wants a plan: its name, where its tables come from, and its trainer's devices.
+
+    `hardware` is what those devices are called, or a part of it (H200); it may be empty where the fleet is of one kind.
+    """
+
+    name: Annotated[str, Field(pattern=MODEL_NAME)]
+    tables: str
+    devices: Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+    memory: str
+    hardware: str = ""
+
+    @property
+    def memory_bytes(self) -> tuple[int, ...]:
+        """Of each device. Raises UsageError for what is no amount of memory."""
+        return parse_memory(self.memory, self.devices)
+
+
+class Work(Value):
+    """A kind of hardware to be measured with `pods` pods, each on a node of its own with `devices` devices.
+
+    `folder` is the same for every night until a cost model is live: a night that failed is gone on with.
+    """
+
+    hardware: Hardware
+    folder: str
+    pods: Annotated[int, Field(ge=1)]
+    devices: Annotated[int, Field(ge=1)]
+    resource: str
+    node_selector: dict[str, str]
+    tolerations: tuple[dict[str, Any], ...]
+
+    def job_folder(self, share: int) -> str:
+        return f"{self.folder}/costs-{share}-of-{self.pods}"
+
+
+class Job(Value):
+    """Share `share` (from 1) of a work's cases."""
+
+    work: Work
+    share: Annotated[int, Field(ge=1)]
+
+    @property
+    def folder(self) -> str:
+        return self.work.job_folder(self.share)
+
+
+class Survey(Value):
+    """`hardware` gives each model's name the fingerprint that its plan is searched with. `works` are what to measure first."""
+
+    orders: tuple[Order, ...]
+    hardware: dict[str, str]
+    works: tuple[Work, ...]
+
+    def order(self, name: str) -> Order:
+        return next(order for order in self.orders if order.name == name)
+
+
+def told(kind: type[Value], text: str) -> Any:
+    """What a step was told. Raises InvalidInput."""
+    return kind.parse(decode_json(text.encode(), kind.__name__), kind.__name__)

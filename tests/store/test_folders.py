@@ -1,0 +1,105 @@
+"""A folder kept in a store while it grows, and a store that is away for a while."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from helpers.memory_store import MemoryStore
+from neuroshard.core.errors import Conflict, Unreachable
+from neuroshard.store import folders
+from neuroshard.store.folders import delete_folder, fetch_folder, kept, patiently
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "WAIT_SECONDS", 0.01)
+
+
+def test_what_a_folder_has_at_the_end_is_in_the_store_and_comes_back(tmp_path: Path) -> None:
+    store, here, there = MemoryStore(), tmp_path / "here", tmp_path / "there"
+    with kept(store, "work/costs", here):
+        (here / "deep").mkdir(parents=True)
+        (here / "a.json").write_text("a")
+        (here / "deep" / "b").write_text("b")
+        (here / ".half").write_text("not whole yet")
+    assert set(fetch_folder(store, "work/costs", there)) == {"a.json", "deep/b"}
+    assert {path.name: path.read_text() for path in there.rglob("*") if path.is_file()} == {"a.json": "a", "b": "b"}
+
+
+def test_it_is_sent_while_the_work_goes_on_so_that_a_killed_pod_loses_little(tmp_path: Path) -> None:
+    store, sent = MemoryStore(), threading.Event()
+    create = store.create
+
+    def told(key: str, data: bytes) -> None:
+        create(key, data)
+        sent.set()
+
+    store.create = told  # type: ignore[method-assign]
+    with kept(store, "w", tmp_path, every_seconds=0.01):
+        (tmp_path / "part").write_text("1")
+        assert sent.wait(10)
+        assert store.read("w/part") == b"1"
+
+
+def test_what_is_there_already_is_not_sent_again(tmp_path: Path) -> None:
+    store = MemoryStore()
+    store.create("w/part", b"1")
+    fetch_folder(store, "w", tmp_path)
+    with kept(store, "w", tmp_path):
+        (tmp_path / "part").write_text("changed, which a part never is")
+    assert store.read("w/part") == b"1"
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    store, tries = MemoryStore(), []
+    create = store.create
+
+    def away(key: str, data: bytes) -> None:
+        tries.append(key)
+        if len(tries) < 4:
+            raise Unreachable("no answer")
+        create(key, data)
+
+    store.create = away  # type: ignore[method-assign]
+    with kept(store, "w", tmp_path):
+        (tmp_path / "part").write_text("1")
+    assert (store.read("w/part"), len(tries)) == (b"1", 4)
+
+
+def test_patience_ends_and_a_refusal_is_told_at_once() -> None:
+    def away() -> None:
+        raise Unreachable("no answer")
+
+    with pytest.raises(Unreachable):
+        patiently(away, patience_seconds=0.05)
+    asked = []
+
+    def refusing() -> None:
+        asked.append(1)
+        raise Conflict("no")
+
+    with pytest.raises(Conflict):
+        patiently(refusing)
+    assert len(asked) == 1
+
+
+def test_an_error_of_the_work_is_told_and_what_it_made_is_kept(tmp_path: Path) -> None:
+    store = MemoryStore()
+
+    def work() -> None:
+        with kept(store, "w", tmp_path):
+            (tmp_path / "part").write_text("1")
+            raise ValueError("of the work")
+
+    with pytest.raises(ValueError, match="of the work"):
+        work()
+    assert store.read("w/part") == b"1"
+
+
+def test_deleting_a_folder_leaves_its_neighbours() -> None:
+    store = MemoryStore()
+    for key in ("w/a", "w/b/c", "w2/d"):
+        store.create(key, b"")
+    delete_folder(store, "w")
+    assert [entry.key for entry in store.list("")] == ["w2/d"]
