@@ -1,9 +1,15 @@
-"""moto's server, with conditional writes that are atomic, as S3's are: moto looks and writes without a lock in between."""
+"""moto's server, nearer to S3 in two things.
+
+Conditional writes are atomic: moto looks and writes without a lock in between. And the ETag of an object that is encrypted with
+KMS is not the MD5 of its bytes, but another one every time it is written.
+"""
 
 import sys
 from threading import Lock
 from typing import Any
+from uuid import uuid4
 
+from moto.s3.models import FakeKey
 from moto.s3.responses import S3Response
 from moto.server import main
 
@@ -16,6 +22,17 @@ def _atomic_put(self: S3Response, *arguments: Any, **options: Any) -> Any:
 
 
 S3Response._key_response_put = _atomic_put  # type: ignore[method-assign]
+
+_etag = FakeKey.etag.fget
+
+
+def _opaque_etag(self: FakeKey) -> str:
+    if self.encryption == "aws:kms" and self._etag is None:
+        self._etag = uuid4().hex
+    return str(_etag(self))
+
+
+FakeKey.etag = property(_opaque_etag)  # type: ignore[assignment]
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,3 +57,28 @@ def serving(command: list[object], port: int) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that says the same to every request and hangs up. Yields its URL and the list of requests."""
+    requests: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    requests.append(connection.recv(65536))
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}", requests
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()

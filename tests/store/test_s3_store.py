@@ -1,12 +1,8 @@
 """What is special about S3: the probe, and what the store or the network answers when something is wrong."""
 
-import socket
-import threading
-from contextlib import contextmanager
-
 import pytest
 
-from helpers.servers import SECRET, free_port
+from helpers.servers import SECRET, answering, free_port
 from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable
 from neuroshard.store import s3
 from neuroshard.store.open import open_store
@@ -96,31 +92,6 @@ def test_a_store_that_nobody_serves_is_unreachable(aws, moto, monkeypatch):
         fails(use, Unreachable, f"cannot reach the store at 127.0.0.1:{port}", "AWS_ENDPOINT_URL")
 
 
-@contextmanager
-def answering(answer: bytes):
-    """A server that says the same to every request and hangs up. Yields its URL and the list of requests."""
-    requests: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                with connection:
-                    requests.append(connection.recv(65536))
-                    connection.sendall(answer)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.getsockname()[1]}", requests
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
 def test_an_answer_that_breaks_off_is_asked_for_again_and_then_told(aws, moto, monkeypatch):
     url = aws(moto)
     broken = b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\nETag: "x"\r\nConnection: close\r\n\r\n{"format_ver'
@@ -158,3 +129,13 @@ def test_an_endless_answer_is_not_read_to_its_end(aws, moto, monkeypatch):
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         with pytest.raises(InvalidInput, match="more than the 1,000 bytes"):
             open_store(url).read("m/a", max_bytes=1000)
+
+
+def test_keys_that_lead_elsewhere_are_not_listed(aws, moto):
+    url = aws(moto)
+    store = open_store(url)
+    store.create("m/a", b"")
+    for key in ("runs/m/../../evil", "runs/m/", "runs/m/.lock", "runs/m//x", "runs/m/b\\c"):
+        store.client.put_object(Bucket=store.bucket, Key=key, Body=b"")
+
+    assert [entry.key for entry in store.list("m/")] == ["m/a", "m/probe"]

@@ -5,7 +5,9 @@ from typing import NamedTuple, Protocol
 
 from neuroshard.core.errors import UsageError
 
-MAX_BYTES = 64 * 2**20  # of one object. A plan of 2,000 tables in 4,000 shards has 1.3 MB
+MAX_BYTES = (
+    16 * 2**20
+)  # of one object. A plan of 2,000 tables in 4,000 shards has 1 MiB; hostile JSON takes 35 times its size
 
 
 class Entry(NamedTuple):
@@ -44,7 +46,7 @@ class Store(Protocol):
         """Replace the object if its token still is `expected` (None: if it does not exist). Raises Conflict if not."""
 
     def list(self, prefix: str) -> tuple[Entry, ...]:
-        """All objects whose key starts with `prefix`, sorted by key. None is not an error."""
+        """All objects whose key starts with `prefix`, sorted by key; but for those that `check_key` refuses. None is no error."""
 
     def delete(self, key: str) -> None:
         """Remove the object. It need not be there."""
@@ -63,3 +65,12 @@ def check_key(key: str) -> str:
             f"{key[:60]!r} is not a usable key: at most 900 bytes, without backslashes or control characters"
         )
     return key
+
+
+def is_key(text: str) -> bool:
+    """Whether `check_key` lets it pass."""
+    try:
+        check_key(text)
+    except UsageError:
+        return False
+    return True

@@ -1,11 +1,14 @@
 """A store in an S3 bucket, AWS's or any other that speaks its protocol. The only importer of boto3.
 
 Endpoint, region, profile and credentials come from boto3's own chain: AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, a web
-identity … An endpoint of one's own is addressed path-style.
+identity … An endpoint of one's own is addressed path-style. Encryption is the bucket's default; where a bucket's policy wants
+it named in every write, NEUROSHARD_SSE_KMS_KEY is the key's id, ARN or alias.
 """
 
 import base64
 import hashlib
+import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +32,7 @@ from botocore.exceptions import (
 )
 
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
-from neuroshard.store.protocol import MAX_BYTES, Entry, check_key
+from neuroshard.store.protocol import MAX_BYTES, Entry, check_key, is_key
 
 ATTEMPTS = 4  # boto3's "standard" mode: again after 500, 502, 503, 504, throttling and timeouts; never after 403 or 404
 BODY_SECONDS = (
@@ -45,6 +48,17 @@ CONFIG = Config(
 )
 
 
+# At DEBUG these write credentials into the log, session tokens and answers of STS whole, and botocore.credentials warns with the
+# URL of an endpoint, its password included, of what we tell without. A root logger at DEBUG is no wish for that; who wants it
+# sets their level by name.
+CHATTY = {
+    "boto3": logging.INFO,
+    "botocore": logging.INFO,
+    "urllib3": logging.INFO,
+    "botocore.credentials": logging.CRITICAL,
+}
+
+
 class S3Store:
     """Objects under `s3://bucket/prefix`. Tokens are ETags, which say that an object changed, never what it holds.
 
@@ -55,9 +69,14 @@ class S3Store:
     def __init__(self, bucket: str, prefix: str = "", *, single_writer: bool = False) -> None:
         self.bucket, self.prefix, self.single_writer = bucket, prefix, single_writer
         self.probed = single_writer
+        for name, level in CHATTY.items():
+            if logging.getLogger(name).level == logging.NOTSET:
+                logging.getLogger(name).setLevel(level)
+        kms_key = os.environ.get("NEUROSHARD_SSE_KMS_KEY")
+        self.encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
         try:
             self.client: Any = Session().client("s3", config=CONFIG)
-        except (BotoCoreError, ValueError) as error:  # the text may quote an endpoint with a password in it
+        except (BotoCoreError, ValueError, OSError) as error:  # the text may quote an endpoint with a password in it
             raise StoreError(
                 f"{self.url}: boto3 cannot be set up ({type(error).__name__}); check AWS_PROFILE, AWS_ENDPOINT_URL and "
                 "the AWS configuration files"
@@ -114,6 +133,10 @@ class S3Store:
                     if not found["Key"].startswith(self._full(prefix)):
                         raise ValueError(found["Key"])
                     key = found["Key"].removeprefix(self._full(""))
+                    if not is_key(
+                        key
+                    ):  # not ours, and it may lead out of a folder: "a/../../b", or a console's "folder/"
+                        continue
                     entries.append(Entry(key, found["Size"], found["LastModified"]))
         return tuple(sorted(entries))
 
@@ -159,7 +182,12 @@ class S3Store:
         ).decode()  # damage on the way is refused
         with self._errors(key, has_condition=bool(condition)):
             self.client.put_object(
-                Bucket=self.bucket, Key=self._full(check_key(key)), Body=data, ContentMD5=md5, **condition
+                Bucket=self.bucket,
+                Key=self._full(check_key(key)),
+                Body=data,
+                ContentMD5=md5,
+                **self.encryption,
+                **condition,
             )
 
     def _probe_once(self, key: str) -> None:
@@ -206,6 +234,11 @@ class S3Store:
                 f"{where}: cannot reach the store at {self._endpoint()} ({type(error).__name__}); check AWS_ENDPOINT_URL "
                 "and the network"
             ) from None
+        except OSError as error:  # boto3 reads a token, a certificate or what a credential_process names
+            raise StoreError(
+                f"{where}: boto3 cannot read {error.filename or 'a file of its configuration'} ({type(error).__name__}); check "
+                "AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CA_BUNDLE and the AWS configuration files"
+            ) from None
         except (
             BotoCoreError,
             LookupError,
@@ -217,6 +250,11 @@ class S3Store:
         """What an error status of the store means."""
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
         code = error.response["Error"]["Code"]
+        if error.operation_name.startswith("AssumeRole") and status < 500:
+            return StoreError(
+                f"{where}: no usable credentials ({error.operation_name} answered {status} {code}); check AWS_ROLE_ARN, "
+                "AWS_WEB_IDENTITY_TOKEN_FILE and what the role trusts"
+            )
         if code == "NoSuchBucket":
             return NotFound(f"s3://{self.bucket}: no such bucket at {self._endpoint()}")
         if has_condition and (status in (409, 412) or code == "NoSuchKey"):
