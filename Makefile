@@ -46,8 +46,9 @@ bench: .venv/dev.done ## run every script of tests/bench
 	[ $$# -gt 0 ] || echo "tests/bench holds no scripts"; \
 	for script; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
 
-bench-release: .venv/dev.done ## races, kills, faults and damaged files against stores and releases, as a table; ARGS=--quick
+bench-release: .venv/dev.done ## races, kills, faults, damaged files, and a trainer by four planners' plans, as tables; ARGS="--quick --only trainer"
 	@$(BIN)/python tests/bench/release.py $(ARGS)
+	@$(BIN)/python tests/bench/trainer.py $(ARGS)
 
 bench-search: .venv/dev.done ## our search beside its peers; ARGS="--tables-dir FOLDER" of public table sets, --quick for some of it
 	@$(BIN)/python tests/bench/search.py $(ARGS)

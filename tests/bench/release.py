@@ -1,9 +1,9 @@
 """Stores and releases under stress, as a table.
 
-    make bench-release            (or: .venv/bin/python tests/bench/release.py --quick)
+    make bench-release            (or: .venv/bin/python tests/bench/release.py --quick --only damaged)
 
 Folder stores lie in a temporary folder; S3 is moto's server, one Python process, so its figures are of moto and not of S3.
-Not here: the trainer's step time under several planners' plans.
+The trainer's step time under several planners' plans is trainer.py's.
 """
 
 import argparse
@@ -18,8 +18,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from threading import Barrier, Event
 from typing import NamedTuple
@@ -28,17 +29,24 @@ from uuid import uuid4
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helpers import servers
-from helpers.damage import CHECKS, two_releases
+from helpers.costs import random_model, with_error
+from helpers.damage import CHECKS, fuzz
 from helpers.faults import FAULTS
 from helpers.kills import killed_everywhere
+from helpers.meetings import meet
 from helpers.plans import make_plan
 from helpers.releasing import COMMANDS, NOW, check_works_on, live, prepare
 from helpers.spoiled import spoiled_day
 from neuroshard.core.errors import Conflict
 from neuroshard.core.units import format_bytes
+from neuroshard.costmodel.bundle import save_cost_model
+from neuroshard.deploy.bundles import publish_model
+from neuroshard.deploy.golive import bring_back
 from neuroshard.deploy.run import deploy, releases
 from neuroshard.store import s3
+from neuroshard.store.bundles import models_of
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.line import read_artifact, read_pointer
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import read_live, read_plan
@@ -50,18 +58,31 @@ class Sizes(NamedTuple):
     rounds: int
     reads: int
     commands: int
+    meetings: int
     mutations: int
 
 
-FULL, QUICK = Sizes(200, 10_000, 60, 20_000), Sizes(5, 400, 20, 600)
+FULL, QUICK = Sizes(200, 10_000, 60, 2_000, 20_000), Sizes(5, 400, 20, 100, 600)
 WRITERS, READERS, DEPLOYERS = 32, 16, 8
+CASTS = (("gc", "promote"), ("gc", "gc", "promote"), ("gc", "deploy", "rollback"))
 SPOILED = 0.3  # of all answers; a request is tried four times
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a thirtieth of it or so, to see that it runs")
-    sizes = QUICK if parser.parse_args().quick else FULL
+    parser.add_argument("--only", default="", help="the rows in whose names this occurs")
+    options = parser.parse_args()
+    sizes, only = QUICK if options.quick else FULL, options.only
+
+    def row(name: str, measure: Callable[[], str]) -> None:
+        """Run one, print its line. An AssertionError ends the bench: then a promise is broken."""
+        if only not in name:
+            return
+        began = time.monotonic()
+        figure = measure()
+        print(f"| {name} | {figure} | {time.monotonic() - began:.1f} |", flush=True)
+
     print("| | figure | seconds |\n|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder, servers.moto() as moto, s3_environment(moto):
         for name, open_fresh in {"folder": folders(Path(folder)), "moto": buckets()}.items():
@@ -72,18 +93,14 @@ def main() -> None:
             )
         for command in COMMANDS:
             row(f"kill -9 at every write of: {command}", lambda c=command: kill(c, Path(folder) / uuid4().hex))
+        row("kill -9 at every write of: publish-model", lambda: kill_publish_model(Path(folder) / uuid4().hex))
+        for cast in CASTS:
+            row(f"{sizes.meetings:,} meetings of {' and '.join(cast)}, some killed", lambda c=cast: meetings(c, sizes))
         for fault in FAULTS:
             row(f"{SPOILED:.0%} of answers: {fault}", lambda f=fault: spoil(f, moto, sizes))
         for kind in CHECKS:
             row(f"{share_of(sizes.mutations):,} damaged {kind} files", lambda k=kind: damage(k, sizes))
         row("2,000 tables, 128 ranks", lambda: large(Path(folder) / "large"))
-
-
-def row(name: str, measure: Callable[[], str]) -> None:
-    """Run one, print its line. An AssertionError ends the bench: then a promise is broken."""
-    began = time.monotonic()
-    figure = measure()
-    print(f"| {name} | {figure} | {time.monotonic() - began:.1f} |", flush=True)
 
 
 @contextmanager
@@ -207,6 +224,35 @@ def kill(name: str, work: Path) -> str:
     return f"{kills} kills: old or new plan live ({seen['old']}, {seen['new']}), the next deploy and rollback work"
 
 
+def kill_publish_model(work: Path) -> str:
+    models = [with_error(random_model(2, seed=seed), 0.1) for seed in range(2)]
+    for model in models:
+        save_cost_model(work / model.name, model)
+    publish_model(work / models[0].name, FolderStore(work / "start"), now=NOW)
+    line = models_of(models[0].manifest.hardware_fingerprint)
+    seen: Counter[str] = Counter()
+    for root in killed_everywhere(
+        work / "start", work, lambda store: publish_model(work / models[1].name, store, now=NOW)
+    ):
+        store = FolderStore(root)
+        digest = read_pointer(store, line).release.bundle_digest
+        assert read_artifact(store, line, digest).digest in (models[0].name, models[1].name)
+        seen["new" if digest == models[1].name else "old"] += 1
+        publish_model(work / models[1].name, store, now=NOW)
+        assert bring_back(store, line, now=NOW).bundle_digest == models[0].name
+    return f"{seen.total() - 1} kills: old or new model live ({seen['old']}, {seen['new']}), the next rollback works"
+
+
+def meetings(cast: tuple[str, ...], sizes: Sizes) -> str:
+    """Commands interleaved call by call, by chance; what is live in the end must be there."""
+    ends: Counter[str] = Counter()
+    with redirect_stderr(StringIO()):  # gc's progress
+        for seed in range(sizes.meetings):
+            ends[meet(cast, random.Random(seed))] += 1
+    told = ", ".join(f"{count:,} {end}" for end, count in sorted(ends.items()))
+    return f"0 releases live without their plan ({told})"
+
+
 def spoil(fault: str, moto: str, sizes: Sizes) -> str:
     direct = open_store(new_bucket())
 
@@ -229,17 +275,13 @@ def share_of(mutations: int) -> int:
 
 
 def damage(kind: str, sizes: Sizes) -> str:
-    store, rng = two_releases(), random.Random(0)
+    """Hypothesis chooses the faults; it takes memory of its own, so files are damaged for a while before it is looked at."""
+    fuzz(kind, 100)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    taken, slowest = 0, 0.0
-    count = share_of(sizes.mutations)
-    for _ in range(count):
-        began = time.monotonic()
-        taken += CHECKS[kind](store, rng)
-        slowest = max(slowest, time.monotonic() - began)
+    tried, taken, slowest = fuzz(kind, share_of(sizes.mutations))
     grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     return (
-        f"{count - taken:,} clear errors, {taken:,} valid; no traceback; slowest {1000 * slowest:.0f} ms; "
+        f"{tried - taken:,} clear errors, {taken:,} valid; no traceback; slowest {1000 * slowest:.0f} ms; "
         f"peak memory +{format_bytes(grown)}"
     )
 

@@ -52,7 +52,7 @@ FULL, QUICK = Effort("80s", 1200, 120, 5, 20), Effort("30s", 100, 40, 2, 4)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of it or so, to see that it runs")
-    parser.add_argument("--only", default="", help="nothing is done unless this occurs in the word trainer")
+    parser.add_argument("--only", default="", help="nothing is done unless this is in the word trainer")
     options = parser.parse_args()
     if options.only not in "trainer":
         return

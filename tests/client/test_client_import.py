@@ -27,10 +27,10 @@ def test_an_s3_store_needs_boto3_and_nothing_else_heavy():
     assert got & HEAVY == {"boto3", "botocore"}
 
 
-def test_the_client_is_imported_in_well_under_a_second():
+def test_the_client_is_imported_in_less_than_a_fifth_of_a_second():
     script = "import time; began = time.process_time(); import neuroshard.client; print(time.process_time() - began)"
     runs = [
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(3)
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(5)
     ]
 
-    assert min(float(run.stdout) for run in runs) < 0.3  # CPU seconds; 0.12 seen
+    assert min(float(run.stdout) for run in runs) < 0.2  # CPU seconds; 0.09 to 0.14 seen

@@ -1,11 +1,15 @@
 """What must hold of any damaged pointer, history or plan file. Each check returns whether the file was still taken."""
 
 import random
+import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from helpers.memory_store import MemoryStore
-from helpers.mutations import mutated
+from helpers.mutations import NOTHING, mutated
 from helpers.plans import make_plan
 from helpers.releasing import NOW, A, B, live
 from neuroshard.core.errors import InvalidInput
@@ -36,10 +40,10 @@ def two_releases() -> MemoryStore:
     return store
 
 
-def check_pointer(store: MemoryStore, rng: random.Random) -> bool:
+def check_pointer(store: MemoryStore, rng: random.Random, value: Any = NOTHING) -> bool:
     """A damaged live.json is the release that it was, or an error to everybody who reads it."""
     good, before = dict(store.objects), read_live(store, "m").release
-    store.objects[live_key("m")] = mutated(store.objects[live_key("m")], rng)
+    store.objects[live_key("m")] = mutated(store.objects[live_key("m")], rng, value)
     damaged = dict(store.objects)
     read = or_clear_error(lambda: read_live(store, "m").release)
     if read is None:
@@ -52,10 +56,10 @@ def check_pointer(store: MemoryStore, rng: random.Random) -> bool:
     return read is not None
 
 
-def check_history(store: MemoryStore, rng: random.Random) -> bool:
+def check_history(store: MemoryStore, rng: random.Random, value: Any = NOTHING) -> bool:
     """A damaged file of the history is the release that it was, or an error; what is live stays live, or goes back to it."""
     good, before = dict(store.objects), read_release(store, "m", 1)
-    store.objects[release_key("m", 1)] = mutated(store.objects[release_key("m", 1)], rng)
+    store.objects[release_key("m", 1)] = mutated(store.objects[release_key("m", 1)], rng, value)
     read = or_clear_error(lambda: read_release(store, "m", 1))
     assert read in (None, before)
     assert (or_clear_error(lambda: releases(store, "m")) is None) == (read is None)
@@ -65,11 +69,11 @@ def check_history(store: MemoryStore, rng: random.Random) -> bool:
     return read is not None
 
 
-def check_plan(store: MemoryStore, rng: random.Random) -> bool:
+def check_plan(store: MemoryStore, rng: random.Random, value: Any = NOTHING) -> bool:
     """A damaged plan is never loaded from a store; as a file it is a valid plan that comes back equal, or an error."""
     key = plan_key("m", B.digest())
     good = store.objects[key]
-    damaged = store.objects[key] = mutated(good, rng)
+    damaged = store.objects[key] = mutated(good, rng, value)
     assert or_clear_error(lambda: read_plan(store, "m", B.digest())) == (B if damaged == good else None)
     store.objects[key] = good
 
@@ -83,3 +87,30 @@ def check_plan(store: MemoryStore, rng: random.Random) -> bool:
 
 
 CHECKS = {"pointer": check_pointer, "history": check_history, "plan": check_plan}
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda part: st.lists(part) | st.dictionaries(st.text(), part),
+)
+
+
+def fuzz(kind: str, examples: int) -> tuple[int, int, float]:
+    """Let Hypothesis damage files of a kind; how many were tried, were still taken, and the seconds of the slowest.
+
+    It chooses every fault, so what fails is shrunk to the least damage that does; the same ones every time.
+    """
+    store = two_releases()
+    tried, taken, slowest = 0, 0, 0.0
+
+    @settings(
+        max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(rng=st.randoms(use_true_random=False), value=st.just(NOTHING) | ANY_JSON)
+    def check(rng: random.Random, value: Any) -> None:
+        nonlocal tried, taken, slowest
+        began = time.monotonic()
+        taken += CHECKS[kind](store, rng, value)
+        slowest = max(slowest, time.monotonic() - began)
+        tried += 1
+
+    check()
+    return tried, taken, slowest

@@ -15,9 +15,17 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def mutated(data: bytes, rng: random.Random) -> bytes:
-    """`data` with one to four faults: of bits, bytes, tokens, or of values in its JSON."""
-    for _ in range(rng.randint(1, 4)):
+NOTHING = object()
+
+
+def mutated(data: bytes, rng: random.Random, value: Any = NOTHING) -> bytes:
+    """`data` with one to four faults: of bits, bytes, tokens, or of values in its JSON; `value`, if given, is one of them.
+
+    `rng` may be one of Hypothesis's, which then chooses and shrinks the faults.
+    """
+    if value is not NOTHING:
+        data = _value(data, rng, (value,))
+    for _ in range(rng.randint(1 if value is NOTHING else 0, 4)):
         data = rng.choice((_flip, _cut, _insert, _copy, _truncate, _value, _value, _value))(data, rng)
     return data
 
@@ -54,7 +62,7 @@ def _truncate(data: bytes, rng: random.Random) -> bytes:
     return data[: rng.randrange(len(data) + 1)]
 
 
-def _value(data: bytes, rng: random.Random) -> bytes:
+def _value(data: bytes, rng: random.Random, values: tuple[Any, ...] = VALUES) -> bytes:
     """Another value somewhere in the JSON, a key more, or one less."""
     try:
         root = json.loads(data)
@@ -62,8 +70,8 @@ def _value(data: bytes, rng: random.Random) -> bytes:
         return data
     holder, key = _place(root, rng)
     if holder is None:
-        return json.dumps(rng.choice(VALUES)).encode()
-    action = rng.randrange(4)
+        return json.dumps(rng.choice(values)).encode()
+    action = rng.randrange(4) if values is VALUES else 3
     if action == 0:
         del holder[key]
     elif action == 1 and isinstance(holder, list):
@@ -71,7 +79,7 @@ def _value(data: bytes, rng: random.Random) -> bytes:
     elif action == 2 and isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
         holder[key] += rng.choice((-4, -1, 1, 4, 1000))
     else:
-        holder[key] = rng.choice(VALUES)
+        holder[key] = rng.choice(values)
     return json.dumps(root).encode()
 
 

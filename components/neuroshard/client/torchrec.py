@@ -73,6 +73,7 @@ def to_torchrec(
     if world_size is not None:
         check_world_size(plan, world_size, whose)
     shards = shards_by_table(plan, whose)
+    warn_of_shared_tables(collections)
     if optimizer is not None:
         check_memory(plan, optimizer, whose)
         warn_of_split_state(shards, optimizer)
@@ -307,6 +308,21 @@ def warn_of_split_state(shards: dict[str, list[Shard]], optimizer: str) -> None:
         warnings.warn(
             f"{len(split)} tables are split by columns ({split[0]!r} into {len(shards[split[0]])}): row-wise Adagrad keeps one "
             "moment per row and shard, so training differs from that of the unsplit tables",
+            ShardingWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_shared_tables(collections: dict[str, EmbeddingBagCollection]) -> None:
+    """A table that several features read sends its columns once a feature; plans count them once."""
+    configs = [config for collection in collections.values() for config in collection.embedding_bag_configs()]
+    shared = [config for config in configs if len(config.feature_names) > 1]
+    if shared:
+        first = shared[0]
+        warnings.warn(
+            f"{len(shared)} tables are read by several features ({first.name!r} by {len(first.feature_names)}): the plan is "
+            f"right, but its predicted exchange counts {first.embedding_dim} columns of {first.name!r}, not "
+            f"{first.embedding_dim * len(first.feature_names)}",
             ShardingWarning,
             stacklevel=3,
         )

@@ -49,7 +49,7 @@ def sha256(data: bytes) -> str:
 def decode_json(data: bytes, where: str) -> Any:
     """Bytes of a JSON file as Python values. Raises InvalidInput that names `where` and the place of the fault."""
     try:
-        value = json.loads(data)
+        value = json.loads(data.decode("utf-8-sig"))  # bytes might be UTF-16 to it
         if b"\\" in data:
             json.dumps(value, ensure_ascii=False).encode()
         return value

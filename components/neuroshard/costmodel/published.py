@@ -15,7 +15,7 @@ from neuroshard.core.value import canonical_json, check_format, decode_json, sha
 from neuroshard.costmodel.bundle import Manifest, TrainedCostModel, load_cost_model
 from neuroshard.files.disk import write_bytes
 from neuroshard.store.bundles import BUNDLE_FILES, find_hardware, fingerprints, models_of
-from neuroshard.store.line import Files, live_or_none, read_artifact
+from neuroshard.store.line import MAX_ARTIFACT_BYTES, Files, live_or_none, read_artifact
 from neuroshard.store.local import default_cache_dir
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
@@ -112,7 +112,7 @@ def listing_json(found: Sequence[Listed]) -> str:
 def _manifest(store: Store, key: str) -> tuple[Manifest | None, str]:
     where = f"{store.url}/{key}"
     try:
-        raw = check_format(decode_json(store.read(key), where), MANIFEST_VERSIONS, where)
+        raw = check_format(decode_json(store.read(key, MAX_ARTIFACT_BYTES), where), MANIFEST_VERSIONS, where)
         return Manifest.parse(raw, where), ""
     except (InvalidInput, NotFound) as error:
         return None, str(error)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError
 from neuroshard.core.release import Condemned
 from neuroshard.store.line import (
+    MAX_ARTIFACT_BYTES,
     Artifact,
     Files,
     Line,
@@ -21,7 +22,7 @@ from neuroshard.store.line import (
     read_past,
     read_pointer,
 )
-from neuroshard.store.protocol import MAX_BYTES, Store
+from neuroshard.store.protocol import Store
 
 # A gc's mark counts this long by the store's own clock; a gc that lives deletes nothing after half of it.
 MARK_SECONDS = 3600.0
@@ -30,8 +31,10 @@ MARK_SECONDS = 3600.0
 def put(store: Store, line: Line[R], digest: str, files: Files) -> Artifact:
     """Write an artifact under its digest, unless it is there, claim it, and read it back. It does not go live."""
     for key, data in files.items():
-        if len(data) > MAX_BYTES:
-            raise InvalidInput(f"the {line.noun} has {len(data):,} bytes, more than the {MAX_BYTES:,} that are read")
+        if len(data) > MAX_ARTIFACT_BYTES:
+            raise InvalidInput(
+                f"the {line.noun} has {len(data):,} bytes, more than the {MAX_ARTIFACT_BYTES:,} that are read"
+            )
         with suppress(Conflict):  # what is there under this digest is something else: reading it says so better
             if not store.create(key, data):
                 _renew(store, key, data)

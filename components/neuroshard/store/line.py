@@ -16,9 +16,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from neuroshard.core.errors import InvalidInput, NewerFormat, NotFound, UsageError
 from neuroshard.core.release import Pointer
 from neuroshard.core.value import sha256
-from neuroshard.store.protocol import MAX_BYTES, Store
+from neuroshard.store.protocol import Store
 
 MAX_RELEASE_BYTES = 64 * 2**10
+MAX_ARTIFACT_BYTES = (
+    16 * 2**20
+)  # a plan of 2,000 tables in 4,000 shards has 1 MiB; hostile JSON takes 35 times its size
 R = TypeVar("R", bound=Pointer)
 Files = Mapping[str, bytes]  # key -> bytes, in the order in which they are written
 
@@ -133,7 +136,7 @@ def all_releases(store: Store, line: Line[R]) -> tuple[R, ...]:
 
 def read_artifact(store: Store, line: Line[R], digest: str) -> Artifact:
     """An artifact, its digest checked before anything in it is believed. Raises NotFound, InvalidInput or NewerFormat."""
-    files = {key: store.read(key, MAX_BYTES) for key in line.keys(digest)}
+    files = {key: store.read(key, MAX_ARTIFACT_BYTES) for key in line.keys(digest)}
     key, data = list(files.items())[-1]
     where = f"{store.url}/{key}"
     if sha256(data) != digest:
