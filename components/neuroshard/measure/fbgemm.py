@@ -134,7 +134,7 @@ class TableBatchedEmbedding:
             "adagrad": EmbOptimType.EXACT_ADAGRAD,
         }
         optimizer = self.settings.optimizer
-        on_host = self.buffers is not None
+        on_host = self.device.torch.type == "cpu"
         place = (
             (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_host else (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
         )
