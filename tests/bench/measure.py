@@ -35,7 +35,7 @@ class Fresh(TableBatchedEmbedding):
     """A new operator with new weights, and newly drawn lookups, for every case: as the original measures."""
 
     def __init__(self, settings: Settings, limit: int) -> None:
-        super().__init__("cpu", settings, limit, 0, 0)
+        super().__init__("cpu", 0, settings, limit, 0, 0)
         self.buffers = None
 
     def __call__(self, message: tuple[ComputeCase, int]) -> ComputeCost:
@@ -75,7 +75,7 @@ def main() -> None:
     cases = drawn.compute
     settings, limit = Settings(batch_size=asked.batch_size), default_memory_limit()
     began = time.perf_counter()
-    ours = TableBatchedEmbedding("cpu", settings, limit, *buffer_bytes(cases, settings.optimizer, limit))
+    ours = TableBatchedEmbedding("cpu", 0, settings, limit, *buffer_bytes(cases, settings.optimizer, limit))
     starting = time.perf_counter() - began
     ways: dict[str, TableBatchedEmbedding] = {"our harness": ours, "a fresh operator a case": Fresh(settings, limit)}
 

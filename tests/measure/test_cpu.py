@@ -14,6 +14,9 @@ from neuroshard.files.traces import Lookups, Traces, write_traces
 from neuroshard.measure import hardware
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.hardware import OnMachine, cpu
+from neuroshard.measure.machine import CpuMachine
+from neuroshard.measure.run import measure
+from neuroshard.measure.schedule import Step
 
 MIB = 2**20
 SETTINGS = Settings(batch_size=256, warmup=1, repeats=5, memory_limit_bytes=64 * MIB, timeout_seconds=30)
@@ -60,12 +63,30 @@ def test_a_table_larger_than_the_memory_limit_is_measured_with_fewer_rows_and_to
 
 def test_a_killed_worker_is_replaced(backend: OnMachine) -> None:
     backend.compute(FEW, 0)
-    killed = backend.one.workers[0].process
+    killed = backend.sets.workers[0].process
     killed.kill()
     killed.wait()
     with pytest.raises(MeasureError, match="killed by SIGKILL"):
         backend.compute(FEW, 0)
     assert backend.compute(FEW, 0).error is None
+
+
+def test_sets_side_by_side_are_each_measured_on_a_worker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on several GPUs: here two workers share a CPU. One of them is killed, and the run goes on with another."""
+    monkeypatch.setattr(CpuMachine, "abreast", lambda self: 2)
+    opened = cpu(cases_of(FEW, MANY), Settings(batch_size=64, repeats=3, timeout_seconds=30), None)
+    try:
+        steps = [Step(FEW, 0), Step(MANY, 0), Step(FEW, 1)]
+        costs = [cost for _, cost in measure(steps, opened)]
+        assert [(cost.case_id, cost.round, cost.error) for cost in costs] == [
+            (step.case.case_id, step.round_, None) for step in steps
+        ]
+        assert len({worker.process.pid for worker in opened.sets.workers}) == 2
+        opened.sets.workers[1].process.kill()
+        opened.sets.workers[1].process.wait()
+        assert [cost.error for _, cost in measure(steps, opened)] == [None] * 3
+    finally:
+        opened.close()
 
 
 def test_a_rank_killed_in_an_exchange_is_told_and_all_are_replaced(backend: OnMachine) -> None:

@@ -40,3 +40,28 @@ def test_more_lookups_cost_more_and_what_does_not_fit_is_a_row(table: Callable[.
         backend.close()
     assert few.total_ms < many.total_ms / 4
     assert (huge.error or "").startswith("out of memory")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS < 2, reason="needs two NVIDIA GPUs")
+def test_gpus_measure_table_sets_side_by_side(table: Callable[..., Table]) -> None:
+    tables = tuple(table(f"t{i}", rows=10**6, dim=64, pooling_factor=float(i + 1)) for i in range(GPUS))
+    cases = cases_of(*tables)
+    backend = open_backend("cuda", cases, Settings(batch_size=65536))
+    try:
+        costs = backend.compute_abreast([(case, 0) for case in cases.compute])
+        alone = [backend.compute(case, 1) for case in cases.compute]
+    finally:
+        backend.close()
+    assert [cost.case_id for cost in costs] == [case.case_id for case in cases.compute]
+    for side_by_side, one in zip(costs, alone, strict=True):
+        assert side_by_side.total_ms == pytest.approx(one.total_ms, rel=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(GPUS == 0, reason="needs an NVIDIA GPU; torch sees none here")
+def test_a_bench_on_gpus_tells_their_clocks_and_power(table: Callable[..., Table]) -> None:
+    pytest.importorskip("pynvml")
+    backend = open_backend("cuda", cases_of(table("a")), Settings(batch_size=64))
+    backend.close()
+    assert {"largest SM clock", "largest memory clock", "power cap"} <= backend.bench.facts.keys()

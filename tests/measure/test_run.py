@@ -13,7 +13,7 @@ from neuroshard.core.cost import Bench, CommCost, ComputeCost
 from neuroshard.core.errors import InvalidInput, MeasureError, UsageError
 from neuroshard.files.cases import write_cases
 from neuroshard.files.costs import read_costs, read_manifest
-from neuroshard.measure.run import NO_CALMER, measure, run
+from neuroshard.measure.run import NO_CALMER, measure, run, side_by_side
 from neuroshard.measure.schedule import SENTINEL, Step, schedule
 from neuroshard.measure.synthetic import Synthetic
 from neuroshard.measure.worker import WorkerLost
@@ -72,11 +72,21 @@ def test_a_wrong_argument_is_told_and_nothing_is_written(
     assert not (tmp_path / "costs").exists()
 
 
+def test_table_sets_go_side_by_side_and_exchanges_and_the_sentinel_alone(cases: Cases) -> None:
+    one, two, three = (Step(case, 0) for case in cases.compute[:3])
+    exchange, sentinel = Step(cases.comm[0], 0), Step(cases.compute[0], SENTINEL)
+    steps = [sentinel, one, two, three, exchange, one, sentinel, two]
+    chunks = list(side_by_side(steps, 2))
+    assert chunks == [[sentinel], [one, two], [three], [exchange], [one], [sentinel], [two]]
+    assert list(side_by_side(steps, 1)) == [[step] for step in steps]
+
+
 class Scripted:
     """A backend that loses its worker as often as the script says, case by case."""
 
     bench: Bench
     most_devices = None
+    abreast = 1
 
     def __init__(self, losses: Sequence[int]) -> None:
         self.losses = list(losses)
@@ -88,6 +98,9 @@ class Scripted:
         if self.asked.count(case.case_id) <= self.losses[place]:
             raise WorkerLost("worker died (killed by SIGKILL)")
         return ComputeCost(case_id=case.case_id, round=round_, forward_ms=1.0, backward_ms=2.0)
+
+    def compute_abreast(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+        raise NotImplementedError
 
     def exchange(self, case: CommCase, round_: int) -> CommCost:
         raise NotImplementedError
@@ -163,6 +176,34 @@ def test_a_machine_that_gets_no_calmer_is_left_alone(
     costs = read_costs(tmp_path / "costs").compute
     planned_again = sum(round_ == 1 for case, round_ in planned(cases) if case in {c.case_id for c in cases.compute})
     assert sum(cost.round == 1 for _, cost in costs) == planned_again + NO_CALMER
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+from neuroshard import cli
+sys.argv = ["neuroshard", "measure", *sys.argv[1:]]
+cli.main()
+"""
+
+
+def test_a_full_disk_ends_the_run_in_one_line_and_leaves_what_was_measured(
+    cases: Cases, cases_folder: Path, tmp_path: Path
+) -> None:
+    """No file can grow beyond 3,000 bytes, which costs.json needs less than and a part needs more."""
+    out = tmp_path / "costs"
+    asked = [str(cases_folder), "--backend", "synthetic", "--batch-size", "512", "-o", str(out)]
+    run(cases_folder, out, backend="synthetic", batch_size=512, share=(1, 2))
+    before = rows(out)
+    ended = subprocess.run([sys.executable, "-c", LIMITED, *asked], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("error: ")
+    assert "cannot write it" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert rows(out) == before
+    assert not list(out.glob(".*.parquet.*"))
+    run(cases_folder, out, backend="synthetic", batch_size=512)
+    assert set(rows(out)) >= set(planned(cases))
 
 
 MEASURE = """

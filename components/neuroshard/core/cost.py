@@ -65,11 +65,12 @@ class Bench(Value):
     row_cap_bytes: int | None = None  # … and no table was cut to less than this
     capped_tables: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
+    facts: dict[str, str] = Field(default_factory=dict)  # of the hardware, beyond its kind: clocks, power cap, links
     notes: tuple[str, ...] = ()
 
     @model_serializer(mode="wrap")
     def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"memory_limit_bytes": None})
+        return without_defaults(fields(self), {"memory_limit_bytes": None, "facts": {}})
 
 
 class ComputeCost(Value):

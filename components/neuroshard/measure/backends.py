@@ -1,6 +1,7 @@
 """What can measure, by name. A backend turns a case into its cost, and says on what bench it does so."""
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -53,9 +54,13 @@ class Backend(Protocol):
 
     bench: Bench
     most_devices: int | None  # largest exchange that can be measured here; None for any
+    abreast: int  # table sets that can be measured side by side
 
     def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
         """The cost of a table set. Out of memory is a cost with its error. Raises WorkerLost, MeasureError."""
+
+    def compute_abreast(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+        """The costs of at most `abreast` table sets in their rounds, measured side by side. Raises as `compute`."""
 
     def exchange(self, case: CommCase, round_: int) -> CommCost:
         """The cost of an exchange. Raises WorkerLost, MeasureError."""

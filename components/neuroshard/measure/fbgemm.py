@@ -74,9 +74,11 @@ class HostBuffers:
 class TableBatchedEmbedding:
     """Serves compute cases in a worker: `(case, round) -> ComputeCost`."""
 
-    def __init__(self, kind: str, settings: Settings, limit: int | None, weight_bytes: int, state_bytes: int) -> None:
+    def __init__(
+        self, kind: str, index: int, settings: Settings, limit: int | None, weight_bytes: int, state_bytes: int
+    ) -> None:
         self.settings, self.limit = settings, limit
-        self.device = open_device(kind, 0, settings.threads)
+        self.device = open_device(kind, index, settings.threads)
         self.lookups = TableLookups(settings.seed, settings.traces)
         self.buffers = HostBuffers(weight_bytes, state_bytes) if kind == "cpu" else None
 

@@ -1,10 +1,12 @@
 """The backends that measure real devices: this machine's CPU, or its NVIDIA GPUs.
 
-Both are the same but for the device: FBGEMM in one worker process, and all-to-all in one worker process a device.
+Both are the same but for the device: FBGEMM in a worker process (on GPUs one each), and all-to-all in one worker process a
+device.
 """
 
 import importlib.util
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +39,22 @@ class OnMachine:
         self.counts = tuple(sorted(n for n in counts if self.most_devices is None or n <= self.most_devices))
 
         limit = self.bench.memory_limit_bytes
-        serving = (machine.kind, settings, limit, *buffer_bytes(cases.compute, settings.optimizer, limit))
+        self.abreast = machine.abreast()
+        serving = (settings, limit, *buffer_bytes(cases.compute, settings.optimizer, limit))
         environment = {"OMP_NUM_THREADS": str(settings.threads), **LOOPBACK}
-        self.one = Crew(
-            "neuroshard.measure.fbgemm:TableBatchedEmbedding", lambda: [serving], settings.timeout_seconds, environment
+        self.sets = Crew(
+            "neuroshard.measure.fbgemm:TableBatchedEmbedding",
+            lambda: [(machine.kind, index, *serving) for index in range(self.abreast)],
+            settings.timeout_seconds,
+            environment,
         )
         self.all = Crew("neuroshard.measure.exchange:Rank", self._ranks, settings.timeout_seconds, environment)
 
     def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
-        answer: ComputeCost = self.one.ask((case, round_))[0]
-        return answer
+        return self.compute_abreast([(case, round_)])[0]
+
+    def compute_abreast(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+        return self.sets.ask_each(cases)
 
     def exchange(self, case: CommCase, round_: int) -> CommCost:
         answers = self.all.ask(case, count=len(case.device_dims))
@@ -57,7 +65,7 @@ class OnMachine:
         return comm_cost(case, round_, forwards, backwards)
 
     def close(self) -> None:
-        self.one.close()
+        self.sets.close()
         self.all.close()
 
     def _ranks(self) -> list[tuple[Any, ...]]:
@@ -82,6 +90,7 @@ def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | 
         row_cap_bytes=least_cap(cases.compute, settings.optimizer, limit),
         capped_tables=capped_tables(cases.compute, settings.optimizer, limit),
         versions=installed_versions(),
+        facts=machine.facts(),
         notes=(
             *machine.notes(),
             f"cases longer than {LONG_CASE_MS:.0f} ms in all have fewer repeats, at least {MIN_REPEATS}",

@@ -7,6 +7,7 @@ from neuroshard import __version__, devices
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.units import format_bytes
+from neuroshard.measure.gpu_facts import gpu_facts
 from neuroshard.measure.harness import last_level_cache_bytes
 from neuroshard.measure.rowcap import default_memory_limit
 
@@ -31,6 +32,12 @@ class Machine(Protocol):
     def memory_limit(self) -> int | None:
         """Bytes for the tables of a case unless the user says; None where a case that does not fit is to fail."""
 
+    def abreast(self) -> int:
+        """How many table sets can be measured side by side without one disturbing the other."""
+
+    def facts(self) -> dict[str, str]:
+        """Of the hardware, beyond its kind. The same at every start."""
+
     def notes(self) -> tuple[str, ...]:
         """What a reader of the costs should know."""
 
@@ -49,6 +56,12 @@ class CpuMachine:
 
     def memory_limit(self) -> int | None:
         return default_memory_limit()
+
+    def abreast(self) -> int:
+        return 1  # cores share the last-level cache and the memory
+
+    def facts(self) -> dict[str, str]:
+        return {}
 
     def notes(self) -> tuple[str, ...]:
         return (
@@ -90,8 +103,19 @@ class CudaMachine:
     def memory_limit(self) -> int | None:
         return None
 
+    def abreast(self) -> int:
+        import torch
+
+        return torch.cuda.device_count()
+
+    def facts(self) -> dict[str, str]:
+        return gpu_facts()
+
     def notes(self) -> tuple[str, ...]:
-        return ("before each timed step twice the L2 cache was written",)
+        return (
+            "before each timed step twice the L2 cache was written",
+            "table sets on all GPUs of a machine side by side, one each",
+        )
 
 
 def installed_versions() -> dict[str, str]:

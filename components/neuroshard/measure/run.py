@@ -36,20 +36,51 @@ def measure(steps: Sequence[Step], backend: Backend, deadline: float = math.inf)
     through another case. Raises MeasureError where LOST_IN_A_ROW cases in a row lose theirs, or the backend cannot measure.
     """
     lost: list[tuple[Step, Cost]] = []
-    for step in steps:
+    for chunk in side_by_side(steps, backend.abreast):
         if time.monotonic() >= deadline:
             break
-        try:
-            cost = _measured(step, backend)
-        except WorkerLost as error:
-            lost.append((step, _failed(step, str(error))))
-            if len(lost) == LOST_IN_A_ROW:
-                raise MeasureError(f"the workers of {len(lost)} cases in a row were lost, the last: {error}") from None
-            continue
-        yield from lost
-        lost.clear()
-        yield step, cost
+        together = _together(chunk, backend)
+        for place, step in enumerate(chunk):
+            try:
+                cost = together[place] if together else _measured(step, backend)
+            except WorkerLost as error:
+                lost.append((step, _failed(step, str(error))))
+                if len(lost) == LOST_IN_A_ROW:
+                    raise MeasureError(
+                        f"the workers of {len(lost)} cases in a row were lost, the last: {error}"
+                    ) from None
+                continue
+            yield from lost
+            lost.clear()
+            yield step, cost
     yield from lost
+
+
+def side_by_side(steps: Sequence[Step], abreast: int) -> Iterator[list[Step]]:
+    """The steps in order, up to `abreast` table sets at a time. Alone are an exchange, and the sentinel: always on one device."""
+    chunk: list[Step] = []
+    for step in steps:
+        alone = step.kind == "comm" or step.round_ == SENTINEL
+        if chunk and (alone or len(chunk) == abreast):
+            yield chunk
+            chunk = []
+        chunk.append(step)
+        if alone:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _together(chunk: Sequence[Step], backend: Backend) -> list[ComputeCost] | None:
+    """The costs of several table sets; None where there is but one, or a worker was lost: then each is to be tried alone."""
+    cases = [(step.case, max(step.round_, 0)) for step in chunk if isinstance(step.case, ComputeCase)]
+    if len(cases) < 2:
+        return None
+    try:
+        return backend.compute_abreast(cases)
+    except WorkerLost:
+        return None
 
 
 def _measured(step: Step, backend: Backend) -> Cost:

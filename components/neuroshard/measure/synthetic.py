@@ -1,5 +1,7 @@
 """Backend `synthetic`: the formula with seeded noise, so that what is learnt from costs can be held against the truth."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from neuroshard import __version__
@@ -19,6 +21,7 @@ class Synthetic:
     """Costs by the formula. The same seed, case and round give the same cost, whatever was measured before."""
 
     most_devices: int | None = None
+    abreast = 1
 
     def __init__(self, cases: Cases, settings: Settings, begun: Bench | None) -> None:
         self.settings = settings
@@ -49,6 +52,9 @@ class Synthetic:
         truth = np.array([formula.forward_ms(terms), formula.backward_ms(terms)])
         forward, backward = self._measured(case.case_id, round_, truth)
         return compute_cost(case, round_, forward, backward)
+
+    def compute_abreast(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+        return [self.compute(case, round_) for case, round_ in cases]
 
     def exchange(self, case: CommCase, round_: int) -> CommCost:
         dims, delays = np.array(case.device_dims, dtype=float), np.array(case.start_delays_ms)

@@ -121,14 +121,19 @@ class Crew:
             raise
 
     def ask(self, message: Any, count: int | None = None) -> list[Any]:
-        """Send a message to the first `count` workers (all), and gather their answers in order.
+        """Send a message to the first `count` workers (all), and gather their answers in order. Raises as `ask_each`."""
+        self.start()
+        return self.ask_each([message] * len(self.workers[:count]))
+
+    def ask_each(self, messages: Sequence[Any]) -> list[Any]:
+        """Send each message to a worker of its own, and gather their answers in order.
 
         Raises WorkerLost where one died or the time is up; then all are replaced at the next question.
         """
         self.start()
-        asked = self.workers[:count]
+        asked = self.workers[: len(messages)]
         try:
-            for worker in asked:
+            for worker, message in zip(asked, messages, strict=True):
                 worker.send(message)
             return gather(asked, self.timeout_seconds)
         except BaseException:
