@@ -16,6 +16,7 @@ TARGETS = [
     "fix",
     "compile",
     "bench",
+    "bench-measure",
     "bench-release",
     "bench-search",
     "submit",
