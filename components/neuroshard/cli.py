@@ -389,12 +389,37 @@ def search(
         str, typer.Option(help="neuroshard, paper, random, size, dim, lookup or size-lookup.")
     ] = "neuroshard",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a step [default: the cost model's].")] = None,
+    rounds: Annotated[int | None, typer.Option(min=0, help="Rounds of improvement [default: 40].")] = None,
+    time_budget: Annotated[
+        str | None, typer.Option(help="Improve for this long instead: 10s, 2m. The plan then depends on the machine.")
+    ] = None,
+    constraints: Annotated[
+        Path | None, typer.Option(help="constraints.json: pins, tables kept together, least widths (docs/formats.md).")
+    ] = None,
+    reserve: Annotated[str | None, typer.Option(help="Memory of every device that is not for tables: 2GiB.")] = None,
+    min_dim: Annotated[int | None, typer.Option(help="Least columns of a shard, a multiple of 4.")] = None,
+    max_shards: Annotated[int | None, typer.Option(help="Most shards of a table.")] = None,
+    never_split: Annotated[
+        list[str] | None, typer.Option(help="Tables (a name or a pattern) that stay whole; may be repeated.")
+    ] = None,
+    pin: Annotated[
+        list[str] | None, typer.Option(help="Devices that may hold tables: 'user_*=0,1'; may be repeated.")
+    ] = None,
+    together: Annotated[
+        list[str] | None, typer.Option(help="Tables to keep on one device: user_id,user_history; may be repeated.")
+    ] = None,
+    previous: Annotated[Path | None, typer.Option("--from", help="plan.json to start from.")] = None,
+    move_budget: Annotated[
+        str | None, typer.Option(help="With --from: weights and optimizer state to move at most: 50GiB.")
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """Search the plan whose slowest device is fastest, by the cost model."""
+    from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
     from neuroshard.report.text import plan_text
     from neuroshard.search.run import run
 
+    given = ConstraintsFile() if constraints is None else read_constraints(constraints)
     plan = run(
         tables_json,
         _cost_model(model, store, hardware),
@@ -404,6 +429,19 @@ def search(
         batch_size=batch_size,
         algorithm=algorithm,
         seed=seed,
+        rounds=rounds,
+        time_budget_s=None if time_budget is None else parse_duration(time_budget),
+        constraints=with_flags(
+            given,
+            reserve=reserve,
+            min_dim=min_dim,
+            max_shards=max_shards,
+            never_split=never_split or (),
+            pins=pin or (),
+            together=together or (),
+        ),
+        previous=previous,
+        move_budget_bytes=None if move_budget is None else parse_bytes(move_budget),
     )
     typer.echo(plan_text(plan))
     typer.echo(f"{out}: written")
@@ -458,6 +496,22 @@ def evaluate(
     typer.echo(evaluation.canonical_json().decode() if json_ else str(evaluation))
     if evaluation.errors:
         raise typer.Exit(1)
+
+
+@command("neuroshard diff old.json new.json")
+def diff(
+    old: Annotated[Path, typer.Argument(help="plan.json")],
+    new: Annotated[Path, typer.Argument(help="plan.json")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Show what moves from one plan to another, how many bytes, and what is gained."""
+    import json
+
+    from neuroshard.files.plan import read_plan
+    from neuroshard.report.moves import diff_json, diff_text
+
+    plans = read_plan(old), read_plan(new)
+    typer.echo(json.dumps(diff_json(*plans), indent=2) if as_json else diff_text(*plans))
 
 
 @command("neuroshard deploy plan.json --store s3://bucket/prefix --name ads-ranker --tables tables.json --model model/")

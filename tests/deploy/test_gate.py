@@ -8,11 +8,12 @@ from helpers.analytic import AnalyticModel
 from helpers.plans import TABLES, make_plan
 from neuroshard.client import load_plan
 from neuroshard.core.errors import Refused, UsageError
+from neuroshard.core.moves import moved_bytes
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.release import Decision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.deploy.gate import Gate, moved_bytes
+from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.price import price
 from neuroshard.deploy.run import deploy, promote, publish, releases, rollback
 from neuroshard.search.run import search
@@ -243,7 +244,7 @@ def shards_of(*pieces: tuple[int, int, int]) -> Plan:
     ],
 )
 def test_moved_bytes_are_those_that_a_device_did_not_hold(old, new, moved):
-    assert moved_bytes(new, old) == moved
+    assert moved_bytes(old, new) == moved
 
 
 def task_of(tables: list[tuple[int, int, float]], devices: int) -> ShardingTask:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from neuroshard.search.baselines import KEYS, baseline
-from neuroshard.search.improve import descend, improve
+from neuroshard.search.improve import descend, improve, trusted
 from neuroshard.search.packing import pack
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.splits import halves
@@ -81,6 +81,16 @@ def test_a_step_changes_the_yardstick_by_what_was_priced(make_task, model):
         after = state.copy()
         take(after, steps, index)
         assert measure(after, guess) - measure(state, guess) == pytest.approx(change, rel=1e-9, abs=1e-12)
+
+
+def test_of_equally_cheap_plans_the_one_is_taken_that_is_predicted_more_surely(make_task, model):
+    problem = Problem(make_task([(1000, 64, 20.0), (1000, 64, 20.0), (1000, 64, 5.0)], [1, 1]), model)
+    cheap, dear = whole(problem, [0, 1, 1]), whole(problem, [0, 0, 1])
+    same = whole(problem, [1, 0, 0])
+    model.spread_ms = lambda sums, dims: np.where(dims > 100, [1.0, 2.0], 0.0)
+    assert trusted([dear, cheap, same]) == [same, cheap, dear]
+    model.spread_ms = lambda sums, dims: np.where(dims > 100, [2.0, 1.0], 0.0)
+    assert trusted([dear, cheap, same]) == [cheap, same, dear]
 
 
 @pytest.mark.parametrize(("units", "expected"), [(1, (4, 0)), (3, (8, 4)), (5, (12, 8)), (9, (20, 16)), (32, (64, 64))])

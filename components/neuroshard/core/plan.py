@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import DIM_STEP, Table
@@ -73,7 +73,8 @@ class Plan(Value):
 
     A Plan that exists is valid: building one checks bounds, widths, gaps, overlaps, devices and memory, and raises
     pydantic's ValidationError that names table or device, the value and the limit. `predicted_ms[d]` is the predicted
-    cost of device `d` in milliseconds; the plan's cost is the largest.
+    cost of device `d` in milliseconds; the plan's cost is the largest. By the same cost model no plan costs less than
+    `lower_bound_ms`, on the assumptions that are written beside it.
     """
 
     format_version: Literal[1] = PLAN_FORMAT
@@ -83,6 +84,8 @@ class Plan(Value):
     predicted_ms: tuple[Annotated[float, Field(ge=0)], ...] | None = None
     predicted: tuple[DeviceCost, ...] | None = None
     baselines: tuple[Baseline, ...] = ()
+    lower_bound_ms: Annotated[float, Field(ge=0)] | None = None
+    bound_assumptions: tuple[str, ...] = ()
     provenance: Provenance
 
     @model_validator(mode="before")
@@ -90,6 +93,14 @@ class Plan(Value):
     def _fill_task_digest(cls, data: Any) -> Any:
         if isinstance(data, dict) and "task_digest" not in data and isinstance(data.get("task"), ShardingTask):
             return {**data, "task_digest": data["task"].digest()}
+        return data
+
+    @model_serializer(mode="wrap")
+    def _without_needless_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A plan without a bound is written as before there were any, so that its digest stays."""
+        data: dict[str, Any] = handler(self)
+        if self.lower_bound_ms is None and not self.bound_assumptions:
+            del data["lower_bound_ms"], data["bound_assumptions"]
         return data
 
     @model_validator(mode="after")
@@ -101,6 +112,7 @@ class Plan(Value):
                 raise ValueError(f"{name} has {len(values)} values for {self.task.devices} devices")
         self._check_tiling()
         self._check_memory()
+        self._check_constraints()
         return self
 
     def _check_tiling(self) -> None:
@@ -123,12 +135,41 @@ class Plan(Value):
             check_tiles(table, shards[name])
 
     def _check_memory(self) -> None:
-        for device, (used, limit) in enumerate(zip(self.memory_bytes(), self.task.device_memory_bytes, strict=True)):
+        for device, (used, limit) in enumerate(zip(self.memory_bytes(), self.task.usable_bytes, strict=True)):
             if used > limit:
                 raise ValueError(
                     f"device {device} needs {format_bytes(used)} of {format_bytes(limit)} "
                     f"({used - limit:,} bytes too many); raise its memory or add devices"
                 )
+
+    def _check_constraints(self) -> None:
+        constraints, shards = self.task.constraints, self.by_table()
+        rules = constraints.rules()
+        for table in self.task.tables:
+            rule, held = rules.get(table.name), shards[table.name]
+            least, most = constraints.allowed(rule, table.dim)
+            if narrow := [shard.dim for shard in held if shard.dim < least]:
+                raise ValueError(f"table {table.name!r} has a shard of {narrow[0]} columns; its least width is {least}")
+            if most is not None and len(held) > most:
+                raise ValueError(f"table {table.name!r} is in {len(held)} shards; at most {most} are allowed")
+            for shard in held:
+                if rule is not None and rule.devices is not None and shard.device not in rule.devices:
+                    raise ValueError(
+                        f"table {table.name!r} has a shard on device {shard.device}, to which it is not pinned"
+                    )
+        for group in constraints.together:
+            devices = {shard.device for name in group for shard in shards[name]}
+            if len(devices) > 1:
+                raise ValueError(
+                    f"tables {group[0]!r} and {group[1]!r} are kept together, but lie on {len(devices)} devices"
+                )
+
+    def by_table(self) -> dict[str, list[Shard]]:
+        """The shards of each table."""
+        shards: dict[str, list[Shard]] = {table.name: [] for table in self.task.tables}
+        for shard in self.shards:
+            shards[shard.table].append(shard)
+        return shards
 
     def memory_bytes(self) -> tuple[int, ...]:
         """Weights and optimizer state on each device, in bytes."""
@@ -142,6 +183,13 @@ class Plan(Value):
     def cost_ms(self) -> float | None:
         """Predicted milliseconds of the slowest device, or None where the plan carries no prediction."""
         return max(self.predicted_ms) if self.predicted_ms else None
+
+    @property
+    def gap(self) -> float | None:
+        """How much of the cost, as a share, a better plan could save at most; None where nothing is proven."""
+        if self.lower_bound_ms is None or not self.cost_ms:
+            return None
+        return max(1 - self.lower_bound_ms / self.cost_ms, 0.0)
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:

@@ -5,12 +5,12 @@ far off. A valid one is compared with the live plan, if both can be priced alike
 than `min_gain`.
 """
 
-from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
 from neuroshard.core.errors import UsageError
-from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.moves import moved_bytes
+from neuroshard.core.plan import Plan
 from neuroshard.core.release import Decision, Release
 from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.core.table import Table
@@ -73,27 +73,8 @@ def decide(
         max_error=gate.max_error,
         memory_left=_memory_left(plan),
         memory_margin=gate.memory_margin,
-        moved_bytes=moved_bytes(plan, live_plan) if live_plan else None,
+        moved_bytes=moved_bytes(live_plan, plan) if live_plan else None,
     )
-
-
-def moved_bytes(new: Plan, old: Plan) -> int:
-    """Weights and optimizer state that devices must get under `new`, which they did not hold under `old`.
-
-    State that is kept by the row counts for rows of which the device held no column.
-    """
-    held: dict[tuple[str, int], list[Shard]] = defaultdict(list)
-    for shard in old.shards:
-        held[shard.table, shard.device].append(shard)
-    tables = {table.name: table for table in new.task.tables}
-    moved = 0
-    for shard in new.shards:
-        table, same = tables[shard.table], held[shard.table, shard.device]
-        elements = shard.rows * shard.dim - sum(_common_rows(shard, one) * _common_columns(shard, one) for one in same)
-        rows = shard.rows - _covered(sorted(_row_span(shard, one) for one in same))
-        moved += elements * (table.element_bytes + table.optimizer_bytes_per_element)
-        moved += rows * table.optimizer_bytes_per_row
-    return moved
 
 
 def _tables(plan: Plan, gate: Gate) -> str | None:
@@ -177,27 +158,3 @@ def _comparison(plan: Plan, gate: Gate, live: Release | None, live_plan: Plan | 
     if plan.task.tables != live_plan.task.tables or plan.task.batch_size != live_plan.task.batch_size:
         return "not compared: the predictions are for different lookups (--model prices both for today's)", None
     return "both carry the predictions of one cost model, on the same tables", live_plan.cost_ms
-
-
-def _row_span(one: Shard, other: Shard) -> tuple[int, int]:
-    """First row, and the one after the last, that both have."""
-    return max(one.row_offset, other.row_offset), min(one.row_offset + one.rows, other.row_offset + other.rows)
-
-
-def _common_rows(one: Shard, other: Shard) -> int:
-    first, end = _row_span(one, other)
-    return max(0, end - first)
-
-
-def _common_columns(one: Shard, other: Shard) -> int:
-    end = min(one.column_offset + one.dim, other.column_offset + other.dim)
-    return max(0, end - max(one.column_offset, other.column_offset))
-
-
-def _covered(spans: list[tuple[int, int]]) -> int:
-    """Length of the union of sorted spans."""
-    length, reached = 0, 0
-    for first, end in spans:
-        length += max(0, end - max(first, reached))
-        reached = max(reached, end)
-    return length

@@ -32,7 +32,7 @@ def _size(plan: Plan) -> str:
 def _cost_lines(plan: Plan) -> list[str]:
     if plan.cost_ms is None:
         return ["no predicted cost"]
-    lines = [f"predicted cost (slowest device): {plan.cost_ms:.3f} ms a step"]
+    lines = [f"predicted cost (slowest device): {plan.cost_ms:.3f} ms a step", *_bound_lines(plan)]
     for baseline in plan.baselines:
         if baseline.cost_ms is None:
             lines += _wrapped(f"  {baseline.algorithm:<12} no plan: {baseline.error}", indent=15)
@@ -41,6 +41,15 @@ def _cost_lines(plan: Plan) -> list[str]:
             cost = f"  {baseline.algorithm:<12} {baseline.cost_ms:10.3f} ms   this plan is {_gain(gain)}"
             lines.append(cost + (f" (after {_cuts(baseline.cuts)})" if baseline.cuts else ""))
     return lines
+
+
+def _bound_lines(plan: Plan) -> list[str]:
+    if plan.gap is None:
+        return [line for why in plan.bound_assumptions for line in _wrapped(f"  {why}", indent=4)]
+    lines = [
+        f"  no plan costs less than {plan.lower_bound_ms:.3f} ms by this cost model: at most {plan.gap:.1%} to gain"
+    ]
+    return lines + [line for why in plan.bound_assumptions for line in _wrapped(f"  where {why}", indent=4)]
 
 
 def _cuts(count: int) -> str:

@@ -12,7 +12,7 @@ from neuroshard.search.beam import PAPER, Width, beam_search
 from neuroshard.search.feasibility import any_plan, misfit
 from neuroshard.search.improve import improve
 from neuroshard.search.problem import Placement, Problem
-from neuroshard.search.start import first_plans
+from neuroshard.search.start import first_plans, resumed
 from neuroshard.search.state import State
 from neuroshard.search.watch import Watch
 
@@ -34,7 +34,7 @@ Search = Callable[[Problem, Effort, np.random.Generator, Watch], Placement]  # r
 
 def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> Placement:
     """Greedy placements in lockstep, or any packing that fits; the cheapest are improved by local search."""
-    plans = starts(problem)[:STARTS]
+    plans = starts(problem)
     with progress("search", total=effort.rounds, unit="rounds") as bar:
         watch.bar = bar
         return improve(plans, effort.rounds, rng, watch)[0].placement
@@ -53,11 +53,18 @@ def at_least(
 
 
 def starts(problem: Problem) -> Sequence[State]:
-    """Plans that fit, cheapest first. Raises Infeasible with what is missing where there is none, or none is found."""
-    plans = first_plans(problem)
-    if plans:
-        return plans
-    return [State(problem, any_plan(problem))]
+    """Plans that fit, cheapest first, and before them what lies there already, where a plan is to be changed.
+
+    Raises Infeasible with what is missing where there is none, or none is found, or more would have to move than may.
+    """
+    held = problem.held
+    there = None if held is None else resumed(problem, held.widths())
+    if held is not None and held.budget_bytes is not None:
+        there = there or State(problem, any_plan(problem))
+        held.check(there.widths)
+        return [there]
+    plans = [*([there] if there else []), *first_plans(problem)[:STARTS]]
+    return plans or [State(problem, any_plan(problem))]
 
 
 def paper(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> Placement:

@@ -4,16 +4,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from neuroshard.search.problem import Problem
+from neuroshard.costmodel.protocol import Floats
+from neuroshard.search.problem import Problem, Widths
 from neuroshard.search.start import squeeze
 from neuroshard.search.state import State
-from neuroshard.search.steps import Guess, Yardstick, price, promising, take, yardstick
+from neuroshard.search.steps import Guess, Steps, Yardstick, changes, price, promising, take, yardstick
 from neuroshard.search.watch import Watch
 
 MIN_GAIN = 1e-6  # share of the slowest device's ms, below which a step is none
 SHARPNESS = (4, 6)  # of the yardsticks of a descent: exponents 16 and 64
 SOURCES = 4  # devices that steps are tried from, before a plan counts as a local optimum
 WORSE = 0.003  # share by which a local optimum may cost more than the one that it was shaken from, to go on from it
+AS_CHEAP = 0.001  # share by which plans count as equally cheap, and how far to trust them decides
+KEPT = 8  # of the plans found; more would need memory by the round
 PATIENCE = 30  # rounds without a better plan, after which the search goes back to the best
 
 
@@ -31,16 +34,35 @@ def descend(state: State, sticks: Sequence[Yardstick]) -> Iterator[State]:
                 if not len(steps):
                     continue
                 change = price(state, guess, steps)
-                best = int(change.argmin())
-                if change[best] < -MIN_GAIN * guess.slowest:
+                best = _affordable(state, steps, change, -MIN_GAIN * guess.slowest)
+                if best is not None:
                     take(state, steps, best)
                     yield state
                     better = True
                     break
 
 
+def _affordable(state: State, steps: Steps, change: Floats, most: float) -> int | None:
+    """The step of the least change, below `most`, that does not move more bytes than there is a budget for."""
+    held = state.problem.held
+    if held is None or held.budget_bytes is None:
+        best = int(change.argmin())
+        return best if change[best] < most else None
+    spent = held.total(state.widths)
+    for index in np.argsort(change, kind="stable").tolist():
+        if change[index] >= most:
+            break
+        items, devices, units = changes(steps, index)
+        rows = {item: state.widths[item].copy() for item in items.tolist()}
+        for item, device, more in zip(items.tolist(), devices.tolist(), units.tolist(), strict=True):
+            rows[item][device] += more
+        if held.affords(state.widths, list(rows), np.array(list(rows.values())), spent):
+            return int(index)
+    return None
+
+
 def improve(starts: Sequence[State], rounds: int, rng: np.random.Generator, watch: Watch) -> list[State]:
-    """Local optima, cheapest first, from plans that fit, of which the first is the cheapest: it is never worse than that.
+    """The plans that local search ends in from plans that fit, the one to trust most first: see `trusted`.
 
     A round shakes the plan at hand by a few random steps and descends again. It goes on from what it finds if that costs hardly
     more, and from the best after many rounds in vain.
@@ -59,7 +81,7 @@ def improve(starts: Sequence[State], rounds: int, rng: np.random.Generator, watc
         trial = at.copy()
         shake(trial, sticks[0], rng)
         trial = _descended(trial, sticks, watch)
-        found.append(trial)
+        found = sorted([*found, trial], key=lambda state: state.cost)[:KEPT]
         vain += 1
         if trial.cost < best.cost * (1 - MIN_GAIN):
             best, vain = trial, 0
@@ -68,7 +90,19 @@ def improve(starts: Sequence[State], rounds: int, rng: np.random.Generator, watc
         if vain >= PATIENCE:
             at, vain = best, 0
         watch.advance()
-    return sorted(found, key=lambda state: state.cost)
+    return trusted(found)
+
+
+def trusted(found: Sequence[State]) -> list[State]:
+    """Cheapest first; but of those as cheap as the cheapest, first the one that would cost least if every device took one
+    standard deviation longer than is predicted."""
+    ranked = sorted(found, key=lambda state: state.cost)
+    near = [state for state in ranked if state.cost <= ranked[0].cost * (1 + AS_CHEAP)]
+    sums, dims = np.stack([state.sums for state in near]), np.stack([state.dims for state in near])
+    spread = np.where(dims > 0, near[0].problem.model.spread_ms(sums, dims), 0.0)
+    late = np.stack([state.ready for state in near]) + spread
+    doubtful = late.max(axis=-1) + np.array([state.forward.max() for state in near])
+    return [*(near[place] for place in np.argsort(doubtful, kind="stable")), *ranked[len(near) :]]
 
 
 def _descended(state: State, sticks: Sequence[Yardstick], watch: Watch) -> State:
@@ -123,10 +157,15 @@ def shake(state: State, stick: Yardstick, rng: np.random.Generator) -> None:
             device = int(np.where(room, ms, np.inf).argmin())
             widths[item, device], load[device] = units, ms[device]
             free[device] -= problem.nbytes[shard]
-    if squeeze(problem, widths, free, lost):
+    if squeeze(problem, widths, free, lost) and _within_budget(problem, widths):
         where, at = np.nonzero(widths != state.widths)
         if len(where):
             state.change(where, at, widths[where, at])
+
+
+def _within_budget(problem: Problem, widths: Widths) -> bool:
+    held = problem.held
+    return held is None or held.budget_bytes is None or held.total(widths) <= held.budget_bytes
 
 
 def _parts(problem: Problem, item: int, heavy: float, rng: np.random.Generator) -> list[int]:

@@ -6,12 +6,15 @@ import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Baseline, DeviceCost, Plan, Provenance, Shard
+from neuroshard.search.bound import Bound
 from neuroshard.search.problem import Placement, Problem
 
 Attempt = Placement | str  # a placement, or why there is none
 
 
-def make_plan(problem: Problem, placement: Placement, others: Mapping[str, Attempt], provenance: Provenance) -> Plan:
+def make_plan(
+    problem: Problem, placement: Placement, others: Mapping[str, Attempt], bound: Bound, provenance: Provenance
+) -> Plan:
     """The plan of a placement, beside what the others would cost. All are priced from scratch, in one batch.
 
     Raises InvalidInput where the cost model predicts what cannot be.
@@ -40,12 +43,19 @@ def make_plan(problem: Problem, placement: Placement, others: Mapping[str, Attem
             )
             for name, other in others.items()
         ),
+        lower_bound_ms=bound.ms,
+        bound_assumptions=bound.why,
         provenance=provenance,
     )
 
 
 def lay_out(problem: Problem, placement: Placement) -> tuple[Shard, ...]:
-    """Shards in the order of the tables; each table's columns are dealt out from left to right, by device, widest first."""
+    """Shards in the order of the tables; each table's columns are dealt out from left to right, by device, widest first;
+    or so that most of them stay where they lie already."""
+    if problem.held is not None:
+        widths = problem.widths(placement)
+        laid_out = [problem.held.lay_out(item, row) for item, row in enumerate(widths)]
+        return tuple(shard for laid in laid_out for shard in laid)
     order = np.lexsort((-placement.shards, placement.devices, problem.item[placement.shards]))
     shards: dict[str, list[Shard]] = {table.name: [] for table in problem.task.tables}
     for shard, device in zip(placement.shards[order].tolist(), placement.devices[order].tolist(), strict=True):

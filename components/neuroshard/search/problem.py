@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,9 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
+
+if TYPE_CHECKING:
+    from neuroshard.search.held import Held
 
 Widths = NDArray[np.int64]  # (I, D): how many units of each item lie on each device
 AT_ONCE = 8192  # shards priced in one batch; a task with no more has all its shards priced at the first question
@@ -71,6 +75,7 @@ class Problem:
         self.cap: Ints = np.minimum(self.widest, np.maximum(model.max_dim // DIM_STEP, -(-self.widest // places)))
         self.cap[never] = 1
 
+        self.held: Held | None = None  # what lies where already, where a plan is to be changed
         self.vectors: Floats = np.zeros((len(self.item), 0))
         self._priced = np.zeros(len(self.item), dtype=bool)
         self._priced[0] = True

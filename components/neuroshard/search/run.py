@@ -17,14 +17,18 @@ from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.open import error_on_unseen_tables, open_cost_model
 from neuroshard.costmodel.protocol import CostModel
-from neuroshard.files.plan import write_plan
+from neuroshard.files.constraints import ConstraintsFile, resolve
+from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import read_tables
 from neuroshard.search.algorithms import ALGORITHMS, ROUNDS, ROUNDS_AT_MOST, SEARCHES, Effort, at_least
 from neuroshard.search.baselines import KEYS, baseline
 from neuroshard.search.beam import PAPER, Width
+from neuroshard.search.bound import lower_bound
 from neuroshard.search.feasibility import check_feasible
+from neuroshard.search.held import Held
 from neuroshard.search.layout import Attempt, caveats, make_plan
 from neuroshard.search.problem import Placement, Problem
+from neuroshard.search.state import State
 from neuroshard.search.watch import OnImprovement, Watch
 
 
@@ -38,6 +42,8 @@ def search(
     time_budget_s: float | None = None,
     on_improvement: OnImprovement | None = None,
     width: Width = PAPER,
+    previous: Plan | None = None,
+    move_budget_bytes: int | None = None,
     cost_model_error: float | None = None,
     notes: tuple[str, ...] = (),
 ) -> Plan:
@@ -45,7 +51,8 @@ def search(
 
     Improvement takes so many `rounds`, or, with a time budget, as many as there is time for: the plan then depends on the
     machine, else on the seed alone. `on_improvement` is told the seconds since the search began and the cost in ms of every plan
-    that is better than all before. `width` is that of the published search. `cost_model_error` (how far the model's predictions
+    that is better than all before. `width` is that of the published search. With a `previous` plan the search starts from it, and
+    moves at most `move_budget_bytes` of weights and optimizer state. `cost_model_error` (how far the model's predictions
     lie from measured costs, as a share) and `notes` go into the plan's provenance.
 
     Raises UsageError for what is not an algorithm or no effort, Infeasible where no plan fits or none is found, and what the
@@ -60,9 +67,17 @@ def search(
     if rounds is not None and rounds < 0:
         raise UsageError(f"rounds must be at least 0, not {rounds}")
     width.check()
+    if previous is not None and algorithm != "neuroshard":
+        raise UsageError(f"{algorithm} places all tables anew; only neuroshard starts from a plan")
+    if move_budget_bytes is not None and previous is None:
+        raise UsageError("a move budget is for a search that starts from a plan; give it with --from")
     watch = Watch(time_budget_s, on_improvement)
     check_feasible(task)
     problem, rng = Problem(task, cost_model), np.random.default_rng(seed)
+
+    if previous is not None:
+        problem.held = Held(problem, previous, move_budget_bytes)
+        notes = (*notes, *problem.held.notes)
 
     heuristics: dict[str, Attempt] = {}
     if algorithm in SEARCHES:
@@ -71,7 +86,7 @@ def search(
         effort = Effort(rounds, width)
         found = SEARCHES[algorithm](problem, effort, rng, watch)
         heuristics = {name: _attempt(problem, name, np.random.default_rng(seed)) for name in KEYS}
-        if algorithm == "neuroshard":
+        if algorithm == "neuroshard" and move_budget_bytes is None:
             found = at_least(
                 problem, found, [one for one in heuristics.values() if isinstance(one, Placement)], rng, watch
             )
@@ -87,7 +102,8 @@ def search(
         cost_model_error=cost_model_error,
         notes=(*notes, *caveats(problem, found)),
     )
-    return make_plan(problem, found, heuristics, provenance)
+    bound = lower_bound(problem, State(problem, problem.widths(found)))
+    return make_plan(problem, found, heuristics, bound, provenance)
 
 
 def _attempt(problem: Problem, name: str, rng: np.random.Generator) -> Attempt:
@@ -109,11 +125,14 @@ def run(
     seed: int = 0,
     rounds: int | None = None,
     time_budget_s: float | None = None,
+    constraints: ConstraintsFile | None = None,
+    previous: Path | None = None,
+    move_budget_bytes: int | None = None,
 ) -> Plan:
     """Search a plan for a tables.json with a cost model (see costmodel/open.py), and write it as plan.json.
 
-    `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given. Raises InvalidInput,
-    UsageError and Infeasible; then nothing is written.
+    `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `previous` is a
+    plan.json to start from. Raises InvalidInput, UsageError and Infeasible; then nothing is written.
     """
     if len(memory_bytes) != devices:
         raise UsageError(f"memory of {len(memory_bytes)} devices for {devices} devices; give one amount per device")
@@ -124,6 +143,7 @@ def run(
             "tables": tables,
             "device_memory_bytes": memory_bytes,
             "batch_size": model.batch_size if batch_size is None else batch_size,
+            "constraints": resolve(constraints or ConstraintsFile(), tables, "constraints"),
         },
         str(tables_path),
     )
@@ -136,6 +156,8 @@ def run(
         seed=seed,
         rounds=rounds,
         time_budget_s=time_budget_s,
+        previous=None if previous is None else read_plan(previous),
+        move_budget_bytes=move_budget_bytes,
         cost_model_error=error_on_unseen_tables(model),
         notes=short,
     )

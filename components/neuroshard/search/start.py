@@ -146,3 +146,30 @@ def _fill(problem: Problem, item: int, left: int, free: Ints, held: Ints) -> tup
         if now + units >= least and units > best[0]:
             best = (units, device)
     return (best[1], best[0]) if best[0] else None
+
+
+def resumed(problem: Problem, widths: Widths) -> State | None:
+    """A plan from the units that lie where they may: what no device has room for any more, and what is new, is put where it
+    is least loaded. None where there is no room."""
+    size = np.where(widths > 0, problem.nbytes[problem.first[:, None] + widths], 0)
+    free = problem.memory - size.sum(axis=0)
+    while free.min() < 0:
+        device = int(free.argmin())
+        fitting = np.where(size[:, device] >= -free[device], size[:, device], np.iinfo(np.int64).max)
+        item = int(fitting.argmin() if (size[:, device] >= -free[device]).any() else size[:, device].argmax())
+        free += size[item]
+        size[item], widths[item] = 0, 0
+    guess = Guess.of(problem)
+    load = (widths / problem.widest[:, None] * guess.ms[:, None]).sum(axis=0)
+    missing = np.flatnonzero(widths.sum(axis=1) == 0)
+    for item in missing[np.argsort(-problem.nbytes[problem.whole[missing]], kind="stable")].tolist():
+        shard = int(problem.whole[item])
+        room = (free >= problem.nbytes[shard]) & problem.allowed[item]
+        if room.any() and problem.widest[item] <= problem.cap[item]:
+            device = int(np.where(room, load, np.inf).argmin())
+            widths[item, device] = problem.widest[item]
+            free[device] -= problem.nbytes[shard]
+        elif not squeeze(problem, widths, free, [(item, int(problem.widest[item]))]):
+            return None
+        load += widths[item] / problem.widest[item] * guess.ms[item]
+    return State(problem, widths)

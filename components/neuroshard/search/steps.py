@@ -278,9 +278,15 @@ def _difference(state: State, items: Ints, devices: int | Ints, units: Ints) -> 
 
 def take(state: State, steps: Steps, chosen: int) -> None:
     """Change the state by one of the steps."""
-    source, give, out, to = steps.source, steps.give[chosen], steps.out[chosen], steps.to[chosen]
-    changes = [(give, source, -out), (give, to, out)]
-    if steps.take[chosen] >= 0:
-        changes += [(steps.take[chosen], source, steps.into[chosen]), (steps.take[chosen], to, -steps.into[chosen])]
-    items, devices, units = np.array(changes).T
+    items, devices, units = changes(steps, chosen)
     state.change(items, devices, state.widths[items, devices] + units)
+
+
+def changes(steps: Steps, chosen: int) -> tuple[Ints, Ints, Ints]:
+    """What one of the steps changes: items, devices, and how many units more or fewer."""
+    source, give, out, to = steps.source, steps.give[chosen], steps.out[chosen], steps.to[chosen]
+    changed = [(give, source, -out), (give, to, out)]
+    if steps.take[chosen] >= 0:
+        changed += [(steps.take[chosen], source, steps.into[chosen]), (steps.take[chosen], to, -steps.into[chosen])]
+    items, devices, units = np.array(changed).T
+    return items, devices, units

@@ -1,0 +1,135 @@
+"""constraints.json and the flags beside it -> the constraints of a task. Tables are named by patterns, as of files in a shell.
+
+{"reserve": "2GiB", "min_dim": 16, "tables": [{"match": "user_*", "devices": [0, 1], "split": false}],
+ "together": [["user_id", "user_history"]]}
+"""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from neuroshard.core.constraints import Constraints, LeastDim, MostShards, TableRule
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.table import DIM_STEP, Table
+from neuroshard.core.units import parse_bytes
+from neuroshard.core.value import Value, check_format, decode_json, explain
+from neuroshard.files.disk import read_bytes
+
+CONSTRAINTS_FORMAT = 1
+Pattern = Annotated[str, Field(min_length=1)]
+
+
+class MatchedRule(Value):
+    """What holds for all tables whose names match. `split: false` is one shard at most."""
+
+    match: Pattern
+    devices: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    split: bool = True
+    min_dim: LeastDim | None = None
+    max_shards: MostShards | None = None
+
+    @model_validator(mode="after")
+    def _whole_is_one_shard(self) -> Self:
+        if not self.split and (self.max_shards or 1) > 1:
+            raise ValueError(
+                f"{self.match!r} is never to be split, and may have {self.max_shards} shards; say one of them"
+            )
+        return self
+
+
+class ConstraintsFile(Value):
+    """constraints.json, with patterns in place of tables."""
+
+    format_version: Literal[1] = 1
+    reserve: str | int = 0
+    min_dim: LeastDim = DIM_STEP
+    max_shards: MostShards | None = None
+    tables: tuple[MatchedRule, ...] = ()
+    together: tuple[tuple[Pattern, ...], ...] = ()
+
+
+def read_constraints(path: Path) -> ConstraintsFile:
+    """Raises InvalidInput or NewerFormat in one line."""
+    where = str(path)
+    return ConstraintsFile.parse(check_format(decode_json(read_bytes(path), where), CONSTRAINTS_FORMAT, where), where)
+
+
+def with_flags(
+    given: ConstraintsFile,
+    *,
+    reserve: str | None = None,
+    min_dim: int | None = None,
+    max_shards: int | None = None,
+    never_split: Sequence[str] = (),
+    pins: Sequence[str] = (),
+    together: Sequence[str] = (),
+) -> ConstraintsFile:
+    """The file with flags of the command line on top. Pins are `PATTERN=0,1`, sets kept together `PATTERN,PATTERN`."""
+    rules = [{"match": pattern, "split": False} for pattern in never_split]
+    rules += [{"match": pattern, "devices": devices} for pattern, devices in map(_pin, pins)]
+    changed: dict[str, Any] = {
+        **given.model_dump(),
+        "tables": [*given.tables, *rules],
+        "together": [*given.together, *(tuple(names.split(",")) for names in together)],
+    }
+    for name, value in (("reserve", reserve), ("min_dim", min_dim), ("max_shards", max_shards)):
+        if value is not None:
+            changed[name] = value
+    try:
+        return ConstraintsFile.model_validate(changed)
+    except ValidationError as error:
+        raise UsageError(f"constraints: {explain(error)}") from None
+
+
+def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Constraints:
+    """The constraints table by table. Raises InvalidInput for a pattern that matches nothing, and for contradictions."""
+    names = [table.name for table in tables]
+    rules: dict[str, dict[str, Any]] = {}
+    said: dict[tuple[str, str], str] = {}
+    for rule in given.tables:
+        shards = rule.max_shards if rule.split else 1
+        fields = {"devices": rule.devices, "min_dim": rule.min_dim, "max_shards": shards}
+        for name in _matching(rule.match, names, where):
+            for field, value in fields.items():
+                if value is None:
+                    continue
+                own = rules.setdefault(name, {})
+                if own.get(field, value) != value:
+                    raise InvalidInput(
+                        f"{where}: {said[name, field]!r} and {rule.match!r} contradict each other for table {name!r}: {field} "
+                        f"{own[field]} and {value}"
+                    )
+                own[field], said[name, field] = value, rule.match
+    groups = (
+        tuple(dict.fromkeys(name for pattern in group for name in _matching(pattern, names, where)))
+        for group in given.together
+    )
+    try:
+        return Constraints(
+            reserve_bytes=given.reserve if isinstance(given.reserve, int) else parse_bytes(given.reserve),
+            min_dim=given.min_dim,
+            max_shards=given.max_shards,
+            tables=tuple(TableRule(table=name, **rules[name]) for name in names if name in rules),
+            together=tuple(group for group in groups if len(group) > 1),
+        )
+    except ValidationError as error:
+        raise InvalidInput(f"{where}: {explain(error)}") from None
+
+
+def _matching(pattern: str, names: Sequence[str], where: str) -> list[str]:
+    """The table of that very name, or those that match."""
+    found = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
+    if not found:
+        raise InvalidInput(f"{where}: no table matches {pattern!r}; the first of {len(names)} tables is {names[0]!r}")
+    return found
+
+
+def _pin(text: str) -> tuple[str, tuple[int, ...]]:
+    pattern, equals, devices = text.rpartition("=")
+    parts = [part.strip() for part in devices.split(",")]
+    if not (equals and pattern and all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts)):
+        raise UsageError(f"--pin {text!r} is not TABLE=DEVICE,DEVICE…, as in user_id=0 or 'user_*=0,1'")
+    return pattern, tuple(map(int, parts))

@@ -1,0 +1,96 @@
+"""What changes from one plan to another, as text and as JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.moves import Move, moves
+from neuroshard.core.plan import Plan
+from neuroshard.core.units import format_bytes
+
+MOVES_SHOWN = 20
+
+
+def diff_json(old: Plan, new: Plan) -> dict[str, Any]:
+    """All of it. Bytes are of weights and optimizer state; ms are predicted. Raises InvalidInput for plans of other tables."""
+    then, now = ({table.name for table in plan.task.tables} for plan in (old, new))
+    if not then & now:
+        raise InvalidInput(
+            f"the plans are for other tables: the first has {old.task.tables[0].name!r}, the second none of its {len(then)}"
+        )
+    found = moves(old, new)
+    comparable = _comparable(old, new)
+    return {
+        "old": old.digest(),
+        "new": new.digest(),
+        "moved_bytes": sum(move.nbytes for move in found if move.from_device is not None),
+        "made_bytes": sum(move.nbytes for move in found if move.from_device is None),
+        "old_ms": old.cost_ms,
+        "new_ms": new.cost_ms,
+        "gain_ms": old.cost_ms - new.cost_ms
+        if comparable and old.cost_ms is not None and new.cost_ms is not None
+        else None,
+        "not_compared": None if comparable else "the predictions are of other cost models",
+        "tables_new": sorted(now - then),
+        "tables_gone": sorted(then - now),
+        "devices": [_device(old, new, found, device) for device in range(max(old.task.devices, new.task.devices))],
+        "moves": [move.model_dump() for move in found],
+    }
+
+
+def _comparable(old: Plan, new: Plan) -> bool:
+    return old.provenance.cost_model is not None and old.provenance.cost_model == new.provenance.cost_model
+
+
+def _device(old: Plan, new: Plan, found: Sequence[Move], device: int) -> dict[str, Any]:
+    def ms(plan: Plan) -> float | None:
+        return plan.predicted_ms[device] if plan.predicted_ms and device < plan.task.devices else None
+
+    return {
+        "device": device,
+        "arriving_bytes": sum(m.nbytes for m in found if m.to_device == device and m.from_device is not None),
+        "leaving_bytes": sum(m.nbytes for m in found if m.from_device == device),
+        "made_bytes": sum(m.nbytes for m in found if m.to_device == device and m.from_device is None),
+        "old_ms": ms(old),
+        "new_ms": ms(new),
+    }
+
+
+def diff_text(old: Plan, new: Plan) -> str:
+    """What moves from where to where, what is gained, and every device's part of both."""
+    data = diff_json(old, new)
+    moving = sorted((m for m in moves(old, new) if m.from_device is not None), key=lambda m: -m.nbytes)
+    lines = [
+        f"plan {old.digest()[:12]} -> {new.digest()[:12]}: {format_bytes(data['moved_bytes'])} to move in {len(moving)} pieces",
+        *_gain_lines(data),
+    ]
+    for names, what in ((data["tables_new"], "new"), (data["tables_gone"], "no longer there")):
+        if names:
+            lines.append(f"  {len(names)} tables are {what}: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}")
+    lines += ["", "device     arriving      leaving         made      ms before     ms after"]
+    for device in data["devices"]:
+        sizes = (f"{format_bytes(device[f'{kind}_bytes']):>12}" for kind in ("arriving", "leaving", "made"))
+        costs = (
+            f"{'-' if device[f'{when}_ms'] is None else format(device[f'{when}_ms'], '.3f'):>12}"
+            for when in ("old", "new")
+        )
+        lines.append(f"{device['device']:>6} {' '.join(sizes)}  {' '.join(costs)}")
+    if moving:
+        lines += ["", "from   to        bytes  columns          table"]
+    for move in moving[:MOVES_SHOWN]:
+        columns = f"{move.column_offset}-{move.column_offset + move.dim - 1}"
+        lines.append(
+            f"{move.from_device:>4} {move.to_device:>4} {format_bytes(move.nbytes):>12}  {columns:<16} {move.table}"
+        )
+    if len(moving) > MOVES_SHOWN:
+        lines.append(f"and {len(moving) - MOVES_SHOWN} smaller pieces (--json lists all)")
+    return "\n".join(lines)
+
+
+def _gain_lines(data: dict[str, Any]) -> list[str]:
+    if data["old_ms"] is None or data["new_ms"] is None:
+        return ["  a plan carries no prediction, so what is gained is not known"]
+    line = f"  predicted cost (slowest device): {data['old_ms']:.3f} ms -> {data['new_ms']:.3f} ms a step"
+    if data["gain_ms"] is None:
+        return [line, f"  not comparable: {data['not_compared']}"]
+    return [f"{line}, {abs(data['gain_ms']):.3f} ms {'less' if data['gain_ms'] >= 0 else 'more'}"]

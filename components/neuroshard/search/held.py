@@ -1,0 +1,171 @@
+"""Re-planning: what the devices hold already, and how many bytes would have to move for other widths.
+
+Columns of a table are dealt out anew so that most of them stay: the shards of a table, one on each device, are laid out in the
+order that keeps the most columns where they are. Bytes are counted from that layout, so a budget is kept exactly.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from neuroshard.core.errors import Infeasible, InvalidInput
+from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.table import Table
+from neuroshard.core.units import format_bytes
+from neuroshard.search.problem import Problem, Widths
+
+ORDERED = 8  # shards of a table whose every order is tried; of more, the order in which they lay is kept
+
+
+class Held:
+    """The columns of each table that each device holds under the old plan."""
+
+    def __init__(self, problem: Problem, old: Plan, budget_bytes: int | None) -> None:
+        self.problem, self.budget_bytes = problem, budget_bytes
+        self.spans: dict[str, dict[int, list[tuple[int, int]]]] = {}
+        self.rows: dict[str, int] = {}
+        self.notes = _compare(problem, old)
+        dims = {table.name: table.dim for table in problem.task.tables}
+        before = {table.name: table for table in old.task.tables}
+        for shard in old.shards:
+            if dims.get(shard.table) != before[shard.table].dim:
+                continue  # another table by now: made anew
+            if shard.rows != before[shard.table].rows:
+                raise InvalidInput(
+                    f"the plan to start from has {shard.rows:,} of {before[shard.table].rows:,} rows of table {shard.table!r} in "
+                    "a shard; rows are not split here: start without it"
+                )
+            self.rows[shard.table] = shard.rows
+            if shard.device < problem.devices:
+                spans = self.spans.setdefault(shard.table, {}).setdefault(shard.device, [])
+                spans.append((shard.column_offset, shard.column_offset + shard.dim))
+        self._arriving: dict[tuple[int, bytes], int] = {}
+
+    def widths(self) -> Widths:
+        """The old plan's units of every item that it has whole on devices that are there still; of the others none."""
+        problem = self.problem
+        widths = np.zeros((len(problem.whole), problem.devices), dtype=np.int64)
+        for item, members in enumerate(problem.members):
+            spans = self.spans.get(members[0].name, {})
+            unit = int(problem.dims[problem.first[item] + 1])
+            for device, held in spans.items():
+                if len(members) == 1:
+                    widths[item, device] = sum(end - begin for begin, end in held) // unit
+                elif all(_whole(table, self.spans.get(table.name, {}).get(device, [])) for table in members):
+                    widths[item, device] = 1
+            wrong = widths[item].sum() != problem.widest[item] or (widths[item] > 0)[~problem.allowed[item]].any()
+            used = widths[item][widths[item] > 0]
+            if wrong or len(used) > problem.most[item] or (used < problem.least[item]).any():
+                widths[item] = 0
+        return widths
+
+    def arriving(self, item: int, widths: Widths) -> int:
+        """Bytes that devices must get for these units (D,) of an item, of tables that the old plan has."""
+        key = (item, widths.tobytes())
+        if key not in self._arriving:
+            self._arriving[key] = sum(self._of_table(table, item, widths) for table in self.problem.members[item])
+        return self._arriving[key]
+
+    def total(self, widths: Widths) -> int:
+        """Bytes that must move for a whole plan (I, D)."""
+        return sum(self.arriving(item, row) for item, row in enumerate(widths))
+
+    def affords(self, before: Widths, items: Sequence[int], after: Widths, spent: int) -> bool:
+        """Whether the rows `after` (n, D) of these items in place of those of `before` (I, D) keep within the budget."""
+        if self.budget_bytes is None:
+            return True
+        more = sum(self.arriving(i, row) - self.arriving(i, before[i]) for i, row in zip(items, after, strict=True))
+        return more <= 0 or spent + more <= self.budget_bytes
+
+    def check(self, widths: Widths) -> None:
+        """Raise Infeasible where a plan moves more than the budget."""
+        if self.budget_bytes is not None and (needed := self.total(widths)) > self.budget_bytes:
+            raise Infeasible(
+                "today's tables and constraints do not fit where they lie, and the least found to move is "
+                f"{format_bytes(needed)}, more than the budget of {format_bytes(self.budget_bytes)}; give a larger --move-budget"
+            )
+
+    def lay_out(self, item: int, widths: Widths) -> list[Shard]:
+        """Shards of an item's tables, as many columns as can be where they lie."""
+        shards = []
+        for table in self.problem.members[item]:
+            offset = 0
+            for device in self._order(table, item, widths)[0]:
+                dim = self._dim(table, item, int(widths[device]))
+                shards.append(Shard(table=table.name, rows=table.rows, column_offset=offset, dim=dim, device=device))
+                offset += dim
+        return shards
+
+    def _dim(self, table: Table, item: int, units: int) -> int:
+        return (
+            table.dim
+            if len(self.problem.members[item]) > 1
+            else int(self.problem.dims[self.problem.first[item] + units])
+        )
+
+    def _of_table(self, table: Table, item: int, widths: Widths) -> int:
+        if table.name not in self.rows:
+            return 0
+        devices, kept = self._order(table, item, widths)
+        moved = sum(self._dim(table, item, int(widths[device])) for device in devices) - kept
+        strange = sum(device not in self.spans.get(table.name, {}) for device in devices)
+        rows = min(table.rows, self.rows[table.name])
+        element = table.element_bytes + table.optimizer_bytes_per_element
+        return rows * (moved * element + strange * table.optimizer_bytes_per_row)
+
+    def _order(self, table: Table, item: int, widths: Widths) -> tuple[list[int], int]:
+        """The order of the devices along the columns that keeps the most columns where they are, and how many those are."""
+        spans = self.spans.get(table.name, {})
+        devices = np.flatnonzero(widths).tolist()
+        dims = {device: self._dim(table, item, int(widths[device])) for device in devices}
+
+        def kept(device: int, offset: int) -> int:
+            end = offset + dims[device]
+            return sum(max(0, min(end, stop) - max(offset, begin)) for begin, stop in spans.get(device, []))
+
+        if len(devices) > ORDERED:
+            devices.sort(key=lambda device: min((begin for begin, _ in spans.get(device, [])), default=table.dim))
+            offsets = np.cumsum([0, *(dims[device] for device in devices)]).tolist()
+            return devices, sum(kept(device, offset) for device, offset in zip(devices, offsets, strict=False))
+        # best order of every subset of the devices, which fill the columns from the left
+        best: dict[int, tuple[int, list[int], int]] = {0: (0, [], 0)}
+        for subset in range(1, 1 << len(devices)):
+            options = []
+            for place, device in enumerate(devices):
+                if subset >> place & 1:
+                    stays, order, offset = best[subset & ~(1 << place)]
+                    options.append((stays + kept(device, offset), [*order, device], offset + dims[device]))
+            best[subset] = max(options, key=lambda option: option[0])
+        stays, order, _ = best[(1 << len(devices)) - 1]
+        return order, stays
+
+
+def _whole(table: Table, spans: list[tuple[int, int]]) -> bool:
+    return sum(end - begin for begin, end in spans) == table.dim
+
+
+def _compare(problem: Problem, old: Plan) -> tuple[str, ...]:
+    """What is different since the old plan, in words. Raises InvalidInput where it is for other tables altogether."""
+    now, then = ({table.name: table for table in task.tables} for task in (problem.task, old.task))
+    common = now.keys() & then.keys()
+    if not common:
+        raise InvalidInput(
+            f"the plan to start from is for other tables: it has {next(iter(then))!r}, and none of these {len(now)}"
+        )
+    changed = [name for name in now if name in common and now[name].rows != then[name].rows]
+    other = [name for name in now if name in common and now[name].dim != then[name].dim]
+    new, gone = [name for name in now if name not in then], [name for name in then if name not in now]
+    said = (
+        (new, "new since the plan to start from, and placed"),
+        (gone, "of the plan to start from no longer there, and dropped"),
+        (changed, "with other numbers of rows than in the plan to start from"),
+        (other, "with other columns than in the plan to start from, and placed anew"),
+    )
+    notes = [
+        f"{len(names)} tables {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        for names, what in said
+        if names
+    ]
+    if old.task.devices != problem.devices:
+        notes.append(f"the plan to start from is for {old.task.devices} devices, this one for {problem.devices}")
+    return tuple(notes)

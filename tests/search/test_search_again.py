@@ -1,0 +1,111 @@
+"""Re-planning: from a plan on, moving no more than may be moved; and anytime search."""
+
+import pytest
+
+from helpers.analytic import AnalyticModel
+from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
+from neuroshard.core.moves import moved_bytes, moves
+from neuroshard.core.plan import Plan
+from neuroshard.core.task import ShardingTask
+from neuroshard.search.run import search
+
+SHAPES = [(1000 * (7 * i % 11 + 1), 4 * (i % 8 + 1) * 4, float(3 * i % 17)) for i in range(24)]
+
+
+@pytest.fixture
+def task(make_task) -> ShardingTask:
+    return make_task(SHAPES, [0.02] * 4)
+
+
+@pytest.fixture
+def old(task) -> Plan:
+    """A plan that has room for improvement."""
+    return search(task, AnalyticModel(), algorithm="size")
+
+
+def test_with_more_to_move_the_plan_is_never_worse_and_the_budget_is_kept(task, old):
+    costs = []
+    for budget in (1, 2**20, 2**23, 2**26):
+        plan = search(task, AnalyticModel(), rounds=4, previous=old, move_budget_bytes=budget)
+        assert moved_bytes(old, plan) <= budget
+        costs.append(plan.cost_ms)
+    assert costs[0] <= old.cost_ms * (1 + 1e-12)
+    assert costs[-1] < costs[1] < old.cost_ms
+
+
+def test_without_a_budget_the_plan_is_no_worse_than_the_old_one(task, old):
+    assert search(task, AnalyticModel(), rounds=0, previous=old).cost_ms <= old.cost_ms * (1 + 1e-12)
+
+
+def test_a_budget_of_one_byte_leaves_every_column_where_it_is(task, old):
+    assert moves(old, search(task, AnalyticModel(), rounds=4, previous=old, move_budget_bytes=1)) == ()
+
+
+def test_new_tables_are_placed_and_removed_ones_dropped_without_moving_the_others(task, old, make_task):
+    grown = make_task([*SHAPES, (5000, 32, 9.0)], [0.02] * 4)
+    kept = grown.model_copy(update={"tables": grown.tables[2:]})
+    plan = search(kept, AnalyticModel(), rounds=2, previous=old, move_budget_bytes=1)
+    assert {(move.table, move.from_device) for move in moves(old, plan)} == {("t24", None)}
+    assert plan.provenance.notes == (
+        "1 tables new since the plan to start from, and placed (t24)",
+        "2 tables of the plan to start from no longer there, and dropped (t0, t1)",
+    )
+
+
+def test_fewer_devices_than_before_need_a_budget_for_what_lay_on_the_others(task, old):
+    smaller = task.model_copy(update={"device_memory_bytes": task.device_memory_bytes[:3]})
+    with pytest.raises(Infeasible, match=r"the least found to move is .* more than the budget of 1 B; give a larger"):
+        search(smaller, AnalyticModel(), previous=old, move_budget_bytes=1)
+    plan = search(smaller, AnalyticModel(), rounds=1, previous=old, move_budget_bytes=2**30)
+    assert plan.provenance.notes[0] == "the plan to start from is for 4 devices, this one for 3"
+
+
+def test_columns_stay_where_they_are_as_far_as_one_shard_a_device_allows(make_task):
+    task = make_task([(1000, 64, 50.0), (1000, 4, 0.1)], [1] * 3)
+    old = search(task, AnalyticModel(), algorithm="size")
+    plan = search(task, AnalyticModel(), rounds=3, previous=old)
+    there = next(shard for shard in old.shards if shard.table == "t0")
+    kept = [shard for shard in plan.shards if shard.table == "t0" and shard.device == there.device]
+    stays = sum(shard.dim for shard in kept)
+    moved = sum(move.nbytes for move in moves(old, plan) if move.table == "t0")
+    strange = sum(shard.table == "t0" and shard.device != there.device for shard in plan.shards)
+    assert moved == 1000 * ((64 - stays) * 4 + strange * 4)
+
+
+def test_a_plan_for_other_tables_is_told_in_one_line(task, make_task):
+    other = make_task([(10, 4, 1.0)], [1])
+    renamed = other.model_copy(update={"tables": (other.tables[0].model_copy(update={"name": "else"}),)})
+    old = search(renamed, AnalyticModel())
+    with pytest.raises(InvalidInput, match="is for other tables: it has 'else', and none of these 24"):
+        search(task, AnalyticModel(), previous=old)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"move_budget_bytes": 5}, "a move budget is for a search that starts from a plan"),
+        ({"algorithm": "paper", "previous": True}, "paper places all tables anew; only neuroshard starts from a plan"),
+    ],
+)
+def test_what_does_not_go_together_is_a_usage_error(task, old, change, words):
+    if "previous" in change:
+        change = {**change, "previous": old}
+    with pytest.raises(UsageError, match=words):
+        search(task, AnalyticModel(), **change)
+
+
+def test_every_improvement_is_told_with_its_time_and_the_last_is_the_plan(task):
+    told: list[tuple[float, float]] = []
+    plan = search(task, AnalyticModel(), rounds=5, on_improvement=lambda seconds, ms: told.append((seconds, ms)))
+    seconds, ms = zip(*told, strict=True)
+    assert list(seconds) == sorted(seconds)
+    assert list(ms) == sorted(ms, reverse=True)
+    assert len(set(ms)) == len(ms)
+    assert plan.cost_ms == pytest.approx(ms[-1], rel=1e-12)
+
+
+def test_a_time_budget_cuts_the_search_short_with_the_best_so_far(task):
+    told: list[float] = []
+    plan = search(task, AnalyticModel(), time_budget_s=1e-9, on_improvement=lambda _, ms: told.append(ms))
+    assert plan.cost_ms <= told[0] * (1 + 1e-12)
+    assert search(task, AnalyticModel(), rounds=5).cost_ms <= plan.cost_ms

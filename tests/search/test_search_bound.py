@@ -1,0 +1,39 @@
+"""The bound that every plan carries: it is below the optimum, and says what it rests on."""
+
+import numpy as np
+
+from neuroshard.report.text import plan_text
+from neuroshard.search.bound import NOT_CONVEX
+from neuroshard.search.run import search
+
+
+def test_equal_tables_that_divide_evenly_are_proven_optimal(make_task, model):
+    plan = search(make_task([(1000, 64, 20.0)] * 8, [1] * 4), model, rounds=3)
+    assert plan.lower_bound_ms == plan.cost_ms or abs(plan.gap) < 1e-9
+    assert "at most 0.0% to gain" in plan_text(plan)
+
+
+def test_a_table_that_may_not_be_cut_is_a_bound_by_itself(make_task, model):
+    task = make_task([(1000, 128, 200.0), (1000, 4, 0.1)], [1] * 2)
+    whole = task.model_copy(update={"constraints": task.constraints.model_copy(update={"max_shards": 1})})
+    plan, free = search(whole, model, rounds=3), search(task, model, rounds=3)
+    assert free.cost_ms < plan.lower_bound_ms
+    assert plan.gap < 0.2
+
+
+def test_the_gap_is_small_where_there_is_much_to_balance(make_task, model):
+    rng = np.random.default_rng(0)
+    shapes = [(1000, int(rng.integers(1, 17)) * 4, rng.uniform(0, 30)) for _ in range(40)]
+    assert search(make_task(shapes, [1] * 4), model, rounds=10).gap < 0.03
+
+
+def test_of_a_model_that_is_not_convex_nothing_is_claimed(make_task, model):
+    model.convex = False
+    plan = search(make_task([(1000, 64, 20.0)] * 8, [1] * 4), model, rounds=0)
+    assert (plan.lower_bound_ms, plan.gap, plan.bound_assumptions) == (None, None, (NOT_CONVEX,))
+    assert NOT_CONVEX in plan_text(plan)
+
+
+def test_one_device_leaves_nothing_to_gain(make_task, model):
+    plan = search(make_task([(1000, 64, 20.0), (10, 8, 1.0)], [1]), model)
+    assert plan.gap < 1e-9

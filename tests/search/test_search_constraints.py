@@ -1,0 +1,159 @@
+"""Pins, tables kept together, cuts that are not allowed: every algorithm honours them, and what cannot be is told."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.analytic import AnalyticModel
+from helpers.exhaustive import optimum_ms
+from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.errors import Infeasible, InvalidInput
+from neuroshard.core.plan import Plan
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.search.algorithms import ALGORITHMS
+from neuroshard.search.run import search
+
+SHAPES = [(100_000, 64, 20.0), (200_000, 32, 5.0), (50_000, 128, 9.0), (1000, 16, 1.0), (80_000, 64, 12.0)]
+
+
+def constrained(task: ShardingTask, **rules: object) -> ShardingTask:
+    return ShardingTask(**{**dict(task), "constraints": Constraints(**rules)})  # type: ignore[arg-type]
+
+
+def held(plan: Plan, table: str) -> list[tuple[int, int]]:
+    """Device and width of each shard of a table."""
+    return [(shard.device, shard.dim) for shard in plan.by_table()[table]]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_honours_every_constraint(make_task, algorithm):
+    rules = (
+        TableRule(table="t0", devices=(2,)),
+        TableRule(table="t1", max_shards=1),
+        TableRule(table="t2", max_shards=2, min_dim=48),
+    )
+    task = constrained(
+        make_task(SHAPES, [0.06, 0.06, 0.06]), tables=rules, together=(("t3", "t4"),), min_dim=16, reserve_bytes=2**20
+    )
+    plan = search(task, AnalyticModel(), algorithm=algorithm, rounds=3)
+    assert {device for device, _ in held(plan, "t0")} == {2}
+    assert len(held(plan, "t1")) == 1
+    assert len(held(plan, "t2")) <= 2
+    assert min(dim for _, dim in held(plan, "t2")) >= 48
+    assert held(plan, "t3")[0][0] == held(plan, "t4")[0][0]
+    assert len(held(plan, "t4")) == 1
+    assert max(plan.memory_bytes()) <= 0.06 * 2**30 - 2**20
+
+
+tables = st.builds(
+    Table,
+    name=st.uuids().map(str),
+    rows=st.integers(1, 1000),
+    dim=st.integers(1, 3).map(lambda units: 4 * units),
+    pooling_factor=st.floats(0, 200),
+    reuse_bins=st.just((0.0,) * 17),
+    optimizer_bytes_per_row=st.sampled_from([0, 4, 16]),
+)
+
+
+@st.composite
+def constrained_tasks(draw: st.DrawFn) -> ShardingTask:
+    """Few tables on two or three devices with little memory to spare, or too little."""
+    chosen = draw(st.lists(tables, min_size=1, max_size=3, unique_by=lambda table: table.name))
+    shares = draw(st.lists(st.floats(0.3, 1), min_size=2, max_size=3))
+    room = draw(st.floats(0.8, 1.8)) * sum(table.memory_bytes for table in chosen)
+    devices = st.lists(st.integers(0, len(shares) - 1), min_size=1, unique=True).map(tuple)
+    rules = tuple(
+        TableRule(
+            table=table.name,
+            devices=draw(st.none() | devices),
+            min_dim=draw(st.none() | st.sampled_from([4, 8])),
+            max_shards=draw(st.none() | st.integers(1, 3)),
+        )
+        for table in chosen
+    )
+    pinned = [rule for rule in rules if rule.devices is not None]
+    together = (
+        (tuple(table.name for table in chosen[:2]),) if len(chosen) > 1 and not pinned and draw(st.booleans()) else ()
+    )
+    return ShardingTask(
+        tables=tuple(chosen),
+        device_memory_bytes=tuple(int(room * share / sum(shares)) + 1 for share in shares),
+        batch_size=1024,
+        constraints=Constraints(tables=rules, together=together, max_shards=draw(st.none() | st.integers(1, 2))),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(task=constrained_tasks())
+def test_a_plan_is_found_wherever_there_is_one_and_the_bound_is_below_the_optimum(task):
+    model = AnalyticModel(1024)
+    best = optimum_ms(task, model)
+    if best == np.inf:
+        with pytest.raises(Infeasible, match=r"short; |no packing exists|has a row"):
+            search(task, model)
+        return
+    plan = search(task, model, rounds=2)
+    assert best * (1 - 1e-12) <= plan.cost_ms
+    assert plan.lower_bound_ms <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"tables": [{"table": "nobody"}]}, "a rule is about table 'nobody', which is not in the task"),
+        ({"tables": [{"table": "t0", "devices": [3]}]}, "table 't0' is pinned to device 3, but there are 3"),
+        ({"tables": [{"table": "t0", "devices": []}]}, "table 't0' is pinned to no device"),
+        ({"tables": [{"table": "t0"}, {"table": "t0"}]}, "table 't0' has two rules; write one"),
+        ({"tables": [{"table": "t0", "min_dim": 6}]}, "min_dim"),
+        ({"tables": [{"table": "t0", "max_shards": 0}]}, "max_shards"),
+        ({"together": [["t0", "nobody"]]}, "about table 'nobody'"),
+        ({"together": [["t0", "t1"], ["t1", "t2"]]}, "table 't1' is twice among the tables kept together"),
+        (
+            {
+                "together": [["t0", "t1"]],
+                "tables": [{"table": "t0", "devices": [0]}, {"table": "t1", "devices": [1, 2]}],
+            },
+            "tables 't0' and 't1' are kept together, but are pinned to different devices: 0 and 1, 2",
+        ),
+        (
+            {"reserve_bytes": 2**30},
+            "1,073,741,824 bytes are reserved on every device, but the smallest has 1,073,741,824",
+        ),
+    ],
+)
+def test_constraints_that_cannot_be_are_told_in_one_line(make_task, rules, words):
+    data = {**make_task(SHAPES, [1, 1, 1]).model_dump(), "constraints": rules}
+    with pytest.raises(InvalidInput, match=words):
+        ShardingTask.parse(data, "here")
+
+
+def test_a_task_without_constraints_has_the_digest_that_it_had_before_there_were_any(make_task):
+    task = make_task(SHAPES, [1, 1])
+    assert json.loads(task.canonical_json()).keys() == {"tables", "device_memory_bytes", "batch_size"}
+    assert constrained(task, min_dim=8).digest() != task.digest()
+
+
+def test_what_would_make_a_plan_possible_is_told_in_numbers(make_task, model):
+    whole = make_task([(2_000_000, 64, 20.0), (10, 4, 1.0)], [0.4, 0.4])
+    task = constrained(whole, tables=(TableRule(table="t0", max_shards=1),))
+    with pytest.raises(Infeasible) as caught:
+        search(task, model)
+    assert str(caught.value) == (
+        "no packing exists of 495.9 MiB on devices of 819.2 MiB together under these constraints: give each device 89.1 MiB "
+        "more, or let table 't0' be cut further"
+    )
+
+
+def test_a_plan_that_breaks_a_constraint_cannot_be_made(make_task, model):
+    task = make_task(SHAPES, [1, 1])
+    plan = search(task, model, rounds=0)
+    device = plan.shards[0].device
+    other = constrained(task, tables=(TableRule(table="t0", devices=(1 - device,)),))
+    data = {**plan.model_dump(), "task": other.model_dump(), "task_digest": other.digest()}
+    with pytest.raises(InvalidInput, match=f"table 't0' has a shard on device {device}, to which it is not pinned"):
+        Plan.parse(data, "here")
