@@ -1,8 +1,11 @@
-"""manifests/base: renders, is valid Kubernetes, and its pods are as tame as `restricted` wants."""
+"""manifests/: both overlays render, are valid Kubernetes, and their pods are as tame as `restricted` wants."""
 
+import json
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,15 @@ import pytest
 import yaml
 
 from neuroshard import __version__
+from neuroshard.fleet.night import read_orders
 
 ROOT = Path(__file__).parents[2]
-BASE = ROOT / "manifests" / "base"
-CRONJOB = yaml.safe_load((BASE / "cronjob.yaml").read_text())
-POD = CRONJOB["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+MANIFESTS = ROOT / "manifests"
+OVERLAYS = ("dev", "prod")
+PARAMETERS = next(yaml.safe_load_all((ROOT / "pipelines" / "neuroshard.yaml").read_text()))["root"]["inputDefinitions"][
+    "parameters"
+]
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 
 
 def validate(files: list[Path]) -> str:
@@ -24,61 +31,153 @@ def validate(files: list[Path]) -> str:
     return ended.stdout + ended.stderr if ended.returncode else ""
 
 
-def test_every_resource_is_valid_kubernetes() -> None:
-    kustomization = yaml.safe_load((BASE / "kustomization.yaml").read_text())
-    files = [BASE / name for name in kustomization["resources"]]
-    assert sorted(path.name for path in BASE.iterdir()) == sorted(
-        [*kustomization["resources"], "kustomization.yaml", "parameters.yaml", "models.yaml"]
+def kustomizations() -> Iterator[tuple[Path, Any]]:
+    for path in sorted(MANIFESTS.rglob("kustomization.yaml")):
+        yield path.parent, yaml.safe_load(path.read_text())
+
+
+def resources() -> list[Any]:
+    """Every resource of base and overlays, as it is written."""
+    found = []
+    for folder, kustomization in kustomizations():
+        for name in kustomization["resources"]:
+            if name.endswith(".yaml"):
+                found += list(yaml.safe_load_all((folder / name).read_text()))
+    return found
+
+
+def pods() -> list[Any]:
+    """The pod specs of every workload."""
+    found = []
+    for resource in resources():
+        spec = resource.get("spec", {})
+        spec = spec.get("jobTemplate", {}).get("spec", spec)
+        if "template" in spec:
+            found.append(spec["template"]["spec"])
+    return found
+
+
+@pytest.fixture(scope="module", params=OVERLAYS)
+def rendered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `kubectl kustomize` makes of an overlay."""
+    ended = subprocess.run(
+        ["kubectl", "kustomize", MANIFESTS / "overlays" / request.param], capture_output=True, text=True
     )
+    assert ended.returncode == 0, ended.stderr
+    path = tmp_path_factory.mktemp("rendered") / f"{request.param}.yaml"
+    path.write_text(ended.stdout)
+    return path
+
+
+def test_every_file_is_named_by_its_kustomization() -> None:
+    for folder, kustomization in kustomizations():
+        generated = [name for one in kustomization.get("configMapGenerator", ()) for name in one["files"]]
+        named = {name for name in (*kustomization["resources"], *generated) if "/" not in name}
+        assert {path.name for path in folder.glob("*.yaml")} == {*named, "kustomization.yaml"}
+
+
+def test_every_resource_is_valid_kubernetes() -> None:
+    files = [folder / name for folder, k in kustomizations() for name in k["resources"] if name.endswith(".yaml")]
     assert validate(files) == ""
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_it_renders_with_the_parameters_where_the_pod_looks(tmp_path: Path) -> None:
-    ended = subprocess.run(["kubectl", "kustomize", BASE], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    (tmp_path / "rendered.yaml").write_text(ended.stdout)
-    resources: dict[str, Any] = {resource["kind"]: resource for resource in yaml.safe_load_all(ended.stdout)}
-    assert resources.keys() == {"Namespace", "ServiceAccount", "ConfigMap", "CronJob"}
-    volumes = resources["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]["volumes"]
-    [config_map] = [volume["configMap"]["name"] for volume in volumes if "configMap" in volume]
-    assert resources["ConfigMap"]["metadata"]["name"] == config_map
-    assert sorted(resources["ConfigMap"]["data"]) == ["models.yaml", "parameters.yaml"]
-    assert {resource["metadata"].get("namespace") for resource in resources.values()} == {None, "neuroshard"}
-    assert validate([tmp_path / "rendered.yaml"]) == ""
+@needs_kubectl
+def test_an_overlay_renders_to_valid_kubernetes_in_two_namespaces(rendered: Path) -> None:
+    assert validate([rendered]) == ""
+    all_of_them = list(yaml.safe_load_all(rendered.read_text()))
+    assert {one["metadata"].get("namespace") for one in all_of_them} == {None, "neuroshard", "kubeflow"}
+    assert {one["kind"] for one in all_of_them if "namespace" not in one["metadata"]} == {
+        "Namespace",
+        "ClusterRole",
+        "ClusterRoleBinding",
+    }
+    assert "Secret" not in {one["kind"] for one in all_of_them}
+
+
+@needs_kubectl
+def test_the_parameters_and_models_lie_where_the_submitter_looks_and_are_the_pipelines(rendered: Path) -> None:
+    by_kind = {one["kind"]: one for one in yaml.safe_load_all(rendered.read_text())}
+    pod = by_kind["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    [config_map] = [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume]
+    assert by_kind["ConfigMap"]["metadata"]["name"] == config_map
+    data = by_kind["ConfigMap"]["data"]
+    assert {f"--{name.partition('.')[0]}=/etc/neuroshard/{name}" for name in data} <= set(
+        pod["containers"][0]["command"]
+    )
+    types = {"STRING": str, "NUMBER_INTEGER": int, "NUMBER_DOUBLE": float, "BOOLEAN": bool}
+    for name, value in yaml.safe_load(data["parameters.yaml"]).items():
+        assert type(value) is types[PARAMETERS[name]["parameterType"]], name
+    orders = read_orders(json.dumps(yaml.safe_load(data["models.yaml"])))
+    assert all(order.memory_bytes for order in orders)
 
 
 def test_one_run_a_night_and_never_two_at_once() -> None:
-    spec = CRONJOB["spec"]
+    [cronjob] = [one for one in resources() if one["kind"] == "CronJob"]
+    spec = cronjob["spec"]
     assert (spec["concurrencyPolicy"], spec["timeZone"], spec["jobTemplate"]["spec"]["backoffLimit"]) == (
         "Forbid",
         "Etc/UTC",
         0,
     )
+    [container] = spec["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
-def test_the_pod_keeps_to_the_restricted_standard() -> None:
-    assert POD["automountServiceAccountToken"] is False
-    assert POD["securityContext"] == {
-        "runAsNonRoot": True,
-        "runAsUser": 10001,
-        "runAsGroup": 10001,
-        "fsGroup": 10001,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    for container in POD["containers"]:
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
+def test_every_pod_keeps_to_the_restricted_standard() -> None:
+    assert len(pods()) == 2
+    for pod in pods():
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"] == {
+            "runAsNonRoot": True,
+            "runAsUser": 10001,
+            "runAsGroup": 10001,
+            "fsGroup": 10001,
+            "seccompProfile": {"type": "RuntimeDefault"},
         }
-        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
-        assert container["image"] == f"neuroshard-cpu:{__version__}"
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        assert all(
+            volume.keys() & {"configMap", "emptyDir", "projected", "persistentVolumeClaim"} for volume in pod["volumes"]
+        )
+        for container in (*pod["containers"], *pod.get("initContainers", ())):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+            assert container["resources"]["limits"].keys() == {"cpu", "memory"}
 
 
-def test_its_parameters_are_the_pipelines() -> None:
-    types = {"STRING": str, "NUMBER_INTEGER": int, "BOOLEAN": bool, "STRUCT": dict, "LIST": list}
-    spec = next(yaml.safe_load_all((ROOT / "pipelines" / "neuroshard.yaml").read_text()))
-    known = spec["root"]["inputDefinitions"]["parameters"]
-    for name, value in yaml.safe_load((BASE / "parameters.yaml").read_text()).items():
-        assert type(value) is types[known[name]["parameterType"]], name
+def test_images_are_pinned_and_our_own_of_this_version() -> None:
+    images = {container["image"] for pod in pods() for container in pod["containers"]}
+    assert all(re.fullmatch(r"[a-z0-9./-]+:\d+\.\d+\.\d+", image) for image in images)
+    assert {image for image in images if image.startswith("neuroshard")} == {f"neuroshard-cpu:{__version__}"}
+    told = [yaml.safe_load(path.read_text()) for path in sorted(MANIFESTS.rglob("parameters.yaml"))]
+    named = {value for one in told for key, value in one.items() if key.endswith("_image")}
+    assert all(image.endswith(f":{__version__}") for image in named)
+
+
+def test_a_run_may_look_at_nodes_and_nothing_else_cluster_wide() -> None:
+    [role] = [one for one in resources() if one["kind"] == "ClusterRole"]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}]
+    [binding] = [one for one in resources() if one["kind"] == "ClusterRoleBinding"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "neuroshard-runner", "namespace": "kubeflow"}]
+    assert not [one for one in resources() if one["kind"] == "Role"]
+
+
+def test_the_namespace_is_restricted_and_closed() -> None:
+    [namespace] = [one for one in resources() if one["kind"] == "Namespace"]
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    policies = {one["metadata"]["name"]: one["spec"] for one in resources() if one["kind"] == "NetworkPolicy"}
+    assert policies["deny-all"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    for name, policy in policies.items():
+        for rule in (*policy.get("ingress", ()), *policy.get("egress", ())):
+            assert rule.get("from") or rule.get("to"), f"{name} is open to everybody"
+            assert rule["ports"]
+
+
+def test_the_budget_is_for_pods_that_there_are() -> None:
+    [budget] = [one for one in resources() if one["kind"] == "PodDisruptionBudget"]
+    [cronjob] = [one for one in resources() if one["kind"] == "CronJob"]
+    labels = cronjob["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
