@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check fix compile bench bench-measure bench-release bench-search submit lock clean
+.PHONY: help setup run test check fix compile images-check manifests-check bench bench-measure bench-release bench-search submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -16,7 +16,7 @@ ARGS ?=
 export PYTHONUNBUFFERED := 1
 
 help: ## list these targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-13s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-15s %s\n' "$$name" "$$text"; done
 
 setup: .venv/run.done ## make .venv and install what `make run` needs
 
@@ -40,6 +40,18 @@ fix: .venv/dev.done ## format, and mend what lint can mend by itself
 
 compile: .venv/run.done ## pipelines/neuroshard.py -> pipelines/neuroshard.yaml
 	@$(BIN)/python -m pipelines.compile
+
+images-check: .venv/run.done ## build both images without a registry and look into them (needs root, buildah, debootstrap); ARGS=--help
+	@$(BIN)/python images/check.py $(ARGS)
+
+manifests-check: .venv/dev.done ## render both overlays, validate them, and hold them against the security rules (needs kubectl)
+	@rendered=$$(mktemp -d); trap 'rm -rf "$$rendered"' EXIT; \
+	for overlay in dev prod; do \
+	  kubectl kustomize manifests/overlays/$$overlay > "$$rendered/$$overlay.yaml"; \
+	  $(BIN)/kubernetes-validate --strict --quiet "$$rendered/$$overlay.yaml"; \
+	  echo "manifests/overlays/$$overlay: $$(grep -c '^kind:' "$$rendered/$$overlay.yaml") resources, valid"; \
+	done
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/infra/test_manifests.py
 
 bench: .venv/dev.done ## run every script of tests/bench
 	@set -- $(sort $(wildcard tests/bench/*.py)); \

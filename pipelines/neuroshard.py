@@ -46,6 +46,7 @@ def measure_jobs(
     batch_size: int,
     budget: str,
     seed: int,
+    single_writer: bool,
     measure_image: str,
     measure_cpus: str,
     measure_memory: str,
@@ -57,7 +58,15 @@ def measure_jobs(
     """Every job in a pod of its own, on a node of the kind that it measures."""
     with dsl.ParallelFor(jobs) as job:
         at = place(job=job)
-        measured = measure(job=job, store=store, backend=backend, batch_size=batch_size, budget=budget, seed=seed)
+        measured = measure(
+            job=job,
+            store=store,
+            backend=backend,
+            batch_size=batch_size,
+            budget=budget,
+            seed=seed,
+            single_writer=single_writer,
+        )
         equip(at, step_image, step_cpus, step_memory)
         equip(measured, measure_image, measure_cpus, measure_memory, store_secret)
         measured.set_accelerator_type(at.outputs["resource"]).set_accelerator_limit(at.outputs["gpus"])
@@ -215,7 +224,12 @@ def neuroshard(
         max_error=max_error,
     )
     drawn = draw(
-        night=seen.outputs["night"], store=store, compute_cases=compute_cases, comm_cases=comm_cases, seed=seed
+        night=seen.outputs["night"],
+        store=store,
+        compute_cases=compute_cases,
+        comm_cases=comm_cases,
+        seed=seed,
+        single_writer=single_writer,
     )
     for step in (seen, drawn):
         equip(step, step_image, step_cpus, step_memory, store_secret)
@@ -227,6 +241,7 @@ def neuroshard(
         batch_size=batch_size,
         budget=measure_budget,
         seed=seed,
+        single_writer=single_writer,
         measure_image=measure_image,
         measure_cpus=measure_cpus,
         measure_memory=measure_memory,

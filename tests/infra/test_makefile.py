@@ -15,6 +15,8 @@ TARGETS = [
     "check",
     "fix",
     "compile",
+    "images-check",
+    "manifests-check",
     "bench",
     "bench-measure",
     "bench-release",

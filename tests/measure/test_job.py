@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from helpers.servers import KEY, SECRET, rclone
 from neuroshard.augment.night import device_counts
 from neuroshard.augment.night import run as draw
 from neuroshard.core.cost import Hardware
-from neuroshard.core.errors import MeasureError
+from neuroshard.core.errors import MeasureError, StoreError
 from neuroshard.core.nightly import Job, Order, Survey, Work
 from neuroshard.files.costs import read_costs
 from neuroshard.measure import job as job_module
@@ -120,3 +121,21 @@ def test_a_pod_on_other_hardware_than_its_job_is_for_says_so() -> None:
     assert wanted_hardware(inside, None) == inside
     with pytest.raises(MeasureError, match=r"NVIDIA-H200 was to be measured .*driver 570\.1.*here is .*driver 580\.2"):
         wanted_hardware(inside.model_copy(update={"driver": "580.2"}), h200)
+
+
+def test_a_store_that_ignores_conditions_is_measured_into_by_a_single_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plans").mkdir()
+    with rclone(tmp_path) as url:
+        told = {"ACCESS_KEY_ID": KEY, "SECRET_ACCESS_KEY": SECRET, "ENDPOINT_URL": url, "REGION": "us-east-1"}
+        for name, value in told.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        cases = {"compute_cases": 30, "comm_cases": 12, "seed": 0}
+        with pytest.raises(StoreError, match="single-writer"):
+            draw(night(1), "s3://plans/p", **cases)
+        [job] = draw(night(1), "s3://plans/p", single_writer=True, **cases)
+        how = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 60, "seed": 0}
+        run(job, "s3://plans/p", single_writer=True, **how)  # type: ignore[arg-type]
+        merge_shares(job.work, "s3://plans/p", tmp_path / "costs")
+    assert read_costs(tmp_path / "costs").compute

@@ -19,10 +19,17 @@ def load(night: str, name: str, tables: Output[Artifact]) -> None:
 
 
 @component
-def draw(night: str, store: str, compute_cases: int, comm_cases: int, seed: int) -> List[str]:  # noqa: UP006
+def draw(night: str, store: str, compute_cases: int, comm_cases: int, seed: int, single_writer: bool) -> List[str]:  # noqa: UP006
     """Draw the cases of every kind of hardware that is to be measured into the store; the jobs that measure them."""
     from neuroshard.augment.night import run
     from neuroshard.core.nightly import Survey, told
 
-    jobs = run(told(Survey, night), store, compute_cases=compute_cases, comm_cases=comm_cases, seed=seed)
+    jobs = run(
+        told(Survey, night),
+        store,
+        compute_cases=compute_cases,
+        comm_cases=comm_cases,
+        seed=seed,
+        single_writer=single_writer,
+    )
     return [job.canonical_json().decode() for job in jobs]

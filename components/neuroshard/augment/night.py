@@ -18,14 +18,16 @@ from neuroshard.store.protocol import Store
 FILES = ("compute.parquet", "comm.parquet", "cases.json")  # the last one tells that they are whole
 
 
-def run(night: Survey, store_url: str, *, compute_cases: int, comm_cases: int, seed: int) -> list[Job]:
+def run(
+    night: Survey, store_url: str, *, compute_cases: int, comm_cases: int, seed: int, single_writer: bool = False
+) -> list[Job]:
     """Put each work's cases into the store, unless an earlier run did, and return the jobs that measure them.
 
     They are of the tables of all models together. Raises what reading those tables and drawing raises, and StoreError.
     """
     jobs = []
     tables = all_tables(night.orders) if night.works else ()
-    store = open_store(store_url)
+    store = open_store(store_url, single_writer=single_writer)
     for work in night.works:
         if not patiently(lambda key=f"{work.folder}/cases/{FILES[-1]}": store.list(key)):  # type: ignore[misc]
             counts = device_counts(work, night.orders)

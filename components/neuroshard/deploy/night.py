@@ -20,7 +20,7 @@ def publish(
     release = patiently(
         lambda: run(cost_model, store_url, max_error=max_error or MAX_ERROR, single_writer=single_writer)
     )
-    delete_folder(open_store(store_url), f"{WORK_FOLDER}/{work.hardware.fingerprint}")
+    delete_folder(open_store(store_url, single_writer=single_writer), f"{WORK_FOLDER}/{work.hardware.fingerprint}")
     error = "" if release.error is None else f", error on unseen tables {release.error:.1%}"
     print(f"{release.device_name}: cost model {release.bundle_digest[:12]} is live{error}", file=sys.stderr)
     return release

@@ -6,7 +6,7 @@ from neuroshard.component import component
 
 
 @component
-def measure(job: str, store: str, backend: str, batch_size: int, budget: str, seed: int) -> None:
+def measure(job: str, store: str, backend: str, batch_size: int, budget: str, seed: int, single_writer: bool) -> None:
     """Measure a job's share of the cases on this pod's devices, for at most `budget` (3m, 2h), into the store."""
     from neuroshard.core.nightly import Job, told
     from neuroshard.core.units import parse_duration
@@ -19,6 +19,7 @@ def measure(job: str, store: str, backend: str, batch_size: int, budget: str, se
         batch_size=batch_size,
         budget_seconds=parse_duration(budget),
         seed=seed,
+        single_writer=single_writer,
     )
 
 

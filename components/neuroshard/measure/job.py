@@ -20,12 +20,21 @@ from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 
 
-def run(job: Job, store_url: str, *, backend: str, batch_size: int, budget_seconds: float | None, seed: int) -> None:
+def run(
+    job: Job,
+    store_url: str,
+    *,
+    backend: str,
+    batch_size: int,
+    budget_seconds: float | None,
+    seed: int,
+    single_writer: bool = False,
+) -> None:
     """Measure a job's share into the store, for `budget_seconds` at most; nothing where that was done before.
 
     Raises MeasureError where this machine is not of the kind that the job is for, and what `neuroshard measure` raises.
     """
-    store = open_store(store_url)
+    store = open_store(store_url, single_writer=single_writer)
     ended = f"{job.work.folder}/ended-{job.share}-of-{job.work.pods}.json"
     if patiently(lambda: store.list(ended)):
         print(f"{store.url}/{ended}: this share was measured in an earlier run", file=sys.stderr)

@@ -1,0 +1,198 @@
+"""Nights on the compiled pipeline, each as its own run of KFP's local runner: what was measured, and which plan is live after.
+
+    .venv/bin/python tests/bench/nights.py            some minutes; --quick leaves out most of the kills
+
+The costs are the formula's, the fleet is a recorded NodeList; everything else is what runs every night: pipelines/neuroshard.yaml
+with its steps in processes of their own, and a store in a folder, or on a real S3 server (rclone) that goes away.
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from helpers.nodes import node  # noqa: E402
+from helpers.servers import KEY, SECRET, free_port, serving  # noqa: E402
+from neuroshard.client import load_plan  # noqa: E402
+from neuroshard.core.errors import NotFound  # noqa: E402
+
+H200 = [node("a"), node("b")]
+H100 = [node("c", product="NVIDIA-H100-80GB-HBM3", memory_mib=81559)]
+L40S = [node("d", product="NVIDIA-L40S", memory_mib=46068, devices=4, compute="8.9")]
+NEW_DRIVER = [node("a", driver="580.65.06"), node("b", driver="580.65.06")]
+STAGES = ("survey", "draw", "place", "measure", "merge", "pretrain", "publish", "load", "search", "deploy")
+RUN = """
+import json, sys, warnings
+warnings.filterwarnings("ignore")
+from kfp import components, local
+local.init(local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[2])
+components.load_component_from_file("pipelines/neuroshard.yaml")(**json.loads(sys.argv[1]))
+"""
+
+
+class Night(NamedTuple):
+    """How a run ended, what its steps were, in order, and what it printed."""
+
+    succeeded: bool
+    steps: list[str]
+    log: str
+
+    @property
+    def measured(self) -> list[str]:
+        """The kinds that the survey found to measure, as the jobs name them."""
+        return sorted(set(re.findall(r"measure on (\S+), by a formula", self.log)))
+
+
+class Place:
+    """A folder for one chain of nights: its store, its fleet and its models."""
+
+    def __init__(self, folder: Path, store: str | None = None, env: dict[str, str] | None = None) -> None:
+        self.folder, self.env = folder, env or {}
+        self.store = store or str(folder / "store")
+        self.fleet: Sequence[dict[str, Any]] = [*H200, *H100]
+        self.models = [model("ads", "h200")]
+
+    def night(self, at: str = "", do: Callable[[int], None] | None = None) -> Night:
+        """One run. When step `at` begins, `do` is called with the process group of the run."""
+        (self.folder / "nodes.json").write_text(json.dumps({"items": list(self.fleet)}))
+        parameters = {
+            "models": json.dumps(self.models),
+            "store": self.store,
+            "backend": "synthetic",
+            "nodes": str(self.folder / "nodes.json"),
+            "batch_size": 512,
+            "compute_cases": 60,
+            "comm_cases": 40,
+            "max_error": 5.0,
+            "single_writer": True,
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUN, json.dumps(parameters), str(self.folder / "out")],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **self.env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        lines, steps = [], []
+        for line in process.stdout:
+            lines.append(line)
+            if begun := re.search(r"Executing task .*?'(?:\x1b\[\d+m)?([\w-]+)", re.sub(r"\x1b\[\d+m", "", line)):
+                steps.append(begun[1])
+                if do is not None and begun[1] == at:
+                    do(process.pid)
+                    do = None
+        return Night(process.wait() == 0, steps, "".join(lines))
+
+    def live(self, name: str = "ads") -> str:
+        """The digest of the plan that a trainer gets, or a dash."""
+        try:
+            return load_plan(self.store, name).digest()[:12]
+        except NotFound:
+            return "-"
+
+
+def model(name: str, hardware: str) -> dict[str, object]:
+    return {"name": name, "tables": "mlperf-dlrm-dcnv2", "devices": 4, "memory": "40GiB", "hardware": hardware}
+
+
+def kill(group: int) -> None:
+    time.sleep(0.4)  # into the step
+    os.killpg(group, signal.SIGKILL)
+
+
+def row(what: str, night: Night, note: str) -> None:
+    measured = ", ".join(night.measured) or "nothing"
+    print(f"{what:<34} {'ended well' if night.succeeded else 'failed':<11} {measured:<34} {note}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="kill the run in measure and deploy only")
+    options = parser.parse_args()
+    print(f"{'night':<34} {'run':<11} {'measured':<34} after it")
+    with tempfile.TemporaryDirectory(prefix="neuroshard-nights-") as scratch:
+        changes(Path(scratch, "changes"))
+        store_down(Path(scratch, "down"))
+        for stage in ("measure", "deploy") if options.quick else STAGES:
+            killed(Path(scratch, f"killed-{stage}"), stage)
+
+
+def changes(folder: Path) -> None:
+    """What a platform team sees over the months."""
+    folder.mkdir()
+    place = Place(folder)
+    row("the first", place.night(), f"plan {place.live()}")
+    row("an unchanged fleet", place.night(), f"plan {place.live()}, looked for anew")
+    place.fleet = [*H200, *H100, *L40S]
+    row("a new kind of GPU", place.night(), f"plan {place.live()}")
+    place.fleet = [*NEW_DRIVER, *H100, *L40S]
+    row("a driver update", place.night(), f"plan {place.live()}")
+    place.fleet = [*NEW_DRIVER, *L40S]
+    place.models = [model("ads", "h200"), model("old", "h100")]
+    row("a node pool removed", place.night(), f"plan {place.live()}; of the pool that left: {place.live('old')}")
+    place.models += [model("feed", "l40s")]
+    row("a model added", place.night(), f"plans {place.live()}, {place.live('feed')}")
+
+
+def store_down(folder: Path) -> None:
+    """A real S3 server that is killed while the net trains, and comes back 20 s later."""
+    (folder / "buckets" / "plans").mkdir(parents=True)
+    port = free_port()
+    rclone = Path(sys.executable).with_name("rclone")
+    command: list[object] = [rclone, "serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", f"127.0.0.1:{port}"]
+    env = {
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_REGION": "us-east-1",
+    }
+    with ExitStack() as server:
+        server.enter_context(serving([*command, folder / "buckets"], port))
+
+        def away(_: int) -> None:
+            server.close()
+            time.sleep(20)
+            server.enter_context(serving([*command, folder / "buckets"], port))
+
+        place = Place(folder, "s3://plans/prefix", env)
+        os.environ.update(env)
+        night = place.night("pretrain", away)
+        row("the store away for 20 s", night, f"plan {place.live()}")
+        gone = place.night("search", lambda _: server.close())
+    told = re.findall(r"neuroshard\.core\.errors\.(\w+): (.{,60})", gone.log)
+    row("the store gone for good", gone, f"{told[-1][0]}: {told[-1][1]}…" if told else "")
+
+
+def killed(folder: Path, stage: str) -> None:
+    """A new driver is rolled out, the run is killed in `stage`, and run again."""
+    folder.mkdir()
+    place = Place(folder)
+    place.fleet = H200
+    place.night()
+    before = place.live()
+    place.fleet = NEW_DRIVER
+    first = place.night(stage, kill)
+    between = "the plan from before is live" if place.live() == before else f"plan {place.live()}"
+    row(f"killed in {stage}", first, between)
+    second = place.night()
+    kept = second.log.count("was measured in an earlier run")
+    row("  and run again", second, f"plan {place.live()}; {kept} of 2 shares were there already")
+
+
+if __name__ == "__main__":
+    main()
