@@ -34,7 +34,7 @@ IMPORTS = {
         "kfp.client",
         "fbgemm_gpu",
     ),
-    "gpu": ("neuroshard.measure.job", "neuroshard.devices", "kfp.dsl", "boto3", "pynvml"),
+    "gpu": ("neuroshard.measure.job", "neuroshard.devices", "torch", "boto3", "pynvml"),
 }
 COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "make", "ld", "nvcc")
 
@@ -136,30 +136,39 @@ def check(store: list[str], kind: str, scratch: Path) -> None:
             "find / -xdev -type d -writable ! -path '/proc/*' ! -path '/dev/*' ! -path '/sys/*' 2>/dev/null || true",
         ).split()
         expect(set(writable) <= {"/tmp", "/var/tmp", "/run/lock", "/dev/shm"}, f"{image}: writable: {writable[:5]}")
-        if kind == "cpu":
-            print(f"{image}: survey, by its real command: {survey(inside)}")
+        print(f"{image}: steps by their real commands: {night(inside, kind)}")
     finally:
         buildah(store, "rm", container)
     size = json.loads(buildah(store, "images", "--json", image))[0]["size"]
     print(f"{image}: {size} with this base; user, labels, imports, tools and write permissions are as promised")
 
 
-def survey(inside: Any) -> str:
-    """Run the pipeline's first step as KFP's launcher would, and tell what it found."""
+def night(inside: Any, kind: str) -> str:
+    """Run steps of the pipeline as KFP's launcher would, by their real commands, and tell what they made.
+
+    The cpu image surveys; the gpu image goes on to measure, by the formula, as there is no GPU here.
+    """
     spec = next(yaml.safe_load_all((ROOT / "pipelines" / "neuroshard.yaml").read_text()))
-    container = spec["deploymentSpec"]["executors"]["exec-survey"]["container"]
-    defaults = {
-        name: parameter["defaultValue"] for name, parameter in spec["root"]["inputDefinitions"]["parameters"].items()
-    }
-    wanted = spec["components"]["comp-survey"]["inputDefinitions"]["parameters"]
-    values = {name: defaults[name] for name in wanted} | {"backend": "synthetic", "store": "/tmp/store"}
-    told = json.dumps({"inputs": {"parameterValues": values}, "outputs": {"outputFile": "/tmp/told.json"}})
-    words = [word.replace("{{$}}", told) for word in (*container["command"], *container["args"])]
-    inside(*words)
-    outputs = json.loads(inside("cat", "/tmp/told.json"))["parameterValues"]
-    works = [json.loads(work)["hardware"]["name"] for work in outputs["works"]]
-    expect(len(works) == 1, f"the survey found {len(works)} kinds of hardware to measure in a container, not 1")
-    return f"to measure: {works[0]}"
+    asked = {name: one["defaultValue"] for name, one in spec["root"]["inputDefinitions"]["parameters"].items()}
+    asked |= {"backend": "synthetic", "store": "/tmp/store", "compute_cases": 20, "comm_cases": 4, "budget": "30s"}
+
+    def step(name: str, **more: str) -> dict[str, Any]:
+        wanted = spec["components"][f"comp-{name}"]["inputDefinitions"]["parameters"]
+        values = {key: value for key, value in {**asked, **more}.items() if key in wanted}
+        told = json.dumps({"inputs": {"parameterValues": values}, "outputs": {"outputFile": f"/tmp/{name}.json"}})
+        container = spec["deploymentSpec"]["executors"][f"exec-{name}"]["container"]
+        inside(*(word.replace("{{$}}", told) for word in (*container["command"], *container["args"])))
+        return dict(json.loads(inside("sh", "-c", f"cat /tmp/{name}.json || echo '{{}}'")).get("parameterValues", {}))
+
+    surveyed = step("survey")
+    expect(len(surveyed["works"]) == 1, f"the survey found {len(surveyed['works'])} kinds of hardware here, not 1")
+    if kind == "cpu":
+        return f"surveyed {json.loads(surveyed['works'][0])['hardware']['name']}"
+    [job] = step("draw", night=surveyed["night"])["Output"]
+    step("measure", job=job)
+    parts = inside("sh", "-c", "ls /tmp/store/_measuring/*/*/costs-1-of-1").split()
+    expect("costs.json" in parts, f"measure left {parts}")
+    return f"measured into {len(parts)} files"
 
 
 def pip_mounts(scratch: Path) -> list[str]:

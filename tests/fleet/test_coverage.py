@@ -13,6 +13,8 @@ from neuroshard.cli import app
 from neuroshard.core.cost import Hardware
 from neuroshard.core.release import ModelRelease
 from neuroshard.core.value import canonical_json, sha256
+from neuroshard.costmodel.bundle import MODEL_FORMAT
+from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES
 from neuroshard.deploy.golive import go_live, next_number, put
 from neuroshard.fleet.coverage import Coverage, coverage, known_models
 from neuroshard.fleet.kinds import Kind
@@ -32,13 +34,22 @@ def kind(**changes: Any) -> Kind:
     return found
 
 
-def make_live(store: FolderStore, hardware: Hardware, days_old: float = 1.0, error: float | None = 0.08) -> str:
+def make_live(
+    store: FolderStore,
+    hardware: Hardware,
+    days_old: float = 1.0,
+    error: float | None = 0.08,
+    features: tuple[str, ...] = FEATURES,
+) -> str:
     """A bundle as far as the store looks into it, live since `days_old` days; its digest."""
     fingerprint, tensors = hardware.fingerprint, b"numbers"
     manifest = canonical_json(
         {
             "hardware_fingerprint": fingerprint,
             "tensors_sha256": sha256(tensors),
+            "format_version": MODEL_FORMAT,
+            "feature_version": FEATURE_VERSION,
+            "features": features,
             "bench": {"hardware": hardware.model_dump(mode="json")},
         }
     )
@@ -114,6 +125,13 @@ def test_a_model_for_another_batch_size(store: FolderStore) -> None:
     assert (one.state, one.to_measure) == ("batch size changed", True)
     assert one.why == "its cost model is for 65,536 samples a step, and 512 are asked for"
     assert stands(store, kind(), batch_size=65536).state == "covered"
+
+
+def test_a_model_of_other_features_covers_nothing_any_more(store: FolderStore) -> None:
+    make_live(store, kind().hardware, features=("rows", "dim"))
+    one = stands(store, kind())
+    assert (one.state, one.to_measure) == ("other version", True)
+    assert one.why.startswith("its cost model is of a format or of features")
 
 
 def test_what_cannot_be_had_tonight_or_is_shared_is_not_measured(store: FolderStore) -> None:

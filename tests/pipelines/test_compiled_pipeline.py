@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from neuroshard import __version__
+from pipelines.diagram import diagram
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "pipelines" / "neuroshard.yaml").read_text()
@@ -189,3 +190,14 @@ def test_only_measuring_asks_for_gpus_nodes_and_shared_memory() -> None:
     assert {step for step in STEPS if "accelerator" in container(step).get("resources", {})} == {"measure"}
     for wish in ("emptyDirMounts", "nodeSelector", "tolerations"):
         assert [name for name, config in CONFIGS.items() if wish in config] == ["exec-measure"]
+
+
+def test_the_guide_shows_the_pipeline_as_it_is_and_knows_its_parameters() -> None:
+    guide = (ROOT / "docs" / "operating.md").read_text()
+    assert f"```mermaid\n{diagram(SPEC)}\n```" in guide
+    table = guide.partition("| parameter | what it does |")[2].partition("\n\n")[0]
+    named = {
+        name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.partition("|")[2].partition("|")[0])
+    }
+    assert named
+    assert named <= PARAMETERS.keys()

@@ -5,24 +5,36 @@ from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from neuroshard.core.cost import Hardware
-from neuroshard.core.errors import NotFound
+from neuroshard.core.errors import InvalidInput, NotFound
 from neuroshard.core.release import HARDWARE, ModelRelease
-from neuroshard.core.value import Value, check_format, decode_json
+from neuroshard.core.value import Value, decode_json
+from neuroshard.costmodel.bundle import MODEL_FORMAT
+from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES
 from neuroshard.fleet.kinds import Kind
 from neuroshard.store.bundles import fingerprints, models_of
 from neuroshard.store.line import read_pointer
 from neuroshard.store.protocol import Store
 
-State = Literal["covered", "new", "driver changed", "batch size changed", "model too old", "error too high", "shared"]
-TO_MEASURE: tuple[State, ...] = ("new", "driver changed", "batch size changed", "model too old", "error too high")
+State = Literal[
+    "covered",
+    "new",
+    "driver changed",
+    "other version",
+    "batch size changed",
+    "model too old",
+    "error too high",
+    "shared",
+]
+NOT_TO_MEASURE: tuple[State, ...] = ("covered", "shared")
 DAY_SECONDS = 86400.0
 
 
 class Known(NamedTuple):
-    """A live cost model: its release, and the hardware that it was measured on."""
+    """A live cost model: its release, the hardware that it was measured on, and whether this version can use it."""
 
     release: ModelRelease
     hardware: Hardware
+    readable: bool = True
 
 
 class Coverage(Value):
@@ -37,7 +49,7 @@ class Coverage(Value):
     @property
     def to_measure(self) -> bool:
         """Does it need measuring, and can it be had tonight?"""
-        return self.state in TO_MEASURE and self.kind.nodes > 0
+        return self.state not in NOT_TO_MEASURE and self.kind.nodes > 0
 
 
 def known_models(store: Store) -> dict[str, Known]:
@@ -51,8 +63,11 @@ def known_models(store: Store) -> dict[str, Known]:
         key = f"{HARDWARE}/{fingerprint}/{release.bundle_digest}/model.json"
         raw = decode_json(store.read(key), f"{store.url}/{key}")
         bench = raw.get("bench") if isinstance(raw, dict) else None
-        told = check_format(bench, 10**6, f"{store.url}/{key}: bench").get("hardware")
-        known[fingerprint] = Known(release, Hardware.parse(told, f"{store.url}/{key}: bench.hardware"))
+        if not isinstance(bench, dict):
+            raise InvalidInput(f"{store.url}/{key}: has no bench, so it is no cost model")
+        hardware = Hardware.parse(bench.get("hardware"), f"{store.url}/{key}: bench.hardware")
+        made_for = (raw.get("format_version"), raw.get("feature_version"), raw.get("features"))
+        known[fingerprint] = Known(release, hardware, made_for == (MODEL_FORMAT, FEATURE_VERSION, list(FEATURES)))
     return known
 
 
@@ -102,6 +117,8 @@ def _state(
             )
         return "new", "no cost model of this kind is live"
 
+    if not own.readable:
+        return "other version", "its cost model is of a format or of features that this version does not use"
     if batch_size not in (None, own.release.batch_size):
         told = f"its cost model is for {own.release.batch_size:,} samples a step, and {batch_size:,} are asked for"
         return "batch size changed", told
