@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -44,6 +45,7 @@ class Settings:
     tasks: int
     quick: bool
 
+    @cache
     def nets(self, pool: str) -> Path:
         """The folder of the cost nets of a pool."""
         devices = {

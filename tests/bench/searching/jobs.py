@@ -46,7 +46,6 @@ def answer(job: Job, folder: Path, nets: Path) -> list[Figures]:
     model = load_cost_model(nets)
     return [
         {
-            "key": job.key(method, model.name),
             "section": job.section,
             "task": drawn.name,
             "tables": len(drawn.task.tables),
@@ -76,12 +75,13 @@ def answers(
         progress(what, len(left), "tasks") as bar,
         ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=1 if fresh else None) as pool,
     ):
-        futures = [pool.submit(answer, job, folder, nets) for job in left]
+        futures = {pool.submit(answer, job, folder, nets): job for job in left}
         for future in as_completed(futures):
-            for figures in future.result():
-                known[figures["key"]] = figures
-                with lines.open("a") as file:
-                    file.write(json.dumps(figures) + "\n")
+            with lines.open("a") as file:
+                for figures in future.result():
+                    key = futures[future].key(figures["method"], name)
+                    known[key] = figures | {"key": key}
+                    file.write(json.dumps(known[key]) + "\n")
             bar.advance(1)
     return [known[job.key(method, name)] for job in jobs for method in job.methods]
 
