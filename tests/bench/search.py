@@ -45,30 +45,31 @@ class Settings:
     tasks: int
     quick: bool
 
-    @cache
-    def nets(self, pool: str) -> Path:
-        """The folder of the cost nets of a pool."""
-        devices = {
-            "meta": (4, 8, 16, 32, 64, 128),
-            "mlperf": (8,),
-            "meta-production": (96,),
-            "zoo": tuple(tasks.ZOO.values()),
-        }
-        cases = (1000, 100) if self.quick else (8000, 700)
-        if self.quick:
-            devices["meta"] = (4, 8, 16)
-        return trained(
-            tasks.pool(pool, self.folder),
-            devices[pool],
-            self.out,
-            compute_cases=cases[0],
-            comm_cases=cases[1] * len(devices[pool]),
-            batch_size=tasks.BATCH_SIZE,
-        )
-
     def ask(self, what: str, pool: str, jobs: Sequence[Job], *, workers: int = 1, fresh: bool = False) -> list[Figures]:
-        nets = self.nets(pool)
+        nets = cost_nets(self, pool)
         return answers(what, jobs, self.folder, nets, self.out / "answers.jsonl", workers=workers, fresh=fresh)
+
+
+@cache
+def cost_nets(settings: Settings, pool: str) -> Path:
+    """The folder of the cost nets of a pool."""
+    devices = {
+        "meta": (4, 8, 16, 32, 64, 128),
+        "mlperf": (8,),
+        "meta-production": (96,),
+        "zoo": tuple(tasks.ZOO.values()),
+    }
+    cases = (1000, 100) if settings.quick else (8000, 700)
+    if settings.quick:
+        devices["meta"] = (4, 8, 16)
+    return trained(
+        tasks.pool(pool, settings.folder),
+        devices[pool],
+        settings.out,
+        compute_cases=cases[0],
+        comm_cases=cases[1] * len(devices[pool]),
+        batch_size=tasks.BATCH_SIZE,
+    )
 
 
 def main() -> None:
