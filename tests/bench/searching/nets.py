@@ -5,12 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import neuroshard
-from neuroshard.augment.run import run as augment
 from neuroshard.core.table import Table
 from neuroshard.core.value import canonical_json, sha256
 from neuroshard.files.tables import write_tables
-from neuroshard.measure.run import run as measure
-from neuroshard.pretrain.run import run as pretrain
 
 PACKAGE = Path(neuroshard.__file__).parent
 
@@ -32,6 +29,10 @@ def trained(
     max_dim: int = 128,
 ) -> Path:
     """The folder of nets for a pool of tables and some numbers of devices, trained unless they are there. Seeds are 0."""
+    from neuroshard.augment.run import run as augment
+    from neuroshard.measure.run import run as measure
+    from neuroshard.pretrain.run import run as pretrain  # torch, which a process that only searches should not load
+
     code = code_digest(
         "augment/*.py", "measure/formula.py", "pretrain/*.py", "costmodel/nets.py", "costmodel/features.py"
     )
