@@ -39,7 +39,7 @@ def ours(task: ShardingTask, model: CostModel, budget_s: float | None = None) ->
         time_budget_s=budget_s,
         on_improvement=lambda _, cost: trace.append((time.process_time() - began, cost)),
     )
-    return Found(rows_of(plan), {"trace": trace, "bound_ms": getattr(plan, "lower_bound_ms", None)})
+    return Found(rows_of(plan), {"trace": trace, "bound_ms": plan.lower_bound_ms})
 
 
 def by_name(algorithm: str) -> Callable[[ShardingTask, CostModel], Found]:
