@@ -13,7 +13,7 @@ from neuroshard.search.watch import Watch
 
 MIN_GAIN = 1e-6  # share of the slowest device's ms, below which a step is none
 SHARPNESS = (4, 6)  # of the yardsticks of a descent: exponents 16 and 64
-SOURCES = 4  # devices that steps are tried from, before a plan counts as a local optimum
+SOURCES = 2  # devices that steps are tried from, before a plan counts as a local optimum
 WORSE = 0.003  # share by which a local optimum may cost more than the one that it was shaken from, to go on from it
 AS_CHEAP = 0.001  # share by which plans count as equally cheap, and how far to trust them decides
 KEPT = 8  # of the plans found; more would need memory by the round
