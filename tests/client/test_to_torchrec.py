@@ -19,6 +19,8 @@ from neuroshard.client.torchrec import ShardingWarning, check_same_digest, from_
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
+from neuroshard.files.plan import write_plan
+from neuroshard.files.tables import write_tables
 
 
 def collection(*tables: Table, data_type: DataType = DataType.FP32) -> EmbeddingBagCollection:
@@ -244,6 +246,53 @@ def test_a_sequence_collection_is_warned_of():
         got = to_torchrec(make_plan(), nn.ModuleDict({"a": collection(*TABLES), "s": sequence}))
 
     assert set(got.plan) == {"a"}
+
+
+def test_a_table_that_several_features_read_is_placed_and_warned_of():
+    module = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=features)
+            for t, features in zip(TABLES, (["viewer", "author"], ["item"], ["country"]), strict=True)
+        ],
+        device=torch.device("meta"),
+    )
+    with pytest.warns(ShardingWarning, match=r"'user' by 2.*counts 16 columns of 'user', not 32"):
+        got = to_torchrec(make_plan(), module)
+
+    assert got == to_torchrec(make_plan(), collection(*TABLES))
+
+
+def test_a_plan_taken_over_is_shown_and_deployed_and_ours_is_weighed_against_it(tmp_path, neuroshard):
+    tables = tuple(Table(name=f"t{i}", rows=1000 * (i + 1), dim=32, pooling_factor=3.0 + i) for i in range(6))
+    module = collection(*tables)
+    lopsided = {
+        table.name: parameter("table_wise", [(0, 32, 0 if index else 1)], table.rows)
+        for index, table in enumerate(tables)
+    }
+    theirs = from_torchrec(
+        ShardingPlan(plan={"": EmbeddingModuleShardingPlan(lopsided)}),
+        module,
+        device_memory_bytes=(2**24,) * 2,
+        batch_size=65536,
+        tables=tables,
+    )
+    write_plan(tmp_path / "theirs.json", theirs)
+    write_tables(tmp_path / "tables.json", tables)
+
+    def step(*arguments: object) -> str:
+        done = neuroshard(*arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    place = ("--store", "store", "--name", "m", "--tables", "tables.json")
+    assert "by torchrec" in step("show", "theirs.json")
+    assert "m release 1 is live" in step("deploy", "theirs.json", *place)
+    step("search", "tables.json", "--model", "analytic:h100", "--devices", 2, "--memory", "16MiB", "--batch-size", 65536, "-o",
+        "ours.json")  # fmt: skip
+    said = step("deploy", "ours.json", *place, "--model", "analytic:h100")
+    assert "m release 2 is live" in said
+    assert "lower than the live plan's" in said
+    assert f"plan {theirs.digest()[:12]} (rolled back)" in step("rollback", *place[:4])
 
 
 @pytest.mark.parametrize(
