@@ -317,8 +317,14 @@ def merge(
 
 @command("neuroshard pretrain costs/ -o model/")
 def pretrain(
-    costs: Annotated[Path, typer.Argument(help="Folder that `neuroshard measure` wrote.")],
-    out: Annotated[Path, _out("Folder of the cost model")],
+    costs: Annotated[list[Path], typer.Argument(help="Folders that `neuroshard measure` wrote, all of one bench.")],
+    out: Annotated[Path, _out("Folder of the cost model; a cut-off training left there is continued")],
+    start_from: Annotated[
+        Path | None, typer.Option(help="Cost model of other hardware, or older, to begin from: needs fewer cases.")
+    ] = None,
+    convex: Annotated[
+        bool, typer.Option(help="A compute net that lets a search prove bounds, and in which no table lowers a cost.")
+    ] = True,
     epochs: Annotated[int | None, typer.Option(min=1, help="Most passes over the data; it stops early.")] = None,
     publish: Annotated[
         str | None, typer.Option(help="Store in which to make it its hardware's live one, as publish-model does.")
@@ -328,7 +334,7 @@ def pretrain(
     """Train the cost models, and tell their error on sets and on tables that they never saw."""
     from neuroshard.pretrain.run import run
 
-    model = run(costs, out, seed=seed, **({} if epochs is None else {"epochs": epochs}))
+    model = run(costs[0], out, *costs[1:], seed=seed, epochs=epochs, convex=convex, start_from=start_from)
     typer.echo(model.report.text())
     source = "by a formula, not measured" if model.backend == "synthetic" else f"measured on {model.backend}"
     typer.echo(f"{out}: cost model {model.name[:12]} of costs {source} ({model.device_name})")

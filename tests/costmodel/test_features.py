@@ -35,6 +35,11 @@ def test_every_feature_of_a_table_by_hand():
             "million_distinct_rows": lookups / 1e6,
             "gib_looked_up": lookups * 64 / 2**30,
             "gib_distinct": lookups * 64 / 2**30,
+            "gib_pooled": 2**16 * 32 * 4 / 2**30,
+            "log2_batch_size": 16,
+            "log2_element_bytes": 1,
+            "mean_pooling": 0,
+            "weighted": 0,
         }
     )
 
@@ -45,7 +50,7 @@ def test_a_width_changes_only_what_is_made_of_columns():
     narrow, wide = by_name([table, table], [8, 16])
 
     changed = {name for name in FEATURES if narrow[name] != wide[name]}
-    assert changed == {"log2_dim", "log2_weight_bytes", "gib_looked_up", "gib_distinct"}
+    assert changed == {"log2_dim", "log2_weight_bytes", "gib_looked_up", "gib_distinct", "gib_pooled"}
     assert wide["gib_looked_up"] == 2 * narrow["gib_looked_up"]
 
 
@@ -59,6 +64,25 @@ def test_rows_touched_more_often_move_their_lookups_to_later_shares():
     assert shares[1, 0] < 0.2
     assert (np.diff(shares, axis=1) >= 0).all()
     assert shares[:, -1].tolist() == pytest.approx([1, 1])
+
+
+def test_each_set_has_features_of_its_own_batch_size():
+    tables = [Table(name="a", rows=10**6, dim=4, pooling_factor=3)] * 2 + [
+        Table(name="b", rows=10, dim=8, pooling_factor=1)
+    ]
+    dims, batches = np.array([4, 4, 8]), np.array([512, 65536, 512])
+
+    together = table_features(tables, dims, batches)
+
+    for row, table, dim, batch in zip(together, tables, dims, batches, strict=True):
+        assert (row == table_features([table], np.array([dim]), int(batch))[0]).all()
+
+
+def test_pooling_mode_and_weights_of_lookups_are_told():
+    table = Table(name="a", rows=10, dim=4, pooling_factor=1)
+    plain, other = by_name([table, table.model_copy(update={"pooling": "mean", "weighted": True})], [4, 4])
+
+    assert {name for name in FEATURES if plain[name] != other[name]} == {"mean_pooling", "weighted"}
 
 
 def test_a_table_never_read_has_no_lookups_and_no_shares():

@@ -1,4 +1,4 @@
-"""The nets in NumPy: batches, the order of devices, and what lies beyond the measured range."""
+"""The nets in NumPy: batches, slopes, spreads, the order of devices, and what lies beyond the measured range."""
 
 from dataclasses import replace
 
@@ -7,12 +7,14 @@ import pytest
 
 from helpers.costs import random_model
 from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS
-from neuroshard.costmodel.nets import Dense, ExchangeScale, FeatureScale, perceptron, softplus
+from neuroshard.costmodel.nets import MEMBERS, TABLE_WIDTHS, FeatureScale, Layer
+
+K = MEMBERS * TABLE_WIDTHS[-1]
 
 
 @pytest.fixture(scope="module")
 def nets():
-    return random_model(4).nets
+    return random_model(2, 4).nets
 
 
 @pytest.fixture
@@ -20,75 +22,146 @@ def rng():
     return np.random.default_rng(0)
 
 
-def test_a_perceptron_has_relu_between_its_layers_and_none_after_the_last():
-    layers = (
-        Dense(np.array([[1.0, 0.0], [0.0, -1.0]]), np.array([0.5, 0.0])),
-        Dense(np.array([[2.0, 3.0]]), np.array([-10.0])),
-    )
+def test_a_layer_of_every_member_by_hand():
+    layer = Layer(np.array([[[1.0], [2.0]], [[0.0], [-1.0]]]), np.array([[[10.0]], [[0.5]]]))
 
-    assert perceptron(layers, np.array([[1.0, 1.0], [-1.0, -2.0]])).tolist() == [[-7.0], [-4.0]]
+    assert layer(np.array([[1.0, 1.0], [0.0, 3.0]])).tolist() == [[[13.0], [16.0]], [[-0.5], [-2.5]]]
 
 
-def test_softplus_is_positive_and_grows_linearly_far_out():
-    assert softplus(np.array([-500.0, 0.0, 1e6])) == pytest.approx([0.0, np.log(2), 1e6])
-    assert softplus(np.array([-500.0])) > 0
+def test_the_compute_net_is_the_mean_of_its_members(nets, rng):
+    sums, net = rng.random(K), nets.compute
+    expected = []
+    for member, own in enumerate(sums.reshape(MEMBERS, -1)):
+        hidden = np.maximum(own @ net.head.weight[member] + net.head.bias[member, 0], 0)
+        expected.append(hidden @ net.out.weight[member] + net.out.bias[member, 0] + own @ net.skip[member])
+
+    assert net.ms(sums) == pytest.approx(np.mean(expected) * net.unit_ms)
 
 
 def test_a_batch_predicts_what_each_one_would(nets, rng):
-    sums, dims, delays = rng.random((5, 7, 32)), rng.integers(1, 9, (5, 7, 4)) * 4.0, rng.random((5, 7, 4))
-    forward, backward = nets.forward[4], nets.backward[4]
+    sums, dims, delays = rng.random((5, 7, K)), rng.integers(1, 9, (5, 7, 4)) * 4.0, rng.random((5, 7, 4))
 
-    compute = nets.compute.ms(sums)
-    assert compute.shape == (5, 7)
-    assert compute[2, 3] == pytest.approx(nets.compute.ms(sums[2, 3]))
-    assert forward.ms(dims, delays)[2, 3] == pytest.approx(forward.ms(dims[2, 3], delays[2, 3]))
-    assert backward.ms(dims)[2, 3] == pytest.approx(backward.ms(dims[2, 3]))
+    for ask in (nets.compute.ms, nets.compute.spread_ms):
+        assert ask(sums).shape == (5, 7)
+        assert ask(sums)[2, 3] == pytest.approx(ask(sums[2, 3]))
+    assert nets.compute.slope(sums)[2, 3] == pytest.approx(nets.compute.slope(sums[2, 3]))
+    assert nets.forward.ms(dims, delays)[2, 3] == pytest.approx(nets.forward.ms(dims[2, 3], delays[2, 3]))
+    assert nets.backward.ms(dims)[2, 3] == pytest.approx(nets.backward.ms(dims[2, 3]))
+
+
+def test_no_sums_and_no_exchanges_are_no_predictions(nets):
+    assert nets.compute.ms(np.zeros((0, K))).shape == nets.compute.spread_ms(np.zeros((0, K))).shape == (0,)
+    assert nets.compute.slope(np.zeros((0, K))).shape == (0, K)
+    assert nets.forward.ms(np.zeros((0, 4)), np.zeros((0, 4))).shape == (0, 4)
+    assert nets.compute.vectors(np.zeros((0, len(FEATURES)))).shape == (0, K)
+
+
+@pytest.fixture
+def signed(nets, rng):
+    """A compute net whose table layers and biases have both signs, as trained ones have, and its head's weights have not."""
+
+    def centred(layer):
+        return Layer(layer.weight - 0.6, layer.bias - 0.6)
+
+    net = nets.compute
+    head = Layer(net.head.weight, -rng.random(net.head.bias.shape) * 40)
+    return replace(net, table=tuple(centred(layer) for layer in net.table), head=head, floor=1e-3)
+
+
+def test_the_compute_net_is_convex_and_grows_with_every_component(signed, rng):
+    one, other = rng.random((2, 5000, K)) * rng.choice([0.1, 1, 10], (2, 5000, 1))
+    share = rng.random((5000, 1))
+
+    between = signed.ms(share * one + (1 - share) * other)
+    assert signed.convex
+    assert (between <= share[:, 0] * signed.ms(one) + (1 - share[:, 0]) * signed.ms(other) + 1e-9).all()
+    assert (signed.ms(one + other) >= signed.ms(one)).all()
+
+
+def test_the_slope_lies_below_the_cost_everywhere(signed, rng):
+    at, elsewhere = rng.random((2, 2000, K)) * rng.choice([0.1, 1, 10], (2, 2000, 1))
+
+    tangent = signed.ms(at) + (signed.slope(at) * (elsewhere - at)).sum(axis=-1)
+
+    assert (signed.slope(at) >= 0).all()
+    assert (tangent <= signed.ms(elsewhere) + 1e-9).all()
+    assert np.ptp(signed.slope(at), axis=0).min() > 0  # there are kinks
+
+
+def test_at_its_floor_a_cost_has_no_slope(nets):
+    floored = replace(nets.compute, floor=1e9)
+
+    assert floored.ms(np.ones(K)) == 1e9 * floored.unit_ms
+    assert (floored.slope(np.ones(K)) == 0).all()
+
+
+def test_a_negative_weight_of_a_head_is_not_convex(nets):
+    weight = nets.compute.head.weight.copy()
+    weight[2, 3, 4] = -1e-9
+
+    assert not replace(nets, compute=replace(nets.compute, head=Layer(weight, nets.compute.head.bias))).convex
+    assert not replace(nets, forward=replace(nets.forward, skip=-nets.forward.skip)).convex
+
+
+def test_the_spread_grows_with_the_disagreement_of_the_members(nets, rng):
+    sums = rng.random((100, K))
+    sure = replace(nets.compute, disagreement=0.0, least_spread=0.05)
+    unsure = replace(sure, disagreement=2.0)
+
+    assert sure.spread_ms(sums) == pytest.approx(0.05 * sure.ms(sums))
+    assert (unsure.spread_ms(sums) > sure.spread_ms(sums)).all()
 
 
 def test_other_device_numbers_give_the_same_costs_in_the_other_order(nets, rng):
-    dims, delays = rng.integers(0, 3, (100, 4)) * 4.0, rng.integers(0, 3, (100, 4)) * 1.0  # many ties
-    order = rng.permuted(np.tile(np.arange(4), (100, 1)), axis=1)
+    dims, delays = rng.integers(0, 300, (100, 8)) * 4.0, rng.integers(0, 3, (100, 8)) * 1.0
+    order = rng.permuted(np.tile(np.arange(8), (100, 1)), axis=1)
 
     def reordered(values):
         return np.take_along_axis(values, order, axis=1)
 
-    forward, backward = nets.forward[4], nets.backward[4]
-    assert forward.ms(reordered(dims), reordered(delays)) == pytest.approx(reordered(forward.ms(dims, delays)))
-    assert backward.ms(reordered(dims)) == pytest.approx(reordered(backward.ms(dims)))
+    assert nets.forward.ms(reordered(dims), reordered(delays)) == pytest.approx(
+        reordered(nets.forward.ms(dims, delays))
+    )
+    assert nets.backward.ms(reordered(dims)) == pytest.approx(reordered(nets.backward.ms(dims)))
 
 
-def test_every_device_waits_for_the_last_to_start(nets):
-    together, one_late = np.zeros(4), np.array([0.0, 0.0, 0.0, 1000.0])
+def test_devices_that_are_alike_cost_alike(nets):
+    costs = nets.backward.ms(np.array([8.0, 4.0, 8.0, 4.0]))
 
-    waited = nets.forward[4].ms(np.full(4, 64.0), one_late) - one_late[::-1].max() * np.array([1, 1, 1, 0])
+    assert costs[0] == costs[2] > costs[1] == costs[3]
 
-    assert (waited > 0).all()
-    assert waited.max() < 10 * nets.forward[4].ms(np.full(4, 64.0), together).max()
+
+@pytest.mark.parametrize("devices", [2, 3, 16, 100])
+def test_the_mean_exchange_is_least_where_all_hold_the_same(nets, rng, devices):
+    dims = rng.random((200, devices)) ** 3 * 1000
+    bent = replace(nets.backward, bias=nets.backward.bias - 500, unit_bytes=1.0)
+
+    for net in (nets.backward, bent):
+        equal = net.ms(np.broadcast_to(dims.mean(axis=1, keepdims=True), dims.shape)).mean(axis=1)
+        assert (equal <= net.ms(dims).mean(axis=1) * (1 + 1e-12)).all()
+
+
+def test_waiting_is_added_by_rule(nets):
+    dims, delays = np.array([8.0, 4.0, 0.0, 4.0]), np.array([0.0, 5.0, 1000.0, 20.0])
+
+    waits = nets.forward.ms(dims, delays) - nets.forward.ms(dims)
+
+    assert waits == pytest.approx([1000.0, 995.0, 0.0, 980.0])
 
 
 def test_exchanges_larger_than_measured_cost_more_in_proportion(nets):
-    dims = np.array([4.0, 3.0, 2.0, 1.0]) * nets.backward[4].scale.high_dims
+    dims = np.array([4.0, 3.0, 2.0, 1.0]) * 1e6 * nets.backward.unit_bytes
     sizes = np.array([1.0, 10.0, 1000.0])[:, None]
 
-    costs = nets.backward[4].ms(dims * sizes)
+    costs = nets.backward.ms(dims * sizes)
 
-    assert costs[2] / costs[1] == pytest.approx(100, rel=0.05)
-    assert costs[1] / costs[0] == pytest.approx(10, rel=0.15)
-
-
-def test_waits_longer_than_measured_look_like_the_longest():
-    scale = ExchangeScale(unit_dims=8, low_dims=4, high_dims=64, unit_delay_ms=2.0)
-
-    view = scale.view(np.array([8.0, 16.0]), np.array([0.0, 50.0]))
-
-    assert view.inputs.tolist() == [1.0, 0.5, 0.0, 1.0]  # log2 of the widest in units, the other's share, both waits
-    assert view.size.tolist() == [pytest.approx(2.05)]
-    assert view.order.tolist() == [1, 0]
+    assert costs[2] / costs[1] == pytest.approx(np.full(4, 100), rel=0.01)
+    assert costs[1] / costs[0] == pytest.approx(np.full(4, 10), rel=0.01)
 
 
 def test_an_exchange_of_nothing_has_a_cost(nets):
-    assert (nets.backward[4].ms(np.zeros(4)) > 0).all()
-    assert np.isfinite(nets.forward[4].ms(np.zeros(4), np.zeros(4))).all()
+    assert (nets.backward.ms(np.zeros(4)) > 0).all()
+    assert np.isfinite(nets.forward.ms(np.zeros(4), np.zeros(4))).all()
 
 
 def test_a_share_outside_its_measured_range_counts_as_the_nearest_measured(rng):
@@ -116,8 +189,5 @@ def test_a_feature_that_never_varied_is_ignored(rng):
     assert FeatureScale.of(measured).apply(np.full((2, len(FEATURES)), 1e9))[:, 1].tolist() == [0, 0]
 
 
-def test_vectors_are_never_negative(nets, rng):
-    negative = replace(nets.compute, table=tuple(Dense(-layer.weight, -layer.bias) for layer in nets.compute.table))
-
-    for net in (nets.compute, negative):
-        assert net.vectors(rng.standard_normal((100, len(FEATURES)))).min() >= 0
+def test_vectors_are_never_negative(signed, rng):
+    assert signed.vectors(rng.standard_normal((100, len(FEATURES)))).min() == 0

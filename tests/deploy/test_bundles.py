@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -284,9 +285,10 @@ def test_hardware_that_is_not_there_or_not_the_only_one_is_told(store, folders, 
         open_published(f"{store.url}#{'0' * 16}")
 
     other = BENCH.model_copy(update={"hardware": BENCH.hardware.model_copy(update={"name": "test device 2"})})
-    from neuroshard.costmodel.bundle import cost_model
-
-    second = with_error(cost_model(MODELS[0].nets, other, 128, MODELS[0].report, MODELS[0].manifest.provenance), 0.1)
+    manifest = MODELS[0].manifest.model_copy(
+        update={"bench": other, "hardware_fingerprint": other.hardware.fingerprint}
+    )
+    second = with_error(replace(MODELS[0], manifest=manifest), 0.1)
     save_cost_model(tmp_path / "second", second)
     publish_model(tmp_path / "second", store, now=NOW + timedelta(hours=1))
     with pytest.raises(UsageError, match="'device' names 2 kinds of hardware; give a fingerprint"):

@@ -86,15 +86,21 @@ def random_model(*device_counts: int, seed: int = 0) -> TrainedCostModel:
     def drawn(node: Any) -> Any:
         if is_dataclass(node) and not isinstance(node, type):
             return replace(node, **{field.name: drawn(getattr(node, field.name)) for field in fields(node)})
-        if isinstance(node, dict):
-            return {key: drawn(part) for key, part in node.items()}
         if isinstance(node, tuple):
             return tuple(map(drawn, node))
         return None if node is None else node * 0 + 0.1 + rng.random(np.shape(node))
 
-    nets = drawn(blank_nets(device_counts))
+    nets = drawn(blank_nets(bool(device_counts)))
     provenance = Provenance(neuroshard_version="0", seed=seed, compute_cases=0, comm_cases=0)
-    return cost_model(nets, BENCH, 128, Report(nets=()), provenance)
+    return cost_model(
+        nets,
+        BENCH,
+        Report(nets=()),
+        provenance,
+        max_dim=128,
+        batch_sizes=(BENCH.batch_size,),
+        device_counts=device_counts,
+    )
 
 
 def with_error(model: TrainedCostModel, error: float) -> TrainedCostModel:

@@ -5,15 +5,10 @@ import pytest
 import torch
 
 from neuroshard.costmodel.report import Fit
+from neuroshard.pretrain.compute import SetSamples, train_compute
+from neuroshard.pretrain.exchange import ExchangeSamples, predicted_ms, train_exchange
 from neuroshard.pretrain.labels import backward_ms, collect, forward_ms
-from neuroshard.pretrain.train import (
-    ExchangeSamples,
-    SetSamples,
-    fit_net,
-    one_thread,
-    train_compute,
-    train_exchange,
-)
+from neuroshard.pretrain.train import Recipe, fit_net, kept_positive, one_thread
 
 
 @pytest.fixture(scope="module")
@@ -23,15 +18,18 @@ def sets(costs):
 
 @pytest.fixture(scope="module")
 def exchanges(costs):
-    rows = [(case, cost) for case, cost in costs.comm if len(case.device_dims) == 4][:40]
-    return {"forward": collect(rows, forward_ms), "backward": collect(rows, backward_ms)}
+    rows = [[row for row in costs.comm if len(row[0].device_dims) == devices][:40] for devices in (2, 4)]
+    return {
+        way: [collect(some, ms) for some in rows] for way, ms in (("forward", forward_ms), ("backward", backward_ms))
+    }
 
 
 PLACES = np.arange(30), np.arange(30, 40)
+BATCHES = np.full(40, 65536)
 
 
 def test_a_batch_holds_the_tables_of_its_cases_and_no_other(sets):
-    samples = SetSamples(sets, PLACES[0], 65536)
+    samples = SetSamples(sets, BATCHES, PLACES[0])
 
     features, places, cases = samples.inputs(torch.tensor([7, 3]))
 
@@ -43,19 +41,21 @@ def test_a_batch_holds_the_tables_of_its_cases_and_no_other(sets):
     assert torch.equal(features, expected)
 
 
-def test_labels_and_waits_stand_beside_the_devices_that_they_belong_to(exchanges):
+def test_rows_of_an_exchange_are_its_devices_with_their_labels_and_waits(exchanges):
     labels = exchanges["forward"]
-    samples = ExchangeSamples(labels, PLACES[0], delays=True)
+    samples = ExchangeSamples(labels, [PLACES[0]] * 2, 65536, delays=True)
 
-    for i, case in enumerate(labels.cases):
-        ms = dict(zip(labels.ms[i].tolist(), zip(case.device_dims, case.start_delays_ms, strict=True), strict=True))
-        by_ms = [
-            ms[min(ms, key=lambda one: abs(one - shown))] for shown in (samples.labels[i] * samples.unit_ms).tolist()
-        ]
-        assert [dims for dims, _ in by_ms] == sorted(case.device_dims, reverse=True)
-        last = max(case.start_delays_ms)
-        waits = (samples.waits[i] * samples.unit_ms).tolist()
-        assert waits == pytest.approx([last - delay for _, delay in by_ms], abs=1e-4)
+    chosen = torch.tensor([3, 45])  # of 40 cases with 2 devices, then 40 with 4
+    features, _, waits = samples.inputs(chosen)
+
+    pair, four = labels[0].cases[3], labels[1].cases[5]
+    assert features.shape == (6, 21)
+    expected = [max(case.start_delays_ms) - delay for case in (pair, four) for delay in case.start_delays_ms]
+    assert (waits * samples.unit_ms).tolist() == pytest.approx(expected, abs=1e-4)
+    expected = np.concatenate([labels[0].ms[3], labels[1].ms[5]])
+    assert (samples.measured(chosen) * samples.unit_ms).tolist() == pytest.approx(expected, rel=1e-5)
+    sent = [dims * (1 - 1 / len(case.device_dims)) for case in (pair, four) for dims in case.device_dims]
+    assert (features[:, 0] * samples.unit_bytes / 65536 / 4).tolist() == pytest.approx(sent, rel=1e-5)
 
 
 class OneNumber(torch.nn.Module):
@@ -66,23 +66,25 @@ class OneNumber(torch.nn.Module):
         self.ms = torch.nn.Parameter(torch.tensor([1.0]))
 
     def forward(self, cases):
-        return self.ms.expand(len(cases))
+        return self.ms.expand(1, len(cases))
 
 
 class LeadAway:
     """Training labels that lead away from what is right for the valid cases, the last two."""
 
-    labels = torch.tensor([10.0] * 8 + [1.1] * 2)
     unit_ms = 1.0
 
     def inputs(self, cases):
         return (cases,)
 
+    def measured(self, cases):
+        return torch.tensor([10.0] * 8 + [1.1] * 2)[cases]
+
 
 def test_the_net_is_that_of_the_best_epoch():
     net = OneNumber()
 
-    fit = fit_net("test", net, LeadAway(), (np.arange(8), np.arange(8, 10)), 100, 0.0, torch.Generator())
+    fit = fit_net("test", net, LeadAway(), (np.arange(8), np.arange(8, 10)), Recipe(100), torch.Generator())
 
     # Adam moves about 0.005 a step, so 1.1 is reached after about 20, and then the error rises until patience ends
     assert fit == Fit(train_cases=8, valid_cases=2, epochs=62, best_epoch=21)
@@ -90,20 +92,43 @@ def test_the_net_is_that_of_the_best_epoch():
 
 
 def test_training_stops_when_the_error_has_stopped_falling(sets):
-    _, fit = train_compute(sets, *PLACES, 65536, 10, torch.Generator().manual_seed(0))
+    _, fit = train_compute(sets, BATCHES, *PLACES, 10, torch.Generator().manual_seed(0))
 
     assert fit.epochs == min(10, fit.best_epoch + 5)
 
 
 @pytest.mark.parametrize("way", ["forward", "backward"])
 def test_an_exchange_net_that_saw_a_few_cases_predicts_those(exchanges, way):
-    labels = exchanges[way]
-    net, _ = train_exchange(labels, *PLACES, way == "forward", 300, torch.Generator().manual_seed(0))
+    labels, delays = exchanges[way], way == "forward"
+    places = [PLACES[0]] * 2, [PLACES[1]] * 2
+    net, _ = train_exchange(labels, places, 65536, delays, 300, torch.Generator().manual_seed(0))
 
-    cases = labels.cases[:30]
-    dims = np.array([case.device_dims for case in cases], dtype=float)
-    delays = np.array([case.start_delays_ms for case in cases]) if way == "forward" else None
-    assert np.abs(net.ms(dims, delays) / labels.ms[:30] - 1).mean() < 0.05
+    for one in labels:
+        predicted = predicted_ms(net, one.cases[:30], 65536, delays)
+        assert np.abs(predicted / one.ms[:30] - 1).mean() < 0.05
+    assert 0.001 < net.spread < 0.1
+    assert net.convex
+
+
+def test_what_the_ensemble_learned_is_what_numpy_predicts(sets):
+    net, _ = train_compute(sets, BATCHES, *PLACES, 200, torch.Generator().manual_seed(0))
+    samples = SetSamples(sets, BATCHES, PLACES[0])
+
+    predicted = net.ms(samples.sums(net, PLACES[0]))
+
+    assert np.abs(predicted / sets.ms[:30] - 1).mean() < 0.05
+    assert np.ptp(net.disagreements(samples.sums(net, PLACES[0]))) > 0
+
+
+def test_what_sinks_below_the_floor_stays_positive_and_keeps_a_slope():
+    x = torch.tensor([3.0, 0.05, -1.0], requires_grad=True)
+
+    kept = kept_positive(x, 0.1)
+    kept.sum().backward()
+
+    assert kept[0] == 3
+    assert 0 < kept[2] < kept[1] < 0.1
+    assert (x.grad > 0).all()
 
 
 def test_one_thread_gives_the_threads_back():

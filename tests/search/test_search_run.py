@@ -45,10 +45,16 @@ def test_a_batch_size_of_its_own_is_kept_and_noted(tmp_path, bundle):
     assert plan.provenance.notes[-1].endswith("not for the task's 77")
 
 
+def test_more_devices_than_were_measured_are_planned_for_and_noted(tmp_path, bundle):
+    plan = run(write_tables(tmp_path, TABLE), bundle, tmp_path / "plan.json", devices=6, memory_bytes=(2**20,) * 6)
+
+    assert "costs of an exchange between 6 devices are extrapolated: 2 to 4 were measured" in plan.provenance.notes
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"devices": 3, "memory_bytes": (2**20,) * 3}, InvalidInput, "2 and 4 devices, not (of )?3"),
+        ({"devices": 3, "memory_bytes": (2**20,) * 3}, InvalidInput, "for 2 devices, not (of )?3"),
         ({"memory_bytes": (2**20,)}, UsageError, "memory of 1 devices for 2 devices"),
         ({"memory_bytes": (1000, 1000)}, Infeasible, "66.4 KiB, devices have 2.0 KiB together"),
         ({"algorithm": "guess"}, UsageError, "unknown algorithm 'guess'"),
@@ -56,6 +62,7 @@ def test_a_batch_size_of_its_own_is_kept_and_noted(tmp_path, bundle):
     ],
 )
 def test_where_there_is_no_plan_nothing_is_written(tmp_path, bundle, change, error, words):
+    save_cost_model(bundle, random_model(2))
     tables = write_tables(tmp_path, TABLE)
     with pytest.raises(error, match=words):
         run(tables, bundle, tmp_path / "plan.json", **{"devices": 2, "memory_bytes": (2**20,) * 2, **change})

@@ -7,8 +7,8 @@ model.json holds the sha256 of nets.safetensors and is written last, so a folder
 model.json names the bundle.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -23,12 +23,12 @@ from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.value import Value, check_format, decode_json, sha256
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, table_features
 from neuroshard.costmodel.nets import ExchangeNet, Nets
-from neuroshard.costmodel.protocol import Floats, Ints, slope_by_differences
+from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Report
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
 from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
 
-MODEL_FORMAT: Final = 1
+MODEL_FORMAT: Final = 2
 MANIFEST, TENSORS = "model.json", "nets.safetensors"
 
 
@@ -39,19 +39,21 @@ class Provenance(Value):
     seed: int
     compute_cases: int  # measured, of all splits, without error
     comm_cases: int
+    started_from: str | None = None  # digest of the cost model whose nets were the first guess
 
 
 class Manifest(Value):
     """model.json."""
 
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
     feature_version: int
     features: tuple[str, ...]
     bench: Bench
     hardware_fingerprint: str
-    batch_size: int
+    batch_size: Annotated[int, Field(gt=0)]  # the bench's: of the exchanges, and of compute cases that name none
+    batch_sizes: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(min_length=1)]  # of the compute cases
     max_dim: Annotated[int, Field(gt=0)]
-    device_counts: tuple[Annotated[int, Field(ge=2, le=MAX_DEVICES)], ...]  # those with exchange nets
+    device_counts: tuple[Annotated[int, Field(ge=2, le=MAX_DEVICES)], ...]  # whose exchange was measured
     tensors_sha256: str
     report: Report
     provenance: Provenance
@@ -59,10 +61,14 @@ class Manifest(Value):
 
 @dataclass(frozen=True)
 class TrainedCostModel:
-    """Trained nets and what is known of them; a protocol.CostModel. Read-only, so threads may share one."""
+    """Trained nets and what is known of them; a protocol.CostModel. Read-only, so threads may share one.
+
+    `batch_size` is the one that is predicted for: see `at_batch_size`.
+    """
 
     manifest: Manifest
     nets: Nets
+    batch_size: int
 
     @cached_property
     def name(self) -> str:
@@ -81,54 +87,97 @@ class TrainedCostModel:
         return self.manifest.bench.hardware.name
 
     @property
-    def batch_size(self) -> int:
-        return self.manifest.batch_size
-
-    @property
     def max_dim(self) -> int:
         return self.manifest.max_dim
 
     @property
     def device_counts(self) -> tuple[int, ...]:
-        """One device exchanges nothing and needs no net."""
-        return (1, *self.manifest.device_counts)
+        """Any number where two or more were measured; where one was, that one, and one device, which exchanges nothing."""
+        return () if len(self.manifest.device_counts) > 1 else (1, *self.manifest.device_counts)
+
+    @property
+    def convex(self) -> bool:
+        return self.nets.convex
+
+    def at_batch_size(self, batch_size: int) -> "TrainedCostModel":
+        """The same model, predicting for another batch size. Raises InvalidInput where compute was measured for one alone."""
+        measured = self.manifest.batch_sizes
+        if batch_size != self.batch_size and batch_size not in measured and len(measured) == 1:
+            raise InvalidInput(
+                f"the cost model was measured for a batch of {measured[0]:,} samples, not {batch_size:,}; measure with "
+                f"--batch-size {batch_size}, or give augment several batch sizes, and pretrain again"
+            )
+        return replace(self, batch_size=batch_size)
+
+    def caveats(self, devices: int) -> tuple[str, ...]:
+        """What a plan for so many devices should say: which of its costs lie beyond what was measured."""
+        found = []
+        for what, asked, measured in (
+            ("an exchange between {:,} devices", devices, self.manifest.device_counts),
+            ("a batch of {:,} samples", self.batch_size, self.manifest.batch_sizes),
+        ):
+            if measured and asked > 1 and not min(measured) <= asked <= max(measured):
+                known = f"{min(measured):,}" if len(measured) == 1 else f"{min(measured):,} to {max(measured):,}"
+                found.append(f"costs of {what.format(asked)} are extrapolated: {known} were measured")
+        return tuple(found)
 
     def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
-        """(N,) tables and the widths they are cut to -> (N, 32). Not negative."""
+        """(N,) tables and the widths they are cut to -> (N, K). Not negative."""
         return self.nets.compute.vectors(table_features(tables, dims, self.batch_size))
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
         return self.nets.compute.ms(vector_sums)
 
-    @property
-    def convex(self) -> bool:
-        return False
-
     def compute_slope(self, vector_sums: Floats) -> Floats:
-        return slope_by_differences(self.compute_ms, vector_sums)
-
-    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
-        """As much of the compute ms as the error on unseen tables; the exchanges' own error is left out."""
-        return np.where(device_dims > 0, self.compute_ms(vector_sums), 0.0) * (self.report.unseen_tables_error or 0.0)
+        return self.nets.compute.slope(vector_sums)
 
     def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
-        return self._exchange(self.nets.forward, device_dims).ms(device_dims, start_delays_ms)
+        return self._exchange(self.nets.forward, device_dims).ms(self._bytes(device_dims), start_delays_ms)
 
     def backward_comm_ms(self, device_dims: Floats) -> Floats:
-        return self._exchange(self.nets.backward, device_dims).ms(device_dims)
+        return self._exchange(self.nets.backward, device_dims).ms(self._bytes(device_dims))
 
-    def _exchange(self, nets: Mapping[int, ExchangeNet], device_dims: Floats) -> ExchangeNet:
-        devices = device_dims.shape[-1]
-        if devices not in nets:
-            measured = f"{' and '.join(map(str, sorted(nets)))} devices" if nets else "one device"
+    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
+        """As in the protocol. All devices end when the last has begun and its own transfer is done; so each total is as uncertain
+        as the time at which the slowest is ready, and its own transfer. The errors are taken to be independent.
+        """
+        compute = np.where(device_dims > 0, self.nets.compute.spread_ms(vector_sums), 0.0)
+        if device_dims.shape[-1] == 1:
+            return compute
+        forward, backward = (self._exchange(net, device_dims) for net in (self.nets.forward, self.nets.backward))
+        sent = self._bytes(device_dims)
+        backward_ms = backward.ms(sent)
+        ready = np.where(device_dims > 0, self.compute_ms(vector_sums), 0.0) + backward_ms
+        slowest = ready.argmax(axis=-1)[..., None]
+        ready_spread = np.take_along_axis(np.hypot(compute, backward_ms * backward.spread), slowest, axis=-1)
+        spread: Floats = np.hypot(ready_spread, forward.ms(sent) * forward.spread)
+        return spread
+
+    def _bytes(self, device_dims: Floats) -> Floats:
+        """What the embeddings of the whole batch take of each device's columns. They travel as fp32."""
+        return device_dims * (4.0 * self.batch_size)
+
+    def _exchange(self, net: ExchangeNet | None, device_dims: Floats) -> ExchangeNet:
+        devices, measured = device_dims.shape[-1], self.manifest.device_counts
+        if net is None or (len(measured) == 1 and devices not in measured):
+            known = f"{measured[0]} devices" if measured else "one device"
             raise InvalidInput(
-                f"the cost model was measured for {measured}, not {devices}; run `neuroshard augment --devices {devices}`, "
-                "measure and pretrain again"
+                f"the cost model was measured for {known}, not {devices}; run `neuroshard augment --devices "
+                f"{','.join(map(str, (*measured, devices)))}`, measure and pretrain again"
             )
-        return nets[devices]
+        return net
 
 
-def cost_model(nets: Nets, bench: Bench, max_dim: int, report: Report, provenance: Provenance) -> TrainedCostModel:
+def cost_model(
+    nets: Nets,
+    bench: Bench,
+    report: Report,
+    provenance: Provenance,
+    *,
+    max_dim: int,
+    batch_sizes: tuple[int, ...],
+    device_counts: tuple[int, ...],
+) -> TrainedCostModel:
     """A cost model from its nets, with a manifest that answers for their exact numbers."""
     manifest = Manifest(
         feature_version=FEATURE_VERSION,
@@ -136,13 +185,19 @@ def cost_model(nets: Nets, bench: Bench, max_dim: int, report: Report, provenanc
         bench=bench,
         hardware_fingerprint=bench.hardware.fingerprint,
         batch_size=bench.batch_size,
+        batch_sizes=batch_sizes,
         max_dim=max_dim,
-        device_counts=tuple(sorted(nets.forward)),
+        device_counts=device_counts,
         tensors_sha256=sha256(to_tensors(nets)),
         report=report,
         provenance=provenance,
     )
-    return TrainedCostModel(manifest, nets)
+    return TrainedCostModel(manifest, nets, _main_batch_size(manifest))
+
+
+def _main_batch_size(manifest: Manifest) -> int:
+    """The bench's, or where no compute case was measured at that, the largest that was."""
+    return manifest.batch_size if manifest.batch_size in manifest.batch_sizes else max(manifest.batch_sizes)
 
 
 def save_cost_model(folder: Path, model: TrainedCostModel) -> None:
@@ -162,6 +217,11 @@ def load_cost_model(folder: Path) -> TrainedCostModel:
         )
     where = str(path)
     raw = check_format(decode_json(read_bytes(path), where), MODEL_FORMAT, where)
+    if raw.get("format_version", 1) < MODEL_FORMAT:
+        raise InvalidInput(
+            f"{where}: a cost model of an older neuroshard, whose nets this one cannot use; run `neuroshard pretrain` again, "
+            "from the same costs"
+        )
     manifest = Manifest.parse(raw, where)
     if manifest.feature_version > FEATURE_VERSION:
         raise NewerFormat(
@@ -179,4 +239,5 @@ def load_cost_model(folder: Path) -> TrainedCostModel:
             f"{folder / TENSORS}: sha256 {sha256(tensors)[:12]}… is not the {manifest.tensors_sha256[:12]}… of {MANIFEST}: the "
             "file is damaged or of another model"
         )
-    return TrainedCostModel(manifest, from_tensors(tensors, manifest.device_counts, str(folder / TENSORS)))
+    nets = from_tensors(tensors, bool(manifest.device_counts), str(folder / TENSORS))
+    return TrainedCostModel(manifest, nets, _main_batch_size(manifest))

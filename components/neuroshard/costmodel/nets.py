@@ -1,56 +1,22 @@
-"""The three nets as NumPy sees them: a few matrix products over any number of leading dimensions.
+"""The nets as NumPy sees them: a few matrix products over any number of leading dimensions.
 
-Shapes are the paper's. Outputs are softplus, which is positive and, far from zero, linear: what lies beyond the measured
-range grows in proportion, where an exponential would explode.
+Both end in layers whose weights are not negative, with ReLU between them and nothing after the last. So a prediction is piecewise
+linear and convex in what comes in, grows with it, and beyond the measured range grows in proportion. There is no exponential
+in it: a search asks millions of times.
 """
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS
-from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.protocol import Floats
 
-TABLE_WIDTHS: Final = (128, 32)  # of the layers after the features; the last is the vector that is summed
-HEAD_WIDTHS: Final = (64, 1)
-EXCHANGE_WIDTHS: Final = (128, 64, 32, 16)  # and one output a device
-LATENCY_SHARE: Final = (
-    0.05  # an exchange of nothing takes as long as one of a twentieth of the usual dims, give or take
-)
-
-
-@dataclass(frozen=True)
-class Dense:
-    """One layer: weight of shape (out, in), bias of shape (out,)."""
-
-    weight: Floats
-    bias: Floats
-
-    def __call__(self, x: Floats) -> Floats:
-        return x @ self.weight.T + self.bias
-
-
-Layers = tuple[Dense, ...]
-
-
-def perceptron(layers: Layers, x: Floats) -> Floats:
-    """Dense layers with ReLU between them and nothing after the last: (…, in) -> (…, out)."""
-    for layer in layers[:-1]:
-        x = np.maximum(layer(x), 0.0)
-    return layers[-1](x)
-
-
-def blank_layers(*widths: int) -> Layers:
-    """Layers of these widths, all zeros."""
-    return tuple(Dense(np.zeros((out, into)), np.zeros(out)) for into, out in pairwise(widths))
-
-
-def softplus(x: Floats) -> Floats:
-    return np.logaddexp(0.0, x)
+MEMBERS: Final = 4  # nets of the compute ensemble: together they cost what one of twice their widths would
+TABLE_WIDTHS: Final = (64, 16)  # of a member's layers after the features; the last is the vector that is summed
+HEAD_WIDTH: Final = 32
+EXCHANGE_WIDTH: Final = 16
 
 
 @dataclass(frozen=True)
@@ -85,97 +51,160 @@ class FeatureScale:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """A layer of every member: weight of shape (members, in, out), bias of shape (members, 1, out)."""
+
+    weight: Floats
+    bias: Floats
+
+    def __call__(self, x: Floats) -> Floats:
+        """(members, N, in), or (N, in) for all alike -> (members, N, out)."""
+        product: Floats = np.matmul(x, self.weight)
+        product += self.bias
+        return product
+
+
+@dataclass(frozen=True)
 class ComputeNet:
-    """A vector a table, summed over the tables of a device, then a head. `unit_ms` is the size of an output of 1."""
+    """An ensemble: of each member a vector a table, summed over the tables of a device, then a head.
+
+    A head is a hidden layer, and a `skip` of shape (members, K, 1) beside it. What is predicted is the mean of the members, in
+    units of `unit_ms`, and at least `floor`. How far it may be off: see `spread_ms`.
+    """
 
     scale: FeatureScale
-    table: Layers
-    head: Layers
+    table: tuple[Layer, Layer]
+    head: Layer
+    out: Layer
+    skip: Floats
     unit_ms: float
+    floor: float
+    disagreement: float  # how many standard deviations of the logarithm it is worth when the members differ by one
+    least_spread: float  # the standard deviation of the logarithm where they all agree
+
+    @property
+    def convex(self) -> bool:
+        """Convex in the vector sums, and growing with each of them, by the signs of its weights."""
+        return all(float(weights.min()) >= 0 for weights in (self.head.weight, self.out.weight, self.skip))
 
     def vectors(self, features: Floats) -> Floats:
-        """(…, F) -> (…, K). Never negative, so that a sum only grows."""
-        return np.maximum(perceptron(self.table, self.scale.apply(features)), 0.0)
+        """(…, F) -> (…, K of all members). Never negative, so that a sum only grows."""
+        hidden, out = self.table
+        flat = self.scale.apply(features).reshape(-1, features.shape[-1])
+        by_member = np.maximum(out(np.maximum(hidden(flat), 0.0)), 0.0)
+        vectors: Floats = by_member.swapaxes(0, 1).reshape(*features.shape[:-1], len(by_member) * by_member.shape[2])
+        return vectors
 
     def ms(self, vector_sums: Floats) -> Floats:
-        """Forward + backward ms: (…, K) -> (…)."""
-        return softplus(perceptron(self.head, vector_sums)[..., 0]) * self.unit_ms
+        """Forward + backward ms: (…, K of all members) -> (…)."""
+        mean: Floats = self._members(vector_sums).mean(axis=0)
+        return np.maximum(mean, self.floor) * self.unit_ms
+
+    def slope(self, vector_sums: Floats) -> Floats:
+        """The gradient of `ms`, at a kink that of one side: (…, K) -> (…, K)."""
+        sums = self._by_member(vector_sums)
+        used = (self.head(sums) > 0) * self.out.weight.swapaxes(1, 2)
+        slopes = np.matmul(used, self.head.weight.swapaxes(1, 2)) + self.skip.swapaxes(1, 2)
+        above = self._members(vector_sums).mean(axis=0).reshape(-1, 1) > self.floor
+        slope: Floats = (slopes * above * (self.unit_ms / len(slopes))).swapaxes(0, 1).reshape(vector_sums.shape)
+        return slope
+
+    def spread_ms(self, vector_sums: Floats) -> Floats:
+        """One standard deviation of the error of `ms`: (…, K) -> (…)."""
+        spread = np.hypot(self.disagreement * self.disagreements(vector_sums), self.least_spread)
+        return self.ms(vector_sums) * spread
+
+    def disagreements(self, vector_sums: Floats) -> Floats:
+        """Standard deviation of the logarithm over the members: (…, K) -> (…)."""
+        members = np.maximum(self._members(vector_sums), self.floor)
+        found: Floats = np.log(members).std(axis=0)
+        return found
+
+    def _members(self, vector_sums: Floats) -> Floats:
+        """What each member predicts, in units: (…, K of all members) -> (members, …)."""
+        sums = self._by_member(vector_sums)
+        hidden = self.head(sums)
+        np.maximum(hidden, 0.0, out=hidden)
+        predicted = self.out(hidden) + np.matmul(sums, self.skip)
+        answers: Floats = predicted.reshape(len(sums), *vector_sums.shape[:-1])
+        return answers
+
+    def _by_member(self, vector_sums: Floats) -> Floats:
+        """(…, K of all members) -> (members, N, K), without a copy."""
+        members = len(self.skip)
+        return vector_sums.reshape(-1, members, vector_sums.shape[-1] // members).swapaxes(0, 1)
 
 
-@dataclass(frozen=True)
-class ExchangeScale:
-    """How an exchange is put to its net: its size apart from its shape, so that shapes are learned once for all sizes.
-
-    `unit_dims`, `low_dims`, `high_dims`: the usual, least and most dims of the widest device in training. `unit_delay_ms`: the
-    longest wait in training; None backward, where every device is ready at once.
-    """
-
-    unit_dims: float
-    low_dims: float
-    high_dims: float
-    unit_delay_ms: float | None = None
-
-    def view(self, device_dims: Floats, start_delays_ms: Floats | None) -> "ExchangeView":
-        """One or two (…, D) as the net sees them.
-
-        Devices come widest first, of equals the one that waits longest. The widest shows as log2 of its dims, the others as
-        shares of it. Sizes that were not measured look to the net like the nearest that was, and cost more in proportion.
-        Waits beyond the longest measured change nothing: by then the others have sent what they had.
-        """
-        waits = np.zeros_like(device_dims)
-        if start_delays_ms is not None and self.unit_delay_ms is not None:
-            waits = np.minimum(waiting_ms(start_delays_ms) / self.unit_delay_ms, 1.0)
-        order = np.lexsort((-waits, -device_dims), axis=-1)
-        dims, waits = np.take_along_axis(device_dims, order, axis=-1), np.take_along_axis(waits, order, axis=-1)
-        widest = dims[..., :1]
-        known = np.clip(widest, self.low_dims, self.high_dims)
-        columns = [np.log2(known / self.unit_dims), dims[..., 1:] / np.maximum(widest, 1.0)]
-        if self.unit_delay_ms is not None:
-            columns.append(waits)
-        differs = (np.diff(dims, axis=-1, prepend=np.inf) != 0) | (np.diff(waits, axis=-1, prepend=np.inf) != 0)
-        return ExchangeView(np.concatenate(columns, axis=-1), widest / self.unit_dims + LATENCY_SHARE, order, differs)
-
-
-@dataclass(frozen=True)
-class ExchangeView:
-    """An exchange as its net sees it: `inputs` (…, D or 2 D), and the `size` (…, 1) that its outputs are multiplied by.
-
-    `order` (…, D) numbers the devices as they come; `differs` (…, D) is False where one is like the one before it.
-    """
-
-    inputs: Floats
-    size: Floats
-    order: Ints
-    differs: NDArray[np.bool_]
-
-    def by_device(self, ordered: Floats) -> Floats:
-        """Outputs in the net's order as those of devices 0 … D - 1: (…, D) -> (…, D). Devices that are alike get their mean."""
-        first = np.flatnonzero(self.differs)
-        alike = np.diff(first, append=ordered.size)
-        means = np.add.reduceat(ordered.ravel(), first) / alike if ordered.size else ordered.ravel()
-        numbered = np.empty_like(ordered)
-        np.put_along_axis(numbered, self.order, np.repeat(means, alike).reshape(ordered.shape), axis=-1)
-        return numbered
+# What a device sees of an exchange, in bytes: first its own, then what is the same for all.
+DEVICE_INPUTS: Final = ("sent", "received", "sent_or_received")  # the last: whichever is more
+SHARED_INPUTS: Final = ("most_sent", "most_received", "most_sent_or_received", "mean")
+BY_DEVICES: Final = (
+    3  # each input comes three times: as it is, times log2 of the number of devices, and over their number
+)
 
 
 @dataclass(frozen=True)
 class ExchangeNet:
-    """One all-to-all between a fixed number of devices D, from what each sends and, forward, when each starts.
+    """One all-to-all between any number of devices D, from what each sends and, forward, when each starts.
 
-    The devices are sorted before the net sees them, and its outputs put back, so that numbering the devices otherwise
-    numbers the prediction otherwise and changes nothing else. What a device must wait for the last one to start is added,
-    not learned: the net answers for the transfer alone.
+    Every device asks the same net, from its own bytes and from sums and maxima over all, so that numbering the devices otherwise
+    numbers the prediction otherwise and changes nothing else. All inputs are convex in the dims and no weight is
+    negative, so what the devices take together is least where all hold the same dims. What a device must wait for the last
+    one to start is added, not learned.
     """
 
-    scale: ExchangeScale
-    layers: Layers
+    weight: Floats  # (BY_DEVICES, inputs, hidden)
+    bias: Floats  # (hidden,)
+    out: Floats  # (hidden,)
+    skip: Floats  # (BY_DEVICES, inputs)
+    latency: Floats  # (2,): of any exchange, and for each eight further devices
+    unit_bytes: float
     unit_ms: float
+    spread: float  # standard deviation of the logarithm of its error, waiting left out
 
-    def ms(self, device_dims: Floats, start_delays_ms: Floats | None = None) -> Floats:
-        """Ms of every device, waiting included: one or two (…, D) -> (…, D)."""
-        view = self.scale.view(device_dims, start_delays_ms)
-        transfer = view.by_device(softplus(perceptron(self.layers, view.inputs)) * view.size * self.unit_ms)
+    @property
+    def convex(self) -> bool:
+        """As above, by the signs of its weights."""
+        return all(float(weights.min()) >= 0 for weights in (self.weight, self.out, self.skip))
+
+    def ms(self, device_bytes: Floats, start_delays_ms: Floats | None = None) -> Floats:
+        """Ms of every device, waiting included, from the bytes of all samples' embeddings on each: (…, D) -> (…, D)."""
+        own, shared = exchange_inputs(device_bytes / self.unit_bytes)
+        by = by_devices(device_bytes.shape[-1])
+        weight, skip = np.tensordot(by, self.weight, 1), by @ self.skip
+        split = own.shape[-1]
+        hidden = own @ weight[:split] + (shared @ weight[split:] + self.bias)
+        np.maximum(hidden, 0.0, out=hidden)
+        transfer = hidden @ self.out + own @ skip[:split] + shared @ skip[split:]
+        transfer = (transfer + latencies(device_bytes.shape[-1]) @ self.latency) * self.unit_ms
         return transfer if start_delays_ms is None else transfer + waiting_ms(start_delays_ms)
+
+
+def exchange_inputs(device_bytes: Floats) -> tuple[Floats, Floats]:
+    """What each device sees for itself and what all see: (…, D) -> (…, D, 3) and (…, 1, 4).
+
+    A device sends its own columns of the others' samples, and receives the others' columns of its own.
+    """
+    devices = device_bytes.shape[-1]
+    total = device_bytes.sum(axis=-1, keepdims=True)
+    sent, received = device_bytes * ((devices - 1) / devices), (total - device_bytes) / devices
+    own = np.stack([sent, received, np.maximum(sent, received)], axis=-1)
+    mean = np.broadcast_to((total * ((devices - 1) / devices**2))[..., None], (*total.shape, 1))
+    return own, np.concatenate([own.max(axis=-2, keepdims=True), mean], axis=-1)
+
+
+def by_devices(devices: int) -> Floats:
+    """What the inputs of an exchange of so many devices are multiplied by: (BY_DEVICES,). The last two are small, so that
+    training turns to them only where the number of devices does change what a byte costs."""
+    return np.array([1.0, np.log2(devices) / 8, 0.5 / devices])
+
+
+def latencies(devices: int) -> Floats:
+    """What of an exchange grows with the number of devices, and not with bytes: (2,).
+
+    No logarithm: beside it a straight line could not be told from few devices, and many would be guessed 40 % off.
+    """
+    return np.array([1.0, (devices - 1) / 8])
 
 
 def waiting_ms(start_delays_ms: Floats) -> Floats:
@@ -186,29 +215,47 @@ def waiting_ms(start_delays_ms: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Nets:
-    """The nets of a cost model; exchange nets by their number of devices, the same forward and backward."""
+    """The nets of a cost model; those of the exchange are None where none was measured."""
 
     compute: ComputeNet
-    forward: Mapping[int, ExchangeNet]
-    backward: Mapping[int, ExchangeNet]
+    forward: ExchangeNet | None
+    backward: ExchangeNet | None
+
+    @property
+    def convex(self) -> bool:
+        return all(net.convex for net in (self.compute, self.forward, self.backward) if net is not None)
 
 
-def blank_nets(device_counts: Iterable[int]) -> Nets:
-    """Nets of the right shapes and no knowledge."""
-    nothing = np.zeros(len(FEATURES))
-    counts = tuple(device_counts)
+def blank_nets(exchange: bool) -> Nets:
+    """Nets of the right shapes and no knowledge, with those of the exchange or without."""
+
+    def layer(into: int, out: int) -> Layer:
+        return Layer(np.zeros((MEMBERS, into, out)), np.zeros((MEMBERS, 1, out)))
+
+    nothing, (hidden, vector) = np.zeros(len(FEATURES)), TABLE_WIDTHS
+    inputs = len(DEVICE_INPUTS) + len(SHARED_INPUTS)
+    exchange_net = ExchangeNet(
+        weight=np.zeros((BY_DEVICES, inputs, EXCHANGE_WIDTH)),
+        bias=np.zeros(EXCHANGE_WIDTH),
+        out=np.zeros(EXCHANGE_WIDTH),
+        skip=np.zeros((BY_DEVICES, inputs)),
+        latency=np.zeros(2),
+        unit_bytes=1.0,
+        unit_ms=1.0,
+        spread=1.0,
+    )
     return Nets(
         compute=ComputeNet(
             FeatureScale(nothing, nothing, nothing, nothing),
-            table=blank_layers(len(FEATURES), *TABLE_WIDTHS),
-            head=blank_layers(TABLE_WIDTHS[-1], *HEAD_WIDTHS),
+            table=(layer(len(FEATURES), hidden), layer(hidden, vector)),
+            head=layer(vector, HEAD_WIDTH),
+            out=layer(HEAD_WIDTH, 1),
+            skip=np.zeros((MEMBERS, vector, 1)),
             unit_ms=1.0,
+            floor=1.0,
+            disagreement=1.0,
+            least_spread=1.0,
         ),
-        forward={
-            d: ExchangeNet(ExchangeScale(1.0, 1.0, 1.0, 1.0), blank_layers(2 * d, *EXCHANGE_WIDTHS, d), 1.0)
-            for d in counts
-        },
-        backward={
-            d: ExchangeNet(ExchangeScale(1.0, 1.0, 1.0), blank_layers(d, *EXCHANGE_WIDTHS, d), 1.0) for d in counts
-        },
+        forward=exchange_net if exchange else None,
+        backward=exchange_net if exchange else None,
     )

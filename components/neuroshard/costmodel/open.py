@@ -10,7 +10,7 @@ from neuroshard.costmodel.published import open_published
 
 
 def open_cost_model(spec: str | Path, batch_size: int | None = None) -> CostModel:
-    """The cost model that `spec` names. `batch_size` is for models that do not know their own.
+    """The cost model that `spec` names. `batch_size` is for models that do not know their own, or know several.
 
     Raises InvalidInput, NewerFormat, UsageError and StoreError in one line.
     """
@@ -20,8 +20,13 @@ def open_cost_model(spec: str | Path, batch_size: int | None = None) -> CostMode
     if colon and kind == "given":
         return load_given(Path(rest), batch_size)
     if "#" in str(spec) and not Path(spec).exists():
-        return open_published(str(spec))
-    return load_cost_model(Path(spec))
+        return at_batch_size(open_published(str(spec)), batch_size)
+    return at_batch_size(load_cost_model(Path(spec)), batch_size)
+
+
+def at_batch_size(model: TrainedCostModel, batch_size: int | None) -> TrainedCostModel:
+    """The model for this batch size if it learned several; one that learned a single size stays at that, as plans then say."""
+    return model if batch_size is None or len(model.manifest.batch_sizes) == 1 else model.at_batch_size(batch_size)
 
 
 def error_on_unseen_tables(model: CostModel) -> float | None:

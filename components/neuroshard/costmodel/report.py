@@ -3,6 +3,8 @@
 from textwrap import wrap
 from typing import Final, Literal
 
+from pydantic import Field
+
 from neuroshard.core.case import Split
 from neuroshard.core.value import Value
 
@@ -40,6 +42,14 @@ class SizeError(Value):
         return f"{self.fewest} or more tables" if self.most is None else f"{self.fewest}-{self.most} tables"
 
 
+class Coverage(Value):
+    """How often the measured value lay within one predicted standard deviation; 68 % of the time where errors are normal."""
+
+    values: int
+    share: float
+    spread: float  # the median of what was predicted, as a share of the cost
+
+
 class Fit(Value):
     """How a training went. Epochs count from 1; the net is that of the best, by the error on the `valid_cases`."""
 
@@ -57,6 +67,7 @@ class NetReport(Value):
     fit: Fit
     splits: dict[Split, Errors | None]
     by_size: tuple[SizeError, ...] = ()
+    coverage: dict[Split, Coverage] = Field(default_factory=dict)
     label_noise: Noise | None = None  # None where no case was measured twice
 
     @property
@@ -95,6 +106,7 @@ class Report(Value):
         for net in self.nets:
             name = net.name.replace(", ", " ").replace(" ", "_")
             found |= {f"{name}_mape_{split}": errors.mape for split, errors in net.splits.items() if errors}
+            found |= {f"{name}_covered_{split}": covered.share for split, covered in net.coverage.items()}
             if net.label_noise is not None:
                 found[f"{name}_label_noise"] = net.label_noise.mape
         return found
@@ -110,6 +122,9 @@ def _net_lines(net: NetReport) -> list[str]:
             continue
         errors = net.splits[split]
         lines.append(f"  {label:<28}{_figures(errors) if errors else 'no case of this split was measured'}")
+    for split, covered in net.coverage.items():
+        told = f"+-{covered.spread:.1%} holds {covered.share:.0%} of"
+        lines.append(f"    {told:<26}{covered.values:>7,}  {_SPLITS.get(split, split)}")
     for size in net.by_size:
         lines.append(f"    {size.name:<26}{size.values:>7,}  {size.mape:>7.1%}")
     if net.label_noise is None:

@@ -1,6 +1,6 @@
-"""Nets <-> safetensors bytes. A tensor is named by its way down to it: `compute.table.0.weight`, `forward.4.unit_ms`."""
+"""Nets <-> safetensors bytes. A tensor is named by its way down to it: `compute.table.0.weight`, `forward.unit_ms`."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -19,13 +19,16 @@ def to_tensors(nets: Nets) -> bytes:
     return data
 
 
-def from_tensors(data: bytes, device_counts: Iterable[int], where: str) -> Nets:
-    """Nets from safetensors bytes. Raises InvalidInput where a tensor is missing, unknown, misshapen or not finite."""
+def from_tensors(data: bytes, exchange: bool, where: str) -> Nets:
+    """Nets from safetensors bytes, with those of the exchange or without.
+
+    Raises InvalidInput where a tensor is missing, unknown, misshapen or not finite.
+    """
     try:
         tensors: dict[str, Floats] = load(data)
     except (SafetensorError, KeyError) as error:  # KeyError: an element type that NumPy lacks
         raise InvalidInput(f"{where}: not a whole safetensors file ({error}); copy or train the model again") from None
-    blank = blank_nets(device_counts)
+    blank = blank_nets(exchange)
     expected = dict(_leaves(blank))
     for name in sorted(expected.keys() ^ tensors.keys()):
         raise InvalidInput(
@@ -42,7 +45,7 @@ def _check(tensor: Floats, expected: Floats, where: str) -> None:
         raise InvalidInput(f"{where} is {tensor.dtype} {tensor.shape}, expected float64 {expected.shape}")
     if not np.isfinite(tensor).all():
         raise InvalidInput(f"{where} holds a value that is not finite; train the model again")
-    if tensor.ndim == 0 and tensor <= 0:  # the units
+    if tensor.ndim == 0 and tensor <= 0:  # units, floors and spreads
         raise InvalidInput(f"{where} is {tensor:g}, but must be above 0")
 
 
@@ -61,19 +64,15 @@ def _with_leaves(node: Any, tensors: Mapping[str, Floats], name: str = "") -> An
     if children is None:
         return float(tensors[name]) if isinstance(node, float) else tensors[name]
     new = {key: _with_leaves(child, tensors, f"{name}.{key}" if name else key) for key, child in children.items()}
-    if is_dataclass(node) and not isinstance(node, type):
-        return replace(node, **new)
-    return {int(key): child for key, child in new.items()} if isinstance(node, Mapping) else tuple(new.values())
+    return replace(node, **new) if is_dataclass(node) and not isinstance(node, type) else tuple(new.values())
 
 
 def _children(node: Any) -> dict[str, Any] | None:
-    """Named parts of a dataclass, mapping or tuple, without those that are None; None for a number or an array."""
+    """Named parts of a dataclass or tuple, without those that are None; None for a number or an array."""
     if is_dataclass(node):
-        parts: Iterable[tuple[Any, Any]] = ((field.name, getattr(node, field.name)) for field in fields(node))
-    elif isinstance(node, Mapping):
-        parts = node.items()
+        parts = {field.name: getattr(node, field.name) for field in fields(node)}
     elif isinstance(node, tuple):
-        parts = enumerate(node)
+        parts = {str(place): part for place, part in enumerate(node)}
     else:
         return None
-    return {str(key): part for key, part in parts if part is not None}
+    return {name: part for name, part in parts.items() if part is not None}

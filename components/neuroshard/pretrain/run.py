@@ -2,11 +2,15 @@
 
     neuroshard pretrain costs/ -o model/
 
-One compute net, and for every number of devices that was measured a forward and a backward exchange net.
+One compute net, and a forward and a backward exchange net for all numbers of devices. A run that was cut off goes on where
+it was when it is started again.
 """
 
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -15,13 +19,16 @@ from neuroshard import __version__
 from neuroshard.core.case import CommCase
 from neuroshard.core.cost import CommCost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.value import shown
-from neuroshard.costmodel.bundle import Provenance, TrainedCostModel, cost_model, save_cost_model
+from neuroshard.core.value import canonical_json, sha256, shown
+from neuroshard.costmodel.bundle import Provenance, TrainedCostModel, cost_model, load_cost_model, save_cost_model
 from neuroshard.costmodel.nets import ComputeNet, ExchangeNet, Nets
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.costmodel.report import NetReport, Report
 from neuroshard.files.costs import read_costs
+from neuroshard.pretrain.checkpoint import Checkpoint
+from neuroshard.pretrain.compute import train_compute
 from neuroshard.pretrain.evaluate import compute_report, exchange_report
+from neuroshard.pretrain.exchange import train_exchange
 from neuroshard.pretrain.labels import (
     Case,
     Labels,
@@ -31,40 +38,91 @@ from neuroshard.pretrain.labels import (
     collect,
     forward_ms,
 )
-from neuroshard.pretrain.train import one_thread, train_compute, train_exchange
+from neuroshard.pretrain.train import one_thread
 
-FEWEST_EXCHANGES: Final = 20  # cases of one number of devices; fewer do not make a net
+FEWEST_EXCHANGES: Final = 20  # cases of one number of devices; fewer teach nothing of it
+UNFINISHED: Final = ".training"  # folder of checkpoints in the output folder, gone when the model is written
 
 
-def run(costs: Path, out: Path, *, seed: int = 0, epochs: int | None = None) -> TrainedCostModel:
-    """Read the costs in folder `costs`, write the cost model into folder `out`. Raises what `pretrain` does."""
-    model = pretrain(read_costs(costs), seed=seed, epochs=epochs)
+@dataclass(frozen=True)
+class Training:
+    """What all nets of a run share. `folder` is where their checkpoints lie, if anywhere."""
+
+    seed: int
+    epochs: int | None
+    convex: bool
+    start: TrainedCostModel | None
+    folder: Path | None
+
+    def generator(self, net: str) -> torch.Generator:
+        """Of its own for each net, so that one that is done already leaves the next as it was."""
+        return torch.Generator().manual_seed(int(sha256(f"{self.seed} {net}".encode())[:15], 16))
+
+    def checkpoint(self, net: str, labels: Sequence[Labels[Any]], places: Sequence[Ints]) -> Checkpoint:
+        """For a net that is trained on just these labels in just this way."""
+        if self.folder is None:
+            return Checkpoint(None)
+        start = self.start.name if self.start else ""
+        facts = [net, self.seed, self.epochs, self.convex, start, __version__, torch.__version__]
+        cases = [[case.case_id for case in one.cases] for one in labels]
+        numbers = b"".join(array.tobytes() for array in (*(one.ms for one in labels), *places))
+        key = sha256(canonical_json([*facts, *cases]) + numbers)
+        return Checkpoint(self.folder / f"{net}.safetensors", key)
+
+
+def run(
+    costs: Path,
+    out: Path,
+    *more: Path,
+    seed: int = 0,
+    epochs: int | None = None,
+    convex: bool = True,
+    start_from: Path | None = None,
+) -> TrainedCostModel:
+    """Read the costs in folder `costs`, and in `more` of the same bench, and write the cost model into folder `out`.
+
+    `start_from` is the folder of the cost model to begin from. Raises what `pretrain` does. A run that was cut off left its
+    checkpoints in `out`: the next with the same costs and settings goes on from there, and writes what the first would have.
+    """
+    start = None if start_from is None else load_cost_model(start_from)
+    measured = read_costs(costs, *more)
+    model = pretrain(measured, seed=seed, epochs=epochs, convex=convex, start=start, checkpoints=out / UNFINISHED)
     save_cost_model(out, model)
+    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
     return model
 
 
-def pretrain(costs: Costs, *, seed: int = 0, epochs: int | None = None) -> TrainedCostModel:
+def pretrain(
+    costs: Costs,
+    *,
+    seed: int = 0,
+    epochs: int | None = None,
+    convex: bool = True,
+    start: TrainedCostModel | None = None,
+    checkpoints: Path | None = None,
+) -> TrainedCostModel:
     """Train on the `train` split, keep the best epoch by `valid`, report the errors on the test splits.
 
-    `epochs` is the most; by default as many as the cases need, and fewer where the error on `valid` has stopped falling.
+    `epochs` is the most; by default as many as the cases need, and fewer where the error on `valid` has stopped falling. Without
+    `convex` the compute net may bend any way: a search then proves no lower bound, and adding a table may lower a prediction.
+    `start` is another cost model, of other hardware or older costs, whose compute net is the first guess.
 
-    The same costs, seed and epochs give the same bytes on one machine. Raises InvalidInput where there is nothing to train
+    The same costs, seed and settings give the same bytes on one machine. Raises InvalidInput where there is nothing to train
     on, or a test table occurs in training; what else is missing is told in the report's gaps.
     """
     if epochs is not None and epochs < 1:
         raise UsageError(f"epochs must be at least 1, not {epochs}")
     check_unseen(case for case, _ in costs.compute)
-    generator = torch.Generator().manual_seed(seed)
+    training = Training(seed, epochs, convex, start, checkpoints)
 
     gaps: list[str] = []
     with one_thread():
-        compute, max_dim, report = _compute_net(costs, epochs, generator)
-        forward, backward, exchange_reports = _exchange_nets(costs.comm, epochs, generator, gaps)
+        compute, max_dim, batch_sizes, report = _compute_net(costs, training)
+        forward, backward, device_counts, exchange_reports = _exchange_nets(costs, training, gaps)
 
     return cost_model(
         Nets(compute, forward, backward),
         costs.bench,
-        max_dim,
         Report(
             nets=(report, *exchange_reports),
             left_out=sum(cost.error is not None for rows in (costs.compute, costs.comm) for _, cost in rows),
@@ -75,51 +133,76 @@ def pretrain(costs: Costs, *, seed: int = 0, epochs: int | None = None) -> Train
             seed=seed,
             compute_cases=len({cost.case_id for _, cost in costs.compute if cost.error is None}),
             comm_cases=len({cost.case_id for _, cost in costs.comm if cost.error is None}),
+            started_from=None if start is None else start.name,
         ),
+        max_dim=max_dim,
+        batch_sizes=batch_sizes,
+        device_counts=device_counts,
     )
 
 
-def _compute_net(costs: Costs, epochs: int | None, generator: torch.Generator) -> tuple[ComputeNet, int, NetReport]:
-    """The compute net, the widest table that it was trained on, and its report."""
+def _compute_net(costs: Costs, training: Training) -> tuple[ComputeNet, int, tuple[int, ...], NetReport]:
+    """The compute net, the widest table and the batch sizes that it was trained on, and its report."""
     labels = collect(costs.compute, lambda cost: cost.total_ms)
     if not len(labels.of_split("train")):
         errors = [cost.error for _, cost in costs.compute if cost.error]
         why = f"{len(errors)} of {len(costs.compute)} rows are errors"
         first = f", the first: {shown(errors[0], 200)}" if errors else ""
         raise InvalidInput(f"no set of tables of the train split was measured ({why}{first}); measure more cases")
+    generator = training.generator("compute")
     train, valid = _train_and_valid(labels, generator)
 
-    batch_size = costs.bench.batch_size
-    net, fit = train_compute(labels, train, valid, batch_size, epochs, generator)
+    batch_sizes = np.array([case.batch_size or costs.bench.batch_size for case in labels.cases])
+    net, fit = train_compute(
+        labels,
+        batch_sizes,
+        train,
+        valid,
+        training.epochs,
+        generator,
+        convex=training.convex,
+        start=training.start.nets.compute if training.start else None,
+        checkpoint=training.checkpoint("compute", [labels], [batch_sizes, train, valid]),
+    )
     max_dim = max(table.dim for i in train for table in labels.cases[i].tables)
-    return net, max_dim, compute_report(net, labels, batch_size, fit)
+    measured = tuple(np.unique(batch_sizes[train]).tolist())
+    return net, max_dim, measured, compute_report(net, labels, batch_sizes, fit)
 
 
 def _exchange_nets(
-    rows: tuple[tuple[CommCase, CommCost], ...], epochs: int | None, generator: torch.Generator, gaps: list[str]
-) -> tuple[dict[int, ExchangeNet], dict[int, ExchangeNet], list[NetReport]]:
-    """Forward and backward nets by number of devices, and their reports."""
-    forward: dict[int, ExchangeNet] = {}
-    backward: dict[int, ExchangeNet] = {}
-    reports: list[NetReport] = []
-    if not rows:
+    costs: Costs, training: Training, gaps: list[str]
+) -> tuple[ExchangeNet | None, ExchangeNet | None, tuple[int, ...], list[NetReport]]:
+    """Forward and backward nets, the numbers of devices that they were trained on, and their reports, one for each of those."""
+    if not costs.comm:
         gaps.append("no exchange was measured: plans for one device only")
-    for devices in sorted({len(case.device_dims) for case, _ in rows}):
-        of_devices = [(case, cost) for case, cost in rows if len(case.device_dims) == devices]
-        check_one_time_a_device(of_devices)
-        usable = sum(cost.error is None and cost.round == 0 and case.split == "train" for case, cost in of_devices)
-        if usable < FEWEST_EXCHANGES:
-            gaps.append(
-                f"no net for the exchange of {devices} devices: {usable} of its training cases were measured, "
-                f"{FEWEST_EXCHANGES} are needed"
-            )
+    check_one_time_a_device(costs.comm)
+    usable: dict[int, list[tuple[CommCase, CommCost]]] = {}
+    for devices in sorted({len(case.device_dims) for case, _ in costs.comm}):
+        rows = [(case, cost) for case, cost in costs.comm if len(case.device_dims) == devices]
+        count = sum(cost.error is None and cost.round == 0 and case.split == "train" for case, cost in rows)
+        if count >= FEWEST_EXCHANGES:
+            usable[devices] = rows
             continue
-        for nets, times in ((forward, forward_ms), (backward, backward_ms)):
-            labels = collect(of_devices, times)
-            train, valid = _train_and_valid(labels, generator)
-            nets[devices], fit = train_exchange(labels, train, valid, nets is forward, epochs, generator)
-            reports.append(exchange_report(nets[devices], labels, fit))
-    return forward, backward, reports
+        gaps.append(
+            f"the exchange of {devices} devices was not learned: {count} of its training cases were measured, "
+            f"{FEWEST_EXCHANGES} are needed"
+        )
+    if not usable:
+        return None, None, (), []
+
+    nets: list[ExchangeNet] = []
+    reports: list[list[NetReport]] = []
+    for way, times in (("forward", forward_ms), ("backward", backward_ms)):
+        labels = [collect(rows, times) for rows in usable.values()]
+        generator = training.generator(way)
+        splits = [_train_and_valid(one, generator) for one in labels]
+        places = [train for train, _ in splits], [valid for _, valid in splits]
+        checkpoint = training.checkpoint(way, labels, [*places[0], *places[1]])
+        batch_size, delays = costs.bench.batch_size, way == "forward"
+        net, fit = train_exchange(labels, places, batch_size, delays, training.epochs, generator, checkpoint)
+        nets.append(net)
+        reports.append([exchange_report(net, one, batch_size, delays, fit) for one in labels])
+    return nets[0], nets[1], tuple(usable), [report for both in zip(*reports, strict=True) for report in both]
 
 
 def _train_and_valid(labels: Labels[Case], generator: torch.Generator) -> tuple[Ints, Ints]:

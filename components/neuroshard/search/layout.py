@@ -6,6 +6,7 @@ import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Baseline, DeviceCost, Plan, Provenance, Shard
+from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.search.bound import Bound
 from neuroshard.search.problem import Placement, Problem
 
@@ -76,6 +77,8 @@ def caveats(problem: Problem, placement: Placement) -> list[str]:
             f"{wide.sum()} of {len(dims)} shards are wider than the {model.max_dim} columns that the cost model has seen "
             f"(widest: {dims.max()}); their costs are extrapolated"
         )
+    if isinstance(model, TrainedCostModel):
+        notes += model.caveats(problem.devices)
     if problem.task.batch_size != model.batch_size:
         notes.append(
             f"costs are predicted for the cost model's batch size {model.batch_size:,}, not for the task's "

@@ -1,0 +1,103 @@
+"""The state of a training on disk, so that a run that was cut off goes on where it was.
+
+One safetensors file a net, written whole. It counts only for the same data and settings, whose digest it carries.
+"""
+
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from neuroshard.files.disk import write_bytes
+
+SAVE_EVERY_SECONDS: Final = 5.0  # of training are lost at most when a run is killed
+
+
+@dataclass
+class Progress:
+    """How far a training is, in whole epochs, and the weights that were best so far."""
+
+    epoch: int = 0
+    best_epoch: int = 0
+    best: float = math.inf
+    best_net: dict[str, Tensor] = field(default_factory=dict)
+
+    def keep(self, error: float, net: nn.Module) -> None:
+        """The net is now the best."""
+        self.best, self.best_epoch = error, self.epoch
+        self.best_net = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+
+
+class Checkpoint:
+    """Where a training's state is kept; without a path nowhere. `key` is the digest of all that the training depends on."""
+
+    def __init__(self, path: Path | None, key: str = "") -> None:
+        self.path, self.key = path, key
+        self.saved_at = time.monotonic()
+
+    def resume(self, net: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> Progress:
+        """The state that was saved, put into all three; a fresh one where none of this training is there."""
+        state = Progress(best_net={name: tensor.clone() for name, tensor in net.state_dict().items()})
+        tensors = self._read()
+        if tensors is None:
+            return state
+        scalars = tensors["scalars"].tolist()
+        state.epoch, state.best_epoch, state.best = int(scalars[0]), int(scalars[1]), scalars[2]
+        state.best_net = _under(tensors, "best.")
+        net.load_state_dict(_under(tensors, "net."))
+        generator.set_state(tensors["generator"])
+        flat, moments = _under(tensors, "optimizer."), optimizer.state_dict()
+        moments["state"] = _nested(flat)
+        optimizer.load_state_dict(moments)
+        return state
+
+    def save(
+        self, state: Progress, net: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator
+    ) -> None:
+        """Keep the state, if the last time is a while ago."""
+        if self.path is None or time.monotonic() - self.saved_at < SAVE_EVERY_SECONDS:
+            return
+        tensors = {
+            "key": torch.frombuffer(bytearray(self.key.encode()), dtype=torch.uint8),
+            "scalars": torch.tensor([state.epoch, state.best_epoch, state.best], dtype=torch.float64),
+            "generator": generator.get_state(),
+            **{f"best.{name}": tensor for name, tensor in state.best_net.items()},
+            **{f"net.{name}": tensor for name, tensor in net.state_dict().items()},
+        }
+        for number, moments in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{number}.{name}": moment for name, moment in moments.items()}
+        write_bytes(self.path, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+        self.saved_at = time.monotonic()
+
+    def _read(self) -> dict[str, Tensor] | None:
+        """The saved tensors; None where there are none, or of another training, or damaged: then it begins anew."""
+        if self.path is None or not self.path.exists():
+            return None
+        try:
+            tensors: dict[str, Tensor] = load(self.path.read_bytes())
+        except (SafetensorError, OSError):
+            return None
+        same = bytes(tensors.get("key", torch.empty(0, dtype=torch.uint8)).tolist()) == self.key.encode()
+        return tensors if same else None
+
+
+NONE: Final = Checkpoint(None)
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _nested(flat: dict[str, Tensor]) -> dict[int, dict[str, Any]]:
+    """`0.step` -> {0: {"step": …}}, as an optimizer has its state."""
+    nested: dict[int, dict[str, Any]] = {}
+    for name, tensor in flat.items():
+        number, _, moment = name.partition(".")
+        nested.setdefault(int(number), {})[moment] = tensor
+    return nested

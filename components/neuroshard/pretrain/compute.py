@@ -1,0 +1,181 @@
+"""Sets of tables and their labels -> the compute net, all members of the ensemble trained at once."""
+
+import math
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from neuroshard.core.case import ComputeCase
+from neuroshard.costmodel.features import FEATURES, table_features
+from neuroshard.costmodel.nets import HEAD_WIDTH, MEMBERS, TABLE_WIDTHS, ComputeNet, FeatureScale, Layer
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.report import Fit
+from neuroshard.pretrain.calibrate import calibrated
+from neuroshard.pretrain.checkpoint import NONE, Checkpoint
+from neuroshard.pretrain.labels import Labels
+from neuroshard.pretrain.metrics import CLOCK_MS
+from neuroshard.pretrain.train import LEARNING_RATE, Recipe, fit_net, kept_positive, uniform
+
+WEIGHT_DECAY: Final = 0.3
+STARTED_RATE: Final = LEARNING_RATE / 2  # of nets that know something already
+
+
+def train_compute(
+    labels: Labels[ComputeCase],
+    batch_sizes: Ints,
+    train: Ints,
+    valid: Ints,
+    epochs: int | None,
+    generator: torch.Generator,
+    *,
+    convex: bool = True,
+    start: ComputeNet | None = None,
+    checkpoint: Checkpoint = NONE,
+) -> tuple[ComputeNet, Fit]:
+    """The compute net from the cases at `train`, the best epoch and the calibration by those at `valid`.
+
+    `batch_sizes` (cases,) are theirs. Without `convex` no sign is asked of the head's weights. `start` is a net of other
+    hardware, to begin from.
+    """
+    samples = SetSamples(labels, batch_sizes, train, start.scale if start else None)
+    net = _Ensemble(generator, convex, samples.floor)
+    recipe = Recipe(epochs, WEIGHT_DECAY)
+    if start is not None:
+        net.begin(start)
+        net.grow(_ratio(net, samples, train))
+        recipe = Recipe(epochs, WEIGHT_DECAY, STARTED_RATE)
+    fit = fit_net("train compute net", net, samples, (train, valid), recipe, generator, checkpoint)
+    return _calibrated(net.as_numpy(samples.scale, samples.unit_ms), labels, samples, valid), fit
+
+
+def _ratio(net: "_Ensemble", samples: "SetSamples", train: Ints) -> float:
+    """How many times what `net` predicts is the usual label."""
+    cases = torch.from_numpy(train)
+    with torch.no_grad():
+        off = torch.log(samples.measured(cases) / net(*samples.inputs(cases)).mean(0))
+    return math.exp(float(off.median()))
+
+
+def _calibrated(net: ComputeNet, labels: Labels[ComputeCase], samples: "SetSamples", valid: Ints) -> ComputeNet:
+    sums = samples.sums(net, valid)
+    off = np.log((net.ms(sums) + CLOCK_MS) / (labels.ms[valid] + CLOCK_MS))
+    return calibrated(net, off, net.disagreements(sums))
+
+
+class SetSamples:
+    """Sets of tables, one after another in flat tensors: the tables of case i are features[start[i] : start[i] + count[i]].
+
+    `scale` keeps what another net was trained with, where that saw a feature vary.
+    """
+
+    def __init__(
+        self, labels: Labels[ComputeCase], batch_sizes: Ints, train: Ints, scale: FeatureScale | None = None
+    ) -> None:
+        tables = [table for case in labels.cases for table in case.tables]
+        counts = np.array([len(case.tables) for case in labels.cases])
+        self.plain = table_features(tables, np.array([table.dim for table in tables]), np.repeat(batch_sizes, counts))
+        trained = np.repeat(np.isin(np.arange(len(counts)), train), counts)
+        here = FeatureScale.of(self.plain[trained])
+        self.scale = here if scale is None else _joined(scale, here)
+        self.features = torch.from_numpy(self.scale.apply(self.plain).astype(np.float32))
+        self.counts = torch.from_numpy(counts)
+        self.starts = self.counts.cumsum(0) - self.counts
+        self.unit_ms = max(float(np.median(labels.ms[train])), CLOCK_MS)
+        self.labels = torch.from_numpy(labels.ms / self.unit_ms).float()
+        self.floor = max(float(labels.ms[train].min()) / 2, CLOCK_MS) / self.unit_ms
+
+    def inputs(self, cases: Tensor) -> tuple[Tensor, ...]:
+        """Features of all tables of the cases, the place of each table's case, and the number of cases."""
+        places, rows = self._rows(cases)
+        return self.features[rows], places, torch.tensor(len(cases))
+
+    def measured(self, cases: Tensor) -> Tensor:
+        return self.labels[cases]
+
+    def sums(self, net: ComputeNet, cases: Ints) -> Floats:
+        """Vectors of the cases' tables, summed a case: (cases, K)."""
+        places, rows = self._rows(torch.from_numpy(cases))
+        vectors = net.vectors(self.plain[rows.numpy()])
+        sums = np.zeros((len(cases), vectors.shape[1]))
+        np.add.at(sums, places.numpy(), vectors)
+        return sums
+
+    def _rows(self, cases: Tensor) -> tuple[Tensor, Tensor]:
+        counts = self.counts[cases]
+        places = torch.repeat_interleave(torch.arange(len(cases)), counts)
+        within = torch.arange(len(places)) - (counts.cumsum(0) - counts)[places]
+        return places, self.starts[cases][places] + within
+
+
+def _joined(before: FeatureScale, here: FeatureScale) -> FeatureScale:
+    """The scale of a net that goes on from `before`: what varies only now is scaled as now, and ranges hold both."""
+    new = before.deviation == 0
+    return FeatureScale(
+        mean=np.where(new, here.mean, before.mean),
+        deviation=np.where(new, here.deviation, before.deviation),
+        low=np.minimum(before.low, here.low),
+        high=np.maximum(before.high, here.high),
+    )
+
+
+class _Ensemble(nn.Module):
+    """ComputeNet for training. Where it is `convex`, the head's weights are the absolute values of the parameters."""
+
+    def __init__(self, generator: torch.Generator, convex: bool, floor: float) -> None:
+        super().__init__()
+        self.convex, self.floor = convex, floor
+        widths, vector = (len(FEATURES), *TABLE_WIDTHS, HEAD_WIDTH, 1), TABLE_WIDTHS[-1]
+        shapes = list(pairwise(widths))
+        self.weights = nn.ParameterList(uniform(MEMBERS, i, o, fan_in=i, generator=generator) for i, o in shapes)
+        self.biases = nn.ParameterList(uniform(MEMBERS, 1, o, fan_in=i, generator=generator) for i, o in shapes)
+        self.skip = uniform(MEMBERS, vector, 1, fan_in=vector, generator=generator)
+        with torch.no_grad():
+            for weight in (*self.weights[2:], self.skip):
+                weight.abs_()  # also where they may turn negative: costs grow
+            self.biases[3].fill_(0.1)
+
+    def forward(self, features: Tensor, places: Tensor, cases: Tensor) -> Tensor:
+        """(members, cases)."""
+        hidden = torch.relu(torch.matmul(features, self.weights[0]) + self.biases[0])
+        vectors = torch.relu(torch.baddbmm(self.biases[1], hidden, self.weights[1]))
+        sums = torch.zeros(MEMBERS, int(cases), vectors.shape[2]).index_add_(1, places, vectors)
+        head, out, skip = self._head()
+        hidden = torch.relu(torch.baddbmm(self.biases[2], sums, head))
+        predicted = torch.baddbmm(self.biases[3], hidden, out) + torch.bmm(sums, skip)
+        return kept_positive(predicted.squeeze(2), self.floor)
+
+    def _head(self) -> list[Tensor]:
+        weights = [*self.weights[2:], self.skip]
+        return [weight.abs() for weight in weights] if self.convex else weights
+
+    def begin(self, net: ComputeNet) -> None:
+        """Take the weights of another net."""
+        layers = (*net.table, net.head, net.out)
+        with torch.no_grad():
+            for layer, weight, bias in zip(layers, self.weights, self.biases, strict=True):
+                weight.copy_(torch.from_numpy(layer.weight))
+                bias.copy_(torch.from_numpy(layer.bias))
+            self.skip.copy_(torch.from_numpy(net.skip))
+
+    def grow(self, factor: float) -> None:
+        """Answer `factor` times as much."""
+        with torch.no_grad():
+            for parameter in (self.weights[3], self.biases[3], self.skip):
+                parameter.mul_(factor)
+
+    def as_numpy(self, scale: FeatureScale, unit_ms: float) -> ComputeNet:
+        """The same net for NumPy, not calibrated."""
+        *head, skip = self._head()
+        weights = [*self.weights[:2], *head]
+        layers = [Layer(_numpy(w), _numpy(bias)) for w, bias in zip(weights, self.biases, strict=True)]
+        return ComputeNet(
+            scale, (layers[0], layers[1]), layers[2], layers[3], _numpy(skip), unit_ms, self.floor, 1.0, 1.0
+        )
+
+
+def _numpy(tensor: Tensor) -> Floats:
+    values: Floats = tensor.detach().double().numpy()
+    return values

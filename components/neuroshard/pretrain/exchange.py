@@ -1,0 +1,165 @@
+"""Exchanges of any number of devices and their labels -> the exchange net, trained on all of them together."""
+
+import dataclasses
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from neuroshard.core.case import CommCase
+from neuroshard.costmodel.nets import (
+    BY_DEVICES,
+    DEVICE_INPUTS,
+    EXCHANGE_WIDTH,
+    SHARED_INPUTS,
+    ExchangeNet,
+    by_devices,
+    exchange_inputs,
+    latencies,
+    waiting_ms,
+)
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.report import Fit
+from neuroshard.pretrain.calibrate import LEAST_SPREAD, typical
+from neuroshard.pretrain.checkpoint import NONE, Checkpoint
+from neuroshard.pretrain.labels import Labels
+from neuroshard.pretrain.metrics import CLOCK_MS
+from neuroshard.pretrain.train import Recipe, fit_net, kept_positive, uniform
+
+WEIGHT_DECAY: Final = 0.03  # nothing unseen to prepare for: test exchanges are drawn as the training ones
+UNLIKELY: Final = 0.01  # to begin with, a byte costs the same however many devices there are
+INPUTS: Final = len(DEVICE_INPUTS) + len(SHARED_INPUTS)
+
+
+def train_exchange(
+    labels: list[Labels[CommCase]],
+    places: tuple[list[Ints], list[Ints]],
+    batch_size: int,
+    delays: bool,
+    epochs: int | None,
+    generator: torch.Generator,
+    checkpoint: Checkpoint = NONE,
+) -> tuple[ExchangeNet, Fit]:
+    """The exchange net of all numbers of devices, each with labels of its own; with `delays` forward, without backward.
+
+    `places` are those to train on and to hold back, for each of the labels.
+    """
+    samples = ExchangeSamples(labels, places[0], batch_size, delays)
+    net = _ExchangeNet(generator)
+    train, valid = (samples.number(some) for some in places)
+    what = f"train {'forward' if delays else 'backward'} exchange net"
+    fit = fit_net(what, net, samples, (train, valid), Recipe(epochs, WEIGHT_DECAY), generator, checkpoint)
+
+    found = net.as_numpy(samples.unit_bytes, samples.unit_ms)
+    held_out = [_transfer_errors(found, one, at, batch_size, delays) for one, at in zip(labels, places[1], strict=True)]
+    return dataclasses.replace(found, spread=max(typical(np.concatenate(held_out)), LEAST_SPREAD)), fit
+
+
+def predicted_ms(net: ExchangeNet, cases: tuple[CommCase, ...], batch_size: int, delays: bool) -> Floats:
+    """What the net says of exchanges of one number of devices: (cases, D)."""
+    sent = np.array([case.device_dims for case in cases], dtype=np.float64) * 4.0 * batch_size
+    return net.ms(sent, np.array([case.start_delays_ms for case in cases]) if delays else None)
+
+
+def _transfer_errors(net: ExchangeNet, labels: Labels[CommCase], places: Ints, batch_size: int, delays: bool) -> Floats:
+    """Relative errors of the devices that spend most of their exchange on the transfer: waiting is added by rule, and its
+    error is that of the compute net."""
+    cases = tuple(labels.cases[i] for i in places)
+    if not cases:
+        return np.empty(0)
+    transfer, total = (predicted_ms(net, cases, batch_size, way) for way in (False, delays))
+    mostly_transfer = total <= 2 * transfer
+    measured = np.maximum(labels.ms[places], CLOCK_MS)
+    return (np.log(np.maximum(total, CLOCK_MS)) - np.log(measured))[mostly_transfer]
+
+
+class ExchangeSamples:
+    """Exchanges as rows, one a device: those of case i are rows[start[i] : start[i] + count[i]]."""
+
+    def __init__(self, labels: list[Labels[CommCase]], train: list[Ints], batch_size: int, delays: bool) -> None:
+        dims = [np.array([case.device_dims for case in one.cases], dtype=np.float64) for one in labels]
+        starts = [np.array([case.start_delays_ms for case in one.cases]) for one in labels]
+        sent = [some * (4.0 * batch_size) for some in dims]
+        waits = [waiting_ms(some) if delays else np.zeros_like(some) for some in starts]
+        widest = np.concatenate([some[at].max(axis=1) for some, at in zip(sent, train, strict=True)])
+        self.unit_bytes = max(float(np.median(widest)), 1.0)
+        transfers = [
+            np.maximum(one.ms - wait, CLOCK_MS)[at].ravel() for one, wait, at in zip(labels, waits, train, strict=True)
+        ]
+        self.unit_ms = max(float(np.median(np.concatenate(transfers))), CLOCK_MS)
+
+        def rows(arrays: list[Floats]) -> Tensor:
+            return torch.from_numpy(np.concatenate(arrays)).float()
+
+        self.features = rows([_features(some / self.unit_bytes) for some in sent])
+        self.latencies = rows([np.tile(latencies(some.shape[1]), (some.size, 1)) for some in sent])
+        self.waits = rows([some.ravel() / self.unit_ms for some in waits])
+        self.labels = rows([one.ms.ravel() / self.unit_ms for one in labels])
+        self.counts = torch.from_numpy(np.concatenate([np.full(len(some), some.shape[1]) for some in sent]))
+        self.starts = self.counts.cumsum(0) - self.counts
+        self.first = np.cumsum([0, *(len(one.cases) for one in labels)])[:-1]
+
+    def number(self, places: list[Ints]) -> Ints:
+        """Places in each of the labels as numbers of cases over all."""
+        return np.concatenate([some + first for some, first in zip(places, self.first, strict=True)])
+
+    def inputs(self, cases: Tensor) -> tuple[Tensor, ...]:
+        """What the net is shown of every device of these cases, and the waits in units."""
+        rows = self._rows(cases)
+        return self.features[rows], self.latencies[rows], self.waits[rows]
+
+    def measured(self, cases: Tensor) -> Tensor:
+        return self.labels[self._rows(cases)]
+
+    def _rows(self, cases: Tensor) -> Tensor:
+        counts = self.counts[cases]
+        places = torch.repeat_interleave(torch.arange(len(cases)), counts)
+        within = torch.arange(len(places)) - (counts.cumsum(0) - counts)[places]
+        return self.starts[cases][places] + within
+
+
+def _features(sent: Floats) -> Floats:
+    """(cases, D) -> (cases x D, BY_DEVICES x INPUTS), as ExchangeNet multiplies them out."""
+    own, shared = exchange_inputs(sent)
+    inputs = np.concatenate([own, np.broadcast_to(shared, (*own.shape[:-1], shared.shape[-1]))], axis=-1)
+    rows: Floats = (by_devices(sent.shape[1])[:, None] * inputs[..., None, :]).reshape(-1, BY_DEVICES * INPUTS)
+    return rows
+
+
+class _ExchangeNet(nn.Module):
+    """ExchangeNet for training: weights are the absolute values of the parameters, one member."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        inputs = BY_DEVICES * INPUTS
+        self.weight = uniform(inputs, EXCHANGE_WIDTH, fan_in=inputs, generator=generator)
+        self.bias = uniform(EXCHANGE_WIDTH, fan_in=inputs, generator=generator)
+        self.out = uniform(EXCHANGE_WIDTH, fan_in=EXCHANGE_WIDTH, generator=generator)
+        self.skip = uniform(inputs, fan_in=inputs, generator=generator)
+        self.latency = nn.Parameter(torch.tensor([0.1, 0.05]))
+        with torch.no_grad():
+            for weights in (self.weight, self.skip):
+                weights[INPUTS:] *= UNLIKELY
+
+    def forward(self, features: Tensor, counts: Tensor, waits: Tensor) -> Tensor:
+        hidden = torch.relu(features @ self.weight.abs() + self.bias)
+        transfer = hidden @ self.out.abs() + features @ self.skip.abs() + counts @ self.latency.abs()
+        return (kept_positive(transfer, 1e-6) + waits)[None]
+
+    def as_numpy(self, unit_bytes: float, unit_ms: float) -> ExchangeNet:
+        def numpy(parameter: Tensor) -> Floats:
+            values: Floats = parameter.detach().double().numpy()
+            return values
+
+        by = (BY_DEVICES, INPUTS)
+        return ExchangeNet(
+            weight=numpy(self.weight.abs().reshape(*by, -1)),
+            bias=numpy(self.bias),
+            out=numpy(self.out.abs()),
+            skip=numpy(self.skip.abs().reshape(by)),
+            latency=numpy(self.latency.abs()),
+            unit_bytes=unit_bytes,
+            unit_ms=unit_ms,
+            spread=1.0,
+        )
