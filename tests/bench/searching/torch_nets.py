@@ -1,15 +1,12 @@
-"""A cost model's nets as torch modules with the same weights, for a search that asks them at batch 1."""
-
-from itertools import chain
+"""A cost model's nets in torch with the same weights, for a search that asks them at batch 1."""
 
 import numpy as np
 import torch
-from torch import nn
 
 from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.features import table_features
-from neuroshard.costmodel.nets import ExchangeNet, Layers
+from neuroshard.costmodel.nets import ExchangeNet, by_devices, latencies
 
 
 class TorchNets:
@@ -17,13 +14,15 @@ class TorchNets:
 
     def __init__(self, model: TrainedCostModel, devices: int) -> None:
         self.batch_size, net = model.batch_size, model.nets.compute
-        self.scale, self.unit_ms = net.scale, net.unit_ms
-        self.table, self.head = _module(net.table), _module(net.head)
+        self.scale, self.unit_ms, self.floor = net.scale, net.unit_ms, net.floor
+        layers = (*net.table, net.head, net.out)
+        self.layers = [(_tensor(layer.weight), _tensor(layer.bias)) for layer in layers]
+        self.skip = _tensor(net.skip)
         if devices > 1:
-            self.forward_net, self.backward_net = model.nets.forward[devices], model.nets.backward[devices]
-            self.forward_module, self.backward_module = (
-                _module(self.forward_net.layers),
-                _module(self.backward_net.layers),
+            self.forward_net, self.backward_net = (
+                Exchange(net, devices, 4.0 * self.batch_size)
+                for net in (model.nets.forward, model.nets.backward)
+                if net is not None
             )
 
     def features(self, table: Table, dim: int) -> torch.Tensor:
@@ -32,31 +31,38 @@ class TorchNets:
 
     def compute(self, features: torch.Tensor) -> torch.Tensor:
         """(tables, F) -> ms of one device that holds them."""
-        vectors = torch.relu(self.table(features))
-        return nn.functional.softplus(self.head(vectors.sum(dim=0))) * self.unit_ms
+        hidden, vector, head, out = self.layers
+        vectors = torch.relu(torch.relu(features @ hidden[0] + hidden[1]) @ vector[0] + vector[1])
+        sums = vectors.sum(dim=1, keepdim=True)
+        members = torch.relu(sums @ head[0] + head[1]) @ out[0] + out[1] + sums @ self.skip
+        return members.mean().clamp(min=self.floor) * self.unit_ms
 
     def forward(self, dims: torch.Tensor, start_delays_ms: torch.Tensor) -> torch.Tensor:
-        waiting = start_delays_ms.max() - start_delays_ms
-        return waiting + _transfer(self.forward_net, self.forward_module, dims, start_delays_ms)
+        return start_delays_ms.max() - start_delays_ms + self.forward_net(dims)
 
     def backward(self, dims: torch.Tensor) -> torch.Tensor:
-        return _transfer(self.backward_net, self.backward_module, dims, None)
+        return self.backward_net(dims)
 
 
-def _transfer(net: ExchangeNet, module: nn.Module, dims: torch.Tensor, delays: torch.Tensor | None) -> torch.Tensor:
-    view = net.scale.view(dims.numpy(), None if delays is None else delays.numpy())
-    ordered = nn.functional.softplus(module(torch.from_numpy(view.inputs))).numpy() * view.size * net.unit_ms
-    return torch.from_numpy(view.by_device(ordered))
+class Exchange:
+    """The transfer of one number of devices, from their dims."""
+
+    def __init__(self, net: ExchangeNet, devices: int, column_bytes: float) -> None:
+        by = by_devices(devices)
+        self.devices, self.unit = devices, column_bytes / net.unit_bytes
+        self.weight, self.skip = _tensor(np.tensordot(by, net.weight, 1)), _tensor(by @ net.skip)
+        self.bias, self.out, self.unit_ms = _tensor(net.bias), _tensor(net.out), net.unit_ms
+        self.latency = float(latencies(devices) @ net.latency)
+
+    def __call__(self, dims: torch.Tensor) -> torch.Tensor:
+        held = dims * self.unit
+        sent, received = held * ((self.devices - 1) / self.devices), (held.sum() - held) / self.devices
+        own = torch.stack([sent, received, torch.maximum(sent, received)], dim=1)
+        shared = torch.cat([own.amax(dim=0), sent.mean()[None]]).expand(self.devices, -1)
+        inputs = torch.cat([own, shared], dim=1)
+        hidden = torch.relu(inputs @ self.weight + self.bias)
+        return (hidden @ self.out + inputs @ self.skip + self.latency) * self.unit_ms
 
 
-def _module(layers: Layers) -> nn.Sequential:
-    """Dense layers with ReLU between them."""
-    linears = []
-    for layer in layers:
-        linear = nn.Linear(*reversed(layer.weight.shape), dtype=torch.float64)
-        linear.weight.data, linear.bias.data = (
-            torch.from_numpy(layer.weight.copy()),
-            torch.from_numpy(layer.bias.copy()),
-        )
-        linears.append(linear)
-    return nn.Sequential(*list(chain.from_iterable((linear, nn.ReLU()) for linear in linears))[:-1]).eval()
+def _tensor(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))
