@@ -18,6 +18,8 @@ from neuroshard.search.watch import Watch
 
 ROUNDS = 40  # of shaking and descending again, where no time budget says otherwise
 ROUNDS_AT_MOST = 10**6  # where one does
+FIRST_ROUNDS = 5  # before the published search is asked as well
+BEAM_AT_MOST = 6400  # tables x devices: 400 x 16, some 1.5 s
 STARTS = 2  # first plans that are descended from
 
 
@@ -37,7 +39,17 @@ def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch
     plans = starts(problem)
     with progress("search", total=effort.rounds, unit="rounds") as bar:
         watch.bar = bar
-        return improve(plans, effort.rounds, rng, watch)[0].placement
+        found = improve(plans, min(effort.rounds, FIRST_ROUNDS), rng, watch)
+        if effort.rounds <= FIRST_ROUNDS:
+            return found[0].placement
+        # the published search cuts otherwise; where it is quick, its plan is worth going on from, and a floor
+        begins = found[:1]
+        if problem.held is None and problem.devices * len(problem.whole) <= BEAM_AT_MOST and not watch.expired:
+            watch.bar = None
+            published = beam_search(problem, effort.width, watch).placement
+            watch.bar = bar
+            begins += [State(problem, problem.widths(published))] if published.fits else []
+        return improve(begins, effort.rounds - FIRST_ROUNDS, rng, watch)[0].placement
 
 
 def at_least(
