@@ -208,6 +208,10 @@ def augment(
         str | None,
         typer.Option(help="Batch sizes of the table sets, one each: 256,512,1024 [default: what is measured]."),
     ] = None,
+    acquire: Annotated[
+        str | None,
+        typer.Option(help="Cost model: of 20 times as many training sets keep those that it is least sure of."),
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """Draw the cases to measure: random table sets, and random placements from balanced to lopsided."""
@@ -225,6 +229,7 @@ def augment(
         max_delay_ms=max_delay,
         test_share=test_share,
         batch_sizes=() if batch_sizes is None else parse_counts(batch_sizes, "--batch-sizes"),
+        acquire_for=acquire,
         seed=seed,
     )
     typer.echo(f"{out}: {len(cases.compute)} compute cases, {len(cases.comm)} exchange cases")

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from neuroshard.augment.acquire import CANDIDATES, acquire
 from neuroshard.augment.placements import draw_exchange
 from neuroshard.augment.pools import Pool, hold_out
 from neuroshard.augment.sets import SetSizes, draw_set
@@ -19,6 +20,9 @@ from neuroshard.core.case import Cases, CommCase, ComputeCase, Split
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.table import DIM_STEP, MAX_DIM, Table
 from neuroshard.core.units import format_bytes
+from neuroshard.core.value import sha256
+from neuroshard.costmodel.open import open_cost_model
+from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.cases import write_cases
 from neuroshard.files.tables import read_tables
 from neuroshard.progress import Bar, progress
@@ -45,6 +49,7 @@ def augment(
     test_share: float = 0.2,
     vary_share: float = 0.5,
     batch_sizes: tuple[int, ...] = (),
+    acquire_for: CostModel | None = None,
     seed: int,
 ) -> Cases:
     """Cases to measure. Deterministic for a seed; case ids are distinct.
@@ -57,6 +62,9 @@ def augment(
 
     A set has 1 to 15 tables; where a device has more on average, a fifth of the sets have more, up to 1.3 times that on the
     least of `devices`. `max_tables` says otherwise: 1 to that many.
+
+    With a cost model to `acquire_for`, the training sets are those of 20 times as many of which it is least sure. The seed of
+    its own cases holds out the same tables again; the draws are others.
 
     Tables of which not even 4 columns fit into `memory_bytes` are left out of the compute cases; Infeasible where that is
     all of them. Where fewer distinct cases exist than were asked for, the result has fewer; the progress line says both.
@@ -76,6 +84,8 @@ def augment(
     rng = np.random.default_rng(seed)
     fitting = _fitting(tables, memory_bytes)
     train_tables, test_tables = hold_out(fitting, test_share, rng)
+    if acquire_for is not None:
+        rng = np.random.default_rng([seed, int(sha256(acquire_for.name.encode())[:15], 16)])
     seen, unseen = (Pool.of(some, widest, memory_bytes) for some in (train_tables, test_tables))
     dims = np.array([table.dim for table in tables], dtype=np.int64)
 
@@ -97,8 +107,16 @@ def augment(
 
     compute_splits = _splits(compute_cases, TEST_TABLES_SHARE if test_tables else 0.0, rng)
     exchanges = list(zip(_device_counts(comm_cases, devices, rng), _splits(comm_cases, 0.0, rng), strict=False))
+    draw_set_of = draw_compute
+    if acquire_for is not None:
+        candidates = [draw_compute("train") for _ in range(CANDIDATES * compute_splits.count("train"))]
+        least_sure = iter(acquire(candidates, acquire_for, rng))
+
+        def draw_set_of(split: Split) -> ComputeCase:
+            return (next(least_sure, None) if split == "train" else None) or draw_compute(split)
+
     with progress("augment", total=len(compute_splits) + len(exchanges), unit="cases") as bar:
-        compute = _distinct(compute_splits, draw_compute, bar)
+        compute = _distinct(compute_splits, draw_set_of, bar)
         comm = _distinct(exchanges, draw_comm, bar)
         bar.advance(
             0, _shortfall(len(tables) - len(fitting), len(compute_splits) + len(exchanges) - len(compute) - len(comm))
@@ -126,11 +144,12 @@ def run(
     test_share: float = 0.2,
     vary_share: float = 0.5,
     batch_sizes: tuple[int, ...] = (),
+    acquire_for: str | Path | None = None,
     seed: int,
 ) -> Cases:
     """A tables.json -> a folder of cases (see files/cases.py); stderr says what of the file was ignored.
 
-    Raises what `augment` raises, and InvalidInput.
+    `acquire_for` names a cost model, as `--model` does. Raises what `augment` raises, and InvalidInput.
     """
     tables, notes = read_tables(tables_path)
     print(*(f"note: {note}\n" for note in notes), sep="", end="", file=sys.stderr)
@@ -146,6 +165,7 @@ def run(
         test_share=test_share,
         vary_share=vary_share,
         batch_sizes=batch_sizes,
+        acquire_for=None if acquire_for is None else open_cost_model(acquire_for),
         seed=seed,
     )
     write_cases(out, cases)

@@ -24,9 +24,11 @@ def open_cost_model(spec: str | Path, batch_size: int | None = None) -> CostMode
     return at_batch_size(load_cost_model(Path(spec)), batch_size)
 
 
-def at_batch_size(model: TrainedCostModel, batch_size: int | None) -> TrainedCostModel:
-    """The model for this batch size if it learned several; one that learned a single size stays at that, as plans then say."""
-    return model if batch_size is None or len(model.manifest.batch_sizes) == 1 else model.at_batch_size(batch_size)
+def at_batch_size(model: CostModel, batch_size: int | None) -> CostModel:
+    """The model for this batch size if it learned several; one that knows a single size stays at that, as plans then say."""
+    if batch_size is None or not isinstance(model, TrainedCostModel) or len(model.manifest.batch_sizes) == 1:
+        return model
+    return model.at_batch_size(batch_size)
 
 
 def error_on_unseen_tables(model: CostModel) -> float | None:
