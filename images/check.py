@@ -155,6 +155,8 @@ def night(inside: Any, kind: str) -> str:
     def step(name: str, **more: str) -> dict[str, Any]:
         wanted = spec["components"][f"comp-{name}"]["inputDefinitions"]["parameters"]
         values = {key: value for key, value in {**asked, **more}.items() if key in wanted}
+        for key, value in values.items():  # the YAML writes 2000.0 for a whole number, and KFP's launcher 2000
+            values[key] = int(value) if wanted[key]["parameterType"] == "NUMBER_INTEGER" else value
         told = json.dumps({"inputs": {"parameterValues": values}, "outputs": {"outputFile": f"/tmp/{name}.json"}})
         container = spec["deploymentSpec"]["executors"][f"exec-{name}"]["container"]
         inside(*(word.replace("{{$}}", told) for word in (*container["command"], *container["args"])))
