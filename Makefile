@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check fix compile images-check manifests-check bench bench-measure bench-release bench-search submit lock clean
+.PHONY: help setup run test check fix compile images-check manifests-check bench bench-measure bench-pretrain bench-release bench-search submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -60,6 +60,9 @@ bench: .venv/dev.done ## run every script of tests/bench
 
 bench-measure: .venv/dev.done ## our harness beside a fresh operator for every case: cases a second, and the noise of both; ARGS=--quick
 	@$(BIN)/python tests/bench/measure.py $(ARGS)
+
+bench-pretrain: .venv/dev.done ## our cost models beside the paper's nets and recipe on the same data; ARGS="--tables FILE --costs FOLDER", --quick
+	@$(BIN)/python tests/bench/pretrain.py $(ARGS)
 
 bench-release: .venv/dev.done ## races, kills, faults, damaged files, and a trainer by four planners' plans, as tables; ARGS="--quick --only trainer"
 	@$(BIN)/python tests/bench/release.py $(ARGS)

@@ -19,6 +19,7 @@ TARGETS = [
     "manifests-check",
     "bench",
     "bench-measure",
+    "bench-pretrain",
     "bench-release",
     "bench-search",
     "submit",

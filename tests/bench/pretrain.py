@@ -1,0 +1,279 @@
+"""Cost models: ours beside the paper's nets and recipe, on the same data, in one run.
+
+    make bench-pretrain ARGS="--tables tables.json --costs costs/"
+    python tests/bench/pretrain.py --quick
+
+Labels are the synthetic backend's formula with its noise, predictions are held against the formula without; with --costs also
+labels that were measured. Prints a table as it goes and writes bench/pretrain.json.
+"""
+
+import argparse
+import json
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scipy.stats import kendalltau
+
+from bench.pretraining import paper
+from helpers.costs import BENCH, compute_cost, formula_costs
+from neuroshard.augment.acquire import acquire
+from neuroshard.augment.placements import draw_exchange
+from neuroshard.augment.run import augment
+from neuroshard.augment.source import load_tables
+from neuroshard.core.cost import Costs
+from neuroshard.files.costs import read_costs
+from neuroshard.measure import formula
+from neuroshard.pretrain.run import pretrain
+
+NOISE = 0.017  # of the median of 5 repeats with 3 %
+MEMORY = 80 * 2**30
+OTHER_HARDWARE = {"HBM_BYTES": 0.6e9, "CACHE_BYTES": 3.0e9, "CACHE_SIZE": 6e6, "BACKWARD_LAUNCH_MS": 0.12,
+                  "FORWARD_VECTORS": 9e6, "BACKWARD_VECTORS": 5e6}  # fmt: skip
+
+
+def main() -> None:
+    options = arguments()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    bench = Bench(options)
+    for part in options.only:
+        getattr(bench, part)()
+        bench.write()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", default="mlperf-dlrm-dcnv2", help="a file of tables, or a preset")
+    parser.add_argument("--costs", type=Path, help="also compare on costs that `neuroshard measure` wrote")
+    parser.add_argument("--quick", action="store_true", help="everything, but small")
+    parser.add_argument("--out", type=Path, default=Path("bench/pretrain.json"))
+    parser.add_argument("--only", nargs="+", default=["compute", "exchange", "speed", "curves", "transfer"])
+    parser.add_argument("--samples", type=int, default=100_000, help="for the time to the paper's error")
+    parser.add_argument("--paper-epochs", type=int, default=paper.EPOCHS)
+    parser.add_argument("--speed-epochs", type=int, default=20, help="of the paper's, measured and extrapolated")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[500, 1000, 2000, 4000, 16000])
+    options = parser.parse_args()
+    if options.quick:
+        options.samples, options.paper_epochs, options.speed_epochs = 2000, 50, 5
+        options.sizes = [100, 200, 400]
+    return options
+
+
+class Bench:
+    """The parts of the benchmark; each puts its figures into `found` and prints them."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.found = options, {"command": " ".join(sys.argv), "date": time.strftime("%Y-%m-%d")}
+        self.tables, _ = load_tables(options.tables)
+
+    def say(self, name: str, **figures: object) -> None:
+        self.found[name] = figures
+        shown = "  ".join(
+            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in figures.items()
+        )
+        print(f"{name:<44}{shown}", flush=True)
+
+    def write(self) -> None:
+        self.options.out.parent.mkdir(parents=True, exist_ok=True)
+        self.options.out.write_text(json.dumps(self.found, indent=1))
+
+    def compute(self) -> None:
+        """Unseen tables: the paper's nets, ours, and ours without the signs that make it convex."""
+        cases = 600 if self.options.quick else 2500
+        sets = {"formula": formula_costs(self.tables, cases, noise=NOISE, twice=200)}
+        if self.options.costs:
+            sets["measured"] = read_costs(self.options.costs)
+        for name, costs in sets.items():
+            costs = costs.model_copy(update={"comm": ()})
+            rows = [row for row in costs.compute if row[1].error is None and row[1].round == 0]
+            test = [row for row in rows if row[0].split == "test_tables"]
+            measured = np.array([cost.total_ms for _, cost in test])
+            mape, tau = scores(self.paper_compute(rows, test, self.options.paper_epochs)[0], measured)
+            self.say(f"compute, unseen tables, {name}, paper", mape=mape, tau=tau, epochs=self.options.paper_epochs)
+            for kind, convex in (("ours", True), ("ours, any sign", False)):
+                began = time.process_time()
+                net = pretrain(costs, convex=convex).report.nets[0]
+                seconds = time.process_time() - began
+                errors, noise = net.splits["test_tables"], net.label_noise
+                self.say(
+                    f"compute, unseen tables, {name}, {kind}", mape=errors.mape, tau=errors.kendall_tau, cpu_s=seconds,
+                    label_noise=noise.mape if noise else None, within_1_sigma=net.coverage["test_tables"].share,
+                    unseen_sets=net.splits["test_sets"].mape,
+                )  # fmt: skip
+
+    def paper_compute(self, rows: list, test: list, epochs: int) -> tuple[np.ndarray, paper.Trained]:
+        """What the paper's net says of the test cases, in ms."""
+        kept = [row for row in rows if row[0].split in ("train", "valid")]
+        inputs, scale = paper.padded([case for case, _ in kept])
+        labels = torch.tensor([cost.total_ms for _, cost in kept])
+        train, valid = (
+            torch.tensor([i for i, row in enumerate(kept) if row[0].split == s]) for s in ("train", "valid")
+        )
+        trained = paper.train(paper.SumNet(), inputs, labels, train, valid, epochs)
+        with torch.no_grad():
+            return trained.net(*paper.padded([case for case, _ in test], scale)[0]).double().numpy(), trained
+
+    def exchange(self) -> None:
+        """The forward exchange of 64 devices: the paper's net for 64 alone; ours that serves all, whether it saw 64 or not."""
+        count = 300 if self.options.quick else 3000
+        dims, rng = np.array([table.dim for table in self.tables]), np.random.default_rng(7)
+        drawn = [draw_exchange(dims, 64, 20.0, rng) for _ in range(300)]
+        test, delays = (np.array([e[i] for e in drawn], dtype=float) for i in (0, 1))
+        truth = formula.forward_comm_ms(test, delays, BENCH.batch_size)
+        transfer = formula.forward_comm_ms(test, delays * 0, BENCH.batch_size)
+
+        rows = formula_costs(self.tables, 1, count, devices=(64,), noise=NOISE, twice=0).comm
+        cases = [case for case, _ in rows]
+        places = [torch.tensor([i for i, c in enumerate(cases) if c.split == s]) for s in ("train", "valid")]
+        labels = torch.tensor([cost.forward_ms for _, cost in rows], dtype=torch.float32)
+        net = paper.train(
+            paper.exchange_net(64), paper.exchange_inputs(cases), labels, *places, self.options.paper_epochs
+        ).net
+        asked = [
+            case.model_copy(update={"device_dims": e[0], "start_delays_ms": e[1]})
+            for case, e in zip(cases * 9, drawn, strict=False)
+        ]
+        with torch.no_grad():
+            said = net(*paper.exchange_inputs(asked)).double().numpy()
+        self.say(f"forward exchange, 64 devices, paper, {count}", r2=r2(said, truth))
+        for name, devices in (("ours, saw 2 to 16", (2, 4, 8, 16)), ("ours, saw 4 and 64", (4, 64))):
+            costs = formula_costs(self.tables, 5, count, devices=devices, noise=NOISE, twice=0)
+            model = pretrain(costs, epochs=None if not self.options.quick else 60)
+            four = np.array([draw_exchange(dims, 4, 20.0, rng)[0] for _ in range(300)], dtype=float)
+            self.say(
+                f"forward exchange, 64 devices, {name}, {count}",
+                r2=r2(model.forward_comm_ms(test, delays), truth),
+                r2_transfer=r2(model.forward_comm_ms(test, delays * 0), transfer),
+                r2_transfer_of_4=r2(
+                    model.forward_comm_ms(four, four * 0), formula.forward_comm_ms(four, four * 0, BENCH.batch_size)
+                ),
+            )
+
+    def speed(self) -> None:
+        """CPU seconds to what the paper's recipe reaches: its epochs are measured and, where fewer were run, extrapolated."""
+        costs = formula_costs(self.tables, self.options.samples, noise=NOISE, twice=0)
+        rows = list(costs.compute)
+        test = [row for row in rows if row[0].split == "test_sets"]
+        truth = np.array([formula.compute_ms(case.tables, BENCH.batch_size) for case, _ in test])
+        said, trained = self.paper_compute(rows, test, self.options.speed_epochs)
+        mape, _ = scores(said, truth)
+        whole = trained.epoch_seconds * paper.EPOCHS
+        self.say(
+            "speed, paper",
+            samples=len(rows),
+            mape=mape,
+            epochs=trained.epochs,
+            epoch_s=trained.epoch_seconds,
+            s_of_1000_epochs=whole,
+        )
+        for epochs in (2, 5, 10, None):
+            began = time.process_time()
+            model = pretrain(costs, epochs=epochs)
+            seconds = time.process_time() - began
+            ours, _ = scores(predicted(model, [case for case, _ in test]), truth)
+            self.say(f"speed, ours, {epochs or 'all'} epochs", mape=ours, cpu_s=seconds, faster=whole / seconds)
+
+    def curves(self) -> None:
+        """Error on unseen sets by the number of training cases: at random, and acquired from 20 times as many."""
+        test = self.sets(2000, seed=100, split="test_sets")
+        truth = np.array([formula.compute_ms(case.tables, BENCH.batch_size) for case in test])
+        random = self.sets(max(self.options.sizes), seed=101)
+        errors: dict[str, list[float]] = {"random": [], "acquired": []}
+        for size in self.options.sizes:
+            model = pretrain(self.labelled(random[:size]))
+            errors["random"].append(scores(predicted(model, test), truth)[0])
+            self.say(f"curve, random, {size} cases", mape=errors["random"][-1])
+        chosen = random[: self.options.sizes[0]]
+        rng = np.random.default_rng(0)
+        for size in self.options.sizes[:4]:
+            if size > len(chosen):
+                model = pretrain(self.labelled(chosen))
+                known = {case.case_id for case in chosen}
+                pool = [c for c in self.sets(20 * (size - len(chosen)), seed=200 + size) if c.case_id not in known]
+                chosen += acquire(pool, model, rng)[: size - len(chosen)]
+            model = pretrain(self.labelled(chosen))
+            errors["acquired"].append(scores(predicted(model, test), truth)[0])
+            self.say(f"curve, acquired, {size} cases", mape=errors["acquired"][-1])
+        aim = errors["random"][min(3, len(errors["random"]) - 1)]
+        self.say(
+            "curve, cases to the error of random",
+            aim=aim,
+            acquired=reached(self.options.sizes, errors["acquired"], aim),
+        )
+
+    def transfer(self) -> None:
+        """A model of one hardware as the start on another: error by the number of its cases."""
+        source = pretrain(self.labelled(self.sets(400 if self.options.quick else 4000, seed=300)))
+        with other_hardware():
+            test = self.sets(1000, seed=301, split="test_sets")
+            truth = np.array([formula.compute_ms(case.tables, BENCH.batch_size) for case in test])
+            cases = self.sets(1600, seed=302)
+            off, _ = scores(predicted(source, test), truth)
+            self.say("transfer, the first hardware's model as it is", mape=off)
+            for size in (50, 100, 200) if self.options.quick else (100, 200, 400, 800, 1600):
+                costs = self.labelled(cases[:size])
+                anew, _ = scores(predicted(pretrain(costs), test), truth)
+                begun, _ = scores(predicted(pretrain(costs, start=source), test), truth)
+                self.say(f"transfer, {size} cases", anew=anew, started=begun)
+
+    def sets(self, count: int, seed: int, split: str = "train") -> list:
+        """Sets of all tables, as `augment` draws those to train on or to test with."""
+        facts = {"comm_cases": 0, "devices": (4,), "memory_bytes": MEMORY, "max_tables": 15, "test_share": 0.0}
+        share = 0.8 if split == "train" else 0.1
+        drawn = augment(self.tables, compute_cases=round(count / share) + 8, seed=seed, **facts).compute
+        return [case for case in drawn if case.split == split][:count]
+
+    def labelled(self, cases: list) -> Costs:
+        """A tenth of them to hold back."""
+        rng = np.random.default_rng(1)
+        split = [case.model_copy(update={"split": "valid"}) if i % 10 == 9 else case for i, case in enumerate(cases)]
+        return Costs(bench=BENCH, compute=tuple((case, compute_cost(case, rng, NOISE)) for case in split), comm=())
+
+
+def predicted(model, cases: list) -> np.ndarray:
+    tables = [table for case in cases for table in case.tables]
+    vectors = model.table_vectors(tables, np.array([table.dim for table in tables]))
+    return model.compute_ms(np.add.reduceat(vectors, np.cumsum([0, *(len(c.tables) for c in cases)])[:-1], axis=0))
+
+
+def scores(said: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
+    return float(np.abs(said / truth - 1).mean()), float(kendalltau(said, truth).statistic)
+
+
+def r2(said: np.ndarray, truth: np.ndarray) -> float:
+    return float(1 - ((said - truth) ** 2).mean() / truth.var())
+
+
+def reached(sizes: list[int], errors: list[float], aim: float) -> float | None:
+    """Where a curve of errors falls to `aim`, straight between its points in logarithms; None where it does not."""
+    for (one, before), (other, after) in zip(
+        zip(sizes, errors, strict=False), list(zip(sizes, errors, strict=False))[1:], strict=False
+    ):
+        if after <= aim:
+            share = (np.log(before) - np.log(aim)) / (np.log(before) - np.log(after)) if before > aim else 0.0
+            return float(one * (other / one) ** share)
+    return None
+
+
+@contextmanager
+def other_hardware():
+    """The formula with the constants of a slower device."""
+    before = {name: getattr(formula, name) for name in OTHER_HARDWARE}
+    for name, value in OTHER_HARDWARE.items():
+        setattr(formula, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(formula, name, value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The paper's cost nets and recipe, to compare with.
+
+20 features as they are, 20-128-32, summed, 32-64-1; 128-64-32-16 for one number of devices; squared error in ms, Adam 1e-3,
+batches of 512, as many epochs as asked, the best by the held-back cases.
+"""
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from neuroshard.core.case import CommCase, ComputeCase
+
+EPOCHS = 1000
+BATCH = 512
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A net, what an epoch took in CPU seconds, and the number of epochs that were run."""
+
+    net: nn.Module
+    epoch_seconds: float
+    epochs: int
+
+
+def train(net: nn.Module, inputs: list[Tensor], labels: Tensor, train: Tensor, valid: Tensor, epochs: int) -> Trained:
+    """`inputs` are indexed by case."""
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    best, best_state, began = np.inf, copy.deepcopy(net.state_dict()), time.process_time()
+    for _ in range(epochs):
+        for chosen in torch.split(train[torch.randperm(len(train))], BATCH):
+            loss = nn.functional.mse_loss(net(*(some[chosen] for some in inputs)), labels[chosen])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            error = float(nn.functional.mse_loss(net(*(some[valid] for some in inputs)), labels[valid]))
+        if error < best:
+            best, best_state = error, copy.deepcopy(net.state_dict())
+    net.load_state_dict(best_state)
+    return Trained(net, (time.process_time() - began) / epochs, epochs)
+
+
+class SumNet(nn.Module):
+    """Sets padded to one length; `there` is 1 for a table and 0 for padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Sequential(nn.Linear(20, 128), nn.ReLU(), nn.Linear(128, 32))
+        self.head = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def forward(self, tables: Tensor, there: Tensor) -> Tensor:
+        return self.head((self.table(tables) * there[..., None]).sum(dim=1)).squeeze(1)
+
+
+def padded(
+    cases: Sequence[ComputeCase], like: tuple[Tensor, Tensor] | None = None
+) -> tuple[list[Tensor], tuple[Tensor, Tensor]]:
+    """Features (cases, most tables, 20), scaled by mean and deviation of each (or as `like`), and which are there."""
+    most = max(len(case.tables) for case in cases)
+    features, there = torch.zeros(len(cases), most, 20), torch.zeros(len(cases), most)
+    for i, case in enumerate(cases):
+        rows = [[t.dim, t.rows, t.pooling_factor, *t.reuse_bins] for t in case.tables]
+        features[i, : len(rows)], there[i, : len(rows)] = torch.tensor(rows, dtype=torch.float32), 1.0
+    if like is None:
+        flat = features[there > 0]
+        like = flat.mean(dim=0), flat.std(dim=0).clamp(min=1e-6)
+    return [(features - like[0]) / like[1] * there[..., None], there], like
+
+
+def exchange_net(devices: int) -> nn.Module:
+    widths = (2 * devices, 128, 64, 32, 16)
+    layers = [part for into, out in pairwise(widths) for part in (nn.Linear(into, out), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(16, devices))
+
+
+def exchange_inputs(cases: Sequence[CommCase]) -> list[Tensor]:
+    """Dims and delays of every device, as they are numbered, in units of a thousand columns and 10 ms."""
+    rows = [[*(d / 1000 for d in c.device_dims), *(ms / 10 for ms in c.start_delays_ms)] for c in cases]
+    return [torch.tensor(rows, dtype=torch.float32)]
