@@ -18,6 +18,7 @@ from neuroshard.search.problem import Problem
 from neuroshard.search.state import State, transfers
 
 TANGENTS = 60
+CUT_EXACTLY = 64  # units, 256 columns
 ASSUMPTIONS = (
     "the cost model's compute cost is convex and grows with every vector, its exchanges take least where all devices hold the "
     "same columns, and waiting is added by rule",
@@ -86,42 +87,53 @@ def _widest_part(problem: Problem, alone: Floats, possible: NDArray[np.bool_]) -
 def _cheapest_cuts(problem: Problem, slope: Floats, possible: NDArray[np.bool_]) -> tuple[float, Floats]:
     """The cheapest way to cut every item where a part costs `slope` times its vector: the total, and the sum of vectors.
 
-    Dynamic programming over widths, for all items of one width at once. How many parts there may be is counted only where a
-    table has a limit below what its width allows.
+    Where no part is cheaper a column than the item whole, whole is cheapest. The others are cut by dynamic programming, up to
+    CUT_EXACTLY units wide; wider ones as if they were made of their cheapest part a column, be it in fractions.
     """
     price = np.where(possible, problem.vectors @ slope, np.inf)
-    total, sums = 0.0, np.zeros(problem.vectors.shape[1])
+    a_unit = price / np.maximum(problem.units, 1)
+    usable = possible & (problem.units >= problem.least[problem.item]) & (problem.units > 0)
+    a_unit[~usable] = np.inf
+    least = np.minimum.reduceat(a_unit, problem.first + 1)  # of the item's parts, narrowest first
+    whole = problem.whole
+    kept = usable[whole] & (a_unit[whole] <= least)
+    wide = ~kept & (problem.widest > CUT_EXACTLY)
+
+    best = np.lexsort((a_unit, problem.item))[np.searchsorted(problem.item, np.arange(len(whole)))]
+    shares = np.where(kept, 1.0, problem.widest / np.maximum(problem.units[best], 1))
+    counted = np.where(kept, whole, best)[kept | wide]
+    total = float(price[counted] @ shares[kept | wide])
+    sums: Floats = shares[kept | wide] @ problem.vectors[counted]
+
     limit = np.where(problem.most * problem.least < problem.widest, problem.most, 0)
-    for widest, most in {*zip(problem.widest.tolist(), limit.tolist(), strict=True)}:
-        items = np.flatnonzero((problem.widest == widest) & (limit == most))
-        least = problem.least[items]
-        parts = _cut(price, problem.first[items], least, widest, most)
-        shards = np.concatenate(parts)
-        shards = shards[shards > 0]
+    for most in np.unique(limit[~kept & ~wide]):
+        items = np.flatnonzero(~kept & ~wide & (limit == most))
+        shards = _cut(price, problem.first[items], problem.least[items], problem.widest[items], int(most))
         total += float(price[shards].sum())
         sums += problem.vectors[shards].sum(axis=0)
     return total, sums
 
 
-def _cut(price: Floats, first: Ints, least: Ints, widest: int, most: int) -> list[Ints]:
-    """The parts of each item, as shards (0 for none), one array a part."""
-    layers = most or 1
-    cost = np.full((layers + 1, widest + 1, len(first)), np.inf)
-    last = np.zeros((layers + 1, widest + 1, len(first)), dtype=np.int64)
+def _cut(price: Floats, first: Ints, least: Ints, widest: Ints, most: int) -> Ints:
+    """The shards of the cheapest cuts of all items, of at most `most` parts each; 0 is no limit."""
+    layers, units_most = most or 1, int(widest.max())
+    cost = np.full((layers + 1, units_most + 1, len(first)), np.inf)
+    last = np.zeros((layers + 1, units_most + 1, len(first)), dtype=np.int64)
     cost[:, 0] = 0.0
     for layer in range(1, layers + 1):
         before = cost[layer - 1 if most else layer]
-        for units in range(1, widest + 1):
-            part = np.arange(1, units + 1)
-            tried = price[first + part[:, None]] + before[units - part]
-            tried[part[:, None] < least] = np.inf
-            last[layer, units] = tried.argmin(axis=0) + 1
-            cost[layer, units] = tried.min(axis=0)
-    parts: list[Ints] = []
-    left, at = np.full(len(first), widest), np.arange(len(first))
+        for units in range(1, units_most + 1):
+            some = np.flatnonzero(widest >= units)
+            part = np.arange(1, units + 1)[:, None]
+            tried = price[first[some] + part] + before[units - part[:, 0]][:, some]
+            tried[part < least[some]] = np.inf
+            last[layer, units, some] = tried.argmin(axis=0) + 1
+            cost[layer, units, some] = tried.min(axis=0)
+    shards: list[Ints] = []
+    left, at = widest.copy(), np.arange(len(first))
     while (left > 0).any():
-        layer = layers - len(parts) if most else layers
+        layer = layers - len(shards) if most else layers
         wide = np.where(left > 0, last[layer, left, at], 0)
-        parts.append(np.where(left > 0, first + wide, 0))
+        shards.append((first + wide)[left > 0])
         left = left - wide
-    return parts
+    return np.concatenate(shards)
