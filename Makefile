@@ -71,7 +71,7 @@ bench-release: .venv/dev.done ## races, kills, faults, damaged files, and a trai
 bench-search: .venv/dev.done ## our search beside its peers; ARGS="--tables-dir FOLDER" of public table sets, --quick for some of it
 	@$(BIN)/python tests/bench/search.py $(ARGS)
 
-submit: .venv/run.done ## run the compiled pipeline on the cluster at KFP_ENDPOINT; ARGS="store=s3://bucket/prefix devices=8"
+submit: .venv/run.done ## run the compiled pipeline on the cluster at KFP_ENDPOINT; ARGS="store=s3://bucket/prefix"
 	@: "$${KFP_ENDPOINT:?give the address of the Kubeflow Pipelines API, as in KFP_ENDPOINT=http://localhost:8080 make submit}"
 	@$(BIN)/kfp run submit -e $(EXPERIMENT) -f pipelines/neuroshard.yaml $(ARGS)
 
