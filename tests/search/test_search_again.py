@@ -1,12 +1,14 @@
 """Re-planning: from a plan on, moving no more than may be moved; and anytime search."""
 
+import numpy as np
 import pytest
 
 from helpers.analytic import AnalyticModel
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes, moves
-from neuroshard.core.plan import Plan
+from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.task import ShardingTask
+from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.run import search
 
 SHAPES = [(1000 * (7 * i % 11 + 1), 4 * (i % 8 + 1) * 4, float(3 * i % 17)) for i in range(24)]
@@ -70,6 +72,29 @@ def test_columns_stay_where_they_are_as_far_as_one_shard_a_device_allows(make_ta
     moved = sum(move.nbytes for move in moves(old, plan) if move.table == "t0")
     strange = sum(shard.table == "t0" and shard.device != there.device for shard in plan.shards)
     assert moved == 1000 * ((64 - stays) * 4 + strange * 4)
+
+
+def test_a_table_that_lies_in_pieces_on_a_device_stays_in_them_within_a_budget(task, old):
+    """As TorchRec's planner deals columns out: in turns."""
+    dealt = [
+        Shard(table=table.name, rows=table.rows, column_offset=at, dim=16, device=at // 16 % 4)
+        for table in task.tables
+        for at in range(0, table.dim, 16)
+    ]
+    theirs = Plan(task=task, shards=tuple(dealt), provenance=old.provenance)
+    assert any(shard.column_offset == 64 for shard in dealt)
+    same = search(task, AnalyticModel(), rounds=2, previous=theirs, move_budget_bytes=1)
+    assert moves(theirs, same) == ()
+    assert sorted(same.shards, key=str) == sorted(theirs.shards, key=str)
+
+    model = AnalyticModel()
+    problem = Problem(task, model)
+    lying = [(problem.first[int(s.table[1:])] + s.dim // 4, s.device) for s in same.shards]
+    alone = problem.costs([Placement(*np.array(lying).T)])
+    assert same.cost_ms == pytest.approx(sum(alone).max())  # priced as the pieces that it has
+
+    freed = search(task, AnalyticModel(), rounds=2, previous=theirs, move_budget_bytes=2**40)
+    assert freed.cost_ms < same.cost_ms
 
 
 def test_a_plan_for_other_tables_is_told_in_one_line(task, make_task):

@@ -2,6 +2,9 @@
 
 Columns of a table are dealt out anew so that most of them stay: the shards of a table, one on each device, are laid out in the
 order that keeps the most columns where they are. Bytes are counted from that layout, so a budget is kept exactly.
+
+A device may hold several pieces of a table that do not adjoin (TorchRec's planner deals columns out in turns). The search sees
+them as one shard; joining them moves columns, so within a budget such a table stays in its pieces unless its widths change.
 """
 
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ from neuroshard.core.errors import Infeasible, InvalidInput
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.units import format_bytes
-from neuroshard.search.problem import Problem, Widths
+from neuroshard.search.problem import Placement, Problem, Widths
 
 ORDERED = 8  # shards of a table whose every order is tried; of more, the order in which they lay is kept
 
@@ -40,6 +43,39 @@ class Held:
                 spans = self.spans.setdefault(shard.table, {}).setdefault(shard.device, [])
                 spans.append((shard.column_offset, shard.column_offset + shard.dim))
         self._arriving: dict[tuple[int, bytes], int] = {}
+        self._pieces: dict[tuple[int, bytes], list[tuple[int, int, int]]] = {}
+        if budget_bytes is not None:
+            self._keep_pieces()
+
+    def _keep_pieces(self) -> None:
+        """Note the items that lie in pieces, by their widths, and set aside the memory that a piece more of a row needs."""
+        problem, rules = self.problem, self.problem.task.constraints.rules()
+        for item, row in enumerate(self.widths()):
+            table = problem.members[item][0]
+            pieces = [(d, *span) for d, held in self.spans.get(table.name, {}).items() for span in _joined(held)]
+            more = np.bincount([d for d, _, _ in pieces], minlength=problem.devices) - 1
+            unit = int(problem.dims[problem.first[item] + 1])
+            narrowest = min((end - begin for _, begin, end in pieces), default=0)
+            rule = problem.task.constraints.allowed(rules.get(table.name), table.dim)[1]
+            allowed = len(pieces) <= (rule or len(pieces)) and narrowest >= problem.least[item] * unit
+            if row.any() and len(problem.members[item]) == 1 and (more > 0).any() and allowed:
+                self._pieces[item, row.tobytes()] = sorted(pieces, key=lambda piece: piece[1])
+                problem.memory = problem.memory - more.clip(0) * table.rows * table.optimizer_bytes_per_row
+
+    def as_it_lies(self, placement: Placement) -> Placement:
+        """The same placement with what stays in pieces as several shards."""
+        problem = self.problem
+        widths = problem.widths(placement)
+        in_pieces = {
+            item: self._pieces[key] for item, row in enumerate(widths) if (key := (item, row.tobytes())) in self._pieces
+        }
+        rest = ~np.isin(problem.item[placement.shards], list(in_pieces))
+        shards, devices = placement.shards[rest].tolist(), placement.devices[rest].tolist()
+        for item, pieces in in_pieces.items():
+            unit = int(problem.dims[problem.first[item] + 1])
+            shards += [int(problem.first[item]) + (end - begin) // unit for _, begin, end in pieces]
+            devices += [device for device, _, _ in pieces]
+        return Placement(np.array(shards, dtype=np.int64), np.array(devices, dtype=np.int64))
 
     def widths(self) -> Widths:
         """The old plan's units of every item that it has whole on devices that are there still; of the others none."""
@@ -62,6 +98,8 @@ class Held:
     def arriving(self, item: int, widths: Widths) -> int:
         """Bytes that devices must get for these units (D,) of an item, of tables that the old plan has."""
         key = (item, widths.tobytes())
+        if key in self._pieces:
+            return 0
         if key not in self._arriving:
             self._arriving[key] = sum(self._of_table(table, item, widths) for table in self.problem.members[item])
         return self._arriving[key]
@@ -87,6 +125,12 @@ class Held:
 
     def lay_out(self, item: int, widths: Widths) -> list[Shard]:
         """Shards of an item's tables, as many columns as can be where they lie."""
+        if pieces := self._pieces.get((item, widths.tobytes())):
+            table = self.problem.members[item][0]
+            return [
+                Shard(table=table.name, rows=table.rows, column_offset=begin, dim=end - begin, device=device)
+                for device, begin, end in pieces
+            ]
         shards = []
         for table in self.problem.members[item]:
             offset = 0
@@ -138,6 +182,17 @@ class Held:
             best[subset] = max(options, key=lambda option: option[0])
         stays, order, _ = best[(1 << len(devices)) - 1]
         return order, stays
+
+
+def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same columns in as few spans as can be."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if joined and joined[-1][1] == begin:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((begin, end))
+    return joined
 
 
 def _whole(table: Table, spans: list[tuple[int, int]]) -> bool:

@@ -20,6 +20,8 @@ def make_plan(
 
     Raises InvalidInput where the cost model predicts what cannot be.
     """
+    if problem.held is not None:
+        placement = problem.held.as_it_lies(placement)
     solved = {name: other for name, other in others.items() if isinstance(other, Placement)}
     compute, forward, backward = problem.costs([placement, *solved.values()])
     total = compute + forward + backward
