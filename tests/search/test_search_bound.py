@@ -1,5 +1,7 @@
 """The bound that every plan carries: it is below the optimum, and says what it rests on."""
 
+import time
+
 import numpy as np
 
 from neuroshard.report.text import plan_text
@@ -37,3 +39,13 @@ def test_of_a_model_that_is_not_convex_nothing_is_claimed(make_task, model):
 def test_one_device_leaves_nothing_to_gain(make_task, model):
     plan = search(make_task([(1000, 64, 20.0), (10, 8, 1.0)], [1]), model)
     assert plan.gap < 1e-9
+
+
+def test_a_table_of_2048_columns_on_64_devices_does_not_hold_up_the_bound(make_task, model):
+    rng = np.random.default_rng(0)
+    shapes = [(1000, 4 * width, rng.uniform(1, 100)) for width in (*range(480, 513), *range(1, 64))]
+    task = make_task(shapes, [16] * 64)
+    began = time.process_time()
+    plan = search(task, model, algorithm="size")
+    assert time.process_time() - began < 10  # 0.7 s; minutes where every limit on parts is counted for every width
+    assert 0 < plan.lower_bound_ms < plan.cost_ms

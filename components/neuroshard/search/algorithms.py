@@ -37,10 +37,11 @@ Search = Callable[[Problem, Effort, np.random.Generator, Watch], Placement]  # r
 def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> Placement:
     """Greedy placements in lockstep, or any packing that fits; the cheapest are improved by local search."""
     plans = starts(problem)
-    with progress("search", total=effort.rounds, unit="rounds") as bar:
+    total, unit = (effort.rounds, "rounds") if watch.budget_s is None else (watch.budget_s, "s")
+    with progress("search", total=total, unit=unit) as bar:
         watch.bar = bar
         found = improve(plans, min(effort.rounds, FIRST_ROUNDS), rng, watch)
-        if effort.rounds <= FIRST_ROUNDS:
+        if not effort.rounds:
             return found[0].placement
         # the published search cuts otherwise; where it is quick, its plan is worth going on from, and a floor
         begins = found[:1]
@@ -49,7 +50,7 @@ def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch
             published = beam_search(problem, effort.width, watch).placement
             watch.bar = bar
             begins += [State(problem, problem.widths(published))] if published.fits else []
-        return improve(begins, effort.rounds - FIRST_ROUNDS, rng, watch)[0].placement
+        return improve(begins, max(effort.rounds - FIRST_ROUNDS, 0), rng, watch)[0].placement
 
 
 def at_least(

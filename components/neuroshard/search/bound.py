@@ -18,6 +18,8 @@ from neuroshard.search.problem import Problem
 from neuroshard.search.state import State, transfers
 
 TANGENTS = 60
+VAIN = 8  # tangents without a better bound, after which no better one is sought
+LEAST_GAIN = 1e-4  # share by which a bound must be better to count as better
 CUT_EXACTLY = 64  # units, 256 columns
 ASSUMPTIONS = (
     "the cost model's compute cost is convex and grows with every vector, its exchanges take least where all devices hold the "
@@ -52,12 +54,17 @@ def lower_bound(problem: Problem, plan: State) -> Bound:
     possible[problem.placement(plan.widths).shards] = True
 
     point = plan.sums.mean(axis=0)
-    best = _widest_part(problem, alone, possible)
+    best, slope, vain = _widest_part(problem, alone, possible), np.full_like(point, np.nan), 0
     for step in range(TANGENTS):
-        slope = np.maximum(model.compute_slope(point), 0.0)
-        cheapest, sums = _cheapest_cuts(problem, slope, possible)
-        intercept = float(model.compute_ms(point)) - float(slope @ point)
-        best = max(best, _over_devices(intercept, cheapest, devices, back))
+        before, slope = slope, np.maximum(model.compute_slope(point), 0.0)
+        if not np.array_equal(slope, before):  # else it is the same tangent: heads are linear in pieces
+            if vain == VAIN:
+                break
+            cheapest, sums = _cheapest_cuts(problem, slope, possible)
+            intercept = float(model.compute_ms(point)) - float(slope @ point)
+            bound = _over_devices(intercept, cheapest, devices, back)
+            vain = 0 if bound > best * (1 + LEAST_GAIN) else vain + 1
+            best = max(best, bound)
         point = point + (sums / devices - point) * (2 / (step + 3))
     return Bound(min(best + ahead, plan.cost), ASSUMPTIONS)
 

@@ -12,7 +12,8 @@ class Watch:
     """The best cost so far, each improvement with its time, and whether the time is up."""
 
     def __init__(self, time_budget_s: float | None = None, on_improvement: OnImprovement | None = None) -> None:
-        self.began = time.perf_counter()
+        self.began = self.shown = time.perf_counter()
+        self.budget_s = time_budget_s
         self.ends = None if time_budget_s is None else self.began + time_budget_s
         self.on_improvement = on_improvement
         self.bar: Bar | None = None
@@ -26,9 +27,14 @@ class Watch:
                 self.on_improvement(time.perf_counter() - self.began, cost_ms)
 
     def advance(self) -> None:
-        """One round of the search is done."""
-        if self.bar is not None:
-            self.bar.advance(1, f"best {self.best_ms:.3f} ms")
+        """One round of the search is done. With a time budget the bar shows seconds of it."""
+        if self.bar is None:
+            return
+        steps = 1.0
+        if self.ends is not None:
+            before, self.shown = self.shown, min(time.perf_counter(), self.ends)
+            steps = self.shown - before
+        self.bar.advance(steps, f"best {self.best_ms:.3f} ms")
 
     @property
     def expired(self) -> bool:
