@@ -56,7 +56,7 @@ def test_what_a_state_counts_after_many_steps_is_what_it_would_count_anew(make_t
     shapes = [(int(10 ** rng.uniform(3, 6)), int(rng.integers(1, 33)) * 4, rng.uniform(0, 100)) for _ in range(15)]
     problem = Problem(make_task(shapes, [1] * 4), model)
     state = whole(problem, rng.integers(0, 4, 15).tolist())
-    for stepped in descend(state, [yardstick(problem, 4)]):
+    for stepped in descend(state, yardstick(problem, 4)):
         anew = State(problem, stepped.widths)
         for name in ("sums", "dims", "free", "shards", "compute", "ready", "forward", "cost"):
             np.testing.assert_allclose(getattr(stepped, name), getattr(anew, name), rtol=1e-12, err_msg=name)

@@ -12,7 +12,7 @@ from neuroshard.search.steps import Guess, Steps, Yardstick, changes, price, pro
 from neuroshard.search.watch import Watch
 
 MIN_GAIN = 1e-6  # share of the slowest device's ms, below which a step is none
-SHARPNESS = (4, 6)  # of the yardsticks of a descent: exponents 16 and 64
+SHARPNESS = 6  # of the yardstick of a descent: exponent 64
 SOURCES = 2  # devices that steps are tried from, before a plan counts as a local optimum
 WORSE = 0.003  # share by which a local optimum may cost more than the one that it was shaken from, to go on from it
 AS_CHEAP = 0.001  # share by which plans count as equally cheap, and how far to trust them decides
@@ -20,26 +20,25 @@ KEPT = 8  # of the plans found; more would need memory by the round
 PATIENCE = 30  # rounds without a better plan, after which the search goes back to the best
 
 
-def descend(state: State, sticks: Sequence[Yardstick]) -> Iterator[State]:
-    """The state after each step that makes it more even by one yardstick after another, until no priced step does.
+def descend(state: State, stick: Yardstick) -> Iterator[State]:
+    """The state after each step that makes it more even by the yardstick, until no priced step does.
 
     Steps go from the devices whose ease would help most. Not every step makes the plan cheaper.
     """
-    for stick in sticks:
-        better = True
-        while better:
-            guess, better = Guess(state, stick), False
-            for source in guess.order()[:SOURCES].tolist():
-                steps = promising(state, guess, source)
-                if not len(steps):
-                    continue
-                change = price(state, guess, steps)
-                best = _affordable(state, steps, change, -MIN_GAIN * guess.slowest)
-                if best is not None:
-                    take(state, steps, best)
-                    yield state
-                    better = True
-                    break
+    better = True
+    while better:
+        guess, better = Guess(state, stick), False
+        for source in guess.order()[:SOURCES].tolist():
+            steps = promising(state, guess, source)
+            if not len(steps):
+                continue
+            change = price(state, guess, steps)
+            best = _affordable(state, steps, change, -MIN_GAIN * guess.slowest)
+            if best is not None:
+                take(state, steps, best)
+                yield state
+                better = True
+                break
 
 
 def _affordable(state: State, steps: Steps, change: Floats, most: float) -> int | None:
@@ -67,20 +66,20 @@ def improve(starts: Sequence[State], rounds: int, rng: np.random.Generator, watc
     A round shakes the plan at hand by a few random steps and descends again. It goes on from what it finds if that costs hardly
     more, and from the best after many rounds in vain.
     """
-    sticks = [yardstick(starts[0].problem, sharpness) for sharpness in SHARPNESS]
-    at = _descended(starts[0].copy(), sticks, watch)
+    stick = yardstick(starts[0].problem, SHARPNESS)
+    at = _descended(starts[0].copy(), stick, watch)
     found = [at]
     for start in starts[1:]:
         if not watch.expired:
-            found.append(_descended(start.copy(), sticks, watch))
+            found.append(_descended(start.copy(), stick, watch))
     best = at = min(found, key=lambda state: state.cost)
     vain = 0
     for _ in range(rounds):
         if watch.expired:
             break
         trial = at.copy()
-        shake(trial, sticks[0], rng)
-        trial = _descended(trial, sticks, watch)
+        shake(trial, stick, rng)
+        trial = _descended(trial, stick, watch)
         found = sorted([*found, trial], key=lambda state: state.cost)[:KEPT]
         vain += 1
         if trial.cost < best.cost * (1 - MIN_GAIN):
@@ -105,11 +104,11 @@ def trusted(found: Sequence[State]) -> list[State]:
     return [*(near[place] for place in np.argsort(doubtful, kind="stable")), *ranked[len(near) :]]
 
 
-def _descended(state: State, sticks: Sequence[Yardstick], watch: Watch) -> State:
+def _descended(state: State, stick: Yardstick, watch: Watch) -> State:
     """The cheapest state on the way down; cut short where time is up."""
     watch.note(state.cost)
     best = state.copy()
-    for step in descend(state, sticks):
+    for step in descend(state, stick):
         if step.cost < best.cost:
             best = step.copy()
             watch.note(step.cost)
@@ -169,10 +168,17 @@ def _within_budget(problem: Problem, widths: Widths) -> bool:
 
 
 def _parts(problem: Problem, item: int, heavy: float, rng: np.random.Generator) -> list[int]:
-    """Units of the parts that an item is cut into: seldom more than it must be, more often where it is heavy."""
+    """Units of the parts that an item is cut into: seldom more than it must be, more often where it is heavy; half of the
+    cuts as even as can be, half anywhere."""
     widest, most = int(problem.widest[item]), int(min(problem.most[item], problem.allowed[item].sum()))
     size, largest = int(problem.nbytes[problem.whole[item]]), int(problem.memory[problem.allowed[item]].max())
     fewest = max(-(-widest // int(problem.cap[item])), -(-size // max(largest, 1)))
     count = fewest + (int(rng.integers(1, 4)) if rng.random() < 0.1 + heavy else 0)
-    count = max(1, min(count, most, widest // int(problem.least[item])))
+    least = int(problem.least[item])
+    count = max(1, min(count, most, widest // least))
+    if count > 1 and rng.random() < 0.5:
+        places = least * np.sort(rng.choice(np.arange(1, widest // least), size=count - 1, replace=False))
+        parts = np.diff(places, prepend=0, append=widest)
+        if parts.max() <= problem.cap[item]:
+            return [*map(int, sorted(parts, reverse=True))]
     return [widest // count + (part < widest % count) for part in range(count)]
