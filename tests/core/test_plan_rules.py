@@ -89,7 +89,9 @@ def test_a_plan_without_one_of_its_shards_has_a_gap(plan, data):
 @given(plans(), st.data())
 def test_a_shard_that_is_there_twice_overlaps(plan, data):
     twice = data.draw(st.sampled_from(plan.shards))
-    with pytest.raises(ValidationError, match="overlapping"):
+    with pytest.raises(
+        ValidationError, match=r"overlapping shards at columns \d+-\d+ of device \d+ and \d+-\d+ of device \d+"
+    ):
         rebuilt(plan, (*plan.shards, twice))
 
 
@@ -138,7 +140,7 @@ def test_uneven_column_shards_and_a_grid_tile_a_table():
         ({"dim": 8, "column_offset": 2}, "8 columns at column 2"),
         ({"dim": 16, "device": 7}, "device 7, but there are 2"),
         ({"dim": 16, "table": "ghost"}, "'ghost', which is not in the task"),
-        ({"dim": 20}, "is 10 x 16, but a shard reaches row 10 and column 20"),
+        ({"dim": 20}, "is 10 x 16, but its shard on device 0 reaches row 10 and column 20"),
         ({"dim": 16, "rows": 11}, "reaches row 11"),
         ({"dim": 16, "rows": 0}, "greater than 0"),
     ],

@@ -208,19 +208,22 @@ def check_tiles(table: Table, shards: list[Shard]) -> None:
     for shard in shards:
         if shard.row_offset + shard.rows > table.rows or shard.column_offset + shard.dim > table.dim:
             raise ValueError(
-                f"table {table.name!r} is {table.rows} x {table.dim}, but a shard reaches row "
+                f"table {table.name!r} is {table.rows} x {table.dim}, but its shard on device {shard.device} reaches row "
                 f"{shard.row_offset + shard.rows} and column {shard.column_offset + shard.dim}"
             )
     if pair := overlapping(shards):
         one, other = pair
         raise ValueError(
             f"table {table.name!r} has overlapping shards at columns {one.column_offset}-"
-            f"{one.column_offset + one.dim} and {other.column_offset}-{other.column_offset + other.dim}"
+            f"{one.column_offset + one.dim} of device {one.device} and {other.column_offset}-"
+            f"{other.column_offset + other.dim} of device {other.device}"
         )
     covered = sum(shard.rows * shard.dim for shard in shards)
     if covered != table.rows * table.dim:
+        on = ", ".join(str(device) for device in sorted({shard.device for shard in shards}))
         raise ValueError(
-            f"table {table.name!r} has a gap: its shards cover {covered:,} of {table.rows * table.dim:,} elements"
+            f"table {table.name!r} has a gap: its shards (on devices {on}) cover {covered:,} of "
+            f"{table.rows * table.dim:,} elements"
         )
 
 
