@@ -5,10 +5,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from helpers.json_handler import JsonHandler
 
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 
@@ -147,22 +149,14 @@ class FakeApiServer:
 
 @contextmanager
 def serving(server: FakeApiServer) -> Iterator[FakeApiServer]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(JsonHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:  # a name that http.server looks for
+        def do_GET(self) -> None:  # noqa: N802 # a name that http.server looks for
             parts = urlsplit(self.path)
             query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
             status, answer = server.answer(parts.path, query, self.headers.get("Authorization"))
-            data = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            pass
+            self.send_json(status, answer)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         http.daemon_threads = True

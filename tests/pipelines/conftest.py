@@ -7,11 +7,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from helpers.json_handler import JsonHandler
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -55,23 +57,15 @@ class KfpStub:
 def kfp_stub() -> Iterator[KfpStub]:
     stub = KfpStub()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(JsonHandler):
         def answer(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
             stub.tokens.add(self.headers.get("Authorization"))
             status, answer = stub.answer(self.command, self.path.partition("?")[0], body)
-            data = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.send_json(status, answer)
 
         do_GET = do_POST = answer  # noqa: N815 # names that http.server looks for
-
-        def log_message(self, *_: object) -> None:
-            pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         stub.url = f"http://127.0.0.1:{server.server_port}"

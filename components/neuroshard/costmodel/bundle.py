@@ -27,9 +27,10 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Report
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
 from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
+from neuroshard.store.bundles import BUNDLE_FILES
 
 MODEL_FORMAT: Final = 2
-MANIFEST, TENSORS = "model.json", "nets.safetensors"
+TENSORS, MANIFEST = BUNDLE_FILES
 
 
 class Provenance(Value):

@@ -54,7 +54,7 @@ class Held:
             table = problem.members[item][0]
             pieces = [(d, *span) for d, held in self.spans.get(table.name, {}).items() for span in _joined(held)]
             more = np.bincount([d for d, _, _ in pieces], minlength=problem.devices) - 1
-            unit = int(problem.dims[problem.first[item] + 1])
+            unit = self._unit(item)
             narrowest = min((end - begin for _, begin, end in pieces), default=0)
             rule = problem.task.constraints.allowed(rules.get(table.name), table.dim)[1]
             allowed = len(pieces) <= (rule or len(pieces)) and narrowest >= problem.least[item] * unit
@@ -72,7 +72,7 @@ class Held:
         rest = ~np.isin(problem.item[placement.shards], list(in_pieces))
         shards, devices = placement.shards[rest].tolist(), placement.devices[rest].tolist()
         for item, pieces in in_pieces.items():
-            unit = int(problem.dims[problem.first[item] + 1])
+            unit = self._unit(item)
             shards += [int(problem.first[item]) + (end - begin) // unit for _, begin, end in pieces]
             devices += [device for device, _, _ in pieces]
         return Placement(np.array(shards, dtype=np.int64), np.array(devices, dtype=np.int64))
@@ -83,7 +83,7 @@ class Held:
         widths = np.zeros((len(problem.whole), problem.devices), dtype=np.int64)
         for item, members in enumerate(problem.members):
             spans = self.spans.get(members[0].name, {})
-            unit = int(problem.dims[problem.first[item] + 1])
+            unit = self._unit(item)
             for device, held in spans.items():
                 if len(members) == 1:
                     widths[item, device] = sum(end - begin for begin, end in held) // unit
@@ -94,6 +94,10 @@ class Held:
             if wrong or len(used) > problem.most[item] or (used < problem.least[item]).any():
                 widths[item] = 0
         return widths
+
+    def _unit(self, item: int) -> int:
+        """Columns of an item's unit."""
+        return int(self.problem.dims[self.problem.first[item] + 1])
 
     def arriving(self, item: int, widths: Widths) -> int:
         """Bytes that devices must get for these units (D,) of an item, of tables that the old plan has."""
