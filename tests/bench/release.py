@@ -22,6 +22,7 @@ from contextlib import contextmanager, redirect_stderr
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
+from statistics import median
 from threading import Barrier, Event
 from typing import NamedTuple
 from uuid import uuid4
@@ -101,6 +102,7 @@ def main() -> None:
         for kind in CHECKS:
             row(f"{share_of(sizes.mutations):,} damaged {kind} files", lambda k=kind: damage(k, sizes))
         row("2,000 tables, 128 ranks", lambda: large(Path(folder) / "large"))
+        row("import neuroshard.client", imported)
 
 
 @contextmanager
@@ -349,6 +351,16 @@ def large(root: Path) -> str:
         figures.append(f"{step} {best['seconds']:.2f} s, {format_bytes(best['bytes'])}")
     size = next((root / "m" / "plans").glob("*.json")).stat().st_size
     return f"plan of {format_bytes(size)}: " + "; ".join(figures) + " (peak memory of the whole process)"
+
+
+def imported() -> str:
+    """The client in a fresh interpreter, ten times."""
+    script = "import time; began = time.perf_counter(); import neuroshard.client; print(time.perf_counter() - began)"
+    runs = [
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(10)
+    ]
+    seconds = sorted(float(run.stdout) for run in runs)
+    return f"median {median(seconds):.2f} s, best {seconds[0]:.2f} s"
 
 
 if __name__ == "__main__":

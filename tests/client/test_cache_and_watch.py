@@ -193,7 +193,7 @@ def test_a_store_that_hangs_is_given_up_at_the_deadline(store, monkeypatch, tmp_
 
     def hangs(self: FolderStore, key: str, *rest: int) -> bytes:
         if self.root.name == "store":
-            freed.wait(30)
+            freed.wait(300)
         return read(self, key, *rest)
 
     monkeypatch.setattr(FolderStore, "read", hangs)
@@ -203,7 +203,7 @@ def test_a_store_that_hangs_is_given_up_at_the_deadline(store, monkeypatch, tmp_
     with pytest.warns(StaleWarning, match=r"no answer within 0\.2 s; using plan"):
         assert load_plan(store.url, "m", cache_dir=tmp_path / "cache", deadline_seconds=0.2) == A
     freed.set()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def watching(store: FolderStore, **options: object):

@@ -1,4 +1,4 @@
-"""The front door is light: what importing it loads, and how long that takes."""
+"""The front door is light: what importing it loads. How long that takes is in `make bench-release`."""
 
 import subprocess
 import sys
@@ -17,6 +17,14 @@ def test_the_client_loads_nothing_heavy():
     assert loaded("from neuroshard.client import Plan, load_plan") & HEAVY == set()
 
 
+def test_the_client_loads_pydantic_and_python_only():
+    pydantic = {"pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"}
+
+    got = loaded("import neuroshard.client") - loaded("import sysconfig; sysconfig.get_config_vars()")
+
+    assert got - sys.stdlib_module_names == {"neuroshard", *pydantic}
+
+
 def test_a_folder_store_needs_no_boto3():
     assert loaded("from neuroshard.store.open import open_store; open_store('runs/store')") & HEAVY == set()
 
@@ -25,12 +33,3 @@ def test_an_s3_store_needs_boto3_and_nothing_else_heavy():
     got = loaded("from neuroshard.store.open import open_store; open_store('s3://bucket/prefix')")
 
     assert got & HEAVY == {"boto3", "botocore"}
-
-
-def test_the_client_is_imported_in_less_than_a_fifth_of_a_second():
-    script = "import time; began = time.process_time(); import neuroshard.client; print(time.process_time() - began)"
-    runs = [
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(5)
-    ]
-
-    assert min(float(run.stdout) for run in runs) < 0.2  # CPU seconds; 0.09 to 0.14 seen

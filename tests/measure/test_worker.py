@@ -51,7 +51,7 @@ def test_a_dead_worker_is_told_with_its_reason(function: object, message: object
     began = time.monotonic()
     with pytest.raises(WorkerLost, match=told):
         dying.ask(message)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert dying.workers == []
 
 
@@ -61,8 +61,8 @@ def test_a_hung_worker_is_killed_when_its_time_is_up_and_replaced() -> None:
     first = process_ids(sleeper)
     began = time.monotonic()
     with pytest.raises(WorkerLost, match=r"no answer within 0\.5 s"):
-        sleeper.ask(60)
-    assert time.monotonic() - began < 5
+        sleeper.ask(600)
+    assert time.monotonic() - began < 60
     assert not any(map(exists, first))
     try:
         assert sleeper.ask(0) == [None]
@@ -72,14 +72,14 @@ def test_a_hung_worker_is_killed_when_its_time_is_up_and_replaced() -> None:
 
 def test_one_death_ends_the_wait_for_all() -> None:
     """One rank dies while the others are in a collective that will never end."""
-    mixed = Crew("functools:partial", lambda: [(time.sleep,), (time.sleep,), (os.abort,)], 30.0)
+    mixed = Crew("functools:partial", lambda: [(time.sleep,), (time.sleep,), (os.abort,)], 300.0)
     mixed.start()
     others = process_ids(mixed)
     mixed.workers[2].process.kill()
     began = time.monotonic()
     with pytest.raises(WorkerLost):
-        mixed.ask(60)
-    assert time.monotonic() - began < 5
+        mixed.ask(600)
+    assert time.monotonic() - began < 60
     assert not any(map(exists, others))
 
 
