@@ -181,6 +181,13 @@ def test_a_plan_from_the_future_asks_for_an_upgrade():
         Plan.from_json(canonical_json({**whole_plan().model_dump(mode="json"), "format_version": 2}), "plan.json")
 
 
+def test_what_is_no_plan_is_said_to_be_none_whatever_its_version():
+    with pytest.raises(
+        InvalidInput, match=r"model.json: no plan; .* this has 'features', 'format_version', 'hardware', …"
+    ):
+        Plan.from_json(b'{"format_version": 2, "features": [], "hardware": {}, "x": 1}', "model.json")
+
+
 def test_device_memory_may_differ_between_devices():
     tables = (table("a"), table("b"))
     need = tables[0].memory_bytes

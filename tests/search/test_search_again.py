@@ -10,6 +10,7 @@ from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.task import ShardingTask
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.run import search
+from neuroshard.search.watch import Watch
 
 SHAPES = [(1000 * (7 * i % 11 + 1), 4 * (i % 8 + 1) * 4, float(3 * i % 17)) for i in range(24)]
 
@@ -127,6 +128,16 @@ def test_every_improvement_is_told_with_its_time_and_the_last_is_the_plan(task):
     assert list(ms) == sorted(ms, reverse=True)
     assert len(set(ms)) == len(ms)
     assert plan.cost_ms == pytest.approx(ms[-1], rel=1e-12)
+    assert [improvement.cost_ms for improvement in plan.improvements] == list(ms)
+
+
+def test_a_plan_tells_of_a_hundred_improvements_the_first_and_the_last_among_them():
+    watch = Watch()
+    for cost_ms in range(500, 0, -1):
+        watch.note(float(cost_ms), steps=1)
+    told = watch.improvements
+    assert (len(told), told[0].cost_ms, told[-1].cost_ms) == (100, 500.0, 1.0)
+    assert [one.step for one in told] == [501 - one.cost_ms for one in told]
 
 
 def test_a_time_budget_cuts_the_search_short_with_the_best_so_far(task):

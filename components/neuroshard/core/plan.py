@@ -9,7 +9,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
-from neuroshard.core.value import Value, check_format, decode_json, shown
+from neuroshard.core.value import Value, check_format, decode_json, shown, without_defaults
 
 PLAN_FORMAT: Literal[1] = 1
 
@@ -54,18 +54,34 @@ class Baseline(Value):
         return max(self.predicted_ms) if self.predicted_ms else None
 
 
+class Improvement(Value):
+    """A plan better than all before it, which a search met after so many `steps`: changes of the plan at hand that it took."""
+
+    step: Annotated[int, Field(ge=0)]
+    cost_ms: Annotated[float, Field(ge=0)]
+
+
 class Provenance(Value):
-    """Where a plan comes from. No clock: the same inputs give the same plan, byte for byte."""
+    """Where a plan comes from. No clock: the same inputs give the same plan, byte for byte.
+
+    A search improved its plan for so many `rounds`, or for as many as a time budget of `time_budget_s` seconds left time for.
+    """
 
     neuroshard_version: str
     algorithm: str
     seed: int | None = None
+    rounds: Annotated[int, Field(ge=0)] | None = None
+    time_budget_s: Annotated[float, Field(gt=0)] | None = None
     cost_model: str | None = None  # digest of the bundle, or the name of a model without one
     cost_model_backend: str | None = None  # synthetic, cpu, cuda: what the model's costs were measured on
     cost_model_device: str | None = None
     # mean |predicted / measured - 1| of compute on tables it never saw
     cost_model_error: Annotated[float, Field(ge=0)] | None = None
     notes: tuple[str, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(handler(self), {"rounds": None, "time_budget_s": None})
 
 
 class Plan(Value):
@@ -74,7 +90,7 @@ class Plan(Value):
     A Plan that exists is valid: building one checks bounds, widths, gaps, overlaps, devices and memory, and raises
     pydantic's ValidationError that names table or device, the value and the limit. `predicted_ms[d]` is the predicted
     cost of device `d` in milliseconds; the plan's cost is the largest. By the same cost model no plan costs less than
-    `lower_bound_ms`, on the assumptions that are written beside it.
+    `lower_bound_ms`, on the assumptions that are written beside it. `improvements` tell how the search came there.
     """
 
     format_version: Literal[1] = PLAN_FORMAT
@@ -86,6 +102,7 @@ class Plan(Value):
     baselines: tuple[Baseline, ...] = ()
     lower_bound_ms: Annotated[float, Field(ge=0)] | None = None
     bound_assumptions: tuple[str, ...] = ()
+    improvements: tuple[Improvement, ...] = ()
     provenance: Provenance
 
     @model_validator(mode="before")
@@ -97,8 +114,10 @@ class Plan(Value):
 
     @model_serializer(mode="wrap")
     def _without_needless_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A plan without a bound is written as before there were any, so that its digest stays."""
+        """A plan without a bound is written as before there were any, so that its digest stays; likewise improvements."""
         data: dict[str, Any] = handler(self)
+        if not self.improvements:
+            del data["improvements"]
         if self.lower_bound_ms is None and not self.bound_assumptions:
             del data["lower_bound_ms"], data["bound_assumptions"]
         return data
@@ -194,10 +213,17 @@ class Plan(Value):
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
         """A plan from the bytes of a plan.json. Raises InvalidInput or NewerFormat in one line that names `where`."""
-        raw = check_format(decode_json(data, where), PLAN_FORMAT, where)
+        decoded = decode_json(data, where)
+        if isinstance(decoded, dict) and not decoded.keys() & {"task", "task_digest", "shards"}:
+            raise InvalidInput(f"{where}: no plan; a plan.json has task and shards, and this has {_keys(decoded)}")
+        raw = check_format(decoded, PLAN_FORMAT, where)
         if "task_digest" not in raw:
             raise InvalidInput(f"{where}: task_digest is missing")
         return cls.parse(raw, where)
+
+
+def _keys(data: dict[str, Any]) -> str:
+    return ", ".join(shown(key) for key in sorted(data)[:3]) + (", …" if len(data) > 3 else "") if data else "nothing"
 
 
 def check_tiles(table: Table, shards: list[Shard]) -> None:

@@ -60,7 +60,7 @@ def beam_search(problem: Problem, width: Width, watch: Watch) -> BeamState:
             break
         states = sorted(evaluate(problem, _ordered(problem, children), width.grid), key=_cost)[: width.beam]
         best = min(best, states[0], key=_cost)
-        watch.note(best.cost_ms)
+        watch.note(best.cost_ms, steps=1)
         watch.advance()
     return best
 

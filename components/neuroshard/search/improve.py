@@ -109,9 +109,9 @@ def _descended(state: State, stick: Yardstick, watch: Watch) -> State:
     watch.note(state.cost)
     best = state.copy()
     for step in descend(state, stick):
+        watch.note(step.cost, steps=1)
         if step.cost < best.cost:
             best = step.copy()
-            watch.note(step.cost)
         if watch.expired:
             break
     return best

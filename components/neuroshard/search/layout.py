@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.plan import Baseline, DeviceCost, Plan, Provenance, Shard
+from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.search.bound import Bound
 from neuroshard.search.problem import Placement, Problem
@@ -14,7 +14,12 @@ Attempt = Placement | str  # a placement, or why there is none
 
 
 def make_plan(
-    problem: Problem, placement: Placement, others: Mapping[str, Attempt], bound: Bound, provenance: Provenance
+    problem: Problem,
+    placement: Placement,
+    others: Mapping[str, Attempt],
+    bound: Bound,
+    improvements: tuple[Improvement, ...],
+    provenance: Provenance,
 ) -> Plan:
     """The plan of a placement, beside what the others would cost. All are priced from scratch, in one batch.
 
@@ -48,6 +53,7 @@ def make_plan(
         ),
         lower_bound_ms=bound.ms,
         bound_assumptions=bound.why,
+        improvements=improvements,
         provenance=provenance,
     )
 

@@ -96,6 +96,8 @@ def search(
         neuroshard_version=__version__,
         algorithm=algorithm,
         seed=seed,
+        rounds=rounds if algorithm == "neuroshard" and time_budget_s is None else None,
+        time_budget_s=time_budget_s if algorithm == "neuroshard" else None,
         cost_model=cost_model.name,
         cost_model_backend=cost_model.backend,
         cost_model_device=cost_model.device_name,
@@ -103,7 +105,7 @@ def search(
         notes=(*notes, *caveats(problem, found)),
     )
     bound = lower_bound(problem, State(problem, problem.widths(found)))
-    return make_plan(problem, found, heuristics, bound, provenance)
+    return make_plan(problem, found, heuristics, bound, watch.improvements, provenance)
 
 
 def _attempt(problem: Problem, name: str, rng: np.random.Generator) -> Attempt:

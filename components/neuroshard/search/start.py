@@ -18,7 +18,7 @@ BESIDES = ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (2.0, 0.0))
 
 
 @dataclass(frozen=True)
-class Guess:
+class Shares:
     """What each whole item (I,) adds to a device by a linear guess at the mean device, as shares of what a device gets on
     average: ms, bytes and columns. A part of an item adds in proportion."""
 
@@ -27,7 +27,7 @@ class Guess:
     columns: Floats
 
     @classmethod
-    def of(cls, problem: Problem) -> "Guess":
+    def of(cls, problem: Problem) -> "Shares":
         widest = problem.first + problem.cap
         problem.price(widest)
         times = problem.widest / problem.cap
@@ -52,7 +52,7 @@ def column_ms(problem: Problem, columns: float) -> float:
 
 def first_plans(problem: Problem) -> list[State]:
     """Plans that fit, cheapest first; none where memory is too tight for all of these greedy placements."""
-    guess = Guess.of(problem)
+    guess = Shares.of(problem)
     weights = [
         (fine, np.maximum(guess.ms, guess.nbytes * (memory > 0)), memory, columns)
         for fine in FINENESS
@@ -81,7 +81,7 @@ def _pieces(problem: Problem, weight: Floats, fine: float) -> Ints:
     return shards
 
 
-def _lockstep(problem: Problem, guess: Guess, pieces: list[Ints], besides: Floats) -> list[Widths]:
+def _lockstep(problem: Problem, guess: Shares, pieces: list[Ints], besides: Floats) -> list[Widths]:
     """The placements of all rows that could be completed."""
     count, longest = len(pieces), max(map(len, pieces))
     orders = np.stack([np.pad(shards, (0, longest - len(shards))) for shards in pieces], axis=1)  # (S, R)
@@ -159,7 +159,7 @@ def resumed(problem: Problem, widths: Widths) -> State | None:
         item = int(fitting.argmin() if (size[:, device] >= -free[device]).any() else size[:, device].argmax())
         free += size[item]
         size[item], widths[item] = 0, 0
-    guess = Guess.of(problem)
+    guess = Shares.of(problem)
     load = (widths / problem.widest[:, None] * guess.ms[:, None]).sum(axis=0)
     missing = np.flatnonzero(widths.sum(axis=1) == 0)
     for item in missing[np.argsort(-problem.nbytes[problem.whole[missing]], kind="stable")].tolist():

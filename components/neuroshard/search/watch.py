@@ -3,13 +3,17 @@
 import time
 from collections.abc import Callable
 
+from neuroshard.core.plan import Improvement
 from neuroshard.progress import Bar
 
 OnImprovement = Callable[[float, float], None]  # seconds since the search began, cost in ms
 
 
+MOST_TOLD = 100  # improvements in a plan: a curve needs no more
+
+
 class Watch:
-    """The best cost so far, each improvement with its time, and whether the time is up."""
+    """The best cost so far, each improvement with the step that it came at, and whether the time is up."""
 
     def __init__(self, time_budget_s: float | None = None, on_improvement: OnImprovement | None = None) -> None:
         self.began = self.shown = time.perf_counter()
@@ -18,13 +22,25 @@ class Watch:
         self.on_improvement = on_improvement
         self.bar: Bar | None = None
         self.best_ms = float("inf")
+        self.steps = 0
+        self._improvements: list[Improvement] = []
 
-    def note(self, cost_ms: float) -> None:
-        """A plan of this cost is at hand."""
+    def note(self, cost_ms: float, steps: int = 0) -> None:
+        """A plan of this cost is at hand, so many steps after the one before."""
+        self.steps += steps
         if cost_ms < self.best_ms:
             self.best_ms = cost_ms
+            self._improvements.append(Improvement(step=self.steps, cost_ms=cost_ms))
             if self.on_improvement is not None:
                 self.on_improvement(time.perf_counter() - self.began, cost_ms)
+
+    @property
+    def improvements(self) -> tuple[Improvement, ...]:
+        """All of them, or of many so many as a curve needs, the first and the last among them."""
+        last = len(self._improvements) - 1
+        if last < MOST_TOLD:
+            return tuple(self._improvements)
+        return tuple(self._improvements[last * place // (MOST_TOLD - 1)] for place in range(MOST_TOLD))
 
     def advance(self) -> None:
         """One round of the search is done. With a time budget the bar shows seconds of it."""
