@@ -14,6 +14,7 @@ from neuroshard.core.errors import InvalidInput, NeuroshardError, NewerFormat
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import load_cost_model, save_cost_model
 from neuroshard.costmodel.protocol import device_costs
+from neuroshard.costmodel.report import Fit
 
 
 @pytest.fixture
@@ -55,6 +56,14 @@ def test_a_model_read_back_is_the_model_that_was_written(saved):
     assert (again.spread_ms(sums, device_dims) == model.spread_ms(sums, device_dims)).all()
     for one, other in zip(device_costs(again, sums, device_dims), device_costs(model, sums, device_dims), strict=True):
         assert (one == other).all()
+
+
+def test_a_training_without_curves_is_written_as_before_there_were_any():
+    numbers = {"train_cases": 8, "valid_cases": 2, "epochs": 2, "best_epoch": 1}
+    curves = {"train_errors": [0.2, 0.1], "valid_errors": [0.3, 0.4]}
+
+    assert Fit.parse(numbers, "").model_dump(mode="json") == numbers
+    assert Fit.parse({**numbers, **curves}, "").model_dump(mode="json") == {**numbers, **curves}
 
 
 def test_the_same_model_gives_the_same_bytes(saved, tmp_path):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from neuroshard.costmodel.report import Fit
 from neuroshard.pretrain.compute import SetSamples, train_compute
 from neuroshard.pretrain.exchange import ExchangeSamples, predicted_ms, train_exchange
 from neuroshard.pretrain.labels import backward_ms, collect, forward_ms
@@ -87,7 +86,10 @@ def test_the_net_is_that_of_the_best_epoch():
     fit = fit_net("test", net, LeadAway(), (np.arange(8), np.arange(8, 10)), Recipe(100), torch.Generator())
 
     # Adam moves about 0.005 a step, so 1.1 is reached after about 20, and then the error rises until patience ends
-    assert fit == Fit(train_cases=8, valid_cases=2, epochs=62, best_epoch=21)
+    assert (fit.train_cases, fit.valid_cases, fit.epochs, fit.best_epoch) == (8, 2, 62, 21)
+    assert len(fit.train_errors) == len(fit.valid_errors) == 62
+    assert np.argmin(fit.valid_errors) + 1 == fit.best_epoch
+    assert fit.train_errors[-1] < fit.train_errors[0]
     assert float(net.ms.detach()) == pytest.approx(1.1, abs=0.01)
 
 

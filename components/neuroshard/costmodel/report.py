@@ -1,9 +1,9 @@
 """How far a cost model can be trusted: its errors on cases it never saw, beside the noise of the labels themselves."""
 
 from textwrap import wrap
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from neuroshard.core.case import Split
 from neuroshard.core.value import Value
@@ -51,12 +51,23 @@ class Coverage(Value):
 
 
 class Fit(Value):
-    """How a training went. Epochs count from 1; the net is that of the best, by the error on the `valid_cases`."""
+    """How a training went. Epochs count from 1; the net is that of the best, by the error on the `valid_cases`.
+
+    `train_errors` and `valid_errors` have a value an epoch: mean |log(predicted / measured)|, of the nets one by one while they
+    learned, and of their mean after the epoch. Cost models of before there were any have none.
+    """
 
     train_cases: int
     valid_cases: int
     epochs: int
     best_epoch: int
+    train_errors: tuple[float, ...] = ()
+    valid_errors: tuple[float, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        told: dict[str, Any] = fields(self)
+        return {name: value for name, value in told.items() if value or not name.endswith("_errors")}
 
 
 class NetReport(Value):

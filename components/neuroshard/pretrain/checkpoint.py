@@ -27,6 +27,7 @@ class Progress:
     best_epoch: int = 0
     best: float = math.inf
     best_net: dict[str, Tensor] = field(default_factory=dict)
+    errors: list[tuple[float, float]] = field(default_factory=list)  # in training and on `valid`, an epoch
 
     def keep(self, error: float, net: nn.Module) -> None:
         """The net is now the best."""
@@ -50,6 +51,7 @@ class Checkpoint:
         scalars = tensors["scalars"].tolist()
         state.epoch, state.best_epoch, state.best = int(scalars[0]), int(scalars[1]), scalars[2]
         state.best_net = _under(tensors, "best.")
+        state.errors = [(train, valid) for train, valid in tensors["errors"].tolist()]
         net.load_state_dict(_under(tensors, "net."))
         generator.set_state(tensors["generator"])
         flat, moments = _under(tensors, "optimizer."), optimizer.state_dict()
@@ -66,6 +68,7 @@ class Checkpoint:
         tensors = {
             "key": torch.frombuffer(bytearray(self.key.encode()), dtype=torch.uint8),
             "scalars": torch.tensor([state.epoch, state.best_epoch, state.best], dtype=torch.float64),
+            "errors": torch.tensor(state.errors, dtype=torch.float64).reshape(-1, 2),
             "generator": generator.get_state(),
             **{f"best.{name}": tensor for name, tensor in state.best_net.items()},
             **{f"net.{name}": tensor for name, tensor in net.state_dict().items()},
@@ -84,7 +87,7 @@ class Checkpoint:
         except (SafetensorError, OSError):
             return None
         same = bytes(tensors.get("key", torch.empty(0, dtype=torch.uint8)).tolist()) == self.key.encode()
-        return tensors if same else None
+        return tensors if same and "errors" in tensors else None
 
 
 NONE: Final = Checkpoint(None)

@@ -81,6 +81,7 @@ def fit_net(
     with progress(what, total=epochs, unit="epochs") as bar:
         bar.advance(state.epoch, f"error {math.expm1(min(state.best, 100)):.1%}" if state.epoch else "")
         while state.epoch < epochs and state.epoch - state.best_epoch <= PATIENCE * epochs:
+            trained = torch.zeros((), dtype=torch.float64)
             for chosen in torch.split(cases[torch.randperm(len(cases), generator=generator)], batch):
                 off = _log_errors(net(*samples.inputs(chosen)), samples, chosen)
                 loss = functional.smooth_l1_loss(off, torch.zeros_like(off), beta=OUTLIER)
@@ -90,18 +91,32 @@ def fit_net(
                 optimizer.param_groups[0]["lr"] = recipe.learning_rate * falling
                 optimizer.step()
                 step += 1
+                trained += off.detach().abs().mean() * len(chosen)
 
             state.epoch += 1
             with torch.no_grad():
                 mean = net(*samples.inputs(held_out)).mean(0)
                 error = float(_log_errors(mean, samples, held_out).abs().mean())
+            state.errors.append((_shortened(float(trained) / len(cases)), _shortened(error)))
             if error < state.best:
                 state.keep(error, net)
             checkpoint.save(state, net, optimizer, generator)
             bar.advance(1, f"error {math.expm1(state.best):.1%}")
 
     net.load_state_dict(state.best_net)
-    return Fit(train_cases=len(cases), valid_cases=len(held_out), epochs=state.epoch, best_epoch=state.best_epoch)
+    return Fit(
+        train_cases=len(cases),
+        valid_cases=len(held_out),
+        epochs=state.epoch,
+        best_epoch=state.best_epoch,
+        train_errors=tuple(train for train, _ in state.errors),
+        valid_errors=tuple(valid for _, valid in state.errors),
+    )
+
+
+def _shortened(error: float) -> float:
+    """To four digits, which is more than a curve shows: hundreds of them lie in model.json."""
+    return float(f"{error:.4g}")
 
 
 def _log_errors(predicted: Tensor, samples: Samples, cases: Tensor) -> Tensor:
