@@ -83,3 +83,9 @@ def test_no_format_version_means_the_first():
 def test_a_format_version_is_a_positive_whole_number(version):
     with pytest.raises(InvalidInput, match="not a positive whole number"):
         check_format({"format_version": version}, 1, "x")
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "b": 2, "a": 3}', '{"tables": [{"a": 1}, {"a": 1, "a": 3}]}'])
+def test_a_key_that_is_there_twice_is_refused_rather_than_the_last_taken(text):
+    with pytest.raises(InvalidInput, match=r"x.json: .*'a' is there twice in one object, as 1 and 3; leave one"):
+        decode_json(text.encode(), "x.json")

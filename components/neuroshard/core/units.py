@@ -47,6 +47,11 @@ def format_bytes(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 table`, `2,000 tables`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|)\s*")
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -49,7 +50,7 @@ def sha256(data: bytes) -> str:
 def decode_json(data: bytes, where: str) -> Any:
     """Bytes of a JSON file as Python values. Raises InvalidInput that names `where` and the place of the fault."""
     try:
-        value = json.loads(data.decode("utf-8-sig"))  # bytes might be UTF-16 to it
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_distinct)  # bytes might be UTF-16 to it
         if b"\\" in data:
             json.dumps(value, ensure_ascii=False).encode()
         return value
@@ -63,8 +64,20 @@ def decode_json(data: bytes, where: str) -> Any:
         raise InvalidInput(f"{where}: not JSON: {error.msg} at line {error.lineno} column {error.colno}{end}") from None
     except RecursionError:
         raise InvalidInput(f"{where}: not usable JSON: nested too deep") from None
-    except ValueError as error:  # an integer of more digits than Python converts
+    except ValueError as error:  # a key twice, or an integer of more digits than Python converts
         raise InvalidInput(f"{where}: not usable JSON: {error}") from None
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of these keys. Raises ValueError where one occurs twice: Python would let the last win."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        first, second = [one for key, one in pairs if key == twice][:2]
+        raise ValueError(
+            f"the key {shown(twice)} is there twice in one object, as {shown(first, 30)} and {shown(second, 30)}; leave one"
+        )
+    return value
 
 
 def check_format(data: Any, newest: int, where: str) -> dict[str, Any]:
