@@ -92,7 +92,7 @@ def test_sequence_tables_are_left_out_and_counted(tmp_path, suffix):
     rows = [{**ROW, "sequence": False}, {**ROW, "sequence": True}, {**ROW, "sequence": True, "dim": 6}]
     one = imported(tmp_path, suffix, rows)
     assert one.tables == (Table(**ROW),)
-    assert one.notes == (f"{tmp_path}/t.{suffix}: 2 sequence tables were left out: only pooled ones are sharded",)
+    assert one.notes == (f"{tmp_path}/t.{suffix}: 2 sequence tables left out: only pooled ones are sharded",)
 
 
 @every_format
@@ -130,7 +130,7 @@ def test_a_table_at_fault_is_named_by_place_and_name(tmp_path, suffix, change, m
 @every_format
 def test_a_list_without_tables_is_refused(tmp_path, suffix):
     message = fault(tmp_path, suffix, [{**ROW, "sequence": True}])
-    assert message == "the list of tables is empty (1 sequence tables were left out)"
+    assert message == "the list of tables is empty (1 sequence table left out)"
 
 
 def test_json_is_a_list_or_an_object_with_one(tmp_path):

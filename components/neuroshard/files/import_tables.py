@@ -25,7 +25,7 @@ from neuroshard.files.imported import (
     REQUIRED,
     Entry,
     Imported,
-    number_repeats,
+    pooled_tables,
     read_json,
     table_defaults,
 )
@@ -51,26 +51,17 @@ def import_tables(
     defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
     if path.name.lower().endswith((".pt", ".pt.gz")):
         return read_dlrm_dataset(path, dim=dim, defaults=defaults)
+    entries, notes = read_entries(path)
+    return pooled_tables(entries, defaults, str(path), notes)
+
+
+def read_entries(path: Path) -> tuple[list[Entry], tuple[str, ...]]:
+    """The entries of a .json, .csv or .parquet file as they stand there, and notes. Raises UsageError, InvalidInput."""
     read = READERS.get(path.suffix.lower())
     if read is None:
         raise UsageError(f"{path}: its name does not say what it is; known: {', '.join(READERS)}, .pt, .pt.gz")
-
     entries, unknown = read(path)
-    pooled = [entry for entry in entries if not _is_true(entry.fields.get("sequence"))]
-    left_out = len(entries) - len(pooled)
-    if not pooled:
-        why = f" ({left_out} sequence tables were left out)" if left_out else ""
-        raise InvalidInput(f"{path}: the list of tables is empty{why}")
-    tables = [defaults.table(entry.fields, entry.where) for entry in pooled]
-    names, notes = number_repeats([table.name for table in tables])
-    if left_out:
-        notes.append(f"{left_out} sequence tables were left out: only pooled ones are sharded")
-    if unknown:
-        notes.append(f"unknown keys were ignored: {', '.join(sorted(unknown))}")
-    return Imported(
-        tuple(table.model_copy(update={"name": name}) for table, name in zip(tables, names, strict=True)),
-        notes=tuple(f"{path}: {note}" for note in notes),
-    )
+    return entries, (f"unknown keys were ignored: {', '.join(sorted(unknown))}",) if unknown else ()
 
 
 def read_csv(path: Path) -> tuple[list[Entry], set[str]]:
@@ -152,7 +143,3 @@ def _number(column: str, cell: str, where: str) -> float:
 
 def _not_a_number(where: str, column: str, value: Any) -> InvalidInput:
     return InvalidInput(f"{where}: column {column!r} is {shown(value)}, not a number")
-
-
-def _is_true(value: Any) -> bool:
-    return str(value).lower() in ("true", "1", "yes")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
+from neuroshard.core.units import counted
 from neuroshard.core.value import check_format, decode_json, shown
 from neuroshard.files.access import BinsOf, access_bins
 from neuroshard.files.disk import read_bytes
@@ -58,6 +59,38 @@ class Defaults:
             return table
         bins = self.bins_of(table.rows, table.pooling_factor, table.reuse_batch_size)
         return table.model_copy(update={"reuse_bins": bins})
+
+
+def pooled_tables(entries: Sequence[Entry], defaults: Defaults, where: str, notes: Sequence[str] = ()) -> Imported:
+    """Tables of the entries, with `notes` and more. Repeated names are numbered, sequence tables left out.
+
+    Raises InvalidInput where an entry breaks a rule, and where nothing is left.
+    """
+    pooled = [entry for entry in entries if not _is_true(entry.fields.get("sequence"))]
+    left_out = len(entries) - len(pooled)
+    if not pooled:
+        why = f" ({counted(left_out, 'sequence table')} left out)" if left_out else ""
+        raise InvalidInput(f"{where}: the list of tables is empty{why}")
+    tables = [defaults.table(entry.fields, entry.where) for entry in pooled]
+    names, more = number_repeats([table.name for table in tables])
+    if left_out:
+        more.append(f"{counted(left_out, 'sequence table')} left out: only pooled ones are sharded")
+    return Imported(
+        tuple(table.model_copy(update={"name": name}) for table, name in zip(tables, names, strict=True)),
+        notes=tuple(f"{where}: {note}" for note in (*more, *notes)),
+    )
+
+
+def several_features(which: str) -> str:
+    """The note on tables that several features read."""
+    return (
+        f"read by several features: {which}; all their lookups are counted, but TorchRec sends the table's columns once a "
+        "feature, and our exchange counts them once"
+    )
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() in ("true", "1", "yes")
 
 
 def table_defaults(*, access: str = "uniform", dtype: str = "fp32", optimizer: str = "rowwise_adagrad") -> Defaults:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.table import Table
+from neuroshard.core.table import ELEMENT_BYTES, Table
 from neuroshard.files.imported import table_defaults
 
 _DTYPES = {"FP32": "fp32", "FP16": "fp16"}  # TorchRec's DataType -> ours
@@ -36,19 +36,25 @@ def tables_of(
         raise InvalidInput(f"pooling_factors: there is no table {min(unknown)!r}")
     if weighted is None:
         weighted = bool(module_or_configs.is_weighted()) if hasattr(module_or_configs, "is_weighted") else False
-    return tuple(_table(config, given.get(config.name), weighted, access, optimizer) for config in configs)
+    return tuple(
+        table_defaults(access=access, optimizer=optimizer).table(
+            config_fields(config, given.get(config.name), weighted), f"table {config.name!r}"
+        )
+        for config in configs
+    )
 
 
-def _table(config: Any, pooling_factor: float | None, weighted: bool, access: str, optimizer: str) -> Table:
+def config_fields(config: Any, pooling_factor: float | None, weighted: bool) -> dict[str, Any]:
+    """Fields of Table as an EmbeddingBagConfig has them. Raises InvalidInput for a data type that we do not know."""
     dtype = _DTYPES.get(config.data_type.name)
     if dtype is None:
         raise InvalidInput(f"table {config.name!r}: data_type {config.data_type.name} is neither FP32 nor FP16")
-    fields = {
+    return {
         "name": config.name,
         "rows": config.num_embeddings,
         "dim": config.embedding_dim,
         "pooling_factor": float(len(config.feature_names) if pooling_factor is None else pooling_factor),
         "pooling": config.pooling.name.lower(),
         "weighted": weighted,
+        "element_bytes": ELEMENT_BYTES[dtype],
     }
-    return table_defaults(access=access, dtype=dtype, optimizer=optimizer).table(fields, f"table {config.name!r}")

@@ -1,0 +1,257 @@
+"""What TorchRec's planner prints of a plan (`EmbeddingStats`, with debug=True), read: `neuroshard tables --from-stats FILE`.
+
+The printout may lie in a log, each line behind what the logger puts there. Not printed, and so inferred or asked for:
+element types, which of a table's columns lie on which of its ranks (they are alike), the memory that is kept for other things.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.units import counted
+from neuroshard.core.value import shown
+from neuroshard.files.disk import read_bytes
+from neuroshard.files.imported import Entry, several_features
+
+GIB = 2**30  # its "GB"
+ROUNDING_GIB = 0.0006  # three digits after the point
+_LINE = re.compile(r"#(.*)#\s*$")
+_HBM = re.compile(r"HBM: ([0-9.]+) GB, DDR")
+
+
+class PrintedTable(NamedTuple):
+    """One line of its Parameter Info. `perf_ms` and `storage_gib` are estimates over all shards."""
+
+    where: str
+    path: str
+    sharding: str  # TW, CW, RW, DP, TWRW, TWCW, GS
+    kernel: str
+    perf_ms: float
+    storage_gib: float
+    lookups: float
+    pooled: bool
+    weighted: bool
+    features: int
+    dim: int
+    shard_dim: int
+    rows: int
+    ranks: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Without the path of its module, as trainers know it: a module's parameter has no dot in its name."""
+        return self.path.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The last printout of a file. `rank_ms` is (compute, forward exchange, backward exchange), as finely as it is printed."""
+
+    tables: tuple[PrintedTable, ...]
+    rank_ms: tuple[tuple[float, float, float], ...]
+    batch_size: int  # of a rank
+    weights_gib: float | None
+    memory_gib: float | None  # of a rank, for sharded tables and their features
+    printouts: int
+
+    @property
+    def ranks(self) -> int:
+        return len(self.rank_ms)
+
+
+def read_stats(path: Path) -> Printed:
+    """The printout in a file, the last of several. Raises InvalidInput that names the line, or says what is missing."""
+    lines = list(_lines(path))
+    starts = [index for index, (_, text) in enumerate(lines) if "--- Planner Statistics ---" in text]
+    lines = lines[starts[-1] :] if starts else lines
+    texts = [text for _, text in lines]
+
+    tables = [_table(where, cells) for where, cells in _rows(path, lines, "FQN", "Hash Size", "Ranks")]
+    if not tables:
+        raise InvalidInput(
+            f"{path}: holds no Parameter Info of TorchRec's planner; let it print with EmbeddingShardingPlanner(debug=True) and "
+            "keep the lines whole"
+        )
+    ranks = [_rank_ms(where, cells) for where, cells in _rows(path, lines, "Rank", "Perf (ms)")]
+    batch_size = re.search(r"^Batch Size: ([0-9]+)$", "\n".join(texts), re.M)
+    if batch_size is None:
+        raise InvalidInput(f"{path}: the printout has no line 'Batch Size'; is it whole?")
+    return Printed(
+        tables=tuple(tables),
+        rank_ms=tuple(ranks),
+        batch_size=int(batch_size.group(1)),
+        weights_gib=_sum_of(texts, "Compute Kernels Embedding Weights:"),
+        memory_gib=_after(texts, "Planning Memory:"),
+        printouts=max(1, len(starts)),
+    )
+
+
+def stats_entries(printed: Printed, element_bytes: int | None = None) -> tuple[list[Entry], list[str]]:
+    """The tables as entries, and notes. `element_bytes` None infers them from what the printout says is stored."""
+    inferred, how = element_bytes_of(printed, element_bytes)
+    entries = [
+        Entry(
+            table.where,
+            {
+                "name": table.name,
+                "rows": table.rows,
+                "dim": table.dim,
+                "pooling_factor": table.lookups,
+                "weighted": table.weighted,
+                "element_bytes": size,
+                "sequence": not table.pooled,
+            },
+        )
+        for table, size in zip(printed.tables, inferred, strict=True)
+    ]
+    shared = sum(table.features > 1 and table.pooled for table in printed.tables)
+    notes = [how, "whether a table pools by sum or mean is not printed: sum is taken"]
+    if printed.printouts > 1:
+        notes.append(f"{printed.printouts} printouts are in the file; the last one counts")
+    if shared:
+        notes.append(several_features(counted(shared, "table")))
+    if all(table.lookups == table.features for table in printed.tables):
+        notes.append(
+            "every feature has 1 lookup, as where the planner was not told pooling factors: costs grow with them"
+        )
+    return entries, notes
+
+
+def element_bytes_of(printed: Printed, given: int | None) -> tuple[list[int], str]:
+    """Bytes of an element of each table (4 or 2), and a note on how they are known."""
+    elements = [table.rows * table.dim / GIB for table in printed.tables]
+    if given is not None:
+        return [given] * len(elements), f"elements have {given} bytes, as --dtype says"
+    # a table that stores less than fp32 weights take must have halves
+    sizes = [
+        2 if table.storage_gib + ROUNDING_GIB < 4 * count * _copies(table, printed) else 4
+        for table, count in zip(printed.tables, elements, strict=True)
+    ]
+    weights = sum(size * count for size, count in zip(sizes, elements, strict=True))
+    for size in (4, 2):
+        if printed.weights_gib is not None and abs(size * sum(elements) - printed.weights_gib) <= 0.0005 * 8:
+            return [size] * len(
+                sizes
+            ), f"elements have {size} bytes, as the printed {printed.weights_gib:,} GB of weights say"
+    if printed.weights_gib is not None and abs(weights - printed.weights_gib) <= 0.0005 * 8:
+        halves = sizes.count(2)
+        return (
+            sizes,
+            f"{halves} tables of {len(sizes)} have elements of 2 bytes, as what each stores says (small ones cannot be told)",
+        )
+    return sizes, (
+        f"element types are not printed: {sizes.count(2)} tables of {len(sizes)} store too little for fp32 and are taken for "
+        "fp16, the others for fp32; --dtype says it for all"
+    )
+
+
+def _copies(table: PrintedTable, printed: Printed) -> int:
+    """Data-parallel tables lie whole on every rank, and the storage of all is printed."""
+    return max(1, printed.ranks) if table.sharding == "DP" and table.storage_gib else 1
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Where, and what stands between the two # of a line."""
+    text = read_bytes(path).decode("utf-8", errors="replace")
+    for number, line in enumerate(text.splitlines(), 1):
+        found = _LINE.search(line)
+        if found:
+            yield f"{path}: line {number}", found.group(1).strip().strip("#").strip()
+
+
+def _rows(
+    path: Path, lines: Sequence[tuple[str, str]], first: str, *needed: str
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """The rows of the table whose header begins with `first`, cells by their header. Columns stand 3 spaces apart."""
+    header: list[str] = []
+    for where, text in lines:
+        cells = re.split(r" {2,}", text)
+        if not header:
+            if cells[0] == first and set(needed) <= set(cells):
+                header = cells
+        elif not set(text) <= set("- "):
+            if len(cells) != len(header):
+                if len(cells) < 3:  # the table is over
+                    return
+                raise InvalidInput(
+                    f"{where}: has {len(cells)} cells, but the planner's table has {len(header)} columns"
+                )
+            yield where, dict(zip(header, cells, strict=True))
+        elif not text:
+            return
+
+
+def _table(where: str, cells: dict[str, str]) -> PrintedTable:
+    try:
+        dim, _, shard_dim = cells["Emb Dim (CW Dim)"].partition(" (")
+        lookups = float(cells.get("Num Indices") or cells["Sum Pooling Factor"])
+        return PrintedTable(
+            where=where,
+            path=cells["FQN"],
+            sharding=cells["Sharding"],
+            kernel=cells["Compute Kernel"],
+            perf_ms=float(cells["Perf (ms)"].split()[0]),
+            storage_gib=float(
+                next(text for head, text in cells.items() if head.startswith("Storage")).strip("(").split()[0]
+            ),
+            lookups=lookups,
+            pooled=cells["Output"] == "pooled",
+            weighted=cells["Weighted"] == "weighted",
+            features=int(cells["Features"]),
+            dim=int(dim),
+            shard_dim=int(shard_dim.rstrip(")") or dim),
+            rows=int(cells["Hash Size"]),
+            ranks=_ranks(cells["Ranks"]),
+        )
+    except (KeyError, ValueError, StopIteration) as error:
+        what = f"no column {error}" if isinstance(error, KeyError) else str(error) or "no column Storage"
+        raise InvalidInput(f"{where}: not a line of the planner's Parameter Info: {what}") from None
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """`3`, `1,5,9`, `0-95`, or `None` where it found no plan."""
+    ranks: list[int] = []
+    for part in text.split(",") if text != "None" else ():
+        first, _, last = part.partition("-")
+        ranks += range(int(first), int(last or first) + 1)
+    return tuple(ranks)
+
+
+def _rank_ms(where: str, cells: dict[str, str]) -> tuple[float, float, float]:
+    """Parts are printed with one digit below 1 ms and none above, the total with three: parts are scaled to the total."""
+    try:
+        total, _, rest = cells["Perf (ms)"].partition(" (")
+        forward, forward_comm, backward, backward_comm, *prefetch = (
+            float(part) for part in rest.rstrip(")").split(",")
+        )
+        parts = (forward + backward + sum(prefetch), forward_comm, backward_comm)
+        scale = float(total) / sum(parts) if sum(parts) else 0.0
+    except ValueError as error:
+        raise InvalidInput(f"{where}: not a line of the planner's ranks: {shown(str(error))}") from None
+    return parts[0] * scale, parts[1] * scale, parts[2] * scale
+
+
+def _after(texts: Sequence[str], heading: str) -> float | None:
+    """The GB of HBM on the line after a heading."""
+    for text, following in itertools.pairwise(texts):
+        found = _HBM.match(following)
+        if text == heading and found:
+            return float(found.group(1))
+    return None
+
+
+def _sum_of(texts: Sequence[str], heading: str) -> float | None:
+    """The GB of the lines `kernel: 1.5 GB` below a heading, together."""
+    if heading not in texts:
+        return None
+    total = 0.0
+    for text in texts[texts.index(heading) + 1 :]:
+        found = re.fullmatch(r"\S+: ([0-9.]+) GB", text)
+        if not found:
+            break
+        total += float(found.group(1))
+    return total
