@@ -19,23 +19,26 @@ class Choice:
 
 @dataclass(frozen=True)
 class Pool:
-    """Shards that fit a device alone, the smallest first, and their bytes (N,)."""
+    """Shards that fit a device alone, the smallest first, and their bytes (N,); and the tables that they are of, whole."""
 
     choices: tuple[Choice, ...]
     memory_bytes: Ints
+    tables: tuple[Choice, ...]
 
     @classmethod
     def of(cls, tables: Sequence[Table], max_dim: int, memory_bytes: int) -> "Pool":
         """Every table at every width that fits into `memory_bytes`. It may come out empty."""
+        whole = [Choice(table, rows_at_rates(table)) for table in tables]
         choices = [
-            Choice(shard, needed)
-            for table in tables
-            for needed in [rows_at_rates(table)]
-            for dim in widths(table.dim, max_dim)
-            if (shard := table.with_dim(dim)).memory_bytes <= memory_bytes
+            Choice(shard, table.rows_needed)
+            for table in whole
+            for dim in widths(table.shard.dim, max_dim)
+            if (shard := table.shard.with_dim(dim)).memory_bytes <= memory_bytes
         ]
         choices.sort(key=lambda choice: choice.shard.memory_bytes)
-        return cls(tuple(choices), np.array([c.shard.memory_bytes for c in choices], dtype=np.int64))
+        nbytes = np.array([choice.shard.memory_bytes for choice in choices], dtype=np.int64)
+        some_fits = {choice.shard.name for choice in choices}
+        return cls(tuple(choices), nbytes, tuple(table for table in whole if table.shard.name in some_fits))
 
     @property
     def max_dim(self) -> int:

@@ -14,8 +14,9 @@ import numpy as np
 
 from neuroshard.augment.acquire import CANDIDATES, acquire
 from neuroshard.augment.placements import draw_exchange
+from neuroshard.augment.plans import draw_device
 from neuroshard.augment.pools import Pool, hold_out
-from neuroshard.augment.sets import SetSizes, draw_set
+from neuroshard.augment.sets import SetSizes, draw_set, in_order
 from neuroshard.core.case import Cases, CommCase, ComputeCase, Split
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.table import DIM_STEP, MAX_DIM, Table
@@ -48,6 +49,7 @@ def augment(
     max_delay_ms: float = 20.0,
     test_share: float = 0.2,
     vary_share: float = 0.5,
+    plan_share: float = 0.5,
     batch_sizes: tuple[int, ...] = (),
     acquire_for: CostModel | None = None,
     seed: int,
@@ -60,8 +62,9 @@ def augment(
     of the shards have other rows and pooling factors than their table (docs/decisions/0002-augmentation.md). Each compute case
     has one of `batch_sizes`, if there are any; else the one that they are measured with.
 
-    A set has 1 to 15 tables; where a device has more on average, a fifth of the sets have more, up to 1.3 times that on the
-    least of `devices`. `max_tables` says otherwise: 1 to that many.
+    `plan_share` of the compute cases are what a device holds in a random plan for one of the numbers of `devices`; the others are
+    random sets. Of these a set has 1 to 15 tables; where a device has more on average, a fifth have more, up to 1.3 times that on
+    the least of `devices`. `max_tables` says otherwise: 1 to that many, and in no case more.
 
     With a cost model to `acquire_for`, the training sets are those of 20 times as many of which it is least sure. The seed of
     its own cases holds out the same tables again; the draws are others.
@@ -75,10 +78,11 @@ def augment(
         raise UsageError(
             f"the widest shard must have a multiple of {DIM_STEP} columns, at most {MAX_DIM}, not {widest}"
         )
-    if not 0 <= test_share < 1 or not 0 <= vary_share <= 1 or (max_tables is not None and max_tables < 1):
+    shares = (vary_share, plan_share)
+    if not 0 <= test_share < 1 or not all(0 <= s <= 1 for s in shares) or (max_tables is not None and max_tables < 1):
         raise UsageError(
-            f"test share {test_share:g} and vary share {vary_share:g} must be shares, and at least 1 table in a set, "
-            f"not {max_tables}"
+            f"test share {test_share:g}, vary share {vary_share:g} and plan share {plan_share:g} must be shares, and at least "
+            f"1 table in a set, not {max_tables}"
         )
 
     rng = np.random.default_rng(seed)
@@ -92,13 +96,22 @@ def augment(
     sizes = SetSizes.for_plans(len(fitting), min(devices)) if max_tables is None else SetSizes(max_tables)
 
     def draw_compute(split: Split) -> ComputeCase:
-        drawn = draw_set(
-            unseen if split == "test_tables" else seen,
-            sizes=sizes,
-            memory_bytes=memory_bytes,
-            vary_share=vary_share if split in ("train", "valid") else 0.0,
-            rng=rng,
-        )
+        pool = unseen if split == "test_tables" else seen
+        vary = vary_share if split in ("train", "valid") else 0.0
+        if rng.random() < plan_share:
+            drawn = draw_device(
+                pool,
+                tables=len(fitting),
+                devices=int(rng.choice(devices)),
+                memory_bytes=memory_bytes,
+                max_dim=widest,
+                vary_share=vary,
+                rng=rng,
+            )
+            if max_tables is not None and len(drawn) > max_tables:
+                drawn = in_order(drawn[i] for i in rng.choice(len(drawn), size=max_tables, replace=False))
+        else:
+            drawn = draw_set(pool, sizes=sizes, memory_bytes=memory_bytes, vary_share=vary, rng=rng)
         return ComputeCase(tables=drawn, split=split, batch_size=int(rng.choice(batch_sizes)) if batch_sizes else None)
 
     def draw_comm(kind: tuple[int, Split]) -> CommCase:

@@ -1,6 +1,7 @@
 """A pool of shards -> random sets that fit a device, as `measure` times them."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,7 @@ class SetSizes:
         """A size of at most `most`."""
         usual, largest = min(self.usual, most), min(self.largest, most)
         if largest > usual and rng.random() < LARGE_SHARE:
-            return min(int(_log_uniform(usual + 1, largest + 1, rng)), largest)
+            return min(int(log_uniform(usual + 1, largest + 1, rng)), largest)
         return int(rng.integers(usual)) + 1
 
 
@@ -52,8 +53,12 @@ def draw_set(
         shard = varied(choice, room, rng) if rng.random() < vary_share else choice.shard
         drawn.append(shard)
         free -= shard.memory_bytes
-    # a set has no order: sorted, the same set has the same case id
-    return tuple(sorted(drawn, key=lambda shard: (shard.name, shard.dim, shard.rows, shard.pooling_factor)))
+    return in_order(drawn)
+
+
+def in_order(shards: Iterable[Table]) -> tuple[Table, ...]:
+    """A set has no order: sorted, the same set has the same case id."""
+    return tuple(sorted(shards, key=lambda shard: (shard.name, shard.dim, shard.rows, shard.pooling_factor)))
 
 
 def varied(choice: Choice, room: int, rng: np.random.Generator) -> Table:
@@ -67,12 +72,13 @@ def varied(choice: Choice, room: int, rng: np.random.Generator) -> Table:
     needed = min(choice.rows_needed, table.rows)
     most = min(table.rows * MAX_ROWS_FACTOR, room // (table.memory_bytes // table.rows), MAX_ROWS)
     least_scale = max(1 / MAX_POOLING_CHANGE, 1 / table.pooling_factor if table.pooling_factor >= 1 else 0.0)
-    scale = _log_uniform(least_scale, min(MAX_POOLING_CHANGE, most / needed if needed else np.inf), rng)
-    rows = _log_uniform(max(table.rows * MIN_ROWS_FACTOR, needed * scale, 1), most, rng)
+    scale = log_uniform(least_scale, min(MAX_POOLING_CHANGE, most / needed if needed else np.inf), rng)
+    rows = log_uniform(max(table.rows * MIN_ROWS_FACTOR, needed * scale, 1), most, rng)
     return table.model_copy(
         update={"rows": min(max(round(rows), 1), most), "pooling_factor": table.pooling_factor * scale}
     )
 
 
-def _log_uniform(low: float, high: float, rng: np.random.Generator) -> float:
+def log_uniform(low: float, high: float, rng: np.random.Generator) -> float:
+    """Between `low` and `high`, which is what comes where there is nothing between."""
     return float(np.exp(rng.uniform(np.log(low), np.log(high)))) if low < high else float(high)

@@ -1,0 +1,150 @@
+"""A pool of tables -> what one device holds in a plan of some of them, as a search will ask about it.
+
+A plan's device is no random set. All devices cost about the same, so one holds a few heavy tables, often cut narrow, or many
+light ones, or both, and a table that is too heavy for any device lies on several. A net that learned from random sets alone was
+right about those and 9 to 13 % too low about the slowest devices of plans (docs/decisions/0024-cases-from-plans.md).
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from neuroshard.augment.pools import Choice, Pool
+from neuroshard.augment.sets import USUAL_TABLES, in_order, log_uniform, varied
+from neuroshard.core.table import DIM_STEP, MAX_DIM, Table
+from neuroshard.costmodel.protocol import Floats, Ints
+
+WHOLE_SHARE: Final = 0.5  # of the plans are of all tables, where a device then has no more than usual
+OWN_WIDTHS_SHARE: Final = 0.5  # of the plans have each table in its own width; in the others it has any
+TIGHT_SHARE: Final = 0.5  # of the plans have hardly more memory than they need
+TIGHTEST, LOOSEST = 1.05, 2.0  # times what the tables need, the memory of these
+# What counts as load is a mixture of these, from a Dirichlet distribution of such concentrations: mostly one or two of them.
+LOADS: Final = {"tables": 0.3, "columns": 0.5, "lookups": 1.0, "columns looked up": 1.0, "bytes": 0.3}
+FINEST, COARSEST = 0.15, 1.5  # times a device's fair share of the load: what a part has at most
+MOST_CUT_FURTHER: Final = 0.2  # share of the tables that are in one part more than that asks for
+EVEN_SHARE: Final = 0.5  # of the cut tables are in equal parts; the others are cut anywhere
+MOST_NOISE: Final = 0.5  # standard deviation of the logarithm of what a part seems to weigh
+MOST_AT_RANDOM: Final = 0.3  # share of the parts that lie anywhere
+
+
+class Parts(NamedTuple):
+    """Column shards: the table of each by number, its columns, bytes and load, four (P,)."""
+
+    table: Ints
+    dim: Ints
+    nbytes: Floats
+    load: Floats
+
+
+def draw_device(
+    pool: Pool,
+    *,
+    tables: int,
+    devices: int,
+    memory_bytes: int,
+    max_dim: int,
+    vary_share: float,
+    rng: np.random.Generator,
+) -> tuple[Table, ...]:
+    """The shards of one device in a random plan of up to `tables` tables for so many `devices` of `memory_bytes` each.
+
+    Heavy tables are cut until no part has more than some share of a device's fair load. Then the parts go, the heaviest first,
+    to the device with the least, by a guess at what they weigh, and some to any; what finds no room is left out. Of the
+    tables, `vary_share` are varied; where the pool has fewer than drawn, some occur twice.
+    """
+    chosen = _draw_tables(pool, tables, devices, memory_bytes, vary_share, rng)
+    dims = _draw_dims(chosen, max_dim, rng)
+    narrowest = max(table.with_dim(DIM_STEP).memory_bytes for table in chosen)
+    if rng.random() < TIGHT_SHARE:
+        tight = sum(table.memory_bytes for table in chosen) * rng.uniform(TIGHTEST, LOOSEST) / devices
+        memory_bytes = min(memory_bytes, max(int(tight), narrowest))
+    parts = _cut(chosen, dims, devices, memory_bytes, rng)
+    device = _place(parts, devices, memory_bytes, rng)
+    held = np.flatnonzero(device == rng.choice(device[device >= 0]))
+    return in_order(chosen[parts.table[part]].with_dim(int(parts.dim[part])) for part in held.tolist())
+
+
+def _draw_tables(
+    pool: Pool, tables: int, devices: int, memory_bytes: int, vary_share: float, rng: np.random.Generator
+) -> list[Table]:
+    """From one table a device to all, log-uniform; half of the plans are of all, where a device then has few."""
+    count = tables
+    if tables > USUAL_TABLES * devices or rng.random() >= WHOLE_SHARE:
+        count = min(int(log_uniform(min(devices, tables), tables + 1, rng)), tables)
+    places = rng.choice(len(pool.tables), size=count, replace=count > len(pool.tables))
+    chosen = []
+    for place, vary in zip(places.tolist(), (rng.random(count) < vary_share).tolist(), strict=True):
+        table, rows_needed = pool.tables[place].shard, pool.tables[place].rows_needed
+        if vary:  # narrow, as at least so much of it must fit
+            other = varied(Choice(table.with_dim(DIM_STEP), rows_needed), memory_bytes, rng)
+            table = other.with_dim(table.dim)
+        chosen.append(table)
+    return chosen
+
+
+def _draw_dims(tables: Sequence[Table], max_dim: int, rng: np.random.Generator) -> Ints:
+    """Columns of each table (T,): all their own, or all log-uniform up to `max_dim`."""
+    if rng.random() < OWN_WIDTHS_SHARE:
+        return np.array([table.dim for table in tables], dtype=np.int64)
+    most = max_dim // DIM_STEP
+    steps = np.exp(rng.uniform(0, np.log(most + 1), len(tables))).astype(np.int64)
+    return DIM_STEP * np.minimum(steps, most)
+
+
+def _cut(tables: Sequence[Table], dims: Ints, devices: int, memory_bytes: int, rng: np.random.Generator) -> Parts:
+    """Parts that are light enough; the parts of some tables are finer than that asks for. Some part of each table fits."""
+    of = np.array([(t.pooling_factor, t.rows, *_bytes(t)) for t in tables], dtype=np.float64)
+    whole = _amounts(of, dims)
+    mixture = rng.dirichlet(list(LOADS.values())) / np.maximum(whole.sum(axis=0), 1e-9)
+    pieces = np.ceil(whole @ mixture * devices / log_uniform(FINEST, COARSEST, rng))
+    pieces += rng.random(len(tables)) < rng.uniform(0, MOST_CUT_FURTHER)
+
+    steps, even = dims // DIM_STEP, rng.random(len(tables)) < EVEN_SHARE
+    fitting = [
+        (memory_bytes // t.rows - a_row) // (DIM_STEP * element) for t in tables for element, a_row in [_bytes(t)]
+    ]
+    pieces = np.maximum(pieces, -(-steps // np.minimum(fitting, MAX_DIM)))
+    pieces = np.clip(pieces, 1, steps).astype(np.int64)
+    widths = [_widths(*one, rng) for one in zip(steps.tolist(), pieces.tolist(), even.tolist(), strict=True)]
+    table, dim = np.repeat(np.arange(len(tables)), pieces), DIM_STEP * np.concatenate(widths)
+    parts = _amounts(of[table], dim)
+    return Parts(table, dim, parts[:, -1], parts @ mixture)
+
+
+def _bytes(table: Table) -> tuple[int, int]:
+    """Of memory, for an element and for a row besides."""
+    return table.element_bytes + table.optimizer_bytes_per_element, table.optimizer_bytes_per_row
+
+
+def _amounts(of: Floats, dims: Ints) -> Floats:
+    """How much of each of LOADS tables are, from their pooling factors, rows and bytes: (T, 4) and (T,) -> (T, len(LOADS))."""
+    pooling, rows, element_bytes, row_bytes = of.T
+    nbytes = rows * (dims * element_bytes + row_bytes)
+    return np.stack([np.ones(len(dims)), dims, pooling, pooling * dims, nbytes], axis=1)
+
+
+def _widths(steps: int, pieces: int, even: bool, rng: np.random.Generator) -> Ints:
+    """`steps` in so many pieces, none of them empty: (pieces,)."""
+    if pieces == 1 or even:
+        return np.full(pieces, steps // pieces) + (np.arange(pieces) < steps % pieces)
+    places = np.sort(rng.choice(np.arange(1, steps), size=pieces - 1, replace=False))
+    return np.diff(places, prepend=0, append=steps)
+
+
+def _place(parts: Parts, devices: int, memory_bytes: int, rng: np.random.Generator) -> Ints:
+    """The device of each part, -1 where it found no room: (P,)."""
+    count = len(parts.table)
+    seems = parts.load * np.exp(rng.uniform(0, MOST_NOISE) * rng.standard_normal(count))
+    anywhere = rng.random(count) < rng.uniform(0, MOST_AT_RANDOM)
+    placed, load, free = np.full(count, -1), np.zeros(devices), np.full(devices, float(memory_bytes))
+    for part in np.argsort(-seems, kind="stable").tolist():
+        room = free >= parts.nbytes[part]
+        if not room.any():
+            continue
+        wanted = rng.random(devices) if anywhere[part] else load
+        device = int(np.where(room, wanted, np.inf).argmin())
+        placed[part] = device
+        load[device] += seems[part]
+        free[device] -= parts.nbytes[part]
+    return placed

@@ -1,0 +1,94 @@
+"""What a device of a random plan holds: it fits, is as heavy as the others, and is cut and filled as plans are."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuroshard.augment.plans import draw_device
+from neuroshard.augment.pools import Pool
+from neuroshard.augment.run import augment
+from neuroshard.core.errors import UsageError
+from neuroshard.core.table import Table
+
+some_tables = st.lists(
+    st.builds(
+        lambda rows, quarter, pooling: Table(
+            name=f"{rows}-{quarter}", rows=rows, dim=4 * quarter, pooling_factor=pooling, reuse_bins=(1.0, *[0.0] * 16)
+        ),
+        st.integers(1, 10**9),
+        st.integers(1, 64),
+        st.floats(0, 100),
+    ),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda table: table.name,
+)
+ALIKE = [Table(name=f"t{i}", rows=10_000, dim=64, pooling_factor=4.0) for i in range(40)]
+HEAVY = Table(name="heavy", rows=10_000, dim=64, pooling_factor=160.0)
+
+
+def devices_of(pooled: list[Table], count: int, **changes) -> list[tuple[Table, ...]]:
+    facts = {"tables": len(pooled), "devices": 4, "memory_bytes": 2**40, "max_dim": 64, "vary_share": 0.0, **changes}
+    pool, rng = Pool.of(pooled, facts["max_dim"], facts["memory_bytes"]), np.random.default_rng(0)
+    return [draw_device(pool, rng=rng, **facts) for _ in range(count)]
+
+
+@given(some_tables, st.floats(1, 30), st.integers(1, 12), st.integers(1, 9), st.floats(0, 1), st.integers(0, 2**32))
+def test_what_a_device_holds_fits_it(tables, room, count, devices, vary_share, seed):
+    memory = int(room * min(table.with_dim(4).memory_bytes for table in tables))
+    pool, rng = Pool.of(tables, 32, memory), np.random.default_rng(seed)
+    for _ in range(3):
+        held = draw_device(
+            pool, tables=count, devices=devices, memory_bytes=memory, max_dim=32, vary_share=vary_share, rng=rng
+        )
+        assert held
+        assert sum(shard.memory_bytes for shard in held) <= memory
+        assert all(shard.dim % 4 == 0 for shard in held)
+        assert list(held) == sorted(held, key=lambda s: (s.name, s.dim, s.rows, s.pooling_factor))
+
+
+def test_a_table_as_heavy_as_all_others_together_is_seldom_whole():
+    held = devices_of([HEAVY, *ALIKE], 1500)
+    whole_heavy, whole_others = (
+        np.mean([s.dim == 64 for device in held for s in device if (s.name == "heavy") == heavy])
+        for heavy in (True, False)
+    )
+    assert whole_heavy < whole_others / 2
+
+
+def test_plans_are_of_few_tables_or_of_all_and_cut_also_unevenly():
+    held = devices_of(ALIKE, 1500)
+    assert 6 < np.mean([len(device) for device in held]) < 14
+    assert min(map(len, held)) == 1
+    dims = Counter(s.dim for device in held for s in device)
+    assert dims.most_common(1)[0][0] == 64
+    assert set(dims) == set(range(4, 68, 4))
+
+
+def test_a_pool_smaller_than_the_plan_gives_some_tables_twice():
+    held = devices_of(ALIKE[:2], 100, tables=40)
+    assert max(map(len, held)) > 8
+
+
+def test_as_many_cases_are_of_plans_as_wanted():
+    """A set of one plan for 20 devices of 40 tables holds few of them, a random set up to 15."""
+    facts = {"compute_cases": 300, "comm_cases": 0, "devices": (20,), "memory_bytes": 2**40, "seed": 0}
+    means = [
+        np.mean([len(case.tables) for case in augment(tuple(ALIKE), plan_share=share, **facts).compute])
+        for share in (0.0, 0.5, 1.0)
+    ]
+    assert means[0] > means[1] + 1 > means[2] + 2
+
+
+def test_no_case_has_more_tables_than_wanted():
+    tables = tuple(ALIKE)
+    cases = augment(tables, compute_cases=200, comm_cases=0, devices=(1,), memory_bytes=2**40, max_tables=3, seed=0)
+    assert max(len(case.tables) for case in cases.compute) == 3
+
+
+def test_a_share_that_is_none_is_refused():
+    with pytest.raises(UsageError, match=r"plan share 1\.5 must be shares"):
+        augment(tuple(ALIKE), compute_cases=1, comm_cases=0, devices=(4,), memory_bytes=2**40, plan_share=1.5, seed=0)
