@@ -23,6 +23,19 @@ def test_a_table_that_may_not_be_cut_is_a_bound_by_itself(make_task, model):
     assert plan.gap < 0.2
 
 
+def test_a_table_that_outweighs_all_others_is_a_bound_with_its_share_of_both_exchanges(make_task, model):
+    shapes = [(1000, 4, 9000.0), *[(1000, 32, 5.0)] * 24]
+    plan = search(make_task(shapes, [1] * 8), model, rounds=3)
+    assert plan.gap < 0.001
+
+
+def test_cutting_a_heavy_table_finer_than_pays_is_no_way_out(make_task, model):
+    """Every part has all the lookups of the whole: parts that are short enough are too many for all devices together."""
+    shapes = [(1000, 64, 4000.0), *[(1000, 16, 30.0)] * 40]
+    plan = search(make_task(shapes, [1] * 4), model, rounds=5)
+    assert plan.gap < 0.03
+
+
 def test_the_gap_is_small_where_there_is_much_to_balance(make_task, model):
     rng = np.random.default_rng(0)
     shapes = [(1000, int(rng.integers(1, 17)) * 4, rng.uniform(0, 30)) for _ in range(40)]

@@ -4,8 +4,8 @@ The device that is ready last is so no earlier than all are on average, and a co
 at most the mean cost (Jensen). The sum depends on the cuts, so all of them are allowed for: a tangent of the cost at any point
 is below it, and the sum that is cheapest along the tangent is found table by table. The best tangent is sought (Frank and Wolfe).
 
-Parts are left out that no device has memory for, and those that by themselves take longer than the plan at hand: a better plan
-has none of them. So what is found is a bound on better plans; where it is above the plan at hand, there are none.
+Parts are left out that no device has memory for, and those that by themselves take longer than some cost: no plan of that cost
+has any of them. If what is left cannot be had for that cost, there is no such plan. The highest such cost is the bound.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,12 @@ from neuroshard.search.state import State, transfers
 
 TANGENTS = 60
 VAIN = 8  # tangents without a better bound, after which no better one is sought
+HALVINGS = 8
 LEAST_GAIN = 1e-4  # share by which a bound must be better to count as better
 CUT_EXACTLY = 64  # units, 256 columns
 ASSUMPTIONS = (
-    "the cost model's compute cost is convex and grows with every vector, its exchanges take least where all devices hold the "
-    "same columns, and waiting is added by rule",
+    "the cost model's compute cost is convex and grows with every vector, its exchanges are convex in the columns of all devices "
+    "and the same however these are numbered, and waiting is added by rule",
     "columns are cut in steps of 4, rows are not cut; of memory, only what a single shard needs is looked at",
 )
 NOT_CONVEX = "nothing is proven: the cost model is not known to be convex"
@@ -39,34 +40,100 @@ class Bound:
 
 def lower_bound(problem: Problem, plan: State) -> Bound:
     """A lower bound on the cost of every plan that honours the task's constraints on cuts, at most what `plan` costs."""
-    model, devices = problem.model, problem.devices
-    if not model.convex:
+    if not problem.model.convex:
         return Bound(None, (NOT_CONVEX,))
-    every = np.arange(1, len(problem.item))
-    problem.price(every)
-    even = np.full(devices, float(problem.dims[problem.whole].sum()) / devices)
-    forward, backward = transfers(problem, even)
-    ahead, back = float(forward.mean()), float(backward.mean())
+    problem.price(np.arange(1, len(problem.item)))
+    return Bound(_Proof(problem, plan).bound_ms(plan.cost), ASSUMPTIONS)
 
-    alone = np.where(np.arange(len(problem.item)) > 0, model.compute_ms(problem.vectors), 0.0)
-    largest = np.where(problem.allowed, problem.memory, 0).max(axis=1)[problem.item]
-    possible = (problem.nbytes <= largest) & (alone <= (plan.cost - ahead) * (1 + 1e-9))
-    possible[problem.placement(plan.widths).shards] = True
 
-    point = plan.sums.mean(axis=0)
-    best, slope, vain = _widest_part(problem, alone, possible), np.full_like(point, np.nan), 0
-    for step in range(TANGENTS):
-        before, slope = slope, np.maximum(model.compute_slope(point), 0.0)
-        if not np.array_equal(slope, before):  # else it is the same tangent: heads are linear in pieces
-            if vain == VAIN:
+class _Proof:
+    """What plans of at most some cost can be shown to cost at least."""
+
+    def __init__(self, problem: Problem, plan: State) -> None:
+        self.problem = problem
+        even = np.full(problem.devices, float(problem.dims[problem.whole].sum()) / problem.devices)
+        forward, backward = transfers(problem, even)
+        self.ahead, self.back = float(forward.mean()), float(backward.mean())
+        alone = np.where(np.arange(len(problem.item)) > 0, problem.model.compute_ms(problem.vectors), 0.0)
+        self.alone: Floats = alone + _own_backward_ms(problem, problem.dims)
+        largest = np.where(problem.allowed, problem.memory, 0).max(axis=1)[problem.item]
+        self.fits = (problem.nbytes <= largest) & (problem.units >= problem.least[problem.item]) & (problem.units > 0)
+        self.start = plan.sums.mean(axis=0)
+
+    def bound_ms(self, cost_ms: float) -> float:
+        """The bound, where there is a plan of `cost_ms`.
+
+        If plans of at most some cost can be shown to cost more, there are none: the highest such cost is sought by halving.
+        """
+        low, high = min(self._widest_part(), cost_ms), cost_ms
+        low = max(low, min(self._even(high, np.inf), high))
+        for _ in range(HALVINGS):
+            if high - low < LEAST_GAIN * cost_ms:
                 break
-            cheapest, sums = _cheapest_cuts(problem, slope, possible)
-            intercept = float(model.compute_ms(point)) - float(slope @ point)
-            bound = _over_devices(intercept, cheapest, devices, back)
-            vain = 0 if bound > best * (1 + LEAST_GAIN) else vain + 1
-            best = max(best, bound)
-        point = point + (sums / devices - point) * (2 / (step + 3))
-    return Bound(min(best + ahead, plan.cost), ASSUMPTIONS)
+            middle = (low + high) / 2
+            if self._even(middle, middle) > middle:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _widest_part(self) -> float:
+        """Some device holds at least so wide a part of every item: what the worst of them cost on devices of their own."""
+        problem = self.problem
+        places = np.minimum(problem.allowed.sum(axis=1), problem.most)
+        narrowest = -(-problem.widest // places)
+        wide = np.flatnonzero((problem.units >= narrowest[problem.item]) & self.fits)
+        least = np.full(len(problem.whole), np.inf)
+        np.minimum.at(least, problem.item[wide], self.alone[wide])
+        return float(least.max()) + self.ahead
+
+    def _even(self, cost_ms: float, enough: float) -> float:
+        """What plans of at most `cost_ms` cost at least, were all devices alike. Tangents are tried until one shows `enough`."""
+        problem, model, devices = self.problem, self.problem.model, self.problem.devices
+        possible = self.fits & (self.alone <= (cost_ms - self.ahead) * (1 + 1e-9))
+        if not np.logical_or.reduceat(possible[1:], problem.first).all():
+            return np.inf
+        point, best, slope, vain = self.start, 0.0, np.full_like(self.start, np.nan), 0
+        for step in range(TANGENTS):
+            before, slope = slope, np.maximum(model.compute_slope(point), 0.0)
+            if not np.array_equal(slope, before):  # else it is the same tangent: heads are linear in pieces
+                if vain == VAIN or best > enough:
+                    break
+                cheapest, sums = _cheapest_cuts(problem, slope, possible)
+                if cheapest == np.inf:
+                    return np.inf
+                intercept = float(model.compute_ms(point)) - float(slope @ point)
+                bound = _over_devices(intercept, cheapest, devices, self.back) + self.ahead
+                vain = 0 if bound > best * (1 + LEAST_GAIN) else vain + 1
+                best = max(best, bound)
+            point = point + (sums / devices - point) * (2 / (step + 3))
+        return best
+
+
+def _own_backward_ms(problem: Problem, dims: Ints) -> Floats:
+    """The least backward exchange of a device that holds at least so many columns, (…) -> (…).
+
+    It takes least where all others hold the same; and is then convex in the device's own columns, so what it is at its least
+    counts for all below that.
+    """
+    if problem.devices == 1:
+        return np.zeros(dims.shape)
+    total = float(problem.dims[problem.whole].sum())
+
+    def own_ms(columns: Floats) -> Floats:
+        others = (total - columns) / (problem.devices - 1)
+        layout = np.concatenate([columns[:, None], np.repeat(others[:, None], problem.devices - 1, axis=1)], axis=1)
+        backward: Floats = problem.model.backward_comm_ms(layout)[:, 0]
+        return backward
+
+    low, high = 0.0, total
+    for _ in range(4):  # each narrows where the least is to a sixteenth
+        grid = np.linspace(low, high, 33)
+        least = int(own_ms(grid).argmin())
+        low, high = grid[max(least - 1, 0)], grid[min(least + 1, 32)]
+    widths, place = np.unique(dims, return_inverse=True)
+    found: Floats = own_ms(np.maximum(widths, low).astype(np.float64))[place] * (1 - 1e-4)
+    return found
 
 
 def _over_devices(intercept: float, total: float, devices: int, back: float) -> float:
@@ -81,16 +148,6 @@ def _over_devices(intercept: float, total: float, devices: int, back: float) -> 
     return float(np.maximum(all_devices, used_alone).min())
 
 
-def _widest_part(problem: Problem, alone: Floats, possible: NDArray[np.bool_]) -> float:
-    """Some device holds at least so wide a part of every item: compute of the worst of them."""
-    places = np.minimum(problem.allowed.sum(axis=1), problem.most)
-    narrowest = -(-problem.widest // places)
-    wide = np.flatnonzero((problem.units >= narrowest[problem.item]) & possible & (problem.units > 0))
-    least = np.full(len(problem.whole), np.inf)
-    np.minimum.at(least, problem.item[wide], alone[wide])
-    return float(least.max())
-
-
 def _cheapest_cuts(problem: Problem, slope: Floats, possible: NDArray[np.bool_]) -> tuple[float, Floats]:
     """The cheapest way to cut every item where a part costs `slope` times its vector: the total, and the sum of vectors.
 
@@ -99,11 +156,10 @@ def _cheapest_cuts(problem: Problem, slope: Floats, possible: NDArray[np.bool_])
     """
     price = np.where(possible, problem.vectors @ slope, np.inf)
     a_unit = price / np.maximum(problem.units, 1)
-    usable = possible & (problem.units >= problem.least[problem.item]) & (problem.units > 0)
-    a_unit[~usable] = np.inf
+    a_unit[~possible] = np.inf
     least = np.minimum.reduceat(a_unit, problem.first + 1)  # of the item's parts, narrowest first
     whole = problem.whole
-    kept = usable[whole] & (a_unit[whole] <= least)
+    kept = possible[whole] & (a_unit[whole] <= least)
     wide = ~kept & (problem.widest > CUT_EXACTLY)
 
     best = np.lexsort((a_unit, problem.item))[np.searchsorted(problem.item, np.arange(len(whole)))]
@@ -116,13 +172,15 @@ def _cheapest_cuts(problem: Problem, slope: Floats, possible: NDArray[np.bool_])
     for most in np.unique(limit[~kept & ~wide]):
         items = np.flatnonzero(~kept & ~wide & (limit == most))
         shards = _cut(price, problem.first[items], problem.least[items], problem.widest[items], int(most))
+        if shards is None:
+            return np.inf, sums
         total += float(price[shards].sum())
         sums += problem.vectors[shards].sum(axis=0)
     return total, sums
 
 
-def _cut(price: Floats, first: Ints, least: Ints, widest: Ints, most: int) -> Ints:
-    """The shards of the cheapest cuts of all items, of at most `most` parts each; 0 is no limit."""
+def _cut(price: Floats, first: Ints, least: Ints, widest: Ints, most: int) -> Ints | None:
+    """The shards of the cheapest cuts of all items, of at most `most` parts each; 0 is no limit. None where one has no cut."""
     layers, units_most = most or 1, int(widest.max())
     cost = np.full((layers + 1, units_most + 1, len(first)), np.inf)
     last = np.zeros((layers + 1, units_most + 1, len(first)), dtype=np.int64)
@@ -136,6 +194,8 @@ def _cut(price: Floats, first: Ints, least: Ints, widest: Ints, most: int) -> In
             tried[part < least[some]] = np.inf
             last[layer, units, some] = tried.argmin(axis=0) + 1
             cost[layer, units, some] = tried.min(axis=0)
+    if not np.isfinite(cost[layers, widest, np.arange(len(first))]).all():
+        return None
     shards: list[Ints] = []
     left, at = widest.copy(), np.arange(len(first))
     while (left > 0).any():

@@ -3,10 +3,10 @@
 Peers that need torch import it when they run, so that the memory of a process that searches is its own.
 """
 
-import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bench.searching.scoring import Row, cost_ms, fault, rows_of
@@ -89,7 +89,7 @@ METHODS: dict[str, Callable[..., Found]] = {
 
 def run(method: str, task: ShardingTask, model: CostModel, **options: Any) -> Figures:
     """Costs by the nets and by the truth, CPU and wall seconds, memory. A plan that breaks a rule counts as none."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_bytes()
     cpu, wall = time.process_time(), time.perf_counter()
     error = None
     try:
@@ -99,8 +99,8 @@ def run(method: str, task: ShardingTask, model: CostModel, **options: Any) -> Fi
     figures: Figures = {
         "cpu_s": time.process_time() - cpu,
         "wall_s": time.perf_counter() - wall,
-        "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-        "peak_before_bytes": 1024 * before,
+        "peak_bytes": peak_bytes(),
+        "peak_before_bytes": before,
         **found.said,
     }
     if found.rows is not None and (error := fault(task, found.rows)) is None:
@@ -108,3 +108,9 @@ def run(method: str, task: ShardingTask, model: CostModel, **options: Any) -> Fi
         figures["truth_ms"] = cost_ms(Formula(task.batch_size), task, found.rows)
         figures["shards"] = len(found.rows)
     return figures | {"error": error}
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had. Not ru_maxrss, which begins with what its parent had when it was forked."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return 1024 * int(line.split()[1])
