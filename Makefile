@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check fix compile images-check manifests-check bench bench-measure bench-pretrain bench-release bench-search submit lock clean
+.PHONY: help setup run test check fix compile images-check manifests-check apiserver-test bench bench-measure bench-pretrain bench-release bench-search bench-nights submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -53,6 +53,9 @@ manifests-check: .venv/dev.done ## render both overlays, validate them, and hold
 	done
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/infra/test_manifests.py
 
+apiserver-test: .venv/dev.done ## the rendered RBAC and the fleet probe on a real kube-apiserver and etcd, built first: ten minutes (Debian 12, Go 1.19)
+	@$(BIN)/python tests/apiserver/check.py $(ARGS)
+
 bench: .venv/dev.done ## run every script of tests/bench
 	@set -- $(sort $(wildcard tests/bench/*.py)); \
 	[ $$# -gt 0 ] || echo "tests/bench holds no scripts"; \
@@ -70,6 +73,9 @@ bench-release: .venv/dev.done ## races, kills, faults, damaged files, and a trai
 
 bench-search: .venv/dev.done ## our search beside its peers; ARGS="--tables-dir FOLDER" of public table sets, --quick for some of it
 	@$(BIN)/python tests/bench/search.py $(ARGS)
+
+bench-nights: .venv/dev.done ## nights on the local runner: the fleet changes, the store goes away, the run is killed at every step; ARGS=--quick
+	@$(BIN)/python tests/bench/nights.py $(ARGS)
 
 submit: .venv/run.done ## run the compiled pipeline on the cluster at KFP_ENDPOINT; ARGS="store=s3://bucket/prefix"
 	@: "$${KFP_ENDPOINT:?give the address of the Kubeflow Pipelines API, as in KFP_ENDPOINT=http://localhost:8080 make submit}"

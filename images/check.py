@@ -32,6 +32,7 @@ IMPORTS = {
         "neuroshard.search.run",
         "kubernetes",
         "kfp.client",
+        "neuroshard.submit.run",
         "fbgemm_gpu",
     ),
     "gpu": ("neuroshard.measure.job", "neuroshard.devices", "torch", "boto3", "pynvml"),

@@ -10,12 +10,12 @@ import pytest
 from helpers.nodes import mixed_fleet, node
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
-from neuroshard.core.nightly import Order, Survey
+from neuroshard.core.nightly import Order, Survey, read_orders
 from neuroshard.core.release import ModelRelease
 from neuroshard.fleet.coverage import Known
 from neuroshard.fleet.kinds import Fleet
 from neuroshard.fleet.labels import kinds_of
-from neuroshard.fleet.night import read_orders, run
+from neuroshard.fleet.night import run
 from neuroshard.fleet.node import Node
 from neuroshard.fleet.run import TOLERATIONS
 from neuroshard.fleet.survey import backends_view, survey
@@ -153,7 +153,7 @@ def test_numbers_that_kfp_made_floats_are_numbers_still() -> None:
 )
 def test_what_cannot_be_planned_is_told_before_hours_of_measuring(orders: list[Order], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        found(fleet(node("a")), {}, *orders)
+        read_orders(json.dumps([one.model_dump() for one in orders]))
 
 
 def test_run_tells_how_each_kind_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

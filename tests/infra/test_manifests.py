@@ -1,6 +1,7 @@
 """manifests/: both overlays render, are valid Kubernetes, and their pods are as tame as `restricted` wants."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import yaml
 
 from neuroshard import __version__
-from neuroshard.fleet.night import read_orders
+from neuroshard.core.nightly import read_orders
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests"
@@ -46,10 +47,10 @@ def resources() -> list[Any]:
     return found
 
 
-def pods() -> list[Any]:
+def pods(of: list[Any] | None = None) -> list[Any]:
     """The pod specs of every workload."""
     found = []
-    for resource in resources():
+    for resource in resources() if of is None else of:
         spec = resource.get("spec", {})
         spec = spec.get("jobTemplate", {}).get("spec", spec)
         if "template" in spec:
@@ -57,14 +58,30 @@ def pods() -> list[Any]:
     return found
 
 
-@pytest.fixture(scope="module", params=OVERLAYS)
+@pytest.fixture(scope="module", params=[*OVERLAYS, "every component"])
 def rendered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `kubectl kustomize` makes of an overlay."""
-    ended = subprocess.run(
-        ["kubectl", "kustomize", MANIFESTS / "overlays" / request.param], capture_output=True, text=True
-    )
+    """What `kubectl kustomize` makes of an overlay, and of prod with each component that it leaves out."""
+    folder = tmp_path_factory.mktemp("rendered")
+    overlay = MANIFESTS / "overlays" / request.param
+    if request.param not in OVERLAYS:
+        there = {
+            Path(one).name
+            for one in yaml.safe_load((MANIFESTS / "overlays/prod/kustomization.yaml").read_text())["components"]
+        }
+        more = [path for path in sorted((MANIFESTS / "components").iterdir()) if path.name not in there]
+        overlay = folder / "overlay"
+        overlay.mkdir()
+        (overlay / "kustomization.yaml").write_text(
+            json.dumps(
+                {
+                    "resources": [os.path.relpath(MANIFESTS / "overlays" / "prod", overlay)],
+                    "components": [os.path.relpath(path, overlay) for path in more],
+                }
+            )
+        )
+    ended = subprocess.run(["kubectl", "kustomize", overlay], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    path = tmp_path_factory.mktemp("rendered") / f"{request.param}.yaml"
+    path = folder / "rendered.yaml"
     path.write_text(ended.stdout)
     return path
 
@@ -123,9 +140,9 @@ def test_one_run_a_night_and_never_two_at_once() -> None:
     assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
-def test_every_pod_keeps_to_the_restricted_standard() -> None:
-    assert len(pods()) == 2
-    for pod in pods():
+@needs_kubectl
+def test_every_pod_keeps_to_the_restricted_standard(rendered: Path) -> None:
+    for pod in pods(list(yaml.safe_load_all(rendered.read_text()))):
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"] == {
             "runAsNonRoot": True,
@@ -162,7 +179,28 @@ def test_a_run_may_look_at_nodes_and_nothing_else_cluster_wide() -> None:
     assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}]
     [binding] = [one for one in resources() if one["kind"] == "ClusterRoleBinding"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "neuroshard-runner", "namespace": "kubeflow"}]
-    assert not [one for one in resources() if one["kind"] == "Role"]
+    [events] = [one for one in resources() if one["kind"] == "Role"]
+    assert events["metadata"]["namespace"] == "neuroshard"
+    assert events["rules"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}]
+
+
+@needs_kubectl
+def test_the_submitter_is_called_as_its_command_line_wants(rendered: Path) -> None:
+    from typer.testing import CliRunner
+
+    from neuroshard.cli import app
+
+    [cronjob] = [one for one in yaml.safe_load_all(rendered.read_text()) if one["kind"] == "CronJob"]
+    [container] = cronjob["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    program, *arguments = container["command"]
+    assert program == "neuroshard"
+    told = CliRunner().invoke(app, [*arguments, "--set", "no-such=1"])
+    # all is understood: what fails is the file, which is in the pod alone
+    assert "/etc/neuroshard/parameters.yaml: no such file" in str(told.exception)
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    told_of = {one["name"] for one in container["env"]}
+    assert ("--event" in arguments) == ("/var/run/secrets/kubernetes.io/serviceaccount" in mounted)
+    assert ("--event" in arguments) == ({"POD_NAME", "POD_NAMESPACE", "POD_UID"} <= told_of)
 
 
 def test_the_namespace_is_restricted_and_closed() -> None:

@@ -7,11 +7,13 @@
 Work in progress lies under `_measuring/`, which no model can be called, and goes when its cost model is live.
 """
 
+import json
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from neuroshard.core.cost import Hardware
+from neuroshard.core.errors import UsageError
 from neuroshard.core.release import MODEL_NAME
 from neuroshard.core.units import parse_memory
 from neuroshard.core.value import Value, decode_json
@@ -76,6 +78,23 @@ class Survey(Value):
 
     def order(self, name: str) -> Order:
         return next(order for order in self.orders if order.name == name)
+
+
+def read_orders(models: str) -> tuple[Order, ...]:
+    """The list of models that want a plan, from JSON. Raises UsageError and InvalidInput, before hours of measuring."""
+    listed = decode_json(models.encode(), "models")
+    if not isinstance(listed, list) or not listed:
+        raise UsageError(
+            'models must be a JSON list of at least one model, as in [{"name": "ads", "tables": "s3://…/tables.json", '
+            f'"devices": 8, "memory": "80GiB"}}], not {json.dumps(listed)[:80]}'
+        )
+    orders = tuple(Order.parse(order, f"models[{index}]") for index, order in enumerate(listed))
+    names = [order.name for order in orders]
+    for order in orders:
+        _ = order.memory_bytes
+        if names.count(order.name) > 1:
+            raise UsageError(f"model {order.name!r} is asked for {names.count(order.name)} times; give each model once")
+    return orders
 
 
 def told(kind: type[Value], text: str) -> Any:

@@ -1,15 +1,12 @@
 """`run` of the nightly survey: asks the cluster (or this machine) and the store, and tells what is to be done tonight."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from neuroshard.core.errors import UsageError
-from neuroshard.core.nightly import Order, Survey
-from neuroshard.core.value import decode_json
+from neuroshard.core.nightly import Survey, read_orders
 from neuroshard.fleet.cluster import in_cluster
 from neuroshard.fleet.coverage import known_models
 from neuroshard.fleet.run import fleet_text, kubernetes_fleet, local_fleet
@@ -62,14 +59,3 @@ def run(
     print(fleet_text(fleet, stands), *(f"note: {note}" for note in fleet.notes), sep="\n", file=sys.stderr)
     print(f"to measure: {len(found.works)} of {len(stands)} kinds of hardware", file=sys.stderr)
     return found
-
-
-def read_orders(models: str) -> tuple[Order, ...]:
-    """The list of models that want a plan. Raises UsageError and InvalidInput."""
-    listed = decode_json(models.encode(), "models")
-    if not isinstance(listed, list) or not listed:
-        raise UsageError(
-            'models must be a JSON list of at least one model, as in [{"name": "ads", "tables": "s3://…/tables.json", '
-            f'"devices": 8, "memory": "80GiB"}}], not {json.dumps(listed)[:80]}'
-        )
-    return tuple(Order.parse(order, f"models[{index}]") for index, order in enumerate(listed))

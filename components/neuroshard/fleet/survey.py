@@ -49,12 +49,6 @@ def survey(
     `request` is what else is asked of the measuring (cases, seed): another request begins new work. Raises UsageError for an
     order that names no hardware or several, NeuroshardError where what it names can neither be measured nor has a model.
     """
-    names = [order.name for order in orders]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"model {name!r} is asked for {names.count(name)} times; give each model once")
-    for order in orders:
-        _ = order.memory_bytes  # told now, before hours of measuring
     stands = coverage(
         fleet.kinds, known, now=now, batch_size=batch_size, max_age_seconds=max_age_seconds, max_error=max_error
     )

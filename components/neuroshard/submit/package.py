@@ -1,0 +1,98 @@
+"""The compiled pipeline that this package carries, and what a run of it is given: parameters, models, settings."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
+from neuroshard.core.nightly import read_orders
+from neuroshard.core.value import canonical_json, sha256, shown
+from neuroshard.files.disk import read_bytes
+
+PACKAGE = Path(__file__).with_name("neuroshard.yaml")
+MAX_BYTES = 2**20  # as much as a ConfigMap holds
+# KFP's name of a type, how it is called here, and what YAML makes of it
+TYPES: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
+    "STRING": ("text", str),
+    "NUMBER_INTEGER": ("a whole number", int),
+    "NUMBER_DOUBLE": ("a number", (int, float)),
+    "BOOLEAN": ("true or false", bool),
+}
+
+
+@cache
+def known_parameters() -> Mapping[str, str]:
+    """The pipeline's parameters by name, each with KFP's name of its type."""
+    spec = _decoded(PACKAGE.read_text(), str(PACKAGE))["root"]["inputDefinitions"]["parameters"]
+    return {name: one["parameterType"] for name, one in spec.items()}
+
+
+def read_parameters(file: Path | None, models: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:
+    """What a run is given: a YAML mapping, over it a YAML list of models, over that settings (`store=s3://b/p`).
+
+    What none of them says keeps the pipeline's default. Raises InvalidInput and UsageError in one line.
+    """
+    given: dict[str, Any] = {}
+    if file is not None:
+        read = _read(file)
+        if not isinstance(read, dict):
+            raise InvalidInput(f"{file}: must be a mapping of the pipeline's parameters, not {shown(read)}")
+        for name, value in read.items():
+            _check(name, value, str(file))
+        given |= read
+    if models is not None:
+        try:
+            given["models"] = json.dumps(_read(models))
+        except (TypeError, ValueError) as error:  # a date; a list that holds itself
+            raise InvalidInput(f"{models}: cannot be said in JSON: {error}; quote dates") from None
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise UsageError(f"--set {shown(setting)} must be NAME=VALUE")
+        # text is taken as it is: "8" CPUs are text to Kubernetes, and a number to YAML
+        value = text if known_parameters().get(name) == "STRING" else _decoded(text, f"--set {name}")
+        _check(name, value, "--set")
+        given[name] = value
+    if "models" in given:
+        where = models or file or "--set"
+        try:
+            read_orders(given["models"])
+        except NeuroshardError as error:
+            raise InvalidInput(f"{where}: {error}") from None
+    return given
+
+
+def digest(parameters: Mapping[str, Any], service_account: str | None) -> str:
+    """8 hex digits of all that makes one run another run."""
+    return sha256(PACKAGE.read_bytes() + canonical_json([dict(parameters), service_account]))[:8]
+
+
+def _check(name: object, value: object, where: str) -> None:
+    if name not in known_parameters():
+        raise InvalidInput(
+            f"{where}: {shown(name)} is no parameter of the pipeline; there are {', '.join(sorted(known_parameters()))}"
+        )
+    told, kind = TYPES[known_parameters()[str(name)]]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        quoted = f'; quote it: {name}: "{value}"' if kind is str and not isinstance(value, dict | list) else ""
+        raise InvalidInput(f"{where}: {name} must be {told}, not {shown(value)}{quoted}")
+
+
+def _read(path: Path) -> Any:
+    data = read_bytes(path, MAX_BYTES)
+    try:
+        return _decoded(data.decode("utf-8-sig"), str(path))
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start})") from None
+
+
+def _decoded(text: str, where: str) -> Any:
+    """The first document of a YAML text. Raises InvalidInput."""
+    import yaml
+
+    try:
+        return next(yaml.safe_load_all(text), None)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
+        raise InvalidInput(f"{where}: not YAML: {' '.join(str(error).split())[:200]}") from None

@@ -1,0 +1,120 @@
+"""How a run went, for those who watch: Prometheus' text format in a file or at a Pushgateway, and an event of Kubernetes."""
+
+import os
+import re
+import sys
+import urllib.request
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from neuroshard.core.errors import NeuroshardError
+from neuroshard.files.disk import write_bytes
+
+TIMEOUT_SECONDS = 10.0
+SUCCESS_TIME = "neuroshard_nightly_last_success_timestamp_seconds"
+
+
+class Outcome(NamedTuple):
+    """A run's beginning and end in seconds since 1970, whether it succeeded, and what there is to say of it."""
+
+    began: float
+    ended: float
+    succeeded: bool
+    message: str
+
+
+def metrics_text(outcome: Outcome, last_success: int | None = None) -> str:
+    """The outcome in Prometheus' text format. `last_success` is when a run before this one succeeded, as far as is known."""
+    values = {
+        "neuroshard_nightly_success": ("1 where the last run succeeded, else 0", int(outcome.succeeded)),
+        "neuroshard_nightly_start_timestamp_seconds": ("When the last run began", round(outcome.began)),
+        "neuroshard_nightly_end_timestamp_seconds": ("When the last run ended", round(outcome.ended)),
+        SUCCESS_TIME: ("When a run last succeeded", round(outcome.ended) if outcome.succeeded else last_success),
+    }
+    lines = [
+        f"# HELP {name} {text}.\n# TYPE {name} gauge\n{name} {value}\n"
+        for name, (text, value) in values.items()
+        if value is not None
+    ]
+    return "".join(lines)
+
+
+def tell_metrics(target: str, outcome: Outcome) -> None:
+    """Write a file, renamed into place, or with http:// post to a Pushgateway. Raises NeuroshardError."""
+    if not target.startswith(("http://", "https://")):
+        write_bytes(Path(target), metrics_text(outcome, _last_success(Path(target))).encode())
+        return
+    # posting keeps what is not sent: when a run last succeeded
+    url = f"{target.rstrip('/')}/metrics/job/neuroshard"
+    request = urllib.request.Request(url, metrics_text(outcome).encode(), {"Content-Type": "text/plain"}, method="POST")
+    try:
+        urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS).close()  # nosec B310 # http or https, as seen above
+    except (OSError, ValueError) as error:
+        raise NeuroshardError(f"{url}: cannot post the metrics: {error}") from None
+
+
+def tell_event(outcome: Outcome) -> None:
+    """An event at the pod that this runs in, which POD_NAME, POD_NAMESPACE and POD_UID tell of. Raises NeuroshardError."""
+    try:
+        from kubernetes import client, config
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+    except ImportError:
+        raise NeuroshardError("an event needs the package kubernetes: pip install 'neuroshard[fleet]'") from None
+    pod = {name: os.environ.get(f"POD_{name.upper()}", "") for name in ("name", "namespace", "uid")}
+    if not all(pod.values()):
+        raise NeuroshardError("an event needs POD_NAME, POD_NAMESPACE and POD_UID in the environment")
+    now = datetime.fromtimestamp(outcome.ended, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    event = {
+        "metadata": {"generateName": "neuroshard-nightly-", "namespace": pod["namespace"]},
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", **pod},
+        "type": "Normal" if outcome.succeeded else "Warning",
+        "reason": "RunSucceeded" if outcome.succeeded else "RunFailed",
+        "message": outcome.message[:1024],  # as long as an event may be
+        "source": {"component": "neuroshard"},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+    try:
+        try:
+            config.load_incluster_config()
+        except config.ConfigException:
+            config.load_kube_config()
+        configuration = client.Configuration.get_default_copy()
+        configuration.retries = 2
+        with client.ApiClient(configuration) as api:
+            client.CoreV1Api(api).create_namespaced_event(
+                pod["namespace"], event, _request_timeout=TIMEOUT_SECONDS, _preload_content=False
+            )
+    except ApiException as error:
+        raise NeuroshardError(
+            f"no event could be written: the Kubernetes API answered {error.status}: {error.reason}"
+        ) from None
+    except (config.ConfigException, HTTPError, OSError) as error:
+        raise NeuroshardError(f"no event could be written: {' '.join(str(error).split())[:300]}") from None
+
+
+def tell(outcome: Outcome, metrics: str | None, event: bool) -> None:
+    """Tell all who are to be told. What cannot be told is a note: it makes a run that went well no failure, nor the reverse."""
+    telling: list[Callable[[], None]] = []
+    if metrics:
+        telling.append(partial(tell_metrics, metrics, outcome))
+    if event:
+        telling.append(partial(tell_event, outcome))
+    for one in telling:
+        try:
+            one()
+        except NeuroshardError as error:
+            print(f"note: {error}", file=sys.stderr)
+
+
+def _last_success(path: Path) -> int | None:
+    try:
+        found = re.search(rf"^{SUCCESS_TIME} (\d+)$", path.read_text(errors="replace"), re.M)
+    except OSError:
+        return None
+    return int(found[1]) if found else None

@@ -1,0 +1,40 @@
+"""The stub of the Kubeflow Pipelines API, and an environment without this machine's settings of kfp and of proxies."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.kubeflow import KfpStub, serving
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("KFP", "KF_", "POD_")) or "_PROXY" in name.upper():
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture
+def kfp_stub() -> Iterator[KfpStub]:
+    with serving(KfpStub()) as stub:
+        yield stub
+
+
+@pytest.fixture
+def parameters(tmp_path: Path) -> Path:
+    path = tmp_path / "parameters.yaml"
+    path.write_text('store: s3://b/p\nbatch_size: 512\nmeasure_cpus: "8"\n')
+    return path
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    path = tmp_path / "models.yaml"
+    path.write_text(
+        "- {name: ads, tables: 's3://b/ads.json', devices: 8, memory: 80GiB, hardware: h200}\n"
+        "- {name: feed, tables: 's3://b/feed.json', devices: 16, memory: 60GiB, hardware: h100}\n"
+    )
+    return path

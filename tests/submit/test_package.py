@@ -1,0 +1,116 @@
+"""What a run is given: a parameters file, a list of models, settings; and what they must not be."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
+from neuroshard.submit.package import PACKAGE, digest, known_parameters, read_parameters
+
+ROOT = Path(__file__).parents[2]
+
+
+def written(folder: Path, text: str, name: str = "models.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_the_package_carries_the_compiled_pipeline(tmp_path: Path) -> None:
+    assert PACKAGE.read_bytes() == (ROOT / "pipelines" / "neuroshard.yaml").read_bytes()
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "-w", tmp_path, ROOT], check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("neuroshard/submit/neuroshard.yaml") == PACKAGE.read_bytes()
+
+
+def test_settings_go_over_models_and_those_over_the_file(parameters: Path, models: Path) -> None:
+    given = read_parameters(parameters, models, ["batch_size=1024", "measure_cpus=4", "single_writer=true"])
+    assert json.loads(given.pop("models"))[1]["name"] == "feed"
+    assert given == {"store": "s3://b/p", "batch_size": 1024, "measure_cpus": "4", "single_writer": True}
+
+
+def test_nothing_given_is_every_default() -> None:
+    assert read_parameters(None, None) == {}
+    assert known_parameters()["store"] == "STRING"
+
+
+def test_a_run_with_other_parameters_has_another_digest() -> None:
+    assert len({digest({}, None), digest({"pods": 1}, None), digest({"pods": 1}, "runner")}) == 3
+    assert digest({"pods": 1, "seed": 2}, None) == digest({"seed": 2, "pods": 1}, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not YAML: while parsing"),
+        ("- a", r"must be a mapping of the pipeline's parameters, not \['a'\]"),
+        ("", "must be a mapping of the pipeline's parameters, not None"),
+        ("batchsize: 8", "'batchsize' is no parameter of the pipeline; there are algorithm, "),
+        ("2: 8", "2 is no parameter of the pipeline"),
+        ("measure_cpus: 8", 'measure_cpus must be text, not 8; quote it: measure_cpus: "8"'),
+        ("batch_size: '8'", "batch_size must be a whole number, not '8'"),
+        ("batch_size: true", "batch_size must be a whole number, not True"),
+        ("single_writer: 1", "single_writer must be true or false, not 1"),
+        ("node_selector: {a: b}", r"node_selector must be text, not \{'a': 'b'\}$"),
+        ("store: 2026-02-31", "not YAML: day is out of range"),
+        ("models: '[]'", "models must be a JSON list of at least one model"),
+        ("a: &a [*a]", "is no parameter"),
+    ],
+)
+def test_parameters_that_cannot_be_are_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text, "parameters.yaml")
+    with pytest.raises(InvalidInput, match=message) as told:
+        read_parameters(path, None)
+    assert str(told.value).startswith(str(path))
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "models must be a JSON list of at least one model"),
+        ("[]", "models must be a JSON list of at least one model"),
+        ("a: 1", "models must be a JSON list"),
+        ("[1]", r"models\[0\]: "),
+        ("[{tables: t}]", r"models\[0\]: name: is missing"),
+        ("[{name: a, tables: t, devices: 8, memory: 80}]", r"models\[0\]: memory: .*string, not 80"),
+        ("[{name: a, tables: t, devices: 8, memory: lots}]", "'lots' is not an amount of memory"),
+        ("[{name: _measuring, tables: t, devices: 8, memory: 1GiB}]", r"models\[0\]: name"),
+        ("[{name: on, tables: t, devices: 8, memory: 1GiB}]", r"models\[0\]: name: .*not True"),
+        ("- &a {name: a, tables: t, devices: 1, memory: 1GiB}\n- *a", "model 'a' is asked for 2 times"),
+        ("[{name: a, tables: 2026-01-01, devices: 8, memory: 1GiB}]", "date is not JSON serializable; quote dates"),
+        ("[{name: a, tables: t, devices: .inf, memory: 1GiB}]", "devices|JSON"),
+        ("\x00", "not YAML"),
+    ],
+)
+def test_models_that_cannot_be_are_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(NeuroshardError, match=message) as told:
+        read_parameters(None, path)
+    assert str(told.value).startswith(str(path))
+    assert "\n" not in str(told.value)
+
+
+def test_a_file_that_is_not_there_or_no_text_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(NeuroshardError, match=r"none\.yaml: no such file"):
+        read_parameters(tmp_path / "none.yaml", None)
+    (tmp_path / "latin.yaml").write_bytes(b"store: \xe9\xff")
+    with pytest.raises(InvalidInput, match="not UTF-8 text"):
+        read_parameters(tmp_path / "latin.yaml", None)
+    (tmp_path / "huge.yaml").write_text("store: " + "x" * 2**20)
+    with pytest.raises(InvalidInput, match="more than the 1,048,576"):
+        read_parameters(tmp_path / "huge.yaml", None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"), [("pods", "must be NAME=VALUE"), ("pods=", "pods must be"), ("x=1", "'x' is no")]
+)
+def test_settings_that_cannot_be_are_told(setting: str, message: str) -> None:
+    with pytest.raises((UsageError, InvalidInput), match=message):
+        read_parameters(None, None, [setting])

@@ -1,0 +1,219 @@
+"""`neuroshard submit`, and kfp's own command line, against a stub of the API (no Kubeflow Pipelines can be run here)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from helpers.kubeflow import KfpStub
+from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.nightly import read_orders
+from neuroshard.submit import run as submit_run
+from neuroshard.submit.kubeflow import Kubeflow
+from neuroshard.submit.run import Watch, run
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "pipelines" / "neuroshard.yaml"
+WATCH = Watch(seconds=60, poll_seconds=0.001)
+
+
+def submitted(
+    stub: KfpStub, given: dict[str, Any] | None = None, watch: Watch | None = WATCH, **more: Any
+) -> list[str]:
+    return list(run(stub.url, given or {}, watch, **more))
+
+
+def test_kfps_command_line_takes_the_package_and_its_parameters(kfp_stub: KfpStub) -> None:
+    given = ["batch_size=512", "store=s3://bucket/plans", 'measure_cpus="8"', "min_gain=0.05"]
+    ended = subprocess.run(
+        [Path(sys.executable).with_name("kfp"), "run", "submit", "-e", "neuroshard", "-f", PACKAGE, *given],
+        env={**os.environ, "KFP_ENDPOINT": kfp_stub.url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    sent = kfp_stub.submitted()
+    spec, platform = yaml.safe_load_all(PACKAGE.read_text())
+    assert sent["experiment_id"] == "e1"
+    assert sent["pipeline_spec"] == {"pipeline_spec": spec, "platform_spec": platform}
+    assert sent["runtime_config"]["parameters"] == {
+        "batch_size": 512,
+        "store": "s3://bucket/plans",
+        "measure_cpus": "8",
+        "min_gain": 0.05,
+    }
+
+
+def test_the_command_submits_the_same_package_for_all_models_and_waits(  # type: ignore[no-untyped-def]
+    kfp_stub: KfpStub, neuroshard, parameters: Path, models: Path
+) -> None:
+    kfp_stub.states = ["PENDING", "RUNNING", "SUCCEEDED"]
+    ended = neuroshard(
+        "submit", "--parameters", parameters, "--models", models, "--set", "pods=2", "--poll", "0.01s",
+        "--service-account", "neuroshard-runner", KFP_ENDPOINT=kfp_stub.url,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    told = ended.stdout.splitlines()
+    assert told[0].startswith("run r1: submitted (neuroshard ")
+    assert told[1:] == ["run r1: PENDING", "run r1: RUNNING", "run r1: SUCCEEDED"]
+    sent = kfp_stub.submitted()
+    spec, platform = yaml.safe_load_all(PACKAGE.read_text())
+    assert sent["pipeline_spec"] == {"pipeline_spec": spec, "platform_spec": platform}
+    assert sent["service_account"] == "neuroshard-runner"
+    given = sent["runtime_config"]["parameters"]
+    assert {**given, "models": None} == {
+        "store": "s3://b/p", "batch_size": 512, "measure_cpus": "8", "pods": 2, "models": None,
+    }  # fmt: skip
+    assert json.loads(given["models"]) == yaml.safe_load(models.read_text())  # numbers in it stay whole
+    assert len(read_orders(given["models"])) == 2
+
+
+def test_what_is_under_way_with_the_same_parameters_is_waited_for(kfp_stub: KfpStub) -> None:
+    submitted(kfp_stub, {"pods": 1}, None)
+    kfp_stub.states = ["RUNNING", "SUCCEEDED"]
+    told = submitted(kfp_stub, {"pods": 1})
+    assert told[0].startswith("run r1: under way with the same parameters")
+    assert len(kfp_stub.runs) == 1
+
+
+@pytest.mark.parametrize("given", [{"pods": 2}, {"pods": 1}])
+def test_other_parameters_or_an_ended_run_make_another(kfp_stub: KfpStub, given: dict[str, int]) -> None:
+    submitted(kfp_stub, {"pods": 1}, None)
+    kfp_stub.runs[0]["state"] = "RUNNING" if given == {"pods": 2} else "FAILED"
+    assert submitted(kfp_stub, given)[0].startswith("run r2: submitted")
+
+
+def test_a_dry_run_says_what_it_would_do_and_changes_nothing(kfp_stub: KfpStub) -> None:
+    told = submitted(kfp_stub, {"pods": 1, "store": "s3://b/p"}, dry_run=True)
+    assert told[0].startswith("would submit neuroshard ")
+    assert told[1:] == ["  pods: 1", "  store: s3://b/p"]
+    assert kfp_stub.changes() == []
+    submitted(kfp_stub, {"pods": 1}, None)
+    assert submitted(kfp_stub, {"pods": 1}, dry_run=True)[0].startswith("would wait for run r1 (neuroshard ")
+
+
+@pytest.mark.parametrize("state", ["FAILED", "CANCELED", "SKIPPED"])
+def test_a_run_that_ends_otherwise_is_an_error(state: str, kfp_stub: KfpStub) -> None:
+    kfp_stub.states = ["RUNNING", state]
+    with pytest.raises(NeuroshardError, match=rf"^run r1 ended as {state}; the live plans are those from before$"):
+        submitted(kfp_stub)
+
+
+def test_the_steps_that_failed_are_named(kfp_stub: KfpStub) -> None:
+    kfp_stub.states = ["FAILED"]
+    kfp_stub.details = [
+        {"display_name": "survey", "state": "SUCCEEDED"},
+        {"display_name": "measure-jobs", "state": "FAILED", "child_tasks": [{"task_id": "t"}]},
+        {"display_name": "measure", "state": "FAILED", "error": {"code": 13, "message": "out of\nluck"}},
+    ]
+    with pytest.raises(NeuroshardError, match=r"ended as FAILED \(measure: out of luck\); the live"):
+        submitted(kfp_stub)
+
+
+def test_a_run_that_takes_too_long_is_an_error(kfp_stub: KfpStub) -> None:
+    kfp_stub.states = ["RUNNING"]
+    with pytest.raises(NeuroshardError, match=r"^run r1 is RUNNING after 1e-06 h; it goes on, nobody waits for it$"):
+        submitted(kfp_stub, watch=Watch(0.0036, 0.001))
+
+
+def test_an_api_that_restarts_meanwhile_is_asked_again(kfp_stub: KfpStub, capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = run(kfp_stub.url, {}, WATCH)
+    next(waiting)
+    kfp_stub.faults = [503, 502]
+    assert list(waiting) == ["run r1: SUCCEEDED"]
+    assert capsys.readouterr().err.count("; asking again") == 2
+
+
+def test_an_api_that_stays_away_is_an_error(kfp_stub: KfpStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit_run, "PATIENCE_SECONDS", 0.0)
+    waiting = run(kfp_stub.url, {}, WATCH)
+    next(waiting)
+    kfp_stub.faults = [503] * 9
+    with pytest.raises(NeuroshardError, match=r"answered 503: fault 503; run r1 may go on, and nobody waits for it$"):
+        list(waiting)
+
+
+def test_a_pod_shows_the_token_that_it_was_given(
+    kfp_stub: KfpStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("of-the-kubelet")
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
+    submitted(kfp_stub)
+    assert kfp_stub.tokens == {"Bearer of-the-kubelet"}
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (404, r"answers, but not as Kubeflow Pipelines 2 does \(no /apis/v2beta1/healthz\); is it"),
+        (401, "answered 401: fault 401; show a token that it takes"),
+        (403, "answered 403: fault 403; may this account submit in that namespace"),
+        (500, "answered 500: fault 500$"),
+    ],
+)
+def test_what_the_api_refuses_is_one_line(kfp_stub: KfpStub, status: int, message: str) -> None:
+    kfp_stub.faults = [status] * 20
+    with pytest.raises(NeuroshardError, match=rf"^{kfp_stub.url}: (Kubeflow Pipelines )?{message}") as told:
+        Kubeflow(kfp_stub.url)
+    assert "\n" not in str(told.value)
+
+
+def test_a_page_that_is_no_api_is_one_line(kfp_stub: KfpStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kfp_stub, "answer", lambda *_: (200, ["a login page"]))
+    with pytest.raises(NeuroshardError, match=r"answers otherwise than Kubeflow Pipelines 2\.17 does"):
+        submitted(kfp_stub)
+
+
+def test_an_api_that_is_not_there_is_one_line(neuroshard) -> None:  # type: ignore[no-untyped-def]
+    ended = neuroshard("submit", "--endpoint", "http://127.0.0.1:9")
+    assert ended.returncode == 1
+    [line] = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: http://127.0.0.1:9: Kubeflow Pipelines does not answer: ")
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", [["submit"], ["schedule", "--cron", "0 2 * * *"]])
+def test_without_kfp_the_way_out_is_one_line(command: list[str]) -> None:
+    code = "import sys; sys.modules['kfp'] = None; from neuroshard.cli import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *command, "--endpoint", "http://127.0.0.1:9"], capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (
+        1, "error: submitting needs the package kfp: pip install 'neuroshard[pipeline]'\n",
+    )  # fmt: skip
+
+
+def test_an_old_kfp_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import kfp
+
+    monkeypatch.setattr(kfp, "__version__", "1.8.22")
+    with pytest.raises(NeuroshardError, match=r"^kfp 1\.8\.22 is too old: pip install 'neuroshard\[pipeline\]'$"):
+        Kubeflow("http://127.0.0.1:9")
+
+
+def test_told_to_stop_it_says_that_the_run_goes_on_and_again_it_waits_for_it(kfp_stub: KfpStub, tmp_path: Path) -> None:
+    kfp_stub.states = ["RUNNING"]
+    metrics = tmp_path / "neuroshard.prom"
+    command = [sys.executable, "-m", "neuroshard.cli", "submit", "--poll", "0.05s", "--endpoint", kfp_stub.url]
+    process = subprocess.Popen(
+        [*command, "--metrics", metrics], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    for _ in range(1200):
+        if any(path.endswith("/runs/r1") for _, path, _ in kfp_stub.requests):
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert stderr.splitlines()[-1] == "error: told to stop; run r1 goes on, and the same command waits for it again"
+    assert "neuroshard_nightly_success 0\n" in metrics.read_text()
+    kfp_stub.states = ["SUCCEEDED"]
+    assert "run r1: SUCCEEDED" in submitted(kfp_stub)
