@@ -4,8 +4,9 @@ Errors end in one line on stderr and exit code 1 (the world: a broken file, a st
 imported when their subcommand runs, so that `--help` and `show` answer at once.
 """
 
+import io
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ except ModuleNotFoundError:  # a trainer installs neither; its client has no nee
 
 from neuroshard import __version__
 from neuroshard.core.errors import NeuroshardError, UsageError
+from neuroshard.core.text import wrapped
 from neuroshard.core.units import format_bytes, parse_bytes, parse_counts, parse_duration, parse_memory, parse_share
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ ServiceAccount = Annotated[
     str | None, typer.Option(help="Of the run's pods [default: what Kubeflow Pipelines gives them].")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 MaxModelError = Annotated[float, typer.Option(help="Largest error on unseen tables to go live with: 0.2 is 20 %.")]
 
 
@@ -130,7 +133,7 @@ def fleet(
     max_error: Annotated[
         float | None, typer.Option(help="With --against: largest error on unseen tables: 0.1 is 10 %.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What kinds of hardware are there, and which of them need measuring."""
     from datetime import UTC, datetime
@@ -159,6 +162,29 @@ def fleet(
     )
     typer.echo(fleet_json(there, stands) if as_json else fleet_text(there, stands))
     note(there.notes)
+
+
+@command("neuroshard doctor --store s3://bucket/prefix --kfp http://localhost:8080")
+def doctor(
+    store: Annotated[
+        str | None,
+        typer.Option("--store", help="Try this store: s3://bucket/prefix, or a folder; leaves no object there."),
+    ] = None,
+    kfp: Annotated[str | None, typer.Option("--kfp", help="Ask Kubeflow Pipelines at this address.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what this machine can do, and how to mend what it cannot. Exit status 1 where something failed."""
+    from neuroshard.doctor.checks import check_lines, checks_json, last_line
+    from neuroshard.doctor.run import examine
+
+    checks = []
+    for check in examine(Path.cwd(), store=store, kfp=kfp):
+        checks.append(check)
+        if not as_json:
+            typer.echo("\n".join(check_lines(check)))
+    typer.echo(checks_json(checks) if as_json else last_line(checks))
+    if any(check.verdict == "fail" for check in checks):
+        raise typer.Exit(1)
 
 
 @command("neuroshard tables --from-torchrec my_package.model:make_model --pooling-factor user_id=3 -o tables.json")
@@ -396,7 +422,7 @@ def measure(
         seed=seed,
         **chosen,
     )
-    typer.echo(f"{out}: {summary}")
+    typer.echo("\n".join(wrapped(f"{out}: {summary}")))
 
 
 def _verify(costs: Path, count: int, timeout: str, traces: Path | None) -> None:
@@ -559,12 +585,15 @@ def search(
 
 
 @command("neuroshard show plan.json")
-def show(plan: Annotated[Path, typer.Argument(help="plan.json")]) -> None:
+def show(plan: Annotated[Path, typer.Argument(help="plan.json")], as_json: AsJson = False) -> None:
     """Show a plan: cost against the baselines, and every device's cost and memory."""
-    from neuroshard.files.plan import read_plan
-    from neuroshard.report.text import plan_text
+    import json
 
-    typer.echo(plan_text(read_plan(plan)))
+    from neuroshard.files.plan import read_plan
+    from neuroshard.report.text import plan_json, plan_text
+
+    shown = read_plan(plan)
+    typer.echo(json.dumps(plan_json(shown), indent=2) if as_json else plan_text(shown))
 
 
 @command("neuroshard evaluate plan.json --backend cpu")
@@ -613,7 +642,7 @@ def evaluate(
 def diff(
     old: Annotated[Path, typer.Argument(help="plan.json")],
     new: Annotated[Path, typer.Argument(help="plan.json")],
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what moves from one plan to another, how many bytes, and what is gained."""
     import json
@@ -704,18 +733,26 @@ def releases(
     store: StoreUrl,
     name: LineName,
     refused: Annotated[bool, typer.Option("--refused", help="List the plans that the gate held back.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the releases of a model's plans or a hardware's cost models, newest first."""
+    import json
+
+    from neuroshard.core.value import Value
     from neuroshard.deploy.lines import line_of
     from neuroshard.report.text import refusals_text, releases_text
     from neuroshard.store.line import all_releases
     from neuroshard.store.open import open_store
     from neuroshard.store.releases import read_refusals
 
+    found: Sequence[Value]
     if refused:
-        typer.echo(refusals_text(read_refusals(open_store(store), name)))
+        found = held_back = read_refusals(open_store(store), name)
+        text = refusals_text(held_back)
     else:
-        typer.echo(releases_text(all_releases(open_store(store), line_of(name))))
+        found = went_live = all_releases(open_store(store), line_of(name))
+        text = releases_text(went_live)
+    typer.echo(json.dumps([one.model_dump(mode="json") for one in found], indent=2) if as_json else text)
 
 
 @command("neuroshard rollback --store s3://bucket/prefix --name ads-ranker")
@@ -808,6 +845,9 @@ def schedule(
 
 def main() -> None:
     """Entry point of the `neuroshard` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without our characters gets ? for them
     try:
         app()
     except NeuroshardError as error:

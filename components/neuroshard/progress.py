@@ -3,7 +3,8 @@
     with progress("measure compute cases", total=2000, unit="cases") as bar:
         bar.advance(1, "median 0.42 ms")
 
-On a terminal it is a rich bar; elsewhere (a log, KFP, a pipe) a plain line every few seconds. All of it goes to stderr.
+On a terminal it is a rich bar; elsewhere (a log, KFP, a pipe) a plain line, first every 5 seconds and then ever more seldom, so
+that a night has some hundred of them. All of it goes to stderr.
 """
 
 import sys
@@ -12,7 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from neuroshard.core.units import format_duration
+
 LINE_EVERY_SECONDS = 5.0
+LINE_EVERY_SHARE = 0.02  # of the time that it took so far
 
 
 class Bar(Protocol):
@@ -23,24 +27,30 @@ class Bar(Protocol):
 class _Lines:
     """Progress as plain lines, at most one every few seconds, and one at the end."""
 
-    def __init__(self, what: str, total: float, unit: str) -> None:
-        self.what, self.total, self.unit = what, total, unit
+    def __init__(self, what: str, total: float, unit: str, ends_in_seconds: float | None) -> None:
+        self.what, self.total, self.unit, self.budget = what, total, unit, ends_in_seconds
         self.done, self.figure = 0.0, ""
         self.began = self.shown_at = time.monotonic()
 
     def advance(self, steps: float = 1, figure: str = "") -> None:
         self.done += steps
         self.figure = figure or self.figure
-        if time.monotonic() - self.shown_at >= LINE_EVERY_SECONDS:
+        now = time.monotonic()
+        if now - self.shown_at >= max(LINE_EVERY_SECONDS, LINE_EVERY_SHARE * (now - self.began)):
             self.show()
 
     def show(self) -> None:
         self.shown_at = time.monotonic()
         spent = self.shown_at - self.began
-        left = f", {spent / self.done * (self.total - self.done):.0f} s left" if 0 < self.done < self.total else ""
+        left = ""
+        if 0 < self.done < self.total:
+            seconds = spent / self.done * (self.total - self.done)
+            if self.budget is not None:
+                seconds = min(seconds, max(self.budget - spent, 0.0))
+            left = f", {format_duration(seconds)} left"
         figure = f", {self.figure}" if self.figure else ""
         of = f"{self.done:.0f}/{self.total:.0f} {self.unit}".rstrip()
-        print(f"{self.what}: {of}, {spent:.0f} s{left}{figure}", file=sys.stderr, flush=True)
+        print(f"{self.what}: {of}, {format_duration(spent)}{left}{figure}", file=sys.stderr, flush=True)
 
 
 class _Rich:
@@ -50,22 +60,20 @@ class _Rich:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
-            MofNCompleteColumn,
             Progress,
             TextColumn,
-            TimeElapsedColumn,
             TimeRemainingColumn,
         )
+        from rich.table import Column
 
         self.columns = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=28)),
             BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn(unit),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[figure]}"),
+            TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}".rstrip(), table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TextColumn("{task.fields[figure]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=Console(stderr=True),
+            expand=True,
         )
         self.columns.start()
         self.task = self.columns.add_task(what, total=total, figure="")
@@ -77,8 +85,11 @@ class _Rich:
 
 
 @contextmanager
-def progress(what: str, total: float, unit: str = "") -> Iterator[Bar]:
-    """A bar for `total` steps. It ends with the block, also when the block fails."""
+def progress(what: str, total: float, unit: str = "", ends_in_seconds: float | None = None) -> Iterator[Bar]:
+    """A bar for `total` steps. It ends with the block, also when the block fails.
+
+    `ends_in_seconds` is the most that it may take, where there is a budget: no more is said to be left.
+    """
     if sys.stderr.isatty():
         try:
             bar = _Rich(what, total, unit)
@@ -90,7 +101,7 @@ def progress(what: str, total: float, unit: str = "") -> Iterator[Bar]:
             finally:
                 bar.columns.stop()
             return
-    lines = _Lines(what, total, unit)
+    lines = _Lines(what, total, unit, ends_in_seconds)
     try:
         yield lines
     finally:

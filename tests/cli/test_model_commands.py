@@ -37,7 +37,9 @@ def test_a_life_of_cost_models(step, tmp_path):
     assert "is published, but does not go live" in step("publish-model", "poor", "--store", "store", code=1)
     step("publish-model", "better", "--store", "store")
 
-    listed = step("models", "--store", "store").splitlines()[1:]
+    lines = step("models", "--store", "store").splitlines()
+    listed = [line for line in lines[1:] if not line.startswith(" ")]  # the device follows on a line of its own
+    assert len(lines) == 1 + 2 * len(listed)
     assert {line.split()[1]: line.split()[3] for line in listed} == {good: "10.0%", better: "5.0%", poor: "50.0%"}
     assert [line.split()[1] for line in listed if line.endswith("live")] == [better]
     as_json = json.loads(step("models", "--store", "store", "--json"))

@@ -230,7 +230,7 @@ def _distinct(kinds: Sequence[_Kind], draw: Callable[[_Kind], _Case], bar: Bar) 
             else:
                 known.add(case.case_id)
                 cases.append(case)
-        bar.advance()
+        bar.advance(1, f"{len(cases):,} distinct")
     return cases
 
 

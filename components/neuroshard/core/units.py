@@ -47,11 +47,6 @@ def format_bytes(count: float) -> str:
     raise AssertionError("unreachable")
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 table`, `2,000 tables`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|)\s*")
 
 
@@ -62,6 +57,13 @@ def parse_duration(text: str) -> float:
     if not 0 < seconds < 1e9:
         raise UsageError(f"{text!r} is not a usable length of time; write seconds or a unit, as in 90s, 3m or 1h")
     return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """`95` -> `95 s`, `600` -> `10 min`, `9000` -> `2.5 h`: as exact as one wants to know it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def parse_share(text: str) -> tuple[int, int]:

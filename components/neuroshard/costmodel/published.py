@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound, UsageError
+from neuroshard.core.text import bar, wrapped
 from neuroshard.core.value import canonical_json, check_format, decode_json, sha256
 from neuroshard.costmodel.bundle import Manifest, TrainedCostModel, load_cost_model
 from neuroshard.files.disk import write_bytes
@@ -32,6 +33,11 @@ class Listed(NamedTuple):
     is_live: bool
     manifest: Manifest | None
     fault: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """On unseen tables."""
+        return None if self.manifest is None else self.manifest.report.unseen_tables_error
 
 
 def open_published(spec: str) -> TrainedCostModel:
@@ -76,19 +82,18 @@ def listing_text(found: Sequence[Listed], where: str) -> str:
     """A line each: hardware, cost model, when it came, its error on unseen tables, whether it is live; and the device."""
     if not found:
         return f"{where}: no cost model is published there"
-    lines = ["hardware          cost model    published             error  batch"]
+    lines = ["hardware          cost model    published             unseen error   batch"]
+    worst = max((one.error or 0.0 for one in found), default=0.0)
     for one in found:
         moment = one.modified.strftime("%Y-%m-%dT%H:%M:%SZ")
         line = f"{one.fingerprint}  {one.digest[:12]}  {moment}"
         if one.manifest is None:
-            lines.append(f"{line}  {one.fault}")
+            lines += [line, *wrapped(f"  {one.fault}", indent=4)]
             continue
-        error, bench = one.manifest.report.unseen_tables_error, one.manifest.bench
-        shown = "-" if error is None else f"{error:.1%}"
-        lines.append(
-            f"{line}  {shown:>5}  {one.manifest.batch_size:>6,}  {bench.hardware.name} ({bench.backend})"
-            f"{'  live' if one.is_live else ''}"
-        )
+        error, bench = one.error, one.manifest.bench
+        shown = f"{'-':>5}" if error is None else f"{error:>5.1%} {bar([error], worst, 6)}"
+        lines.append(f"{line}  {shown:<12}  {one.manifest.batch_size:>6,}{'  live' if one.is_live else ''}")
+        lines += wrapped(f"  {bench.hardware.name} ({bench.backend})", indent=4)
     return "\n".join(lines)
 
 
@@ -100,7 +105,7 @@ def listing_json(found: Sequence[Listed]) -> str:
             "digest": one.digest,
             "published": one.modified.strftime("%Y-%m-%dT%H:%M:%SZ"),
             "live": one.is_live,
-            "error": one.manifest.report.unseen_tables_error if one.manifest else None,
+            "error": one.error,
             "fault": one.fault or None,
             "manifest": one.manifest.model_dump(mode="json") if one.manifest else None,
         }

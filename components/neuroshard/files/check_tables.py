@@ -1,14 +1,14 @@
 """What is odd about a set of tables, in plain words: `neuroshard tables --from FILE --check`."""
 
 import json
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import DIM_STEP, Table
-from neuroshard.core.units import counted, format_bytes
+from neuroshard.core.text import counted, wrapped
+from neuroshard.core.units import format_bytes
 from neuroshard.files.imported import Defaults, Entry
 
 CACHE_LINE_BYTES = 64  # of CPUs; two of the sectors of 32 bytes that a GPU fetches
@@ -124,7 +124,7 @@ def findings_text(findings: Sequence[Finding], tables: int) -> str:
     lines = [f"{counted(tables, 'table')}: {counted(faults, 'fault')}, {len(findings) - faults} odd"]
     for finding in sorted(findings, key=lambda finding: finding.severity != "fault"):
         text = f"  {finding.severity:<5}  {finding.table}: {finding.message}"
-        lines += textwrap.wrap(text, 80, subsequent_indent=" " * 9, break_on_hyphens=False)
+        lines += wrapped(text, indent=9)
     return "\n".join(lines)
 
 

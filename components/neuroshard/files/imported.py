@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
-from neuroshard.core.units import counted
+from neuroshard.core.text import counted
 from neuroshard.core.value import check_format, decode_json, shown
 from neuroshard.files.access import BinsOf, access_bins
 from neuroshard.files.disk import read_bytes

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.units import counted
+from neuroshard.core.text import counted
 from neuroshard.core.value import shown
 from neuroshard.files.disk import read_bytes
 from neuroshard.files.imported import Entry, several_features

@@ -8,7 +8,8 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import DeviceCost, Plan, Provenance
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.units import counted, format_bytes
+from neuroshard.core.text import counted
+from neuroshard.core.units import format_bytes
 from neuroshard.files.sharding_stats import GIB, Printed, PrintedTable
 
 GIVEN_FORMAT = 1

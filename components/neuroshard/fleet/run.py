@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from neuroshard import devices
 from neuroshard.core.errors import UsageError
+from neuroshard.core.text import wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import shown
 from neuroshard.fleet.cluster import list_nodes, recorded_nodes
@@ -89,12 +90,11 @@ def fleet_text(fleet: Fleet, stands: Sequence[Coverage] = ()) -> str:
             hardware.machine,
             hardware.sharing,
         )
-        lines.append(
-            f"{kind.fingerprint:<17} {kind.nodes:>5} {kind.out_of_service:>4} {kind.devices:>4} "
-            f"{format_bytes(hardware.memory_bytes):>10}  {', '.join(filter(None, told))}"
-        )
+        counts = f"{kind.fingerprint:<17} {kind.nodes:>5} {kind.out_of_service:>4} {kind.devices:>4}"
+        memory = f"{format_bytes(hardware.memory_bytes):>10}"
+        lines += wrapped(f"{counts} {memory}  {', '.join(filter(None, told))}", indent=46)
         if stands:
-            lines.append(f"-> {stands[index].state}: {stands[index].why}")
+            lines += wrapped(f"-> {stands[index].state}: {stands[index].why}", indent=3)
     if not fleet.kinds:
         lines.append("no kind of hardware was found")
     return "\n".join(lines)

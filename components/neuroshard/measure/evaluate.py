@@ -17,6 +17,7 @@ from neuroshard.core.cost import CommCost, ComputeCost
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.plan import DeviceCost, Plan
 from neuroshard.core.table import Table
+from neuroshard.core.text import counted
 from neuroshard.costmodel.protocol import device_costs
 from neuroshard.files.disk import write_bytes
 from neuroshard.files.plan import read_plan
@@ -138,12 +139,14 @@ def _by_measuring(
     with progress(f"evaluate on {backend.bench.hardware.name}", len(steps) + exchanges, "runs") as bar:
         samples: dict[str, list[float]] = {}
         failed: dict[str, str] = {}
+        slowest_ms = 0.0
         for step, cost in measure(steps, backend):
-            bar.advance(1)
             if isinstance(cost, ComputeCost) and not cost.error:
                 samples.setdefault(step.case.case_id, []).append(cost.total_ms)
+                slowest_ms = max(slowest_ms, cost.total_ms)
             else:
                 failed[step.case.case_id] = cost.error or ""
+            bar.advance(1, f"slowest {slowest_ms:.3f} ms" + (f", {counted(len(failed), 'error')}" if failed else ""))
         compute = [failed.get(case.case_id) or median(samples[case.case_id]) if case else 0.0 for case in by_device]
         errors = [ms for ms in compute if isinstance(ms, str)]
         forward = backward = [0.0] * len(compute)

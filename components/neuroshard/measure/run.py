@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from neuroshard.core.case import CommCase, ComputeCase
 from neuroshard.core.cost import CommCost, ComputeCost, Hardware
 from neuroshard.core.errors import MeasureError
+from neuroshard.core.text import counted
 from neuroshard.measure.backends import Backend, Settings, open_backend
 from neuroshard.measure.schedule import SENTINEL, Step, schedule
 from neuroshard.measure.summary import Measured, comm_repeatability, compute_repeatability, drift
@@ -188,7 +189,9 @@ def _measure_into(
     """Measure and write; returns how many rows were written, and the ms of the sentinel, which are not."""
     rows = 0
     sentinel_ms: list[float] = []
-    with progress(f"measure on {backend.bench.hardware.name}", _rows(left), "cases") as bar:
+    ends_in = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0.0)
+    errors = disturbed = 0
+    with progress(f"measure on {backend.bench.hardware.name}", _rows(left), "cases", ends_in) as bar:
         for step, cost in measure(left if _rows(left) else [], backend, deadline):
             if isinstance(step.case, ComputeCase) and isinstance(cost, ComputeCost):
                 if step.round_ == SENTINEL:
@@ -198,7 +201,9 @@ def _measure_into(
             elif isinstance(step.case, CommCase) and isinstance(cost, CommCost):
                 writer.add_comm(step.case, cost)
             rows += 1
-            bar.advance(1)
+            errors += cost.error is not None
+            disturbed += isinstance(cost, ComputeCost) and cost.disturbed
+            bar.advance(1, f"{counted(errors, 'error')}, {disturbed / rows:.0%} disturbed")
     return rows, sentinel_ms
 
 
@@ -207,14 +212,15 @@ def _look_again(writer: "CostWriter", planned: Sequence[Step], backend: Backend,
     steps = second_looks(planned, writer.disturbed)
     if not steps or time.monotonic() >= deadline:
         return
-    in_a_row = 0
+    in_a_row = calm = 0
     with progress("measure again what was disturbed", len(steps), "cases") as bar:
         for step, cost in measure(steps, backend, deadline):
             assert isinstance(step.case, ComputeCase)
             assert isinstance(cost, ComputeCost)
             writer.add_compute(step.case, cost)
-            bar.advance(1)
             in_a_row = in_a_row + 1 if cost.disturbed else 0
+            calm += not cost.disturbed
+            bar.advance(1, f"{calm} calm now")
             if in_a_row == NO_CALMER:
                 return
 

@@ -12,6 +12,7 @@ import numpy as np
 from neuroshard.core.case import Cases, CommCase, ComputeCase
 from neuroshard.core.cost import Bench, CommCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.text import counted
 from neuroshard.files.costs import difference, read_costs, read_manifest
 from neuroshard.measure.backends import Settings, open_backend
 from neuroshard.measure.run import measure
@@ -102,11 +103,11 @@ def run(
         possible = [s for s in steps if isinstance(s.case, ComputeCase) or _has_devices(s.case, opened.most_devices)]
         with progress(f"verify on {opened.bench.hardware.name}", len(possible), "cases") as bar:
             for step, cost in measure(possible, opened):
-                bar.advance(1)
                 if cost.error:
                     errors.append(f"case {cost.case_id}: {cost.error}")
                 else:
                     _compare(labels[step.case.case_id], cost, differences)
+                bar.advance(1, counted(len(errors), "error"))
     finally:
         opened.close()
     return Verified(differences, len(possible) - len(errors), tuple(errors), notes)

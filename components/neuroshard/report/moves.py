@@ -6,9 +6,10 @@ from typing import Any
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import Move, moves
 from neuroshard.core.plan import Plan
+from neuroshard.core.text import WIDTH, bar, counted, wrapped
 from neuroshard.core.units import format_bytes
 
-MOVES_SHOWN = 20
+MOVES_SHOWN, DEVICES_SHOWN = 20, 32
 
 
 def diff_json(old: Plan, new: Plan) -> dict[str, Any]:
@@ -66,22 +67,29 @@ def diff_text(old: Plan, new: Plan) -> str:
     ]
     for names, what in ((data["tables_new"], "new"), (data["tables_gone"], "no longer there")):
         if names:
-            lines.append(f"  {len(names)} tables are {what}: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}")
-    lines += ["", "device     arriving      leaving         made      ms before     ms after"]
-    for device in data["devices"]:
+            some = f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
+            lines += wrapped(f"  {counted(len(names), 'table')} {what}: {some}", indent=4)
+    lines += ["", "device     arriving      leaving         made      ms before     ms after  taken"]
+    busiest = max(device["arriving_bytes"] + device["made_bytes"] for device in data["devices"])
+    shown = sorted(data["devices"], key=lambda device: -(device["arriving_bytes"] + device["made_bytes"]))
+    shown = data["devices"] if len(shown) <= DEVICES_SHOWN else shown[:DEVICES_SHOWN]
+    for device in shown:
         sizes = (f"{format_bytes(device[f'{kind}_bytes']):>12}" for kind in ("arriving", "leaving", "made"))
         costs = (
             f"{'-' if device[f'{when}_ms'] is None else format(device[f'{when}_ms'], '.3f'):>12}"
             for when in ("old", "new")
         )
-        lines.append(f"{device['device']:>6} {' '.join(sizes)}  {' '.join(costs)}")
+        drawn = bar([device["arriving_bytes"], device["made_bytes"]], busiest, 5)
+        lines.append(f"{device['device']:>6} {' '.join(sizes)}  {' '.join(costs)}  {drawn}".rstrip())
+    if len(shown) < len(data["devices"]):
+        lines.append(f"the {len(shown)} with most to take; {len(data['devices']) - len(shown)} more with --json")
     if moving:
         lines += ["", "from   to        bytes  columns          table"]
     for move in moving[:MOVES_SHOWN]:
         columns = f"{move.column_offset}-{move.column_offset + move.dim - 1}"
-        lines.append(
-            f"{move.from_device:>4} {move.to_device:>4} {format_bytes(move.nbytes):>12}  {columns:<16} {move.table}"
-        )
+        room = WIDTH - 41
+        name = move.table if len(move.table) <= room else f"…{move.table[1 - room :]}"  # the end of a path tells more
+        lines.append(f"{move.from_device:>4} {move.to_device:>4} {format_bytes(move.nbytes):>12}  {columns:<16} {name}")
     if len(moving) > MOVES_SHOWN:
         lines.append(f"and {len(moving) - MOVES_SHOWN} smaller pieces (--json lists all)")
     return "\n".join(lines)

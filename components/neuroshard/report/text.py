@@ -1,26 +1,28 @@
 """Plans and releases as text that fits 80 columns. Every number carries its unit and says predicted or measured."""
 
-import textwrap
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
+from neuroshard.core.text import bar, counted, wrapped
 from neuroshard.core.units import format_bytes
 
-WIDTH = 80
+DEVICES_SHOWN = 32
+BAR, MEMORY_BAR = 44, 12
 
 
 def plan_text(plan: Plan) -> str:
-    """A plan: its cost beside the baselines', then a line a device. Costs are predicted ms, memory is exact."""
+    """A plan: its cost beside the baselines', then devices, as numbers and as bars. Costs are predicted ms, memory is exact.
+
+    Of more than 32 devices the slowest are shown.
+    """
     lines = [f"plan {plan.digest()[:12]}: {_size(plan)}"]
-    lines += [*_cost_lines(plan), "", *_device_lines(plan), "", *_wrapped(_origin(plan))]
+    lines += [*_cost_lines(plan), "", *_device_lines(plan), *_bar_lines(plan), "", *wrapped(_origin(plan))]
     for note in plan.provenance.notes:
-        lines += _wrapped(f"note: {note}")
+        lines += wrapped(f"note: {note}")
     return "\n".join(lines)
-
-
-def _wrapped(text: str, indent: int = 2) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def _size(plan: Plan) -> str:
@@ -35,7 +37,7 @@ def _cost_lines(plan: Plan) -> list[str]:
     lines = [f"predicted cost (slowest device): {plan.cost_ms:.3f} ms a step", *_bound_lines(plan)]
     for baseline in plan.baselines:
         if baseline.cost_ms is None:
-            lines += _wrapped(f"  {baseline.algorithm:<12} no plan: {baseline.error}", indent=15)
+            lines += wrapped(f"  {baseline.algorithm:<12} no plan: {baseline.error}", indent=15)
         else:
             gain = 1 - plan.cost_ms / baseline.cost_ms if baseline.cost_ms else 0.0
             cost = f"  {baseline.algorithm:<12} {baseline.cost_ms:10.3f} ms   this plan is {_gain(gain)}"
@@ -45,11 +47,11 @@ def _cost_lines(plan: Plan) -> list[str]:
 
 def _bound_lines(plan: Plan) -> list[str]:
     if plan.gap is None:
-        return [line for why in plan.bound_assumptions for line in _wrapped(f"  {why}", indent=4)]
+        return [line for why in plan.bound_assumptions for line in wrapped(f"  {why}", indent=4)]
     lines = [
         f"  no plan costs less than {plan.lower_bound_ms:.3f} ms by this cost model: at most {plan.gap:.1%} to gain"
     ]
-    return lines + [line for why in plan.bound_assumptions for line in _wrapped(f"  where {why}", indent=4)]
+    return lines + [line for why in plan.bound_assumptions for line in wrapped(f"  where {why}", indent=4)]
 
 
 def _cuts(count: int) -> str:
@@ -71,7 +73,9 @@ def _device_lines(plan: Plan) -> list[str]:
     for shard in plan.shards:
         shards[shard.device] += 1
     memory = zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True)
-    for device, (used, limit) in enumerate(memory):
+    used_and_limit = list(memory)
+    for device in devices_shown(plan):
+        used, limit = used_and_limit[device]
         if plan.predicted:
             cost = plan.predicted[device]
             costs = f"{cost.compute_ms:10.3f} {cost.forward_comm_ms:10.3f} {cost.backward_comm_ms:10.3f} {cost.total_ms:10.3f}"
@@ -79,6 +83,38 @@ def _device_lines(plan: Plan) -> list[str]:
             costs = f"{'-':>10} {'-':>10} {'-':>10} {'-':>10}"
         share = f"{format_bytes(used)} of {format_bytes(limit)}"
         lines.append(f"{device:>6} {shards[device]:>6} {costs}  {share}")
+    left = plan.task.devices - DEVICES_SHOWN
+    if left > 0:
+        lines.append(
+            f"the {DEVICES_SHOWN} slowest; {counted(left, 'device')} more with --json"
+            if plan.predicted
+            else f"the first {DEVICES_SHOWN}; {counted(left, 'device')} more with --json"
+        )
+    return lines
+
+
+def devices_shown(plan: Plan) -> list[int]:
+    """All devices in order, or of many the slowest, slowest first."""
+    devices = list(range(plan.task.devices))
+    if len(devices) > DEVICES_SHOWN and plan.predicted_ms:
+        devices.sort(key=lambda device: -round((plan.predicted_ms or ())[device], 3))
+    return devices[:DEVICES_SHOWN]
+
+
+def _bar_lines(plan: Plan) -> list[str]:
+    """The same as bars: the slowest device fills the first, a device's memory the second."""
+    if not plan.predicted:
+        return []
+    lines = ["", f"{'device':>6}  {'predicted ms: █ compute ▓ forward ░ backward exchange':<{BAR + 10}} memory used"]
+    memory = list(zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True))
+    slowest = max(cost.total_ms for cost in plan.predicted)
+    for device in devices_shown(plan):
+        cost, (used, limit) = plan.predicted[device], memory[device]
+        parts = (cost.compute_ms, cost.forward_comm_ms, cost.backward_comm_ms)
+        lines.append(
+            f"{device:>6}  {bar(parts, slowest, BAR)} {cost.total_ms:8.3f}  "
+            f"{bar([used], limit, MEMORY_BAR)} {used / limit:>4.0%}"
+        )
     return lines
 
 
@@ -112,25 +148,57 @@ def costs_by_device_text(plan: Plan) -> str:
     lines = ["predicted ms a step of each device"]
     for name, costs in rows:
         if costs is not None:
-            lines += _wrapped(f"  {name:<12} " + " ".join(f"{cost:8.3f}" for cost in costs), indent=15)
+            lines += wrapped(f"  {name:<12} " + " ".join(f"{cost:8.3f}" for cost in costs), indent=15)
     return "\n".join(lines)
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """What `plan_text` shows, of all devices. Costs are predicted ms, memory is exact."""
+    shards = Counter(shard.device for shard in plan.shards)
+    return {
+        "digest": plan.digest(),
+        "tables": len(plan.task.tables),
+        "shards": len(plan.shards),
+        "batch_size": plan.task.batch_size,
+        "cost_ms": plan.cost_ms,
+        "lower_bound_ms": plan.lower_bound_ms,
+        "gap": plan.gap,
+        "bound_assumptions": list(plan.bound_assumptions),
+        "devices": [
+            {
+                "device": device,
+                "shards": shards[device],
+                **(plan.predicted[device].model_dump() if plan.predicted else {}),
+                "total_ms": plan.predicted_ms[device] if plan.predicted_ms else None,
+                "memory_bytes": used,
+                "memory_limit_bytes": limit,
+            }
+            for device, (used, limit) in enumerate(zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True))
+        ],
+        "baselines": [
+            {"algorithm": one.algorithm, "cost_ms": one.cost_ms, "cuts": one.cuts, "error": one.error}
+            for one in plan.baselines
+        ],
+        "provenance": plan.provenance.model_dump(mode="json"),
+    }
 
 
 def releases_text(releases: Sequence[Pointer]) -> str:
     """The releases of a model's plans or a hardware's cost models, newest (live) first, a line each."""
     of_plans = isinstance(releases[0], Release)
-    what, figure = ("plan", "predicted") if of_plans else ("cost model", "error on unseen tables")
-    lines = [f"number  time                       action    {what:<12}  {figure}"]
+    what, figure = ("plan", "predicted") if of_plans else ("cost model", "unseen error")
+    lines = [f"number  time                  action    {what:<12}  {figure:>12}"]
+    of_cost = [release.cost_ms or 0.0 for release in releases if isinstance(release, Release)]
     for index, release in enumerate(releases):
-        shown = "-"
+        shown, drawn = "-", ""
         if isinstance(release, Release) and release.cost_ms is not None:
             shown = f"{release.cost_ms:.3f} ms"
+            drawn = bar([release.cost_ms], max(of_cost), 8)
         elif isinstance(release, ModelRelease) and release.error is not None:
             shown = f"{release.error:.1%}"
-        live = "  live" if index == 0 else ""
-        lines.append(
-            f"{release.number:>6}  {release.time:<25}  {release.action:<8}  {release.artifact[:12]}  {shown}{live}"
-        )
+        live = "live" if index == 0 else ""
+        line = f"{release.number:>6}  {release.time:<20}  {release.action:<8}  {release.artifact[:12]}"
+        lines.append(f"{line}  {shown:>12} {drawn:<8} {live}".rstrip())
     return "\n".join(lines)
 
 
@@ -141,5 +209,5 @@ def refusals_text(refusals: Sequence[Refusal]) -> str:
     lines = []
     for refusal in refusals:
         lines.append(f"{refusal.time}  plan {refusal.plan_digest[:12]}  {refusal.decision.verdict}")
-        lines += textwrap.wrap(refusal.decision.why, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines += wrapped(f"  {refusal.decision.why}")
     return "\n".join(lines)

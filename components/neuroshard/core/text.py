@@ -1,0 +1,34 @@
+"""Text that fits 80 columns, on a terminal and piped: counted nouns, wrapped lines, bars of block characters."""
+
+import textwrap
+from collections.abc import Sequence
+from itertools import accumulate
+
+WIDTH = 80
+FILLS = "█▓░"  # told apart without colour
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 table`, `2,000 tables`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def wrapped(text: str, indent: int = 2) -> list[str]:
+    """Lines of at most 80 columns, all but the first indented; a word that is longer stays whole."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+        drop_whitespace=True,
+    )
+
+
+def bar(parts: Sequence[float], whole: float, width: int) -> str:
+    """`███▓░  `: the parts of up to three kinds, one after another; `whole` would fill `width` characters."""
+    if not whole > 0:
+        return " " * width
+    ends = [min(width, round(width * end / whole)) for end in accumulate(parts)]
+    pieces = (FILLS[index] * (end - begin) for index, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)))
+    return "".join(pieces).ljust(width)

@@ -1,0 +1,118 @@
+"""What there is to compute with: cores, memory, disk, GPUs, and whether FBGEMM's operator runs on them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from neuroshard import devices
+from neuroshard.core.text import counted
+from neuroshard.core.units import format_bytes
+from neuroshard.doctor.checks import Check
+
+GIB = 2**30
+LITTLE_MEMORY, LITTLE_DISK = 6 * GIB, 5 * GIB
+OPERATOR_SECONDS = 180
+CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def check_machine(folder: Path) -> Iterator[Check]:
+    """Cores, memory and disk; `folder` is where a run would write."""
+    cpu = devices.cpu()
+    cores = devices.cores()
+    few = "measured exchanges need a core for each device" if cores < 2 else ""
+    yield Check("cores", "warn" if few else "ok", f"{cpu.name}", few)
+    yield memory_check(_available_memory())
+    yield disk_check(folder, shutil.disk_usage(folder).free)
+
+
+def memory_check(available: int | None) -> Check:
+    """Enough to measure some tables."""
+    if available is None:
+        return Check("memory", "none", "this system does not tell how much memory is free")
+    if available < LITTLE_MEMORY:
+        return Check(
+            "memory",
+            "warn",
+            f"{format_bytes(available)} are free",
+            "measure with --memory-limit 1GiB: larger tables are then measured with fewer rows",
+        )
+    return Check("memory", "ok", f"{format_bytes(available)} are free")
+
+
+def disk_check(folder: Path, free: int) -> Check:
+    """Enough for costs and models, and a folder that can be written."""
+    where = f"{format_bytes(free)} are free at {folder}"
+    if not os.access(folder, os.W_OK):
+        return Check("disk", "fail", f"{folder} cannot be written", "run it in a folder of yours")
+    if free < LITTLE_DISK:
+        return Check("disk", "warn", where, "a full run writes some hundred MB, lookups of traces many GB: make room")
+    return Check("disk", "ok", where)
+
+
+def check_backends() -> Iterator[Check]:
+    """FBGEMM's operator on the CPU, and on the GPUs if there are any."""
+    yield operator_check("cpu")
+    gpus = devices.gpus()
+    if not gpus:
+        yield Check("gpu backend", "none", "no NVIDIA GPU is seen here", _why_no_gpu())
+        return
+    yield Check("gpus", "ok", f"{counted(len(gpus), 'GPU')}: {gpus[0].name}, driver {gpus[0].driver}")
+    yield operator_check("cuda")
+
+
+def operator_check(kind: str, python: str = sys.executable) -> Check:
+    """Whether the operator really runs, in a process of its own, and is right."""
+    name = "cpu backend" if kind == "cpu" else "gpu backend"
+    extra = "measure" if kind == "cpu" else "cuda"
+    mend = f"look at versions above; pip install 'neuroshard[{extra}]'"
+    try:
+        done = subprocess.run(
+            [python, "-m", "neuroshard.doctor.operator", kind],
+            capture_output=True,
+            text=True,
+            timeout=OPERATOR_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return Check(name, "fail", f"FBGEMM's operator did not end within {OPERATOR_SECONDS} s", mend)
+    if done.returncode:
+        last = next(
+            (line for line in reversed(done.stderr.splitlines()) if line.strip()), f"exit status {done.returncode}"
+        )
+        if last.startswith("ModuleNotFoundError"):
+            return Check(
+                name, "warn", f"cannot measure here: {last.partition(': ')[2]}", f"pip install 'neuroshard[{extra}]'"
+            )
+        return Check(name, "fail", f"FBGEMM's operator does not run: {last:.200}", mend)
+    said = json.loads(done.stdout.splitlines()[-1])
+    return Check(
+        name,
+        "ok",
+        f"FBGEMM's operator ran on {said['device']}, as torch computes it (forward {said['forward_ms']:.2f} ms)",
+    )
+
+
+def _why_no_gpu() -> str:
+    """What to do about it, by what is there."""
+    if not Path("/proc/driver/nvidia").exists():
+        return "measure on a node with GPUs, or with --backend cpu; without any: search --model analytic:h100"
+    return "a driver is loaded, but NVML shows no GPU: pip install nvidia-ml-py, and give the container the devices"
+
+
+def _available_memory() -> int | None:
+    """Free memory, or what the container may still have, if that is less."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    for path in CGROUPS:
+        try:
+            limit = int(Path(path).read_text())
+        except (OSError, ValueError):  # no such version of cgroups, or "max"
+            continue
+        free = limit if free is None else min(free, limit)
+    return free

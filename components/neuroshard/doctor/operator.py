@@ -1,0 +1,60 @@
+"""Run FBGEMM's fused operator once, and hold it against plain torch: `python -m neuroshard.doctor.operator cpu` (or cuda).
+
+A process of its own, since an operator that was built for another torch may take its process with it. Prints JSON.
+"""
+
+import json
+import sys
+import time
+import warnings
+
+ROWS, DIM, BATCH, LOOKUPS, LEARNING_RATE = 1000, 16, 64, 4, 0.5
+
+
+def main(kind: str) -> None:
+    """Forward, backward with the optimizer fused in, and both against torch's own. Raises where they differ."""
+    warnings.simplefilter("ignore")
+    import torch
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    place = (
+        (EmbeddingLocation.HOST, ComputeDevice.CPU) if kind == "cpu" else (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+    )
+    device = torch.device(kind)
+    generator = torch.Generator().manual_seed(0)
+    operator = SplitTableBatchedEmbeddingBagsCodegen(
+        [(ROWS, DIM, *place)], optimizer=EmbOptimType.EXACT_SGD, learning_rate=LEARNING_RATE, device=device
+    )
+    weights = torch.randn(ROWS, DIM, generator=generator)
+    operator.split_embedding_weights()[0].data.copy_(weights)
+    indices = torch.randint(ROWS, (BATCH * LOOKUPS,), generator=generator)
+    offsets = torch.arange(0, BATCH * LOOKUPS + 1, LOOKUPS)
+
+    expected = torch.nn.EmbeddingBag.from_pretrained(weights.clone(), freeze=False, mode="sum")
+    pooled = expected(indices.view(BATCH, LOOKUPS))
+    pooled.sum().backward()
+    assert expected.weight.grad is not None
+    trained = weights - LEARNING_RATE * expected.weight.grad
+
+    moved = indices.to(device), offsets.to(device)
+    seconds = []
+    for _ in range(3):  # the first one builds and loads
+        began = time.perf_counter()
+        output = operator(*moved)
+        seconds.append(time.perf_counter() - began)
+    if not torch.allclose(output.detach().cpu(), pooled.detach(), atol=1e-4):
+        raise ArithmeticError("its forward is not that of torch.nn.EmbeddingBag")
+    output.sum().backward()
+    if not torch.allclose(operator.split_embedding_weights()[0].detach().cpu(), trained, atol=1e-4):
+        raise ArithmeticError("its backward does not train as SGD does")
+    name = torch.cuda.get_device_name(0) if kind == "cuda" else "CPU"
+    print(json.dumps({"device": name, "forward_ms": min(seconds) * 1e3}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,124 @@
+"""Whether the installed packages are those that each part of NeuroShard needs, and fit together."""
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import Version
+
+from neuroshard.doctor.checks import Check, Verdict
+
+# What an extra of pyproject.toml makes possible. `cuda` and `fleet` are for images and clusters.
+PARTS = {
+    "files": "tables, augment",
+    "measure": "measure on a CPU",
+    "pretrain": "pretrain",
+    "search": "search with trained cost models",
+    "torchrec": "trainers, tables --from-torchrec",
+    "pipeline": "the pipeline (kfp)",
+    "fleet": "fleet on a cluster",
+}
+OPTIONAL = {"fleet", "pipeline"}
+# FBGEMM is compiled against one torch; others crash, or fail to load its operators
+TORCH_OF_FBGEMM = {"1.5": "2.10", "1.6": "2.11", "1.8": "2.13"}
+TORCHREC = "pip install 'neuroshard[torchrec]' && pip install --no-deps torchrec==1.8.0"
+FBGEMM = ("fbgemm-gpu", "fbgemm-gpu-cpu")
+
+VersionOf = Callable[[str], str | None]
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_packages(version_of: VersionOf = installed) -> Iterator[Check]:
+    """Python, then each extra of NeuroShard, then whether torch, FBGEMM and TorchRec fit together."""
+    yield Check("python", "ok", f"Python {'.'.join(map(str, sys.version_info[:3]))}")
+    try:
+        declared = [Requirement(line) for line in metadata.requires("neuroshard") or ()]
+    except (metadata.PackageNotFoundError, InvalidRequirement):
+        yield Check(
+            "packages", "warn", "neuroshard itself is not installed, so what it needs is not known", "pip install ."
+        )
+        declared = []
+    for extra, part in PARTS.items() if declared else ():
+        wrong = [text for one in _needed(declared, extra) if (text := _fault(one, version_of))]
+        if extra == "measure" and version_of("fbgemm-gpu"):  # the GPU's build stands in for the CPU's
+            wrong = [text for text in wrong if not text.startswith("fbgemm-gpu-cpu is not")]
+        if extra == "torchrec" and version_of("torchrec") is None:  # it is installed without what it asks for
+            yield Check(extra, "warn", f"{part}: torchrec is not installed", TORCHREC)
+        elif wrong:
+            verdict: Verdict = "none" if extra in OPTIONAL else "warn"
+            yield Check(extra, verdict, f"{part}: {', '.join(wrong)}", f"pip install 'neuroshard[{extra}]'")
+        else:
+            yield Check(extra, "ok", part)
+    yield fits_together(version_of)
+
+
+def fits_together(version_of: VersionOf = installed) -> Check:
+    """torch and FBGEMM are built for each other, TorchRec is of FBGEMM's version, and FBGEMM is there once."""
+    builds = {name: found for name in FBGEMM if (found := version_of(name))}
+    torch, torchrec = version_of("torch"), version_of("torchrec")
+    if len(builds) > 1:
+        return Check(
+            "versions",
+            "fail",
+            "fbgemm-gpu and fbgemm-gpu-cpu are both installed and overwrite each other's files (torchrec pulls in the first)",
+            f"pip uninstall -y fbgemm-gpu && pip install --force-reinstall --no-deps fbgemm-gpu-cpu=={builds['fbgemm-gpu-cpu']}",
+        )
+    if not builds or torch is None:
+        return Check("versions", "none", "torch and FBGEMM are not both installed", "pip install 'neuroshard[measure]'")
+    ((name, fbgemm),) = builds.items()
+    said = f"torch {torch}, {name} {fbgemm}" + (f", torchrec {torchrec}" if torchrec else "")
+    wanted = TORCH_OF_FBGEMM.get(_minor(fbgemm))
+    if wanted is None:
+        known = ", ".join(f"{one} with torch {other}" for one, other in TORCH_OF_FBGEMM.items())
+        return Check("versions", "warn", f"{said}: not a pair that was tried; known: FBGEMM {known}")
+    if _minor(torch) != wanted:
+        return Check(
+            "versions",
+            "fail",
+            f"{said}: FBGEMM {_minor(fbgemm)} is built for torch {wanted}",
+            f"pip install torch=={wanted}.*",
+        )
+    if torchrec and _minor(torchrec) != _minor(fbgemm):
+        return Check(
+            "versions",
+            "fail",
+            f"{said}: torchrec must be of FBGEMM's version",
+            f"pip install --no-deps torchrec=={_minor(fbgemm)}.*",
+        )
+    return Check("versions", "ok", f"{said} fit together")
+
+
+def _needed(declared: list[Requirement], extra: str) -> list[Requirement]:
+    """What an extra asks for beyond what is always installed, those it names in turn included."""
+    found = []
+    for one in declared:
+        if one.marker is None or not one.marker.evaluate({"extra": extra}):
+            continue
+        if one.name == "neuroshard":
+            found += [inner for name in sorted(one.extras) for inner in _needed(declared, name)]
+        else:
+            found.append(one)
+    return found
+
+
+def _fault(needed: Requirement, version_of: VersionOf) -> str:
+    """What is wrong with one requirement, or nothing."""
+    version = version_of(needed.name)
+    if version is None:
+        return f"{needed.name} is not installed"
+    if not needed.specifier.contains(Version(version), prereleases=True):
+        return f"{needed.name} is {version}, not {needed.specifier}"
+    return ""
+
+
+def _minor(version: str) -> str:
+    """`2.13.0+cpu` -> `2.13`."""
+    return ".".join(map(str, Version(version).release[:2]))

@@ -1,0 +1,21 @@
+"""`neuroshard doctor`: what this machine can do, check by check."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from neuroshard.doctor.checks import Check
+from neuroshard.doctor.machine import check_backends, check_machine
+from neuroshard.doctor.packages import check_packages, installed
+from neuroshard.doctor.services import check_kfp, check_store
+
+
+def examine(folder: Path, *, store: str | None = None, kfp: str | None = None) -> Iterator[Check]:
+    """Each check as it is done; some take seconds. `store` and `kfp` are asked only where they are given."""
+    yield from check_packages()
+    yield from check_machine(folder)
+    yield from check_backends()
+    if store is None:
+        yield Check("store", "none", "no store was asked for", "to try one: --store s3://bucket/prefix, or a folder")
+    else:
+        yield check_store(store)
+    yield check_kfp(kfp, installed("kfp"))

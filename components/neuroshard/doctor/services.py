@@ -1,0 +1,103 @@
+"""What is elsewhere: a store that keeps its promises, and Kubeflow Pipelines."""
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from neuroshard.core.errors import Conflict, NeuroshardError
+from neuroshard.doctor.checks import Check
+from neuroshard.store.open import open_store
+from neuroshard.store.protocol import Store
+
+FOLDER = "neuroshard-doctor"  # of the store; what is written there is deleted again
+KFP_SECONDS = 15
+HEALTH = "/apis/v2beta1/healthz"
+MEND_KFP = (
+    "give the API's address; from outside: kubectl -n kubeflow port-forward svc/ml-pipeline 8888; --kfp localhost:8888"
+)
+
+
+def check_store(url: str) -> Check:
+    """Writes, reads, swaps and deletes scratch objects; a store that ignores conditional writes is not honest."""
+    try:
+        store = open_store(url)
+        _prove(store)
+    except NeuroshardError as error:
+        return Check("store", "fail", str(error), _mend_store(url))
+    return Check("store", "ok", f"{store.url}: reads, writes once, swaps only what is unchanged, deletes")
+
+
+def _prove(store: Store) -> None:
+    """Raises NeuroshardError where a promise of store/protocol.py is not kept."""
+    key = f"{FOLDER}/{uuid4().hex}/object"
+    try:
+        if not store.create(key, b"one") or store.read(key) != b"one":
+            raise NeuroshardError(f"{store.url}: what was written is not what is read")
+        _must_conflict(store, lambda: store.create(key, b"two"), "writes an object over another")
+        _, token = store.read_versioned(key)
+        store.swap(key, b"two", token)
+        _must_conflict(store, lambda: store.swap(key, b"three", token), "swaps what has changed meanwhile")
+        if store.read(key) != b"two" or [entry.key for entry in store.list(key)] != [key]:
+            raise NeuroshardError(f"{store.url}: a swap is not seen at once")
+    finally:
+        for scratch in (key, f"{FOLDER}/probe"):  # the second is what an S3 store writes before its first write
+            with suppress(NeuroshardError):  # what came before says more
+                store.delete(scratch)
+
+
+def _must_conflict(store: Store, attempt: Callable[[], object], otherwise: str) -> None:
+    with suppress(Conflict):
+        attempt()
+        raise NeuroshardError(f"{store.url}: {otherwise}: two deployers could overwrite each other's release")
+
+
+def _mend_store(url: str) -> str:
+    if not url.startswith("s3:"):
+        return "give a folder that can be written, with hard links and flock (local disks and NFS have them)"
+    return (
+        "check AWS_PROFILE, AWS_ENDPOINT_URL and AWS_REGION; a store without conditional writes needs a single writer"
+    )
+
+
+def check_kfp(host: str | None, version: str | None) -> Check:
+    """Whether kfp is installed (its `version`), and with `host` whether the API answers there."""
+    client = f"kfp {version}" if version else "kfp is not installed"
+    if host is None:
+        if version:
+            return Check("kfp", "ok", f"{client}; no cluster was asked for", "to ask one: --kfp http://localhost:8080")
+        return Check("kfp", "none", client, "pip install 'neuroshard[pipeline]', for make run and make submit")
+    url = (host if "://" in host else f"http://{host}").rstrip("/") + HEALTH
+    if urlsplit(url).scheme not in ("http", "https"):
+        return Check("kfp", "fail", f"{host!r} is not an address of http or https", "as in --kfp http://localhost:8080")
+    reached, says = _health(url)
+    if not reached:
+        return Check("kfp", "fail", says, MEND_KFP)
+    if not version:
+        return Check("kfp", "warn", f"{says}, but {client}", "pip install 'neuroshard[pipeline]'")
+    return Check("kfp", "ok", f"{client}; {says}")
+
+
+def _health(url: str) -> tuple[bool, str]:
+    """Whether Kubeflow Pipelines answers there, and what is to say of it."""
+    where = url.removesuffix(HEALTH)  # of http or https
+    try:
+        with urllib.request.urlopen(url, timeout=KFP_SECONDS) as answer:  # nosec B310
+            json.loads(answer.read(65536))
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            return True, f"{where} answers, and wants a login ({error.code})"
+        return False, f"{where} answers {error.code} to {HEALTH}: is it Kubeflow Pipelines 2?"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        kind = (
+            "answers, but not as Kubeflow Pipelines does"
+            if isinstance(error, ValueError)
+            else f"is not reached: {reason}"
+        )
+        return False, f"{where} {kind}"
+    return True, f"Kubeflow Pipelines answers at {where}"

@@ -1,0 +1,167 @@
+"""What show, diff, releases, models and fleet print fits 80 columns, without colour where it is piped; --json says the same."""
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from helpers.plans import make_plan
+from neuroshard.cli import app
+from neuroshard.core.text import bar, wrapped
+from neuroshard.files.plan import write_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG = "model.sparse.some_very_long_module_path.embedding_collection.table_of_users_by_country_and_device_0815"
+
+
+def run(folder: Path, command: str) -> Result:
+    """The command in this process, as if piped: ten processes that each import torch would take half a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("COLUMNS", "80")
+        return CliRunner().invoke(app, command.split())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Plans of a few tables, one with an endless name, of few and of many devices, and a store with releases and a model."""
+    folder = tmp_path_factory.mktemp("terminal")
+    tables = [{"name": f"t{i}", "rows": 10_000 * (i + 1), "dim": 64, "pooling_factor": 2.0} for i in range(40)]
+    tables[3]["name"] = LONG
+    (folder / "tables.json").write_text(json.dumps({"tables": tables}))
+    small = [{"name": f"t{i}", "rows": 1000, "dim": 16, "pooling_factor": 2.0} for i in range(6)]
+    (folder / "small.json").write_text(json.dumps({"tables": small}))
+    model = "--model analytic:h100 --batch-size 4096 --memory 1GiB --rounds 1"
+    for step in (
+        f"search tables.json {model} --devices 4 -o old.json",
+        f"search tables.json {model} --devices 4 --algorithm size -o new.json",
+        f"search tables.json {model} --devices 40 -o many.json",
+        "deploy new.json --store store --name ads",
+        "deploy old.json --store store --name ads --force",
+        "deploy new.json --store store --name ads",
+        "augment small.json --compute-cases 60 --comm-cases 20 --devices 2 --memory 1GiB -o cases",
+        "measure cases --backend synthetic -o costs",
+        "pretrain costs --epochs 3 -o model",
+        "publish-model model --store store --force",
+    ):
+        done = run(folder, step)
+        assert done.exit_code == 0, (step, done.output, done.exception)
+    return folder
+
+
+COMMANDS = [
+    "show old.json",
+    "show many.json",
+    "diff old.json new.json",
+    "diff old.json many.json",
+    "releases --store store --name ads",
+    "releases --store store --name ads --refused",
+    "models --store store",
+    "fleet",
+    "fleet --against store",
+    f"fleet --nodes {ROOT}/tests/fleet/nodes-recorded.json --against store",
+    "tables --from tables.json --check",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_it_fits_80_columns_and_has_no_colour_where_it_is_piped(folder, command):
+    done = run(folder, command)
+
+    assert done.exit_code in (0, 3), done.output
+    assert "\x1b" not in done.stdout
+    too_wide = [line for line in done.stdout.splitlines() if len(line) > 80 and LONG not in line]
+    assert not too_wide
+
+
+@pytest.mark.parametrize(
+    "command", ["show old.json", "diff old.json new.json", "releases --store store --name ads", "fleet"]
+)
+def test_json_says_the_same(folder, command):
+    text, data = (run(folder, f"{command} {more}").stdout for more in ("", "--json"))
+    said = json.loads(data)
+
+    figures = {
+        "show": lambda: [f"{device['total_ms']:.3f}" for device in said["devices"]] + [said["digest"][:12]],
+        "diff": lambda: [f"{said['old_ms']:.3f} ms", f"{said['new_ms']:.3f} ms", said["new"][:12]],
+        "releases": lambda: [f"{one['cost_ms']:.3f} ms" for one in said] + [one["plan_digest"][:12] for one in said],
+        "fleet": lambda: [kind["fingerprint"] for kind in said["kinds"]],
+    }[command.split()[0]]()
+    assert figures
+    assert [figure for figure in figures if figure not in text] == []
+
+
+def test_of_many_devices_the_slowest_are_shown_and_json_has_all(folder):
+    text = run(folder, "show many.json").stdout
+    said = json.loads(run(folder, "show many.json --json").stdout)
+
+    assert len(said["devices"]) == 40
+    assert "the 32 slowest; 8 devices more with --json" in text
+    slowest = max(said["devices"], key=lambda device: device["total_ms"])
+    assert re.search(rf"^ +{slowest['device']} .* {slowest['total_ms']:.3f} ", text, re.M)
+
+
+def test_a_plan_without_the_parts_of_its_prediction_is_shown_without_bars(tmp_path):
+    write_plan(tmp_path / "plan.json", make_plan())
+    done = run(tmp_path, "show plan.json")
+    assert "1.500 ms a step" in done.stdout
+    assert "█" not in done.stdout
+
+
+def test_text_that_the_terminal_cannot_show_is_no_traceback(folder, neuroshard):
+    done = neuroshard("show", "old.json", cwd=folder, PYTHONIOENCODING="latin-1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "predicted ms: ? compute" in done.stdout
+
+
+def test_bars_are_as_long_as_their_parts():
+    assert bar([2, 1, 1], 4, 8) == "████▓▓░░"
+    assert bar([1], 4, 8) == "██      "
+    assert bar([9], 4, 8) == "█" * 8
+    assert bar([0, 0], 0, 3) == "   "
+
+
+def test_a_long_word_stays_whole_when_a_line_is_wrapped():
+    lines = wrapped(f"a note on {LONG} and more of it", indent=2)
+    assert any(LONG in line for line in lines)
+
+
+PROGRESS = """
+from neuroshard.progress import progress
+with progress("measure on a device with quite a long name indeed", 2000, "cases") as bar:
+    for step in range(4):
+        bar.advance(500, f"0 errors, {step} disturbed")
+"""
+
+
+def test_progress_on_a_terminal_keeps_to_one_line_of_its_width(tmp_path):
+    master, slave = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
+    child = subprocess.Popen([sys.executable, "-c", PROGRESS], stderr=slave, env=environment)
+    os.close(slave)
+    shown = b""
+    while select.select([master], [], [], 60)[0]:
+        try:
+            chunk = os.read(master, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(master)
+    assert child.wait(60) == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    lines = [line for line in re.split(r"[\r\n]+", plain) if line.strip()]
+
+    assert lines
+    assert max(map(len, lines)) <= 80
+    for words in ("measure on", "2000/2000 cases", "0 errors, 3 disturbed"):
+        assert words in lines[-1]

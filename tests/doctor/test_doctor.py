@@ -1,0 +1,126 @@
+"""What doctor finds of this machine, of stores and of Kubeflow Pipelines."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers import servers
+from helpers.memory_store import MemoryStore
+from neuroshard.core.errors import Conflict
+from neuroshard.doctor import services
+from neuroshard.doctor.checks import Check, check_lines, last_line
+from neuroshard.doctor.machine import GIB, disk_check, memory_check, operator_check
+from neuroshard.doctor.services import FOLDER, check_kfp, check_store
+
+HEALTHY = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n{"multi_user":false}'
+
+
+def test_a_folder_is_an_honest_store_and_keeps_no_object(tmp_path):
+    assert check_store(str(tmp_path)).verdict == "ok"
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"] == []
+
+
+def test_a_store_with_conditional_writes_is_honest_and_one_without_is_not(aws, moto, rclone):
+    good = aws(moto)
+    assert check_store(good).verdict == "ok"
+    from neuroshard.store.open import open_store
+
+    assert open_store(good).list(f"{FOLDER}/") == ()
+    bad = check_store(aws(rclone))
+    assert (bad.verdict, "ignores conditional writes" in bad.says, "single writer" in bad.mend) == ("fail", True, True)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"), [("create", "writes an object over another"), ("swap", "swaps what has changed meanwhile")]
+)
+def test_a_store_that_says_yes_to_everything_is_found_out(monkeypatch, method, words):
+    store = MemoryStore()
+    honest = getattr(store, method)
+
+    def obliging(key, data, *expected):
+        try:
+            return honest(key, data, *expected)
+        except Conflict:
+            return True
+
+    monkeypatch.setattr(store, method, obliging)
+    monkeypatch.setattr(services, "open_store", lambda url: store)
+    check = check_store("anything")
+    assert check.verdict == "fail"
+    assert words in check.says
+
+
+def test_a_store_that_is_not_there_is_told_in_one_line(tmp_path):
+    check = check_store(str(Path("/proc/no/such/store")))
+    assert check.verdict == "fail"
+    assert "\n" not in check.says
+
+
+def test_kubeflow_is_asked_only_where_an_address_is_given():
+    assert check_kfp(None, "2.17.0").verdict == "ok"
+    assert (check_kfp(None, None).verdict, "neuroshard[pipeline]" in check_kfp(None, None).mend) == ("none", True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "words"),
+    [
+        (HEALTHY, "ok", "Kubeflow Pipelines answers at"),
+        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", "ok", "wants a login (401)"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "fail", "is it Kubeflow Pipelines 2?"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "fail", "not as Kubeflow Pipelines does"),
+        (b"SSH-2.0-OpenSSH\r\n", "fail", "is not reached"),
+    ],
+)
+def test_what_answers_at_the_address_is_told(answer, verdict, words):
+    with servers.answering(answer) as (url, _):
+        check = check_kfp(url.removeprefix("http://"), "2.17.0")
+    assert (check.verdict, words in check.says) == (verdict, True), check
+
+
+@pytest.mark.parametrize(("host", "words"), [("127.0.0.1:9", "is not reached"), ("ftp://x", "not an address of http")])
+def test_an_address_where_nothing_answers_fails(host, words):
+    check = check_kfp(host, "2.17.0")
+    assert (check.verdict, words in check.says) == ("fail", True), check
+
+
+def test_the_operator_really_runs_and_is_held_against_torch():
+    check = operator_check("cpu")
+    assert (check.verdict, "as torch computes it" in check.says) == ("ok", True), check
+
+
+def test_an_operator_that_dies_or_is_not_there_is_told(tmp_path):
+    python = tmp_path / "python"
+    for script, verdict in (
+        ("kill -9 $$", "fail"),
+        ("echo \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1", "warn"),
+    ):
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        assert operator_check("cpu", str(python)).verdict == verdict
+
+
+def test_little_memory_and_disk_are_warned_of(tmp_path):
+    assert [memory_check(size).verdict for size in (None, GIB, 64 * GIB)] == ["none", "warn", "ok"]
+    assert [disk_check(tmp_path, size).verdict for size in (GIB, 64 * GIB)] == ["warn", "ok"]
+
+
+def test_lines_fit_80_columns_and_the_last_says_what_failed():
+    checks = [
+        Check("store", "fail", "s3://bucket " * 20, "mend it " * 20),
+        Check("disk", "warn", "little"),
+        Check("a", "ok", "b"),
+    ]
+    assert max(len(line) for check in checks for line in check_lines(check)) <= 80
+    assert last_line(checks) == "failed: store; to look at: disk"
+    assert last_line(checks[2:]) == "all well"
+
+
+def test_the_command_says_all_of_it_and_its_exit_status_whether_something_failed(neuroshard, tmp_path):
+    done = neuroshard("doctor", "--store", tmp_path / "store", "--kfp", "127.0.0.1:9", "--json")
+    found = {check["name"]: check["verdict"] for check in json.loads(done.stdout)}
+
+    assert done.returncode == 1, done.stderr
+    assert (found["cpu backend"], found["store"], found["kfp"]) == ("ok", "ok", "fail")
+    assert sys.version.split()[0] in done.stdout

@@ -1,0 +1,43 @@
+"""Which packages are there, and whether they fit together."""
+
+import pytest
+
+from neuroshard.doctor.packages import check_packages, fits_together, installed
+
+GOOD = {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "torchrec": "1.8.0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "words"),
+    [
+        ({}, "ok", "fit together"),
+        ({"torch": "2.12.1"}, "fail", "FBGEMM 1.8 is built for torch 2.13"),
+        ({"torchrec": "1.7.0"}, "fail", "torchrec must be of FBGEMM's version"),
+        ({"fbgemm-gpu": "1.8.0"}, "fail", "are both installed"),
+        ({"fbgemm-gpu-cpu": "1.9.0"}, "warn", "not a pair that was tried"),
+        ({"fbgemm-gpu-cpu": None}, "none", "not both installed"),
+        ({"fbgemm-gpu-cpu": None, "fbgemm-gpu": "1.8.0", "torchrec": None}, "ok", "fbgemm-gpu 1.8.0"),
+    ],
+)
+def test_versions_that_do_not_fit_are_told_with_what_mends_them(change, verdict, words):
+    check = fits_together({**GOOD, **change}.get)
+    assert check.verdict == verdict
+    assert words in check.says
+    assert bool(check.mend) == (verdict in ("fail", "none"))
+
+
+def test_what_is_installed_here_is_all_that_the_parts_need():
+    checks = {check.name: check for check in check_packages()}
+    assert {
+        checks[name].verdict for name in ("python", "files", "measure", "pretrain", "search", "torchrec", "versions")
+    } == {"ok"}
+
+
+def test_a_missing_or_old_package_is_named_with_the_extra_that_brings_it():
+    def version_of(name):
+        return {"scipy": None, "pyarrow": "19.0", "torchrec": None}.get(name, installed(name))
+
+    checks = {check.name: check for check in check_packages(version_of)}
+    assert (checks["pretrain"].verdict, checks["pretrain"].mend) == ("warn", "pip install 'neuroshard[pretrain]'")
+    assert checks["pretrain"].says == "pretrain: pyarrow is 19.0, not >=20, scipy is not installed"
+    assert "torchrec is not installed" in checks["torchrec"].says
