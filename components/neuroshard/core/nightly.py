@@ -15,7 +15,7 @@ from pydantic import Field
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.release import MODEL_NAME
-from neuroshard.core.units import parse_memory
+from neuroshard.core.units import parse_bytes, parse_memory
 from neuroshard.core.value import Value, decode_json
 
 WORK_FOLDER = "_measuring"
@@ -26,6 +26,8 @@ class Order(Value):
     """A model that wants a plan: its name, where its tables come from, and its trainer's devices.
 
     `hardware` is what those devices are called, or a part of it (H200); it may be empty where the fleet is of one kind.
+    `constraints` are what a constraints.json holds. With a `move_budget` (50GiB) the plan is searched from the live one, and
+    moves at most so much.
     """
 
     name: Annotated[str, Field(pattern=MODEL_NAME)]
@@ -33,11 +35,18 @@ class Order(Value):
     devices: Annotated[int, Field(ge=1, le=MAX_DEVICES)]
     memory: str
     hardware: str = ""
+    constraints: dict[str, Any] = Field(default_factory=dict)
+    move_budget: str = ""
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
         """Of each device. Raises UsageError for what is no amount of memory."""
         return parse_memory(self.memory, self.devices)
+
+    @property
+    def move_budget_bytes(self) -> int | None:
+        """None where everything may move. Raises UsageError for what is no amount of memory."""
+        return parse_bytes(self.move_budget) if self.move_budget else None
 
 
 class Work(Value):
@@ -91,7 +100,7 @@ def read_orders(models: str) -> tuple[Order, ...]:
     orders = tuple(Order.parse(order, f"models[{index}]") for index, order in enumerate(listed))
     names = [order.name for order in orders]
     for order in orders:
-        _ = order.memory_bytes
+        _ = order.memory_bytes, order.move_budget_bytes
         if names.count(order.name) > 1:
             raise UsageError(f"model {order.name!r} is asked for {names.count(order.name)} times; give each model once")
     return orders

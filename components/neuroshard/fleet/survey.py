@@ -8,6 +8,7 @@ from neuroshard import __version__
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.nightly import WORK_FOLDER, Order, Survey, Work
 from neuroshard.core.value import canonical_json, sha256
+from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.fleet.coverage import Coverage, Known, coverage
 from neuroshard.fleet.kinds import Fleet, Kind
 
@@ -47,8 +48,11 @@ def survey(
     """What to do tonight for `orders`, by the live cost models `known`; and how each kind stands.
 
     `request` is what else is asked of the measuring (cases, seed): another request begins new work. Raises UsageError for an
-    order that names no hardware or several, NeuroshardError where what it names can neither be measured nor has a model.
+    order that names no hardware or several, InvalidInput for constraints that are none, NeuroshardError where what it names can
+    neither be measured nor has a model.
     """
+    for order in orders:  # told now, before hours of measuring
+        ConstraintsFile.parse(order.constraints, f"constraints of model {order.name!r}")
     stands = coverage(
         fleet.kinds, known, now=now, batch_size=batch_size, max_age_seconds=max_age_seconds, max_error=max_error
     )

@@ -76,7 +76,7 @@ def starts(problem: Problem) -> Sequence[State]:
         there = there or State(problem, any_plan(problem))
         held.check(there.widths)
         return [there]
-    plans = [*([there] if there else []), *first_plans(problem)[:STARTS]]
+    plans = [*([there] if there else []), *first_plans(problem, STARTS)]
     return plans or [State(problem, any_plan(problem))]
 
 

@@ -21,16 +21,14 @@ def search(
     from pathlib import Path
 
     from neuroshard.core.nightly import Survey, told
-    from neuroshard.search.run import run
+    from neuroshard.search.night import run
 
-    survey = told(Survey, night)
-    order = survey.order(name)
     found = run(
+        told(Survey, night),
+        name,
         Path(tables.path),
-        f"{store}#{survey.hardware[name]}",
+        store,
         Path(plan.path),
-        devices=order.devices,
-        memory_bytes=order.memory_bytes,
         batch_size=batch_size,
         algorithm=algorithm,
         seed=seed,

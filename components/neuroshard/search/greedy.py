@@ -44,29 +44,38 @@ def place(
     may be padded.
     """
     (batch, grid), (steps, depth) = caps.shape, vectors.shape[1:]
-    shape = (batch, grid, len(memory))
-    sums, load, columns = np.zeros((*shape, depth)), np.zeros(shape), np.zeros(shape)
-    free = np.broadcast_to(memory, shape).copy()
-    devices = np.empty((batch, grid, steps), dtype=np.int64)
-    fits, excess = np.ones((batch, grid), dtype=bool), np.zeros((batch, grid))
-    rows = np.ix_(np.arange(batch), np.arange(grid))
+    rows, count = batch * grid, len(memory)
+    sums, load, columns = np.zeros((rows * count, depth)), np.zeros((rows, count)), np.zeros((rows, count))
+    free = np.broadcast_to(memory, (rows, count)).copy()
+    devices = np.empty((steps, rows), dtype=np.int64)
+    fits, excess = np.ones(rows, dtype=bool), np.zeros(rows)
+    order, begins, caps = np.repeat(np.arange(batch), grid), count * np.arange(rows), caps.reshape(rows, 1)
+    spare, held, loads = free.reshape(-1), columns.reshape(-1), load.reshape(-1)  # views
 
     for step in range(steps):
-        size, width = nbytes[:, step, None], dims[:, step, None]
-        room = (free >= size[..., None]) & (columns + width[..., None] <= caps[..., None])
+        size, width = nbytes[order, step], dims[order, step]
+        room = (free >= size[:, None]) & (columns <= caps - width[:, None])
         if allowed is not None:
-            room &= allowed[:, step, None]
+            room &= allowed[order, step]
         price = np.where(room, load, np.inf)
-        lightest = price.min(axis=-1, keepdims=True)
-        chosen = np.where(price == lightest, free, -1).argmax(axis=-1)
-        found = np.isfinite(lightest[..., 0])
-        devices[..., step] = np.where(found, chosen, -1)
-        fits &= found
-        excess += np.where(found, 0, np.maximum(size - free.max(axis=-1), 0))
-
-        at = (*rows, chosen)
-        sums[at] += np.where(found[..., None], vectors[:, step, None], 0.0)
-        columns[at] += np.where(found, width, 0)
-        free[at] -= np.where(found, size, 0)
-        load[at] = np.where(columns[at] > 0, weigh(sums[at]), 0.0)
-    return Placed(devices, fits, load, columns, excess)
+        chosen = np.where(price == price.min(axis=1, keepdims=True), free, -1).argmax(axis=1)
+        at = begins + chosen
+        found = room.reshape(-1)[at]
+        if not found.all():
+            fits &= found
+            excess += np.where(found, 0, np.maximum(size - free.max(axis=1), 0))
+            chosen = np.where(found, chosen, -1)
+        devices[step] = chosen
+        here, of = at[found], order[found]
+        sums[here] += vectors[of, step]
+        held[here] += width[found]
+        spare[here] -= size[found]
+        loads[here] = np.where(held[here] > 0, weigh(sums[here]), 0.0)
+    shape = (batch, grid)
+    return Placed(
+        devices.T.reshape(*shape, steps),
+        fits.reshape(shape),
+        load.reshape(*shape, count),
+        columns.reshape(*shape, count),
+        excess.reshape(shape),
+    )

@@ -128,13 +128,13 @@ def run(
     rounds: int | None = None,
     time_budget_s: float | None = None,
     constraints: ConstraintsFile | None = None,
-    previous: Path | None = None,
+    previous: Path | Plan | None = None,
     move_budget_bytes: int | None = None,
 ) -> Plan:
     """Search a plan for a tables.json with a cost model (see costmodel/open.py), and write it as plan.json.
 
     `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `previous` is a
-    plan.json to start from. Raises InvalidInput, UsageError and Infeasible; then nothing is written.
+    plan to start from, or its file. Raises InvalidInput, UsageError and Infeasible; then nothing is written.
     """
     if len(memory_bytes) != devices:
         raise UsageError(f"memory of {len(memory_bytes)} devices for {devices} devices; give one amount per device")
@@ -158,7 +158,7 @@ def run(
         seed=seed,
         rounds=rounds,
         time_budget_s=time_budget_s,
-        previous=None if previous is None else read_plan(previous),
+        previous=read_plan(previous) if isinstance(previous, Path) else previous,
         move_budget_bytes=move_budget_bytes,
         cost_model_error=error_on_unseen_tables(model),
         notes=short,

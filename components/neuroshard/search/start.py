@@ -1,19 +1,23 @@
-"""First plans, fast: many greedy placements in lockstep, by linear guesses, so that the cost model is asked at the end only.
+"""First plans, fast: many greedy placements in lockstep.
 
-A row is one placement: how fine heavy items are cut beforehand, and how much memory and columns count beside ms. Each
-step puts the next heaviest piece of every row on the least loaded device with room. What finds none is cut to fill devices.
+A row is one placement: how fine heavy items are cut beforehand, and how many columns a device may hold. Each step puts the next
+heaviest piece of every row on the device with the least compute ms. Where memory is too tight for that, other rows go by linear
+guesses and let memory and columns count beside ms; and what finds no room is cut to fill devices.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.costmodel.protocol import Floats, Ints
-from neuroshard.search.problem import Problem, Widths
+from neuroshard.costmodel.protocol import Floats, Ints, exchange_costs
+from neuroshard.search.greedy import place
+from neuroshard.search.problem import Placement, Problem, Widths
 from neuroshard.search.state import State, transfers
 
-# A piece weighs at most so many mean loads of a device; the weight of memory and of columns in the load beside ms.
-FINENESS = (np.inf, 1.0, 0.6, 0.4, 0.25)
+FINENESS = (np.inf, 1.0, 0.8, 0.6, 0.45, 0.33, 0.25)  # a piece weighs at most so many mean loads of a device
+COLUMNS = (1.02, 1.07, 1.15, 1.3, 1.6, np.inf)  # a device holds at most so many times the mean columns
+# where memory is tight: likewise, and the weight of memory and of columns in the load beside ms
+GUESSED_FINENESS = (np.inf, 1.0, 0.6, 0.4, 0.25)
 BESIDES = ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (2.0, 0.0))
 
 
@@ -50,19 +54,55 @@ def column_ms(problem: Problem, columns: float) -> float:
     return max(float(more[1] - more[0]) / (0.01 * columns), 0.0)
 
 
-def first_plans(problem: Problem) -> list[State]:
-    """Plans that fit, cheapest first; none where memory is too tight for all of these greedy placements."""
-    guess = Shares.of(problem)
+def first_plans(problem: Problem, most: int) -> list[State]:
+    """At most so many plans that fit, cheapest first; none where memory is too tight for all of these greedy placements."""
+    shares = Shares.of(problem)
+    found = _greedy(problem, shares, most)
+    if len(found) < most:
+        found += _guessed(problem, shares)
+    return sorted(found, key=lambda state: state.cost)[:most]
+
+
+def _greedy(problem: Problem, shares: Shares, most: int) -> list[State]:
+    """The cheapest rows that go by the cost model."""
+    lists = {pieces.tobytes(): pieces for pieces in (_pieces(problem, shares.ms, fine) for fine in FINENESS)}
+    longest = max(map(len, lists.values()))
+    orders = np.stack([np.pad(pieces, (0, longest - len(pieces))) for pieces in lists.values()])
+    problem.price(np.unique(orders))
+    caps = problem.dims[problem.whole].sum() / problem.devices * np.array(COLUMNS)
+    placed = place(
+        problem.vectors[orders],
+        problem.dims[orders],
+        problem.nbytes[orders],
+        np.broadcast_to(caps, (len(orders), len(caps))),
+        problem.memory,
+        problem.model.compute_ms,
+        None if problem.free_to_go else problem.allowed[problem.item[orders]] | (orders == 0)[..., None],
+    )
+    forward, backward = exchange_costs(problem.model, placed.load, placed.dims)
+    costs = np.where(placed.fits, (placed.load + forward + backward).max(axis=-1), np.inf).ravel()
+    states: dict[bytes, State] = {}
+    for row in np.argsort(costs, kind="stable").tolist():
+        if not np.isfinite(costs[row]) or len(states) == most:
+            break
+        order, column = divmod(row, len(COLUMNS))
+        there = orders[order] > 0
+        widths = problem.widths(Placement(orders[order][there], placed.devices[order, column][there]))
+        if (widths <= problem.cap[:, None]).all():
+            states.setdefault(widths.tobytes(), State(problem, widths))
+    return list(states.values())
+
+
+def _guessed(problem: Problem, shares: Shares) -> list[State]:
+    """All rows that go by linear guesses and could be completed."""
     weights = [
-        (fine, np.maximum(guess.ms, guess.nbytes * (memory > 0)), memory, columns)
-        for fine in FINENESS
+        (fine, np.maximum(shares.ms, shares.nbytes * (memory > 0)), memory, columns)
+        for fine in GUESSED_FINENESS
         for memory, columns in BESIDES
     ]
     pieces = [_pieces(problem, weight, fine) for fine, weight, _, _ in weights]
-    rows = _lockstep(problem, guess, pieces, np.array([(memory, columns) for _, _, memory, columns in weights]))
-    distinct = {plan.tobytes(): plan for plan in rows}
-    states = [State(problem, widths) for widths in distinct.values()]
-    return sorted(states, key=lambda state: state.cost)
+    rows = _lockstep(problem, shares, pieces, np.array([(memory, columns) for _, _, memory, columns in weights]))
+    return [State(problem, widths) for widths in {plan.tobytes(): plan for plan in rows}.values()]
 
 
 def _pieces(problem: Problem, weight: Floats, fine: float) -> Ints:
@@ -81,14 +121,14 @@ def _pieces(problem: Problem, weight: Floats, fine: float) -> Ints:
     return shards
 
 
-def _lockstep(problem: Problem, guess: Shares, pieces: list[Ints], besides: Floats) -> list[Widths]:
+def _lockstep(problem: Problem, shares: Shares, pieces: list[Ints], besides: Floats) -> list[Widths]:
     """The placements of all rows that could be completed."""
     count, longest = len(pieces), max(map(len, pieces))
     orders = np.stack([np.pad(shards, (0, longest - len(shards))) for shards in pieces], axis=1)  # (S, R)
     items, units = problem.item[orders], problem.units[orders]
     share = units / problem.widest[items]
-    size, ms = problem.nbytes[orders], share * guess.ms[items]
-    extra = share * (besides[:, 0] * guess.nbytes[items] + besides[:, 1] * guess.columns[items])
+    size, ms = problem.nbytes[orders], share * shares.ms[items]
+    extra = share * (besides[:, 0] * shares.nbytes[items] + besides[:, 1] * shares.columns[items])
 
     rows = np.arange(count)
     widths = np.zeros((count, len(problem.whole), problem.devices), dtype=np.int64)
@@ -159,8 +199,8 @@ def resumed(problem: Problem, widths: Widths) -> State | None:
         item = int(fitting.argmin() if (size[:, device] >= -free[device]).any() else size[:, device].argmax())
         free += size[item]
         size[item], widths[item] = 0, 0
-    guess = Shares.of(problem)
-    load = (widths / problem.widest[:, None] * guess.ms[:, None]).sum(axis=0)
+    shares = Shares.of(problem)
+    load = (widths / problem.widest[:, None] * shares.ms[:, None]).sum(axis=0)
     missing = np.flatnonzero(widths.sum(axis=1) == 0)
     for item in missing[np.argsort(-problem.nbytes[problem.whole[missing]], kind="stable")].tolist():
         shard = int(problem.whole[item])
@@ -171,5 +211,5 @@ def resumed(problem: Problem, widths: Widths) -> State | None:
             free[device] -= problem.nbytes[shard]
         elif not squeeze(problem, widths, free, [(item, int(problem.widest[item]))]):
             return None
-        load += widths[item] / problem.widest[item] * guess.ms[item]
+        load += widths[item] / problem.widest[item] * shares.ms[item]
     return State(problem, widths)

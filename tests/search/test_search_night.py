@@ -1,0 +1,54 @@
+"""A night's search: constraints and a move budget of the order, the live plan as the start."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from helpers.costs import random_model, random_tables
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.moves import moved_bytes
+from neuroshard.core.nightly import Order, Survey
+from neuroshard.costmodel.bundle import save_cost_model
+from neuroshard.deploy.bundles import Asked, publish_model
+from neuroshard.deploy.run import deploy
+from neuroshard.files.tables import write_tables
+from neuroshard.search.night import run
+from neuroshard.store.folder import FolderStore
+
+NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def plan_of(tmp_path):
+    model = random_model(4)
+    save_cost_model(tmp_path / "model", model)
+    store = FolderStore(tmp_path / "store")
+    publish_model(tmp_path / "model", store, now=NOW, asked=Asked(max_error=None))
+    write_tables(tmp_path / "tables.json", random_tables(9))
+
+    def plan(seed: int = 0, **asked):
+        order = Order(name="ads", tables="-", devices=4, memory="8GiB", **asked)
+        night = Survey(orders=(order,), hardware={"ads": model.manifest.hardware_fingerprint}, works=())
+        return run(night, "ads", tmp_path / "tables.json", str(tmp_path / "store"), tmp_path / "plan.json",
+            batch_size=65536, algorithm="neuroshard", seed=seed)  # fmt: skip
+
+    plan.deploy = lambda found: deploy(found, store, "ads", now=NOW)
+    return plan
+
+
+def test_an_order_may_have_constraints(plan_of):
+    found = plan_of(constraints={"tables": [{"match": "t*", "devices": [1, 3]}]})
+    assert {shard.device for shard in found.shards} == {1, 3}
+    with pytest.raises(InvalidInput, match="constraints of model 'ads': min_dim"):
+        plan_of(constraints={"min_dim": 6})
+
+
+def test_with_a_move_budget_the_search_starts_from_the_live_plan(plan_of):
+    first = plan_of(
+        move_budget="1KiB", constraints={"tables": [{"match": "t*", "devices": [0]}]}
+    )  # nothing is live yet
+    plan_of.deploy(first)
+    assert moved_bytes(first, plan_of(seed=1)) > 0
+    kept = plan_of(seed=1, move_budget="1KiB")
+    assert moved_bytes(first, kept) == 0
+    assert kept.shards == first.shards
