@@ -30,6 +30,8 @@ IMPORTS = {
         "neuroshard.fleet.night",
         "neuroshard.pretrain.run",
         "neuroshard.search.run",
+        "neuroshard.report.run",
+        "vl_convert",
         "kubernetes",
         "kfp.client",
         "neuroshard.submit.run",

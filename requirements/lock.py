@@ -51,7 +51,7 @@ LOCKS = {
     "build.txt": Lock(added=("pip", "setuptools", "wheel")),
     "dev.txt": WITH_TORCHREC._replace(extras=("dev",)),
     "torchrec.txt": Lock(alone=("torchrec",)),
-    "image-cpu.txt": Lock(("cli", "measure", "pretrain", "search", "pipeline")),
+    "image-cpu.txt": Lock(("cli", "measure", "pretrain", "search", "report", "pipeline")),
     # a step that runs needs kfp alone; the rest of its packages serve the client that submits
     "image-gpu.txt": Lock(("cuda",), alone=("kfp",)),
 }

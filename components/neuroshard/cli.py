@@ -596,6 +596,26 @@ def show(plan: Annotated[Path, typer.Argument(help="plan.json")], as_json: AsJso
     typer.echo(json.dumps(plan_json(shown), indent=2) if as_json else plan_text(shown))
 
 
+@command(
+    "neuroshard report plan.json --model model/ --costs costs/ --live s3://bucket/prefix#ads-ranker -o report.html"
+)
+def report(
+    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    out: Annotated[Path, _out("HTML page, which needs nothing else")],
+    model: Annotated[str | None, typer.Option(help="The plan's cost model, as for search.")] = None,
+    live: Annotated[str | None, typer.Option(help="The plan to compare with: a plan.json, or STORE#MODEL.")] = None,
+    costs: Annotated[
+        list[Path] | None, typer.Option(help="Costs that the cost model learned from; may be repeated.")
+    ] = None,
+    fleet: Annotated[Path | None, typer.Option(help="What `neuroshard fleet --json` printed.")] = None,
+) -> None:
+    """Turn a plan, and what a run left beside it, into one HTML page to look at."""
+    from neuroshard.report.run import run
+
+    size = run(plan, out, model=model, live=live, costs=costs or (), fleet=fleet)
+    typer.echo(f"{out}: {format_bytes(size)}")
+
+
 @command("neuroshard evaluate plan.json --backend cpu")
 def evaluate(
     plan: Annotated[Path, typer.Argument(help="plan.json")],

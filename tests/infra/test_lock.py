@@ -44,7 +44,7 @@ def test_no_machine_and_no_index_is_named(name: str) -> None:
     [
         ("run.txt", ("all",)),
         ("dev.txt", ("dev",)),
-        ("image-cpu.txt", ("cli", "measure", "pretrain", "search", "pipeline")),
+        ("image-cpu.txt", ("cli", "measure", "pretrain", "search", "report", "pipeline")),
         ("image-gpu.txt", ("cuda",)),
     ],
 )

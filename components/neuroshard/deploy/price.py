@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
 from neuroshard.costmodel.open import open_cost_model
-from neuroshard.costmodel.protocol import CostModel, device_costs
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.protocol import CostModel
 
 
 def pricer(spec: str, plan: Plan) -> Callable[[Plan, Plan], float | None]:
@@ -22,13 +21,5 @@ def pricer(spec: str, plan: Plan) -> Callable[[Plan, Plan], float | None]:
 def price(other: Plan, today: Plan, model: CostModel) -> float | None:
     """Predicted ms of the slowest device if `other`'s shards held `today`'s tables; None where it splits rows."""
     tables = {table.name: table for table in today.task.tables}
-    if any(shard.rows != tables[shard.table].rows for shard in other.shards):
-        return None
-    dims = np.array([shard.dim for shard in other.shards])
-    vectors = model.table_vectors([tables[shard.table] for shard in other.shards], dims)
-    holders = [shard.device for shard in other.shards]
-    sums, device_dims = np.zeros((today.task.devices, vectors.shape[1])), np.zeros(today.task.devices, dims.dtype)
-    np.add.at(sums, holders, vectors)
-    np.add.at(device_dims, holders, dims)
-    compute, forward, backward = device_costs(model, sums, device_dims)
-    return float((compute + forward + backward).max())
+    prices = price_shards(model, tables, other.shards, today.task.devices)
+    return None if prices is None else float(prices.total_ms.max())

@@ -1,0 +1,43 @@
+"""What shards cost where they lie, by a cost model: of a plan at hand, of the live one, of each shard by itself."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from neuroshard.core.plan import Shard
+from neuroshard.core.table import Table
+from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
+
+
+class Prices(NamedTuple):
+    """Predicted ms: three of every device (D,), and two of every shard (S,).
+
+    `alone_ms` is the compute of a device that holds nothing but the shard, `adds_ms` what its device would save without it.
+    """
+
+    compute_ms: Floats
+    forward_comm_ms: Floats
+    backward_comm_ms: Floats
+    alone_ms: Floats
+    adds_ms: Floats
+
+    @property
+    def total_ms(self) -> Floats:
+        total: Floats = self.compute_ms + self.forward_comm_ms + self.backward_comm_ms
+        return total
+
+
+def price_shards(model: CostModel, tables: Mapping[str, Table], shards: Sequence[Shard], devices: int) -> Prices | None:
+    """Prices of shards of these tables; None where one has not all rows of its table, which no cost model knows."""
+    if any(shard.rows != tables[shard.table].rows for shard in shards):
+        return None
+    dims = np.array([shard.dim for shard in shards])
+    holders = np.array([shard.device for shard in shards])
+    vectors = model.table_vectors([tables[shard.table] for shard in shards], dims)
+    sums, device_dims = np.zeros((devices, vectors.shape[1])), np.zeros(devices, dims.dtype)
+    np.add.at(sums, holders, vectors)
+    np.add.at(device_dims, holders, dims)
+    compute, forward, backward = device_costs(model, sums, device_dims)
+    others = np.where(device_dims[holders] > dims, model.compute_ms(sums[holders] - vectors), 0.0)
+    return Prices(compute, forward, backward, model.compute_ms(vectors), compute[holders] - others)

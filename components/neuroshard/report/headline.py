@@ -1,0 +1,97 @@
+"""What the page says first: the plan's cost beside the live plan, the heuristics and the bound, and how far to trust it."""
+
+from typing import Any, NamedTuple
+
+from neuroshard.core.plan import Plan
+from neuroshard.core.units import format_bytes
+from neuroshard.costmodel.bundle import TrainedCostModel
+from neuroshard.costmodel.protocol import CostModel
+from neuroshard.report.live import Change
+from neuroshard.report.numbers import against, percent, short
+
+
+class Card(NamedTuple):
+    """One figure: what it is, the figure, and a line on where it comes from."""
+
+    title: str
+    figure: str
+    note: str
+
+
+def cards(plan: Plan, change: Change | None, model: CostModel | None) -> list[Card]:
+    return [_cost(plan), _live(plan, change), _baselines(plan), _bound(plan), _memory(plan), _trust(plan, model)]
+
+
+def size(plan: Plan) -> str:
+    """`26 tables in 31 shards (5 cuts) on 8 devices, batch 65,536`."""
+    cuts = len(plan.shards) - len(plan.task.tables)
+    tables = f"{len(plan.task.tables):,} tables in {len(plan.shards):,} shards ({cuts:,} cut{'' if cuts == 1 else 's'})"
+    return f"{tables} on {plan.task.devices:,} devices, batch {plan.task.batch_size:,}"
+
+
+def bars(plan: Plan, change: Change | None) -> list[dict[str, Any]]:
+    """Predicted ms of the slowest device by this plan, the live one, and every heuristic that found one."""
+    named = [("this plan", "plan", plan.cost_ms), ("live plan", "live", change.cost_ms if change else None)]
+    named += [(baseline.algorithm, "heuristic", baseline.cost_ms) for baseline in plan.baselines]
+    costs = [(name, kind, cost) for name, kind, cost in named if cost is not None]
+    return [{"name": name, "kind": kind, "ms": short([cost])[0]} for name, kind, cost in costs]
+
+
+def without_a_plan(plan: Plan) -> list[str]:
+    """The heuristics that found no plan, and why."""
+    return [f"{baseline.algorithm}: no plan: {baseline.error}" for baseline in plan.baselines if baseline.error]
+
+
+def _cost(plan: Plan) -> Card:
+    title = "Slowest device"
+    if plan.cost_ms is None or plan.predicted_ms is None:
+        return Card(title, "not known", "the plan carries no prediction")
+    slowest = plan.predicted_ms.index(plan.cost_ms)
+    return Card(title, f"{plan.cost_ms:.3f} ms", f"a step, predicted; device {slowest}")
+
+
+def _live(plan: Plan, change: Change | None) -> Card:
+    title = "Against live plan"
+    if change is None:
+        return Card(title, "–", "nothing to compare with: give --live PLAN or STORE#MODEL")
+    if change.cost_ms is None or plan.cost_ms is None:
+        return Card(title, f"{format_bytes(change.moved_bytes)} to move", change.why)
+    told = f"predicted; live: {change.cost_ms:.3f} ms; {format_bytes(change.moved_bytes)} to move"
+    return Card(title, against(plan.cost_ms, change.cost_ms), told)
+
+
+def _baselines(plan: Plan) -> Card:
+    title = "Against best heuristic"
+    found = [(b.cost_ms, b.algorithm) for b in plan.baselines if b.cost_ms is not None]
+    if not found or plan.cost_ms is None:
+        return Card(title, "–", "no heuristic found a plan" if plan.baselines else "the plan carries none")
+    cost, name = min(found)
+    return Card(title, against(plan.cost_ms, cost), f"predicted; {name}: {cost:.3f} ms")
+
+
+def _bound(plan: Plan) -> Card:
+    title = "Left to gain, at most"
+    if plan.gap is None or plan.lower_bound_ms is None:
+        return Card(title, "–", plan.bound_assumptions[0] if plan.bound_assumptions else "no lower bound was computed")
+    return Card(
+        title, percent(plan.gap), f"by this cost model no plan takes less than {plan.lower_bound_ms:.3f} ms (predicted)"
+    )
+
+
+def _memory(plan: Plan) -> Card:
+    used = zip(plan.memory_bytes(), plan.task.usable_bytes, strict=True)
+    share, device, need, limit = max((n / usable, d, n, usable) for d, (n, usable) in enumerate(used))
+    return Card(
+        "Fullest device", percent(share), f"device {device}: {format_bytes(need)} of {format_bytes(limit)}, computed"
+    )
+
+
+def _trust(plan: Plan, model: CostModel | None) -> Card:
+    title = "Error, unseen tables"
+    error = plan.provenance.cost_model_error
+    if error is None:
+        return Card(title, "not known", "nothing was measured for this cost model")
+    compute = [net for net in model.report.nets if net.kind == "compute"] if isinstance(model, TrainedCostModel) else []
+    noise = compute[0].label_noise if compute else None
+    told = f"; measuring again differs by {percent(noise.mape)}" if noise else ""
+    return Card(title, percent(error), f"predicted against measured compute{told}")

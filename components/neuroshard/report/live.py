@@ -1,0 +1,123 @@
+"""The plan beside the live one: what each costs by one measure, and which bytes move from one to the other."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from neuroshard.core.errors import UsageError
+from neuroshard.core.moves import moves
+from neuroshard.core.plan import Plan
+from neuroshard.core.shapes import shape_fault, shapes_of
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.protocol import CostModel
+from neuroshard.files.plan import read_plan
+from neuroshard.report.numbers import Columns, short
+from neuroshard.store.line import live_or_none
+from neuroshard.store.open import open_store
+from neuroshard.store.releases import plans_of
+from neuroshard.store.releases import read_plan as read_published
+
+MOST_MOVES = 5000  # rows of the page's list, the largest; sums are over all
+
+
+class Live(NamedTuple):
+    """The live plan, and what it is called."""
+
+    plan: Plan
+    name: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """From the live plan to the new one. `live_ms` is predicted, one a device; `why` says by what, or why there is none."""
+
+    live: Live
+    live_ms: tuple[float, ...] | None
+    why: str
+    moved_bytes: int
+    made_bytes: int
+    pieces: int
+    devices: Columns
+    moves: Columns
+
+    @property
+    def cost_ms(self) -> float | None:
+        """Predicted ms of the live plan's slowest device."""
+        return max(self.live_ms) if self.live_ms else None
+
+
+def open_live(spec: str, plan: Plan) -> Live | None:
+    """The plan.json, or what is live at STORE#MODEL; where that is `plan` itself, what it replaced. None where there is none.
+
+    Raises UsageError, InvalidInput, NewerFormat and StoreError.
+    """
+    url, mark, model = spec.rpartition("#")
+    if not mark or Path(spec).exists():
+        return Live(read_plan(Path(spec)), Path(spec).name)
+    if not url:
+        raise UsageError(f"{spec!r} names no store; write STORE#MODEL, as in s3://bucket/prefix#ads-ranker")
+    store = open_store(url)
+    found = live_or_none(store, plans_of(model))
+    if found is None:
+        return None
+    release = found.release
+    if release.plan_digest != plan.digest():
+        name = f"release {release.number} of {model}, live since {release.time}"
+        return Live(read_published(store, model, release.plan_digest), name)
+    if release.previous_digest is None:
+        return None
+    name = f"what release {release.number} of {model}, this plan, replaced at {release.time}"
+    return Live(read_published(store, model, release.previous_digest), name)
+
+
+def change(plan: Plan, live: Live, model: CostModel | None) -> Change:
+    """What changes if `plan` takes the place of the live one."""
+    live_ms, why = _live_ms(plan, live.plan, model)
+    found = moves(live.plan, plan)
+    devices = range(max(plan.task.devices, live.plan.task.devices))
+    sums = {name: [0] * len(devices) for name in ("arriving", "leaving", "made")}
+    for move in found:
+        if move.from_device is None:
+            sums["made"][move.to_device] += move.nbytes
+        else:
+            sums["arriving"][move.to_device] += move.nbytes
+            sums["leaving"][move.from_device] += move.nbytes
+    place = {table.name: index for index, table in enumerate(plan.task.tables)}
+    listed = sorted(found, key=lambda move: -move.nbytes)[:MOST_MOVES]
+    return Change(
+        live=live,
+        live_ms=live_ms,
+        why=why,
+        moved_bytes=sum(sums["arriving"]),
+        made_bytes=sum(sums["made"]),
+        pieces=len(found),
+        devices=dict(sums),
+        moves={
+            "table": [place[move.table] for move in listed],
+            "from": [-1 if move.from_device is None else move.from_device for move in listed],
+            "to": [move.to_device for move in listed],
+            "column": [move.column_offset for move in listed],
+            "dim": [move.dim for move in listed],
+            "rows": [move.rows for move in listed],
+            "bytes": [move.nbytes for move in listed],
+        },
+    )
+
+
+def _live_ms(plan: Plan, live: Plan, model: CostModel | None) -> tuple[tuple[float, ...] | None, str]:
+    """Predicted ms of the live plan's devices under today's tables, and by what; or None, and why."""
+    fault = shape_fault(live, shapes_of(plan.task.tables))
+    if fault:
+        return None, f"not compared in ms: the live plan {fault}".replace("the model", "this plan")
+    if live.task.devices != plan.task.devices:
+        return None, f"not compared in ms: the live plan is for {live.task.devices} devices"
+    if model is not None:
+        prices = price_shards(model, {table.name: table for table in plan.task.tables}, live.shards, plan.task.devices)
+        if prices is None:
+            return None, "not compared in ms: the live plan splits rows, which the cost model cannot price"
+        return tuple(short(prices.total_ms)), "both are priced on today's tables by this plan's cost model"
+    same = live.task.tables == plan.task.tables and live.task.batch_size == plan.task.batch_size
+    known = plan.provenance.cost_model is not None and plan.provenance.cost_model == live.provenance.cost_model
+    if same and known and live.predicted_ms:
+        return live.predicted_ms, "both carry predictions of one cost model on the same tables"
+    return None, "not compared in ms: the predictions are of other lookups or cost models; --model prices both with one"

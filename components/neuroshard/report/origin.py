@@ -1,0 +1,116 @@
+"""Where a plan and its predictions come from: code, inputs' digests, hardware, seeds; and the fleet, if it is given."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from neuroshard.core.cost import Bench, Hardware
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.plan import Plan
+from neuroshard.core.units import format_bytes
+from neuroshard.core.value import decode_json
+from neuroshard.costmodel.bundle import TrainedCostModel
+from neuroshard.costmodel.protocol import CostModel
+from neuroshard.files.disk import read_bytes
+
+
+class Fact(NamedTuple):
+    name: str
+    value: str
+
+
+def source(backend: str | None, device: str | None) -> str:
+    """What a cost model's milliseconds rest on, in words."""
+    match backend:
+        case None:
+            return "by no cost model that the plan names"
+        case "analytic":
+            return f"computed from datasheets of {device}, nothing was measured"
+        case "given":
+            return f"given costs ({device}), not measured here"
+        case "synthetic":
+            return f"learned from costs by a formula, nothing was measured ({device})"
+    return f"learned from costs measured on {device} ({backend})"
+
+
+def plan_facts(plan: Plan, files: Mapping[str, str]) -> list[Fact]:
+    """Of the plan and of the files that the page was made from; `files` has the sha256 of each by its name."""
+    by = plan.provenance
+    effort = f"{by.time_budget_s:g} s of improvement" if by.time_budget_s is not None else ""
+    effort = effort or (f"{by.rounds} rounds of improvement" if by.rounds is not None else "")
+    facts = [
+        Fact("plan", plan.digest()),
+        Fact("task", plan.task_digest),
+        Fact("found by", ", ".join(filter(None, (by.algorithm, effort)))),
+        Fact("seed", "none" if by.seed is None else str(by.seed)),
+        Fact("code", f"neuroshard {by.neuroshard_version}"),
+        Fact("cost model", by.cost_model or "none"),
+        Fact("its milliseconds", source(by.cost_model_backend, by.cost_model_device)),
+    ]
+    return facts + [Fact(f"sha256 of {name}", digest) for name, digest in files.items()]
+
+
+def model_facts(model: CostModel) -> list[Fact]:
+    """Of the cost model: the bench that it was measured on, and its training."""
+    if not isinstance(model, TrainedCostModel):
+        return [Fact("cost model", model.name), Fact("its milliseconds", source(model.backend, model.device_name))]
+    manifest, by = model.manifest, model.manifest.provenance
+    bench = manifest.bench
+    return [
+        Fact("cost model", model.name),
+        Fact("code", f"neuroshard {by.neuroshard_version}"),
+        Fact("training", f"seed {by.seed}, {by.compute_cases:,} table sets, {by.comm_cases:,} exchanges"),
+        Fact("started from", by.started_from or "nothing: a fresh net"),
+        *_hardware(bench.hardware),
+        *_bench(bench),
+        Fact("batch sizes", ", ".join(f"{size:,}" for size in manifest.batch_sizes)),
+        Fact("devices of exchanges", ", ".join(map(str, manifest.device_counts)) or "none"),
+        *(Fact("missing", gap) for gap in model.report.gaps),
+    ]
+
+
+def _hardware(hardware: Hardware) -> list[Fact]:
+    told = {
+        "hardware": f"{hardware.name} ({hardware.kind}), {format_bytes(hardware.memory_bytes)}",
+        "fingerprint": hardware.fingerprint,
+        "driver": hardware.driver,
+        "interconnect": hardware.interconnect,
+        "compute capability": hardware.compute_capability,
+        "machine": hardware.machine,
+        "shared": hardware.sharing,
+    }
+    return [Fact(name, value) for name, value in told.items() if value]
+
+
+def _bench(bench: Bench) -> list[Fact]:
+    repeats = f"{bench.warmup} warm-ups, median of {bench.repeats}"
+    told = {"measuring": f"{bench.backend}, {repeats}, optimizer {bench.optimizer}, seed {bench.seed}"}
+    return [Fact(name, value) for name, value in {**told, **bench.facts, **bench.versions}.items()]
+
+
+def fleet_rows(path: Path) -> tuple[str, list[dict[str, Any]]]:
+    """Where the fleet was seen, and a line a kind, of what `neuroshard fleet --json` printed. Raises InvalidInput."""
+    told = decode_json(read_bytes(path), str(path))
+    if not isinstance(told, dict) or not isinstance(told.get("kinds"), list):
+        raise InvalidInput(f"{path}: holds no fleet; write it with `neuroshard fleet --json > {path.name}`")
+    return str(told.get("source", "unknown")), [
+        _kind(kind, f"{path} kinds[{n}]") for n, kind in enumerate(told["kinds"])
+    ]
+
+
+def _kind(kind: Any, where: str) -> dict[str, Any]:
+    if not isinstance(kind, dict):
+        raise InvalidInput(f"{where}: expected a JSON object, found {type(kind).__name__}")
+    hardware = Hardware.parse(kind.get("hardware"), f"{where}.hardware")
+    counts = {name: kind.get(name, 0) for name in ("nodes", "devices", "out_of_service")}
+    if wrong := [name for name, count in counts.items() if not isinstance(count, int)]:
+        raise InvalidInput(f"{where}.{wrong[0]}: expected a number, found {type(counts[wrong[0]]).__name__}")
+    return {
+        "fingerprint": hardware.fingerprint,
+        "name": hardware.name,
+        "memory": format_bytes(hardware.memory_bytes),
+        "driver": hardware.driver,
+        **counts,
+        "state": str(kind.get("state", "")),
+        "why": str(kind.get("why", "")),
+    }

@@ -1,0 +1,138 @@
+"""What a run left behind -> one HTML page that needs nothing else: to look at, to send, or as KFP's artifact.
+
+neuroshard report plan.json --model model/ --live s3://bucket/prefix#ads-ranker --costs costs/ -o report.html
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from neuroshard.core.cost import Costs
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.plan import Plan
+from neuroshard.core.units import format_bytes
+from neuroshard.core.value import sha256
+from neuroshard.costmodel.bundle import MANIFEST, TrainedCostModel
+from neuroshard.costmodel.open import open_cost_model
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.protocol import CostModel
+from neuroshard.files.costs import read_costs
+from neuroshard.files.disk import read_bytes, write_bytes
+from neuroshard.files.plan import read_plan
+from neuroshard.report.headline import bars, cards, size, without_a_plan
+from neuroshard.report.live import Change, Live, change, open_live
+from neuroshard.report.numbers import short
+from neuroshard.report.origin import fleet_rows, model_facts, plan_facts, source
+from neuroshard.report.page import render
+from neuroshard.report.placement import device_columns, shard_columns, table_columns
+from neuroshard.report.trust import curves, error_rows, points
+
+
+def report(
+    plan: Plan,
+    *,
+    model: CostModel | None = None,
+    live: Live | None = None,
+    costs: Costs | None = None,
+    fleet: tuple[str, list[dict[str, Any]]] | None = None,
+    files: Mapping[str, str] | None = None,
+) -> str:
+    """The page as HTML. What is not given is not drawn, and the page says how to give it.
+
+    `files` has the sha256 of what was read, by name. The same values give the same page, byte for byte. Raises InvalidInput where
+    the cost model is not the plan's, or the costs are of other hardware than the cost model.
+    """
+    if model is not None and plan.provenance.cost_model != model.name:
+        had = f"cost model {plan.provenance.cost_model[:12]}" if plan.provenance.cost_model else "no cost model"
+        raise InvalidInput(f"the cost model given is {model.name[:12]}, but the plan was searched with {had}")
+    trained = model if isinstance(model, TrainedCostModel) else None
+    if costs is not None and trained is None:
+        raise InvalidInput("costs are shown beside the cost model that learned from them; give it too (--model)")
+    changed = None if live is None else change(plan, live, model)
+    tables = {table.name: table for table in plan.task.tables}
+    prices = None if model is None else price_shards(model, tables, plan.shards, plan.task.devices)
+    by = plan.provenance
+    told = {
+        "title": f"Sharding plan {plan.digest()[:12]}",
+        "size": size(plan),
+        "source": source(by.cost_model_backend, by.cost_model_device),
+        "cards": cards(plan, changed, model),
+        "without": without_a_plan(plan),
+        "notes": by.notes,
+        "assumptions": plan.bound_assumptions if plan.gap is not None else (),
+        "predicted": plan.predicted is not None,
+        "priced": prices is not None,
+        "change": None if changed is None else _change_told(changed),
+        "trained": trained is not None,
+        "model": model is not None,
+        "costs": costs is not None,
+        "plan_facts": plan_facts(plan, files or {}),
+        "model_facts": [] if model is None else model_facts(model),
+        "fleet": fleet,
+        "improved": bool(plan.improvements),
+        "learned": trained is not None and bool(curves(trained)),
+    }
+    data = {
+        "bars": bars(plan, changed),
+        "bound": plan.lower_bound_ms,
+        "devices": device_columns(plan, None if changed is None else changed.live_ms),
+        "tables": table_columns(plan),
+        "shards": shard_columns(plan, prices),
+        "change": None if changed is None else changed.devices,
+        "moves": None if changed is None else changed.moves,
+        "errors": [] if trained is None else error_rows(trained),
+        "points": {} if trained is None or costs is None else points(trained, costs),
+        "curves": [] if trained is None else curves(trained),
+        "steps": [improvement.step for improvement in plan.improvements],
+        "costs": short(improvement.cost_ms for improvement in plan.improvements),
+    }
+    return render(told, data)
+
+
+def _change_told(changed: Change) -> dict[str, Any]:
+    listed = len(changed.moves["bytes"])
+    return {
+        "name": changed.live.name,
+        "digest": changed.live.plan.digest()[:12],
+        "why": changed.why,
+        "compared": changed.cost_ms is not None,
+        "moved": format_bytes(changed.moved_bytes),
+        "made": format_bytes(changed.made_bytes),
+        "pieces": f"{changed.pieces:,}",
+        "left_out": changed.pieces - listed,
+    }
+
+
+def run(
+    plan_path: Path,
+    out: Path,
+    *,
+    model: str | None = None,
+    live: str | None = None,
+    costs: Sequence[Path] = (),
+    fleet: Path | None = None,
+) -> int:
+    """Read a plan.json and what goes with it, and write the page to `out`. Returns its size in bytes.
+
+    `model` as for a search; `live` a plan.json or STORE#MODEL, where nothing need be live; `costs` folders that the cost model
+    learned from; `fleet` what `neuroshard fleet --json` printed. Raises NeuroshardError in one line; then nothing is written.
+    """
+    plan = read_plan(plan_path)
+    files = {plan_path.name: sha256(read_bytes(plan_path))}
+    opened = None if model is None else open_cost_model(model, plan.task.batch_size)
+    if model is not None and (Path(model) / MANIFEST).is_file():
+        files[f"{Path(model).name}/{MANIFEST}"] = sha256(read_bytes(Path(model) / MANIFEST))
+    for folder in costs:
+        parts = sorted(folder.glob("co*-*.parquet"))
+        digests = "".join(sha256(read_bytes(part)) for part in parts)
+        files[f"the sha256 of {len(parts)} parts of {folder.name}"] = sha256(digests.encode())
+    html = report(
+        plan,
+        model=opened,
+        live=None if live is None else open_live(live, plan),
+        costs=read_costs(*costs) if costs else None,
+        fleet=None if fleet is None else fleet_rows(fleet),
+        files=files,
+    ).encode()
+    write_bytes(out, html)
+    return len(html)

@@ -1,0 +1,110 @@
+"""How far the predictions can be trusted: errors beside the noise of measuring, predicted against measured, learning curves."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.cost import CommCost, ComputeCost, Costs
+from neuroshard.core.errors import InvalidInput
+from neuroshard.costmodel.bundle import TrainedCostModel
+from neuroshard.report.numbers import Columns, short
+
+MOST_POINTS = 1000  # of a chart and split, evenly taken: the page stays small and the cloud keeps its shape
+SPLITS = {"test_sets": "unseen sets", "test_tables": "unseen tables"}
+EXCHANGES = "unseen exchanges"
+
+
+class Point(NamedTuple):
+    """One measured time, and what the cost model says of it, in ms."""
+
+    split: str
+    tables: int  # of the set; devices of the exchange
+    measured_ms: float
+    predicted_ms: float
+
+
+def error_rows(model: TrainedCostModel) -> list[dict[str, Any]]:
+    """A line a net and split: mean error of predicted against measured on what it never saw, and the noise of the labels."""
+    rows = []
+    for net in model.report.nets:
+        noise = net.label_noise.mape if net.label_noise else None
+        for split, errors in net.splits.items():
+            if errors is not None:
+                unseen = SPLITS.get(split, split) if net.devices is None else EXCHANGES
+                told = {"net": net.name, "split": unseen, "noise": noise}
+                rows.append({**told, "error": errors.mape, "values": errors.values, "tau": errors.kendall_tau})
+    return rows
+
+
+def curves(model: TrainedCostModel) -> list[dict[str, Any]]:
+    """Learning curves of the nets that have them. One net serves the exchanges of all numbers of devices, so it comes once."""
+    found: dict[str, dict[str, Any]] = {}
+    for net in model.report.nets:
+        if net.fit.valid_errors:
+            errors = {"train": short(net.fit.train_errors), "valid": short(net.fit.valid_errors)}
+            found.setdefault(net.kind, {"net": net.kind, **errors, "best": net.fit.best_epoch})
+    return list(found.values())
+
+
+def points(model: TrainedCostModel, costs: Costs) -> dict[str, Columns]:
+    """Predicted and measured ms of the cases that the nets never saw, by chart. Raises InvalidInput for others' costs."""
+    bench, learned = costs.bench, model.manifest.bench
+    if (bench.backend, bench.hardware.fingerprint) != (learned.backend, learned.hardware.fingerprint):
+        raise InvalidInput(
+            f"the costs were measured on {bench.hardware.name} ({bench.backend}), the cost model is of "
+            f"{learned.hardware.name} ({learned.backend}); give the costs that it was trained on"
+        )
+    charts: dict[str, list[Point]] = {"compute": list(_compute_points(model, costs.compute, bench.batch_size))}
+    charts |= {"forward exchange": [], "backward exchange": []}
+    for forward, backward in _exchange_points(replace(model, batch_size=bench.batch_size), costs.comm):
+        charts["forward exchange"].append(forward)
+        charts["backward exchange"].append(backward)
+    return {name: _columns(found, name == "compute") for name, found in charts.items() if found}
+
+
+def _compute_points(
+    model: TrainedCostModel, rows: Sequence[tuple[ComputeCase, ComputeCost]], batch_size: int
+) -> Iterator[Point]:
+    unseen = [(case, cost) for case, cost in rows if case.split in SPLITS and cost.round == 0 and cost.error is None]
+    for batch in sorted({case.batch_size or batch_size for case, _ in unseen}):
+        some = [(case, cost) for case, cost in unseen if (case.batch_size or batch_size) == batch]
+        at = model.at_batch_size(batch)
+        tables = [table for case, _ in some for table in case.tables]
+        vectors = at.table_vectors(tables, np.array([table.dim for table in tables]))
+        firsts = np.cumsum([0, *(len(case.tables) for case, _ in some)])[:-1]
+        predicted = at.compute_ms(np.add.reduceat(vectors, firsts, axis=0))
+        for (case, cost), ms in zip(some, predicted.tolist(), strict=True):
+            yield Point(case.split, len(case.tables), cost.total_ms, ms)
+
+
+def _exchange_points(
+    model: TrainedCostModel, rows: Sequence[tuple[CommCase, CommCost]]
+) -> Iterator[tuple[Point, Point]]:
+    """Forward and backward of the device that took longest, of every exchange that the nets never saw."""
+    for case, cost in rows:
+        known = len(case.device_dims) in model.manifest.device_counts
+        if not known or case.split not in SPLITS or cost.round or cost.forward_ms is None or cost.backward_ms is None:
+            continue
+        dims, delays = np.array(case.device_dims, dtype=np.float64), np.array(case.start_delays_ms)
+        ways = (
+            (cost.forward_ms, model.forward_comm_ms(dims, delays)),
+            (cost.backward_ms, model.backward_comm_ms(dims)),
+        )
+        forward, backward = (Point(case.split, len(dims), max(told), float(said.max())) for told, said in ways)
+        yield forward, backward
+
+
+def _columns(found: list[Point], of_sets: bool) -> Columns:
+    kept: list[Point] = []
+    for split in SPLITS:
+        some = [point for point in found if point.split == split]
+        kept += some[:: -(-len(some) // MOST_POINTS) or 1]
+    return {
+        "split": [SPLITS[point.split] if of_sets else EXCHANGES for point in kept],
+        "size": [point.tables for point in kept],
+        "measured": short(point.measured_ms for point in kept),
+        "predicted": short(point.predicted_ms for point in kept),
+    }

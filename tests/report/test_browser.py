@@ -1,0 +1,243 @@
+"""The page as a person meets it, in a real Chromium: no error, the lists and charts say what the plan says, on any screen."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from helpers.hostile import HOSTILE
+from helpers.plans import make_plan
+from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.units import format_bytes
+from neuroshard.report.live import Live
+from neuroshard.report.run import report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[object]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(chromium, tmp_path):
+    """Opens a page from a file and waits until it is drawn; at the end nothing may have been logged, thrown or asked for."""
+    troubles: list[str] = []
+    contexts = []
+
+    def open_page(html: str, width: int = 1280, scheme: str = "light"):
+        path = tmp_path / "report.html"
+        path.write_text(html, encoding="utf-8")
+        context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.on("console", lambda message: troubles.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: troubles.append(f"dialog: {dialog.message}"))
+        page.on("request", lambda asked: troubles.append(asked.url) if asked.url != path.as_uri() else None)
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-drawn]")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert troubles == []
+
+
+@pytest.fixture(scope="module")
+def html(parts):
+    return report(
+        parts["plan"], model=parts["model"], costs=parts["costs"], live=Live(parts["live"], "release <7>"), files={}
+    )
+
+
+def cells(page, of: str) -> list[list[str]]:
+    return page.eval_on_selector_all(
+        f"#list-{of} tbody tr", "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(420, "light"), (1280, "dark"), (1920, "light")])
+def test_it_fits_every_screen_in_light_and_in_dark(opened, html, width, scheme):
+    page = opened(html, width, scheme)
+
+    charts = page.eval_on_selector_all(".chart svg", "all => all.map(one => one.getBoundingClientRect().width)")
+    assert len(charts) == 14  # what a run that left everything behind has to show
+    assert min(charts) > 150
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("html").get_attribute("data-theme") == scheme
+
+
+def test_the_button_changes_light_to_dark_and_draws_all_anew(opened, html):
+    page = opened(html)
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.click("#theme")
+    page.wait_for_selector("html[data-drawn=dark]")
+
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != ground
+    assert page.locator(".chart svg").count() == 14
+
+
+def test_the_lists_say_what_the_plan_says(opened, html, parts):
+    page, plan = opened(html), parts["plan"]
+    tables = {table.name: table for table in plan.task.tables}
+    shown = {row[0]: row for row in cells(page, "tables")}
+
+    assert shown.keys() == tables.keys()
+    for name, shards in plan.by_table().items():
+        table, row = tables[name], shown[name]
+        assert row[1:3] == [f"{table.rows:,}", str(table.dim)]
+        assert row[4] == format_bytes(sum(table.shard_bytes(shard.rows, shard.dim) for shard in shards))
+        assert row[6:] == [str(len(shards)), ", ".join(map(str, sorted({shard.device for shard in shards})))]
+    totals = [row[5] for row in cells(page, "devices")]
+    assert totals == [f"{ms:.3f}" for ms in plan.predicted_ms]
+    assert f"{plan.cost_ms:.3f} ms" in page.inner_text(".cards")
+
+
+def test_the_search_box_finds_a_table_and_the_device_its_tables(opened, html, parts):
+    page, plan = opened(html), parts["plan"]
+    page.fill("#find", "T1")
+    assert {row[0] for row in cells(page, "tables")} == {t.name for t in plan.task.tables if "t1" in t.name.lower()}
+
+    page.fill("#find", "")
+    page.select_option("#device", "2")
+    assert {row[0] for row in cells(page, "tables")} == {shard.table for shard in plan.shards if shard.device == 2}
+    assert page.inner_text("#found").endswith("of 24 tables")
+
+    page.fill("#find", "no such table")
+    assert cells(page, "tables") == []
+
+
+def test_a_click_on_a_devices_bar_lists_its_tables(opened, html, parts):
+    page = opened(html)
+    page.locator("#chart-memory path[aria-roledescription=bar]").nth(1).click()
+
+    expected = {shard.table for shard in parts["plan"].shards if shard.device == 1}
+    assert {row[0] for row in cells(page, "tables")} == expected
+    assert page.input_value("#device") == "1"
+
+
+def test_a_click_on_a_heading_sorts_and_a_second_one_turns_it_round(opened, html, parts):
+    page, rows = opened(html), sorted(table.rows for table in parts["plan"].task.tables)
+    heading = page.locator("#list-tables th", has_text="rows").locator("button")
+
+    heading.click()
+    assert [int(row[1].replace(",", "")) for row in cells(page, "tables")] == rows[::-1]
+    heading.click()
+    assert [int(row[1].replace(",", "")) for row in cells(page, "tables")] == rows
+
+
+def test_hovering_over_a_table_shows_its_numbers(opened, html, parts):
+    page, plan = opened(html), parts["plan"]
+    name = HOSTILE[0]
+    table = next(table for table in plan.task.tables if table.name == name)
+    page.fill("#find", name[:12])
+    page.hover("#list-tables tbody tr")
+    card = page.inner_text("#hover")
+
+    assert name in card
+    assert f"{table.rows:,} rows × {table.dim} columns" in card
+    for shard in plan.by_table()[name]:
+        assert f"{shard.column_offset}–{shard.column_offset + shard.dim - 1}" in card
+        assert format_bytes(table.shard_bytes(shard.rows, shard.dim)) in card
+    assert "adds ms" in card
+
+
+def test_hovering_over_a_shard_in_the_chart_shows_its_numbers(opened, html, parts):
+    page, plan = opened(html), parts["plan"]
+    block = page.locator("#chart-map path[aria-roledescription=bar]").first
+    block.hover(force=True)
+    page.wait_for_selector("#vg-tooltip-element.visible")
+    told = dict(
+        page.eval_on_selector_all(
+            "#vg-tooltip-element tr", "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+        )
+    )
+
+    shards = [s for s in plan.shards if s.table == told["table"] and s.device == int(told["device"])]
+    table = next(table for table in plan.task.tables if table.name == told["table"])
+    assert told["rows"] == f"{table.rows:,}"
+    assert told["columns"] in {f"{s.column_offset}–{s.column_offset + s.dim - 1}" for s in shards}
+    assert told["adds to its device (predicted)"].endswith(" ms")
+
+
+def test_a_plan_with_nothing_beside_it_draws_what_it_has(opened):
+    page = opened(report(make_plan()))
+
+    assert page.locator(".chart svg").count() == 2  # memory and map; the plan has no parts of its cost
+    assert len(cells(page, "tables")) == 3
+    assert page.locator(".missing").count() >= 5
+
+
+def test_it_works_in_the_frame_that_kubeflow_shows_it_in(chromium, html):
+    context = chromium.new_context()
+    page = context.new_page()
+    troubles: list[str] = []
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.set_content("<iframe sandbox='allow-scripts' style='width:1200px;height:800px'></iframe>")
+    page.eval_on_selector("iframe", "(frame, html) => { frame.srcdoc = html }", html)
+    frame = page.frame_locator("iframe")
+    frame.locator("#chart-bars svg").wait_for(timeout=60_000)
+    frame.locator("nav a", has_text="Origin").click()
+    frame.locator("#theme").click()
+
+    assert troubles == []
+    context.close()
+
+
+def large_plan(tables: int = 2000, devices: int = 128) -> Plan:
+    """Every third table in two shards. Its costs are made up: only the page's size and speed matter here."""
+    some = tuple(
+        Table(name=f"model.sparse.ebc.table_{i:04d}", rows=1000 + 977 * i, dim=128, pooling_factor=1.5 + i % 40)
+        for i in range(tables)
+    )
+    shards = []
+    for i, table in enumerate(some):
+        widths = (64, 64) if i % 3 == 0 else (128,)
+        for part, dim in enumerate(widths):
+            device = (7 * i + part) % devices
+            shards.append(Shard(table=table.name, rows=table.rows, column_offset=64 * part, dim=dim, device=device))
+    costs = tuple(
+        DeviceCost(compute_ms=3 + d / 777, forward_comm_ms=2 - d / 999, backward_comm_ms=1.123) for d in range(devices)
+    )
+    totals = tuple(cost.total_ms for cost in costs)
+    return Plan(
+        task=ShardingTask(tables=some, device_memory_bytes=(80 * 2**30,) * devices, batch_size=65536),
+        shards=tuple(shards),
+        predicted=costs,
+        predicted_ms=totals,
+        baselines=(Baseline(algorithm="size", predicted_ms=totals), Baseline(algorithm="dim", error="no room")),
+        lower_bound_ms=5.5,
+        improvements=tuple(Improvement(step=step, cost_ms=8 - step / 100) for step in range(100)),
+        provenance=Provenance(neuroshard_version="0", algorithm="neuroshard", cost_model="analytic:h100"),
+    )
+
+
+def test_two_thousand_tables_on_128_devices_are_below_3_mb_and_all_there(opened):
+    from neuroshard.costmodel.analytic import analytic_model
+
+    plan = large_plan()
+    live = plan.model_copy(
+        update={"shards": tuple(s.model_copy(update={"device": (s.device + 1) % 128}) for s in plan.shards)}
+    )
+    html = report(plan, model=analytic_model("h100", 65536), live=Live(live, "before"))
+    page = opened(html)
+
+    assert len(html.encode()) < 3_000_000
+    assert len(cells(page, "devices")) == 100
+    page.click("#list-devices + .more")
+    assert len(cells(page, "devices")) == 128
+    page.fill("#find", "table_1777")
+    assert [row[0] for row in cells(page, "tables")] == ["model.sparse.ebc.table_1777"]
+    assert page.locator("#chart-map canvas").count() == 1

@@ -1,0 +1,212 @@
+"""The page as text: what is in it, what never is, and what is refused."""
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from helpers.costs import random_model
+from helpers.hostile import HOSTILE
+from helpers.plans import make_plan
+from helpers.releasing import NOW
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.moves import moved_bytes
+from neuroshard.costmodel.bundle import save_cost_model
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.deploy.run import deploy
+from neuroshard.files.plan import write_plan
+from neuroshard.report.live import Live, open_live
+from neuroshard.report.run import report, run
+from neuroshard.store.open import open_store
+
+
+def data_of(html: str) -> dict:
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1])
+
+
+@pytest.fixture(scope="module")
+def html(parts):
+    live = Live(parts["live"], "release 7")
+    return report(parts["plan"], model=parts["model"], costs=parts["costs"], live=live, files={"plan.json": "0123"})
+
+
+def test_the_numbers_are_the_plans(html, parts):
+    plan, data = parts["plan"], data_of(html)
+
+    assert data["devices"]["total"] == pytest.approx(plan.predicted_ms, rel=1e-6)
+    assert data["devices"]["memory"] == list(plan.memory_bytes())
+    assert data["devices"]["limit"] == list(plan.task.device_memory_bytes)
+    assert data["tables"]["name"] == [table.name for table in plan.task.tables]
+    assert [data["tables"]["name"][place] for place in data["shards"]["table"]] == [s.table for s in plan.shards]
+    assert data["shards"]["device"] == [shard.device for shard in plan.shards]
+    assert sum(data["change"]["arriving"]) == sum(data["change"]["leaving"]) == moved_bytes(parts["live"], plan)
+    assert f"{plan.cost_ms:.3f} ms" in html
+    assert plan.digest() in html
+
+
+def test_the_live_plan_is_priced_as_its_own_search_priced_it(html, parts):
+    assert data_of(html)["devices"]["live"] == pytest.approx(parts["live"].predicted_ms, rel=1e-6)
+
+
+def test_what_a_shard_adds_is_what_its_device_saves_without_it(parts):
+    plan, model = parts["plan"], parts["model"]
+    tables = {table.name: table for table in plan.task.tables}
+    prices = price_shards(model, tables, plan.shards, plan.task.devices)
+
+    for left_out in (0, len(plan.shards) - 1):
+        others = plan.shards[:left_out] + plan.shards[left_out + 1 :]
+        without = price_shards(model, tables, others, plan.task.devices)
+        device = plan.shards[left_out].device
+        assert prices.adds_ms[left_out] == pytest.approx(prices.compute_ms[device] - without.compute_ms[device])
+
+
+class Tags(HTMLParser):
+    """The names of all elements, and all attributes that make a browser do something."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.names, self.active = [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.names.append(tag)
+        self.active += [
+            (tag, name) for name, _ in attributes if name.startswith("on") or name in ("src", "style", "action")
+        ]
+
+
+def test_a_hostile_name_of_a_table_is_text_and_nothing_else(html, parts):
+    tags = Tags(html)
+    assert tags.names.count("script") == 3
+    assert "img" not in tags.names
+    assert tags.active == []
+    assert data_of(html)["tables"]["name"][:4] == list(HOSTILE)
+
+
+def test_nothing_is_fetched_and_only_our_scripts_run(html):
+    policy = unescape(re.search(r'Content-Security-Policy" content="([^"]*)"', html)[1])
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    scripts = re.findall(r"<script>(.*?)</script>", html, re.S)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+    assert rules["script-src"].split() == [f"'sha256-{digest}'" for digest in digests]
+    assert rules["img-src"] == "data:"
+    assert not {"link", "iframe", "base", "form", "object"} & set(Tags(html).names)
+
+
+def test_the_same_run_gives_the_same_page(html, parts):
+    again = report(
+        parts["plan"],
+        model=parts["model"],
+        costs=parts["costs"],
+        live=Live(parts["live"], "release 7"),
+        files={"plan.json": "0123"},
+    )
+    assert again == html
+
+
+def test_a_bare_plan_says_what_to_give(tmp_path):
+    plan = make_plan()
+    write_plan(tmp_path / "plan.json", plan)
+    run(tmp_path / "plan.json", tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+
+    for option in ("--live", "--model", "--fleet"):
+        assert f"<code>{option}" in text
+    assert data_of(text)["moves"] is None
+
+
+def test_another_cost_model_than_the_plans_is_refused(parts):
+    with pytest.raises(InvalidInput, match="but the plan was searched with cost model"):
+        report(parts["plan"], model=random_model(4))
+
+
+def test_costs_of_another_machine_are_refused(parts):
+    hardware = parts["costs"].bench.hardware.model_copy(update={"name": "another"})
+    bench = parts["costs"].bench.model_copy(update={"hardware": hardware})
+    with pytest.raises(InvalidInput, match="measured on another"):
+        report(parts["plan"], model=parts["model"], costs=parts["costs"].model_copy(update={"bench": bench}))
+
+
+def test_costs_without_their_cost_model_are_refused(parts):
+    with pytest.raises(InvalidInput, match="--model"):
+        report(parts["plan"], costs=parts["costs"])
+
+
+def test_live_is_what_the_store_says_and_before_the_plan_is_live_itself_what_it_replaced(tmp_path, parts):
+    store, old, new = open_store(str(tmp_path)), parts["live"], parts["plan"]
+    spec = f"{tmp_path}#ads"
+
+    assert open_live(spec, new) is None
+    deploy(old, store, "ads", now=NOW)
+    before = open_live(spec, new)
+    deploy(new, store, "ads", now=NOW)
+    after = open_live(spec, new)
+
+    assert before.plan == after.plan == old
+    assert open_live(spec, old).plan == new
+    with pytest.raises(UsageError, match="STORE#MODEL"):
+        open_live("#ads", new)
+
+
+def test_the_fleet_is_what_neuroshard_fleet_prints(tmp_path, neuroshard):
+    write_plan(tmp_path / "plan.json", make_plan())
+    (tmp_path / "fleet.json").write_text(neuroshard("fleet", "--local", "--json").stdout)
+    kind = json.loads((tmp_path / "fleet.json").read_text())["kinds"][0]
+    done = neuroshard("report", "plan.json", "--fleet", "fleet.json", "-o", "report.html", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert kind["fingerprint"] in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("[]", "holds no fleet"),
+        ('{"kinds": 3}', "holds no fleet"),
+        ('{"kinds": [3]}', "expected a JSON object"),
+        ('{"kinds": [{"hardware": {}}]}', "hardware"),
+        ('{"kinds": [{"hardware": {"kind": "cuda", "name": "<b>", "memory_bytes": 1}, "nodes": "many"}]}', "nodes"),
+    ],
+)
+def test_what_is_no_fleet_is_told_in_one_line_and_nothing_is_written(tmp_path, content, fault):
+    write_plan(tmp_path / "plan.json", make_plan())
+    (tmp_path / "fleet.json").write_text(content)
+    with pytest.raises(InvalidInput, match=fault) as caught:
+        run(tmp_path / "plan.json", tmp_path / "report.html", fleet=tmp_path / "fleet.json")
+
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_cost_model_without_curves_says_so(parts):
+    model = parts["model"]
+    nets = tuple(
+        net.model_copy(update={"fit": net.fit.model_copy(update={"train_errors": (), "valid_errors": ()})})
+        for net in model.report.nets
+    )
+    bare = replace(
+        model, manifest=model.manifest.model_copy(update={"report": model.report.model_copy(update={"nets": nets})})
+    )
+    by = parts["plan"].provenance.model_copy(update={"cost_model": bare.name})
+    page = report(parts["plan"].model_copy(update={"provenance": by}), model=bare)
+
+    assert "train it again" in page
+    assert data_of(page)["curves"] == []
+
+
+def test_the_files_that_were_read_are_named_with_their_digests(tmp_path, parts):
+    save_cost_model(tmp_path / "model", parts["model"])
+    write_plan(tmp_path / "plan.json", parts["plan"])
+    size = run(tmp_path / "plan.json", tmp_path / "report.html", model=str(tmp_path / "model"))
+    text = (tmp_path / "report.html").read_text()
+
+    assert size == Path(tmp_path / "report.html").stat().st_size
+    assert re.search(r"sha256 of model/model\.json</dt><dd>" + parts["model"].name, text)
