@@ -19,6 +19,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.costmodel.pricing import price_shards
+from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.run import deploy
 from neuroshard.files.plan import write_plan
 from neuroshard.report.live import Live, open_live
@@ -147,7 +148,7 @@ def test_live_is_what_the_store_says_and_before_the_plan_is_live_itself_what_it_
     assert open_live(spec, new) is None
     deploy(old, store, "ads", now=NOW)
     before = open_live(spec, new)
-    deploy(new, store, "ads", now=NOW)
+    deploy(new, store, "ads", now=NOW, gate=Gate(force=True))
     after = open_live(spec, new)
 
     assert before.plan == after.plan == old
