@@ -10,7 +10,7 @@ from neuroshard.progress import progress
 from neuroshard.search.baselines import KEYS
 from neuroshard.search.beam import PAPER, Width, beam_search
 from neuroshard.search.feasibility import any_plan, misfit
-from neuroshard.search.improve import improve
+from neuroshard.search.improve import improve, trusted
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.start import first_plans, resumed
 from neuroshard.search.state import State
@@ -42,15 +42,17 @@ def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch
         watch.bar = bar
         found = improve(plans, min(effort.rounds, FIRST_ROUNDS), rng, watch)
         if not effort.rounds:
-            return found[0].placement
+            return trusted(found).placement
         # the published search cuts otherwise; where it is quick, its plan is worth going on from, and a floor
-        begins = found[:1]
+        published = None
         if problem.held is None and problem.devices * len(problem.whole) <= BEAM_AT_MOST and not watch.expired:
             watch.bar = None
-            published = beam_search(problem, effort.width, watch).placement
+            placed = beam_search(problem, effort.width, watch).placement
             watch.bar = bar
-            begins += [State(problem, problem.widths(published))] if published.fits else []
-        return improve(begins, max(effort.rounds - FIRST_ROUNDS, 0), rng, watch)[0].placement
+            published = State(problem, problem.widths(placed)) if placed.fits else None
+        begins = found[:1] if published is None else [found[0], published]
+        found += improve(begins, max(effort.rounds - FIRST_ROUNDS, 0), rng, watch)
+        return trusted(found, published).placement
 
 
 def at_least(

@@ -15,8 +15,12 @@ MIN_GAIN = 1e-6  # share of the slowest device's ms, below which a step is none
 SHARPNESS = 6  # of the yardstick of a descent: exponent 64
 SOURCES = 2  # devices that steps are tried from, before a plan counts as a local optimum
 WORSE = 0.003  # share by which a local optimum may cost more than the one that it was shaken from, to go on from it
-AS_CHEAP = 0.001  # share by which plans count as equally cheap, and how far to trust them decides
-KEPT = 8  # of the plans found; more would need memory by the round
+AS_CHEAP = 0.005  # share by which plans count as equally cheap, and what to expect of them decides
+# Share by which a plan must be expected to be faster than the published search's to be taken instead: at most the first, and at
+# most the second of the spread.
+WORTH_LEAVING = (0.01, 0.25)
+OWN_VARIANCE = 0.5  # of the variance of a device's error, what other devices of the plan do not have as well
+KEPT = 24  # of the plans found; more would need memory by the round
 PATIENCE = 30  # rounds without a better plan, after which the search goes back to the best
 
 
@@ -61,26 +65,26 @@ def _affordable(state: State, steps: Steps, change: Floats, most: float) -> int 
 
 
 def improve(starts: Sequence[State], rounds: int, rng: np.random.Generator, watch: Watch) -> list[State]:
-    """The plans that local search ends in from plans that fit, the one to trust most first: see `trusted`.
+    """The plans that local search ends in from plans that fit, the cheapest first, of those about as cheap.
 
     A round shakes the plan at hand by a few random steps and descends again. It goes on from what it finds if that costs hardly
     more, and from the best after many rounds in vain.
     """
     stick = yardstick(starts[0].problem, SHARPNESS)
-    at = _descended(starts[0].copy(), stick, watch)
-    found = [at]
-    for start in starts[1:]:
-        if not watch.expired:
-            found.append(_descended(start.copy(), stick, watch))
-    best = at = min(found, key=lambda state: state.cost)
+    found: list[State] = []
+    for start in starts:
+        if not found or not watch.expired:
+            found += _descended(start.copy(), stick, watch)
+    best = at = min(found, key=_cost)
     vain = 0
     for _ in range(rounds):
         if watch.expired:
             break
         trial = at.copy()
         shake(trial, stick, rng)
-        trial = _descended(trial, stick, watch)
-        found = sorted([*found, trial], key=lambda state: state.cost)[:KEPT]
+        ends = _descended(trial, stick, watch)
+        trial = ends[0]
+        found = _near([*found, *ends])
         vain += 1
         if trial.cost < best.cost * (1 - MIN_GAIN):
             best, vain = trial, 0
@@ -89,23 +93,54 @@ def improve(starts: Sequence[State], rounds: int, rng: np.random.Generator, watc
         if vain >= PATIENCE:
             at, vain = best, 0
         watch.advance()
-    return trusted(found)
+    return _near(found)
 
 
-def trusted(found: Sequence[State]) -> list[State]:
-    """Cheapest first; but of those as cheap as the cheapest, first the one that would cost least if every device took one
-    standard deviation longer than is predicted."""
-    ranked = sorted(found, key=lambda state: state.cost)
-    near = [state for state in ranked if state.cost <= ranked[0].cost * (1 + AS_CHEAP)]
-    sums, dims = np.stack([state.sums for state in near]), np.stack([state.dims for state in near])
-    spread = np.where(dims > 0, near[0].problem.model.spread_ms(sums, dims), 0.0)
-    late = np.stack([state.ready for state in near]) + spread
-    doubtful = late.max(axis=-1) + np.array([state.forward.max() for state in near])
-    return [*(near[place] for place in np.argsort(doubtful, kind="stable")), *ranked[len(near) :]]
+def _cost(state: State) -> float:
+    return state.cost
 
 
-def _descended(state: State, stick: Yardstick, watch: Watch) -> State:
-    """The cheapest state on the way down; cut short where time is up."""
+def _near(found: Sequence[State]) -> list[State]:
+    """The cheapest, and those about as cheap."""
+    ranked = sorted(found, key=_cost)[:KEPT]
+    return [state for state in ranked if state.cost <= ranked[0].cost * (1 + AS_CHEAP)]
+
+
+def trusted(found: Sequence[State], published: State | None = None) -> State:
+    """Of the plans about as cheap as the cheapest, the one that is expected to be the fastest in truth.
+
+    The longer a search, the more of what it gains is the cost model's error. So the plan of the `published` search, which tries
+    far fewer, is kept where it is as cheap and hardly more is to be expected of another; and none is taken that costs more.
+    """
+    near = _near(found)
+    if published is None:
+        return min(near, key=expected_ms)
+    best = min([near[0], *(state for state in near if state.cost <= published.cost)], key=expected_ms)
+    worth = 1 + min(WORTH_LEAVING[0], WORTH_LEAVING[1] * _spread_ms(published) / published.cost)
+    as_cheap = published.cost <= near[0].cost * worth
+    return published if as_cheap and expected_ms(published) <= expected_ms(best) * worth else best
+
+
+def expected_ms(state: State) -> float:
+    """What to expect of a plan whose devices are each off by their spread, one this way, another that.
+
+    The more devices are about as slow as the slowest, the later the last of them will be: the expected maximum, for errors of
+    Gumbel's distribution, which give it as a sum.
+    """
+    scale = _spread_ms(state) * np.sqrt(6 * OWN_VARIANCE) / np.pi
+    slowest = float(state.ready.max())
+    later = scale * np.log(np.exp((state.ready - slowest) / scale).sum()) if scale > 0 else 0.0
+    return float(slowest + later + state.forward.max())
+
+
+def _spread_ms(state: State) -> float:
+    """The spread of the device that is told least surely."""
+    spread = state.problem.model.spread_ms(state.sums, state.dims)
+    return float(np.where(state.dims > 0, spread, 0.0).max())
+
+
+def _descended(state: State, stick: Yardstick, watch: Watch) -> tuple[State, State]:
+    """The cheapest state on the way down, and the one at the end, the most even; cut short where time is up."""
     watch.note(state.cost)
     best = state.copy()
     for step in descend(state, stick):
@@ -114,7 +149,7 @@ def _descended(state: State, stick: Yardstick, watch: Watch) -> State:
             best = step.copy()
         if watch.expired:
             break
-    return best
+    return best, state
 
 
 def shake(state: State, stick: Yardstick, rng: np.random.Generator) -> None:
