@@ -169,7 +169,7 @@ def night(inside: Any, kind: str) -> str:
     expect(len(surveyed["works"]) == 1, f"the survey found {len(surveyed['works'])} kinds of hardware here, not 1")
     if kind == "cpu":
         return f"surveyed {json.loads(surveyed['works'][0])['hardware']['name']}"
-    [job] = step("draw", night=surveyed["night"])["Output"]
+    [job] = step("draw", night=surveyed["night"])["jobs"]
     step("measure", job=job)
     parts = inside("sh", "-c", "ls /tmp/store/_measuring/*/*/costs-1-of-1").split()
     expect("costs.json" in parts, f"measure left {parts}")

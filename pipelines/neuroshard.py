@@ -1,7 +1,7 @@
 """The pipeline: who feeds whom, and what each step needs. `make compile` writes it to neuroshard.yaml.
 
-    survey -> draw -> for each job: place, measure -> for each new kind: merge, pretrain, publish
-                                                   -> for each model: load, search, deploy
+    survey -> draw -> for each job: place, measure (or for each gang: gang) -> for each new kind: merge, pretrain, publish
+                                                   -> for each model: load, search, deploy, report
 
 `survey` finds the kinds of hardware that no live cost model covers; where there are none, both loops before the last are
 empty. Only `measure` touches devices, on the nodes that `place` says. What the steps of a loop hand to the next loop lies in
@@ -18,8 +18,9 @@ from neuroshard.augment.component import draw, load
 from neuroshard.component import CPU_IMAGE, GPU_IMAGE
 from neuroshard.deploy.component import deploy, publish
 from neuroshard.fleet.component import place, survey
-from neuroshard.measure.component import measure, merge
+from neuroshard.measure.component import gang, measure, merge
 from neuroshard.pretrain.component import pretrain
+from neuroshard.report.component import report
 from neuroshard.search.component import search
 
 # Keys of the secret that gives the steps their way into S3; without the secret, the pod's service account is the way.
@@ -75,6 +76,37 @@ def measure_jobs(
         kubernetes.empty_dir_mount(
             measured, "shm", "/dev/shm", medium="Memory"
         )  # NCCL's and gloo's processes talk there
+
+
+@dsl.pipeline(name="measure-gangs")
+def measure_gangs(
+    gangs: List[str],  # noqa: UP006
+    store: str,
+    backend: str,
+    batch_size: int,
+    budget: str,
+    seed: int,
+    single_writer: bool,
+    training_runtime: str,
+    measure_image: str,
+    step_image: str,
+    step_cpus: str,
+    step_memory: str,
+) -> None:
+    """Every kind of hardware by a TrainJob over its nodes, where the cluster wants GPU work so."""
+    with dsl.ParallelFor(gangs) as work:
+        measured = gang(
+            work=work,
+            store=store,
+            backend=backend,
+            batch_size=batch_size,
+            budget=budget,
+            seed=seed,
+            single_writer=single_writer,
+            training_runtime=training_runtime,
+            image=measure_image,
+        )
+        equip(measured, step_image, step_cpus, step_memory)
 
 
 @dsl.pipeline(name="learn-kinds")
@@ -145,7 +177,8 @@ def plan_models(
             memory_margin=memory_margin,
             single_writer=single_writer,
         )
-        for step in (loaded, found, live):
+        shown = report(night=night, name=name, plan=found.outputs["plan"], store=store).after(live)
+        for step in (loaded, found, live, shown):
             equip(step, step_image, step_cpus, step_memory, store_secret)
 
 
@@ -169,6 +202,7 @@ def neuroshard(
     node_selector: str = "{}",
     tolerations: str = '[{"key": "nvidia.com/gpu", "operator": "Exists"}]',
     pods: int = 4,
+    training_runtime: str = "",
     measure_cpus: str = "16",
     measure_memory: str = "128Gi",
     measure_image: str = GPU_IMAGE,
@@ -200,6 +234,8 @@ def neuroshard(
         node_selector: Labels of the nodes to measure on, as JSON: {"node-pool": "train"}.
         tolerations: Taints to bear there, as JSON. Nodes with others are left alone.
         pods: Most pods that measure one kind of hardware at once, each on a node of its own.
+        training_runtime: Measure each kind by one TrainJob over its nodes, with the TrainingRuntime NAME-FINGERPRINT of the
+            kind. Empty for pods of the pipeline's own.
         measure_cpus: CPUs of a measuring pod. Its GPUs are all that a node of its kind has.
         measure_memory: Memory of a measuring pod.
         measure_image: The image of a measuring pod; neuroshard-cpu will do for the cpu and synthetic backends.
@@ -230,12 +266,13 @@ def neuroshard(
         comm_cases=comm_cases,
         seed=seed,
         single_writer=single_writer,
+        training_runtime=training_runtime,
     )
     for step in (seen, drawn):
         equip(step, step_image, step_cpus, step_memory, store_secret)
 
     measured = measure_jobs(
-        jobs=drawn.output,
+        jobs=drawn.outputs["jobs"],
         store=store,
         backend=backend,
         batch_size=batch_size,
@@ -250,6 +287,20 @@ def neuroshard(
         step_memory=step_memory,
         store_secret=store_secret,
     )
+    together = measure_gangs(
+        gangs=drawn.outputs["gangs"],
+        store=store,
+        backend=backend,
+        batch_size=batch_size,
+        budget=measure_budget,
+        seed=seed,
+        single_writer=single_writer,
+        training_runtime=training_runtime,
+        measure_image=measure_image,
+        step_image=step_image,
+        step_cpus=step_cpus,
+        step_memory=step_memory,
+    )
     learnt = learn_kinds(
         works=seen.outputs["works"],
         store=store,
@@ -260,7 +311,7 @@ def neuroshard(
         step_cpus=step_cpus,
         step_memory=step_memory,
         store_secret=store_secret,
-    ).after(measured)
+    ).after(measured, together)
     plan_models(
         names=seen.outputs["names"],
         night=seen.outputs["night"],

@@ -41,14 +41,15 @@ OUTPUTS = {
     "load/tables": "tables.json",
     "search/plan": "plan.json",
     "deploy/release": "release.json",
+    "report/page": "report.html",
 }
 USER_ERROR = re.compile(r"neuroshard\.core\.errors\.\w+: (.*)")
 OTHER_ERROR = re.compile(r"[\w.]*(Error|Exception)(: .*)?$")
 COLOR = re.compile(r"\x1b\[\d+m")
 # KFP indents what a step prints by four spaces: deeper lines are tracebacks and the executor's JSON, which only the log holds.
 CHATTER = re.compile(
-    r"    ( |[{}]$|Traceback|neuroshard\.core\.errors|\[KFP Executor|\w+: (Artifact|Dataset|Metrics|Model)\()"
-    r"|    (Output|gpus|names|night|nodes|resource|tolerations|works): "
+    r"    ( |[{}]$|Traceback|neuroshard\.core\.errors|\[KFP Executor|\w+: (Artifact|Dataset|HTML|Metrics|Model)\()"
+    r"|    (Output|gangs|gpus|jobs|names|night|nodes|resource|tolerations|works): "
     r"|.* - INFO - (Streamed logs|Task '[\w-]+' outputs):|-{20,}|\s*$"
 )
 
@@ -177,6 +178,7 @@ def summary(options: argparse.Namespace, folder: Path, trained: str) -> str:
         "costs": "costs",
         "cost model": "cost_model",
         "plan": "plan.json",
+        "report": "report.html",
         "log": "log.txt",
     }
     files = {name: str(folder / path) for name, path in names.items() if (folder / path).exists()}

@@ -1,15 +1,17 @@
 """Nights on the compiled pipeline, each as its own run of KFP's local runner: what was measured, and which plan is live after.
 
-    .venv/bin/python tests/bench/nights.py            some minutes; --quick leaves out most of the kills
+    make bench-nights            a quarter of an hour; ARGS=--quick leaves out most of the kills
 
-The costs are the formula's, the fleet is a recorded NodeList; everything else is what runs every night: pipelines/neuroshard.yaml
-with its steps in processes of their own, and a store in a folder, or on a real S3 server (rclone) that goes away.
+The costs are the formula's, the fleet is of nodes that a real API server told (tests/fleet/nodes-recorded.json), with labels
+changed where a driver is; everything else is what runs every night: pipelines/neuroshard.yaml with its steps in processes of
+their own, and a store in a folder, or on a real S3 server (rclone) that goes away.
 """
 
 import argparse
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,16 +25,25 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from helpers.nodes import node  # noqa: E402
 from helpers.servers import KEY, SECRET, free_port, serving  # noqa: E402
 from neuroshard.client import load_plan  # noqa: E402
 from neuroshard.core.errors import NotFound  # noqa: E402
 
-H200 = [node("a"), node("b")]
-H100 = [node("c", product="NVIDIA-H100-80GB-HBM3", memory_mib=81559)]
-L40S = [node("d", product="NVIDIA-L40S", memory_mib=46068, devices=4, compute="8.9")]
-NEW_DRIVER = [node("a", driver="580.65.06"), node("b", driver="580.65.06")]
-STAGES = ("survey", "draw", "place", "measure", "merge", "pretrain", "publish", "load", "search", "deploy")
+RECORDED = {
+    one["metadata"]["name"]: one
+    for one in json.loads((ROOT / "tests" / "fleet" / "nodes-recorded.json").read_text())["items"]
+}
+H200, H100, A100 = ([RECORDED[name] for name in names] for names in (("h200-0", "h200-1"), ("h100-0",), ("mig-mixed",)))
+
+
+def relabelled(nodes: Sequence[dict[str, Any]], driver: str) -> list[dict[str, Any]]:
+    """The nodes after an update of their driver."""
+    told = {"nvidia.com/cuda.driver-version.full": driver, "nvidia.com/cuda.driver-version.major": driver.split(".")[0]}
+    return [{**one, "metadata": {**one["metadata"], "labels": {**one["metadata"]["labels"], **told}}} for one in nodes]
+
+
+NEW_DRIVER = relabelled(H200, "580.65.06")
+STAGES = ("survey", "draw", "place", "measure", "merge", "pretrain", "publish", "load", "search", "deploy", "report")
 RUN = """
 import json, sys, warnings
 warnings.filterwarnings("ignore")
@@ -48,6 +59,7 @@ class Night(NamedTuple):
     succeeded: bool
     steps: list[str]
     log: str
+    seconds: float
 
     @property
     def measured(self) -> list[str]:
@@ -61,6 +73,7 @@ class Place:
     def __init__(self, folder: Path, store: str | None = None, env: dict[str, str] | None = None) -> None:
         self.folder, self.env = folder, env or {}
         self.store = store or str(folder / "store")
+        folder.mkdir(exist_ok=True)
         self.fleet: Sequence[dict[str, Any]] = [*H200, *H100]
         self.models = [model("ads", "h200")]
 
@@ -78,6 +91,7 @@ class Place:
             "max_error": 5.0,
             "single_writer": True,
         }
+        began = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, "-c", RUN, json.dumps(parameters), str(self.folder / "out")],
             cwd=ROOT,
@@ -96,7 +110,8 @@ class Place:
                 if do is not None and begun[1] == at:
                     do(process.pid)
                     do = None
-        return Night(process.wait() == 0, steps, "".join(lines))
+        succeeded = process.wait() == 0
+        return Night(succeeded, steps, "".join(lines), time.monotonic() - began)
 
     def live(self, name: str = "ads") -> str:
         """The digest of the plan that a trainer gets, or a dash."""
@@ -117,40 +132,51 @@ def kill(group: int) -> None:
 
 def row(what: str, night: Night, note: str) -> None:
     measured = ", ".join(night.measured) or "nothing"
-    print(f"{what:<34} {'ended well' if night.succeeded else 'failed':<11} {measured:<34} {note}", flush=True)
+    searched = night.steps.count("deploy")
+    ended = "ended well" if night.succeeded else "failed"
+    if not night.succeeded and (told := re.findall(r"neuroshard\.core\.errors\.(\w+: .{,100})", night.log)):
+        note += f"; {told[-1]}"
+    print(f"| {what} | {ended} | {night.seconds:.0f} s | {measured} | {searched} | {note} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="kill the run in measure and deploy only")
     options = parser.parse_args()
-    print(f"{'night':<34} {'run':<11} {'measured':<34} after it")
+    print("| night | run | took | measured | plans sought | after it |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="neuroshard-nights-") as scratch:
         changes(Path(scratch, "changes"))
         store_down(Path(scratch, "down"))
+        before = Place(Path(scratch, "before"))
+        before.fleet = H200
+        if not before.night().succeeded:
+            sys.exit("error: the night before the kills failed")
         for stage in ("measure", "deploy") if options.quick else STAGES:
-            killed(Path(scratch, f"killed-{stage}"), stage)
+            killed(before, Path(scratch, f"killed-{stage}"), stage)
 
 
 def changes(folder: Path) -> None:
     """What a platform team sees over the months."""
-    folder.mkdir()
     place = Place(folder)
     row("the first", place.night(), f"plan {place.live()}")
-    row("an unchanged fleet", place.night(), f"plan {place.live()}, looked for anew")
-    place.fleet = [*H200, *H100, *L40S]
+    row("an unchanged fleet", place.night(), f"plan {place.live()}, searched anew")
+    place.fleet = [*H200, *H100, *A100]
     row("a new kind of GPU", place.night(), f"plan {place.live()}")
-    place.fleet = [*NEW_DRIVER, *H100, *L40S]
+    place.fleet = [*NEW_DRIVER, *H100, *A100]
     row("a driver update", place.night(), f"plan {place.live()}")
-    place.fleet = [*NEW_DRIVER, *L40S]
+    place.fleet = [*NEW_DRIVER, *A100]
     place.models = [model("ads", "h200"), model("old", "h100")]
-    row("a node pool removed", place.night(), f"plan {place.live()}; of the pool that left: {place.live('old')}")
-    place.models += [model("feed", "l40s")]
-    row("a model added", place.night(), f"plans {place.live()}, {place.live('feed')}")
+    row(
+        "a node pool removed",
+        place.night(),
+        f"plan {place.live()}; of a model on the pool that left: {place.live('old')}",
+    )
+    place.models += [model("feed", "A100-SXM4-80GB")]
+    row("a model added", place.night(), f"plans {place.live()}, {place.live('old')}, {place.live('feed')}")
 
 
 def store_down(folder: Path) -> None:
-    """A real S3 server that is killed while the net trains, and comes back 20 s later."""
+    """A real S3 server that is killed in the middle of a run, and comes back 20 s later."""
     (folder / "buckets" / "plans").mkdir(parents=True)
     port = free_port()
     rclone = Path(sys.executable).with_name("rclone")
@@ -171,27 +197,21 @@ def store_down(folder: Path) -> None:
 
         place = Place(folder, "s3://plans/prefix", env)
         os.environ.update(env)
-        night = place.night("pretrain", away)
-        row("the store away for 20 s", night, f"plan {place.live()}")
-        gone = place.night("search", lambda _: server.close())
-    told = re.findall(r"neuroshard\.core\.errors\.(\w+): (.{,60})", gone.log)
-    row("the store gone for good", gone, f"{told[-1][0]}: {told[-1][1]}…" if told else "")
+        row("the store away for 20 s, in pretrain", place.night("pretrain", away), f"plan {place.live()}")
+        row("the store away for 20 s, in search", place.night("search", away), f"plan {place.live()}")
 
 
-def killed(folder: Path, stage: str) -> None:
+def killed(before: Place, folder: Path, stage: str) -> None:
     """A new driver is rolled out, the run is killed in `stage`, and run again."""
-    folder.mkdir()
+    shutil.copytree(before.folder, folder)
     place = Place(folder)
-    place.fleet = H200
-    place.night()
-    before = place.live()
     place.fleet = NEW_DRIVER
     first = place.night(stage, kill)
-    between = "the plan from before is live" if place.live() == before else f"plan {place.live()}"
+    between = "the plan from before is live" if place.live() == before.live() else f"plan {place.live()}"
     row(f"killed in {stage}", first, between)
     second = place.night()
     kept = second.log.count("was measured in an earlier run")
-    row("  and run again", second, f"plan {place.live()}; {kept} of 2 shares were there already")
+    row("… and run again", second, f"plan {place.live()}; {kept} of 2 shares were there already")
 
 
 if __name__ == "__main__":

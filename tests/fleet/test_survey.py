@@ -173,3 +173,17 @@ def test_run_tells_how_each_kind_stands(tmp_path: Path, capsys: pytest.CaptureFi
     )
     assert len(told.works) == 1
     assert "-> new: no cost model of this kind is live\nto measure: 1 of 1 kinds" in capsys.readouterr().err
+
+
+def test_a_name_given_whole_is_not_taken_for_its_slices() -> None:
+    there = fleet(*(one for one in mixed_fleet() if one["metadata"]["name"].startswith("mig-")))
+    names = {
+        "a100-sxm4-80gb": "NVIDIA-A100-SXM4-80GB",
+        "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb",
+    }
+    for called, name in names.items():
+        told = found(there, {}, order(hardware=called))
+        [kind] = [kind for kind in there.kinds if kind.hardware.name == name]
+        assert told.hardware == {"ads": kind.fingerprint}
+    with pytest.raises(UsageError, match="may be any of"):
+        found(there, {}, order(hardware="a100"))

@@ -53,6 +53,9 @@ def pods(of: list[Any] | None = None) -> list[Any]:
     for resource in resources() if of is None else of:
         spec = resource.get("spec", {})
         spec = spec.get("jobTemplate", {}).get("spec", spec)
+        if resource["kind"] == "TrainingRuntime":
+            [job] = spec["template"]["spec"]["replicatedJobs"]
+            spec = job["template"]["spec"]
         if "template" in spec:
             found.append(spec["template"]["spec"])
     return found
@@ -168,7 +171,9 @@ def test_every_pod_keeps_to_the_restricted_standard(rendered: Path) -> None:
 def test_images_are_pinned_and_our_own_of_this_version() -> None:
     images = {container["image"] for pod in pods() for container in pod["containers"]}
     assert all(re.fullmatch(r"[a-z0-9./-]+:\d+\.\d+\.\d+", image) for image in images)
-    assert {image for image in images if image.startswith("neuroshard")} == {f"neuroshard-cpu:{__version__}"}
+    assert {image for image in images if image.startswith("neuroshard")} == {
+        f"neuroshard-{kind}:{__version__}" for kind in ("cpu", "gpu")
+    }
     told = [yaml.safe_load(path.read_text()) for path in sorted(MANIFESTS.rglob("parameters.yaml"))]
     named = {value for one in told for key, value in one.items() if key.endswith("_image")}
     assert all(image.endswith(f":{__version__}") for image in named)
@@ -179,9 +184,17 @@ def test_a_run_may_look_at_nodes_and_nothing_else_cluster_wide() -> None:
     assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}]
     [binding] = [one for one in resources() if one["kind"] == "ClusterRoleBinding"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "neuroshard-runner", "namespace": "kubeflow"}]
-    [events] = [one for one in resources() if one["kind"] == "Role"]
-    assert events["metadata"]["namespace"] == "neuroshard"
-    assert events["rules"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}]
+    roles = {
+        (one["metadata"]["namespace"], one["metadata"]["name"]): one["rules"]
+        for one in resources()
+        if one["kind"] == "Role"
+    }
+    assert roles == {
+        ("neuroshard", "neuroshard-events"): [{"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}],
+        ("kubeflow", "neuroshard-trainjobs"): [
+            {"apiGroups": ["trainer.kubeflow.org"], "resources": ["trainjobs"], "verbs": ["create", "get", "delete"]}
+        ],
+    }
 
 
 @needs_kubectl

@@ -74,12 +74,14 @@ def test_who_comes_after_whom() -> None:
         "draw": {"survey"},
         "measure-jobs": {"draw"},
         "measure": {"place"},
-        "learn-kinds": {"survey", "measure-jobs"},
+        "measure-gangs": {"draw"},
+        "learn-kinds": {"survey", "measure-jobs", "measure-gangs"},
         "pretrain": {"merge"},
         "publish": {"pretrain"},
         "plan-models": {"survey", "learn-kinds"},
         "search": {"load"},
         "deploy": {"load", "search"},
+        "report": {"deploy", "search"},
     }
 
 
@@ -131,7 +133,12 @@ def test_what_kubernetes_is_told_resolves_where_the_step_runs(step: str) -> None
 
 def test_loops_are_one_deep_and_no_exit_handler_or_condition_is_around_them() -> None:
     loops = [(dag, task) for dag, task in TASKS if "parameterIterator" in DAGS[dag]["dag"]["tasks"][task]]
-    assert sorted(dag for dag, _ in loops) == ["comp-learn-kinds", "comp-measure-jobs", "comp-plan-models"]
+    assert sorted(dag for dag, _ in loops) == [
+        "comp-learn-kinds",
+        "comp-measure-gangs",
+        "comp-measure-jobs",
+        "comp-plan-models",
+    ]
     bodies = [COMPONENTS[DAGS[dag]["dag"]["tasks"][task]["componentRef"]["name"]] for dag, task in loops]
     assert not list(values(bodies, "parameterIterator"))
     assert not list(values(SPEC, "triggerPolicy"))
@@ -178,7 +185,7 @@ def test_secrets_come_from_a_secret() -> None:
 
 def test_only_who_speaks_to_the_store_has_its_secret() -> None:
     with_secret = {step for step, (_, executor) in STEPS.items() if "secretAsEnv" in CONFIGS.get(executor, {})}
-    assert STEPS.keys() - with_secret == {"place", "pretrain"}
+    assert STEPS.keys() - with_secret == {"gang", "place", "pretrain"}
 
 
 def test_nothing_is_cached_as_every_step_reads_the_world() -> None:
@@ -195,9 +202,12 @@ def test_only_measuring_asks_for_gpus_nodes_and_shared_memory() -> None:
 def test_the_guide_shows_the_pipeline_as_it_is_and_knows_its_parameters() -> None:
     guide = (ROOT / "docs" / "operating.md").read_text()
     assert f"```mermaid\n{diagram(SPEC)}\n```" in guide
-    table = guide.partition("| parameter | what it does |")[2].partition("\n\n")[0]
-    named = {
-        name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.partition("|")[2].partition("|")[0])
-    }
-    assert named
-    assert named <= PARAMETERS.keys()
+    table = guide.partition("| | parameter | default | what it does |")[2].partition("\n\n")[0]
+    rows = [[cell.strip(" `") for cell in row.split("|")] for row in table.splitlines() if "`" in row]
+    defaults = {name: default for _, _, name, default, *_ in rows}
+    assert defaults.keys() == PARAMETERS.keys()
+    for name, default in defaults.items():
+        value = PARAMETERS[name]["defaultValue"]
+        assert name == "models" or default == (
+            f"{value:g}" if type(value) is float else str(value).replace("False", "false")
+        )

@@ -34,7 +34,7 @@ def test_every_output_is_kept_and_nothing_else(done) -> None:  # type: ignore[no
     out, _ = done
     [folder] = out.glob("2*")
     kept = {path.name for path in folder.iterdir()}
-    assert kept == {"tables.json", "costs", "cost_model", "plan.json", "release.json", "log.txt"}
+    assert kept == {"tables.json", "costs", "cost_model", "plan.json", "release.json", "report.html", "log.txt"}
     assert json.loads((folder / "release.json").read_bytes())["number"] == 1
 
 

@@ -81,6 +81,19 @@ def test_parameters_that_cannot_be_are_one_line(tmp_path: Path, text: str, messa
         ("[{tables: t}]", r"models\[0\]: name: is missing"),
         ("[{name: a, tables: t, devices: 8, memory: 80}]", r"models\[0\]: memory: .*string, not 80"),
         ("[{name: a, tables: t, devices: 8, memory: lots}]", "'lots' is not an amount of memory"),
+        ("[{name: a, tables: t, devices: 8, memory: 1GiB, move_budget: lots}]", "'lots' is not an amount of memory"),
+        (
+            "[{name: a, tables: t, devices: 8, memory: 1GiB, constraints: {pins: 3}}]",
+            "constraints of model 'a': pins is no key",
+        ),
+        (
+            "[{name: a, tables: t, devices: 8, memory: 1GiB, hardwere: h200}]",
+            "model 'a': hardwere is no key of it; there are name",
+        ),
+        (
+            "[{name: a, tables: t, devices: 8, memory: 1GiB, constraints: {min_dim: 3}}]",
+            "constraints of model 'a': min_dim: ",
+        ),
         ("[{name: _measuring, tables: t, devices: 8, memory: 1GiB}]", r"models\[0\]: name"),
         ("[{name: on, tables: t, devices: 8, memory: 1GiB}]", r"models\[0\]: name: .*not True"),
         ("- &a {name: a, tables: t, devices: 1, memory: 1GiB}\n- *a", "model 'a' is asked for 2 times"),

@@ -34,17 +34,20 @@ def deploy(
 
     from neuroshard.core.nightly import Survey, told
     from neuroshard.deploy.run import run
+    from neuroshard.store.folders import patiently
 
-    outcome = run(
-        Path(plan.path),
-        store,
-        name,
-        tables=Path(tables.path),
-        cost_model=f"{store}#{told(Survey, night).hardware[name]}",
-        min_gain=min_gain if min_gain >= 0 else None,
-        max_error=max_error or None,
-        memory_margin=memory_margin,
-        single_writer=single_writer,
+    outcome = patiently(
+        lambda: run(
+            Path(plan.path),
+            store,
+            name,
+            tables=Path(tables.path),
+            cost_model=f"{store}#{told(Survey, night).hardware[name]}",
+            min_gain=min_gain if min_gain >= 0 else None,
+            max_error=max_error or None,
+            memory_margin=memory_margin,
+            single_writer=single_writer,
+        )
     )
     print(outcome.decision.why if outcome.decision else "this plan is live already")
     Path(release.path).write_bytes(outcome.release.canonical_json())

@@ -69,6 +69,8 @@ def hardware_of(order: Order, stands: Sequence[Coverage], known: Mapping[str, Kn
     """
     named = [one for one in stands if _is_called(order.hardware, one.kind.hardware.name)]
     usable = [one for one in named if one.bundle or one.to_measure]
+    # A100-SXM4-80GB is also the beginning of its MIG slices' names
+    usable = [one for one in usable if _is_called(order.hardware, one.kind.hardware.name, whole=True)] or usable
     if len({one.kind.hardware.name for one in usable}) > 1:
         called = "; ".join(sorted({one.kind.hardware.name for one in usable}))
         raise UsageError(f"model {order.name!r}: hardware {order.hardware!r} may be any of {called}; name one")
@@ -84,9 +86,11 @@ def hardware_of(order: Order, stands: Sequence[Coverage], known: Mapping[str, Kn
     )
 
 
-def _is_called(wanted: str, name: str) -> bool:
-    plain, plain_name = (re.sub(r"[^a-z0-9]", "", text.lower()) for text in (wanted, name))
-    return plain in plain_name
+def _is_called(wanted: str, name: str, whole: bool = False) -> bool:
+    """Is `wanted` a part of a device's name, or with `whole` all of it, the maker's name and what follows a comma aside?"""
+    told = name.partition(",")[0].removeprefix("NVIDIA-") if whole else name
+    plain, plain_name = (re.sub(r"[^a-z0-9]", "", text.lower()) for text in (wanted, told))
+    return plain.removeprefix("nvidia") == plain_name if whole else plain in plain_name
 
 
 def _work(one: Coverage, request: Mapping[str, object], most_pods: int) -> Work:

@@ -24,6 +24,35 @@ def measure(job: str, store: str, backend: str, batch_size: int, budget: str, se
 
 
 @component
+def gang(
+    work: str,
+    store: str,
+    backend: str,
+    batch_size: int,
+    budget: str,
+    seed: int,
+    single_writer: bool,
+    training_runtime: str,
+    image: str,
+) -> None:
+    """Measure all shares of a kind of hardware at once, by a TrainJob on several nodes."""
+    from neuroshard.core.nightly import Work, told
+    from neuroshard.core.units import parse_duration
+    from neuroshard.measure.gang import run, train_job
+
+    order = {
+        "store_url": store,
+        "backend": backend,
+        "batch_size": batch_size,
+        "budget_seconds": parse_duration(budget),
+        "seed": seed,
+        "single_writer": single_writer,
+    }
+    job = train_job(told(Work, work), training_runtime, image, order)
+    run(job, 2 * parse_duration(budget) + 3600)  # nodes may be waited for, and images
+
+
+@component
 def merge(work: str, store: str, costs: Output[Dataset]) -> None:
     """The costs of all shares of a kind of hardware, as one cost set."""
     from pathlib import Path

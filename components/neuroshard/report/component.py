@@ -12,6 +12,7 @@ def report(night: str, name: str, plan: Input[Artifact], store: str, page: Outpu
 
     from neuroshard.core.nightly import Survey, told
     from neuroshard.report.run import run
+    from neuroshard.store.folders import patiently
 
     hardware = told(Survey, night).hardware[name]
-    run(Path(plan.path), Path(page.path), model=f"{store}#{hardware}", live=f"{store}#{name}")
+    patiently(lambda: run(Path(plan.path), Path(page.path), model=f"{store}#{hardware}", live=f"{store}#{name}"))

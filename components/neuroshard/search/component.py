@@ -22,16 +22,19 @@ def search(
 
     from neuroshard.core.nightly import Survey, told
     from neuroshard.search.night import run
+    from neuroshard.store.folders import patiently
 
-    found = run(
-        told(Survey, night),
-        name,
-        Path(tables.path),
-        store,
-        Path(plan.path),
-        batch_size=batch_size,
-        algorithm=algorithm,
-        seed=seed,
+    found = patiently(
+        lambda: run(
+            told(Survey, night),
+            name,
+            Path(tables.path),
+            store,
+            Path(plan.path),
+            batch_size=batch_size,
+            algorithm=algorithm,
+            seed=seed,
+        )
     )
     for name_, milliseconds in {
         algorithm: found.cost_ms,

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
-from neuroshard.core.nightly import read_orders
-from neuroshard.core.value import canonical_json, sha256, shown
+from neuroshard.core.nightly import Order, read_orders
+from neuroshard.core.value import Value, canonical_json, sha256, shown
+from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.files.disk import read_bytes
 
 PACKAGE = Path(__file__).with_name("neuroshard.yaml")
@@ -58,7 +59,10 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
     if "models" in given:
         where = models or file or "--set"
         try:
-            read_orders(given["models"])
+            for told, order in zip(*_both(given["models"]), strict=True):
+                _no_others(told, Order, f"model {order.name!r}")
+                ConstraintsFile.parse(order.constraints, f"constraints of model {order.name!r}")
+                _no_others(order.constraints, ConstraintsFile, f"constraints of model {order.name!r}")
         except NeuroshardError as error:
             raise InvalidInput(f"{where}: {error}") from None
     return given
@@ -67,6 +71,18 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
 def digest(parameters: Mapping[str, Any], service_account: str | None) -> str:
     """8 hex digits of all that makes one run another run."""
     return sha256(PACKAGE.read_bytes() + canonical_json([dict(parameters), service_account]))[:8]
+
+
+def _both(models: str) -> tuple[list[dict[str, Any]], tuple[Order, ...]]:
+    """The models as they are written, and as orders. Raises UsageError and InvalidInput."""
+    orders = read_orders(models)
+    return json.loads(models), orders
+
+
+def _no_others(told: Mapping[str, Any], kind: type[Value], where: str) -> None:
+    """A key that nobody reads is a slip of the pen here: this file is written by hand, for this version."""
+    if unknown := sorted(str(key) for key in told if key not in kind.model_fields):
+        raise InvalidInput(f"{where}: {', '.join(unknown)} is no key of it; there are {', '.join(kind.model_fields)}")
 
 
 def _check(name: object, value: object, where: str) -> None:

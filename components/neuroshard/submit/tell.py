@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.files.disk import write_bytes
+from neuroshard.kube import kubernetes_api
 
 TIMEOUT_SECONDS = 10.0
 SUCCESS_TIME = "neuroshard_nightly_last_success_timestamp_seconds"
@@ -58,12 +59,6 @@ def tell_metrics(target: str, outcome: Outcome) -> None:
 
 def tell_event(outcome: Outcome) -> None:
     """An event at the pod that this runs in, which POD_NAME, POD_NAMESPACE and POD_UID tell of. Raises NeuroshardError."""
-    try:
-        from kubernetes import client, config
-        from kubernetes.client.exceptions import ApiException
-        from urllib3.exceptions import HTTPError
-    except ImportError:
-        raise NeuroshardError("an event needs the package kubernetes: pip install 'neuroshard[fleet]'") from None
     pod = {name: os.environ.get(f"POD_{name.upper()}", "") for name in ("name", "namespace", "uid")}
     if not all(pod.values()):
         raise NeuroshardError("an event needs POD_NAME, POD_NAMESPACE and POD_UID in the environment")
@@ -79,23 +74,12 @@ def tell_event(outcome: Outcome) -> None:
         "lastTimestamp": now,
         "count": 1,
     }
-    try:
-        try:
-            config.load_incluster_config()
-        except config.ConfigException:
-            config.load_kube_config()
-        configuration = client.Configuration.get_default_copy()
-        configuration.retries = 2
-        with client.ApiClient(configuration) as api:
-            client.CoreV1Api(api).create_namespaced_event(
-                pod["namespace"], event, _request_timeout=TIMEOUT_SECONDS, _preload_content=False
-            )
-    except ApiException as error:
-        raise NeuroshardError(
-            f"no event could be written: the Kubernetes API answered {error.status}: {error.reason}"
-        ) from None
-    except (config.ConfigException, HTTPError, OSError) as error:
-        raise NeuroshardError(f"no event could be written: {' '.join(str(error).split())[:300]}") from None
+    with kubernetes_api("no event could be written") as api:
+        from kubernetes import client
+
+        client.CoreV1Api(api).create_namespaced_event(
+            pod["namespace"], event, _request_timeout=TIMEOUT_SECONDS, _preload_content=False
+        )
 
 
 def tell(outcome: Outcome, metrics: str | None, event: bool) -> None:

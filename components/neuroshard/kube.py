@@ -1,0 +1,41 @@
+"""The Kubernetes API, asked with the official client as this pod's account, or as a kubeconfig says."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from neuroshard.core.errors import NeuroshardError
+
+TIMEOUT_SECONDS = 30.0
+
+
+@contextmanager
+def kubernetes_api(doing: str) -> Iterator[Any]:
+    """A client of the API. What fails in the block is one line that begins with `doing`: NeuroshardError."""
+    try:
+        from kubernetes import client, config
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+    except ImportError:
+        raise NeuroshardError(f"{doing}: needs the package kubernetes: pip install 'neuroshard[fleet]'") from None
+    try:
+        try:
+            config.load_incluster_config()
+        except config.ConfigException:
+            config.load_kube_config()
+        configuration = client.Configuration.get_default_copy()
+        configuration.retries = 3
+        with client.ApiClient(configuration) as api:
+            yield api
+    except ApiException as error:
+        raise NeuroshardError(f"{doing}: the Kubernetes API answered {error.status}: {_said(error)}") from None
+    except (config.ConfigException, HTTPError, OSError) as error:
+        raise NeuroshardError(f"{doing}: {' '.join(str(error).split())[:300]}") from None
+
+
+def _said(error: Any) -> str:
+    try:
+        return " ".join(str(json.loads(error.body)["message"]).split())[:300]
+    except (TypeError, ValueError, KeyError):
+        return str(error.reason)
