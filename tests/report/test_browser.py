@@ -175,7 +175,7 @@ def test_hovering_over_a_shard_in_the_chart_shows_its_numbers(opened, html, part
 def test_a_plan_with_nothing_beside_it_draws_what_it_has(opened):
     page = opened(report(make_plan()))
 
-    assert page.locator(".chart svg").count() == 2  # memory and map; the plan has no parts of its cost
+    assert page.locator(".chart svg").count() == 3  # its cost, memory and map; it has no parts of its cost
     assert len(cells(page, "tables")) == 3
     assert page.locator(".missing").count() >= 5
 

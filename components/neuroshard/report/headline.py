@@ -8,6 +8,7 @@ from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.report.live import Change
 from neuroshard.report.numbers import against, percent, short
+from neuroshard.report.origin import measured
 
 
 class Card(NamedTuple):
@@ -24,9 +25,9 @@ def cards(plan: Plan, change: Change | None, model: CostModel | None) -> list[Ca
 
 def size(plan: Plan) -> str:
     """`26 tables in 31 shards (5 cuts) on 8 devices, batch 65,536`."""
-    cuts = len(plan.shards) - len(plan.task.tables)
-    tables = f"{len(plan.task.tables):,} tables in {len(plan.shards):,} shards ({cuts:,} cut{'' if cuts == 1 else 's'})"
-    return f"{tables} on {plan.task.devices:,} devices, batch {plan.task.batch_size:,}"
+    tables, shards = len(plan.task.tables), len(plan.shards)
+    cut = f"{_count(tables, 'table')} in {_count(shards, 'shard')} ({_count(shards - tables, 'cut')})"
+    return f"{cut} on {_count(plan.task.devices, 'device')}, batch {plan.task.batch_size:,}"
 
 
 def bars(plan: Plan, change: Change | None) -> list[dict[str, Any]]:
@@ -40,6 +41,10 @@ def bars(plan: Plan, change: Change | None) -> list[dict[str, Any]]:
 def without_a_plan(plan: Plan) -> list[str]:
     """The heuristics that found no plan, and why."""
     return [f"{baseline.algorithm}: no plan: {baseline.error}" for baseline in plan.baselines if baseline.error]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _cost(plan: Plan) -> Card:
@@ -94,4 +99,5 @@ def _trust(plan: Plan, model: CostModel | None) -> Card:
     compute = [net for net in model.report.nets if net.kind == "compute"] if isinstance(model, TrainedCostModel) else []
     noise = compute[0].label_noise if compute else None
     told = f"; measuring again differs by {percent(noise.mape)}" if noise else ""
-    return Card(title, percent(error), f"predicted against measured compute{told}")
+    truth = measured(plan.provenance.cost_model_backend)
+    return Card(title, percent(error), f"compute, predicted against {truth}{told}")

@@ -37,6 +37,7 @@ class Change:
     moved_bytes: int
     made_bytes: int
     pieces: int
+    left_out: int  # pieces that are too small for the list
     devices: Columns
     moves: Columns
 
@@ -90,7 +91,8 @@ def change(plan: Plan, live: Live, model: CostModel | None) -> Change:
         why=why,
         moved_bytes=sum(sums["arriving"]),
         made_bytes=sum(sums["made"]),
-        pieces=len(found),
+        pieces=sum(move.from_device is not None for move in found),
+        left_out=len(found) - len(listed),
         devices=dict(sums),
         moves={
             "table": [place[move.table] for move in listed],

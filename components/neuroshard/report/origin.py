@@ -23,7 +23,7 @@ def source(backend: str | None, device: str | None) -> str:
     """What a cost model's milliseconds rest on, in words."""
     match backend:
         case None:
-            return "by no cost model that the plan names"
+            return "the plan names no cost model"
         case "analytic":
             return f"computed from datasheets of {device}, nothing was measured"
         case "given":
@@ -31,6 +31,11 @@ def source(backend: str | None, device: str | None) -> str:
         case "synthetic":
             return f"learned from costs by a formula, nothing was measured ({device})"
     return f"learned from costs measured on {device} ({backend})"
+
+
+def measured(backend: str | None) -> str:
+    """What the costs that a cost model learned from are called: a formula's are not measured, whatever they are used for."""
+    return "the formula's" if backend == "synthetic" else "measured"
 
 
 def plan_facts(plan: Plan, files: Mapping[str, str]) -> list[Fact]:

@@ -22,7 +22,7 @@ from neuroshard.files.plan import read_plan
 from neuroshard.report.headline import bars, cards, size, without_a_plan
 from neuroshard.report.live import Change, Live, change, open_live
 from neuroshard.report.numbers import short
-from neuroshard.report.origin import fleet_rows, model_facts, plan_facts, source
+from neuroshard.report.origin import fleet_rows, measured, model_facts, plan_facts, source
 from neuroshard.report.page import render
 from neuroshard.report.placement import device_columns, shard_columns, table_columns
 from neuroshard.report.trust import curves, error_rows, points
@@ -55,11 +55,13 @@ def report(
     told = {
         "title": f"Sharding plan {plan.digest()[:12]}",
         "size": size(plan),
+        "measured": measured(by.cost_model_backend),
         "source": source(by.cost_model_backend, by.cost_model_device),
         "cards": cards(plan, changed, model),
         "without": without_a_plan(plan),
         "notes": by.notes,
         "assumptions": plan.bound_assumptions if plan.gap is not None else (),
+        "costed": plan.cost_ms is not None,
         "predicted": plan.predicted is not None,
         "priced": prices is not None,
         "change": None if changed is None else _change_told(changed),
@@ -73,8 +75,9 @@ def report(
         "learned": trained is not None and bool(curves(trained)),
     }
     data = {
+        "measured": measured(by.cost_model_backend),
         "bars": bars(plan, changed),
-        "bound": plan.lower_bound_ms,
+        "bound": None if plan.lower_bound_ms is None else short([plan.lower_bound_ms])[0],
         "devices": device_columns(plan, None if changed is None else changed.live_ms),
         "tables": table_columns(plan),
         "shards": shard_columns(plan, prices),
@@ -90,7 +93,6 @@ def report(
 
 
 def _change_told(changed: Change) -> dict[str, Any]:
-    listed = len(changed.moves["bytes"])
     return {
         "name": changed.live.name,
         "digest": changed.live.plan.digest()[:12],
@@ -99,7 +101,7 @@ def _change_told(changed: Change) -> dict[str, Any]:
         "moved": format_bytes(changed.moved_bytes),
         "made": format_bytes(changed.made_bytes),
         "pieces": f"{changed.pieces:,}",
-        "left_out": changed.pieces - listed,
+        "left_out": changed.left_out,
     }
 
 

@@ -127,7 +127,7 @@ function mapSpec(shards, devices, priced) {
     params: [chosenParam, { name: "find", value: "" }],
     mark: { type: "bar", stroke: colour("ground"), strokeWidth: shards.length > MOST_SVG_MARKS ? 0.3 : 0.8, cursor: "pointer" },
     encoding: {
-      x: byDevice,
+      x: { ...byDevice, scale: { domain: devices.map((row) => row.device) } }, // empty ones too
       y: { field: "size", type: "quantitative", title: `${unit.title}, computed`, stack: "zero" },
       order: { field: "bytes", sort: "descending" },
       detail: { field: "shard" },
@@ -178,16 +178,16 @@ function beforeSpec(devices) {
 function errorsSpec(errors) {
   const values = errors.map((row) => ({ ...row, what: `${row.net}: ${row.split}` }));
   const y = { field: "what", type: "nominal", title: null, sort: null };
-  const tooltip = [{ field: "what", title: "of" }, { field: "error", format: ".1%", title: "error, measured" }, { field: "noise", format: ".1%", title: "noise, measured" },
+  const tooltip = [{ field: "what", title: "of" }, { field: "error", format: ".1%", title: "error" }, { field: "noise", format: ".1%", title: "noise" },
     { field: "values", title: "values" }, { field: "tau", format: ".3f", title: "Kendall's tau" }];
-  const scale = { domain: ["error", "noise of measuring"], range: [colour("compute"), colour("alert")] };
+  const scale = { domain: ["error", "noise"], range: [colour("compute"), colour("alert")] };
   return {
     data: { values },
     height: values.length * 27,
     encoding: { y, tooltip },
     layer: [
-      { mark: { type: "bar", cornerRadiusEnd: 3 }, encoding: { x: { field: "error", type: "quantitative", title: "measured, mean |predicted / measured − 1|", axis: { format: ".1%" } }, color: { datum: "error", scale, title: null } } },
-      { mark: { type: "tick", thickness: 3 }, encoding: { x: { field: "noise", type: "quantitative" }, color: { datum: "noise of measuring" } } },
+      { mark: { type: "bar", cornerRadiusEnd: 3 }, encoding: { x: { field: "error", type: "quantitative", title: `mean |predicted / ${DATA.measured} − 1|`, axis: { format: ".1%" } }, color: { datum: "error", scale, title: null } } },
+      { mark: { type: "tick", thickness: 3 }, encoding: { x: { field: "noise", type: "quantitative" }, color: { datum: "noise" } } },
     ],
   };
 }
@@ -205,10 +205,10 @@ function pointsSpec(name, columns, noise) {
       { data: { values: ends }, mark: { type: "area", color: colour("other"), opacity: 0.35 }, encoding: { x: { field: "v", type: "quantitative", scale: log }, y: { field: "low", type: "quantitative", scale: log }, y2: { field: "high" } } },
       { data: { values: ends }, mark: { type: "line", color: colour("text"), strokeWidth: 1 }, encoding: { x: { field: "v", type: "quantitative" }, y: { field: "v", type: "quantitative" } } },
       { data: { values }, mark: { type: "point", filled: true, size: 22, opacity: 0.75 }, encoding: {
-        x: { field: "measured", type: "quantitative", title: "measured ms", axis },
+        x: { field: "measured", type: "quantitative", title: `${DATA.measured} ms`, axis },
         y: { field: "predicted", type: "quantitative", title: "predicted ms", axis },
         color: { field: "split", type: "nominal", title: null, scale: { range: [colour("compute"), colour("forward")] } },
-        tooltip: [{ field: "measured", format: ".4g", title: "measured ms" }, { field: "predicted", format: ".4g", title: "predicted ms" },
+        tooltip: [{ field: "measured", format: ".4g", title: `${DATA.measured} ms` }, { field: "predicted", format: ".4g", title: "predicted ms" },
           { field: "size", title: name === "compute" ? "tables" : "devices" }, { field: "split", title: "of" }] } },
     ],
   };

@@ -120,7 +120,7 @@ async function drawCharts() {
   grid("chart-points", pointed.length);
   grid("chart-curves", DATA.curves.length);
   const noiseOf = (name) => Math.max(0, ...DATA.errors.filter((row) => row.net.startsWith(name)).map((row) => row.noise || 0));
-  await draw("chart-bars", barsSpec(DATA.bars, DATA.bound));
+  if (DATA.bars.length) await draw("chart-bars", barsSpec(DATA.bars, DATA.bound));
   if (DATA.devices.compute) await draw("chart-devices", devicesSpec(devices, DATA.bound), { click: choose });
   await draw("chart-memory", memorySpec(devices), { click: choose });
   await draw("chart-map", mapSpec(shards, devices, priced), { click: choose, renderer: shards.length > MOST_SVG_MARKS ? "canvas" : "svg" });
