@@ -54,6 +54,11 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
         DeviceCost(compute_ms=compute, forward_comm_ms=forward, backward_comm_ms=backward)
         for compute, forward, backward in printed.rank_ms
     ]
+    hint = (
+        " (its planner may not count the optimizer's state; --memory says what a device has)"
+        if memory_bytes is None
+        else ""
+    )
     return Plan.parse(
         {
             "task": task,
@@ -69,7 +74,7 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
                 notes=tuple(_notes(printed, others)),
             ),
         },
-        f"{where}: the printed plan",
+        f"{where}: the printed plan{hint}",
     )
 
 
