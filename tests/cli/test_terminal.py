@@ -8,9 +8,9 @@ import select
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from helpers.plans import make_plan
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LONG = "model.sparse.some_very_long_module_path.embedding_collection.table_of_users_by_country_and_device_0815"
 
 
-def run(folder: Path, command: str) -> Result:
+def run(folder: Path, command: str) -> Any:
     """The command in this process, as if piped: ten processes that each import torch would take half a minute."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

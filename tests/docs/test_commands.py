@@ -1,0 +1,216 @@
+"""Every command in the README and in docs/ is one that exists; those of the README and the tutorial run, one after another.
+
+They run in an empty folder that has examples/ beside it, with FASTER's changes: the formula in place of measuring, few
+cases, few epochs, a folder in place of a bucket. `make` targets, scripts' options and paths are looked up; trainers are
+run by tests/examples.
+"""
+
+import ast
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from neuroshard.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+RUN = ["README.md", "docs/tutorial.md"]
+FASTER = [
+    (r"s3://bucket/prefix", "bucket"),
+    (r"--backend (cpu|cuda)", "--backend synthetic"),
+    (r"--compute-cases \d+", "--compute-cases 120"),
+    (r"--comm-cases \d+", "--comm-cases 24"),
+    (r"--memory-limit \S+", ""),
+    (r"--kfp \S+", ""),
+    (r"--time-budget \S+", "--time-budget 1s"),
+    (r"--hardware h200", "--hardware h100"),
+    (r"^neuroshard pretrain(?!.*--epochs)", "neuroshard pretrain --epochs 25"),
+    (r"^neuroshard search(?!.*(--rounds|--time-budget))", "neuroshard search --rounds 1"),
+]
+KNOWN = ("neuroshard", "make", "python", "pip", "kubectl", "kfp", "docker", "git", "export", "cd")
+MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands
+
+
+class Line(NamedTuple):
+    """A command, and where it stands."""
+
+    where: str
+    text: str
+    fence: str  # what a fenced block says it is, or "" for one that is indented
+
+
+def blocks(page: str) -> Iterator[tuple[int, str, list[str]]]:
+    """First line, language and lines of every fenced or indented block."""
+    fence, begin, held = None, 0, []
+    for number, line in enumerate([*(ROOT / page).read_text().splitlines(), ""], 1):
+        if line.lstrip().startswith("```"):
+            if fence is None:
+                fence, begin, held = line.strip()[3:], number + 1, []
+            else:
+                yield begin, fence, held
+                fence, held = None, []
+        elif fence is not None:
+            held.append(line.strip())
+        elif line.startswith("    "):
+            begin = begin if held else number
+            held.append(line.strip())
+        elif held and line.strip():
+            yield begin, "", held
+            held = []
+    if held:
+        yield begin, "", held
+
+
+def commands(page: str) -> list[Line]:
+    """The commands of a page's blocks. In a block of `sh` every line is one."""
+    found = []
+    for begin, fence, lines in blocks(page):
+        if fence in ("", "sh", "bash", "console"):
+            joined = re.sub(r"\\\n\s*", " ", "\n".join(lines)).splitlines()
+            for offset, text in enumerate(joined):
+                text = re.sub(r"^([A-Z_]+=\S+ )+", "", text.removeprefix("$ ").removeprefix(".venv/bin/"))
+                is_command = text.split(" ")[0] in KNOWN and not re.search(r": |   \S+ {3}", text.split("#")[0])
+                if is_command or (fence == "sh" and text and not text.startswith("#")):
+                    found.append(Line(f"{page}:{begin + offset}", text, fence))
+    return found
+
+
+def words_of(text: str) -> list[str]:
+    """As a shell splits it, without a comment and without what comes after > or |."""
+    words = shlex.split(re.sub(r"\s#.*", "", text))  # shlex would also cut store#ads-ranker
+    ends = [index for index, word in enumerate(words) if word in (">", "2>", "|", "&&")]
+    return words[: ends[0]] if ends else words
+
+
+def check(line: Line) -> None:
+    """Whether such a command exists: options, targets, scripts, files."""
+    program, *words = words_of(line.text)
+    assert program in KNOWN, f"{line.where}: what is {program!r}? teach this test to check it"
+    if program == "neuroshard":
+        name, *arguments = words
+        assert name in COMMANDS, f"{line.where}: there is no neuroshard {name}"
+        if "…" in arguments:
+            assert_options(COMMANDS[name], arguments, line.where)
+        else:
+            try:
+                COMMANDS[name].make_context(name, arguments)
+            except typer.Exit:  # --help
+                pass
+            except Exception as error:  # typer has a click of its own, whose errors have no public name
+                pytest.fail(f"{line.where}: {line.text}: {error}")
+    elif program == "make":
+        targets = [word for word in words if "=" not in word]
+        assert set(targets) <= MAKE_TARGETS, f"{line.where}: no such target: {targets}"
+    elif program == "python":
+        assert_script(words, line.where)
+    else:
+        assert_paths(words, line.where)
+
+
+def assert_options(command: Any, words: list[str], where: str) -> None:
+    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - known - {"--help"}
+    assert not unknown, f"{where}: neuroshard {command.name} has no {unknown}"
+
+
+def assert_script(words: list[str], where: str) -> None:
+    """Its file is there, and its source names every option that it is given."""
+    if words[:1] == ["-m"] and words[1] in ("pip", "pytest", "venv"):
+        return
+    script = ROOT / (f"{words[1].replace('.', '/')}.py" if words[0] == "-m" else words[0])
+    assert script.is_file(), f"{where}: there is no {script.relative_to(ROOT)}"
+    source = script.read_text()
+    missing = [
+        word
+        for word in words
+        if word.startswith("--") and word != "--help" and f'"{word.partition("=")[0]}"' not in source
+    ]
+    assert not missing, f"{where}: {script.name} has no {missing}"
+
+
+def assert_paths(words: list[str], where: str) -> None:
+    """Whatever looks like a file of this project is one."""
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir()}
+    named = [word for word in words if "/" in word and "$" not in word and word.split("/")[0] in folders]
+    missing = [word for word in named if not (ROOT / word).exists()]
+    assert not missing, f"{where}: there is no {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_is_one_that_exists(page):
+    for line in commands(page):
+        check(line)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_within_a_sentence_is_one_that_exists(page):
+    prose = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
+    for text in re.findall(r"`([^`\n]+)`", prose):
+        words = text.split()
+        if words[0] == "neuroshard" and len(words) > 1 and words[1].islower():
+            assert words[1] in COMMANDS, f"{page}: there is no {text!r}"
+            words = words[1:]
+        elif words[0] == "make" and len(words) > 1:
+            assert words[1] in MAKE_TARGETS or not words[1].islower(), f"{page}: there is no {text!r}"
+        if words[0] in COMMANDS and words[0] != "tables":
+            assert_options(COMMANDS[words[0]], words[1:], page)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_python_block_compiles_and_imports_what_there_is(page):
+    for begin, fence, lines in blocks(page):
+        if fence != "python":
+            continue
+        source = "\n".join((ROOT / page).read_text().splitlines()[begin - 1 : begin - 1 + len(lines)])
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("neuroshard"):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # torchrec and FBGEMM, while they are imported
+                    module = importlib.import_module(node.module or "")
+                missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+                assert not missing, f"{page}:{begin}: {node.module} has no {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_and_picture_is_there(page):
+    text = (ROOT / page).read_text()
+    linked = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
+    missing = [target for target in linked if not ((ROOT / page).parent / target).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_the_commands_run_one_after_another(page, tmp_path, monkeypatch):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    ran = 0
+    for line in (line for line in commands(page) if line.fence == "sh"):
+        text = line.text
+        for pattern, instead in FASTER:
+            text = re.sub(pattern, instead, text)
+        words = words_of(text)
+        if words[0] == "neuroshard":
+            done = CliRunner().invoke(app, words[1:])
+            assert done.exit_code == 0, f"{line.where}: {text}: {done.output}{done.exception!r}"
+            ran += 1
+        elif words[:2] == ["python", "-m"] and words[2].startswith("examples."):
+            run = subprocess.run(
+                ["bash", "-c", text.replace("python", sys.executable, 1)], capture_output=True, text=True, timeout=300
+            )
+            assert run.returncode == 0, f"{line.where}: {text}: {run.stderr}"
+            ran += 1
+        else:
+            check(line)
+    assert ran >= 10
