@@ -601,7 +601,7 @@ def show(plan: Annotated[Path, typer.Argument(help="plan.json")], as_json: AsJso
 )
 def report(
     plan: Annotated[Path, typer.Argument(help="plan.json")],
-    out: Annotated[Path, _out("HTML page, which needs nothing else")],
+    out: Annotated[Path, _out("HTML page")],
     model: Annotated[str | None, typer.Option(help="The plan's cost model, as for search.")] = None,
     live: Annotated[str | None, typer.Option(help="The plan to compare with: a plan.json, or STORE#MODEL.")] = None,
     costs: Annotated[
