@@ -149,7 +149,8 @@ def assert_paths(words: list[str], where: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_is_one_that_exists(page):
+def test_every_command_is_one_that_exists(page, monkeypatch):
+    monkeypatch.setenv("KFP_ENDPOINT", "http://localhost:8888")  # stands for --endpoint
     for line in commands(page):
         check(line)
 
