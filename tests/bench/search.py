@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -272,12 +272,44 @@ def printed(settings: Settings) -> Section:
     return lines, found
 
 
+def on_this_cpu(settings: Settings) -> Section:
+    """A sample of plans measured again, as `neuroshard evaluate` does it, by nets of what this CPU measured."""
+    from bench.searching import measured  # torch, which a process that only searches should not load
+
+    effort = (100, 40, 60.0) if settings.quick else (1500, 120, 240.0)
+    model = measured.cost_nets(settings.folder, settings.out / ("cpu-quick" if settings.quick else "cpu"), *effort)
+    found: list[Figures] = []
+    for seed in range(1, 2 if settings.quick else 7):
+        for method, plan in measured.plans(model, seed, settings.folder).items():
+            ms, predicted_ms = measured.compute_ms(plan)
+            task = f"{measured.TABLES} tables #{seed}"
+            found.append({"task": task, "method": method, "measured_ms": ms, "predicted_ms": predicted_ms})
+    lines = [
+        f"Compute of the slowest of {measured.DEVICES} devices, batch {measured.BATCH_SIZE:,}; cost nets "
+        f"{percent(model.report.unseen_tables_error or math.nan)} off on tables they never saw.",
+        "",
+        "| method | measured / paper's: mean, worst | predicted / paper's: mean | measured / predicted: mean |",
+        "|---|---|---|---|",
+    ]
+    by = {(f["task"], f["method"]): f for f in found}
+    for method in dict.fromkeys(f["method"] for f in found):
+        some = [(f, by[f["task"], PUBLISHED]) for f in found if f["method"] == method]
+        real = [f["measured_ms"] / p["measured_ms"] for f, p in some]
+        told = [f["predicted_ms"] / p["predicted_ms"] for f, p in some]
+        off = [f["measured_ms"] / f["predicted_ms"] for f, _ in some]
+        lines.append(
+            f"| {method} ({len(some)}) | {mean(real):.3f}, {max(real):.3f} | {mean(told):.3f} | {mean(off):.3f} |"
+        )
+    return lines, found
+
+
 SECTIONS: dict[str, Callable[[Settings], Section]] = {
     "compare": compare,
     "time": clock,
     "named": named,
     "scale": scale,
     "production": printed,
+    "measured": on_this_cpu,
 }
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     make bench-release ARGS="--only trainer"            (or: .venv/bin/python tests/bench/trainer.py --quick)
 
 The whole chain on this CPU: tables are made up, measured with FBGEMM and gloo, cost models trained, plans searched and put
-live in a folder store. Then examples/train.py trains four gloo processes by each plan in turn, several times, in rounds that
-begin with another plan each. Every plan is of the same tables, batch, devices and memory.
+live in a folder store. Then examples/train.py trains as many gloo processes as there are cores, two to four, by each plan in
+turn, several times, in rounds that begin with another plan each. Every plan is of the same tables, batch, devices and memory.
 """
 
 import argparse
@@ -33,7 +33,9 @@ from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import write_tables
 
 ROOT = Path(__file__).resolve().parents[2]
-DEVICES, MEMORY, BATCH_SIZE = 4, "256MiB", 2048
+# One process a core: of four on two cores the step is the sum of two, so that the most even plan gains nothing.
+DEVICES = max(2, min(4, len(os.sched_getaffinity(0))))
+MEMORY, BATCH_SIZE = "256MiB", 2048
 
 
 class Effort(NamedTuple):

@@ -1,0 +1,80 @@
+"""Plans measured again on this CPU: cost nets from what this CPU measured, plans by several methods, and each plan's device sets
+run as `neuroshard evaluate` runs them, one device after the other.
+
+Only compute is compared: exchanges between more processes than cores say more of the machine than of a plan.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bench.searching import tasks
+from neuroshard.augment.run import run as augment
+from neuroshard.core.plan import Plan
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model
+from neuroshard.files.tables import write_tables
+from neuroshard.measure.backends import Settings
+from neuroshard.measure.evaluate import evaluate
+from neuroshard.measure.run import run as measure
+from neuroshard.pretrain.run import run as pretrain
+from neuroshard.search.run import search
+
+DEVICES, TABLES, BATCH_SIZE = 4, 16, 1024
+MOST_ROWS, MOST_POOLING = 30_000, 60.0  # what a CPU does in milliseconds, and holds
+DIMS = (16, 32, 64, 128)
+TIGHTNESS = 1.3
+
+
+def drawn(count: int, seed: int, folder: Path) -> tuple[Table, ...]:
+    """Production tables, small enough for this CPU."""
+    rng = np.random.default_rng([7, seed])
+    pool = tasks.pool("meta", folder)
+    some = [pool[i].with_dim(int(rng.choice(DIMS))) for i in rng.choice(len(pool), size=count, replace=False)]
+    return tuple(
+        t.model_copy(
+            update={"rows": min(t.rows, MOST_ROWS), "pooling_factor": max(min(t.pooling_factor, MOST_POOLING), 1.0)}
+        )
+        for t in some
+    )
+
+
+def cost_nets(folder: Path, out: Path, compute_cases: int, comm_cases: int, budget_s: float) -> TrainedCostModel:
+    """Of this CPU, measured for so long at most."""
+    write_tables(out / "tables.json", drawn(200, 0, folder))
+    augment(
+        out / "tables.json",
+        out / "cases",
+        compute_cases=compute_cases,
+        comm_cases=comm_cases,
+        devices=(DEVICES,),
+        memory_bytes=2 * 2**30,
+        max_dim=max(DIMS),
+        seed=0,
+    )
+    measure(out / "cases", out / "costs", backend="cpu", batch_size=BATCH_SIZE, budget_seconds=budget_s, seed=0)
+    pretrain(out / "costs", out / "model", seed=0)
+    return load_cost_model(out / "model")
+
+
+def plans(model: TrainedCostModel, seed: int, folder: Path) -> dict[str, Plan]:
+    """Ours, the published search's, and of the heuristics the one that the nets like best."""
+    tables = drawn(TABLES, seed, folder)
+    memory = int(TIGHTNESS * sum(t.memory_bytes for t in tables) / DEVICES)
+    memory = max(memory, max(t.memory_bytes for t in tables))
+    task = ShardingTask(tables=tables, device_memory_bytes=(memory,) * DEVICES, batch_size=BATCH_SIZE)
+    ours = search(task, model)
+    costs = {b.algorithm: b.cost_ms for b in ours.baselines if b.cost_ms is not None}
+    found = {"neuroshard": ours, "paper": search(task, model, algorithm="paper")}
+    if costs:
+        found["best heuristic"] = search(task, model, algorithm=min(costs, key=lambda name: costs[name]))
+    return found
+
+
+def compute_ms(plan: Plan) -> tuple[float, float]:
+    """Compute of the slowest device, measured here and predicted."""
+    found = evaluate(plan, "cpu", Settings(batch_size=BATCH_SIZE), most_processes=1)
+    measured: Sequence[float] = [d.measured.compute_ms for d in found.devices if d.measured]
+    return max(measured), max(cost.compute_ms for cost in plan.predicted or ())
