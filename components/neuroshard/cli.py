@@ -826,6 +826,8 @@ def submit(
     from neuroshard.submit.package import read_parameters
     from neuroshard.submit.run import Watch, run
 
+    if not wait and (metrics or event):
+        raise UsageError("--metrics and --event tell how a run ended; leave out --no-wait")
     given = read_parameters(parameters, models_yaml, settings or ())
     watch = Watch(parse_duration(timeout), parse_duration(poll), metrics, event) if wait else None
     for line in run(endpoint, given, watch, experiment, namespace, service_account, dry_run=dry_run):

@@ -161,6 +161,17 @@ def check(cluster: Cluster, record: Path | None) -> None:
     may(cluster, runner, "runner", [("list", "nodes", True), ("get", "nodes", True)])
     forbidden = [("patch", "nodes"), ("delete", "nodes"), ("list", "secrets"), ("create", "pods"), ("list", "pods")]
     may(cluster, runner, "runner", [(*what, False) for what in forbidden])
+    events, gangs = "events", "trainjobs.trainer.kubeflow.org"
+    may(cluster, submitter, "submitter", [("create", events, True), ("list", events, False)], "neuroshard")
+    may(cluster, submitter, "submitter", [("create", events, False)], "kubeflow")
+    may(
+        cluster,
+        runner,
+        "runner",
+        [("create", gangs, True), ("delete", gangs, True), ("patch", gangs, False)],
+        "kubeflow",
+    )
+    may(cluster, runner, "runner", [("create", gangs, False)], "neuroshard")
     may(cluster, submitter, "submitter", [(*what, False) for what in (("list", "nodes"), ("get", "nodes"), *forbidden)])
 
     told(cluster, submitter, "submitter", 0)
@@ -188,26 +199,31 @@ def check(cluster: Cluster, record: Path | None) -> None:
 
 
 def install(cluster: Cluster) -> None:
-    """Apply what the prod overlay renders, but for kinds whose version is newer than the server."""
+    """Apply what the prod overlay renders, and the role for TrainJobs; not kinds whose version is newer than the server."""
     rendered = subprocess.run(
         ["kubectl", "kustomize", ROOT / "manifests" / "overlays" / "prod"], check=True, capture_output=True, text=True
     ).stdout
     resources = [one for one in yaml.safe_load_all(rendered) if one["kind"] not in TOO_NEW]
+    resources += yaml.safe_load_all((ROOT / "manifests" / "components" / "several-nodes" / "rbac.yaml").read_text())
     kubeflow = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kubeflow"}}  # not ours to make
     items = [kubeflow, *sorted(resources, key=lambda one: one["kind"] != "Namespace")]
     applied = cluster.told(
         "apply", "--validate=false", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
     )
-    print(f"applied manifests/overlays/prod: {len(applied.splitlines()) - 1} resources")
+    print(f"applied manifests/overlays/prod and the role for TrainJobs: {len(applied.splitlines()) - 1} resources")
 
 
-def may(cluster: Cluster, token: str, who: str, cases: list[tuple[str, str, bool]]) -> None:
-    """Hold what an account may do, in any namespace, against what it should."""
+def may(cluster: Cluster, token: str, who: str, cases: list[tuple[str, str, bool]], namespace: str = "") -> None:
+    """Hold what an account may do, in one namespace or in all of them, against what it should."""
     for verb, resource, wanted in cases:
-        answer = cluster.kubectl("auth", "can-i", verb, resource, "--all-namespaces", token=token).stdout.strip()
-        expect((answer == "yes") == wanted, f"may {who} {verb} {resource}? {answer}")
+        plural, _, group = resource.partition(".")
+        asked = {"verb": verb, "resource": plural, "group": group, "namespace": namespace}
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        body = json.dumps({**review, "spec": {"resourceAttributes": asked}})
+        answer = json.loads(cluster.told("create", "-f", "-", "-o", "json", token=token, stdin=body))["status"]
+        expect(answer["allowed"] == wanted, f"may {who} {verb} {resource} in {namespace or 'all'}? {answer}")
     told = (f"{verb} {resource} {'yes' if wanted else 'no'}" for verb, resource, wanted in cases)
-    print(f"{who} may {', '.join(told)}")
+    print(f"{who} in {namespace or 'all namespaces'}: may {', '.join(told)}")
 
 
 def put(cluster: Cluster, nodes: list[dict[str, Any]]) -> None:

@@ -217,3 +217,10 @@ def test_told_to_stop_it_says_that_the_run_goes_on_and_again_it_waits_for_it(kfp
     assert "neuroshard_nightly_success 0\n" in metrics.read_text()
     kfp_stub.states = ["SUCCEEDED"]
     assert "run r1: SUCCEEDED" in submitted(kfp_stub)
+
+
+def test_who_does_not_wait_cannot_tell_how_it_ended(neuroshard) -> None:  # type: ignore[no-untyped-def]
+    ended = neuroshard("submit", "--endpoint", "http://127.0.0.1:9", "--no-wait", "--event")
+    assert (ended.returncode, ended.stderr) == (
+        2, "error: --metrics and --event tell how a run ended; leave out --no-wait\n",
+    )  # fmt: skip
