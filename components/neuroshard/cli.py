@@ -5,6 +5,7 @@ imported when their subcommand runs, so that `--help` and `show` answer at once.
 """
 
 import io
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -64,8 +65,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 MaxModelError = Annotated[float, typer.Option(help="Largest error on unseen tables to go live with: 0.2 is 20 %.")]
 
 
-def _out(kind: str) -> Any:
-    return typer.Option("-o", "--out", help=f"{kind} to write.")
+def _out(kind: str, more: str = "") -> Any:
+    return typer.Option("-o", "--out", help=f"{kind} to write{more}.")
 
 
 def _version(wanted: bool) -> None:
@@ -83,9 +84,11 @@ def _root(
     pass
 
 
-def command(example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a subcommand whose --help ends with `example`."""
-    return app.command(epilog=f"Example:  {example}")
+def command(example: str, in_short: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a subcommand whose --help ends with `example`, and which the list of commands tells of `in_short`."""
+    options = re.sub(r" (?!-)", "\N{NO-BREAK SPACE}", example)  # lines end before an option, never within quotes
+    lines = " \\\n    ".join(wrapped(options, indent=0, width=70)).replace("\N{NO-BREAK SPACE}", " ")
+    return app.command(epilog=f"\b\nExample:\n  {lines}", short_help=in_short)  # \b: not to be wrapped again
 
 
 def _cost_model(model: str | None, store: str | None, hardware: str | None) -> str:
@@ -108,7 +111,7 @@ def note(lines: Iterable[str]) -> None:
         typer.echo(f"note: {line}", err=True)
 
 
-@command("neuroshard fleet --against s3://bucket/prefix")
+@command("neuroshard fleet --against s3://bucket/prefix", "What hardware is there, and what needs measuring.")
 def fleet(
     kubernetes: Annotated[
         bool | None,
@@ -164,7 +167,10 @@ def fleet(
     note(there.notes)
 
 
-@command("neuroshard doctor --store s3://bucket/prefix --kfp http://localhost:8080")
+@command(
+    "neuroshard doctor --store s3://bucket/prefix --kfp http://localhost:8080",
+    "What this machine can do, and how to mend what it cannot.",
+)
 def doctor(
     store: Annotated[
         str | None,
@@ -187,7 +193,10 @@ def doctor(
         raise typer.Exit(1)
 
 
-@command("neuroshard tables --from-torchrec my_package.model:make_model --pooling-factor user_id=3 -o tables.json")
+@command(
+    "neuroshard tables --from-torchrec my_package.model:make_model --pooling-factor user_id=3 -o tables.json",
+    "Tables from a model, a file or a printout; or check them.",
+)
 def tables(
     out: Annotated[Path | None, _out("tables.json")] = None,
     preset: Annotated[str | None, typer.Option(help="A built-in table set: mlperf-dlrm-dcnv2.")] = None,
@@ -314,7 +323,10 @@ def tables(
         raise typer.Exit(1 if any(finding.severity == "fault" for finding in findings) else 3)
 
 
-@command("neuroshard augment tables.json --compute-cases 2000 --comm-cases 400 --devices 4 --memory 32GiB -o cases/")
+@command(
+    "neuroshard augment tables.json --compute-cases 2000 --comm-cases 400 --devices 4 --memory 32GiB -o cases/",
+    "Draw the table sets and exchanges to measure.",
+)
 def augment(
     tables_json: Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")],
     out: Annotated[Path, _out("Folder of cases")],
@@ -361,10 +373,13 @@ def augment(
     typer.echo(f"{out}: {len(cases.compute)} compute cases, {len(cases.comm)} exchange cases")
 
 
-@command("neuroshard measure cases/ --backend cpu --batch-size 512 --budget 3m -o costs/")
+@command(
+    "neuroshard measure cases/ --backend cpu --batch-size 512 --budget 3m -o costs/",
+    "Measure what the cases cost on this machine.",
+)
 def measure(
     cases: Annotated[Path | None, typer.Argument(help="Folder that `neuroshard augment` wrote.")] = None,
-    out: Annotated[Path | None, _out("Folder of costs; one that a cut-off run left is continued")] = None,
+    out: Annotated[Path | None, _out("Folder of costs", "; one that a cut-off run left is continued")] = None,
     backend: Annotated[
         str | None, typer.Option(help="synthetic (a formula), cpu (FBGEMM + gloo) or cuda (FBGEMM + NCCL).")
     ] = None,
@@ -375,8 +390,8 @@ def measure(
     optimizer: Annotated[
         str, typer.Option(help="Fused into backward: sgd, rowwise_adagrad or adagrad.")
     ] = "rowwise_adagrad",
-    warmup: Annotated[int | None, typer.Option(min=0, help="Repeats thrown away first.")] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Repeats whose median counts.")] = None,
+    warmup: Annotated[int | None, typer.Option(min=0, help="Repeats thrown away first [default: 1].")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Repeats whose median counts [default: 7].")] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads a device may use (cpu).")] = 1,
     memory_limit: Annotated[
         str | None, typer.Option(help="Weights at most: larger tables are measured with fewer rows.")
@@ -434,7 +449,7 @@ def _verify(costs: Path, count: int, timeout: str, traces: Path | None) -> None:
         raise typer.Exit(1)
 
 
-@command("neuroshard merge costs-1/ costs-2/ -o costs/")
+@command("neuroshard merge costs-1/ costs-2/ -o costs/", "Join costs that several machines of a kind measured.")
 def merge(
     folders: Annotated[list[Path], typer.Argument(metavar="COSTS...", help="Folders that `neuroshard measure` wrote.")],
     out: Annotated[Path, _out("Folder of costs")],
@@ -446,10 +461,10 @@ def merge(
     typer.echo(f"{out}: {len(costs.compute)} table sets and {len(costs.comm)} exchanges of {len(folders)} folders")
 
 
-@command("neuroshard pretrain costs/ -o model/")
+@command("neuroshard pretrain costs/ -o model/", "Train cost models from costs, and tell their error.")
 def pretrain(
     costs: Annotated[list[Path], typer.Argument(help="Folders that `neuroshard measure` wrote, all of one bench.")],
-    out: Annotated[Path, _out("Folder of the cost model; a cut-off training left there is continued")],
+    out: Annotated[Path, _out("Folder of the cost model", "; a cut-off training left there is continued")],
     start_from: Annotated[
         Path | None, typer.Option(help="Cost model of other hardware, or older, to begin from: needs fewer cases.")
     ] = None,
@@ -475,7 +490,10 @@ def pretrain(
         _say_live(publish, publish_bundle(out, publish))
 
 
-@command("neuroshard publish-model model/ --store s3://bucket/prefix")
+@command(
+    "neuroshard publish-model model/ --store s3://bucket/prefix",
+    "Put a cost model in a store, and live if good enough.",
+)
 def publish_model(
     model: Annotated[Path, typer.Argument(help="Folder that `neuroshard pretrain` wrote.")],
     store: StoreUrl,
@@ -489,7 +507,7 @@ def publish_model(
     _say_live(store, run(model, store, max_error=max_error, force=force, single_writer=single_writer))
 
 
-@command("neuroshard models --store s3://bucket/prefix")
+@command("neuroshard models --store s3://bucket/prefix", "List a store's cost models by their hardware.")
 def models(
     store: StoreUrl,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with all that is known of each.")] = False,
@@ -502,7 +520,10 @@ def models(
     typer.echo(listing_json(found) if as_json else listing_text(found, store))
 
 
-@command("neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json")
+@command(
+    "neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json",
+    "Search the plan whose slowest device is fastest.",
+)
 def search(
     tables_json: Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")],
     devices: Annotated[int, typer.Option(min=1, max=4096, help="Number of devices.")],
@@ -534,7 +555,7 @@ def search(
         Path | None, typer.Option(help="constraints.json: pins, tables kept together, least widths (docs/formats.md).")
     ] = None,
     reserve: Annotated[str | None, typer.Option(help="Memory of every device that is not for tables: 2GiB.")] = None,
-    min_dim: Annotated[int | None, typer.Option(help="Least columns of a shard, a multiple of 4.")] = None,
+    min_dim: Annotated[int | None, typer.Option(help="Least columns of a shard, a multiple of 4 [default: 4].")] = None,
     max_shards: Annotated[int | None, typer.Option(help="Most shards of a table.")] = None,
     never_split: Annotated[
         list[str] | None, typer.Option(help="Tables (a name or a pattern) that stay whole; may be repeated.")
@@ -584,7 +605,7 @@ def search(
     typer.echo(f"{out}: written")
 
 
-@command("neuroshard show plan.json")
+@command("neuroshard show plan.json", "Show a plan, as numbers and bars.")
 def show(plan: Annotated[Path, typer.Argument(help="plan.json")], as_json: AsJson = False) -> None:
     """Show a plan: cost against the baselines, and every device's cost and memory."""
     import json
@@ -597,7 +618,8 @@ def show(plan: Annotated[Path, typer.Argument(help="plan.json")], as_json: AsJso
 
 
 @command(
-    "neuroshard report plan.json --model model/ --costs costs/ --live s3://bucket/prefix#ads-ranker -o report.html"
+    "neuroshard report plan.json --model model/ --costs costs/ --live s3://bucket/prefix#ads-ranker -o report.html",
+    "Turn a plan and its run into one HTML page.",
 )
 def report(
     plan: Annotated[Path, typer.Argument(help="plan.json")],
@@ -616,7 +638,7 @@ def report(
     typer.echo(f"{out}: {format_bytes(size)}")
 
 
-@command("neuroshard evaluate plan.json --backend cpu")
+@command("neuroshard evaluate plan.json --backend cpu", "Run a plan's device sets for real, beside the prediction.")
 def evaluate(
     plan: Annotated[Path, typer.Argument(help="plan.json")],
     backend: Annotated[
@@ -658,7 +680,7 @@ def evaluate(
         raise typer.Exit(1)
 
 
-@command("neuroshard diff old.json new.json")
+@command("neuroshard diff old.json new.json", "Show what moves from one plan to another.")
 def diff(
     old: Annotated[Path, typer.Argument(help="plan.json")],
     new: Annotated[Path, typer.Argument(help="plan.json")],
@@ -674,7 +696,10 @@ def diff(
     typer.echo(json.dumps(diff_json(*plans), indent=2) if as_json else diff_text(*plans))
 
 
-@command("neuroshard deploy plan.json --store s3://bucket/prefix --name ads-ranker --tables tables.json --model model/")
+@command(
+    "neuroshard deploy plan.json --store s3://bucket/prefix --name ads-ranker --tables tables.json --model model/",
+    "Put a plan in a store, and live if the gate agrees.",
+)
 def deploy(
     plan: Annotated[Path, typer.Argument(help="plan.json")],
     store: StoreUrl,
@@ -720,7 +745,10 @@ def deploy(
         typer.echo(f"gate: {'forced; ' if decision.forced else ''}{decision.why}")
 
 
-@command("neuroshard publish plan.json --store s3://bucket/prefix --name ads-ranker")
+@command(
+    "neuroshard publish plan.json --store s3://bucket/prefix --name ads-ranker",
+    "Put a plan in a store, without making it live.",
+)
 def publish(
     plan: Annotated[Path, typer.Argument(help="plan.json")],
     store: StoreUrl,
@@ -734,7 +762,10 @@ def publish(
     typer.echo(f"{store}: plan {digest} of {name} is published")
 
 
-@command("neuroshard promote 3f2a9c01d4e7 --store s3://bucket/prefix --name ads-ranker")
+@command(
+    "neuroshard promote 3f2a9c01d4e7 --store s3://bucket/prefix --name ads-ranker",
+    "Make a published plan or cost model live.",
+)
 def promote(
     digest: Annotated[str, typer.Argument(help="The digest of a plan or cost model, or at least 8 digits of it.")],
     store: StoreUrl,
@@ -748,7 +779,7 @@ def promote(
     typer.echo(f"{store}: {name} release {release.number} is live, {line_of(name).noun} {release.artifact[:12]}")
 
 
-@command("neuroshard releases --store s3://bucket/prefix --name ads-ranker")
+@command("neuroshard releases --store s3://bucket/prefix --name ads-ranker", "List what went live, newest first.")
 def releases(
     store: StoreUrl,
     name: LineName,
@@ -775,7 +806,9 @@ def releases(
     typer.echo(json.dumps([one.model_dump(mode="json") for one in found], indent=2) if as_json else text)
 
 
-@command("neuroshard rollback --store s3://bucket/prefix --name ads-ranker")
+@command(
+    "neuroshard rollback --store s3://bucket/prefix --name ads-ranker", "Make live again what the live one replaced."
+)
 def rollback(store: StoreUrl, name: LineName, single_writer: SingleWriter = False) -> None:
     """Make live again what the live plan or cost model replaced."""
     from neuroshard.deploy.lines import line_of, run_rollback
@@ -786,7 +819,10 @@ def rollback(store: StoreUrl, name: LineName, single_writer: SingleWriter = Fals
     )
 
 
-@command("neuroshard gc --store s3://bucket/prefix --name ads-ranker --keep 10 --older-than 168h --apply")
+@command(
+    "neuroshard gc --store s3://bucket/prefix --name ads-ranker --keep 10 --older-than 168h --apply",
+    "Delete old plans, cost models, releases and refusals.",
+)
 def gc(
     store: StoreUrl,
     name: LineName,
@@ -804,7 +840,10 @@ def gc(
     typer.echo(f"{store}: {size}" + ("" if apply or not garbage.entries else "; --apply deletes them"))
 
 
-@command("neuroshard submit --parameters parameters.yaml --models models.yaml --endpoint http://localhost:8888")
+@command(
+    "neuroshard submit --parameters parameters.yaml --models models.yaml --endpoint http://localhost:8888",
+    "Run the pipeline on Kubeflow Pipelines.",
+)
 def submit(
     endpoint: Endpoint,
     parameters: Parameters = None,
@@ -835,7 +874,8 @@ def submit(
 
 
 @command(
-    "neuroshard schedule --cron '0 2 * * *' --parameters parameters.yaml --endpoint http://localhost:8888 --dry-run"
+    "neuroshard schedule --cron '0 2 * * *' --parameters parameters.yaml --endpoint http://localhost:8888 --dry-run",
+    "Make or remove a recurring run on Kubeflow Pipelines.",
 )
 def schedule(
     endpoint: Endpoint,

@@ -208,17 +208,6 @@ def test_a_full_disk_ends_in_one_line_and_leaves_nothing_half_written(made, tmp_
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["tables", "augment", "measure", "pretrain", "search", "show", "deploy", "releases", "rollback"],
-)
-def test_every_help_has_an_example(neuroshard, command):
-    done = neuroshard(command, "--help")
-
-    assert done.returncode == 0
-    assert f"Example:  neuroshard {command}" in " ".join(done.stdout.split("\n"))
-
-
-@pytest.mark.parametrize(
     ("missing", "words"), [("typer", ["typer", "neuroshard[all]"]), ("numpy", ["numpy", "neuroshard[all]"])]
 )
 def test_a_package_that_is_not_installed_is_named(made, missing, words):

@@ -13,11 +13,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def wrapped(text: str, indent: int = 2) -> list[str]:
-    """Lines of at most 80 columns, all but the first indented; a word that is longer stays whole."""
+def wrapped(text: str, indent: int = 2, width: int = WIDTH) -> list[str]:
+    """Lines of at most 80 columns (or `width`), all but the first indented; a word that is longer stays whole."""
     return textwrap.wrap(
         text,
-        WIDTH,
+        width,
         subsequent_indent=" " * indent,
         break_on_hyphens=False,
         break_long_words=False,
