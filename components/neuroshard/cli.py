@@ -630,11 +630,12 @@ def report(
         list[Path] | None, typer.Option(help="Costs that the cost model learned from; may be repeated.")
     ] = None,
     fleet: Annotated[Path | None, typer.Option(help="What `neuroshard fleet --json` printed.")] = None,
+    evaluation: Annotated[Path | None, typer.Option(help="What `neuroshard evaluate -o` wrote of this plan.")] = None,
 ) -> None:
     """Turn a plan, and what a run left beside it, into one HTML page to look at."""
     from neuroshard.report.run import run
 
-    size = run(plan, out, model=model, live=live, costs=costs or (), fleet=fleet)
+    size = run(plan, out, model=model, live=live, costs=costs or (), fleet=fleet, evaluation=evaluation)
     typer.echo(f"{out}: {format_bytes(size)}")
 
 

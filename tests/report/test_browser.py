@@ -11,6 +11,9 @@ from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Proven
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
+from neuroshard.files.plan import write_plan
+from neuroshard.measure.evaluate import run as evaluate
+from neuroshard.report.evaluated import read_evaluation
 from neuroshard.report.live import Live
 from neuroshard.report.run import report
 
@@ -56,9 +59,16 @@ def opened(chromium, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def html(parts):
+def html(parts, tmp_path_factory):
+    write_plan(tmp_path_factory.getbasetemp() / "plan.json", parts["plan"])
+    out = tmp_path_factory.getbasetemp() / "evaluation.json"
+    evaluate(out.with_name("plan.json"), out, backend="synthetic")
     return report(
-        parts["plan"], model=parts["model"], costs=parts["costs"], live=Live(parts["live"], "release <7>"), files={}
+        parts["plan"],
+        model=parts["model"],
+        costs=parts["costs"],
+        live=Live(parts["live"], "release <7>"),
+        evaluated=read_evaluation(out, parts["plan"]),
     )
 
 
@@ -73,7 +83,7 @@ def test_it_fits_every_screen_in_light_and_in_dark(opened, html, width, scheme):
     page = opened(html, width, scheme)
 
     charts = page.eval_on_selector_all(".chart svg", "all => all.map(one => one.getBoundingClientRect().width)")
-    assert len(charts) == 14  # what a run that left everything behind has to show
+    assert len(charts) == 15  # what a run that left everything behind has to show
     assert min(charts) > 150
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator("html").get_attribute("data-theme") == scheme
@@ -86,7 +96,7 @@ def test_the_button_changes_light_to_dark_and_draws_all_anew(opened, html):
     page.wait_for_selector("html[data-drawn=dark]")
 
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != ground
-    assert page.locator(".chart svg").count() == 14
+    assert page.locator(".chart svg").count() == 15
 
 
 def test_the_lists_say_what_the_plan_says(opened, html, parts):

@@ -22,6 +22,7 @@ from neuroshard.costmodel.pricing import price_shards
 from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.run import deploy
 from neuroshard.files.plan import write_plan
+from neuroshard.measure.evaluate import run as evaluate
 from neuroshard.report.live import Live, open_live
 from neuroshard.report.run import report, run
 from neuroshard.store.open import open_store
@@ -122,6 +123,35 @@ def test_a_bare_plan_says_what_to_give(tmp_path):
     for option in ("--live", "--model", "--fleet"):
         assert f"<code>{option}" in text
     assert data_of(text)["moves"] is None
+    assert "--evaluation" in text
+
+
+def test_a_plan_that_was_run_shows_what_was_measured(tmp_path, parts):
+    write_plan(tmp_path / "plan.json", parts["plan"])
+    evaluation = evaluate(tmp_path / "plan.json", tmp_path / "evaluation.json", backend="synthetic")
+    run(tmp_path / "plan.json", tmp_path / "report.html", evaluation=tmp_path / "evaluation.json")
+    text = (tmp_path / "report.html").read_text()
+
+    told = data_of(text)["evaluated"]
+    assert told["measured"] == pytest.approx([one.measured.total_ms for one in evaluation.devices], rel=1e-6)
+    assert told["predicted"] == pytest.approx(parts["plan"].predicted_ms, rel=1e-6)
+    assert f"{max(told['measured']):.3f} ms: computed by {evaluation.bench.hardware.name}" in text
+
+
+def test_the_evaluation_of_another_plan_is_refused(tmp_path, parts):
+    write_plan(tmp_path / "plan.json", parts["plan"])
+    write_plan(tmp_path / "live.json", parts["live"])
+    evaluate(tmp_path / "live.json", tmp_path / "evaluation.json", backend="synthetic")
+    with pytest.raises(InvalidInput, match="is of plan"):
+        run(tmp_path / "plan.json", tmp_path / "report.html", evaluation=tmp_path / "evaluation.json")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_where_nothing_is_live_yet_the_page_says_so(tmp_path):
+    write_plan(tmp_path / "plan.json", make_plan())
+    run(tmp_path / "plan.json", tmp_path / "report.html", live=f"{tmp_path}#ads")
+
+    assert "Nothing was live before this plan" in (tmp_path / "report.html").read_text()
 
 
 def test_another_cost_model_than_the_plans_is_refused(parts):

@@ -6,9 +6,12 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import CostModel
+from neuroshard.report.evaluated import Evaluated
 from neuroshard.report.live import Change
 from neuroshard.report.numbers import against, percent, short
 from neuroshard.report.origin import measured
+
+LIVE = "Against live plan"
 
 
 class Card(NamedTuple):
@@ -19,8 +22,11 @@ class Card(NamedTuple):
     note: str
 
 
-def cards(plan: Plan, change: Change | None, model: CostModel | None) -> list[Card]:
-    return [_cost(plan), _live(plan, change), _baselines(plan), _bound(plan), _memory(plan), _trust(plan, model)]
+def cards(
+    plan: Plan, change: Change | None, model: CostModel | None, evaluated: Evaluated | None, nothing_live: bool
+) -> list[Card]:
+    live = Card(LIVE, "–", "nothing was live before it") if nothing_live else _live(plan, change)
+    return [_cost(plan, evaluated), live, _baselines(plan), _bound(plan), _memory(plan), _trust(plan, model)]
 
 
 def size(plan: Plan) -> str:
@@ -47,16 +53,18 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _cost(plan: Plan) -> Card:
+def _cost(plan: Plan, evaluated: Evaluated | None) -> Card:
     title = "Slowest device"
     if plan.cost_ms is None or plan.predicted_ms is None:
         return Card(title, "not known", "the plan carries no prediction")
     slowest = plan.predicted_ms.index(plan.cost_ms)
-    return Card(title, f"{plan.cost_ms:.3f} ms", f"a step, predicted; device {slowest}")
+    slowest_ms = max((ms for ms in evaluated.ms() if ms is not None), default=None) if evaluated else None
+    told = f"; {slowest_ms:.3f} ms: {evaluated.what}" if evaluated and slowest_ms is not None else ""
+    return Card(title, f"{plan.cost_ms:.3f} ms", f"a step, predicted; device {slowest}{told}")
 
 
 def _live(plan: Plan, change: Change | None) -> Card:
-    title = "Against live plan"
+    title = LIVE
     if change is None:
         return Card(title, "–", "nothing to compare with: give --live PLAN or STORE#MODEL")
     if change.cost_ms is None or plan.cost_ms is None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from neuroshard.core.plan import Plan
 from neuroshard.costmodel.pricing import Prices
+from neuroshard.report.evaluated import Evaluated
 from neuroshard.report.numbers import Columns, short
 
 
@@ -26,6 +27,12 @@ def device_columns(plan: Plan, live_ms: Sequence[float] | None) -> Columns:
     if live_ms is not None:
         columns["live"] = short(live_ms)
     return columns
+
+
+def evaluated_columns(plan: Plan, evaluated: Evaluated) -> Columns:
+    """A value a device: ms as measured, null where an error was met, and the same part as predicted."""
+    measured = [None if ms is None else short([ms])[0] for ms in evaluated.ms()]
+    return {"measured": measured, "predicted": short(evaluated.predicted_ms(plan)) or [None] * len(measured)}
 
 
 def table_columns(plan: Plan) -> Columns:

@@ -19,12 +19,13 @@ from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import read_bytes, write_bytes
 from neuroshard.files.plan import read_plan
+from neuroshard.report.evaluated import Evaluated, read_evaluation
 from neuroshard.report.headline import bars, cards, size, without_a_plan
 from neuroshard.report.live import Change, Live, change, open_live
 from neuroshard.report.numbers import short
 from neuroshard.report.origin import fleet_rows, measured, model_facts, plan_facts, source
 from neuroshard.report.page import render
-from neuroshard.report.placement import device_columns, shard_columns, table_columns
+from neuroshard.report.placement import device_columns, evaluated_columns, shard_columns, table_columns
 from neuroshard.report.trust import curves, error_rows, points
 
 
@@ -35,11 +36,14 @@ def report(
     live: Live | None = None,
     costs: Costs | None = None,
     fleet: tuple[str, list[dict[str, Any]]] | None = None,
+    evaluated: Evaluated | None = None,
+    nothing_live: bool = False,
     files: Mapping[str, str] | None = None,
 ) -> str:
     """The page as HTML. What is not given is not drawn, and the page says how to give it.
 
-    `files` has the sha256 of what was read, by name. The same values give the same page, byte for byte. Raises InvalidInput where
+    `files` has the sha256 of what was read, by name; `nothing_live` says that there is no live plan to give. The same
+    values give the same page, byte for byte. Raises InvalidInput where
     the cost model is not the plan's, or the costs are of other hardware than the cost model.
     """
     if model is not None and plan.provenance.cost_model != model.name:
@@ -57,7 +61,9 @@ def report(
         "size": size(plan),
         "measured": measured(by.cost_model_backend),
         "source": source(by.cost_model_backend, by.cost_model_device),
-        "cards": cards(plan, changed, model),
+        "cards": cards(plan, changed, model, evaluated, nothing_live),
+        "nothing_live": nothing_live,
+        "evaluated": None if evaluated is None else evaluated.what,
         "without": without_a_plan(plan),
         "notes": by.notes,
         "assumptions": plan.bound_assumptions if plan.gap is not None else (),
@@ -79,6 +85,8 @@ def report(
         "bars": bars(plan, changed),
         "bound": None if plan.lower_bound_ms is None else short([plan.lower_bound_ms])[0],
         "devices": device_columns(plan, None if changed is None else changed.live_ms),
+        "evaluated": None if evaluated is None else evaluated_columns(plan, evaluated),
+        "evaluated_how": None if evaluated is None else evaluated.how,
         "tables": table_columns(plan),
         "shards": shard_columns(plan, prices),
         "change": None if changed is None else changed.devices,
@@ -113,11 +121,14 @@ def run(
     live: str | None = None,
     costs: Sequence[Path] = (),
     fleet: Path | None = None,
+    evaluation: Path | None = None,
 ) -> int:
     """Read a plan.json and what goes with it, and write the page to `out`. Returns its size in bytes.
 
     `model` as for a search; `live` a plan.json or STORE#MODEL, where nothing need be live; `costs` folders that the cost model
-    learned from; `fleet` what `neuroshard fleet --json` printed. Raises NeuroshardError in one line; then nothing is written.
+    learned from; `fleet` what `neuroshard fleet --json` printed; `evaluation` what `neuroshard evaluate -o` wrote.
+
+    Raises NeuroshardError in one line; then nothing is written.
     """
     plan = read_plan(plan_path)
     files = {plan_path.name: sha256(read_bytes(plan_path))}
@@ -128,12 +139,15 @@ def run(
         parts = sorted(folder.glob("co*-*.parquet"))
         digests = "".join(sha256(read_bytes(part)) for part in parts)
         files[f"the sha256 of {len(parts)} parts of {folder.name}"] = sha256(digests.encode())
+    found = None if live is None else open_live(live, plan)
     html = report(
         plan,
         model=opened,
-        live=None if live is None else open_live(live, plan),
+        live=found,
+        nothing_live=live is not None and found is None,
         costs=read_costs(*costs) if costs else None,
         fleet=None if fleet is None else fleet_rows(fleet),
+        evaluated=None if evaluation is None else read_evaluation(evaluation, plan),
         files=files,
     ).encode()
     write_bytes(out, html)

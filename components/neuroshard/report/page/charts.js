@@ -158,19 +158,19 @@ function changeSpec(change) {
   };
 }
 
-function beforeSpec(devices) {
-  const values = devices.flatMap((row) => [{ ...row, plan: "live plan", ms: row.live }, { ...row, plan: "this plan", ms: row.total }]);
-  const tooltip = [{ field: "device" }, { field: "live", title: "live plan, predicted ms", format: ".3f" }, { field: "total", title: "this plan, predicted ms", format: ".3f" }];
-  const y = { field: "ms", type: "quantitative", title: "ms a step, predicted", scale: { zero: false } };
-  const plans = ["live plan", "this plan"];
+// Two costs of every device, joined by a line. rows: {device, first, second}
+function betweenSpec(rows, names, title) {
+  const values = rows.flatMap((row) => [{ ...row, what: names[0], ms: row.first }, { ...row, what: names[1], ms: row.second }]).filter((row) => row.ms !== null);
+  const tooltip = [{ field: "device" }, { field: "first", title: `${names[0]}, ms`, format: ".3f" }, { field: "second", title: `${names[1]}, ms`, format: ".3f" }];
+  const y = { field: "ms", type: "quantitative", title };
   return {
     data: { values },
     height: 240,
     encoding: { x: byDevice, tooltip },
     layer: [
       { mark: { type: "line", color: colour("other") }, encoding: { y, detail: { field: "device" } } },
-      { mark: { type: "point", filled: true, size: 60, opacity: 1 }, encoding: { y, shape: { field: "plan", type: "nominal", title: null, scale: { domain: plans, range: ["square", "circle"] } },
-        color: { field: "plan", type: "nominal", title: null, scale: { domain: plans, range: [colour("forward"), colour("compute")] } } } },
+      { mark: { type: "point", filled: true, size: 60, opacity: 1 }, encoding: { y, shape: { field: "what", type: "nominal", title: null, scale: { domain: names, range: ["square", "circle"] } },
+        color: { field: "what", type: "nominal", title: null, scale: { domain: names, range: [colour("forward"), colour("compute")] } } } },
     ],
   };
 }

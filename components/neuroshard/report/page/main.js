@@ -125,7 +125,14 @@ async function drawCharts() {
   await draw("chart-memory", memorySpec(devices), { click: choose });
   await draw("chart-map", mapSpec(shards, devices, priced), { click: choose, renderer: shards.length > MOST_SVG_MARKS ? "canvas" : "svg" });
   if (DATA.change) await draw("chart-change", changeSpec(DATA.change));
-  if (DATA.devices.live) await draw("chart-before", beforeSpec(devices));
+  if (DATA.devices.live) {
+    const rows = devices.map((row) => ({ device: row.device, first: row.live, second: row.total }));
+    await draw("chart-before", betweenSpec(rows, ["live plan", "this plan"], "ms a step, predicted"));
+  }
+  if (DATA.evaluated) {
+    const rows = rowsOf(DATA.evaluated).map((row, device) => ({ device, first: row.measured, second: row.predicted }));
+    await draw("chart-evaluated", betweenSpec(rows, [DATA.evaluated_how, "predicted"], "ms a step"));
+  }
   if (DATA.errors.length) await draw("chart-errors", errorsSpec(DATA.errors));
   for (const [i, [name, columns]] of pointed.entries()) await draw(`chart-points-${i}`, pointsSpec(name, columns, noiseOf(name)));
   for (const [i, curve] of DATA.curves.entries()) await draw(`chart-curves-${i}`, curvesSpec(curve));
