@@ -60,7 +60,9 @@ class KfpStub:
                 return 200, {"recurringRuns": self.recurring[::-1]} if self.recurring else {}
             case "POST", ["recurringruns"]:
                 known = f"j{sum(path == f'{API}/recurringruns' for way, path, _ in self.requests if way == 'POST')}"
-                self.recurring.append({**body, "recurring_run_id": known, "created_at": CREATED})
+                account = body.get("service_account") or "pipeline-runner"  # as the server fills it in
+                told = {"recurring_run_id": known, "service_account": account, "created_at": CREATED}
+                self.recurring.append({**body, **told})
                 return 200, self.recurring[-1]
             case "DELETE", ["recurringruns", recurring_run_id]:
                 self.recurring = [one for one in self.recurring if one["recurring_run_id"] != recurring_run_id]

@@ -113,8 +113,15 @@ def test_the_steps_that_failed_are_named(kfp_stub: KfpStub) -> None:
         {"display_name": "survey", "state": "SUCCEEDED"},
         {"display_name": "measure-jobs", "state": "FAILED", "child_tasks": [{"task_id": "t"}]},
         {"display_name": "measure", "state": "FAILED", "error": {"code": 13, "message": "out of\nluck"}},
+        {
+            "display_name": "place",
+            "state": "FAILED",
+            "state_history": [{"state": "FAILED", "error": {"message": "lost"}}],
+        },
+        {"display_name": "merge", "state": "FAILED"},
     ]
-    with pytest.raises(NeuroshardError, match=r"ended as FAILED \(measure: out of luck\); the live"):
+    told = r"ended as FAILED \(measure: out of luck; place: lost; merge: failed\); the live"
+    with pytest.raises(NeuroshardError, match=told):
         submitted(kfp_stub)
 
 

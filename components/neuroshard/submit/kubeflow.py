@@ -180,10 +180,15 @@ class Kubeflow:
 def _run(told: Any) -> Run:
     details = getattr(told.run_details, "task_details", None) or ()
     failed = [task for task in details if task.state == "FAILED" and not task.child_tasks]
-    failures = tuple(
-        f"{task.display_name}: {_line(getattr(task.error, 'message', None) or 'failed')}" for task in failed
-    )
+    failures = tuple(f"{task.display_name}: {_why(task)}" for task in failed)
     return Run(str(told.run_id), str(told.display_name or ""), str(told.state or "PENDING"), failures)
+
+
+def _why(task: Any) -> str:
+    """What a failed task says: where the server keeps it depends on its version."""
+    history = [status.error for status in task.state_history or ()]
+    said = [error.message for error in (task.error, *history[::-1]) if error is not None and error.message]
+    return _line(said[0]) if said else "failed"
 
 
 def _recurring(told: Any) -> Recurring:

@@ -78,6 +78,8 @@ def apply(kubeflow: Kubeflow, name: str, todo: Change) -> None:
 
 def _differences(one: Recurring, other: Recurring) -> Iterable[str]:
     for field, before, after in zip(Recurring._fields, one, other, strict=True):
+        if field == "service_account" and not after:
+            continue  # the server puts its own in; that another was asked for before is in the description
         if field != "parameters" and before != after:
             yield f"{field}: {before or '(none)'} -> {after or '(none)'}"
     for key in sorted({*one.parameters, *other.parameters}):
