@@ -39,7 +39,7 @@ def size(plan: Plan) -> str:
 def bars(plan: Plan, change: Change | None) -> list[dict[str, Any]]:
     """Predicted ms of the slowest device by this plan, the live one, and every heuristic that found one."""
     named = [("this plan", "plan", plan.cost_ms), ("live plan", "live", change.cost_ms if change else None)]
-    named += [(baseline.algorithm, "heuristic", baseline.cost_ms) for baseline in plan.baselines]
+    named += [(f"heuristic: {baseline.algorithm}", "heuristic", baseline.cost_ms) for baseline in plan.baselines]
     costs = [(name, kind, cost) for name, kind, cost in named if cost is not None]
     return [{"name": name, "kind": kind, "ms": short([cost])[0]} for name, kind, cost in costs]
 
