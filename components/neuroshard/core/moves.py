@@ -3,8 +3,9 @@
 What a device holds already stays. Rows and tables that the old plan does not have are made, not moved.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
@@ -29,9 +30,10 @@ class Move(Value):
 
 def moves(old: Plan, new: Plan) -> tuple[Move, ...]:
     """Everything that devices must get under `new` and did not hold under `old`, in the order of the new plan's shards."""
-    held: dict[str, list[Shard]] = defaultdict(list)
+    shards: dict[str, list[Shard]] = defaultdict(list)
     for shard in old.shards:
-        held[shard.table].append(shard)
+        shards[shard.table].append(shard)
+    held = {table.name: _Held(shards[table.name]) for table in new.task.tables}
     tables = {table.name: table for table in new.task.tables}
     return tuple(move for shard in new.shards for move in _arriving(shard, tables[shard.table], held[shard.table]))
 
@@ -41,18 +43,68 @@ def moved_bytes(old: Plan, new: Plan) -> int:
     return sum(move.nbytes for move in moves(old, new) if move.from_device is not None)
 
 
-def _arriving(shard: Shard, table: Table, held: list[Shard]) -> Iterator[Move]:
+class _Rows:
+    """Rows as spans that do not touch, in order."""
+
+    def __init__(self, begins: Sequence[int] = (), ends: Sequence[int] = ()) -> None:
+        self.begins, self.ends = list(begins), list(ends)
+
+    def add(self, first: int, end: int) -> int:
+        """Add the rows from `first` to `end`; how many of them are new."""
+        left, right = bisect_left(self.ends, first), bisect_right(self.begins, end)
+        spans = list(zip(self.begins[left:right], self.ends[left:right], strict=True))
+        known = sum(max(0, min(stop, end) - max(begin, first)) for begin, stop in spans)
+        self.begins[left:right] = [min([first, *(begin for begin, _ in spans)])]
+        self.ends[left:right] = [max([end, *(stop for _, stop in spans)])]
+        return end - first - known
+
+    def near(self, first: int, end: int) -> "_Rows":
+        """Those of the spans that touch the rows from `first` to `end`."""
+        left, right = bisect_left(self.ends, first), bisect_right(self.begins, end)
+        return _Rows(self.begins[left:right], self.ends[left:right])
+
+
+class _Held:
+    """The shards of a table under the old plan, such that those in a shard's way are found without looking at all."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.in_columns: dict[tuple[int, int], list[Shard]] = defaultdict(list)
+        self.rows: dict[int, _Rows] = defaultdict(_Rows)
+        for one in sorted(shards, key=lambda shard: shard.row_offset):
+            self.in_columns[one.column_offset, one.dim].append(one)
+            self.rows[one.device].add(one.row_offset, one.row_offset + one.rows)
+        self.columns = sorted(self.in_columns)
+        self.widest = max((dim for _, dim in self.columns), default=0)
+
+    def overlapping(self, shard: Shard) -> list[Shard]:
+        """Those that have elements of it, by their columns and rows."""
+        found = []
+        left = bisect_left(self.columns, (shard.column_offset - self.widest + 1, 0))
+        right = bisect_left(self.columns, (shard.column_offset + shard.dim, 0))
+        for columns in self.columns[left:right]:
+            stack = self.in_columns[columns]  # of a plan, so no two have rows in common
+            first = max(bisect_right(stack, shard.row_offset, key=_first_row) - 1, 0)
+            end = bisect_left(stack, shard.row_offset + shard.rows, key=_first_row)
+            found += [one for one in stack[first:end] if _area(shard, one)]
+        return sorted(found, key=lambda one: (one.column_offset, one.row_offset))
+
+
+def _first_row(shard: Shard) -> int:
+    return shard.row_offset
+
+
+def _arriving(shard: Shard, table: Table, held: _Held) -> Iterator[Move]:
     element_bytes = table.element_bytes + table.optimizer_bytes_per_element
-    known = [span for one in held if one.device == shard.device and (span := _rows(shard, one))]
-    with_state = sorted(known)
-    missing = shard.rows * shard.dim - sum(_area(shard, one) for one in held)
-    for one in sorted(held, key=lambda other: (other.column_offset, other.row_offset)):
-        if one.device == shard.device or not _area(shard, one):
+    last = shard.row_offset + shard.rows
+    with_state = held.rows[shard.device].near(shard.row_offset, last) if shard.device in held.rows else _Rows()
+    there = held.overlapping(shard)
+    missing = shard.rows * shard.dim - sum(_area(shard, one) for one in there)
+    for one in there:
+        if one.device == shard.device:
             continue
         first, end = _rows(shard, one) or (0, 0)
         left, right = _columns(shard, one)
-        bare = end - first - _covered(with_state, first, end)
-        with_state = sorted([*with_state, (first, end)])
+        bare = with_state.add(first, end)
         yield Move(
             table=table.name,
             row_offset=first,
@@ -64,7 +116,7 @@ def _arriving(shard: Shard, table: Table, held: list[Shard]) -> Iterator[Move]:
             nbytes=(end - first) * (right - left) * element_bytes + bare * table.optimizer_bytes_per_row,
         )
     if missing:
-        bare = shard.rows - _covered(with_state, shard.row_offset, shard.row_offset + shard.rows)
+        bare = with_state.add(shard.row_offset, last)
         yield Move(
             table=table.name,
             row_offset=shard.row_offset,
@@ -92,12 +144,3 @@ def _columns(one: Shard, other: Shard) -> tuple[int, int]:
 def _area(one: Shard, other: Shard) -> int:
     rows, (left, right) = _rows(one, other), _columns(one, other)
     return (rows[1] - rows[0]) * max(0, right - left) if rows else 0
-
-
-def _covered(spans: list[tuple[int, int]], first: int, end: int) -> int:
-    """How many of the rows from `first` to `end` the sorted spans cover."""
-    covered, reached = 0, first
-    for begin, stop in spans:
-        covered += max(0, min(stop, end) - max(begin, reached))
-        reached = max(reached, min(stop, end))
-    return covered
