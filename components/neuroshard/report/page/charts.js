@@ -14,10 +14,10 @@ function theme() {
     background: null,
     font: "system-ui, -apple-system, Segoe UI, sans-serif",
     view: { stroke: null },
-    axis: { labelColor: quiet, titleColor: quiet, gridColor: line, domainColor: line, tickColor: line, titleFontWeight: 500, labelLimit: 260 },
-    legend: { labelColor: text, titleColor: quiet, titleFontWeight: 500, orient: "top", labelLimit: 300 },
+    axis: { labelColor: quiet, titleColor: quiet, gridColor: line, domainColor: line, tickColor: line, titleFontWeight: 500, labelLimit: 260, labelFontSize: 11.5, titleFontSize: 12 },
+    legend: { labelColor: text, titleColor: quiet, titleFontWeight: 500, orient: "top", labelLimit: 300, labelFontSize: 12, titleFontSize: 12 },
     title: { color: text, anchor: "start", fontSize: 13 },
-    text: { color: text },
+    text: { color: text, fontSize: 12 },
     rule: { color: text },
   };
 }
@@ -58,7 +58,8 @@ function boundLayer(bound, axis) {
 }
 
 function barsSpec(bars, bound) {
-  const x = { field: "ms", type: "quantitative", title: "ms a step, predicted" + (bound === null ? "" : " (dashed: the lower bound)") };
+  const room = 1.2 * Math.max(...bars.map((bar) => bar.ms)) || 1; // for the figure beside the longest bar
+  const x = { field: "ms", type: "quantitative", title: "ms a step, predicted", scale: { domain: [0, room], nice: false } };
   const y = { field: "name", type: "nominal", sort: [...bars].sort((a, b) => a.ms - b.ms).map((bar) => bar.name), title: null };
   const kinds = { plan: colour("compute"), live: colour("forward"), heuristic: colour("other") };
   const tooltip = [{ field: "name", title: "plan" }, { field: "ms", title: "predicted ms", format: ".3f" }];
@@ -176,9 +177,9 @@ function betweenSpec(rows, names, title) {
 }
 
 function errorsSpec(errors) {
-  const values = errors.map((row) => ({ ...row, what: `${row.net}: ${row.split}` }));
+  const values = errors.map((row) => ({ ...row, what: row.net === "compute" ? `compute, ${row.split}` : row.net }));
   const y = { field: "what", type: "nominal", title: null, sort: null };
-  const tooltip = [{ field: "what", title: "of" }, { field: "error", format: ".1%", title: "error" }, { field: "noise", format: ".1%", title: "noise" },
+  const tooltip = [{ field: "what", title: "of" }, { field: "split", title: "on" }, { field: "error", format: ".1%", title: "error" }, { field: "noise", format: ".1%", title: "noise" },
     { field: "values", title: "values" }, { field: "tau", format: ".3f", title: "Kendall's tau" }];
   const scale = { domain: ["error", "noise"], range: [colour("compute"), colour("alert")] };
   return {
@@ -186,7 +187,7 @@ function errorsSpec(errors) {
     height: values.length * 27,
     encoding: { y, tooltip },
     layer: [
-      { mark: { type: "bar", cornerRadiusEnd: 3 }, encoding: { x: { field: "error", type: "quantitative", title: `mean |predicted / ${DATA.measured} − 1|`, axis: { format: ".1%" } }, color: { datum: "error", scale, title: null } } },
+      { mark: { type: "bar", cornerRadiusEnd: 3 }, encoding: { x: { field: "error", type: "quantitative", title: "error", axis: { format: ".1%" } }, color: { datum: "error", scale, title: null } } },
       { mark: { type: "tick", thickness: 3 }, encoding: { x: { field: "noise", type: "quantitative" }, color: { datum: "noise" } } },
     ],
   };
