@@ -168,7 +168,10 @@ def night(inside: Any, kind: str) -> str:
     surveyed = step("survey")
     expect(len(surveyed["works"]) == 1, f"the survey found {len(surveyed['works'])} kinds of hardware here, not 1")
     if kind == "cpu":
-        return f"surveyed {json.loads(surveyed['works'][0])['hardware']['name']}"
+        # the CronJob's command, with nobody there to answer: it has read the pipeline that it carries
+        told = inside("sh", "-c", "neuroshard submit --set pods=2 --endpoint http://127.0.0.1:9 2>&1 || true")
+        expect("does not answer" in told, f"neuroshard submit: {told.strip()[-200:]}")
+        return f"surveyed {json.loads(surveyed['works'][0])['hardware']['name']}; neuroshard submit reads its pipeline"
     [job] = step("draw", night=surveyed["night"])["jobs"]
     step("measure", job=job)
     parts = inside("sh", "-c", "ls /tmp/store/_measuring/*/*/costs-1-of-1").split()
