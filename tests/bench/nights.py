@@ -161,7 +161,7 @@ def changes(folder: Path) -> None:
     row("the first", place.night(), f"plan {place.live()}")
     row("an unchanged fleet", place.night(), f"plan {place.live()}, searched anew")
     place.fleet = [*H200, *H100, *A100]
-    row("a new kind of GPU", place.night(), f"plan {place.live()}")
+    row("a new kind of GPU, whole and as MIG slices", place.night(), f"plan {place.live()}")
     place.fleet = [*NEW_DRIVER, *H100, *A100]
     row("a driver update", place.night(), f"plan {place.live()}")
     place.fleet = [*NEW_DRIVER, *A100]
