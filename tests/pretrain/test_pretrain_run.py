@@ -55,7 +55,7 @@ def test_the_report_shows_the_noise_of_the_labels_beside_the_errors(model):
 
 
 def test_sets_beyond_15_tables_have_an_error_of_their_own():
-    costs = formula_costs(random_tables(20), 60, max_tables=40)
+    costs = formula_costs(random_tables(20), 150, max_tables=40)
 
     (net,) = pretrain(costs, epochs=1).report.nets
 

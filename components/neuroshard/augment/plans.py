@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from neuroshard.augment.pools import Choice, Pool
-from neuroshard.augment.sets import USUAL_TABLES, in_order, log_uniform, varied
+from neuroshard.augment.sets import LARGE_SHARE, USUAL_TABLES, in_order, log_uniform, varied
 from neuroshard.core.table import DIM_STEP, MAX_DIM, Table
 from neuroshard.costmodel.protocol import Floats, Ints
 
@@ -68,10 +68,8 @@ def draw_device(
 def _draw_tables(
     pool: Pool, tables: int, devices: int, memory_bytes: int, vary_share: float, rng: np.random.Generator
 ) -> list[Table]:
-    """From one table a device to all, log-uniform; half of the plans are of all, where a device then has few."""
-    count = tables
-    if tables > USUAL_TABLES * devices or rng.random() >= WHOLE_SHARE:
-        count = min(int(log_uniform(min(devices, tables), tables + 1, rng)), tables)
+    """Tables of a plan, varied or not: as many as `_draw_count` says."""
+    count = _draw_count(tables, devices, rng)
     places = rng.choice(len(pool.tables), size=count, replace=count > len(pool.tables))
     chosen = []
     for place, vary in zip(places.tolist(), (rng.random(count) < vary_share).tolist(), strict=True):
@@ -81,6 +79,20 @@ def _draw_tables(
             table = other.with_dim(table.dim)
         chosen.append(table)
     return chosen
+
+
+def _draw_count(tables: int, devices: int, rng: np.random.Generator) -> int:
+    """How many tables a plan has: from one to the usual number a device, log-uniform.
+
+    Where there are more, some plans have up to all of them; where there are fewer, half have just all.
+    """
+    few = USUAL_TABLES * devices
+    if tables > few and rng.random() < LARGE_SHARE:
+        return min(int(log_uniform(few, tables + 1, rng)), tables)
+    if tables <= few and rng.random() < WHOLE_SHARE:
+        return tables
+    most = min(tables, few)
+    return min(int(log_uniform(min(devices, most), most + 1, rng)), most)
 
 
 def _draw_dims(tables: Sequence[Table], max_dim: int, rng: np.random.Generator) -> Ints:

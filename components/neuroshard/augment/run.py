@@ -49,7 +49,7 @@ def augment(
     max_delay_ms: float = 20.0,
     test_share: float = 0.2,
     vary_share: float = 0.5,
-    plan_share: float = 0.5,
+    plan_share: float = 0.75,
     batch_sizes: tuple[int, ...] = (),
     acquire_for: CostModel | None = None,
     seed: int,
