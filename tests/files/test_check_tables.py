@@ -54,6 +54,14 @@ def test_all_faults_are_told_not_only_the_first_with_a_way_out():
     assert max(map(len, findings_text(found, 4).splitlines())) <= 80
 
 
+def test_of_many_alike_the_first_few_are_told_and_how_many_more():
+    entries = [Entry(f"t[{i}]", {**PLAIN, "name": f"t{i}", "dim": 4}) for i in range(1000)]
+    lines = findings_text(check_entries(entries, table_defaults()), 1000).splitlines()
+    assert lines[0] == "1,000 tables: 0 faults, 1,000 odd"
+    assert lines[-1] == "  and 995 more cache-line (--json lists all)"
+    assert len(lines) < 20
+
+
 def test_the_exit_status_says_what_was_found(tmp_path, neuroshard):
     def check(*tables, more=()):
         path = tmp_path / "tables.json"

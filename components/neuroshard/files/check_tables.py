@@ -15,6 +15,7 @@ CACHE_LINE_BYTES = 64  # of CPUs; two of the sectors of 32 bytes that a GPU fetc
 WASTED_SHARE = 0.25
 DEVICE_BYTES = 80 * 2**30  # of an A100 or H100
 MANY_LOOKUPS = 1_000
+SHOWN = 5  # of findings alike
 
 
 class Finding(NamedTuple):
@@ -116,15 +117,19 @@ def findings_json(findings: Sequence[Finding]) -> str:
 
 
 def findings_text(findings: Sequence[Finding], tables: int) -> str:
-    """What was found, faults first, in lines of at most 80 columns."""
-    faults = sum(finding.severity == "fault" for finding in findings)
+    """What was found, faults first, in lines of at most 80 columns. Of many alike the first few are told."""
     if not findings:
         return f"{counted(tables, 'table')}, nothing odd"
     faults = sum(finding.severity == "fault" for finding in findings)
-    lines = [f"{counted(tables, 'table')}: {counted(faults, 'fault')}, {len(findings) - faults} odd"]
-    for finding in sorted(findings, key=lambda finding: finding.severity != "fault"):
-        text = f"  {finding.severity:<5}  {finding.table}: {finding.message}"
-        lines += wrapped(text, indent=9)
+    lines = [f"{counted(tables, 'table')}: {counted(faults, 'fault')}, {len(findings) - faults:,} odd"]
+    alike: dict[tuple[bool, str], list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault((finding.severity != "fault", finding.what), []).append(finding)
+    for _, found in sorted(alike.items()):
+        for finding in found[:SHOWN]:
+            lines += wrapped(f"  {finding.severity:<5}  {finding.table}: {finding.message}", indent=9)
+        if len(found) > SHOWN:
+            lines.append(f"  and {len(found) - SHOWN:,} more {found[0].what} (--json lists all)")
     return "\n".join(lines)
 
 

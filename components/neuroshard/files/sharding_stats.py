@@ -145,7 +145,7 @@ def element_bytes_of(printed: Printed, given: int | None) -> tuple[list[int], st
         )
     return sizes, (
         f"element types are not printed: {sizes.count(2)} tables of {len(sizes)} store too little for fp32 and are taken for "
-        "fp16, the others for fp32; --dtype says it for all"
+        "fp16, the others for fp32; if all are alike, say it with --dtype"
     )
 
 

@@ -26,9 +26,9 @@ def plan_text(plan: Plan) -> str:
 
 
 def _size(plan: Plan) -> str:
-    cuts = _cuts(len(plan.shards) - len(plan.task.tables))
-    tables = f"{len(plan.task.tables)} tables in {len(plan.shards)} shards ({cuts})"
-    return f"{tables}, {plan.task.devices} devices, batch {plan.task.batch_size:,}"
+    cuts = counted(len(plan.shards) - len(plan.task.tables), "cut")
+    tables = f"{counted(len(plan.task.tables), 'table')} in {counted(len(plan.shards), 'shard')} ({cuts})"
+    return f"{tables}, {counted(plan.task.devices, 'device')}, batch {plan.task.batch_size:,}"
 
 
 def _cost_lines(plan: Plan) -> list[str]:
@@ -41,7 +41,7 @@ def _cost_lines(plan: Plan) -> list[str]:
         else:
             gain = 1 - plan.cost_ms / baseline.cost_ms if baseline.cost_ms else 0.0
             cost = f"  {baseline.algorithm:<12} {baseline.cost_ms:10.3f} ms   this plan is {_gain(gain)}"
-            lines.append(cost + (f" (after {_cuts(baseline.cuts)})" if baseline.cuts else ""))
+            lines.append(cost + (f" (after {counted(baseline.cuts, "cut")})" if baseline.cuts else ""))
     return lines
 
 
@@ -52,10 +52,6 @@ def _bound_lines(plan: Plan) -> list[str]:
         f"  no plan costs less than {plan.lower_bound_ms:.3f} ms by this cost model: at most {plan.gap:.1%} to gain"
     ]
     return lines + [line for why in plan.bound_assumptions for line in wrapped(f"  where {why}", indent=4)]
-
-
-def _cuts(count: int) -> str:
-    return f"{count} cut" if count == 1 else f"{count} cuts"
 
 
 def _gain(gain: float) -> str:
