@@ -15,8 +15,9 @@ PARTS = {
     "measure": "measure on a CPU",
     "pretrain": "pretrain",
     "search": "search with trained cost models",
+    "report": "report",
     "torchrec": "trainers, tables --from-torchrec",
-    "pipeline": "the pipeline (kfp)",
+    "pipeline": "the pipeline, submit and schedule (kfp)",
     "fleet": "fleet on a cluster",
 }
 OPTIONAL = {"fleet", "pipeline"}

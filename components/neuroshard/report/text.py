@@ -41,7 +41,7 @@ def _cost_lines(plan: Plan) -> list[str]:
         else:
             gain = 1 - plan.cost_ms / baseline.cost_ms if baseline.cost_ms else 0.0
             cost = f"  {baseline.algorithm:<12} {baseline.cost_ms:10.3f} ms   this plan is {_gain(gain)}"
-            lines.append(cost + (f" (after {counted(baseline.cuts, "cut")})" if baseline.cuts else ""))
+            lines.append(cost + (f" (after {counted(baseline.cuts, 'cut')})" if baseline.cuts else ""))
     return lines
 
 
