@@ -1,14 +1,17 @@
 """Printouts of TorchRec's own planner, made here, read back."""
 
 import logging
+import re
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.costmodel.given import GivenCosts
 from neuroshard.files.sharding_stats import read_stats, stats_entries
 from neuroshard.files.sharding_stats_plan import given_costs, stats_plan
@@ -28,6 +31,23 @@ with warnings.catch_warnings():
 
 META = torch.device("meta")
 GIB = 2**30
+HOSTILE = [
+    "",
+    "0",
+    "-1",
+    "nan",
+    "inf",
+    "1e400",
+    "99999999999",
+    "0-99999999999",
+    "128 (0)",
+    "None",
+    "(",
+    "#",
+    "é",
+    "   ",
+    "CW",
+]
 
 
 def planned(module, ranks, constraints, path):
@@ -204,6 +224,10 @@ def test_the_last_of_several_printouts_counts(columns, mixed, tmp_path):
         (lambda text: text.replace(" 5000 ", " many "), "line 2[0-9]: not a line of the planner's Parameter Info"),
         (lambda text: text.replace("   unweighted   ", "   ", 1), "line [12][0-9]: has 15 cells.*16 columns"),
         (lambda text: text.replace("      0-3   ", "      0-2   "), "user is in 4 shards of columns, on 3 ranks"),
+        (lambda text: text.replace("      0-3   ", "      4-7   "), "user lies on rank 7, but 4 are printed"),
+        (lambda text: text.replace("      0-3   ", "   0-9999999   "), "ranks 0-9999999"),
+        (lambda text: text.replace("128 (32)", " 128 (0)"), "shards of 0 columns of 128"),
+        (lambda text: text.replace("    23.0   ", "     inf   "), "inf is no amount"),
     ],
 )
 def test_a_spoiled_printout_is_told_in_one_line(columns, tmp_path, spoil, words):
@@ -231,3 +255,24 @@ def test_a_printout_of_no_plan_still_has_tables(columns, tmp_path):
     path.write_text("\n".join(kept))
     with pytest.raises(InvalidInput, match="found no plan"):
         stats_plan(read_stats(path), read(path).tables, str(Path("x")))
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_printout_with_other_words_in_it_is_read_or_refused_in_one_line(columns, mixed, tmp_path, data):
+    text = data.draw(st.sampled_from([columns[2], mixed])).read_text()
+    for _ in range(data.draw(st.integers(1, 3))):
+        words = [found.span() for found in re.finditer(r"[^\s#]+", text)]
+        begin, end = data.draw(st.sampled_from(words))
+        text = text[:begin] + data.draw(st.sampled_from(HOSTILE)) + text[end:]
+    path = tmp_path / "stats.txt"
+    path.write_text(text)
+    error = None
+    try:
+        printed = read_stats(path)
+        tables = read(path).tables
+        given_costs(printed, tables, str(path))
+        stats_plan(printed, tables, str(path))
+    except NeuroshardError as caught:
+        error = caught
+    assert "\n" not in str(error)

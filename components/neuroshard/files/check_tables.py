@@ -9,7 +9,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.text import counted, wrapped
 from neuroshard.core.units import format_bytes
-from neuroshard.files.imported import Defaults, Entry
+from neuroshard.files.imported import Defaults, Entry, is_true
 
 CACHE_LINE_BYTES = 64  # of CPUs; two of the sectors of 32 bytes that a GPU fetches
 WASTED_SHARE = 0.25
@@ -43,7 +43,7 @@ def check_entries(entries: Sequence[Entry], defaults: Defaults) -> tuple[Finding
             )
     for entry in entries:
         name = str(entry.fields.get("name"))
-        if entry.fields.get("sequence") in (True, "true", "True", 1):
+        if is_true(entry.fields.get("sequence")):
             findings.append(
                 Finding(
                     name, "odd", "sequence", "a sequence table (not pooled): left out, only pooled ones are sharded"

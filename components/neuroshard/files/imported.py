@@ -66,7 +66,7 @@ def pooled_tables(entries: Sequence[Entry], defaults: Defaults, where: str, note
 
     Raises InvalidInput where an entry breaks a rule, and where nothing is left.
     """
-    pooled = [entry for entry in entries if not _is_true(entry.fields.get("sequence"))]
+    pooled = [entry for entry in entries if not is_true(entry.fields.get("sequence"))]
     left_out = len(entries) - len(pooled)
     if not pooled:
         why = f" ({counted(left_out, 'sequence table')} left out)" if left_out else ""
@@ -89,7 +89,7 @@ def several_features(which: str) -> str:
     )
 
 
-def _is_true(value: Any) -> bool:
+def is_true(value: Any) -> bool:
     return str(value).lower() in ("true", "1", "yes")
 
 

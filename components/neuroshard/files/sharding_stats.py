@@ -17,10 +17,11 @@ from neuroshard.core.value import shown
 from neuroshard.files.disk import read_bytes
 from neuroshard.files.imported import Entry, several_features
 
+MAX_DEVICES = 4096  # of a plan
 GIB = 2**30  # its "GB"
 ROUNDING_GIB = 0.0006  # three digits after the point
 _LINE = re.compile(r"#(.*)#\s*$")
-_HBM = re.compile(r"HBM: ([0-9.]+) GB, DDR")
+_HBM = re.compile(r"HBM: ([0-9]+(?:\.[0-9]+)?) GB, DDR")
 
 
 class PrintedTable(NamedTuple):
@@ -188,22 +189,24 @@ def _rows(
 def _table(where: str, cells: dict[str, str]) -> PrintedTable:
     try:
         dim, _, shard_dim = cells["Emb Dim (CW Dim)"].partition(" (")
-        lookups = float(cells.get("Num Indices") or cells["Sum Pooling Factor"])
+        width = int(shard_dim.rstrip(")") or dim)
+        if not 0 < width <= int(dim):
+            raise ValueError(f"shards of {width} columns of {dim}")
         return PrintedTable(
             where=where,
             path=cells["FQN"],
             sharding=cells["Sharding"],
             kernel=cells["Compute Kernel"],
-            perf_ms=float(cells["Perf (ms)"].split()[0]),
-            storage_gib=float(
+            perf_ms=_number(cells["Perf (ms)"].split()[0]),
+            storage_gib=_number(
                 next(text for head, text in cells.items() if head.startswith("Storage")).strip("(").split()[0]
             ),
-            lookups=lookups,
+            lookups=_number(cells.get("Num Indices") or cells["Sum Pooling Factor"]),
             pooled=cells["Output"] == "pooled",
             weighted=cells["Weighted"] == "weighted",
             features=int(cells["Features"]),
             dim=int(dim),
-            shard_dim=int(shard_dim.rstrip(")") or dim),
+            shard_dim=width,
             rows=int(cells["Hash Size"]),
             ranks=_ranks(cells["Ranks"]),
         )
@@ -212,12 +215,23 @@ def _table(where: str, cells: dict[str, str]) -> PrintedTable:
         raise InvalidInput(f"{where}: not a line of the planner's Parameter Info: {what}") from None
 
 
+def _number(text: str) -> float:
+    """A number that may be an amount of something. Raises ValueError."""
+    number = float(text)
+    if not 0 <= number < 1e15:  # not NaN either
+        raise ValueError(f"{text} is no amount")
+    return number
+
+
 def _ranks(text: str) -> tuple[int, ...]:
     """`3`, `1,5,9`, `0-95`, or `None` where it found no plan."""
     ranks: list[int] = []
     for part in text.split(",") if text != "None" else ():
         first, _, last = part.partition("-")
-        ranks += range(int(first), int(last or first) + 1)
+        begin, end = int(first), int(last or first)
+        if not 0 <= begin <= end < MAX_DEVICES:
+            raise ValueError(f"ranks {part}")
+        ranks += range(begin, end + 1)
     return tuple(ranks)
 
 
@@ -226,10 +240,10 @@ def _rank_ms(where: str, cells: dict[str, str]) -> tuple[float, float, float]:
     try:
         total, _, rest = cells["Perf (ms)"].partition(" (")
         forward, forward_comm, backward, backward_comm, *prefetch = (
-            float(part) for part in rest.rstrip(")").split(",")
+            _number(part) for part in rest.rstrip(")").split(",")
         )
         parts = (forward + backward + sum(prefetch), forward_comm, backward_comm)
-        scale = float(total) / sum(parts) if sum(parts) else 0.0
+        scale = _number(total) / sum(parts) if sum(parts) else 0.0
     except ValueError as error:
         raise InvalidInput(f"{where}: not a line of the planner's ranks: {shown(str(error))}") from None
     return parts[0] * scale, parts[1] * scale, parts[2] * scale
@@ -250,7 +264,7 @@ def _sum_of(texts: Sequence[str], heading: str) -> float | None:
         return None
     total = 0.0
     for text in texts[texts.index(heading) + 1 :]:
-        found = re.fullmatch(r"\S+: ([0-9.]+) GB", text)
+        found = re.fullmatch(r"\S+: ([0-9]+(?:\.[0-9]+)?) GB", text)
         if not found:
             break
         total += float(found.group(1))

@@ -24,6 +24,11 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
     """
     if not all(table.ranks for table in printed.tables) or not printed.ranks:
         raise InvalidInput(f"{where}: the planner found no plan, so there are tables but none to write")
+    beyond = next((table for table in printed.tables if max(table.ranks) >= printed.ranks), None)
+    if beyond is not None:
+        raise InvalidInput(
+            f"{beyond.where}: {beyond.path} lies on rank {max(beyond.ranks)}, but {printed.ranks} are printed"
+        )
     if memory_bytes is None and printed.memory_gib is None:
         raise UsageError(
             f"{where}: does not say what memory the planner planned with; give --memory, as in --memory 80GiB"
