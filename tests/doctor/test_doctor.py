@@ -85,11 +85,6 @@ def test_an_address_where_nothing_answers_fails(host, words):
     assert (check.verdict, words in check.says) == ("fail", True), check
 
 
-def test_the_operator_really_runs_and_is_held_against_torch():
-    check = operator_check("cpu")
-    assert (check.verdict, "as torch computes it" in check.says) == ("ok", True), check
-
-
 def test_an_operator_that_dies_or_is_not_there_is_told(tmp_path):
     python = tmp_path / "python"
     for script, verdict in (
@@ -119,8 +114,9 @@ def test_lines_fit_80_columns_and_the_last_says_what_failed():
 
 def test_the_command_says_all_of_it_and_its_exit_status_whether_something_failed(neuroshard, tmp_path):
     done = neuroshard("doctor", "--store", tmp_path / "store", "--kfp", "127.0.0.1:9", "--json")
-    found = {check["name"]: check["verdict"] for check in json.loads(done.stdout)}
+    found = {check["name"]: check for check in json.loads(done.stdout)}
 
     assert done.returncode == 1, done.stderr
-    assert (found["cpu backend"], found["store"], found["kfp"]) == ("ok", "ok", "fail")
+    assert [found[name]["verdict"] for name in ("cpu backend", "store", "kfp")] == ["ok", "ok", "fail"]
+    assert "as torch computes it" in found["cpu backend"]["says"]  # FBGEMM's operator really ran
     assert sys.version.split()[0] in done.stdout

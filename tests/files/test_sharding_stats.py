@@ -258,7 +258,7 @@ def test_a_printout_of_no_plan_still_has_tables(columns, tmp_path):
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_printout_with_other_words_in_it_is_read_or_refused_in_one_line(columns, mixed, tmp_path, data):
     text = data.draw(st.sampled_from([columns[2], mixed])).read_text()
     for _ in range(data.draw(st.integers(1, 3))):
