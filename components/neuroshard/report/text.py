@@ -180,21 +180,26 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def releases_text(releases: Sequence[Pointer]) -> str:
-    """The releases of a model's plans or a hardware's cost models, newest (live) first, a line each."""
+    """The releases of a model's plans or a hardware's cost models, newest (live) first, a line each.
+
+    What plans are predicted to cost is by a cost model each; the gain over what was live before is by one, where the gate knew
+    it. Errors of cost models are comparable, so they have bars.
+    """
     of_plans = isinstance(releases[0], Release)
-    what, figure = ("plan", "predicted") if of_plans else ("cost model", "unseen error")
-    lines = [f"number  time                  action    {what:<12}  {figure:>12}"]
-    of_cost = [release.cost_ms or 0.0 for release in releases if isinstance(release, Release)]
+    what, figure = ("plan", "   predicted   gain") if of_plans else ("cost model", "unseen error")
+    lines = [f"number  time                  action    {what:<12}  {figure}"]
+    worst = max(release.error or 0.0 if isinstance(release, ModelRelease) else 0.0 for release in releases)
     for index, release in enumerate(releases):
-        shown, drawn = "-", ""
-        if isinstance(release, Release) and release.cost_ms is not None:
-            shown = f"{release.cost_ms:.3f} ms"
-            drawn = bar([release.cost_ms], max(of_cost), 8)
+        shown, beside = "-", ""
+        if isinstance(release, Release):
+            shown = "-" if release.cost_ms is None else f"{release.cost_ms:.3f} ms"
+            gain = release.decision.gain if release.decision else None
+            beside = "-" if gain is None else f"{gain:+.1%}"
         elif isinstance(release, ModelRelease) and release.error is not None:
-            shown = f"{release.error:.1%}"
+            shown, beside = f"{release.error:.1%}", bar([release.error], worst, 6)
         live = "live" if index == 0 else ""
         line = f"{release.number:>6}  {release.time:<20}  {release.action:<8}  {release.artifact[:12]}"
-        lines.append(f"{line}  {shown:>12} {drawn:<8} {live}".rstrip())
+        lines.append(f"{line}  {shown:>12} {beside:>6} {live}".rstrip())
     return "\n".join(lines)
 
 
