@@ -22,6 +22,11 @@ def test_a_folder_is_an_honest_store_and_keeps_no_object(tmp_path):
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"] == []
 
 
+def test_a_folder_that_was_not_there_is_not_there_afterwards(tmp_path):
+    assert check_store(str(tmp_path / "new" / "store")).verdict == "ok"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_store_with_conditional_writes_is_honest_and_one_without_is_not(aws, moto, rclone):
     good = aws(moto)
     assert check_store(good).verdict == "ok"
