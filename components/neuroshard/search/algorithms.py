@@ -18,9 +18,9 @@ from neuroshard.search.watch import Watch
 
 ROUNDS = 40  # of shaking and descending again, where no time budget says otherwise
 ROUNDS_AT_MOST = 10**6  # where one does
-FIRST_ROUNDS = 5  # before the published search is asked as well
+FIRST_ROUNDS = 2  # before the published search is asked as well
 BEAM_AT_MOST = 6400  # tables x devices: 400 x 16, some 1.5 s
-STARTS = 2  # first plans that are descended from
+STARTS = 1  # first plans that are descended from
 
 
 @dataclass(frozen=True)

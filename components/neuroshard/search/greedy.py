@@ -51,9 +51,10 @@ def place(
     fits, excess = np.ones(rows, dtype=bool), np.zeros(rows)
     order, begins, caps = np.repeat(np.arange(batch), grid), count * np.arange(rows), caps.reshape(rows, 1)
     spare, held, loads = free.reshape(-1), columns.reshape(-1), load.reshape(-1)  # views
+    sizes, widths = nbytes.T[:, order], dims.T[:, order]  # (S, rows)
 
     for step in range(steps):
-        size, width = nbytes[order, step], dims[order, step]
+        size, width = sizes[step], widths[step]
         room = (free >= size[:, None]) & (columns <= caps - width[:, None])
         if allowed is not None:
             room &= allowed[order, step]
@@ -64,13 +65,15 @@ def place(
         if not found.all():
             fits &= found
             excess += np.where(found, 0, np.maximum(size - free.max(axis=1), 0))
-            chosen = np.where(found, chosen, -1)
-        devices[step] = chosen
-        here, of = at[found], order[found]
-        sums[here] += vectors[of, step]
-        held[here] += width[found]
-        spare[here] -= size[found]
-        loads[here] = np.where(held[here] > 0, weigh(sums[here]), 0.0)
+            devices[step] = np.where(found, chosen, -1)
+            at, of, width, size = at[found], order[found], width[found], size[found]
+        else:
+            devices[step], of = chosen, order
+        placed = sums[at] + vectors[of, step]
+        sums[at] = placed
+        held[at] += width
+        spare[at] -= size
+        loads[at] = np.where(held[at] > 0, weigh(placed), 0.0)
     shape = (batch, grid)
     return Placed(
         devices.T.reshape(*shape, steps),

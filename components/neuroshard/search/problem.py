@@ -79,6 +79,7 @@ class Problem:
         self.vectors: Floats = np.zeros((len(self.item), 0))
         self._priced = np.zeros(len(self.item), dtype=bool)
         self._priced[0] = True
+        self._all_priced = False
 
     @property
     def devices(self) -> int:
@@ -99,7 +100,7 @@ class Problem:
 
     def price(self, shards: Ints) -> None:
         """Make `vectors` of these shards known; those that are not yet are asked for in one batch."""
-        if self._priced[shards].all():
+        if self._all_priced or self._priced[shards].all():
             return
         new = np.flatnonzero(~self._priced)
         if len(new) > AT_ONCE:
@@ -107,6 +108,7 @@ class Problem:
             new = wanted[~self._priced[wanted]]
         for begin in range(0, len(new), AT_ONCE):
             self._price(new[begin : begin + AT_ONCE])
+        self._all_priced = bool(self._priced.all())
 
     def _price(self, new: Ints) -> None:
         tables, dims, row = [], self.dims[new], np.arange(len(new))

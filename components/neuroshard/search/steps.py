@@ -145,9 +145,10 @@ class _View:
         unit_ms = (arrives + self.leaves[:, None]) / mine + 2 * guess.stick.own_ms * self.columns[:, None]
         level = self.gap / np.maximum(unit_ms, 1e-30)
         even = (guess.dims[self.source] - guess.dims[self.receivers]) / (2 * self.columns[:, None])
-        whole = np.broadcast_to(mine, level.shape)
-        parts = (whole, level, level + 1, even, np.minimum(level, even), 0.5 * whole)
-        out = np.stack([np.clip(part, 1, whole).astype(np.int64) for part in parts])  # (P, n, B)
+        parts = np.empty((6, *level.shape))
+        parts[0], parts[1], parts[2], parts[3], parts[5] = mine, level, level + 1, even, 0.5 * mine
+        np.minimum(level, even, out=parts[4])
+        out = np.minimum(np.maximum(parts, 1), mine).astype(np.int64)  # (P, n, B)
         nothing = np.zeros((1, len(self.receivers)), dtype=np.int64)
         fits, change = self._guess(out, np.arange(len(self.receivers)), nothing, nothing[0], nothing[0])
         fits[1:] &= out[1:] != out[0]
@@ -180,12 +181,12 @@ class _View:
         room = (state.free[to] + problem.nbytes[shards]) / np.maximum(size, 1.0)[:, None]
         part = np.minimum(mine * (half + take_ms) / np.maximum(give_ms, 1e-30), room)
         back = theirs * (give_ms - half) / np.maximum(take_ms, 1e-30)
-        whole, all_ = np.broadcast_to(mine, arrives.shape), np.broadcast_to(theirs, arrives.shape)
-        out = np.stack([whole, np.clip(part, 1, whole).astype(np.int64), whole])
-        into = np.stack([all_, all_, np.clip(back, 1, all_).astype(np.int64)])
+        out, into = np.empty((2, 3, *arrives.shape), dtype=np.int64)
+        out[0], out[1], out[2] = mine, np.minimum(np.maximum(part, 1), mine), mine
+        into[0], into[1], into[2] = theirs, theirs, np.minimum(np.maximum(back, 1), theirs)
         fits, change = self._guess(out, column, into, comes / theirs, goes / theirs, take)
-        fits[1] &= out[1] < whole
-        fits[2] &= into[2] < all_
+        fits[1] &= out[1] < mine
+        fits[2] &= into[2] < theirs
         best = _least(np.where(fits, change, np.inf).ravel(), PRICED)
         kind, row, pair = np.unravel_index(best, out.shape)
         return Steps(self.source, self.held[row], out[kind, row, pair], to[pair], take[pair], into[kind, row, pair])
