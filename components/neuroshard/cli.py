@@ -18,7 +18,7 @@ except ModuleNotFoundError:  # a trainer installs neither; its client has no nee
 
 from neuroshard import __version__
 from neuroshard.core.errors import NeuroshardError, UsageError
-from neuroshard.core.text import wrapped
+from neuroshard.core.text import counted, wrapped
 from neuroshard.core.units import format_bytes, parse_bytes, parse_counts, parse_duration, parse_memory, parse_share
 
 if TYPE_CHECKING:
@@ -318,7 +318,9 @@ def tables(
             write_traces(traces, found.traces)
         write_tables(out, imported.tables)
         total = sum(table.memory_bytes for table in imported.tables)
-        typer.echo(f"{out}: {len(imported.tables)} tables, {format_bytes(total)} with optimizer state", err=as_json)
+        typer.echo(
+            f"{out}: {counted(len(imported.tables), 'table')}, {format_bytes(total)} with optimizer state", err=as_json
+        )
     if findings:
         raise typer.Exit(1 if any(finding.severity == "fault" for finding in findings) else 3)
 

@@ -13,6 +13,8 @@ MODEL = """
     from torch import nn
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, PoolingType
     from torchrec.modules.embedding_configs import DataType
+    from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+    from torchrec.modules.mc_modules import DistanceLFU_EvictionPolicy, MCHManagedCollisionModule, ManagedCollisionCollection
 
     class Model(nn.Module):
         def __init__(self, device=None):
@@ -34,6 +36,16 @@ MODEL = """
 
     def on_a_device():
         return Model(torch.device("cpu")).to("cuda:0", torch.float16).cuda().cpu()
+
+    def collisions():
+        tables = [EmbeddingBagConfig(name="hashed", num_embeddings=100, embedding_dim=16, feature_names=["id"])]
+        remap = MCHManagedCollisionModule(zch_size=100, device=torch.device("cpu"), input_hash_size=1000,
+                                          eviction_policy=DistanceLFU_EvictionPolicy(), eviction_interval=2)
+        return ManagedCollisionEmbeddingBagCollection(
+            EmbeddingBagCollection(tables=tables), ManagedCollisionCollection({"hashed": remap}, tables))
+
+    def reads_weights():
+        return Model() if torch.ones(3).sum().item() > 2 else None
 
     def raises():
         raise ValueError("two\\nlines")
@@ -109,6 +121,7 @@ def test_a_table_s_own_pooling_factor_counts_before_its_features_and_a_default(u
         ("{0}:number", InvalidInput, "is 3, which cannot be called"),
         ("{0}:needs", InvalidInput, r"needs arguments \(batch_size, device\)"),
         ("{0}:raises", InvalidInput, r"raised ValueError: two lines \(at {0}.py:"),
+        ("{0}:reads_weights", InvalidInput, r"cannot be called on meta tensors .*; leave out what reads the values"),
         ("{0}:exits", InvalidInput, "raised SystemExit: bye"),
         ("{0}:other", InvalidInput, "returned {{}}, not a torch.nn.Module"),
         ("{0}:plain", InvalidInput, "the model holds no EmbeddingBagCollection"),
@@ -118,6 +131,12 @@ def test_what_is_no_model_is_told_in_one_line(user_model, spec, error, words):
     with pytest.raises(error, match=words.format(user_model)) as raised:
         read(spec.format(user_model))
     assert "\n" not in str(raised.value)
+
+
+def test_what_only_remaps_ids_is_no_table(user_model):
+    found = read(f"{user_model}:collisions", default=1.0).tables()
+    assert [table.name for table in found.tables] == ["hashed"]
+    assert found.notes == ()
 
 
 def test_a_pooling_factor_of_nothing_in_the_model_is_refused(user_model):

@@ -41,7 +41,7 @@ def torchrec_entries(
     shared: list[str] = []
     known: set[str] = set()
     for path, collection, configs in _collections(model):
-        sequence = hasattr(collection, "embedding_configs")
+        sequence = not hasattr(collection, "embedding_bag_configs")
         weighted = bool(collection.is_weighted()) if hasattr(collection, "is_weighted") else False
         for config in configs:
             features = list(config.feature_names) or [config.name]
@@ -91,8 +91,9 @@ def _collections(model: nn.Module) -> Iterator[tuple[str, Any, Iterable[Any]]]:
     for path, module in model.named_modules():
         if any(path.startswith(outer) for outer in inside):
             continue
-        for name in ("embedding_bag_configs", "embedding_configs"):
-            if callable(getattr(module, name, None)):
+        # an EmbeddingCollection has a dim; collections of managed collisions have configs too, of others' tables
+        for name, needed in (("embedding_bag_configs", "is_weighted"), ("embedding_configs", "embedding_dim")):
+            if callable(getattr(module, name, None)) and hasattr(module, needed):
                 yield path, module, getattr(module, name)()
                 inside += (f"{path}." if path else "",)
                 break
@@ -169,9 +170,9 @@ def _one_line(doing: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         frame = inspect.getinnerframes(error.__traceback__)[-1] if error.__traceback__ else None
         place = f" (at {Path(frame.filename).name}:{frame.lineno})" if frame else ""
-        raise InvalidInput(
-            f"{doing} raised {type(error).__name__}: {' '.join(str(error).split()):.200}{place}"
-        ) from None
+        hint = "; leave out what reads the values of weights" if "meta tensor" in str(error) else ""
+        said = " ".join(str(error).split())
+        raise InvalidInput(f"{doing} raised {type(error).__name__}: {said:.200}{place}{hint}") from None
 
 
 class _OnMeta(TorchFunctionMode):
