@@ -31,6 +31,8 @@ IMPORTS = {
         "neuroshard.pretrain.run",
         "neuroshard.search.run",
         "neuroshard.report.run",
+        "neuroshard.measure.gang",
+        "neuroshard.report.run",
         "vl_convert",
         "kubernetes",
         "kfp.client",

@@ -121,8 +121,8 @@ class Place:
             return "-"
 
 
-def model(name: str, hardware: str) -> dict[str, object]:
-    return {"name": name, "tables": "mlperf-dlrm-dcnv2", "devices": 4, "memory": "40GiB", "hardware": hardware}
+def model(name: str, hardware: str, memory: str = "40GiB") -> dict[str, object]:
+    return {"name": name, "tables": "mlperf-dlrm-dcnv2", "devices": 4, "memory": memory, "hardware": hardware}
 
 
 def kill(group: int) -> None:
@@ -202,10 +202,10 @@ def store_down(folder: Path) -> None:
 
 
 def killed(before: Place, folder: Path, stage: str) -> None:
-    """A new driver is rolled out, the run is killed in `stage`, and run again."""
+    """A new driver is rolled out and less memory is asked for, the run is killed in `stage`, and run again."""
     shutil.copytree(before.folder, folder)
     place = Place(folder)
-    place.fleet = NEW_DRIVER
+    place.fleet, place.models = NEW_DRIVER, [model("ads", "h200", "36GiB")]
     first = place.night(stage, kill)
     between = "the plan from before is live" if place.live() == before.live() else f"plan {place.live()}"
     row(f"killed in {stage}", first, between)
