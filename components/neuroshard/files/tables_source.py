@@ -9,7 +9,8 @@ from neuroshard.files.check_tables import Finding, check_entries
 from neuroshard.files.import_tables import import_tables, read_entries
 from neuroshard.files.imported import Defaults, Entry, Imported, pooled_tables, table_defaults
 from neuroshard.files.presets import preset
-from neuroshard.files.sharding_stats import Printed, read_stats, stats_entries
+from neuroshard.files.sharding_stats import Printed, read_stats
+from neuroshard.files.sharding_stats_tables import stats_entries
 from neuroshard.files.traces import Traces
 
 
