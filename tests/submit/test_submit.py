@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import yaml
 from helpers.kubeflow import KfpStub
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.nightly import read_orders
+from neuroshard.submit import kubeflow
 from neuroshard.submit import run as submit_run
 from neuroshard.submit.kubeflow import Kubeflow
 from neuroshard.submit.run import Watch, run
@@ -231,3 +233,11 @@ def test_who_does_not_wait_cannot_tell_how_it_ended(neuroshard) -> None:  # type
     assert (ended.returncode, ended.stderr) == (
         2, "error: --metrics and --event tell how a run ended; leave out --no-wait\n",
     )  # fmt: skip
+
+
+def test_an_api_that_takes_the_question_and_says_nothing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubeflow, "TIMEOUT", (1.0, 0.05))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(NeuroshardError, match=rf"^{url}: Kubeflow Pipelines does not answer: .*timed out"):
+            Kubeflow(url)

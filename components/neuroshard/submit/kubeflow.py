@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from typing import Any, NamedTuple
 
 from neuroshard.core.errors import NeuroshardError
@@ -70,8 +71,10 @@ class Kubeflow:
             # without a namespace kfp asks for the API's health five times, with tracebacks on stderr
             self.client = Client(host=self.endpoint, namespace=namespace or "default", credentials=token)
         self.client._context_setting["namespace"] = namespace or ""
+        rest = self.client._run_api.api_client.rest_client  # of all its APIs; by itself it waits for ever
+        rest.request = partial(_in_time, rest.request)
         with self._asking(health=True):
-            self.client._healthz_api.healthz_service_get_healthz(_request_timeout=TIMEOUT)
+            self.client._healthz_api.healthz_service_get_healthz()
 
     def under_way(self, name: str) -> Run | None:
         """The newest run whose name begins with `name` and that has not ended."""
@@ -98,7 +101,7 @@ class Kubeflow:
 
     def run(self, run_id: str) -> Run:
         with self._asking():
-            return _run(self.client._run_api.run_service_get_run(run_id, _request_timeout=TIMEOUT))
+            return _run(self.client.get_run(run_id))
 
     def recurring(self, name: str) -> dict[str, Recurring]:
         """The recurring runs that are called `name`, by id, the newest first."""
@@ -175,6 +178,11 @@ class Kubeflow:
             raise NeuroshardError(
                 f"{self.endpoint}: answers otherwise than Kubeflow Pipelines 2.17 does: {type(error).__name__}: {_line(error)}"
             ) from None
+
+
+def _in_time(request: Any, *arguments: Any, **options: Any) -> Any:
+    """The SDK's request, which ends in an error where the answer takes too long."""
+    return request(*arguments, **{**options, "_request_timeout": options.get("_request_timeout") or TIMEOUT})
 
 
 def _run(told: Any) -> Run:
