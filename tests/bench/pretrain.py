@@ -22,11 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scipy.stats import kendalltau
 
 from bench.pretraining import paper
-from helpers.costs import BENCH, compute_cost, formula_costs
+from bench.pretraining.plans import errors_on_plans
+from bench.searching.tasks import pool
+from helpers.costs import BENCH, comm_cost, compute_cost, formula_costs
 from neuroshard.augment.acquire import acquire
 from neuroshard.augment.placements import draw_exchange
 from neuroshard.augment.run import augment
 from neuroshard.augment.source import load_tables
+from neuroshard.core.case import Cases
 from neuroshard.core.cost import Costs
 from neuroshard.files.costs import read_costs
 from neuroshard.measure import formula
@@ -52,9 +55,14 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", default="mlperf-dlrm-dcnv2", help="a file of tables, or a preset")
     parser.add_argument("--costs", type=Path, help="also compare on costs that `neuroshard measure` wrote")
+    parser.add_argument(
+        "--tables-dir", type=Path, help="folder of public table sets: also errors on the device sets of plans"
+    )
+    parser.add_argument("--plan-cases", type=int, default=2000, help="compute cases of the nets for these")
+    parser.add_argument("--plan-tasks", type=int, default=6, help="tasks for each number of devices")
     parser.add_argument("--quick", action="store_true", help="everything, but small")
     parser.add_argument("--out", type=Path, default=Path("bench/pretrain.json"))
-    parser.add_argument("--only", nargs="+", default=["compute", "exchange", "speed", "curves", "transfer"])
+    parser.add_argument("--only", nargs="+", default=["compute", "exchange", "speed", "curves", "transfer", "plans"])
     parser.add_argument("--samples", type=int, default=100_000, help="for the time to the paper's error")
     parser.add_argument("--paper-epochs", type=int, default=paper.EPOCHS)
     parser.add_argument("--speed-epochs", type=int, default=20, help="of the paper's, measured and extrapolated")
@@ -63,6 +71,7 @@ def arguments() -> argparse.Namespace:
     if options.quick:
         options.samples, options.paper_epochs, options.speed_epochs = 2000, 50, 5
         options.sizes = [100, 200, 400]
+        options.plan_cases, options.plan_tasks = 400, 2
     return options
 
 
@@ -181,8 +190,8 @@ class Bench:
             self.say(f"speed, ours, {epochs or 'all'} epochs", mape=ours, cpu_s=seconds, faster=whole / seconds)
 
     def curves(self) -> None:
-        """Error on unseen sets by the number of training cases: at random, and acquired from 20 times as many."""
-        test = self.sets(2000, seed=100, split="test_sets")
+        """Error on unseen devices of plans by the number of training cases: by chance, and acquired from 20 times as many."""
+        test = self.sets(2000, seed=100, split="test_sets", plan_share=1.0)
         truth = np.array([formula.compute_ms(case.tables, BENCH.batch_size) for case in test])
         random = self.sets(max(self.options.sizes), seed=101)
         errors: dict[str, list[float]] = {"random": [], "acquired": []}
@@ -196,8 +205,10 @@ class Bench:
             if size > len(chosen):
                 model = pretrain(self.labelled(chosen))
                 known = {case.case_id for case in chosen}
-                pool = [c for c in self.sets(20 * (size - len(chosen)), seed=200 + size) if c.case_id not in known]
-                chosen += acquire(pool, model, rng)[: size - len(chosen)]
+                candidates = [
+                    c for c in self.sets(20 * (size - len(chosen)), seed=200 + size) if c.case_id not in known
+                ]
+                chosen += acquire(candidates, model, rng)[: size - len(chosen)]
             model = pretrain(self.labelled(chosen))
             errors["acquired"].append(scores(predicted(model, test), truth)[0])
             self.say(f"curve, acquired, {size} cases", mape=errors["acquired"][-1])
@@ -223,9 +234,38 @@ class Bench:
                 begun, _ = scores(predicted(pretrain(costs, start=source), test), truth)
                 self.say(f"transfer, {size} cases", anew=anew, started=begun)
 
-    def sets(self, count: int, seed: int, split: str = "train") -> list:
+    def plans(self) -> None:
+        """Error on the device sets of plans, with cases drawn at random alone and as they are drawn by default."""
+        if self.options.tables_dir is None:
+            print("plans: give --tables-dir, a folder of public table sets")
+            return
+        tables, counts = pool("meta", self.options.tables_dir), (4, 8, 16)
+        for name, more in (("random sets alone", {"plan_share": 0.0}), ("as drawn", {})):
+            cases = augment(
+                tables,
+                compute_cases=self.options.plan_cases,
+                comm_cases=900,
+                devices=counts,
+                memory_bytes=MEMORY,
+                seed=0,
+                **more,
+            )
+            began = time.process_time()
+            model = pretrain(labels_of(cases))
+            net, seconds = model.report.nets[0], time.process_time() - began
+            self.say(
+                f"plans, {name}, unseen",
+                sets=net.splits["test_sets"].mape,
+                tables=net.splits["test_tables"].mape,
+                cpu_s=seconds,
+            )
+            for devices in counts:
+                for kind, figures in errors_on_plans(model, devices, self.options.plan_tasks, self.options.tables_dir):
+                    self.say(f"plans, {name}, {devices} devices, {kind}", **figures)
+
+    def sets(self, count: int, seed: int, split: str = "train", **more: object) -> list:
         """Sets of all tables, as `augment` draws those to train on or to test with."""
-        facts = {"comm_cases": 0, "devices": (4,), "memory_bytes": MEMORY, "max_tables": 15, "test_share": 0.0}
+        facts = {"comm_cases": 0, "devices": (4,), "memory_bytes": MEMORY, "max_tables": 15, "test_share": 0.0, **more}
         share = 0.8 if split == "train" else 0.1
         drawn = augment(self.tables, compute_cases=round(count / share) + 8, seed=seed, **facts).compute
         return [case for case in drawn if case.split == split][:count]
@@ -235,6 +275,16 @@ class Bench:
         rng = np.random.default_rng(1)
         split = [case.model_copy(update={"split": "valid"}) if i % 10 == 9 else case for i, case in enumerate(cases)]
         return Costs(bench=BENCH, compute=tuple((case, compute_cost(case, rng, NOISE)) for case in split), comm=())
+
+
+def labels_of(cases: Cases) -> Costs:
+    """As the synthetic backend would measure them."""
+    rng = np.random.default_rng(0)
+    return Costs(
+        bench=BENCH,
+        compute=tuple((case, compute_cost(case, rng, NOISE)) for case in cases.compute),
+        comm=tuple((case, comm_cost(case, rng, NOISE)) for case in cases.comm),
+    )
 
 
 def predicted(model, cases: list) -> np.ndarray:
