@@ -33,10 +33,11 @@ def ratios(answers: Sequence[Figures], method: str, beside: str, cost: str) -> l
 
 
 def methods_table(answers: Sequence[Figures]) -> list[str]:
-    """A line a method. Means are over the tasks that all solved; ratios over those that it and paper solved."""
+    """A line a method. Means are over the tasks that all solved which solved any; ratios over those that it and paper solved."""
     tasks = by_task(answers)
     names = list(dict.fromkeys(figures["method"] for figures in answers))
-    common = [of for of in tasks.values() if all(solved(of.get(m)) for m in names if m not in APART)]
+    able = [name for name in names if any(solved(of.get(name)) for of in tasks.values())]
+    common = [of for of in tasks.values() if all(solved(of.get(m)) for m in able if m not in APART)]
     lines = [
         f"| method | solved of {len(tasks)} | nets: mean ms of {len(common)} that all solved | truth: mean ms "
         "| nets / paper: mean, worst | truth / paper: mean, worst | median CPU s |",
