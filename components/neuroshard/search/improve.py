@@ -20,7 +20,7 @@ AS_CHEAP = 0.005  # share by which plans count as equally cheap, and what to exp
 # most the second of the spread.
 WORTH_LEAVING = (0.01, 0.25)
 OWN_VARIANCE = 0.5  # of the variance of a device's error, what other devices of the plan do not have as well
-KEPT = 24  # of the plans found; more would need memory by the round
+KEPT, KEPT_BYTES = 24, 256 * 2**20  # of the plans found, but two at least; more would need memory by the round
 PATIENCE = 30  # rounds without a better plan, after which the search goes back to the best
 
 
@@ -102,7 +102,8 @@ def _cost(state: State) -> float:
 
 def _near(found: Sequence[State]) -> list[State]:
     """The cheapest, and those about as cheap."""
-    ranked = sorted(found, key=_cost)[:KEPT]
+    most = min(max(KEPT_BYTES // found[0].widths.nbytes, 2), KEPT)
+    ranked = sorted(found, key=_cost)[:most]
     return [state for state in ranked if state.cost <= ranked[0].cost * (1 + AS_CHEAP)]
 
 
