@@ -354,7 +354,7 @@ def augment(
     ] = None,
     seed: Seed = 0,
 ) -> None:
-    """Draw the cases to measure: random table sets, and random placements from balanced to lopsided."""
+    """Draw the cases to measure: devices of random plans, random table sets, and exchanges from balanced to lopsided."""
     from neuroshard.augment.run import run
 
     cases = run(
