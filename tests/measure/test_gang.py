@@ -86,7 +86,7 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cont
         do_GET = do_POST = do_DELETE = answer  # noqa: N815 # names that http.server looks for
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         api = FakeApiServer([], url=f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(api.kubeconfig(tmp_path / "kubeconfig")))

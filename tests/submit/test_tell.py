@@ -37,7 +37,7 @@ class Recorder(JsonHandler):
 def recorder() -> Iterator[tuple[str, type[Recorder]]]:
     handler = type("Handler", (Recorder,), {"posted": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}", handler
         server.shutdown()
