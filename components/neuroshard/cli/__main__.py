@@ -1,0 +1,5 @@
+"""python -m neuroshard.cli"""
+
+from neuroshard.cli import main
+
+main()

@@ -1,0 +1,79 @@
+"""The application: how a subcommand is registered, and how an error ends."""
+
+import io
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import Annotated
+
+try:
+    import typer
+except ModuleNotFoundError:  # a trainer installs neither; its client has no need of them
+    sys.exit("error: the neuroshard command needs typer and rich: pip install 'neuroshard[all]'")
+
+from neuroshard import __version__
+from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.text import wrapped
+
+app = typer.Typer(
+    name="neuroshard",
+    help='Sharding plans for embedding tables: pre-train cost models, and search ("neuroshard COMMAND --help").',
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"neuroshard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def command(example: str, in_short: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a subcommand whose --help ends with `example`, and which the list of commands tells of `in_short`."""
+    options = re.sub(r" (?!-)", "\N{NO-BREAK SPACE}", example)  # lines end before an option, never within quotes
+    lines = " \\\n    ".join(wrapped(options, indent=0, width=70)).replace("\N{NO-BREAK SPACE}", " ")
+    return app.command(epilog=f"\b\nExample:\n  {lines}", short_help=in_short)  # \b: not to be wrapped again
+
+
+def note(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(f"note: {line}", err=True)
+
+
+def main() -> None:
+    """Entry point of the `neuroshard` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without our characters gets ? for them
+    try:
+        app()
+    except NeuroshardError as error:
+        message = " ".join(str(error).split())
+        typer.echo(f"error: {message}", err=True)
+        sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "neuroshard":
+            raise
+        typer.echo(f"error: this needs the package {error.name}, of an extra: pip install 'neuroshard[all]'", err=True)
+        sys.exit(1)
+    except BrokenPipeError:  # `neuroshard show plan.json | head`
+        sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:  # the disk is full, say; no room writes half a file (files/disk.py)
+        typer.echo(f"error: {error.filename or 'this machine'}: {error.strerror or error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        sys.exit(130)

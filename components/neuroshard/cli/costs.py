@@ -1,0 +1,150 @@
+"""From tables to measured costs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from neuroshard.cli.app import command
+from neuroshard.cli.options import Seed, out_file
+from neuroshard.core.errors import UsageError
+from neuroshard.core.text import wrapped
+from neuroshard.core.units import parse_bytes, parse_counts, parse_duration, parse_share
+
+
+@command(
+    "neuroshard augment tables.json --compute-cases 2000 --comm-cases 400 --devices 4 --memory 32GiB -o cases/",
+    "Draw the table sets and exchanges to measure.",
+)
+def augment(
+    tables_json: Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")],
+    out: Annotated[Path, out_file("Folder of cases")],
+    devices: Annotated[str, typer.Option(help="Numbers of devices whose exchange to measure: 4, or 2,4,8.")],
+    memory: Annotated[str, typer.Option(help="Memory of a device: bytes or a unit (32GiB).")],
+    compute_cases: Annotated[int, typer.Option(min=1, help="Table sets to measure on one device.")] = 2000,
+    comm_cases: Annotated[int, typer.Option(min=0, help="Exchanges to measure, over all numbers of devices.")] = 400,
+    max_dim: Annotated[int | None, typer.Option(help="Widest shard to measure [default: 128].")] = None,
+    max_tables: Annotated[
+        int | None, typer.Option(min=1, help="Most tables in a set [default: 15, and more where a device has more].")
+    ] = None,
+    max_delay: Annotated[float, typer.Option(min=0, help="Latest start of a device in an exchange, in ms.")] = 20.0,
+    test_share: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Share of tables kept from training, to test on.")
+    ] = 0.2,
+    batch_sizes: Annotated[
+        str | None,
+        typer.Option(help="Batch sizes of the table sets, one each: 256,512,1024 [default: what is measured]."),
+    ] = None,
+    acquire: Annotated[
+        str | None,
+        typer.Option(help="Cost model: of 20 times as many training sets keep those that it is least sure of."),
+    ] = None,
+    seed: Seed = 0,
+) -> None:
+    """Draw the cases to measure: devices of random plans, random table sets, and exchanges from balanced to lopsided."""
+    from neuroshard.augment.run import run
+
+    cases = run(
+        tables_json,
+        out,
+        compute_cases=compute_cases,
+        comm_cases=comm_cases,
+        devices=parse_counts(devices, "--devices"),
+        memory_bytes=parse_bytes(memory),
+        max_dim=max_dim,
+        max_tables=max_tables,
+        max_delay_ms=max_delay,
+        test_share=test_share,
+        batch_sizes=() if batch_sizes is None else parse_counts(batch_sizes, "--batch-sizes"),
+        acquire_for=acquire,
+        seed=seed,
+    )
+    typer.echo(f"{out}: {len(cases.compute)} compute cases, {len(cases.comm)} exchange cases")
+
+
+@command(
+    "neuroshard measure cases/ --backend cpu --batch-size 512 --budget 3m -o costs/",
+    "Measure what the cases cost on this machine.",
+)
+def measure(
+    cases: Annotated[Path | None, typer.Argument(help="Folder that `neuroshard augment` wrote.")] = None,
+    out: Annotated[Path | None, out_file("Folder of costs", "; one that a cut-off run left is continued")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="synthetic (a formula), cpu (FBGEMM + gloo) or cuda (FBGEMM + NCCL).")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples a step over all devices.")] = 65536,
+    budget: Annotated[
+        str | None, typer.Option(help="Stop after this long: 90s, 3m, 1h [default: when all is done].")
+    ] = None,
+    optimizer: Annotated[
+        str, typer.Option(help="Fused into backward: sgd, rowwise_adagrad or adagrad.")
+    ] = "rowwise_adagrad",
+    warmup: Annotated[int | None, typer.Option(min=0, help="Repeats thrown away first [default: 1].")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Repeats whose median counts [default: 7].")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads a device may use (cpu).")] = 1,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Weights at most: larger tables are measured with fewer rows.")
+    ] = None,
+    traces: Annotated[
+        Path | None, typer.Option(help="Real lookups, as `neuroshard tables --traces` wrote them.")
+    ] = None,
+    timeout: Annotated[str, typer.Option(help="A case that takes longer is given up, its worker replaced.")] = "60s",
+    shard: Annotated[
+        str | None,
+        typer.Option(help="Measure one machine's share of the cases, as in 2/8; `neuroshard merge` joins them."),
+    ] = None,
+    verify: Annotated[
+        Path | None,
+        typer.Option(help="Instead: measure cases of these costs again, and fail where the labels are not had."),
+    ] = None,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Cases to verify.")] = 100,
+    seed: Seed = 0,
+) -> None:
+    """Measure what the cases cost on this machine. Started again, it goes on where it stopped."""
+    if verify is not None:
+        _verify(verify, count, timeout, traces)
+        return
+    if cases is None or out is None or backend is None:
+        raise UsageError("measure needs a folder of cases, --backend and -o; or --verify and a folder of costs")
+    from neuroshard.measure.run import run
+
+    chosen: dict[str, Any] = {
+        name: value for name, value in {"warmup": warmup, "repeats": repeats}.items() if value is not None
+    }
+    summary = run(
+        cases,
+        out,
+        backend=backend,
+        batch_size=batch_size,
+        budget_seconds=None if budget is None else parse_duration(budget),
+        optimizer=optimizer,
+        threads=threads,
+        memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
+        traces=traces,
+        timeout_seconds=parse_duration(timeout),
+        share=(1, 1) if shard is None else parse_share(shard),
+        seed=seed,
+        **chosen,
+    )
+    typer.echo("\n".join(wrapped(f"{out}: {summary}")))
+
+
+def _verify(costs: Path, count: int, timeout: str, traces: Path | None) -> None:
+    from neuroshard.measure.verify import run
+
+    verified = run(costs, count=count, timeout_seconds=parse_duration(timeout), traces=traces)
+    typer.echo(str(verified))
+    if not verified.agrees:
+        raise typer.Exit(1)
+
+
+@command("neuroshard merge costs-1/ costs-2/ -o costs/", "Join costs that several machines of a kind measured.")
+def merge(
+    folders: Annotated[list[Path], typer.Argument(metavar="COSTS...", help="Folders that `neuroshard measure` wrote.")],
+    out: Annotated[Path, out_file("Folder of costs")],
+) -> None:
+    """Join costs of one case set that several machines of a kind measured."""
+    from neuroshard.measure.merge import run
+
+    costs = run(folders, out)
+    typer.echo(f"{out}: {len(costs.compute)} table sets and {len(costs.comm)} exchanges of {len(folders)} folders")

@@ -1,0 +1,93 @@
+"""What this machine and the fleet are."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from neuroshard.cli.app import command, note
+from neuroshard.cli.options import AsJson
+from neuroshard.core.errors import UsageError
+from neuroshard.core.units import parse_duration
+
+
+@command("neuroshard fleet --against s3://bucket/prefix", "What hardware is there, and what needs measuring.")
+def fleet(
+    kubernetes: Annotated[
+        bool | None,
+        typer.Option(
+            "--kubernetes/--local", help="Ask the cluster, or this machine alone [default: the cluster, in its pods]."
+        ),
+    ] = None,
+    nodes: Annotated[
+        Path | None, typer.Option(help="What `kubectl get nodes -o json` wrote, in place of a cluster.")
+    ] = None,
+    context: Annotated[str | None, typer.Option(help="Of the kubeconfig [default: its current one].")] = None,
+    selector: Annotated[str, typer.Option(help='Labels that a node must have, as JSON: {"pool": "train"}.')] = "{}",
+    tolerations: Annotated[
+        str, typer.Option(help="Taints that measuring bears, as JSON.")
+    ] = '[{"key": "nvidia.com/gpu", "operator": "Exists"}]',
+    store: Annotated[
+        str | None, typer.Option("--against", help="Say which kinds no live cost model of this store covers, and why.")
+    ] = None,
+    max_age: Annotated[
+        str | None, typer.Option(help="With --against: a cost model older than this is too old.")
+    ] = None,
+    max_error: Annotated[
+        float | None, typer.Option(help="With --against: largest error on unseen tables: 0.1 is 10 %.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What kinds of hardware are there, and which of them need measuring."""
+    from datetime import UTC, datetime
+
+    from neuroshard.fleet.cluster import in_cluster
+    from neuroshard.fleet.run import against, fleet_json, fleet_text, json_option, kubernetes_fleet, local_fleet
+
+    asked = kubernetes if kubernetes is not None else bool(nodes or context) or in_cluster()
+    if not asked and (nodes or context):
+        raise UsageError("--local asks this machine alone; leave out --nodes and --context")
+    if store is None and (max_age is not None or max_error is not None):
+        raise UsageError("--max-age and --max-error are for --against STORE")
+    there = (
+        kubernetes_fleet(
+            recorded=nodes,
+            context=context,
+            node_selector=json_option(selector, dict, "--selector"),
+            tolerations=json_option(tolerations, list, "--tolerations"),
+        )
+        if asked
+        else local_fleet()
+    )
+    age_seconds = None if max_age is None else parse_duration(max_age)
+    stands = (
+        against(there, store, now=datetime.now(UTC), max_age_seconds=age_seconds, max_error=max_error) if store else ()
+    )
+    typer.echo(fleet_json(there, stands) if as_json else fleet_text(there, stands))
+    note(there.notes)
+
+
+@command(
+    "neuroshard doctor --store s3://bucket/prefix --kfp http://localhost:8080",
+    "What this machine can do, and how to mend what it cannot.",
+)
+def doctor(
+    store: Annotated[
+        str | None,
+        typer.Option("--store", help="Try this store: s3://bucket/prefix, or a folder; leaves no object there."),
+    ] = None,
+    kfp: Annotated[str | None, typer.Option("--kfp", help="Ask Kubeflow Pipelines at this address.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what this machine can do, and how to mend what it cannot. Exit status 1 where something failed."""
+    from neuroshard.doctor.checks import check_lines, checks_json, last_line
+    from neuroshard.doctor.run import examine
+
+    checks = []
+    for check in examine(Path.cwd(), store=store, kfp=kfp):
+        checks.append(check)
+        if not as_json:
+            typer.echo("\n".join(check_lines(check)))
+    typer.echo(checks_json(checks) if as_json else last_line(checks))
+    if any(check.verdict == "fail" for check in checks):
+        raise typer.Exit(1)

@@ -1,0 +1,81 @@
+"""Cost models: trained, kept and listed."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+if TYPE_CHECKING:
+    from neuroshard.core.release import ModelRelease
+
+import typer
+
+from neuroshard.cli.app import command
+from neuroshard.cli.options import Seed, SingleWriter, StoreUrl, out_file
+
+MaxModelError = Annotated[float, typer.Option(help="Largest error on unseen tables to go live with: 0.2 is 20 %.")]
+
+
+def _say_live(store: str, release: "ModelRelease") -> None:
+    error = "not known" if release.error is None else f"{release.error:.1%}"
+    typer.echo(
+        f"{store}: cost model {release.bundle_digest[:12]} is live for {release.device_name} ({release.name}, release "
+        f"{release.number}); error on unseen tables {error}"
+    )
+
+
+@command("neuroshard pretrain costs/ -o model/", "Train cost models from costs, and tell their error.")
+def pretrain(
+    costs: Annotated[list[Path], typer.Argument(help="Folders that `neuroshard measure` wrote, all of one bench.")],
+    out: Annotated[Path, out_file("Folder of the cost model", "; a cut-off training left there is continued")],
+    start_from: Annotated[
+        Path | None, typer.Option(help="Cost model of other hardware, or older, to begin from: needs fewer cases.")
+    ] = None,
+    convex: Annotated[
+        bool, typer.Option(help="A compute net that lets a search prove bounds, and in which no table lowers a cost.")
+    ] = True,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Most passes over the data; it stops early.")] = None,
+    publish: Annotated[
+        str | None, typer.Option(help="Store in which to make it its hardware's live one, as publish-model does.")
+    ] = None,
+    seed: Seed = 0,
+) -> None:
+    """Train the cost models, and tell their error on sets and on tables that they never saw."""
+    from neuroshard.pretrain.run import run
+
+    model = run(costs[0], out, *costs[1:], seed=seed, epochs=epochs, convex=convex, start_from=start_from)
+    typer.echo(model.report.text())
+    source = "by a formula, not measured" if model.backend == "synthetic" else f"measured on {model.backend}"
+    typer.echo(f"{out}: cost model {model.name[:12]} of costs {source} ({model.device_name})")
+    if publish is not None:
+        from neuroshard.deploy.bundles import run as publish_bundle
+
+        _say_live(publish, publish_bundle(out, publish))
+
+
+@command(
+    "neuroshard publish-model model/ --store s3://bucket/prefix",
+    "Put a cost model in a store, and live if good enough.",
+)
+def publish_model(
+    model: Annotated[Path, typer.Argument(help="Folder that `neuroshard pretrain` wrote.")],
+    store: StoreUrl,
+    max_error: MaxModelError = 0.2,
+    force: Annotated[bool, typer.Option(help="Go live whatever its error is; the release says so.")] = False,
+    single_writer: SingleWriter = False,
+) -> None:
+    """Put a cost model in the store under its hardware, and make it the live one there if its error allows."""
+    from neuroshard.deploy.bundles import run
+
+    _say_live(store, run(model, store, max_error=max_error, force=force, single_writer=single_writer))
+
+
+@command("neuroshard models --store s3://bucket/prefix", "List a store's cost models by their hardware.")
+def models(
+    store: StoreUrl,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with all that is known of each.")] = False,
+) -> None:
+    """List a store's cost models by their hardware, with their errors on tables they never saw."""
+    from neuroshard.costmodel.published import list_published, listing_json, listing_text
+    from neuroshard.store.open import open_store
+
+    found = list_published(open_store(store))
+    typer.echo(listing_json(found) if as_json else listing_text(found, store))

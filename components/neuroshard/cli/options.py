@@ -1,0 +1,16 @@
+"""Options that several subcommands have."""
+
+from typing import Annotated, Any
+
+import typer
+
+Seed = Annotated[int, typer.Option(help="Seed of everything that is left to chance.", min=0, max=2**31 - 1)]
+StoreUrl = Annotated[str, typer.Option("--store", help="s3://bucket/prefix, or a folder.")]
+SingleWriter = Annotated[
+    bool, typer.Option(help="Nobody else deploys: accept a store that ignores conditional writes.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+
+
+def out_file(kind: str, more: str = "") -> Any:
+    return typer.Option("-o", "--out", help=f"{kind} to write{more}.")

@@ -1,0 +1,199 @@
+"""Plans: searched, shown, run for real, compared."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from neuroshard.cli.app import command
+from neuroshard.cli.options import AsJson, Seed, out_file
+from neuroshard.core.errors import UsageError
+from neuroshard.core.units import format_bytes, parse_bytes, parse_duration, parse_memory
+
+Memory = Annotated[
+    str, typer.Option(help="Memory a device: bytes or a unit (32GiB); one, or one per device, by commas.")
+]
+
+
+def _cost_model(model: str | None, store: str | None, hardware: str | None) -> str:
+    """The one cost model that is named, as `--model` names it. Raises UsageError."""
+    if (model is None) == (hardware is None) or (hardware is None) != (store is None):
+        raise UsageError("give one cost model: --model MODEL, or --store STORE --hardware NAME")
+    return model if model is not None else f"{store}#{hardware}"
+
+
+@command(
+    "neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json",
+    "Search the plan whose slowest device is fastest.",
+)
+def search(
+    tables_json: Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")],
+    devices: Annotated[int, typer.Option(min=1, max=4096, help="Number of devices.")],
+    memory: Memory,
+    out: Annotated[Path, out_file("plan.json")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Cost model: a folder that `neuroshard pretrain` wrote, STORE#HARDWARE, analytic:h100 (h200, a100, cpu), or "
+            "given:costs.json."
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="With --hardware: the store whose live cost model to take (--model STORE#HARDWARE)."),
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="Fingerprint, or part of the device's name (h200), as `neuroshard models` shows.")
+    ] = None,
+    algorithm: Annotated[
+        str, typer.Option(help="neuroshard, paper, random, size, dim, lookup or size-lookup.")
+    ] = "neuroshard",
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a step [default: the cost model's].")] = None,
+    rounds: Annotated[int | None, typer.Option(min=0, help="Rounds of improvement [default: 40].")] = None,
+    time_budget: Annotated[
+        str | None, typer.Option(help="Improve for this long instead: 10s, 2m. The plan then depends on the machine.")
+    ] = None,
+    constraints: Annotated[
+        Path | None, typer.Option(help="constraints.json: pins, tables kept together, least widths (docs/formats.md).")
+    ] = None,
+    reserve: Annotated[str | None, typer.Option(help="Memory of every device that is not for tables: 2GiB.")] = None,
+    min_dim: Annotated[int | None, typer.Option(help="Least columns of a shard, a multiple of 4 [default: 4].")] = None,
+    max_shards: Annotated[int | None, typer.Option(help="Most shards of a table.")] = None,
+    never_split: Annotated[
+        list[str] | None, typer.Option(help="Tables (a name or a pattern) that stay whole; may be repeated.")
+    ] = None,
+    pin: Annotated[
+        list[str] | None, typer.Option(help="Devices that may hold tables: 'user_*=0,1'; may be repeated.")
+    ] = None,
+    together: Annotated[
+        list[str] | None, typer.Option(help="Tables to keep on one device: user_id,user_history; may be repeated.")
+    ] = None,
+    previous: Annotated[Path | None, typer.Option("--from", help="plan.json to start from.")] = None,
+    move_budget: Annotated[
+        str | None, typer.Option(help="With --from: weights and optimizer state to move at most: 50GiB.")
+    ] = None,
+    seed: Seed = 0,
+) -> None:
+    """Search the plan whose slowest device is fastest, by the cost model."""
+    from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
+    from neuroshard.report.text import plan_text
+    from neuroshard.search.run import run
+
+    given = ConstraintsFile() if constraints is None else read_constraints(constraints)
+    plan = run(
+        tables_json,
+        _cost_model(model, store, hardware),
+        out,
+        devices=devices,
+        memory_bytes=parse_memory(memory, devices),
+        batch_size=batch_size,
+        algorithm=algorithm,
+        seed=seed,
+        rounds=rounds,
+        time_budget_s=None if time_budget is None else parse_duration(time_budget),
+        constraints=with_flags(
+            given,
+            reserve=reserve,
+            min_dim=min_dim,
+            max_shards=max_shards,
+            never_split=never_split or (),
+            pins=pin or (),
+            together=together or (),
+        ),
+        previous=previous,
+        move_budget_bytes=None if move_budget is None else parse_bytes(move_budget),
+    )
+    typer.echo(plan_text(plan))
+    typer.echo(f"{out}: written")
+
+
+@command("neuroshard show plan.json", "Show a plan, as numbers and bars.")
+def show(plan: Annotated[Path, typer.Argument(help="plan.json")], as_json: AsJson = False) -> None:
+    """Show a plan: cost against the baselines, and every device's cost and memory."""
+    import json
+
+    from neuroshard.files.plan import read_plan
+    from neuroshard.report.text import plan_json, plan_text
+
+    shown = read_plan(plan)
+    typer.echo(json.dumps(plan_json(shown), indent=2) if as_json else plan_text(shown))
+
+
+@command(
+    "neuroshard report plan.json --model model/ --costs costs/ --live s3://bucket/prefix#ads-ranker -o report.html",
+    "Turn a plan and its run into one HTML page.",
+)
+def report(
+    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    out: Annotated[Path, out_file("HTML page")],
+    model: Annotated[str | None, typer.Option(help="The plan's cost model, as for search.")] = None,
+    live: Annotated[str | None, typer.Option(help="The plan to compare with: a plan.json, or STORE#MODEL.")] = None,
+    costs: Annotated[
+        list[Path] | None, typer.Option(help="Costs that the cost model learned from; may be repeated.")
+    ] = None,
+    fleet: Annotated[Path | None, typer.Option(help="What `neuroshard fleet --json` printed.")] = None,
+    evaluation: Annotated[Path | None, typer.Option(help="What `neuroshard evaluate -o` wrote of this plan.")] = None,
+) -> None:
+    """Turn a plan, and what a run left beside it, into one HTML page to look at."""
+    from neuroshard.report.run import run
+
+    size = run(plan, out, model=model, live=live, costs=costs or (), fleet=fleet, evaluation=evaluation)
+    typer.echo(f"{out}: {format_bytes(size)}")
+
+
+@command("neuroshard evaluate plan.json --backend cpu", "Run a plan's device sets for real, beside the prediction.")
+def evaluate(
+    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    backend: Annotated[
+        str, typer.Option(help="cpu (FBGEMM + gloo), cuda (FBGEMM + NCCL) or synthetic (a formula, exact).")
+    ],
+    rounds: Annotated[int, typer.Option(min=1, help="Times each device's tables are measured; the median counts.")] = 3,
+    processes: Annotated[int, typer.Option(min=1, help="Measure the exchange of plans of up to so many devices.")] = 8,
+    optimizer: Annotated[
+        str, typer.Option(help="Fused into backward: sgd, rowwise_adagrad or adagrad.")
+    ] = "rowwise_adagrad",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads a device may use (cpu).")] = 1,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Weights at most: larger tables are run with fewer rows.")
+    ] = None,
+    traces: Annotated[
+        Path | None, typer.Option(help="Real lookups, as `neuroshard tables --traces` wrote them.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="JSON to write as well.")] = None,
+    seed: Seed = 0,
+) -> None:
+    """Run a plan's device sets for real, and show measured beside predicted for every device."""
+    from neuroshard.measure.evaluate import run
+
+    evaluation = run(
+        plan,
+        out,
+        backend=backend,
+        rounds=rounds,
+        most_processes=processes,
+        optimizer=optimizer,
+        threads=threads,
+        memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
+        traces=traces,
+        seed=seed,
+    )
+    typer.echo(evaluation.canonical_json().decode() if json_ else str(evaluation))
+    if evaluation.errors:
+        raise typer.Exit(1)
+
+
+@command("neuroshard diff old.json new.json", "Show what moves from one plan to another.")
+def diff(
+    old: Annotated[Path, typer.Argument(help="plan.json")],
+    new: Annotated[Path, typer.Argument(help="plan.json")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what moves from one plan to another, how many bytes, and what is gained."""
+    import json
+
+    from neuroshard.files.plan import read_plan
+    from neuroshard.report.moves import diff_json, diff_text
+
+    plans = read_plan(old), read_plan(new)
+    typer.echo(json.dumps(diff_json(*plans), indent=2) if as_json else diff_text(*plans))

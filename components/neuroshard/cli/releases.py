@@ -1,0 +1,160 @@
+"""What trainers load: releases of plans and of cost models."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from neuroshard.cli.app import command
+from neuroshard.cli.options import AsJson, SingleWriter, StoreUrl
+from neuroshard.core.units import format_bytes, parse_duration
+
+ModelName = Annotated[str, typer.Option("--name", help="The model whose plans these are, as in ads-ranker.")]
+LineName = Annotated[
+    str, typer.Option("--name", help="A model (its plans), or hardware/FINGERPRINT (its cost models).")
+]
+
+
+@command(
+    "neuroshard deploy plan.json --store s3://bucket/prefix --name ads-ranker --tables tables.json --model model/",
+    "Put a plan in a store, and live if the gate agrees.",
+)
+def deploy(
+    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    store: StoreUrl,
+    name: ModelName,
+    tables_json: Annotated[
+        Path | None, typer.Option("--tables", help="Today's tables.json, which the plan must be for.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The plan's cost model, as for search, to price the live plan on the plan's own tables."),
+    ] = None,
+    memory_margin: Annotated[float, typer.Option(help="Share of a device's memory to leave free.")] = 0.0,
+    max_error: Annotated[
+        float | None, typer.Option(help="Largest error of its cost model on unseen tables: 0.1 is 10 %.")
+    ] = None,
+    min_gain: Annotated[
+        float | None,
+        typer.Option(help="Share by which it must be better than the live plan [default: its cost model's error]."),
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Go live whatever the gate finds; the release says so.")] = False,
+    single_writer: SingleWriter = False,
+) -> None:
+    """Publish a plan under its digest, ask the gate, then make it the live one, or keep the one that is better."""
+    from neuroshard.deploy.run import run
+
+    release, decision = run(
+        plan,
+        store,
+        name,
+        tables=tables_json,
+        cost_model=model,
+        memory_margin=memory_margin,
+        max_error=max_error,
+        min_gain=min_gain,
+        force=force,
+        single_writer=single_writer,
+    )
+    if decision and not decision.goes_live:
+        typer.echo(f"{store}: kept the live plan: {name} release {release.number}, plan {release.plan_digest[:12]}")
+    else:
+        typer.echo(f"{store}: {name} release {release.number} is live, plan {release.plan_digest[:12]}")
+    if decision:
+        typer.echo(f"gate: {'forced; ' if decision.forced else ''}{decision.why}")
+
+
+@command(
+    "neuroshard publish plan.json --store s3://bucket/prefix --name ads-ranker",
+    "Put a plan in a store, without making it live.",
+)
+def publish(
+    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    store: StoreUrl,
+    name: ModelName,
+    single_writer: SingleWriter = False,
+) -> None:
+    """Put a plan in the store under its digest, without making it live."""
+    from neuroshard.deploy.run import run_publish
+
+    digest = run_publish(plan, store, name, single_writer=single_writer)
+    typer.echo(f"{store}: plan {digest} of {name} is published")
+
+
+@command(
+    "neuroshard promote 3f2a9c01d4e7 --store s3://bucket/prefix --name ads-ranker",
+    "Make a published plan or cost model live.",
+)
+def promote(
+    digest: Annotated[str, typer.Argument(help="The digest of a plan or cost model, or at least 8 digits of it.")],
+    store: StoreUrl,
+    name: LineName,
+    single_writer: SingleWriter = False,
+) -> None:
+    """Make a published plan or cost model live, whatever the gate would say."""
+    from neuroshard.deploy.lines import line_of, run_promote
+
+    release = run_promote(store, name, digest, single_writer=single_writer)
+    typer.echo(f"{store}: {name} release {release.number} is live, {line_of(name).noun} {release.artifact[:12]}")
+
+
+@command("neuroshard releases --store s3://bucket/prefix --name ads-ranker", "List what went live, newest first.")
+def releases(
+    store: StoreUrl,
+    name: LineName,
+    refused: Annotated[bool, typer.Option("--refused", help="List the plans that the gate held back.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the releases of a model's plans or a hardware's cost models, newest first."""
+    import json
+
+    from neuroshard.core.value import Value
+    from neuroshard.deploy.lines import line_of
+    from neuroshard.report.text import refusals_text, releases_text
+    from neuroshard.store.line import all_releases
+    from neuroshard.store.open import open_store
+    from neuroshard.store.releases import read_refusals
+
+    found: Sequence[Value]
+    if refused:
+        found = held_back = read_refusals(open_store(store), name)
+        text = refusals_text(held_back)
+    else:
+        found = went_live = all_releases(open_store(store), line_of(name))
+        text = releases_text(went_live)
+    typer.echo(json.dumps([one.model_dump(mode="json") for one in found], indent=2) if as_json else text)
+
+
+@command(
+    "neuroshard rollback --store s3://bucket/prefix --name ads-ranker", "Make live again what the live one replaced."
+)
+def rollback(store: StoreUrl, name: LineName, single_writer: SingleWriter = False) -> None:
+    """Make live again what the live plan or cost model replaced."""
+    from neuroshard.deploy.lines import line_of, run_rollback
+
+    release = run_rollback(store, name, single_writer=single_writer)
+    typer.echo(
+        f"{store}: {name} release {release.number} is live, {line_of(name).noun} {release.artifact[:12]} (rolled back)"
+    )
+
+
+@command(
+    "neuroshard gc --store s3://bucket/prefix --name ads-ranker --keep 10 --older-than 168h --apply",
+    "Delete old plans, cost models, releases and refusals.",
+)
+def gc(
+    store: StoreUrl,
+    name: LineName,
+    keep: Annotated[int, typer.Option(min=1, help="Releases to keep, with their plans, besides the live one.")] = 10,
+    older_than: Annotated[str, typer.Option(help="Keep whatever is younger than this.")] = "168h",
+    apply: Annotated[bool, typer.Option("--apply", help="Delete; else only list what would be.")] = False,
+) -> None:
+    """Delete old plans or cost models, releases and refusals; without --apply only list them."""
+    from neuroshard.deploy.gc import run
+
+    garbage = run(store, name, keep=keep, age_seconds=parse_duration(older_than), apply=apply)
+    for entry in garbage.entries:
+        typer.echo(f"{'deleted' if apply else 'would delete'} {entry.key} ({format_bytes(entry.size)})")
+    size = f"{len(garbage.entries)} objects, {format_bytes(garbage.nbytes)}; {garbage.kept} are kept"
+    typer.echo(f"{store}: {size}" + ("" if apply or not garbage.entries else "; --apply deletes them"))

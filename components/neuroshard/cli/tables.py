@@ -1,0 +1,144 @@
+"""The tables of a model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from neuroshard.cli.app import command, note
+from neuroshard.cli.options import out_file
+from neuroshard.core.errors import UsageError
+from neuroshard.core.text import counted
+from neuroshard.core.units import format_bytes, parse_bytes
+
+
+@command(
+    "neuroshard tables --from-torchrec my_package.model:make_model --pooling-factor user_id=3 -o tables.json",
+    "Tables from a model, a file or a printout; or check them.",
+)
+def tables(
+    out: Annotated[Path | None, out_file("tables.json")] = None,
+    preset: Annotated[str | None, typer.Option(help="A built-in table set: mlperf-dlrm-dcnv2.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="JSON, CSV, Parquet, or a .pt/.pt.gz of Meta's dlrm_datasets.")
+    ] = None,
+    torchrec: Annotated[
+        str | None,
+        typer.Option(
+            "--from-torchrec",
+            help="package.module:make_model, a function that returns a model with EmbeddingBagCollections; it is called on the "
+            "meta device, so no weights are made. The working directory is on the path.",
+        ),
+    ] = None,
+    stats: Annotated[
+        Path | None,
+        typer.Option("--from-stats", help="What TorchRec's planner printed (debug=True), alone or in a log."),
+    ] = None,
+    pooling_factor: Annotated[
+        list[str] | None,
+        typer.Option(help="With --from-torchrec: lookups a sample of a table or feature, user_id=3; may be repeated."),
+    ] = None,
+    pooling_factors: Annotated[
+        Path | None, typer.Option(help='With --from-torchrec: the same from a file, {"user_id": 3} or CSV.')
+    ] = None,
+    default_pooling_factor: Annotated[
+        float | None, typer.Option(min=0, help="With --from-torchrec: lookups of any other feature [default: 1].")
+    ] = None,
+    plan_out: Annotated[
+        Path | None, typer.Option(help="With --from-stats: also write the printed plan, as a plan.json.")
+    ] = None,
+    costs_out: Annotated[
+        Path | None,
+        typer.Option(help="With --from-stats: also write the printed costs, for search --model given:FILE."),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="With --plan-out: memory a device [default: what the planner planned with].")
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Say what is odd about each table. Exit status 0: nothing; 1: some cannot be sharded; 3: odd ones.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --check: the findings as JSON, for programs.")] = False,
+    access: Annotated[
+        str, typer.Option(help="How rows are looked up where the source does not say: uniform or zipf:EXPONENT.")
+    ] = "uniform",
+    dtype: Annotated[
+        str | None, typer.Option(help="Element type where the source does not say: fp32 or fp16 [default: fp32].")
+    ] = None,
+    optimizer: Annotated[
+        str, typer.Option(help="Whose state memory counts: sgd, rowwise_adagrad, adagrad or adam.")
+    ] = "rowwise_adagrad",
+    dim: Annotated[int, typer.Option(help="Columns of the tables of a dlrm_datasets file, which has none.")] = 128,
+    traces: Annotated[Path | None, typer.Option(help="Also write the file's own lookups here (dlrm_datasets).")] = None,
+) -> None:
+    """Make a tables.json from a preset, a file, your TorchRec model or its planner's printout; or check tables."""
+    from neuroshard.core.value import canonical_json
+    from neuroshard.files import tables_source
+    from neuroshard.files.check_tables import findings_json, findings_text
+    from neuroshard.files.disk import write_bytes
+    from neuroshard.files.plan import write_plan
+    from neuroshard.files.pooling_factors import pooling_factors as read_factors
+    from neuroshard.files.sharding_stats_plan import given_costs, stats_plan
+    from neuroshard.files.tables import write_tables
+    from neuroshard.files.traces import write_traces
+
+    if out is None and not check:
+        raise UsageError("say where to write: -o tables.json; or --check")
+    for option, given, needed, there in (
+        ("--json", as_json, "--check", check),
+        ("--pooling-factor", pooling_factor, "--from-torchrec", torchrec),
+        ("--pooling-factors", pooling_factors, "--from-torchrec", torchrec),
+        ("--default-pooling-factor", default_pooling_factor is not None, "--from-torchrec", torchrec),
+        ("--plan-out", plan_out, "--from-stats", stats),
+        ("--costs-out", costs_out, "--from-stats", stats),
+        ("--memory", memory, "--plan-out", plan_out),
+    ):
+        if given and not there:
+            raise UsageError(f"{option} is for {needed}")
+    word = dtype or "fp32"
+    match preset, source, torchrec, stats:
+        case str(), None, None, None:
+            found = tables_source.from_preset(preset, access=access, dtype=word, optimizer=optimizer)
+        case None, Path(), None, None:
+            found = tables_source.from_file(source, access=access, dtype=word, optimizer=optimizer, dim=dim)
+        case None, None, str(), None:
+            found = tables_source.from_torchrec(
+                torchrec,
+                access=access,
+                optimizer=optimizer,
+                pooling_factors=read_factors(pooling_factors, pooling_factor or ()),
+                default_pooling_factor=default_pooling_factor,
+            )
+        case None, None, None, Path():
+            found = tables_source.from_stats(stats, access=access, dtype=dtype, optimizer=optimizer)
+        case _:
+            raise UsageError(
+                "give one of --preset NAME, --from FILE, --from-torchrec package.module:function and --from-stats FILE"
+            )
+    if traces is not None and found.traces is None:
+        raise UsageError(f"{found.where} holds no lookups to write to --traces; only dlrm_datasets files do")
+    findings = found.findings() if check else ()
+    if check:
+        typer.echo(findings_json(findings) if as_json else findings_text(findings, len(found.entries)))
+    if out is not None:
+        imported = found.tables()
+        note(imported.notes)
+        if found.printed is not None and plan_out is not None:
+            memory_bytes = None if memory is None else parse_bytes(memory)
+            plan = stats_plan(found.printed, imported.tables, found.where, memory_bytes)
+            note(f"{plan_out}: {line}" for line in plan.provenance.notes)
+            write_plan(plan_out, plan)
+        if found.printed is not None and costs_out is not None:
+            write_bytes(costs_out, canonical_json(given_costs(found.printed, imported.tables, found.where)))
+        if found.traces is not None and traces is not None:
+            write_traces(traces, found.traces)
+        write_tables(out, imported.tables)
+        total = sum(table.memory_bytes for table in imported.tables)
+        typer.echo(
+            f"{out}: {counted(len(imported.tables), 'table')}, {format_bytes(total)} with optimizer state", err=as_json
+        )
+    if findings:
+        raise typer.Exit(1 if any(finding.severity == "fault" for finding in findings) else 3)
