@@ -115,6 +115,14 @@ def test_the_published_plan_is_left_only_for_what_is_worth_it(make_task, model):
     assert trusted([one], worse) is one
 
 
+def test_what_lies_there_is_not_left_for_a_plan_that_costs_more(make_task, model):
+    problem = Problem(make_task([(1000, 64, 20.0), (1000, 64, 20.01), (1000, 64, 0.2)], [1, 1]), model)
+    there, dearer = whole(problem, [0, 1, 0]), whole(problem, [0, 1, 1])
+    model.spread_ms = lambda sums, dims: np.full(dims.shape, 1.0 if sums is there.sums else 0.0)
+    assert trusted([there, dearer]) is dearer  # more surely as fast
+    assert trusted([there, dearer], at_most_ms=there.cost) is there
+
+
 @pytest.mark.parametrize(("units", "expected"), [(1, (4, 0)), (3, (8, 4)), (5, (12, 8)), (9, (20, 16)), (32, (64, 64))])
 def test_halves_are_as_even_as_steps_of_4_allow(make_task, model, units, expected):
     problem = Problem(make_task([(10, 4 * units, 1.0)], [1]), model)

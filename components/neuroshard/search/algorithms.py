@@ -37,12 +37,15 @@ Search = Callable[[Problem, Effort, np.random.Generator, Watch], Placement]  # r
 def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> Placement:
     """Greedy placements in lockstep, or any packing that fits; the cheapest are improved by local search."""
     plans = starts(problem)
+    at_most_ms = (
+        np.inf if problem.held is None else plans[0].cost
+    )  # nothing moves for a plan that costs more than what lies there
     total, unit = (effort.rounds, "rounds") if watch.budget_s is None else (watch.budget_s, "s")
     with progress("search", total=total, unit=unit) as bar:
         watch.bar = bar
         found = improve(plans, min(effort.rounds, FIRST_ROUNDS), rng, watch)
         if not effort.rounds:
-            return trusted(found).placement
+            return trusted(found, at_most_ms=at_most_ms).placement
         # the published search cuts otherwise; where it is quick, its plan is worth going on from, and a floor
         published = None
         if problem.held is None and problem.devices * len(problem.whole) <= BEAM_AT_MOST and not watch.expired:
@@ -52,7 +55,7 @@ def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch
             published = State(problem, problem.widths(placed)) if placed.fits else None
         begins = found[:1] if published is None else [found[0], published]
         found += improve(begins, max(effort.rounds - FIRST_ROUNDS, 0), rng, watch)
-        return trusted(found, published).placement
+        return trusted(found, published, at_most_ms).placement
 
 
 def at_least(

@@ -107,13 +107,14 @@ def _near(found: Sequence[State]) -> list[State]:
     return [state for state in ranked if state.cost <= ranked[0].cost * (1 + AS_CHEAP)]
 
 
-def trusted(found: Sequence[State], published: State | None = None) -> State:
-    """Of the plans about as cheap as the cheapest, the one that is expected to be the fastest in truth.
+def trusted(found: Sequence[State], published: State | None = None, at_most_ms: float = np.inf) -> State:
+    """Of the plans about as cheap as the cheapest, and of at most `at_most_ms`, the one expected to be the fastest in truth.
 
     The longer a search, the more of what it gains is the cost model's error. So the plan of the `published` search, which tries
     far fewer, is kept where it is as cheap and hardly more is to be expected of another; and none is taken that costs more.
     """
-    near = _near(found)
+    cheapest, *others = _near(found)
+    near = [cheapest, *(state for state in others if state.cost <= at_most_ms)]
     if published is None:
         return min(near, key=expected_ms)
     best = min([near[0], *(state for state in near if state.cost <= published.cost)], key=expected_ms)
