@@ -100,7 +100,8 @@ def cost_verdicts(answers: Sequence[Figures], devices: int) -> list[str]:
         )
     else:
         lines.append(f"| {at}: cost below paper's, truth, mean | {percent(1 - average(truth))} | - | - |")
-    gain = (1 - average(truth)) / (1 - average(nets)) if nets else math.nan
+    promised = 1 - average(nets)
+    gain = (1 - average(truth)) / promised if promised else math.nan  # paper's own plans: nothing was promised
     lines += [
         verdict(f"{at}: worst task above paper, truth", max(truth, default=math.nan) - 1, 0.01, percent),
         verdict(f"{at}: share of the promised gain that is real", gain, 0.8, percent, least=True),
