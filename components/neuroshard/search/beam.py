@@ -71,9 +71,11 @@ def _cost(state: BeamState) -> float:
 
 def _ordered(problem: Problem, lists: list[Ints]) -> list[Ints]:
     """Each list costliest shard first."""
-    problem.price(np.concatenate(lists))
+    asked = np.zeros(len(problem.item), dtype=bool)
+    asked[np.concatenate(lists)] = True
+    shards = np.flatnonzero(asked)
+    problem.price(shards)
     alone_ms = np.zeros(len(problem.item))
-    shards = np.unique(np.concatenate(lists))
     alone_ms[shards] = problem.alone_ms(shards)
     return [one[np.lexsort((one, -problem.nbytes[one], -alone_ms[one]))] for one in lists]
 

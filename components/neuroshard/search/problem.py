@@ -104,8 +104,9 @@ class Problem:
             return
         new = np.flatnonzero(~self._priced)
         if len(new) > AT_ONCE:
-            wanted = np.unique(shards)
-            new = wanted[~self._priced[wanted]]
+            wanted = np.zeros(len(self._priced), dtype=bool)
+            wanted[shards] = True
+            new = np.flatnonzero(wanted & ~self._priced)
         for begin in range(0, len(new), AT_ONCE):
             self._price(new[begin : begin + AT_ONCE])
         self._all_priced = bool(self._priced.all())

@@ -68,7 +68,7 @@ def _greedy(problem: Problem, shares: Shares, most: int) -> list[State]:
     lists = {pieces.tobytes(): pieces for pieces in (_pieces(problem, shares.ms, fine) for fine in FINENESS)}
     longest = max(map(len, lists.values()))
     orders = np.stack([np.pad(pieces, (0, longest - len(pieces))) for pieces in lists.values()])
-    problem.price(np.unique(orders))
+    problem.price(orders)
     caps = problem.dims[problem.whole].sum() / problem.devices * np.array(COLUMNS)
     placed = place(
         problem.vectors[orders],

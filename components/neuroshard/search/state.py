@@ -49,13 +49,13 @@ class State:
         self.widths[items, devices] = units
         for item in set(items.tolist()):
             self.shards[item] = np.count_nonzero(self.widths[item])
-        for device in set(devices.tolist()):
+        changed = sorted(set(devices.tolist()))
+        for device in changed:
             held = np.flatnonzero(self.widths[:, device])
             shards = problem.first[held] + self.widths[held, device]
             self.sums[device] = problem.vectors[shards].sum(axis=0)
             self.dims[device] = problem.dims[shards].sum()
             self.free[device] = problem.memory[device] - problem.nbytes[shards].sum()
-        changed = np.unique(devices)
         compute = problem.model.compute_ms(self.sums[changed])
         self.compute[changed] = np.where(self.dims[changed] > 0, compute, 0.0)
         self.forward, self.backward = transfers(problem, self.dims)
