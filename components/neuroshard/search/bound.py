@@ -169,9 +169,9 @@ def _cheapest_cuts(problem: Problem, slope: Floats, possible: NDArray[np.bool_])
     sums: Floats = shares[kept | wide] @ problem.vectors[counted]
 
     limit = np.where(problem.most * problem.least < problem.widest, problem.most, 0)
-    for most in np.unique(limit[~kept & ~wide]):
+    for most in sorted(set(limit[~kept & ~wide].tolist())):
         items = np.flatnonzero(~kept & ~wide & (limit == most))
-        shards = _cut(price, problem.first[items], problem.least[items], problem.widest[items], int(most))
+        shards = _cut(price, problem.first[items], problem.least[items], problem.widest[items], most)
         if shards is None:
             return np.inf, sums
         total += float(price[shards].sum())
