@@ -7,25 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.table_strategies import some_tables
 from neuroshard.augment.plans import draw_device
 from neuroshard.augment.pools import Pool
 from neuroshard.augment.run import augment
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
 
-some_tables = st.lists(
-    st.builds(
-        lambda rows, quarter, pooling: Table(
-            name=f"{rows}-{quarter}", rows=rows, dim=4 * quarter, pooling_factor=pooling, reuse_bins=(1.0, *[0.0] * 16)
-        ),
-        st.integers(1, 10**9),
-        st.integers(1, 64),
-        st.floats(0, 100),
-    ),
-    min_size=1,
-    max_size=8,
-    unique_by=lambda table: table.name,
-)
 ALIKE = [Table(name=f"t{i}", rows=10_000, dim=64, pooling_factor=4.0) for i in range(40)]
 HEAVY = Table(name="heavy", rows=10_000, dim=64, pooling_factor=160.0)
 

@@ -7,26 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.table_strategies import some_tables
 from neuroshard.augment.pools import Choice, Pool
 from neuroshard.augment.sets import SetSizes, draw_set, varied
 from neuroshard.core.reuse import uniform_bins
 from neuroshard.core.table import MAX_ROWS, Table
 from neuroshard.files.access import count_bins, rows_at_rates
 from neuroshard.files.traces import draw_lookups
-
-some_tables = st.lists(
-    st.builds(
-        lambda rows, quarter, pooling: Table(
-            name=f"{rows}-{quarter}", rows=rows, dim=4 * quarter, pooling_factor=pooling, reuse_bins=(1.0, *[0.0] * 16)
-        ),
-        st.integers(1, 10**9),
-        st.integers(1, 64),
-        st.floats(0, 100),
-    ),
-    min_size=1,
-    max_size=8,
-    unique_by=lambda table: table.name,
-)
 
 
 @given(some_tables, st.floats(0.1, 30), st.integers(1, 15), st.floats(0, 1), st.integers(0, 2**32))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.core.errors import UsageError
-from neuroshard.costmodel.protocol import Ints, exchange_costs
-from neuroshard.search.greedy import place
+from neuroshard.costmodel.protocol import Ints
+from neuroshard.search.greedy import place_lists
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.splits import halves
 from neuroshard.search.watch import Watch
@@ -103,21 +103,7 @@ def evaluate(problem: Problem, lists: list[Ints], grid: int) -> list[BeamState]:
 
 
 def _evaluate(problem: Problem, lists: list[Ints], grid: int) -> list[BeamState]:
-    longest = max(map(len, lists))
-    orders = np.stack([np.pad(shards, (0, longest - len(shards))) for shards in lists])
-    caps = problem.dims[problem.whole].sum() / problem.devices * np.linspace(1.0, 1.5, grid)
-    placed = place(
-        problem.vectors[orders],
-        problem.dims[orders],
-        problem.nbytes[orders],
-        np.broadcast_to(caps, (len(orders), len(caps))),
-        problem.memory,
-        problem.model.compute_ms,
-        None if problem.free_to_go else problem.allowed[problem.item[orders]] | (orders == 0)[..., None],
-    )
-    forward, backward = exchange_costs(problem.model, placed.load, placed.dims)
-    worst = (placed.load + forward + backward).max(axis=-1)
-    costs = np.where(placed.fits, worst, np.inf)
+    placed, costs = place_lists(problem, lists, np.linspace(1.0, 1.5, grid))
     best = costs.argmin(axis=-1)
     return [
         BeamState(Placement(shards, placed.devices[row, cap, : len(shards)]), float(costs[row, cap]))

@@ -4,13 +4,14 @@ A row is one placement being made: a beam state under one cap on each device's c
 every row with a few array operations, so a cost model is asked about all rows at once and nothing loops over devices.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.protocol import Floats, Ints, exchange_costs
+from neuroshard.search.problem import Problem
 
 # Of a device, from the sum of its shards' vectors: (…, K) -> (…). A cost model's compute_ms, or a baseline's plain sum.
 Weigh = Callable[[Floats], Floats]
@@ -82,3 +83,24 @@ def place(
         columns.reshape(*shape, count),
         excess.reshape(shape),
     )
+
+
+def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats) -> tuple[Placed, Floats]:
+    """Place B lists of shards under G caps on each device's columns, as shares of the mean, by the cost model.
+
+    Returns them with what each costs (B, G), in ms; infinite where a shard found no room.
+    """
+    longest = max(map(len, lists))
+    orders = np.stack([np.pad(shards, (0, longest - len(shards))) for shards in lists])
+    caps = problem.dims[problem.whole].sum() / problem.devices * caps
+    placed = place(
+        problem.vectors[orders],
+        problem.dims[orders],
+        problem.nbytes[orders],
+        np.broadcast_to(caps, (len(orders), len(caps))),
+        problem.memory,
+        problem.model.compute_ms,
+        None if problem.free_to_go else problem.allowed[problem.item[orders]] | (orders == 0)[..., None],
+    )
+    forward, backward = exchange_costs(problem.model, placed.load, placed.dims)
+    return placed, np.where(placed.fits, (placed.load + forward + backward).max(axis=-1), np.inf)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.costmodel.protocol import Floats, Ints, exchange_costs
-from neuroshard.search.greedy import place
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.greedy import place_lists
 from neuroshard.search.problem import Placement, Problem, Widths
 from neuroshard.search.state import State, transfers
 
@@ -65,29 +65,19 @@ def first_plans(problem: Problem, most: int) -> list[State]:
 
 def _greedy(problem: Problem, shares: Shares, most: int) -> list[State]:
     """The cheapest rows that go by the cost model."""
-    lists = {pieces.tobytes(): pieces for pieces in (_pieces(problem, shares.ms, fine) for fine in FINENESS)}
-    longest = max(map(len, lists.values()))
-    orders = np.stack([np.pad(pieces, (0, longest - len(pieces))) for pieces in lists.values()])
-    problem.price(orders)
-    caps = problem.dims[problem.whole].sum() / problem.devices * np.array(COLUMNS)
-    placed = place(
-        problem.vectors[orders],
-        problem.dims[orders],
-        problem.nbytes[orders],
-        np.broadcast_to(caps, (len(orders), len(caps))),
-        problem.memory,
-        problem.model.compute_ms,
-        None if problem.free_to_go else problem.allowed[problem.item[orders]] | (orders == 0)[..., None],
+    lists = list(
+        {pieces.tobytes(): pieces for pieces in (_pieces(problem, shares.ms, fine) for fine in FINENESS)}.values()
     )
-    forward, backward = exchange_costs(problem.model, placed.load, placed.dims)
-    costs = np.where(placed.fits, (placed.load + forward + backward).max(axis=-1), np.inf).ravel()
+    problem.price(np.concatenate(lists))
+    placed, costs = place_lists(problem, lists, np.array(COLUMNS))
+    costs = costs.ravel()
     states: dict[bytes, State] = {}
     for row in np.argsort(costs, kind="stable").tolist():
         if not np.isfinite(costs[row]) or len(states) == most:
             break
         order, column = divmod(row, len(COLUMNS))
-        there = orders[order] > 0
-        widths = problem.widths(Placement(orders[order][there], placed.devices[order, column][there]))
+        shards = lists[order]
+        widths = problem.widths(Placement(shards, placed.devices[order, column, : len(shards)]))
         if (widths <= problem.cap[:, None]).all():
             states.setdefault(widths.tobytes(), State(problem, widths))
     return list(states.values())
