@@ -1,12 +1,12 @@
 """What every backend does, whatever it measures with. Runs over those that need no GPU."""
 
-import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.cost import CommCost
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
 from neuroshard.measure.backends import BACKENDS, Backend, Settings, open_backend
@@ -80,13 +80,11 @@ class TestBackend:
         assert small.total_ms * 1.2 < large.total_ms
 
     def test_tables_that_cannot_share_an_operator_cost_more(self, backend: Backend) -> None:
-        alike, differing = (
-            statistics.median(
-                backend.compute(ComputeCase(tables=(table("p"), table("q", pooling=how))), r).total_ms for r in range(5)
-            )
-            for how in ("sum", "mean")
-        )
-        assert alike < differing
+        alike = ComputeCase(tables=tuple(table(name) for name in "pqrs"))
+        differing = COMPUTE["four operators"]
+        rounds = [(backend.compute(alike, r).total_ms, backend.compute(differing, r).total_ms) for r in range(5)]
+        # the least of each, in turns: whatever else runs on the machine only adds
+        assert min(one for one, _ in rounds) < min(four for _, four in rounds)
 
     def test_out_of_memory_is_a_row_and_the_next_case_is_measured(self, backend: Backend) -> None:
         cost = backend.compute(TOO_MUCH, 0)
@@ -104,11 +102,13 @@ class TestBackend:
         assert min(*(cost.forward_ms or [0]), *(cost.backward_ms or [0])) > 0
 
     def test_the_delay_shows_as_waiting_of_those_who_started_first(self, backend: Backend) -> None:
-        cost = backend.exchange(COMM["three, one late"], 0)
-        first, second, late = cost.forward_ms or (0.0, 0.0, 0.0)
-        assert min(first, second) > late + 50  # of 100 ms; on a busy machine all may start some late
-        assert late < 50
-        assert max(cost.backward_ms or [99]) < 50
+        def shows(cost: CommCost) -> bool:
+            first, second, late = cost.forward_ms or (0.0, 0.0, 0.0)
+            waited = min(first, second) > late + 50 and late < 50  # of 100 ms
+            return waited and max(cost.backward_ms or [99]) < 50
+
+        # on a busy machine all may start some late; not three times
+        assert any(shows(backend.exchange(COMM["three, one late"], attempt)) for attempt in range(3))
 
     def test_the_bench_says_how_it_was_measured_and_is_the_same_again(
         self, make: Callable[[], Backend], backend: Backend

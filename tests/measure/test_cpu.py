@@ -1,6 +1,5 @@
 """The real thing on this machine's CPU: FBGEMM in a worker, gloo between processes."""
 
-import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,9 +47,8 @@ def backend() -> Iterator[OnMachine]:
 
 
 def test_more_lookups_and_wider_rows_cost_more(backend: OnMachine) -> None:
-    few, many, wide = (
-        statistics.median(backend.compute(case, 0).total_ms for _ in range(3)) for case in (FEW, MANY, WIDE)
-    )
+    rounds = [[backend.compute(case, r).total_ms for case in (FEW, MANY, WIDE)] for r in range(5)]
+    few, many, wide = map(min, zip(*rounds, strict=True))  # whatever else runs on the machine only adds
     assert few < many / 2
     assert many < wide / 1.3
 
