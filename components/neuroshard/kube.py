@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.text import one_line
 
 TIMEOUT_SECONDS = 30.0
 
@@ -29,13 +30,14 @@ def kubernetes_api(doing: str) -> Iterator[Any]:
         with client.ApiClient(configuration) as api:
             yield api
     except ApiException as error:
-        raise NeuroshardError(f"{doing}: the Kubernetes API answered {error.status}: {_said(error)}") from None
+        raise NeuroshardError(f"{doing}: the Kubernetes API answered {error.status}: {said(error)}") from None
     except (config.ConfigException, HTTPError, OSError) as error:
-        raise NeuroshardError(f"{doing}: {' '.join(str(error).split())[:300]}") from None
+        raise NeuroshardError(f"{doing}: {one_line(error)}") from None
 
 
-def _said(error: Any) -> str:
+def said(error: Any) -> str:
+    """What the API said when it refused, of all that its answer holds."""
     try:
-        return " ".join(str(json.loads(error.body)["message"]).split())[:300]
+        return one_line(json.loads(error.body)["message"])
     except (TypeError, ValueError, KeyError):
-        return str(error.reason)
+        return one_line(error.reason)

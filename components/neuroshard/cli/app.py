@@ -13,7 +13,7 @@ except ModuleNotFoundError:  # a trainer installs neither; its client has no nee
 
 from neuroshard import __version__
 from neuroshard.core.errors import NeuroshardError
-from neuroshard.core.text import wrapped
+from neuroshard.core.text import one_line, wrapped
 
 app = typer.Typer(
     name="neuroshard",
@@ -60,8 +60,7 @@ def main() -> None:
     try:
         app()
     except NeuroshardError as error:
-        message = " ".join(str(error).split())
-        typer.echo(f"error: {message}", err=True)
+        typer.echo(f"error: {one_line(error, None)}", err=True)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "neuroshard":

@@ -5,7 +5,7 @@ What a device holds already stays. Rows and tables that the old plan does not ha
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
@@ -41,6 +41,18 @@ def moves(old: Plan, new: Plan) -> tuple[Move, ...]:
 def moved_bytes(old: Plan, new: Plan) -> int:
     """Weights and optimizer state that go from one device to another."""
     return sum(move.nbytes for move in moves(old, new) if move.from_device is not None)
+
+
+def bytes_by_device(found: Iterable[Move], devices: int) -> dict[str, list[int]]:
+    """Bytes that so many devices must get from others (`arriving`), give to others (`leaving`) and make anew (`made`)."""
+    sums = {name: [0] * devices for name in ("arriving", "leaving", "made")}
+    for move in found:
+        if move.from_device is None:
+            sums["made"][move.to_device] += move.nbytes
+        else:
+            sums["arriving"][move.to_device] += move.nbytes
+            sums["leaving"][move.from_device] += move.nbytes
+    return sums
 
 
 class _Rows:

@@ -13,6 +13,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def one_line(said: object, most: int | None = 300) -> str:
+    """What somebody else's code says, without line breaks, and no longer than `most` characters."""
+    return " ".join(str(said).split())[:most]
+
+
 def wrapped(text: str, indent: int = 2, width: int = WIDTH) -> list[str]:
     """Lines of at most 80 columns (or `width`), all but the first indented; a word that is longer stays whole."""
     return textwrap.wrap(

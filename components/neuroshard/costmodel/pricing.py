@@ -5,9 +5,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.core.plan import Shard
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
+
+
+def check_searched_with(plan: Plan, model: CostModel, told: str) -> None:
+    """Raise InvalidInput, which begins with `told`, unless it is this cost model that the plan was searched with."""
+    by = plan.provenance.cost_model
+    if by != model.name:
+        had = f"cost model {by[:12]}" if by else "no cost model"
+        raise InvalidInput(f"{told} {model.name[:12]}, but the plan was searched with {had}")
 
 
 class Prices(NamedTuple):

@@ -2,19 +2,16 @@
 
 from collections.abc import Callable
 
-from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
 from neuroshard.costmodel.open import open_cost_model
-from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.pricing import check_searched_with, price_shards
 from neuroshard.costmodel.protocol import CostModel
 
 
 def pricer(spec: str, plan: Plan) -> Callable[[Plan, Plan], float | None]:
     """`price` of the gate by the cost model that `spec` names. Raises InvalidInput unless `plan` was searched with that one."""
     model = open_cost_model(spec, plan.task.batch_size)
-    if plan.provenance.cost_model != model.name:
-        has = f"cost model {plan.provenance.cost_model[:12]}" if plan.provenance.cost_model else "no cost model"
-        raise InvalidInput(f"{spec}: is cost model {model.name[:12]}, but the plan was searched with {has}")
+    check_searched_with(plan, model, f"{spec}: is cost model")
     return lambda other, today: price(other, today, model)
 
 

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.text import one_line
 from neuroshard.core.value import shown
 from neuroshard.files.imported import Entry, several_features
 from neuroshard.files.torchrec_tables import config_fields
@@ -171,8 +172,8 @@ def _one_line(doing: str) -> Iterator[None]:
         frame = inspect.getinnerframes(error.__traceback__)[-1] if error.__traceback__ else None
         place = f" (at {Path(frame.filename).name}:{frame.lineno})" if frame else ""
         hint = "; leave out what reads the values of weights" if "meta tensor" in str(error) else ""
-        said = " ".join(str(error).split())
-        raise InvalidInput(f"{doing} raised {type(error).__name__}: {said:.200}{place}{hint}") from None
+        said = one_line(error, 200)
+        raise InvalidInput(f"{doing} raised {type(error).__name__}: {said}{place}{hint}") from None
 
 
 class _OnMeta(TorchFunctionMode):

@@ -1,13 +1,14 @@
-"""The nodes of a Kubernetes cluster, asked with the official client; the only module that knows it."""
+"""The nodes of a Kubernetes cluster, asked with the official client."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
+from neuroshard.core.text import one_line
 from neuroshard.core.value import decode_json
 from neuroshard.files.disk import read_bytes
 from neuroshard.fleet.node import Node
+from neuroshard.kube import said
 
 GPU_NODES = "nvidia.com/gpu.present=true"
 PAGE = 500  # nodes; 1,000 with their labels are 10 MB of JSON
@@ -48,7 +49,7 @@ def list_nodes(context: str | None = None) -> tuple[str, list[Node]]:
             config.load_kube_config(context=context)
     except config.ConfigException as error:
         raise UsageError(
-            f"no way to a Kubernetes cluster: {_line(error)}; give a kubeconfig (KUBECONFIG), or run in a pod whose "
+            f"no way to a Kubernetes cluster: {one_line(error)}; give a kubeconfig (KUBECONFIG), or run in a pod whose "
             "service account may list nodes"
         ) from None
 
@@ -61,7 +62,7 @@ def list_nodes(context: str | None = None) -> tuple[str, list[Node]]:
         except ApiException as error:
             raise NeuroshardError(_refused(error, host)) from None
         except (HTTPError, OSError) as error:
-            raise NeuroshardError(f"{host}: the Kubernetes API does not answer: {_line(error)}") from None
+            raise NeuroshardError(f"{host}: the Kubernetes API does not answer: {one_line(error)}") from None
 
 
 def _pages(core: Any) -> list[Any]:
@@ -102,16 +103,8 @@ def _nodes(listed: Any, where: str) -> list[Node]:
 
 def _refused(error: Any, host: str) -> str:
     """What the API said, and for the two usual refusals the way out."""
-    try:
-        told = json.loads(error.body)["message"]
-    except (TypeError, ValueError, KeyError):
-        told = error.reason
     ways_out = {
         401: "; the token is not valid there",
         403: "; bind the ClusterRole neuroshard-fleet (manifests/base/rbac.yaml) to this account",
     }
-    return f"{host}: the Kubernetes API answered {error.status}: {_line(told)}{ways_out.get(error.status, '')}"
-
-
-def _line(error: object) -> str:
-    return " ".join(str(error).split())[:300]
+    return f"{host}: the Kubernetes API answered {error.status}: {said(error)}{ways_out.get(error.status, '')}"

@@ -16,6 +16,7 @@ from typing import Any
 
 from neuroshard.core.errors import MeasureError, NeuroshardError
 from neuroshard.core.nightly import Job, Work
+from neuroshard.core.text import one_line
 from neuroshard.core.value import decode_json, sha256
 from neuroshard.kube import TIMEOUT_SECONDS, kubernetes_api
 from neuroshard.measure.job import run as run_job
@@ -98,7 +99,7 @@ def run(
         delete()
     kind, message = ended
     if kind == "Failed":
-        raise MeasureError(f"TrainJob {name} failed: {' '.join(message.split())[:300] or 'see its pods'}")
+        raise MeasureError(f"TrainJob {name} failed: {one_line(message) or 'see its pods'}")
 
 
 def own_namespace() -> str:

@@ -3,12 +3,13 @@
 from typing import Any, NamedTuple
 
 from neuroshard.core.plan import Plan
+from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.report.evaluated import Evaluated
 from neuroshard.report.live import Change
-from neuroshard.report.numbers import against, percent, short
+from neuroshard.report.numbers import against, cut_tables, percent, short
 from neuroshard.report.origin import measured
 
 LIVE = "Against live plan"
@@ -31,9 +32,7 @@ def cards(
 
 def size(plan: Plan) -> str:
     """`26 tables in 31 shards (5 cuts) on 8 devices, batch 65,536`."""
-    tables, shards = len(plan.task.tables), len(plan.shards)
-    cut = f"{_count(tables, 'table')} in {_count(shards, 'shard')} ({_count(shards - tables, 'cut')})"
-    return f"{cut} on {_count(plan.task.devices, 'device')}, batch {plan.task.batch_size:,}"
+    return f"{cut_tables(plan)} on {counted(plan.task.devices, 'device')}, batch {plan.task.batch_size:,}"
 
 
 def bars(plan: Plan, change: Change | None) -> list[dict[str, Any]]:
@@ -47,10 +46,6 @@ def bars(plan: Plan, change: Change | None) -> list[dict[str, Any]]:
 def without_a_plan(plan: Plan) -> list[str]:
     """The heuristics that found no plan, and why."""
     return [f"{baseline.algorithm}: no plan: {baseline.error}" for baseline in plan.baselines if baseline.error]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _cost(plan: Plan, evaluated: Evaluated | None) -> Card:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from neuroshard.core.errors import UsageError
-from neuroshard.core.moves import moves
+from neuroshard.core.moves import bytes_by_device, moves
 from neuroshard.core.plan import Plan
 from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.costmodel.pricing import price_shards
@@ -75,14 +75,7 @@ def change(plan: Plan, live: Live, model: CostModel | None) -> Change:
     """What changes if `plan` takes the place of the live one."""
     live_ms, why = _live_ms(plan, live.plan, model)
     found = moves(live.plan, plan)
-    devices = range(max(plan.task.devices, live.plan.task.devices))
-    sums = {name: [0] * len(devices) for name in ("arriving", "leaving", "made")}
-    for move in found:
-        if move.from_device is None:
-            sums["made"][move.to_device] += move.nbytes
-        else:
-            sums["arriving"][move.to_device] += move.nbytes
-            sums["leaving"][move.from_device] += move.nbytes
+    sums = bytes_by_device(found, max(plan.task.devices, live.plan.task.devices))
     place = {table.name: index for index, table in enumerate(plan.task.tables)}
     listed = sorted(found, key=lambda move: -move.nbytes)[:MOST_MOVES]
     return Change(

@@ -1,10 +1,10 @@
 """What changes from one plan to another, as text and as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.moves import Move, moves
+from neuroshard.core.moves import Move, bytes_by_device, moves
 from neuroshard.core.plan import Plan
 from neuroshard.core.text import WIDTH, bar, counted, wrapped
 from neuroshard.core.units import format_bytes
@@ -14,18 +14,22 @@ MOVES_SHOWN, DEVICES_SHOWN = 20, 32
 
 def diff_json(old: Plan, new: Plan) -> dict[str, Any]:
     """All of it. Bytes are of weights and optimizer state; ms are predicted. Raises InvalidInput for plans of other tables."""
+    return _diff(old, new, moves(old, new))
+
+
+def _diff(old: Plan, new: Plan, found: Sequence[Move]) -> dict[str, Any]:
     then, now = ({table.name for table in plan.task.tables} for plan in (old, new))
     if not then & now:
         raise InvalidInput(
             f"the plans are for other tables: the first has {old.task.tables[0].name!r}, the second none of its {len(then)}"
         )
-    found = moves(old, new)
-    comparable = _comparable(old, new)
+    devices = max(old.task.devices, new.task.devices)
+    sums, comparable = bytes_by_device(found, devices), _comparable(old, new)
     return {
         "old": old.digest(),
         "new": new.digest(),
-        "moved_bytes": sum(move.nbytes for move in found if move.from_device is not None),
-        "made_bytes": sum(move.nbytes for move in found if move.from_device is None),
+        "moved_bytes": sum(sums["arriving"]),
+        "made_bytes": sum(sums["made"]),
         "old_ms": old.cost_ms,
         "new_ms": new.cost_ms,
         "gain_ms": old.cost_ms - new.cost_ms
@@ -34,7 +38,7 @@ def diff_json(old: Plan, new: Plan) -> dict[str, Any]:
         "not_compared": None if comparable else "the predictions are of other cost models",
         "tables_new": sorted(now - then),
         "tables_gone": sorted(then - now),
-        "devices": [_device(old, new, found, device) for device in range(max(old.task.devices, new.task.devices))],
+        "devices": [_device(old, new, sums, device) for device in range(devices)],
         "moves": [move.model_dump() for move in found],
     }
 
@@ -43,15 +47,13 @@ def _comparable(old: Plan, new: Plan) -> bool:
     return old.provenance.cost_model is not None and old.provenance.cost_model == new.provenance.cost_model
 
 
-def _device(old: Plan, new: Plan, found: Sequence[Move], device: int) -> dict[str, Any]:
+def _device(old: Plan, new: Plan, sums: Mapping[str, Sequence[int]], device: int) -> dict[str, Any]:
     def ms(plan: Plan) -> float | None:
         return plan.predicted_ms[device] if plan.predicted_ms and device < plan.task.devices else None
 
     return {
         "device": device,
-        "arriving_bytes": sum(m.nbytes for m in found if m.to_device == device and m.from_device is not None),
-        "leaving_bytes": sum(m.nbytes for m in found if m.from_device == device),
-        "made_bytes": sum(m.nbytes for m in found if m.to_device == device and m.from_device is None),
+        **{f"{what}_bytes": amounts[device] for what, amounts in sums.items()},
         "old_ms": ms(old),
         "new_ms": ms(new),
     }
@@ -59,8 +61,9 @@ def _device(old: Plan, new: Plan, found: Sequence[Move], device: int) -> dict[st
 
 def diff_text(old: Plan, new: Plan) -> str:
     """What moves from where to where, what is gained, and every device's part of both."""
-    data = diff_json(old, new)
-    moving = sorted((m for m in moves(old, new) if m.from_device is not None), key=lambda m: -m.nbytes)
+    found = moves(old, new)
+    data = _diff(old, new, found)
+    moving = sorted((m for m in found if m.from_device is not None), key=lambda m: -m.nbytes)
     lines = [
         f"plan {old.digest()[:12]} -> {new.digest()[:12]}: {format_bytes(data['moved_bytes'])} to move in {len(moving)} pieces",
         *_gain_lines(data),

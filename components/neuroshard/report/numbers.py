@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
+from neuroshard.core.plan import Plan
+from neuroshard.core.text import counted
+
 Columns = dict[str, list[Any]]
 DIGITS = 7  # more than any chart or cell shows
 
@@ -10,6 +13,12 @@ DIGITS = 7  # more than any chart or cell shows
 def short(values: Iterable[float]) -> list[float]:
     """Floats to DIGITS digits."""
     return [float(f"{value:.{DIGITS}g}") for value in values]
+
+
+def cut_tables(plan: Plan) -> str:
+    """`26 tables in 31 shards (5 cuts)`."""
+    tables, shards = len(plan.task.tables), len(plan.shards)
+    return f"{counted(tables, 'table')} in {counted(shards, 'shard')} ({counted(shards - tables, 'cut')})"
 
 
 def percent(share: float) -> str:

@@ -14,7 +14,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import MANIFEST, TrainedCostModel
 from neuroshard.costmodel.open import open_cost_model
-from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.pricing import check_searched_with, price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import read_bytes, write_bytes
@@ -46,12 +46,12 @@ def report(
     values give the same page, byte for byte. Raises InvalidInput where
     the cost model is not the plan's, or the costs are of other hardware than the cost model.
     """
-    if model is not None and plan.provenance.cost_model != model.name:
-        had = f"cost model {plan.provenance.cost_model[:12]}" if plan.provenance.cost_model else "no cost model"
-        raise InvalidInput(f"the cost model given is {model.name[:12]}, but the plan was searched with {had}")
+    if model is not None:
+        check_searched_with(plan, model, "the cost model given is")
     trained = model if isinstance(model, TrainedCostModel) else None
     if costs is not None and trained is None:
         raise InvalidInput("costs are shown beside the cost model that learned from them; give it too (--model)")
+    learned = [] if trained is None else curves(trained)
     changed = None if live is None else change(plan, live, model)
     tables = {table.name: table for table in plan.task.tables}
     prices = None if model is None else price_shards(model, tables, plan.shards, plan.task.devices)
@@ -78,7 +78,7 @@ def report(
         "model_facts": [] if model is None else model_facts(model),
         "fleet": fleet,
         "improved": bool(plan.improvements),
-        "learned": trained is not None and bool(curves(trained)),
+        "learned": bool(learned),
     }
     data = {
         "measured": measured(by.cost_model_backend),
@@ -93,7 +93,7 @@ def report(
         "moves": None if changed is None else changed.moves,
         "errors": [] if trained is None else error_rows(trained),
         "points": {} if trained is None or costs is None else points(trained, costs),
-        "curves": [] if trained is None else curves(trained),
+        "curves": learned,
         "steps": [improvement.step for improvement in plan.improvements],
         "costs": short(improvement.cost_ms for improvement in plan.improvements),
     }

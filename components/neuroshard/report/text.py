@@ -8,6 +8,7 @@ from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
 from neuroshard.core.text import bar, counted, wrapped
 from neuroshard.core.units import format_bytes
+from neuroshard.report.numbers import cut_tables
 
 DEVICES_SHOWN = 32
 BAR, MEMORY_BAR = 44, 12
@@ -26,9 +27,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def _size(plan: Plan) -> str:
-    cuts = counted(len(plan.shards) - len(plan.task.tables), "cut")
-    tables = f"{counted(len(plan.task.tables), 'table')} in {counted(len(plan.shards), 'shard')} ({cuts})"
-    return f"{tables}, {counted(plan.task.devices, 'device')}, batch {plan.task.batch_size:,}"
+    return f"{cut_tables(plan)}, {counted(plan.task.devices, 'device')}, batch {plan.task.batch_size:,}"
 
 
 def _cost_lines(plan: Plan) -> list[str]:

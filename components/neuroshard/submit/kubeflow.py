@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.text import one_line
 from neuroshard.submit.package import PACKAGE
 
 ENDED = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
@@ -169,14 +170,14 @@ class Kubeflow:
             kind = NotAnswering if error.status in (429, 500, 502, 503, 504) else NeuroshardError
             raise kind(f"{self.endpoint}: {told}") from None
         except (HTTPError, OSError) as error:
-            raise NotAnswering(f"{self.endpoint}: Kubeflow Pipelines does not answer: {_line(error)}") from None
+            raise NotAnswering(f"{self.endpoint}: Kubeflow Pipelines does not answer: {one_line(error)}") from None
         except (
             ValueError,
             TypeError,
             AttributeError,
         ) as error:  # an answer of another shape: a login page, a newer server
             raise NeuroshardError(
-                f"{self.endpoint}: answers otherwise than Kubeflow Pipelines 2.17 does: {type(error).__name__}: {_line(error)}"
+                f"{self.endpoint}: answers otherwise than Kubeflow Pipelines 2.17 does: {type(error).__name__}: {one_line(error)}"
             ) from None
 
 
@@ -196,7 +197,7 @@ def _why(task: Any) -> str:
     """What a failed task says: where the server keeps it depends on its version."""
     history = [status.error for status in task.state_history or ()]
     said = [error.message for error in (task.error, *history[::-1]) if error is not None and error.message]
-    return _line(said[0]) if said else "failed"
+    return one_line(said[0]) if said else "failed"
 
 
 def _recurring(told: Any) -> Recurring:
@@ -219,10 +220,6 @@ def _said(error: Any) -> str:
     """What the API said, of all that its answer holds."""
     try:
         body = json.loads(error.body)
-        return _line(body.get("message") or body.get("error") or error.reason)
+        return one_line(body.get("message") or body.get("error") or error.reason)
     except (TypeError, ValueError, AttributeError):
-        return _line(error.reason)
-
-
-def _line(error: object) -> str:
-    return " ".join(str(error).split())[:300]
+        return one_line(error.reason)

@@ -8,6 +8,7 @@ from typing import Any
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.nightly import Order, read_orders
+from neuroshard.core.text import one_line
 from neuroshard.core.value import Value, canonical_json, sha256, shown
 from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.files.disk import read_bytes
@@ -111,4 +112,4 @@ def _decoded(text: str, where: str) -> Any:
     try:
         return next(yaml.safe_load_all(text), None)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
-        raise InvalidInput(f"{where}: not YAML: {' '.join(str(error).split())[:200]}") from None
+        raise InvalidInput(f"{where}: not YAML: {one_line(error, 200)}") from None
