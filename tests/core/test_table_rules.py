@@ -100,3 +100,11 @@ def test_a_set_of_tables_has_distinct_names_and_is_not_empty():
         check_distinct((one, other, one))
     with pytest.raises(ValueError, match="empty"):
         check_distinct(())
+
+
+def test_parts_by_rows_share_rows_lookups_and_memory() -> None:
+    table = Table(name="t", rows=1000, dim=64, pooling_factor=8.0)
+    parts = [table.part(rows, 32) for rows in (250, 750)]
+    assert [part.pooling_factor for part in parts] == [2.0, 6.0]
+    assert sum(part.memory_bytes for part in parts) == table.with_dim(32).memory_bytes
+    assert table.part(1000, 32) == table.with_dim(32)

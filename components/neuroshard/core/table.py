@@ -21,7 +21,7 @@ _UNSAID = {"pooling": "sum", "weighted": False}  # as tables were before format 
 
 
 class Table(Value):
-    """One embedding table, or a column shard of one (the same table with a smaller `dim`).
+    """One embedding table, or a shard of one (the same table with a smaller `dim`, or with fewer rows and lookups).
 
     `pooling_factor` is the mean number of lookups a sample. `reuse_bins` (see core/reuse.py) were counted on a batch of
     `reuse_batch_size`; a table that comes without them is taken to be read uniformly. Memory counts the weights and the
@@ -127,6 +127,14 @@ class Table(Value):
     def with_dim(self, dim: int) -> Self:
         """The same table cut to `dim` columns. The caller answers for the multiple of 4."""
         return self.model_copy(update={"dim": dim})
+
+    def part(self, rows: int, dim: int) -> Self:
+        """A rectangle of the table as a table of its own: some of its rows have their share of the lookups, as if all rows
+        were looked up alike. The caller answers for the multiple of 4."""
+        if rows == self.rows:
+            return self.with_dim(dim)
+        share = {"rows": rows, "dim": dim, "pooling_factor": self.pooling_factor * rows / self.rows}
+        return self.model_copy(update=share)
 
     @property
     def weight_bytes(self) -> int:

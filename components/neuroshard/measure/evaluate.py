@@ -101,9 +101,7 @@ def device_tables(plan: Plan) -> list[list[Table]]:
     tables = {table.name: table for table in plan.task.tables}
     sets: list[list[Table]] = [[] for _ in range(plan.task.devices)]
     for shard in plan.shards:
-        table = tables[shard.table]
-        share = {"rows": shard.rows, "pooling_factor": table.pooling_factor * shard.rows / table.rows}
-        sets[shard.device].append(table.with_dim(shard.dim).model_copy(update=share))
+        sets[shard.device].append(tables[shard.table].part(shard.rows, shard.dim))
     return sets
 
 
