@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from helpers.plans import make_plan
+from helpers.plans import make_plan, row_plan
 from neuroshard.cli import app
 from neuroshard.core.text import bar, wrapped
 from neuroshard.files.plan import write_plan
@@ -114,6 +114,26 @@ def test_a_plan_without_the_parts_of_its_prediction_is_shown_without_bars(tmp_pa
     done = run(tmp_path, "show plan.json")
     assert "1.500 ms a step" in done.stdout
     assert "█" not in done.stdout
+
+
+def test_a_plan_that_splits_rows_says_which_and_its_diff_says_which_rows_move(tmp_path):
+    write_plan(tmp_path / "columns.json", make_plan())
+    write_plan(tmp_path / "rows.json", row_plan())
+    shown = run(tmp_path, "show rows.json").stdout
+    forth, back = (
+        run(tmp_path, f"diff {names}").stdout for names in ("columns.json rows.json", "rows.json columns.json")
+    )
+
+    assert "3 tables in 5 shards (1 cut, 1 table by rows), 2 devices" in shown
+    assert "user: by rows over 2 devices (rows 0-499 on device 0)" in shown
+    assert json.loads(run(tmp_path, "show rows.json --json").stdout)["tables_by_rows"] == ["user"]
+    # half of user's elements are on the other device; where a device had columns of a row, its state is there already
+    assert "columns          rows    table" in forth
+    assert re.search(r"^   1    0 +7\.8 KiB  0-3 +0-499   user$", forth, re.M)
+    assert re.search(r"^   0    1 +9\.8 KiB  0-3 +0-499   user$", back, re.M)  # with the state of 500 rows
+    said = json.loads(run(tmp_path, "diff columns.json rows.json --json").stdout)
+    assert said["moved_bytes"] == 4 * (1000 * 16 // 2 + 300 * 4 + 7 * 4) + 4 * (300 + 7)
+    assert max(map(len, (shown + forth + back).splitlines())) <= 80
 
 
 def test_text_that_the_terminal_cannot_show_is_no_traceback(folder, neuroshard):

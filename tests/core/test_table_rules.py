@@ -108,3 +108,17 @@ def test_parts_by_rows_share_rows_lookups_and_memory() -> None:
     assert [part.pooling_factor for part in parts] == [2.0, 6.0]
     assert sum(part.memory_bytes for part in parts) == table.with_dim(32).memory_bytes
     assert table.part(1000, 32) == table.with_dim(32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "devices", "blocks"),
+    [
+        (10, 4, [(0, 3), (3, 3), (6, 3), (9, 1)]),
+        (12, 4, [(0, 3), (3, 3), (6, 3), (9, 3)]),
+        (5, 4, [(0, 2), (2, 2), (4, 1), (5, 0)]),
+        (1, 3, [(0, 1), (1, 0), (1, 0)]),
+        (7, 1, [(0, 7)]),
+    ],
+)
+def test_rows_are_dealt_out_in_blocks_as_torchrec_does(rows, devices, blocks):
+    assert Table(**{**GOOD, "rows": rows}).row_blocks(devices) == blocks

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from helpers.analytic import AnalyticModel
-from helpers.plans import TABLES, make_plan
+from helpers.plans import TABLES, make_plan, row_plan
 from neuroshard.client import load_plan
 from neuroshard.core.errors import Refused, UsageError
 from neuroshard.core.moves import moved_bytes
@@ -13,6 +13,7 @@ from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.release import Decision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.price import price
 from neuroshard.deploy.run import deploy, promote, publish, releases, rollback
@@ -273,12 +274,38 @@ def plan_like(plan: Plan, **provenance: object) -> Plan:
     return plan.model_copy(update={"provenance": plan.provenance.model_copy(update=provenance)})
 
 
-def test_a_plan_with_split_rows_cannot_be_priced():
-    plan = make_plan(tables=(ITEM,))
-    halves = tuple(Shard(table="item", row_offset=r, rows=150, dim=8, device=r // 150) for r in (0, 150))
-    split = Plan(task=plan.task, shards=halves, provenance=plan.provenance)
+def test_a_live_plan_with_split_rows_is_priced_as_tables_of_their_own_that_exchange_all_columns():
+    plan, model = row_plan(devices=3), AnalyticModel()
+    user = plan.task.tables[0]
+    parts = [user.model_copy(update={"name": f"u{i}", **part}) for i, part in enumerate(SHARES)]
+    whole = [Shard(table=part.name, rows=part.rows, dim=16, device=device) for device, part in enumerate(parts)]
+    same = Plan(
+        task=plan.task.model_copy(update={"tables": (*parts, *plan.task.tables[1:])}),
+        shards=(*whole, *(shard for shard in plan.shards if shard.table != "user")),
+        provenance=plan.provenance,
+    )
 
-    assert price(split, plan, AnalyticModel()) is None
+    assert price(plan, plan, model) == pytest.approx(price(same, same, model))
+    columns = make_plan(devices=3)
+    assert price(plan, columns, model) == price(plan, plan, model)
+
+
+SHARES = [
+    {"rows": 334, "pooling_factor": 2.5 * 0.334},
+    {"rows": 334, "pooling_factor": 2.5 * 0.334},
+    {"rows": 332, "pooling_factor": 2.5 * 0.332},
+]
+
+
+def test_given_costs_do_not_tell_of_rows_so_the_gate_does_not_compare(store):
+    costs = [{"name": table.name, "cost_ms": 1.0} for table in TABLES]
+    model = Given(GivenCosts.parse({"tables": costs}, "costs"), 64)
+    deploy(row_plan(), store, "m", now=NOW)
+    decision = decision_of(store, plan_of(1.0), Gate(price=lambda live, today: price(live, today, model)))
+
+    assert price(row_plan(), plan_of(1.0), model) is None
+    assert price(make_plan(), plan_of(1.0), model) == pytest.approx(1.5)
+    assert decision.comparison == "not compared: the cost model cannot price the live plan"
 
 
 def test_publishing_makes_nothing_live(store):

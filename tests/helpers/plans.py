@@ -25,3 +25,23 @@ def make_plan(note: str = "", devices: int = 2, memory_bytes: int = 2**20, table
         predicted_ms=(1.5,) * devices,
         provenance=Provenance(neuroshard_version="0", algorithm="by hand", notes=(note,)),
     )
+
+
+def by_rows(table: Table, devices: int) -> tuple[Shard, ...]:
+    """Shards of a table over all devices, as far as it has rows for them."""
+    return tuple(
+        Shard(table=table.name, row_offset=first, rows=rows, dim=table.dim, device=device)
+        for device, (first, rows) in enumerate(table.row_blocks(devices))
+        if rows
+    )
+
+
+def row_plan(devices: int = 2) -> Plan:
+    """The first table's rows over all devices, the second's columns in two, the third whole on the last device."""
+    columns = [Shard(table="item", rows=300, column_offset=4 * i, dim=4, device=i % devices) for i in (0, 1)]
+    whole = Shard(table="country", rows=7, dim=4, device=devices - 1)
+    return Plan(
+        task=ShardingTask(tables=TABLES, device_memory_bytes=(2**20,) * devices, batch_size=64),
+        shards=(*by_rows(TABLES[0], devices), *columns, whole),
+        provenance=Provenance(neuroshard_version="0", algorithm="by hand"),
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from helpers.hostile import HOSTILE
-from helpers.plans import make_plan
+from helpers.plans import make_plan, row_plan
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -180,6 +180,23 @@ def test_hovering_over_a_shard_in_the_chart_shows_its_numbers(opened, html, part
     assert told["rows"] == f"{table.rows:,}"
     assert told["columns"] in {f"{s.column_offset}–{s.column_offset + s.dim - 1}" for s in shards}
     assert told["adds to its device (predicted)"].endswith(" ms")
+
+
+def test_a_table_that_is_split_by_rows_is_told_in_words_and_by_its_rows(opened):
+    page = opened(report(row_plan(devices=4), live=Live(make_plan(devices=4), "before")))
+    shown = {row[0]: row for row in cells(page, "tables")}
+
+    assert shown["user"][5:] == ["4 by rows", "0, 1, 2, 3"]
+    assert shown["item"][5:] == ["2", "0, 1"]
+    page.hover("#list-tables tbody tr:has-text('user')")
+    card = page.inner_text("#hover")
+    assert "by rows over 4 devices" in card
+    assert "250–499" in card
+    assert "A table that is split by rows" in page.inner_text("#tables")
+    assert {row[4] for row in cells(page, "moves") if row[0] == "user"} >= {"0–249", "750–999"}
+    page.locator("#chart-map path[aria-roledescription=bar]").first.hover(force=True)
+    page.wait_for_selector("#vg-tooltip-element.visible")
+    assert "–" in page.inner_text("#vg-tooltip-element")
 
 
 def test_a_plan_with_nothing_beside_it_draws_what_it_has(opened):

@@ -9,15 +9,18 @@ from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from helpers.costs import random_model
 from helpers.hostile import HOSTILE
-from helpers.plans import make_plan
+from helpers.plans import make_plan, row_plan
 from helpers.releasing import NOW
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes
+from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.bundle import save_cost_model
+from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.run import deploy
@@ -66,6 +69,35 @@ def test_what_a_shard_adds_is_what_its_device_saves_without_it(parts):
         without = price_shards(model, tables, others, plan.task.devices)
         device = plan.shards[left_out].device
         assert prices.adds_ms[left_out] == pytest.approx(prices.compute_ms[device] - without.compute_ms[device])
+
+
+def test_rows_of_a_table_are_priced_as_a_table_of_their_own():
+    plan, model = row_plan(), analytic_model("h100", 64)
+    user = plan.task.tables[0]
+    data = data_of(report(searched_with(model, plan), model=model, live=Live(make_plan(), "before")))
+
+    half = model.compute_ms(model.table_vectors([user.part(500, 16)], np.array([16])))
+    assert data["shards"]["alone"][:2] == pytest.approx([half[0]] * 2)
+    assert [data["shards"][name][:2] for name in ("row", "rows", "dim")] == [[0, 500], [500, 500], [16, 16]]
+    assert (0, 500) in set(zip(data["moves"]["row"], data["moves"]["rows"], strict=True))
+    assert data["devices"]["live"] is not None
+    dims = np.array([16 + 4, 16 + 4 + 4.0])  # each device exchanges all columns of user
+    tables = {table.name: table for table in plan.task.tables}
+    prices = price_shards(model, tables, plan.shards, 2)
+    assert prices.backward_comm_ms == pytest.approx(model.backward_comm_ms(dims))
+
+
+def searched_with(model, plan):
+    return plan.model_copy(update={"provenance": plan.provenance.model_copy(update={"cost_model": model.name})})
+
+
+def test_given_costs_price_no_rows_and_the_page_says_so():
+    costs = [{"name": table.name, "cost_ms": 1.0} for table in row_plan().task.tables]
+    model = Given(GivenCosts.parse({"tables": costs}, "costs"), 64)
+    page = report(searched_with(model, make_plan()), model=model, live=Live(row_plan(), "before"))
+
+    assert "the live plan splits rows, of which given costs do not tell" in page
+    assert "adds" in data_of(page)["shards"]
 
 
 class Tags(HTMLParser):

@@ -136,6 +136,13 @@ class Table(Value):
         share = {"rows": rows, "dim": dim, "pooling_factor": self.pooling_factor * rows / self.rows}
         return self.model_copy(update=share)
 
+    def row_blocks(self, devices: int) -> list[tuple[int, int]]:
+        """First row and number of rows of each device where all share the rows, as TorchRec's ROW_WISE deals them out: blocks of
+        ceil(rows / devices) in order, of which the last are smaller, or empty where there are hardly more rows than devices."""
+        block = -(-self.rows // devices)
+        firsts = [min(device * block, self.rows) for device in range(devices)]
+        return [(first, min(block, self.rows - first)) for first in firsts]
+
     @property
     def weight_bytes(self) -> int:
         return self.rows * self.dim * self.element_bytes

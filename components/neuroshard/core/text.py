@@ -13,6 +13,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def spanned(first: int, count: int) -> str:
+    """`0-999,999`: so many rows or columns from the first on."""
+    return f"{first:,}-{first + count - 1:,}"
+
+
 def one_line(said: object, most: int | None = 300) -> str:
     """What somebody else's code says, without line breaks, and no longer than `most` characters."""
     return " ".join(str(said).split())[:most]

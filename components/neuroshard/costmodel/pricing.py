@@ -19,6 +19,11 @@ def check_searched_with(plan: Plan, model: CostModel, told: str) -> None:
         raise InvalidInput(f"{told} {model.name[:12]}, but the plan was searched with {had}")
 
 
+def prices_rows(model: CostModel) -> bool:
+    """Can it tell what some of a table's rows cost? Given costs are of whole tables by name, exchange and all."""
+    return model.backend != "given"
+
+
 class Prices(NamedTuple):
     """Predicted ms: three of every device (D,), and two of every shard (S,).
 
@@ -38,12 +43,17 @@ class Prices(NamedTuple):
 
 
 def price_shards(model: CostModel, tables: Mapping[str, Table], shards: Sequence[Shard], devices: int) -> Prices | None:
-    """Prices of shards of these tables; None where one has not all rows of its table, which no cost model knows."""
-    if any(shard.rows != tables[shard.table].rows for shard in shards):
+    """Prices of shards of these tables; None where one has not all rows of its table and the model cannot tell of rows.
+
+    Rows of a table are computed as a table of their own (`Table.part`), and exchange as many columns as all of its rows: every
+    device that has some sends its sums for all samples.
+    """
+    if not prices_rows(model) and any(shard.rows != tables[shard.table].rows for shard in shards):
         return None
+    parts = {(s.table, s.rows): tables[s.table].part(s.rows, tables[s.table].dim) for s in shards}
     dims = np.array([shard.dim for shard in shards])
     holders = np.array([shard.device for shard in shards])
-    vectors = model.table_vectors([tables[shard.table] for shard in shards], dims)
+    vectors = model.table_vectors([parts[shard.table, shard.rows] for shard in shards], dims)
     sums, device_dims = np.zeros((devices, vectors.shape[1])), np.zeros(devices, dims.dtype)
     np.add.at(sums, holders, vectors)
     np.add.at(device_dims, holders, dims)

@@ -16,7 +16,7 @@ def pricer(spec: str, plan: Plan) -> Callable[[Plan, Plan], float | None]:
 
 
 def price(other: Plan, today: Plan, model: CostModel) -> float | None:
-    """Predicted ms of the slowest device if `other`'s shards held `today`'s tables; None where it splits rows."""
+    """Predicted ms of the slowest device if `other`'s shards held `today`'s tables; None where the model cannot price them."""
     tables = {table.name: table for table in today.task.tables}
     prices = price_shards(model, tables, other.shards, today.task.devices)
     return None if prices is None else float(prices.total_ms.max())

@@ -93,6 +93,7 @@ def change(plan: Plan, live: Live, model: CostModel | None) -> Change:
             "to": [move.to_device for move in listed],
             "column": [move.column_offset for move in listed],
             "dim": [move.dim for move in listed],
+            "row": [move.row_offset for move in listed],
             "rows": [move.rows for move in listed],
             "bytes": [move.nbytes for move in listed],
         },
@@ -109,7 +110,7 @@ def _live_ms(plan: Plan, live: Plan, model: CostModel | None) -> tuple[tuple[flo
     if model is not None:
         prices = price_shards(model, {table.name: table for table in plan.task.tables}, live.shards, plan.task.devices)
         if prices is None:
-            return None, "not compared in ms: the live plan splits rows, which the cost model cannot price"
+            return None, "not compared in ms: the live plan splits rows, of which given costs do not tell"
         return tuple(short(prices.total_ms)), "both are priced on today's tables by this plan's cost model"
     same = live.task.tables == plan.task.tables and live.task.batch_size == plan.task.batch_size
     known = plan.provenance.cost_model is not None and plan.provenance.cost_model == live.provenance.cost_model

@@ -6,7 +6,7 @@ from typing import Any
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import Move, bytes_by_device, moves
 from neuroshard.core.plan import Plan
-from neuroshard.core.text import WIDTH, bar, counted, wrapped
+from neuroshard.core.text import WIDTH, bar, counted, spanned, wrapped
 from neuroshard.core.units import format_bytes
 
 MOVES_SHOWN, DEVICES_SHOWN = 20, 32
@@ -86,16 +86,27 @@ def diff_text(old: Plan, new: Plan) -> str:
         lines.append(f"{device['device']:>6} {' '.join(sizes)}  {' '.join(costs)}  {drawn}".rstrip())
     if len(shown) < len(data["devices"]):
         lines.append(f"the {len(shown)} with most to take; {len(data['devices']) - len(shown)} more with --json")
-    if moving:
-        lines += ["", "from   to        bytes  columns          table"]
-    for move in moving[:MOVES_SHOWN]:
-        columns = f"{move.column_offset}-{move.column_offset + move.dim - 1}"
-        room = WIDTH - 41
-        name = move.table if len(move.table) <= room else f"…{move.table[1 - room :]}"  # the end of a path tells more
-        lines.append(f"{move.from_device:>4} {move.to_device:>4} {format_bytes(move.nbytes):>12}  {columns:<16} {name}")
+    lines += _move_lines(moving[:MOVES_SHOWN], {table.name: table.rows for table in new.task.tables})
     if len(moving) > MOVES_SHOWN:
         lines.append(f"and {len(moving) - MOVES_SHOWN} smaller pieces (--json lists all)")
     return "\n".join(lines)
+
+
+def _move_lines(moving: Sequence[Move], rows_of: Mapping[str, int]) -> list[str]:
+    """A line a piece; with its rows where one of them has not all rows of its table."""
+    if not moving:
+        return []
+    by_rows = any(move.rows < rows_of[move.table] for move in moving)
+    rows = [spanned(move.row_offset, move.rows) if by_rows else "" for move in moving]
+    width = max(4, *map(len, rows)) + 1 if by_rows else 0
+    lines = ["", f"from   to        bytes  {'columns':<16} {'rows'[:width]:<{width}}table"]
+    for move, some in zip(moving, rows, strict=True):
+        columns = spanned(move.column_offset, move.dim)
+        room = WIDTH - 41 - width
+        name = move.table if len(move.table) <= room else f"…{move.table[1 - room :]}"  # the end of a path tells more
+        place = f"{move.from_device:>4} {move.to_device:>4} {format_bytes(move.nbytes):>12}"
+        lines.append(f"{place}  {columns:<16} {some:<{width}}{name}")
+    return lines
 
 
 def _gain_lines(data: dict[str, Any]) -> list[str]:

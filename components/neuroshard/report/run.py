@@ -22,7 +22,7 @@ from neuroshard.files.plan import read_plan
 from neuroshard.report.evaluated import Evaluated, read_evaluation
 from neuroshard.report.headline import bars, cards, size, without_a_plan
 from neuroshard.report.live import Change, Live, change, open_live
-from neuroshard.report.numbers import short
+from neuroshard.report.numbers import short, tables_by_rows
 from neuroshard.report.origin import fleet_rows, measured, model_facts, plan_facts, source
 from neuroshard.report.page import render
 from neuroshard.report.placement import device_columns, evaluated_columns, shard_columns, table_columns
@@ -70,6 +70,7 @@ def report(
         "costed": plan.cost_ms is not None,
         "predicted": plan.predicted is not None,
         "priced": prices is not None,
+        "by_rows": bool(tables_by_rows(plan)),
         "change": None if changed is None else _change_told(changed),
         "trained": trained is not None,
         "model": model is not None,

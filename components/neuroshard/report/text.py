@@ -6,11 +6,11 @@ from typing import Any
 
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
-from neuroshard.core.text import bar, counted, wrapped
+from neuroshard.core.text import bar, counted, spanned, wrapped
 from neuroshard.core.units import format_bytes
-from neuroshard.report.numbers import cut_tables
+from neuroshard.report.numbers import cut_tables, tables_by_rows
 
-DEVICES_SHOWN = 32
+DEVICES_SHOWN, BY_ROWS_SHOWN = 32, 8
 BAR, MEMORY_BAR = 44, 12
 
 
@@ -20,7 +20,8 @@ def plan_text(plan: Plan) -> str:
     Of more than 32 devices the slowest are shown.
     """
     lines = [f"plan {plan.digest()[:12]}: {_size(plan)}"]
-    lines += [*_cost_lines(plan), "", *_device_lines(plan), *_bar_lines(plan), "", *wrapped(_origin(plan))]
+    lines += [*_cost_lines(plan), "", *_device_lines(plan), *_bar_lines(plan), "", *_by_rows_lines(plan)]
+    lines += wrapped(_origin(plan))
     for note in plan.provenance.notes:
         lines += wrapped(f"note: {note}")
     return "\n".join(lines)
@@ -113,6 +114,22 @@ def _bar_lines(plan: Plan) -> list[str]:
     return lines
 
 
+def _by_rows_lines(plan: Plan) -> list[str]:
+    """Which tables are split by rows, over how many devices, and what the first of them has."""
+    found = tables_by_rows(plan)
+    dims = {table.name: table.dim for table in plan.task.tables}
+    lines = []
+    for name, shards in list(found.items())[:BY_ROWS_SHOWN]:
+        first, devices = shards[0], len({shard.device for shard in shards})
+        columns = first.dim < dims[name]
+        held = f"rows {spanned(first.row_offset, first.rows)}"
+        held += f", columns {spanned(first.column_offset, first.dim)}" if columns else ""
+        kind = "by rows and columns" if columns else "by rows"
+        lines += wrapped(f"{name}: {kind} over {counted(devices, 'device')} ({held} on device {first.device})")
+    left = len(found) - BY_ROWS_SHOWN
+    return [*lines, f"and {counted(left, 'more table')} by rows (--json lists all)"] if left > 0 else lines
+
+
 def _origin(plan: Plan) -> str:
     by = plan.provenance
     seed = "" if by.seed is None else f", seed {by.seed}"
@@ -154,6 +171,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "digest": plan.digest(),
         "tables": len(plan.task.tables),
         "shards": len(plan.shards),
+        "tables_by_rows": list(tables_by_rows(plan)),
         "batch_size": plan.task.batch_size,
         "cost_ms": plan.cost_ms,
         "lower_bound_ms": plan.lower_bound_ms,

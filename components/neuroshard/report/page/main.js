@@ -14,6 +14,7 @@ const shards = rowsOf(DATA.shards).map((row, shard) => {
     rowsText: rowsText(row, table), addsText: priced ? `${ms(row.adds)} ms` : "", aloneText: priced ? `${ms(row.alone)} ms` : "" });
 });
 for (const row of shards) row.shardsOfTable = tables[row.table].shards.length;
+for (const table of tables) table.byRows = table.shards.some((row) => row.rows < table.rows);
 for (const table of tables) table.devices = [...new Set(table.shards.map((row) => row.device))].sort((a, b) => a - b);
 const devices = rowsOf(DATA.devices).map((row, device) => ({ ...row, device, share: row.memory / row.limit,
   memoryText: `${bytes(row.memory)} of ${bytes(row.limit)}` }));
@@ -56,7 +57,7 @@ const drawTables = list("list-tables", [
   { title: "pooling factor", of: (row) => row.pooling, text: (row) => upTo2.format(row.pooling), number: true, first: "descending" },
   { title: "memory", of: (row) => row.bytes, text: (row) => bytes(row.bytes), number: true, first: "descending" },
   ...(priced ? [{ title: "adds ms, predicted", of: (row) => row.adds, text: (row) => ms(row.adds), number: true, first: "descending" }] : []),
-  { title: "shards", of: (row) => row.shards.length, number: true, first: "descending" },
+  { title: "shards", of: (row) => row.shards.length, text: (row) => whole.format(row.shards.length) + (row.byRows ? " by rows" : ""), number: true, first: "descending" },
   { title: "devices", of: (row) => row.devices[0], text: (row) => some(row.devices) },
 ], { sort: priced ? 5 : 4, rows: matching, hover: tableCard });
 
@@ -65,7 +66,7 @@ if (DATA.moves) list("list-moves", [
   { title: "from device", of: (row) => row.from, text: (row) => (row.from < 0 ? "made anew" : row.from), number: true },
   { title: "to device", of: (row) => row.to, number: true },
   { title: "columns", of: (row) => row.column, text: columnsText, number: true },
-  { title: "rows", of: (row) => row.rows, text: (row) => whole.format(row.rows), number: true, first: "descending" },
+  { title: "rows", of: (row) => row.rows, text: (row) => rowsText(row, tables[row.table]), number: true, first: "descending" },
   { title: "bytes", of: (row) => row.bytes, text: (row) => bytes(row.bytes), number: true, first: "descending" },
 ], { sort: 5, rows: () => moves });
 
@@ -73,13 +74,14 @@ function tableCard(table) {
   const card = document.createDocumentFragment();
   card.append(element("b", table.name));
   card.append(element("div", `${whole.format(table.rows)} rows × ${table.dim} columns of ${table.element} bytes, pooling factor ${upTo2.format(table.pooling)}`, "quiet"));
+  if (table.byRows) card.append(element("div", `by rows over ${table.devices.length} devices`, "quiet"));
   const rows = element("table");
-  const heads = ["device", "columns", "memory", ...(priced ? ["adds ms", "alone ms"] : [])];
+  const heads = ["device", ...(table.byRows ? ["rows"] : []), "columns", "memory", ...(priced ? ["adds ms", "alone ms"] : [])];
   const head = rows.insertRow();
   for (const title of heads) head.append(element("th", title, "number"));
   for (const row of table.shards.slice(0, 12)) {
     const line = rows.insertRow();
-    for (const text of [row.device, row.columns, row.bytesText, ...(priced ? [ms(row.adds), ms(row.alone)] : [])]) line.append(element("td", String(text), "number"));
+    for (const text of [row.device, ...(table.byRows ? [row.rowsText] : []), row.columns, row.bytesText, ...(priced ? [ms(row.adds), ms(row.alone)] : [])]) line.append(element("td", String(text), "number"));
   }
   card.append(rows);
   if (table.shards.length > 12) card.append(element("div", `and ${table.shards.length - 12} more shards`, "quiet"));
