@@ -7,7 +7,7 @@ the ranks and starts none. What a trainer of your own needs is in `train` and `s
 batches (ids are uniform, as many a sample and table as its pooling factor says), and the starting of processes.
 
 Embedding tables of a real model do not fit a laptop, so tables are cut to fewer rows until all ranks together stay within
---memory. The shards, their columns and their ranks are those of the live plan.
+--memory. The shards, their columns and their ranks are those of the live plan; rows that are split stay split over all ranks.
 """
 
 import argparse
@@ -41,6 +41,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from neuroshard.client import Plan, load_plan
 from neuroshard.client.torchrec import ShardingWarning, check_same_digest, to_torchrec
+from neuroshard.client.torchrec_shards import shards_by_table
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.units import format_bytes, parse_bytes
@@ -55,7 +56,7 @@ OPTIMIZERS = {
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
 MAX_LOCAL_RANKS = 16  # a process of torch has about 400 MiB before it does anything
-TOLERANCE = 1e-6  # of pooled embeddings between sharded and not; 0 is what one sees
+TOLERANCE = 1e-6  # a lookup, of pooled embeddings between sharded and not; 0 is what one sees where rows are whole
 
 
 def main() -> int:
@@ -130,7 +131,7 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
     generator = torch.Generator().manual_seed(1000 * arguments.seed + rank)
     local_batch = arguments.batch_size // world_size
     features, labels = make_batch(plan.task.tables, local_batch, generator)
-    difference = compare_first_forward(model, unsharded, features)
+    difference = compare_first_forward(model, unsharded, features, plan.task.tables)
     del unsharded
 
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))  # tables are updated by their own backward
@@ -184,15 +185,18 @@ def load_weights(model: DistributedModelParallel, unsharded: nn.Module) -> None:
             part.tensor.detach().copy_(weights[name][row : row + rows, column : column + columns])
 
 
-def compare_first_forward(model: nn.Module, unsharded: nn.Module, features: KeyedJaggedTensor) -> float:
+def compare_first_forward(
+    model: nn.Module, unsharded: nn.Module, features: KeyedJaggedTensor, tables: Sequence[Table]
+) -> float:
     """Largest difference of pooled embeddings between the sharded and the unsharded model, over all ranks' batches.
 
-    Raises InvalidInput above TOLERANCE. The sums are the same ones in the same order, so it is 0 as a rule.
+    Raises InvalidInput above TOLERANCE for each of a sample's lookups. Where rows are whole, the sums are the same ones in the
+    same order, so it is 0 as a rule; where they are split, each rank sums up its own first.
     """
     with torch.no_grad():
         difference = (model(features)[1] - unsharded(features)[1]).abs().max()
     dist.all_reduce(difference, dist.ReduceOp.MAX)
-    if not difference <= TOLERANCE:
+    if not difference <= TOLERANCE * max(1.0, *(table.pooling_factor for table in tables)):
         raise InvalidInput(
             f"the first sharded forward differs by {difference:g} from the unsharded one: shards are misplaced"
         )
@@ -264,10 +268,12 @@ def make_batch(
 def cap_rows(plan: Plan, budget_bytes: int) -> tuple[Plan, tuple[str, ...]]:
     """The same shards with fewer rows in the largest tables, so that all together fit; and the tables that were cut.
 
-    No table keeps more than some number of bytes, the same for all: the largest number that fits. Raises UsageError where
-    even one row a table does not.
+    No table keeps more than some number of bytes, the same for all: the largest number that fits. What is split by rows stays
+    so, as far as there are rows. Raises UsageError where even one row a table does not fit, InvalidInput where TorchRec cannot
+    hold the shards.
     """
-    tables = plan.task.tables
+    tables, devices = plan.task.tables, plan.task.devices
+    shards_by_table(plan, "the live plan")
 
     def capped(cap_bytes: int) -> list[Table]:
         rows = [min(t.rows, max(1, cap_bytes // t.shard_bytes(1, t.dim))) for t in tables]
@@ -283,14 +289,20 @@ def cap_rows(plan: Plan, budget_bytes: int) -> tuple[Plan, tuple[str, ...]]:
         middle = (fits + too_much) // 2
         fits, too_much = (middle, too_much) if total(middle) <= budget_bytes else (fits, middle)
 
-    rows = {table.name: table.rows for table in capped(fits)}
+    whole, small = ({table.name: table for table in some} for some in (tables, capped(fits)))
+    shards = []
+    for shard in plan.shards:
+        by_rows = shard.rows < whole[shard.table].rows
+        kept = small[shard.table]
+        first, rows = kept.row_blocks(devices)[shard.device] if by_rows else (0, kept.rows)
+        shards += [shard.model_copy(update={"row_offset": first, "rows": rows})] if rows else []
     return (
         Plan(
-            task=plan.task.model_copy(update={"tables": tuple(capped(fits))}),
-            shards=tuple(shard.model_copy(update={"rows": rows[shard.table]}) for shard in plan.shards),
+            task=plan.task.model_copy(update={"tables": tuple(small.values())}),
+            shards=tuple(shards),
             provenance=plan.provenance,
         ),
-        tuple(table.name for table in tables if rows[table.name] < table.rows),
+        tuple(table.name for table in tables if small[table.name].rows < table.rows),
     )
 
 

@@ -1,6 +1,7 @@
 """A plan as TorchRec's, and every bad plan that DistributedModelParallel would let through or die of."""
 
 import multiprocessing
+import warnings
 
 import pytest
 import torch
@@ -11,14 +12,16 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollec
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, grid_shard, row_wise, table_row_wise
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
-from helpers.plans import TABLES, make_plan
+from helpers.plans import TABLES, make_plan, row_plan
 from neuroshard.client.torchrec import ShardingWarning, check_same_digest, from_torchrec, to_torchrec
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
 from neuroshard.files.plan import write_plan
 from neuroshard.files.tables import write_tables
 
@@ -191,13 +194,132 @@ def test_a_plan_that_was_never_checked_is_checked_here(plan, words):
         assert word in str(caught.value)
 
 
-def test_row_wise_shards_are_refused():
-    plan = make_plan(tables=(ITEM,))
-    halves = [Shard(table="item", row_offset=r, rows=150, dim=8, device=r // 150) for r in (0, 150)]
-    plan = Plan(task=plan.task, shards=tuple(halves), provenance=plan.provenance)
+def item_in(*shards: tuple[int, int, int], devices: int = 2, table: Table = ITEM) -> Plan:
+    """The item table cut into (first row, rows, rank)."""
+    cut = tuple(
+        Shard(table=table.name, row_offset=first, rows=n, dim=table.dim, device=rank) for first, n, rank in shards
+    )
+    task = ShardingTask(tables=(table,), device_memory_bytes=(2**20,) * devices, batch_size=64)
+    return Plan(task=task, shards=cut, provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
 
-    with pytest.raises(InvalidInput, match=r"'item' has a row-wise shard on rank 0 .rows 0 to 150 of 300."):
-        to_torchrec(plan, collection(ITEM))
+
+def rows_parameter(*shards: tuple[int, int, int], dim: int = 8, kind: str = "row_wise") -> ParameterSharding:
+    """shards: (first row, rows, rank)."""
+    return ParameterSharding(
+        sharding_type=kind,
+        compute_kernel="fused",
+        ranks=[rank for _, _, rank in shards],
+        sharding_spec=EnumerableShardingSpec(
+            [
+                ShardMetadata(shard_offsets=[first, 0], shard_sizes=[rows, dim], placement=f"rank:{rank}/cpu")
+                for first, rows, rank in shards
+            ]
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "shards"),
+    [
+        (300, [(0, 75, 0), (75, 75, 1), (150, 75, 2), (225, 75, 3)]),
+        (301, [(0, 76, 0), (76, 76, 1), (152, 76, 2), (228, 73, 3)]),
+        (4, [(0, 1, 0), (1, 1, 1), (2, 1, 2), (3, 1, 3)]),
+    ],
+)
+def test_rows_over_all_ranks_are_row_wise_as_torchrecs_own_planner_makes_it(rows, shards):
+    table = change(ITEM, rows=rows)
+    module = collection(table)
+    plan = item_in(*reversed(shards), devices=4, table=table)
+    got = to_torchrec(plan, module).plan[""]
+
+    assert got["item"] == rows_parameter(*shards)
+    theirs = construct_module_sharding_plan(module, {"item": row_wise()}, world_size=4, local_size=4, device_type="cpu")
+    assert got["item"].sharding_spec == theirs["item"].sharding_spec
+    assert taken_over(ShardingPlan(plan={"": theirs}), module, devices=4).shards == tuple(
+        Shard(table="item", row_offset=first, rows=n, dim=8, device=rank) for first, n, rank in shards
+    )
+
+
+def test_fewer_blocks_than_ranks_are_taken_over_but_not_given_to_trainers():
+    """FBGEMM's operator fails on a rank that has no row of any table (`weights[0] must be a GPU or MTIA tensor`, on the CPU)."""
+    table = change(ITEM, rows=5)
+    module = collection(table)
+    theirs = construct_module_sharding_plan(module, {"item": row_wise()}, world_size=4, local_size=4, device_type="cpu")
+    plan = taken_over(ShardingPlan(plan={"": theirs}), module, devices=4)
+
+    assert [(s.row_offset, s.rows, s.device) for s in plan.shards] == [(0, 2, 0), (2, 2, 1), (4, 1, 2)]
+    with pytest.raises(InvalidInput, match="'item' has 5 rows, in blocks that leave rank 3 without any"):
+        to_torchrec(plan, module)
+
+
+def test_means_of_split_rows_beside_a_table_whose_rows_are_whole_are_refused():
+    plan = row_plan()
+    pooled = {"user": PoolingType.MEAN}
+    configs = [
+        EmbeddingBagConfig(
+            name=t.name,
+            num_embeddings=t.rows,
+            embedding_dim=t.dim,
+            feature_names=[t.name],
+            pooling=pooled.get(t.name, PoolingType.SUM),
+        )
+        for t in TABLES
+    ]
+    together, apart = (
+        nn.ModuleDict(
+            {str(i): EmbeddingBagCollection(tables=some, device=torch.device("meta")) for i, some in enumerate(groups)}
+        )
+        for groups in ([configs], [configs[:1], configs[1:]])
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ShardingWarning)  # the plan was searched for sums
+        with pytest.raises(InvalidInput, match=r"'user' of module '0' is pooled by mean and split by rows.*'item'"):
+            to_torchrec(plan, together)
+        assert to_torchrec(plan, apart).plan["0"]["user"].sharding_type == "row_wise"
+
+
+def test_all_rows_on_the_first_of_several_ranks_are_a_whole_table():
+    table = change(ITEM, rows=1)
+    module = collection(table)
+    theirs = construct_module_sharding_plan(module, {"item": row_wise()}, world_size=4, local_size=4, device_type="cpu")
+    plan = taken_over(ShardingPlan(plan={"": theirs}), module, devices=4)
+
+    assert plan.shards == (Shard(table="item", rows=1, dim=8, device=0),)
+    assert to_torchrec(plan, module).plan[""]["item"] == parameter("table_wise", [(0, 8, 0)], 1)
+
+
+@pytest.mark.parametrize(
+    ("shards", "devices", "words"),
+    [
+        (
+            [(0, 150, 1), (150, 150, 0)],
+            2,
+            ["rows 0-149 of 300 on rank 1", "rows 0-149 on rank 0", "2 ranks", "150 each"],
+        ),
+        ([(0, 151, 0), (151, 149, 1)], 2, ["rows 0-150 of 300 on rank 0", "has rows 0-149 on rank 0"]),
+        ([(0, 100, 0), (100, 200, 1)], 2, ["rows 0-99 of 300 on rank 0", "has rows 0-149 on rank 0"]),
+        ([(0, 150, 0), (150, 150, 1)], 4, ["rows 0-149 of 300 on rank 0", "rows 0-74 on rank 0", "all 4 ranks"]),
+        ([(0, 75, 0), (75, 75, 1), (150, 150, 2)], 4, ["rows 150-299 of 300 on rank 2", "rows 150-224 on rank 2"]),
+        ([(0, 75, 0), (75, 75, 0), (150, 150, 1)], 2, ["rows 0-74 of 300 on rank 0", "rows 0-149 on rank 0"]),
+        ([(0, 150, 0), (150, 150, 0)], 1, ["rows 0-149 of 300 on rank 0", "rows 0-299 on rank 0"]),
+    ],
+    ids=["ranks out of order", "one row off", "unequal", "not all ranks", "not the last", "twice a rank", "one rank"],
+)
+def test_rows_that_torchrec_would_look_for_elsewhere_are_refused(shards, devices, words):
+    with pytest.raises(InvalidInput, match="table 'item' has ") as caught:
+        to_torchrec(item_in(*shards, devices=devices), collection(ITEM))
+
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_table_that_is_split_by_rows_and_by_columns_is_refused():
+    plan = item_in((0, 150, 0), (150, 150, 1))
+    halves = [s.model_copy(update={"dim": 4, "column_offset": c}) for s in plan.shards for c in (0, 4)]
+    with pytest.raises(
+        InvalidInput, match=r"'item' is split by rows and by columns .rank 0 has rows 0-149 and columns 0-3."
+    ):
+        to_torchrec(plan.model_copy(update={"shards": tuple(halves)}), collection(ITEM))
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
@@ -230,6 +352,10 @@ def test_memory_counts_the_state_of_the_trainers_optimizer():
 def test_row_wise_adagrad_on_split_columns_is_warned_of():
     with pytest.warns(ShardingWarning, match="1 tables are split by columns .'user' into 4."):
         to_torchrec(make_plan(), collection(*TABLES), optimizer="rowwise_adagrad")
+
+
+def test_row_wise_adagrad_on_split_rows_is_not_warned_of():
+    to_torchrec(item_in((0, 150, 0), (150, 150, 1)), collection(ITEM), optimizer="rowwise_adagrad")
 
 
 @pytest.mark.parametrize("optimizer", [None, "sgd", "adagrad"])
@@ -305,8 +431,8 @@ def test_a_wrong_argument_is_named(wrong):
 
 @pytest.mark.parametrize(
     "plan",
-    [make_plan(), make_plan(devices=4), make_plan(tables=(USER,), devices=3)],
-    ids=["two ranks", "four ranks", "an empty rank"],
+    [make_plan(), make_plan(devices=4), make_plan(tables=(USER,), devices=3), item_in((0, 150, 0), (150, 150, 1))],
+    ids=["two ranks", "four ranks", "an empty rank", "by rows"],
 )
 @pytest.mark.parametrize("path", ["", "a.b"])
 def test_a_plan_comes_back_from_torchrec_as_it_went(plan, path):
@@ -320,8 +446,8 @@ def test_a_plan_comes_back_from_torchrec_as_it_went(plan, path):
         tables=plan.task.tables,
     )
 
-    def order(shard: Shard) -> tuple[str, int]:
-        return shard.table, shard.column_offset
+    def order(shard: Shard) -> tuple[str, int, int]:
+        return shard.table, shard.column_offset, shard.row_offset
 
     assert back.task == plan.task
     assert sorted(back.shards, key=order) == sorted(plan.shards, key=order)
@@ -330,6 +456,21 @@ def test_a_plan_comes_back_from_torchrec_as_it_went(plan, path):
 
 def taken_over(sharding_plan: ShardingPlan, module: nn.Module, devices: int = 2) -> Plan:
     return from_torchrec(sharding_plan, module, device_memory_bytes=(2**20,) * devices, batch_size=64)
+
+
+def test_rows_over_the_ranks_of_a_host_are_taken_over_and_said_but_not_given_back():
+    big = Table(name="a", rows=1001, dim=256, pooling_factor=1)
+    module = collection(big, ITEM)
+    makers = {"a": grid_shard([0, 1]), "item": table_row_wise(1)}
+    theirs = construct_module_sharding_plan(module, makers, world_size=8, local_size=4, device_type="cpu")
+    plan = taken_over(ShardingPlan(plan={"": theirs}), module, devices=8)
+
+    held = {(s.table, s.row_offset, s.rows, s.column_offset, s.dim, s.device) for s in plan.shards}
+    assert len(held) == 12
+    assert {("a", 0, 251, 0, 128, 0), ("a", 753, 248, 128, 128, 7), ("item", 225, 75, 0, 8, 7)} <= held
+    assert "'a' and 1 more" in plan.provenance.notes[0]
+    with pytest.raises(InvalidInput, match="'a' is split by rows and by columns"):
+        to_torchrec(plan, module)
 
 
 def test_what_torchrecs_planner_plans_is_taken_over():
@@ -347,21 +488,18 @@ def test_what_torchrecs_planner_plans_is_taken_over():
     assert to_torchrec(plan, module).plan[""]["a"].ranks == theirs.plan[""]["a"].ranks
 
 
-ITEM_ROWS = ParameterSharding(
-    sharding_type="row_wise",
-    compute_kernel="fused",
-    ranks=[0, 1],
-    sharding_spec=EnumerableShardingSpec(
-        [ShardMetadata(shard_offsets=[150 * r, 0], shard_sizes=[150, 8], placement=f"rank:{r}/cpu") for r in (0, 1)]
-    ),
-)
 ITEM_COPIES = ParameterSharding(sharding_type="data_parallel", compute_kernel="dense", ranks=[0, 1], sharding_spec=None)
 
 
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"item": ITEM_ROWS}, ["'item' is sharded row_wise: rank 0 has rows 0 to 150 of 300", "column-wise"]),
+        (
+            {"item": rows_parameter((0, 150, 1), (150, 150, 0))},
+            ["'item' is sharded row_wise with rows 150-299 on rank 0 after rank 1"],
+        ),
+        ({"item": rows_parameter((0, 100, 0), (100, 200, 1))}, ["rows 0-99 of 300 on rank 0", "rows 0-149 on rank 0"]),
+        ({"item": rows_parameter((0, 150, 0))}, ["'item'", "gap"]),
         ({"item": ITEM_COPIES}, ["'item' is sharded data_parallel", "without shards on ranks"]),
         ({}, ["lacks table 'item' of module ''"]),
         ({"item": parameter("table_wise", [(0, 8, 5)], 300)}, ["'item'", "device 5", "there are 2"]),
@@ -381,7 +519,7 @@ def test_what_a_plan_cannot_hold_is_refused_by_name(parameters, words):
 
 
 def test_a_sharding_plan_of_a_module_that_is_not_there_is_refused():
-    plan = ShardingPlan(plan={"elsewhere": EmbeddingModuleShardingPlan({"item": ITEM_ROWS})})
+    plan = ShardingPlan(plan={"elsewhere": EmbeddingModuleShardingPlan({"item": ITEM_COPIES})})
 
     with pytest.raises(InvalidInput, match="shards module 'elsewhere'"):
         taken_over(plan, collection(ITEM))

@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from helpers.plans import TABLES, make_plan
-from neuroshard.core.errors import UsageError
+from helpers.plans import TABLES, by_rows, make_plan, row_plan
+from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.deploy.run import deploy
 from neuroshard.store.folder import FolderStore
@@ -92,6 +92,19 @@ def test_larger_tables_are_cut_and_it_says_so_also_of_split_row_wise_state(tmp_p
 
 
 @pytest.mark.slow
+def test_three_ranks_train_on_rows_that_are_split_over_all_of_them(tmp_path):
+    store = deployed(tmp_path, row_plan(devices=3))
+    out = tmp_path / "summary.json"
+    done = train(store, "--steps", 8, "--optimizer", "rowwise_adagrad", "--memory", "200KiB", "--summary", out)
+
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(out.read_text())
+    assert summary["capped_tables"] == ["user"]
+    assert summary["first_forward_max_abs_difference"] < 1e-6
+    assert summary["last_loss"] < summary["first_loss"]
+
+
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_run_in_bounded_time(tmp_path):
     store = deployed(tmp_path, make_plan())
     process = subprocess.Popen(command(store, "--steps", 100_000), stderr=subprocess.PIPE, text=True)
@@ -142,6 +155,22 @@ def test_a_capped_plan_has_the_same_shards_with_fewer_rows(example):
     user = capped.task.tables[0]
     assert used <= 40_000 < used + user.shard_bytes(1, user.dim)
     assert {t.name: t.rows for t in capped.task.tables} == {"user": user.rows, "item": 300, "country": 7}
+
+
+def test_rows_that_are_split_stay_split_over_all_ranks_in_a_capped_plan(example):
+    plan = row_plan(devices=4)
+    capped, cut = example.cap_rows(plan, 40_000)
+
+    user = capped.task.tables[0]
+    assert cut == ("user",)
+    assert [s for s in capped.shards if s.table == "user"] == list(by_rows(user, 4))
+    assert [s for s in capped.shards if s.table != "user"] == [s for s in plan.shards if s.table != "user"]
+
+
+def test_rows_that_torchrec_would_look_for_elsewhere_are_told_before_any_process_starts(example):
+    shards = tuple(s.model_copy(update={"device": 1 - s.device}) for s in row_plan().shards)
+    with pytest.raises(InvalidInput, match="the live plan must split rows over all 2 ranks in order"):
+        example.cap_rows(row_plan().model_copy(update={"shards": shards}), 10**6)
 
 
 def test_a_plan_that_fits_is_left_as_it_is(example):

@@ -28,7 +28,7 @@ with warnings.catch_warnings():
     from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-    from neuroshard.client.torchrec import from_torchrec
+    from neuroshard.client.torchrec import from_torchrec, to_torchrec
 
 META = torch.device("meta")
 GIB = 2**30
@@ -192,6 +192,23 @@ def test_rows_that_are_split_become_rectangles_and_copies_are_left_out(mixed):
     assert len({s.device // 4 for s in tall}) == 1
     assert {table.name for table in plan.task.tables} == {"grid", "tall"}
     assert any("1 data-parallel table left out" in note for note in plan.provenance.notes)
+
+
+def test_a_printed_row_wise_table_is_what_torchrec_shards_and_what_a_trainer_gets_back(tmp_path):
+    module = EmbeddingBagCollection(tables=[bags("tall", 10**6 + 1, 64), bags("geo", 5000, 16)], device=META)
+    constraints = {"tall": fused("row_wise", 4.0), "geo": fused("table_wise", 1.0)}
+    sharding_plan = planned(module, 4, constraints, tmp_path / "stats.txt")
+    tables = read(tmp_path / "stats.txt").tables
+    plan = stats_plan(read_stats(tmp_path / "stats.txt"), tables, "stats.txt")
+    memory = plan.task.device_memory_bytes
+    theirs = from_torchrec(sharding_plan, module, device_memory_bytes=memory, batch_size=2048, tables=tables)
+
+    assert [(s.row_offset, s.rows, s.device) for s in plan.by_table()["tall"]] == [
+        (0, 250_001, 0), (250_001, 250_001, 1), (500_002, 250_001, 2), (750_003, 249_998, 3)
+    ]  # fmt: skip
+    assert set(plan.shards) == set(theirs.shards)
+    given = to_torchrec(plan, module, device_type="cuda", local_world_size=4).plan[""]
+    assert given["tall"].sharding_spec == sharding_plan.plan[""]["tall"].sharding_spec
 
 
 def test_element_types_are_inferred_from_what_is_stored(mixed):

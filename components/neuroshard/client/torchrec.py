@@ -2,26 +2,24 @@
 
 TorchRec's DistributedModelParallel shards nothing where a module's path is wrong, ignores tables that it does not know, and
 dies inside a collective where shapes or ranks do not hold (seen with torchrec 1.8). So all of that is checked here.
-Not covered: row-wise shards, and EmbeddingCollections (sequences).
+What a table's shards become is in client/torchrec_shards.py. Not covered: EmbeddingCollections (sequences).
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.sharding_plan import placement
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan, ShardingType
-from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig
+from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from neuroshard import __version__
 from neuroshard.client.load import check_shapes, check_world_size
+from neuroshard.client.torchrec_shards import parameter_sharding, shards_by_table, shards_of
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
@@ -30,6 +28,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.files.torchrec_tables import tables_of
 
 DEVICE_TYPES = ("cpu", "cuda")
+GRIDS = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)  # by rows over the ranks of a host
 
 
 class ShardingWarning(UserWarning):
@@ -54,8 +53,8 @@ def to_torchrec(
     the plan's tables say, and a ShardingWarning is given where a column split changes the training.
 
     Raises InvalidInput that names table, rank and value unless the collections hold exactly the plan's tables, with the same
-    rows, dims and element size, on the same number of ranks, in whole columns, within the memory of every rank. UsageError
-    for a wrong argument.
+    rows, dims and element size, on the same number of ranks, within the memory of every rank, and cut by columns or, over all
+    ranks, by rows. UsageError for a wrong argument.
     """
     if device_type not in DEVICE_TYPES:
         raise UsageError(f"device_type {device_type!r} is none of {', '.join(DEVICE_TYPES)}")
@@ -79,13 +78,15 @@ def to_torchrec(
         warn_of_split_state(shards, optimizer)
 
     local = local_world_size or (get_local_size(plan.task.devices) if device_type == "cuda" else 1)
+    parameters = {
+        table.name: parameter_sharding(table, shards[table.name], device_type, compute_kernel, local)
+        for table in plan.task.tables
+    }
+    check_means(parameters, collections, whose)
     return ShardingPlan(
         plan={
             path: EmbeddingModuleShardingPlan(
-                {
-                    config.name: parameter_sharding(shards[config.name], device_type, compute_kernel, local)
-                    for config in collection.embedding_bag_configs()
-                }
+                {config.name: parameters[config.name] for config in collection.embedding_bag_configs()}
             )
             for path, collection in collections.items()
         }
@@ -104,10 +105,12 @@ def from_torchrec(
 
     Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. TorchRec's plan knows nothing of lookups:
     give `tables` (of a tables.json, say) for their pooling factors, or they are taken to have one lookup a feature, uniform.
-    The plan carries no predicted cost. Raises InvalidInput that names table, rank and value for tables that are missing or
-    others, for rows that are split (row-wise, table-row-wise, grid) or whole copies (data-parallel), and for what no
+    The plan carries no predicted cost. Tables that are table-row-wise or in a grid are taken over too, and said in its notes:
+    `to_torchrec` does not give those back. Raises InvalidInput that names table, rank and value for tables that are missing or
+    others, for whole copies (data-parallel), for rows that TorchRec would put elsewhere than the plan says, and for what no
     valid plan has: a gap, an overlap, a rank beyond the devices, too little memory.
     """
+    device_memory_bytes = tuple(device_memory_bytes)
     collections = find_collections(module)
     found = {path: name for path in collections for name in (path, f"module.{path}") if name in sharding_plan.plan}
     unknown = sharding_plan.plan.keys() - set(found.values())
@@ -116,20 +119,21 @@ def from_torchrec(
             f"the sharding plan shards module {min(unknown)!r}, which is no EmbeddingBagCollection of the model"
         )
     given = None if tables is None else tuple(tables)
-    known, shards = [], []
+    known, shards, grids = [], [], []
     for path, collection in collections.items():
         parameters = sharding_plan.plan[found[path]] if path in found else {}
         for table in tables_of(collection):
             if table.name not in parameters:
                 raise InvalidInput(f"the sharding plan lacks table {table.name!r} of module {path!r}")
             known.append(table)
-            shards += _shards(table, parameters[table.name])
+            shards += shards_of(table, parameters[table.name], len(device_memory_bytes))
+            grids += [table.name] if parameters[table.name].sharding_type in GRIDS else []
         extra = set(parameters) - {table.name for table in tables_of(collection)}
         if extra:
             raise InvalidInput(f"the sharding plan has table {min(extra)!r} in module {path!r}, which the model lacks")
     task = {
         "tables": [table.model_dump() for table in (known if given is None else given)],
-        "device_memory_bytes": list(device_memory_bytes),
+        "device_memory_bytes": device_memory_bytes,
         "batch_size": batch_size,
     }
     parsed = ShardingTask.parse(task, "the sharding plan's task")
@@ -137,7 +141,7 @@ def from_torchrec(
         {
             "task": parsed,
             "shards": shards,
-            "provenance": Provenance(neuroshard_version=__version__, algorithm="torchrec"),
+            "provenance": Provenance(neuroshard_version=__version__, algorithm="torchrec", notes=tuple(_notes(grids))),
         },
         "the sharding plan",
     )
@@ -145,26 +149,14 @@ def from_torchrec(
     return plan
 
 
-def _shards(table: Table, parameter: ParameterSharding) -> list[Shard]:
-    """The shards of one table. Raises InvalidInput where they are not of whole columns."""
-    kind = parameter.sharding_type
-    if not isinstance(parameter.sharding_spec, EnumerableShardingSpec):
-        raise InvalidInput(
-            f"table {table.name!r} is sharded {kind}, without shards on ranks; plans hold each table once"
-        )
-    shards = []
-    for shard in parameter.sharding_spec.shards:
-        (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
-        rank = shard.placement.rank() if shard.placement else None
-        if rank is None:
-            raise InvalidInput(f"table {table.name!r} has a shard at column {column} that is on no rank")
-        if (row, rows) != (0, table.rows):
-            raise InvalidInput(
-                f"table {table.name!r} is sharded {kind}: rank {rank} has rows {row:,} to {row + rows:,} of {table.rows:,}; only "
-                "table-wise and column-wise plans are taken over"
-            )
-        shards.append(Shard(table=table.name, rows=rows, column_offset=column, dim=columns, device=rank))
-    return shards
+def _notes(grids: list[str]) -> list[str]:
+    if not grids:
+        return []
+    more = f" and {len(grids) - 1} more" if len(grids) > 1 else ""
+    return [
+        f"by rows over the ranks of a host (table-row-wise, grid): {grids[0]!r}{more}; to look at and to search from, but "
+        "to_torchrec gives trainers rows over all ranks only"
+    ]
 
 
 def check_same_digest(plan: Plan) -> str:
@@ -241,45 +233,25 @@ def check_tables(plan: Plan, collections: dict[str, EmbeddingBagCollection], who
         )
 
 
-def shards_by_table(plan: Plan, whose: str) -> dict[str, list[Shard]]:
-    """The column shards of each table, from left to right. Raises InvalidInput where rows are split."""
-    rows = {table.name: table.rows for table in plan.task.tables}
-    shards: dict[str, list[Shard]] = {}
-    for shard in sorted(plan.shards, key=lambda s: s.column_offset):
-        if shard.rows != rows[shard.table]:
-            raise InvalidInput(
-                f"table {shard.table!r} has a row-wise shard on rank {shard.device} (rows {shard.row_offset:,} to "
-                f"{shard.row_offset + shard.rows:,} of {rows[shard.table]:,}); {whose} must keep rows whole for TorchRec"
-            )
-        shards.setdefault(shard.table, []).append(shard)
-    return {table: as_torchrec_can_hold(pieces, whose) for table, pieces in shards.items()}
+def check_means(
+    parameters: Mapping[str, ParameterSharding], collections: dict[str, EmbeddingBagCollection], whose: str
+) -> None:
+    """Raise InvalidInput where TorchRec would divide sums by their lookups (1.8, `_create_mean_pooling_divisor`).
 
-
-def as_torchrec_can_hold(shards: list[Shard], whose: str) -> list[Shard]:
-    """The shards of one table, where a rank has several of unequal widths with neighbours on that rank made one.
-
-    TorchRec takes all shards of a table on a rank to be as wide as the first (1.8, `_gen_named_parameters_by_table_fused`):
-    others make it fail, or show a neighbour's weights as theirs. Raises InvalidInput for unequal ones that are not neighbours.
+    Ranks that have some rows of a table sum up, and the collection divides by the lookups at the end, for means; but then for
+    all tables of it that are table-wise or column-wise as well, whose sums and means are ready.
     """
-    widths: dict[int, set[int]] = {}
-    for shard in shards:
-        widths.setdefault(shard.device, set()).add(shard.dim)
-    joined: list[Shard] = []
-    for shard in shards:
-        last = joined[-1] if joined else None
-        if last and last.device == shard.device and len(widths[shard.device]) > 1:
-            joined[-1] = last.model_copy(update={"dim": last.dim + shard.dim})
-        else:
-            joined.append(shard)
-    for rank in widths:
-        held = [shard for shard in joined if shard.device == rank]
-        if len({shard.dim for shard in held}) > 1:
-            columns = ", ".join(f"{s.column_offset} to {s.column_offset + s.dim}" for s in held)
+    for path, collection in collections.items():
+        configs = collection.embedding_bag_configs()
+        by_rows = {c.name for c in configs if parameters[c.name].sharding_type == ShardingType.ROW_WISE.value}
+        means = [c.name for c in configs if c.name in by_rows and c.pooling is PoolingType.MEAN]
+        others = [c.name for c in configs if c.name not in by_rows]
+        if means and others:
             raise InvalidInput(
-                f"table {held[0].table!r} has shards of unequal widths on rank {rank} (columns {columns}), which TorchRec mixes "
-                f"up; {whose} must keep them together or equally wide"
+                f"table {means[0]!r} of module {path!r} is pooled by mean and split by rows, where TorchRec divides table "
+                f"{others[0]!r}, which is not, by its lookups too; {whose} must not split its rows, or the model must have it in "
+                "another collection"
             )
-    return joined
 
 
 def check_memory(plan: Plan, optimizer: str, whose: str) -> None:
@@ -303,7 +275,7 @@ def check_memory(plan: Plan, optimizer: str, whose: str) -> None:
 
 def warn_of_split_state(shards: dict[str, list[Shard]], optimizer: str) -> None:
     """Row-wise Adagrad keeps one moment a row and shard: cut columns learn at rates of their own."""
-    split = [name for name, parts in shards.items() if len(parts) > 1]
+    split = [name for name, parts in shards.items() if len({part.column_offset for part in parts}) > 1]
     if optimizer == "rowwise_adagrad" and split:
         warnings.warn(
             f"{len(split)} tables are split by columns ({split[0]!r} into {len(shards[split[0]])}): row-wise Adagrad keeps one "
@@ -326,25 +298,3 @@ def warn_of_shared_tables(collections: dict[str, EmbeddingBagCollection]) -> Non
             ShardingWarning,
             stacklevel=3,
         )
-
-
-def parameter_sharding(
-    shards: list[Shard], device_type: str, compute_kernel: str, local_size: int
-) -> ParameterSharding:
-    """TorchRec's record of one table: table-wise in one piece, column-wise in several."""
-    kind = ShardingType.TABLE_WISE if len(shards) == 1 else ShardingType.COLUMN_WISE
-    return ParameterSharding(
-        sharding_type=kind.value,
-        compute_kernel=compute_kernel,
-        ranks=[shard.device for shard in shards],
-        sharding_spec=EnumerableShardingSpec(
-            [
-                ShardMetadata(
-                    shard_offsets=[0, shard.column_offset],
-                    shard_sizes=[shard.rows, shard.dim],
-                    placement=placement(device_type, shard.device, local_size),
-                )
-                for shard in shards
-            ]
-        ),
-    )

@@ -1,0 +1,146 @@
+"""The shards of one table as TorchRec's ParameterSharding, and back. Needs torch and torchrec.
+
+A plan may hold any rectangles, TorchRec not. What it would mix up, or put elsewhere, without a word (seen with torchrec 1.8)
+is told here by table, rank and value:
+- of a table's column shards on a rank, all are taken to be as wide as the first;
+- of row shards the n-th goes to rank n, whatever its placement says, and ids go to ranks in blocks of ceil(rows / ranks): what
+  lies elsewhere is looked up in row 0 of another block;
+- where a table's means are of split rows, the sums and means of all tables of its collection that are not split by rows are
+  divided by their numbers of lookups.
+"""
+
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+from torchrec.distributed.sharding_plan import placement
+from torchrec.distributed.types import ParameterSharding, ShardingType
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.table import Table
+from neuroshard.core.text import spanned
+
+
+def shards_by_table(plan: Plan, whose: str) -> dict[str, list[Shard]]:
+    """The shards of each table in TorchRec's order: from left to right, or from the first row down.
+
+    Raises InvalidInput for what TorchRec cannot hold.
+    """
+    tables = {table.name: table for table in plan.task.tables}
+    found = {}
+    for name, shards in plan.by_table().items():
+        if any(shard.rows < tables[name].rows for shard in shards):
+            found[name] = sorted(shards, key=lambda shard: (shard.row_offset, shard.column_offset))
+            check_row_wise(tables[name], found[name], plan.task.devices, whose)
+            if len(shards) < plan.task.devices:
+                raise InvalidInput(
+                    f"table {name!r} has {tables[name].rows:,} rows, in blocks that leave rank {len(shards)} without any, where "
+                    f"FBGEMM's operator can fail; {whose} must keep it whole"
+                )
+        else:
+            found[name] = as_torchrec_can_hold(sorted(shards, key=lambda shard: shard.column_offset), whose)
+    return found
+
+
+def check_row_wise(table: Table, shards: list[Shard], devices: int, whose: str) -> None:
+    """Raise InvalidInput unless the shards, in the order of their rows, are those of TorchRec's ROW_WISE over all ranks."""
+    narrow = next((shard for shard in shards if shard.dim < table.dim), None)
+    if narrow is not None:
+        raise InvalidInput(
+            f"table {table.name!r} is split by rows and by columns (rank {narrow.device} has rows {_rows(narrow)} and columns "
+            f"{spanned(narrow.column_offset, narrow.dim)}); {whose} must split it by one of them for TorchRec"
+        )
+    blocks = [(rank, first, rows) for rank, (first, rows) in enumerate(table.row_blocks(devices)) if rows]
+    for (rank, first, rows), shard in zip(blocks, shards, strict=False):
+        if (shard.device, shard.row_offset, shard.rows) != (rank, first, rows):
+            raise InvalidInput(
+                f"table {table.name!r} has rows {_rows(shard)} of {table.rows:,} on rank {shard.device}, where TorchRec's "
+                f"row-wise sharding has rows {spanned(first, rows)} on rank {rank}; {whose} must split rows over all {devices} "
+                f"ranks in order, {table.row_blocks(devices)[0][1]:,} each"
+            )
+
+
+def _rows(shard: Shard) -> str:
+    return spanned(shard.row_offset, shard.rows)
+
+
+def as_torchrec_can_hold(shards: list[Shard], whose: str) -> list[Shard]:
+    """The column shards of one table, where a rank has several of unequal widths with neighbours on that rank made one.
+
+    TorchRec takes all shards of a table on a rank to be as wide as the first (1.8, `_gen_named_parameters_by_table_fused`):
+    others make it fail, or show a neighbour's weights as theirs. Raises InvalidInput for unequal ones that are not neighbours.
+    """
+    widths: dict[int, set[int]] = {}
+    for shard in shards:
+        widths.setdefault(shard.device, set()).add(shard.dim)
+    joined: list[Shard] = []
+    for shard in shards:
+        last = joined[-1] if joined else None
+        if last and last.device == shard.device and len(widths[shard.device]) > 1:
+            joined[-1] = last.model_copy(update={"dim": last.dim + shard.dim})
+        else:
+            joined.append(shard)
+    for rank in widths:
+        held = [shard for shard in joined if shard.device == rank]
+        if len({shard.dim for shard in held}) > 1:
+            columns = ", ".join(f"{s.column_offset} to {s.column_offset + s.dim}" for s in held)
+            raise InvalidInput(
+                f"table {held[0].table!r} has shards of unequal widths on rank {rank} (columns {columns}), which TorchRec mixes "
+                f"up; {whose} must keep them together or equally wide"
+            )
+    return joined
+
+
+def parameter_sharding(
+    table: Table, shards: list[Shard], device_type: str, compute_kernel: str, local_size: int
+) -> ParameterSharding:
+    """TorchRec's record of one table, of `shards_by_table`: row-wise, or table-wise in one piece, or column-wise in several."""
+    kind = ShardingType.TABLE_WISE if len(shards) == 1 else ShardingType.COLUMN_WISE
+    if shards[0].rows < table.rows:
+        kind = ShardingType.ROW_WISE
+    return ParameterSharding(
+        sharding_type=kind.value,
+        compute_kernel=compute_kernel,
+        ranks=[shard.device for shard in shards],
+        sharding_spec=EnumerableShardingSpec(
+            [
+                ShardMetadata(
+                    shard_offsets=[shard.row_offset, shard.column_offset],
+                    shard_sizes=[shard.rows, shard.dim],
+                    placement=placement(device_type, shard.device, local_size),
+                )
+                for shard in shards
+            ]
+        ),
+    )
+
+
+def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[Shard]:
+    """The shards of one table of a TorchRec plan for so many ranks. Those of no rows are left out.
+
+    Raises InvalidInput where there are none on ranks, and where TorchRec would put them elsewhere than the plan says.
+    """
+    kind = parameter.sharding_type
+    if kind == ShardingType.DATA_PARALLEL.value or not isinstance(parameter.sharding_spec, EnumerableShardingSpec):
+        raise InvalidInput(
+            f"table {table.name!r} is sharded {kind}, without shards on ranks of its own; plans hold each table once"
+        )
+    shards = []
+    before: dict[int, int] = {}  # the rank of the shard above in the same columns
+    for shard in parameter.sharding_spec.shards:
+        (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
+        rank = shard.placement.rank() if shard.placement else None
+        if rank is None:
+            raise InvalidInput(f"table {table.name!r} has a shard at column {column} that is on no rank")
+        if row and column in before and rank != before[column] + 1:
+            raise InvalidInput(
+                f"table {table.name!r} is sharded {kind} with rows {spanned(row, rows)} on rank {rank} after rank "
+                f"{before[column]}, but TorchRec puts row shards on ranks in order, whatever the plan says"
+            )
+        before[column] = rank
+        if rows:
+            shards.append(
+                Shard(table=table.name, row_offset=row, rows=rows, column_offset=column, dim=columns, device=rank)
+            )
+    if kind == ShardingType.ROW_WISE.value:
+        check_row_wise(table, shards, devices, "the sharding plan")
+    return shards

@@ -1,0 +1,53 @@
+"""Processes of a gloo world on this machine, forked, so that what is imported is shared."""
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@contextmanager
+def world(rendezvous: Path, rank: int, ranks: int) -> Iterator[None]:
+    """This process as one rank of a world."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def on_ranks(ranks: int, folder: Path, work: Callable[..., Any], *arguments: object, timeout: float = 300) -> list[Any]:
+    """What `work(rank, ...)` returns on every rank, in order. Raises AssertionError with the traceback of one that fails."""
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [
+        context.Process(target=_rank, args=(rank, ranks, folder / "rendezvous", results, work, arguments), daemon=True)
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    told = {}
+    try:
+        for _ in processes:
+            rank, result, error = results.get(timeout=timeout)
+            assert error is None, f"rank {rank}: {error}"
+            told[rank] = result
+    finally:
+        for process in processes:
+            process.join(10) if len(told) == ranks else process.kill()
+    return [told[rank] for rank in range(ranks)]
+
+
+def _rank(rank: int, ranks: int, rendezvous: Path, results: Any, work: Callable[..., Any], arguments: Any) -> None:
+    try:
+        with world(rendezvous, rank, ranks):
+            results.put((rank, work(rank, *arguments), None))
+            dist.barrier()
+    except BaseException:
+        results.put((rank, None, traceback.format_exc()))
