@@ -9,6 +9,7 @@ from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.text import one_line
 
 TIMEOUT_SECONDS = 30.0
+PASSING = (429, 500, 502, 503, 504)  # statuses of an API, Kubeflow's too, that may answer otherwise when asked again
 
 
 @contextmanager
@@ -36,8 +37,9 @@ def kubernetes_api(doing: str) -> Iterator[Any]:
 
 
 def said(error: Any) -> str:
-    """What the API said when it refused, of all that its answer holds."""
+    """What an API, Kubeflow's too, said when it refused, of all that its answer holds."""
     try:
-        return one_line(json.loads(error.body)["message"])
-    except (TypeError, ValueError, KeyError):
+        body = json.loads(error.body)
+        return one_line(body.get("message") or body.get("error") or error.reason)
+    except (TypeError, ValueError, AttributeError):
         return one_line(error.reason)

@@ -18,7 +18,7 @@ from neuroshard.core.errors import MeasureError, NeuroshardError
 from neuroshard.core.nightly import Job, Work
 from neuroshard.core.text import one_line
 from neuroshard.core.value import decode_json, sha256
-from neuroshard.kube import TIMEOUT_SECONDS, kubernetes_api
+from neuroshard.kube import PASSING, TIMEOUT_SECONDS, kubernetes_api
 from neuroshard.measure.job import run as run_job
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
@@ -117,7 +117,7 @@ def _asked(jobs: Any, where: dict[str, str], name: str) -> Any:
         try:
             return jobs.get_namespaced_custom_object(**where, name=name, _request_timeout=TIMEOUT_SECONDS)
         except (ApiException, HTTPError) as error:
-            passing = not isinstance(error, ApiException) or error.status in (429, 500, 502, 503, 504)
+            passing = not isinstance(error, ApiException) or error.status in PASSING
             if not passing or time.monotonic() - began > PATIENCE_SECONDS:
                 raise
         time.sleep(1.0)

@@ -1,6 +1,5 @@
 """Kubeflow Pipelines by its SDK: runs and recurring runs of the packaged pipeline. The only module here that knows kfp."""
 
-import json
 import os
 import sys
 import warnings
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.text import one_line
+from neuroshard.kube import PASSING, said
 from neuroshard.submit.package import PACKAGE
 
 ENDED = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
@@ -166,8 +166,8 @@ class Kubeflow:
                     "is it the address of its API, and of version 2?"
                 ) from None
             way_out = {401: "; show a token that it takes", 403: "; may this account submit in that namespace?"}
-            told = f"Kubeflow Pipelines answered {error.status}: {_said(error)}{way_out.get(error.status, '')}"
-            kind = NotAnswering if error.status in (429, 500, 502, 503, 504) else NeuroshardError
+            told = f"Kubeflow Pipelines answered {error.status}: {said(error)}{way_out.get(error.status, '')}"
+            kind = NotAnswering if error.status in PASSING else NeuroshardError
             raise kind(f"{self.endpoint}: {told}") from None
         except (HTTPError, OSError) as error:
             raise NotAnswering(f"{self.endpoint}: Kubeflow Pipelines does not answer: {one_line(error)}") from None
@@ -214,12 +214,3 @@ def _recurring(told: Any) -> Recurring:
 
 def _missing(error: ImportError) -> str:
     return f"submitting needs the package {(error.name or 'kfp').partition('.')[0]}: pip install 'neuroshard[pipeline]'"
-
-
-def _said(error: Any) -> str:
-    """What the API said, of all that its answer holds."""
-    try:
-        body = json.loads(error.body)
-        return one_line(body.get("message") or body.get("error") or error.reason)
-    except (TypeError, ValueError, AttributeError):
-        return one_line(error.reason)
