@@ -28,21 +28,28 @@ def trained(
     batch_size: int,
     max_dim: int = 128,
 ) -> Path:
-    """The folder of nets for a pool of tables and some numbers of devices, trained unless they are there. Seeds are 0."""
+    """The folder of nets for a pool of tables and some numbers of devices, trained unless they are there. Seeds are 0.
+
+    Cases are drawn again where the code that draws them is another; only where they come out otherwise are nets trained anew.
+    """
     from neuroshard.augment.run import run as augment
     from neuroshard.measure.run import run as measure
     from neuroshard.pretrain.run import run as pretrain  # torch, which a process that only searches should not load
 
-    code = code_digest(
-        "augment/*.py", "measure/formula.py", "pretrain/*.py", "costmodel/nets.py", "costmodel/features.py"
-    )
-    asked = [[t.digest() for t in tables], list(devices), compute_cases, comm_cases, batch_size, max_dim, code]
-    work = folder / f"nets-{sha256(canonical_json(asked))[:12]}"
-    if not (work / "model" / "model.json").exists():
-        write_tables(work / "tables.json", tuple(tables))
+    asked = [
+        [t.digest() for t in tables],
+        list(devices),
+        compute_cases,
+        comm_cases,
+        max_dim,
+        code_digest("augment/*.py"),
+    ]
+    drawn = folder / f"cases-{sha256(canonical_json(asked))[:12]}"
+    if not (drawn / "cases" / "cases.json").exists():
+        write_tables(drawn / "tables.json", tuple(tables))
         augment(
-            work / "tables.json",
-            work / "cases",
+            drawn / "tables.json",
+            drawn / "cases",
             compute_cases=compute_cases,
             comm_cases=comm_cases,
             devices=tuple(devices),
@@ -50,6 +57,10 @@ def trained(
             max_dim=max_dim,
             seed=0,
         )
-        measure(work / "cases", work / "costs", backend="synthetic", batch_size=batch_size, seed=0)
+    cases = [sha256(path.read_bytes()) for path in sorted((drawn / "cases").iterdir())]
+    code = code_digest("measure/formula.py", "pretrain/*.py", "costmodel/nets.py", "costmodel/features.py")
+    work = folder / f"nets-{sha256(canonical_json([cases, batch_size, code]))[:12]}"
+    if not (work / "model" / "model.json").exists():
+        measure(drawn / "cases", work / "costs", backend="synthetic", batch_size=batch_size, seed=0)
         pretrain(work / "costs", work / "model", seed=0)
     return work / "model"
