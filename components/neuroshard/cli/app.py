@@ -73,6 +73,9 @@ def main() -> None:
     except OSError as error:  # the disk is full, say; no room writes half a file (files/disk.py)
         typer.echo(f"error: {error.filename or 'this machine'}: {error.strerror or error}", err=True)
         sys.exit(1)
+    except MemoryError as error:  # as many cases or devices as no machine holds
+        typer.echo(f"error: not enough memory: {one_line(error) or 'ask for less at once'}", err=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         sys.exit(130)
