@@ -10,6 +10,7 @@ from neuroshard.core.case import CommCase, ComputeCase
 from neuroshard.core.cost import Bench, CommCost, ComputeCost, Costs, Hardware
 from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import Provenance, TrainedCostModel, cost_model
+from neuroshard.costmodel.features import FEATURES
 from neuroshard.costmodel.nets import blank_nets
 from neuroshard.costmodel.report import Errors, Fit, NetReport, Report
 from neuroshard.measure import formula
@@ -80,7 +81,7 @@ def formula_costs(
 
 
 def random_model(*device_counts: int, seed: int = 0) -> TrainedCostModel:
-    """A cost model that knows nothing: every number of its nets is drawn from 0.1 … 1.1."""
+    """A cost model that knows nothing: every number of its nets is drawn from 0.1 … 1.1. It has seen every table."""
     rng = np.random.default_rng(seed)
 
     def drawn(node: Any) -> Any:
@@ -91,6 +92,9 @@ def random_model(*device_counts: int, seed: int = 0) -> TrainedCostModel:
         return None if node is None else node * 0 + 0.1 + rng.random(np.shape(node))
 
     nets = drawn(blank_nets(bool(device_counts)))
+    everything = np.full(len(FEATURES), 1e3)
+    scale = replace(nets.compute.scale, low=-everything, high=everything)
+    nets = replace(nets, compute=replace(nets.compute, scale=scale))
     provenance = Provenance(neuroshard_version="0", seed=seed, compute_cases=0, comm_cases=0)
     return cost_model(
         nets,

@@ -26,6 +26,7 @@ from neuroshard.costmodel.nets import ExchangeNet, Nets
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Report
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
+from neuroshard.costmodel.unseen import unlike_trained
 from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
 from neuroshard.store.bundles import BUNDLE_FILES
 
@@ -110,8 +111,8 @@ class TrainedCostModel:
             )
         return replace(self, batch_size=batch_size)
 
-    def caveats(self, devices: int) -> tuple[str, ...]:
-        """What a plan for so many devices should say: which of its costs lie beyond what was measured."""
+    def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
+        """What a plan of these tables for so many devices should say: which of its costs lie beyond what was measured."""
         found = []
         for what, asked, measured in (
             ("an exchange between {:,} devices", devices, self.manifest.device_counts),
@@ -120,7 +121,7 @@ class TrainedCostModel:
             if measured and asked > 1 and not min(measured) <= asked <= max(measured):
                 known = f"{min(measured):,}" if len(measured) == 1 else f"{min(measured):,} to {max(measured):,}"
                 found.append(f"costs of {what.format(asked)} are extrapolated: {known} were measured")
-        return tuple(found)
+        return (*found, *(unlike_trained(self.nets.compute.scale, tables) if tables else ()))
 
     def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
         """(N,) tables and the widths they are cut to -> (N, K). Not negative."""

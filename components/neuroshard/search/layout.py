@@ -86,7 +86,7 @@ def caveats(problem: Problem, placement: Placement) -> list[str]:
             f"(widest: {dims.max()}); their costs are extrapolated"
         )
     if isinstance(model, TrainedCostModel):
-        notes += model.caveats(problem.devices)
+        notes += model.caveats(problem.devices, problem.task.tables)
     if problem.task.batch_size != model.batch_size:
         notes.append(
             f"costs are predicted for the cost model's batch size {model.batch_size:,}, not for the task's "

@@ -1,0 +1,55 @@
+"""Tables -> in words, how they differ from all that a compute net was trained on: there its predictions are guesses."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuroshard.core.table import Table
+from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS, table_features
+from neuroshard.costmodel.nets import FeatureScale
+
+DOUBLINGS: Final = 1.0  # beyond the measured range of a size; so far nets go on well enough
+SHARE: Final = 0.1  # beyond that of a share of the lookups
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+# A size's feature, and it in words.
+_SIZES: Final[dict[str, Callable[[float], str]]] = {
+    "log2_rows": lambda log2: f"{_number(2**log2)} rows",
+    "log2_pooling_factor": lambda log2: f"{_number(max(2**log2 - 1, 0.0))} lookups a sample",
+}
+# Kinds have no order: a net that saw one alone takes every other for it.
+_KINDS: Final[dict[str, Callable[[float], str]]] = {
+    "log2_element_bytes": lambda log2: "fp32 elements" if log2 > 1 else "fp16 elements",
+    "mean_pooling": lambda mean: "mean pooling" if mean else "sum pooling",
+    "weighted": lambda weighted: "weighted lookups" if weighted else "lookups without weights",
+}
+
+
+def unlike_trained(scale: FeatureScale, tables: Sequence[Table]) -> tuple[str, ...]:
+    """A line for each way in which some of the tables lie outside what the net of this `scale` saw; widths are not looked at."""
+    features = table_features(tables, np.array([table.dim for table in tables], dtype=np.int64), 1)
+    lines = []
+    for name, said in {**_SIZES, **_KINDS}.items():
+        place, margin = FEATURES.index(name), DOUBLINGS if name in _SIZES else 0.0
+        values, low, high = features[:, place], float(scale.low[place]), float(scale.high[place])
+        for beyond in (values < low - margin, values > high + margin):
+            if beyond.any():
+                most = float(values[beyond].max() if values[beyond].max() > high else values[beyond].min())
+                known = said(low) if low == high else f"{said(low).partition(' ')[0]} to {said(high)}"
+                lines.append(f"{_of(beyond)} have {said(most)}; what was measured has {known}")
+    read = np.array([any(table.reuse_bins) for table in tables])
+    shares, low_share, high_share = (array[..., SHARE_COLUMNS] for array in (features, scale.low, scale.high))
+    otherwise = ((shares < low_share - SHARE) | (shares > high_share + SHARE)).any(axis=1) & read
+    if otherwise.any():
+        lines.append(f"{_of(otherwise)} have rows that are read again more or less often than any that was measured")
+    return tuple(f"{line}: their costs are extrapolated" for line in lines)
+
+
+def _of(some: NDArray[np.bool_]) -> str:
+    return f"{int(some.sum()):,} of {len(some):,} tables"

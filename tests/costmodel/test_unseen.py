@@ -1,0 +1,69 @@
+"""Tables far from all that a cost model was trained on are told apart from those that are not."""
+
+import numpy as np
+import pytest
+
+from neuroshard.core.reuse import zipf_bins
+from neuroshard.core.table import Table
+from neuroshard.costmodel.features import table_features
+from neuroshard.costmodel.nets import FeatureScale
+from neuroshard.costmodel.unseen import unlike_trained
+
+
+def table(name: str = "t", rows: int = 10_000, pooling_factor: float = 10.0, **more) -> Table:
+    return Table(name=name, rows=rows, dim=64, pooling_factor=pooling_factor, **more)
+
+
+@pytest.fixture
+def scale() -> FeatureScale:
+    """Of tables of 1,000 to 100,000 rows, 5 to 20 lookups, read uniformly."""
+    seen = [table(rows=rows, pooling_factor=lookups) for rows in (1_000, 100_000) for lookups in (5.0, 20.0)]
+    return FeatureScale.of(table_features(seen, np.full(len(seen), 64), 65536))
+
+
+def test_tables_such_as_were_measured_need_no_word(scale):
+    assert unlike_trained(scale, [table(), table(rows=1_500, pooling_factor=6.0), table(pooling_factor=30.0)]) == ()
+
+
+def test_sizes_beyond_the_measured_range_are_told_with_both(scale):
+    told = unlike_trained(scale, [table(), table("huge", rows=10**9), table("many", pooling_factor=500.0)])
+
+    assert (
+        "1 of 3 tables have 1,000,000,000 rows; what was measured has 1,000 to 100,000 rows: their costs are extrapolated"
+        in told
+    )
+    assert (
+        "1 of 3 tables have 500 lookups a sample; what was measured has 5 to 20 lookups a sample: their costs are extrapolated"
+        in told
+    )
+
+
+def test_the_farthest_of_several_is_told_on_either_side(scale):
+    small = [table(f"t{rows}", rows=rows) for rows in (3, 7, 600)]
+
+    assert unlike_trained(scale, small)[0].startswith("2 of 3 tables have 3 rows; what was measured has 1,000 to")
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ({"element_bytes": 2}, "fp16 elements; what was measured has fp32 elements"),
+        ({"pooling": "mean"}, "mean pooling; what was measured has sum pooling"),
+        ({"weighted": True}, "weighted lookups; what was measured has lookups without weights"),
+    ],
+)
+def test_a_kind_of_table_that_was_not_measured_is_told(scale, kind, told):
+    (line,) = unlike_trained(scale, [table(), table("other", **kind)])
+
+    assert line == f"1 of 2 tables have {told}: their costs are extrapolated"
+
+
+def test_rows_read_again_more_often_are_told_and_a_table_never_read_is_not(scale):
+    skewed = table("skewed", rows=100_000, pooling_factor=5.0, reuse_bins=zipf_bins(100_000, 5.0, 1.5))
+    unread = table("unread", pooling_factor=0.0)
+
+    assert any(
+        line.startswith("1 of 2 tables have rows that are read again")
+        for line in unlike_trained(scale, [table(), skewed])
+    )
+    assert not any("read again" in line for line in unlike_trained(scale, [table(), unread]))
