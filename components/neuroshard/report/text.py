@@ -19,7 +19,7 @@ def plan_text(plan: Plan) -> str:
 
     Of more than 32 devices the slowest are shown.
     """
-    lines = [f"plan {plan.digest()[:12]}: {_size(plan)}"]
+    lines = wrapped(f"plan {plan.digest()[:12]}: {_size(plan)}")
     lines += [*_cost_lines(plan), "", *_device_lines(plan), *_bar_lines(plan), "", *_by_rows_lines(plan)]
     lines += wrapped(_origin(plan))
     for note in plan.provenance.notes:
