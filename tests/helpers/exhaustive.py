@@ -9,39 +9,42 @@ from neuroshard.costmodel.protocol import CostModel, device_costs
 
 
 def optimum_ms(task: ShardingTask, model: CostModel) -> float:
-    """The least cost of any plan that is allowed, from every way to deal tables' columns to devices. Infinite where none is."""
+    """The least cost of any plan that is allowed: every way to deal tables' columns to devices, and blocks of their rows where a
+    search may. Infinite where there is none."""
     constraints = task.constraints
     rules, together = constraints.rules(), {name: group for group in constraints.together for name in group}
-    deals = []
+    by_rows = set(constraints.may_split_rows(task.tables, task.devices))
+    vectors, columns, nbytes = [], [], []  # of each table: (ways, devices, K), (ways, devices) and (ways, devices)
     for table in task.tables:
         least, most = constraints.allowed(rules.get(table.name), table.dim)
         most = 1 if table.name in together else most or task.devices
         rule = rules.get(table.name)
         pinned = range(task.devices) if rule is None or rule.devices is None else rule.devices
         steps = range(table.dim // 4 + 1)
-        widths = (4 * np.array(w) for w in itertools.product(steps, repeat=task.devices) if sum(w) * 4 == table.dim)
-        deals.append(
-            [
-                w
-                for w in widths
-                if (w[w > 0] >= least).all() and (w > 0).sum() <= most and set(np.flatnonzero(w)) <= set(pinned)
-            ]
-        )
-    widths = np.array(list(itertools.product(*deals)), dtype=np.int64)  # plans, tables, devices
-    if not len(widths):
-        return float("inf")
+        widths = [4 * np.array(w) for w in itertools.product(steps, repeat=task.devices) if sum(w) * 4 == table.dim]
+        rectangles = [
+            [(table.rows, int(dim)) for dim in w]
+            for w in widths
+            if (w[w > 0] >= least).all() and (w > 0).sum() <= most and set(np.flatnonzero(w)) <= set(pinned)
+        ]
+        if table.name in by_rows:
+            rectangles.append([(rows, table.dim) for _, rows in table.row_blocks(task.devices)])
+        if not rectangles:
+            return float("inf")
+        flat = [one for way in rectangles for one in way]
+        dims = np.array([dim for _, dim in flat])
+        parts = model.table_vectors([table.part(rows, table.dim) for rows, _ in flat], np.maximum(dims, 4))
+        shape = (len(rectangles), task.devices)
+        vectors.append((parts * (dims > 0)[:, None]).reshape(*shape, -1))
+        columns.append(dims.reshape(shape))
+        nbytes.append(np.array([table.shard_bytes(rows, dim) if dim else 0 for rows, dim in flat]).reshape(shape))
+    ways = np.array(list(itertools.product(*(range(len(one)) for one in columns))))
     names = [table.name for table in task.tables]
     for group in constraints.together:
-        at = widths[:, [names.index(name) for name in group]] > 0
-        widths = widths[(at == at[:, :1]).all(axis=(1, 2))]
-    flat = [table for table in task.tables for _ in range(task.devices)]
-    if not len(widths):
-        return float("inf")
-    vectors = np.stack([model.table_vectors(flat, w.ravel()) * (w.ravel() > 0)[:, None] for w in widths])
-    element = np.array([[table.element_bytes + table.optimizer_bytes_per_element] for table in task.tables])
-    row = np.array([[table.optimizer_bytes_per_row] for table in task.tables])
-    rows = np.array([[table.rows] for table in task.tables])
-    used = (rows * (widths * element + row * (widths > 0))).sum(axis=1)
-    sums = vectors.reshape(*widths.shape, -1).sum(axis=1)
-    cost = np.sum(device_costs(model, sums, widths.sum(axis=1).astype(float)), axis=0).max(axis=-1)
+        at = np.stack([columns[i][ways[:, i]] > 0 for i in map(names.index, group)], axis=1)
+        ways = ways[(at == at[:, :1]).all(axis=(1, 2))]
+    sums, dims, used = (
+        sum(one[ways[:, i]] for i, one in enumerate(of_tables)) for of_tables in (vectors, columns, nbytes)
+    )
+    cost = np.sum(device_costs(model, sums, dims.astype(float)), axis=0).max(axis=-1)
     return float(cost[(used <= task.usable_bytes).all(axis=-1)].min(initial=np.inf))

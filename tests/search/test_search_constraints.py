@@ -94,7 +94,7 @@ def test_a_plan_is_found_wherever_there_is_one_and_the_bound_is_below_the_optimu
     model = AnalyticModel(1024)
     best = optimum_ms(task, model)
     if best == np.inf:
-        with pytest.raises(Infeasible, match=r"short; |no packing exists|has a row"):
+        with pytest.raises(Infeasible, match=r"short; |no packing exists|has a column"):
             search(task, model)
         return
     plan = search(task, model, rounds=2)

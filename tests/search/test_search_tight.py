@@ -100,13 +100,13 @@ def test_too_little_memory_in_all_says_how_much(make_task, model):
     )
 
 
-def test_a_row_that_no_device_can_hold_is_named(make_task, model):
+def test_a_column_that_no_device_can_hold_is_named(make_task, model):
     rows = 2**30
     with pytest.raises(Infeasible) as caught:
         search(make_task([(10, 4, 1.0), (rows, 8, 1.0)], [16] * 4), model)
     assert str(caught.value) == (
-        "table 't1' has a row that no device can hold: its narrowest shard (1,073,741,824 rows x 4 columns, since rows are "
-        "not split yet) needs 20.0 GiB, the largest device has 16.0 GiB; give a device 20.0 GiB or more"
+        "table 't1' has a column that no device can hold: its narrowest shard (1,073,741,824 rows x 4 columns) needs 20.0 GiB, "
+        "the largest device has 16.0 GiB; give a device 20.0 GiB or more, or let it be split by rows (--row-wise)"
     )
 
 
@@ -115,7 +115,7 @@ def test_where_nothing_packs_it_says_what_would_do(make_task, model):
         search(make_task([(2**29, 4, 1.0)] * 3, [18, 18]), model)
     assert str(caught.value) == (
         "no packing exists of 30.0 GiB on devices of 36.0 GiB together: give each device 2.1 GiB more, or use 3 devices "
-        "instead of 2"
+        "instead of 2, or let table 't0' be split by rows (--row-wise)"
     )
 
 

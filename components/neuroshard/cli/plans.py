@@ -62,6 +62,10 @@ def search(
     never_split: Annotated[
         list[str] | None, typer.Option(help="Tables (a name or a pattern) that stay whole; may be repeated.")
     ] = None,
+    row_wise: Annotated[
+        list[str] | None,
+        typer.Option(help="Tables that may be split by rows over all devices, '*' for all; may be repeated."),
+    ] = None,
     pin: Annotated[
         list[str] | None, typer.Option(help="Devices that may hold tables: 'user_*=0,1'; may be repeated.")
     ] = None,
@@ -99,6 +103,7 @@ def search(
             never_split=never_split or (),
             pins=pin or (),
             together=together or (),
+            row_wise=row_wise or (),
         ),
         previous=previous,
         move_budget_bytes=None if move_budget is None else parse_bytes(move_budget),

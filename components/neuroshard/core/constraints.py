@@ -1,24 +1,31 @@
-"""What a plan must respect beyond memory: pins, tables kept together, how far a table may be cut."""
+"""What a plan must respect beyond memory: pins, tables kept together, how far a table may be cut, and whether by rows."""
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from neuroshard.core.table import DIM_STEP
-from neuroshard.core.value import Value
+from neuroshard.core.table import DIM_STEP, Table
+from neuroshard.core.text import counted
+from neuroshard.core.value import Value, without_defaults
 
 LeastDim = Annotated[int, Field(ge=DIM_STEP, multiple_of=DIM_STEP)]
 MostShards = Annotated[int, Field(ge=1)]
 
 
 class TableRule(Value):
-    """What holds for one table: the devices that may hold it, and how far it may be cut. None means no rule of its own."""
+    """What holds for one table: the devices that may hold it, how far it may be cut, and whether a search may split it by rows
+    over all devices instead. None means no rule of its own."""
 
     table: str
     devices: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     min_dim: LeastDim | None = None
     max_shards: MostShards | None = None
+    row_wise: bool | None = None
+
+    @model_serializer(mode="wrap")
+    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(fields(self), {"row_wise": None})
 
     @model_validator(mode="after")
     def _some_device(self) -> Self:
@@ -33,7 +40,8 @@ class Constraints(Value):
     """Rules of a sharding task, table by table.
 
     `reserve_bytes` of every device are not for tables. `min_dim` and `max_shards` hold for tables without a rule of their own;
-    a table of fewer columns than `min_dim` stays whole. The tables of each set in `together` lie whole on one device.
+    a table of fewer columns than `min_dim` stays whole. The tables of each set in `together` lie whole on one device. `row_wise`
+    lets a search split any table by rows over all devices that no other rule keeps from it; it forbids no plan.
     """
 
     reserve_bytes: Annotated[int, Field(ge=0)] = 0
@@ -41,6 +49,11 @@ class Constraints(Value):
     max_shards: MostShards | None = None
     tables: tuple[TableRule, ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
+    row_wise: bool = False
+
+    @model_serializer(mode="wrap")
+    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(fields(self), {"row_wise": False})
 
     def check(self, names: Collection[str], device_memory_bytes: Collection[int]) -> None:
         """Raise ValueError for a table or device that is not there, and for rules that contradict each other."""
@@ -60,7 +73,29 @@ class Constraints(Value):
                 raise ValueError(
                     f"table {rule.table!r} is pinned to device {max(rule.devices)}, but there are {devices}"
                 )
+            if rule.row_wise:
+                self._check_row_wise(rule, devices)
+        if self.row_wise and self.max_shards is not None and self.max_shards < devices:
+            raise ValueError(
+                f"all tables may be split by rows, over all {devices} devices, and have "
+                f"{counted(self.max_shards, 'shard')} at most; say one of them"
+            )
         self._check_together(known)
+
+    def _check_row_wise(self, rule: TableRule, devices: int) -> None:
+        most = self.max_shards if rule.max_shards is None else rule.max_shards
+        for what, so in (
+            (
+                f"is pinned to {len(rule.devices or ())} of them",
+                rule.devices is not None and len(rule.devices) < devices,
+            ),
+            (f"may have {counted(most or 0, 'shard')} at most", most is not None and most < devices),
+            ("is kept together with others", any(rule.table in group for group in self.together)),
+        ):
+            if so:
+                raise ValueError(
+                    f"table {rule.table!r} may be split by rows, over all {devices} devices, but {what}; say one of them"
+                )
 
     def _check_together(self, known: Collection[str]) -> None:
         pins = {rule.table: set(rule.devices) for rule in self.tables if rule.devices is not None}
@@ -88,6 +123,28 @@ class Constraints(Value):
         least = rule.min_dim if rule and rule.min_dim is not None else self.min_dim
         most = rule.max_shards if rule and rule.max_shards is not None else self.max_shards
         return min(least, dim), most
+
+    def may_split_rows(self, tables: Collection[Table], devices: int) -> list[str]:
+        """Names of the tables that may be split by rows over so many devices, and have rows for all of them.
+
+        Not those whose rows are averaged: TorchRec (1.8) then divides what whole tables give as well (client/torchrec_shards.py).
+        """
+        rules, kept = self.rules(), {name for group in self.together for name in group}
+
+        def may(table: Table) -> bool:
+            rule = rules.get(table.name)
+            if not (self.row_wise if rule is None or rule.row_wise is None else rule.row_wise):
+                return False
+            most = self.allowed(rule, table.dim)[1]
+            everywhere = rule is None or rule.devices is None or len(rule.devices) == devices
+            return (
+                everywhere
+                and (most is None or most >= devices)
+                and table.pooling == "sum"
+                and table.has_rows_for(devices)
+            )
+
+        return [table.name for table in tables if devices > 1 and table.name not in kept and may(table)]
 
 
 def _check_known(name: str, known: Collection[str], where: str) -> None:

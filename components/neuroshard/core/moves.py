@@ -43,6 +43,13 @@ def moved_bytes(old: Plan, new: Plan) -> int:
     return sum(move.nbytes for move in moves(old, new) if move.from_device is not None)
 
 
+def arriving_bytes(table: Table, before: Sequence[Shard], after: Sequence[Shard]) -> int:
+    """The same of one table, from its shards of before to those of after."""
+    held = _Held(before)
+    arriving = (move for shard in after for move in _arriving(shard, table, held))
+    return sum(move.nbytes for move in arriving if move.from_device is not None)
+
+
 def bytes_by_device(found: Iterable[Move], devices: int) -> dict[str, list[int]]:
     """Bytes that so many devices must get from others (`arriving`), give to others (`leaving`) and make anew (`made`)."""
     sums = {name: [0] * devices for name in ("arriving", "leaving", "made")}

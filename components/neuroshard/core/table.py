@@ -143,6 +143,10 @@ class Table(Value):
         firsts = [min(device * block, self.rows) for device in range(devices)]
         return [(first, min(block, self.rows - first)) for first in firsts]
 
+    def has_rows_for(self, devices: int) -> bool:
+        """Whether none of these blocks is empty."""
+        return -(-self.rows // devices) * (devices - 1) < self.rows
+
     @property
     def weight_bytes(self) -> int:
         return self.rows * self.dim * self.element_bytes

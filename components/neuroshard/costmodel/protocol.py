@@ -47,8 +47,9 @@ class CostModel(Protocol):
         """True where a search may draw lower bounds from it.
 
         Then vectors are not negative; `compute_ms` is convex and falls with no component; and for a fixed number of
-        devices the exchange of each without its waiting is convex in the dims of all, and stays what it is where the others are
-        numbered otherwise. So all together take least where they hold the same dims, and one where all others do.
+        devices the exchange of each without its waiting is convex in the dims of all, falls with none of them, and stays what
+        it is where the others are numbered otherwise. So all together take least where they hold the same dims, and one where
+        all others do.
         Waiting is added by rule: forward = (latest start - own start) + transfer.
         """
 

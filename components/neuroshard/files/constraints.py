@@ -1,7 +1,7 @@
 """constraints.json and the flags beside it -> the constraints of a task. Tables are named by patterns, as of files in a shell.
 
-{"reserve": "2GiB", "min_dim": 16, "tables": [{"match": "user_*", "devices": [0, 1], "split": false}],
- "together": [["user_id", "user_history"]]}
+{"reserve": "2GiB", "min_dim": 16, "tables": [{"match": "user_*", "devices": [0, 1], "split": false},
+ {"match": "item_*", "row_wise": true}], "together": [["user_id", "user_history"]]}
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,15 @@ Pattern = Annotated[str, Field(min_length=1)]
 
 
 class MatchedRule(Value):
-    """What holds for all tables whose names match. `split: false` is one shard at most."""
+    """What holds for all tables whose names match. `split: false` is one shard at most; `row_wise: true` lets a search split them
+    by rows over all devices."""
 
     match: Pattern
     devices: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     split: bool = True
     min_dim: LeastDim | None = None
     max_shards: MostShards | None = None
+    row_wise: bool | None = None
 
     @model_validator(mode="after")
     def _whole_is_one_shard(self) -> Self:
@@ -37,6 +39,8 @@ class MatchedRule(Value):
             raise ValueError(
                 f"{self.match!r} is never to be split, and may have {self.max_shards} shards; say one of them"
             )
+        if not self.split and self.row_wise:
+            raise ValueError(f"{self.match!r} is never to be split, and may be split by rows; say one of them")
         return self
 
 
@@ -47,6 +51,7 @@ class ConstraintsFile(Value):
     reserve: str | int = 0
     min_dim: LeastDim = DIM_STEP
     max_shards: MostShards | None = None
+    row_wise: bool = False
     tables: tuple[MatchedRule, ...] = ()
     together: tuple[tuple[Pattern, ...], ...] = ()
 
@@ -66,16 +71,22 @@ def with_flags(
     never_split: Sequence[str] = (),
     pins: Sequence[str] = (),
     together: Sequence[str] = (),
+    row_wise: Sequence[str] = (),
 ) -> ConstraintsFile:
-    """The file with flags of the command line on top. Pins are `PATTERN=0,1`, sets kept together `PATTERN,PATTERN`."""
+    """The file with flags of the command line on top. Pins are `PATTERN=0,1`, sets kept together `PATTERN,PATTERN`.
+
+    `row_wise` of `*` is for all tables that no other rule keeps from it; of other patterns it contradicts such rules.
+    """
     rules = [{"match": pattern, "split": False} for pattern in never_split]
+    rules += [{"match": pattern, "row_wise": True} for pattern in row_wise if pattern != "*"]
     rules += [{"match": pattern, "devices": devices} for pattern, devices in map(_pin, pins)]
     changed: dict[str, Any] = {
         **given.model_dump(),
         "tables": [*given.tables, *rules],
         "together": [*given.together, *(tuple(names.split(",")) for names in together)],
     }
-    for name, value in (("reserve", reserve), ("min_dim", min_dim), ("max_shards", max_shards)):
+    by_rows = True if "*" in row_wise else None
+    for name, value in (("reserve", reserve), ("min_dim", min_dim), ("max_shards", max_shards), ("row_wise", by_rows)):
         if value is not None:
             changed[name] = value
     try:
@@ -91,7 +102,7 @@ def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Cons
     said: dict[tuple[str, str], str] = {}
     for rule in given.tables:
         shards = rule.max_shards if rule.split else 1
-        fields = {"devices": rule.devices, "min_dim": rule.min_dim, "max_shards": shards}
+        fields = {"devices": rule.devices, "min_dim": rule.min_dim, "max_shards": shards, "row_wise": rule.row_wise}
         for name in _matching(rule.match, names, where):
             for field, value in fields.items():
                 if value is None:
@@ -112,6 +123,7 @@ def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Cons
             reserve_bytes=given.reserve if isinstance(given.reserve, int) else parse_bytes(given.reserve),
             min_dim=given.min_dim,
             max_shards=given.max_shards,
+            row_wise=given.row_wise,
             tables=tuple(TableRule(table=name, **rules[name]) for name in names if name in rules),
             together=tuple(group for group in groups if len(group) > 1),
         )

@@ -9,7 +9,9 @@ from neuroshard.core.errors import Infeasible
 from neuroshard.progress import progress
 from neuroshard.search.baselines import KEYS
 from neuroshard.search.beam import PAPER, Width, beam_search
+from neuroshard.search.by_rows import row_plans, turned
 from neuroshard.search.feasibility import any_plan, misfit
+from neuroshard.search.held import Held
 from neuroshard.search.improve import improve, trusted
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.start import first_plans, resumed
@@ -21,6 +23,7 @@ ROUNDS_AT_MOST = 10**6  # where one does
 FIRST_ROUNDS = 2  # before the published search is asked as well
 BEAM_AT_MOST = 6400  # tables x devices: 400 x 16, some 1.5 s
 STARTS = 1  # first plans that are descended from
+COLUMNS_SHARE = 0.3  # of a time budget, for plans by columns alone, where tables may be split by rows
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,21 @@ Search = Callable[[Problem, Effort, np.random.Generator, Watch], Placement]  # r
 
 
 def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> Placement:
+    """The best plan by columns, and where tables may be split by rows, the best with some of them so, if it is worth it."""
+    if not len(problem.row_blocks.items):
+        return _columns(problem, effort, rng, watch).placement
+    with watch.sharing(COLUMNS_SHARE):
+        columns = _columns(problem, effort, rng, watch)
+    bound_to_stay = problem.held is not None and problem.held.budget_bytes is not None
+    plans = [columns] if bound_to_stay else [*row_plans(problem), columns]
+    total, unit = (effort.rounds, "rounds") if watch.budget_s is None else (watch.budget_s, "s")
+    with progress("search by rows", total=total, unit=unit) as bar:
+        watch.bar = bar
+        found = improve(plans, effort.rounds, rng, watch, turned)
+    return trusted([*found, columns], columns).placement
+
+
+def _columns(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> State:
     """Greedy placements in lockstep, or any packing that fits; the cheapest are improved by local search."""
     plans = starts(problem)
     at_most_ms = (
@@ -45,7 +63,7 @@ def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch
         watch.bar = bar
         found = improve(plans, min(effort.rounds, FIRST_ROUNDS), rng, watch)
         if not effort.rounds:
-            return trusted(found, at_most_ms=at_most_ms).placement
+            return trusted(found, at_most_ms=at_most_ms)
         # the published search cuts otherwise; where it is quick, its plan is worth going on from, and a floor
         published = None
         if problem.held is None and problem.devices * len(problem.whole) <= BEAM_AT_MOST and not watch.expired:
@@ -55,7 +73,7 @@ def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch
             published = State(problem, problem.widths(placed)) if placed.fits else None
         begins = found[:1] if published is None else [found[0], published]
         found += improve(begins, max(effort.rounds - FIRST_ROUNDS, 0), rng, watch)
-        return trusted(found, published, at_most_ms).placement
+        return trusted(found, published, at_most_ms)
 
 
 def at_least(
@@ -76,13 +94,20 @@ def starts(problem: Problem) -> Sequence[State]:
     Raises Infeasible with what is missing where there is none, or none is found, or more would have to move than may.
     """
     held = problem.held
-    there = None if held is None else resumed(problem, held.widths())
+    there = None if held is None else _where_it_lies(problem, held)
     if held is not None and held.budget_bytes is not None:
-        there = there or State(problem, any_plan(problem))
-        held.check(there.widths)
+        there = there or State(*any_plan(problem))
+        assert there.problem.held is not None
+        there.problem.held.check(there.widths)
         return [there]
     plans = [*([there] if there else []), *first_plans(problem, STARTS)]
-    return plans or [State(problem, any_plan(problem))]
+    return plans or [State(*any_plan(problem))]
+
+
+def _where_it_lies(problem: Problem, held: Held) -> State | None:
+    """The plan to start from, as far as it is one still; None where there is no room."""
+    there = problem.with_rows(held.by_rows)
+    return resumed(problem, held.widths()) if there is None else resumed(there, held.widths())
 
 
 def paper(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> Placement:

@@ -6,6 +6,9 @@ is below it, and the sum that is cheapest along the tangent is found table by ta
 
 Parts are left out that no device has memory for, and those that by themselves take longer than some cost: no plan of that cost
 has any of them. If what is left cannot be had for that cost, there is no such plan. The highest such cost is the bound.
+
+A table that may be split by rows has one choice more: its blocks on all devices. Their columns, more than those of the table
+whole, add to the exchanges what a tangent of these says, which is below them.
 """
 
 from dataclasses import dataclass
@@ -27,6 +30,12 @@ ASSUMPTIONS = (
     "and the same however these are numbered, and waiting is added by rule",
     "columns are cut in steps of 4, rows are not cut; of memory, only what a single shard needs is looked at",
 )
+ASSUMPTIONS_BY_ROWS = (
+    "the cost model's compute cost is convex and grows with every vector, its exchanges are convex in the columns of all "
+    "devices, fall with none of them, are the same however the devices are numbered, and waiting is added by rule",
+    "columns are cut in steps of 4, rows into a block a device and only of tables for which that is allowed; of memory, only "
+    "what a single shard needs is looked at",
+)
 NOT_CONVEX = "nothing is proven: the cost model is not known to be convex"
 
 
@@ -43,7 +52,8 @@ def lower_bound(problem: Problem, plan: State) -> Bound:
     if not problem.model.convex:
         return Bound(None, (NOT_CONVEX,))
     problem.price(np.arange(1, len(problem.item)))
-    return Bound(_Proof(problem, plan).bound_ms(plan.cost), ASSUMPTIONS)
+    why = ASSUMPTIONS_BY_ROWS if len(problem.row_blocks.items) else ASSUMPTIONS
+    return Bound(_Proof(problem, plan).bound_ms(plan.cost), why)
 
 
 class _Proof:
@@ -51,14 +61,14 @@ class _Proof:
 
     def __init__(self, problem: Problem, plan: State) -> None:
         self.problem = problem
-        even = np.full(problem.devices, float(problem.dims[problem.whole].sum()) / problem.devices)
-        forward, backward = transfers(problem, even)
+        forward, backward = transfers(problem, np.full(problem.devices, problem.mean_columns))
         self.ahead, self.back = float(forward.mean()), float(backward.mean())
         alone = np.where(np.arange(len(problem.item)) > 0, problem.model.compute_ms(problem.vectors), 0.0)
         self.alone: Floats = alone + _own_backward_ms(problem, problem.dims)
         largest = np.where(problem.allowed, problem.memory, 0).max(axis=1)[problem.item]
         self.fits = (problem.nbytes <= largest) & (problem.units >= problem.least[problem.item]) & (problem.units > 0)
         self.start = plan.sums.mean(axis=0)
+        self.rows = _Rows(problem) if len(problem.row_blocks.items) else None
 
     def bound_ms(self, cost_ms: float) -> float:
         """The bound, where there is a plan of `cost_ms`.
@@ -85,13 +95,20 @@ class _Proof:
         wide = np.flatnonzero((problem.units >= narrowest[problem.item]) & self.fits)
         least = np.full(len(problem.whole), np.inf)
         np.minimum.at(least, problem.item[wide], self.alone[wide])
+        if self.rows is not None:
+            least[self.rows.items] = np.minimum(least[self.rows.items], self.rows.alone)
         return float(least.max()) + self.ahead
 
     def _even(self, cost_ms: float, enough: float) -> float:
         """What plans of at most `cost_ms` cost at least, were all devices alike. Tangents are tried until one shows `enough`."""
         problem, model, devices = self.problem, self.problem.model, self.problem.devices
         possible = self.fits & (self.alone <= (cost_ms - self.ahead) * (1 + 1e-9))
-        if not np.logical_or.reduceat(possible[1:], problem.first).all():
+        some_part = np.logical_or.reduceat(possible[1:], problem.first)
+        by_rows = None
+        if self.rows is not None:
+            by_rows = self.rows.alone <= (cost_ms - self.ahead) * (1 + 1e-9)
+            some_part[self.rows.items[by_rows]] = True
+        if not some_part.all():
             return np.inf
         point, best, slope, vain = self.start, 0.0, np.full_like(self.start, np.nan), 0
         for step in range(TANGENTS):
@@ -99,15 +116,73 @@ class _Proof:
             if not np.array_equal(slope, before):  # else it is the same tangent: heads are linear in pieces
                 if vain == VAIN or best > enough:
                     break
-                cheapest, sums = _cheapest_cuts(problem, slope, possible)
-                if cheapest == np.inf:
-                    return np.inf
+                cuts = _cheapest_cuts(problem, slope, possible)
+                sums = cuts.sums
                 intercept = float(model.compute_ms(point)) - float(slope @ point)
-                bound = _over_devices(intercept, cheapest, devices, self.back) + self.ahead
+                bound = _over_devices(intercept, cuts.total, devices, self.back) + self.ahead
+                if by_rows is not None and self.rows is not None:
+                    cheapest, sums = self.rows.instead(problem, cuts, slope, by_rows)
+                    bound = min(bound, intercept + cheapest / devices + self.back + self.ahead)
+                if bound == np.inf:
+                    return np.inf
                 vain = 0 if bound > best * (1 + LEAST_GAIN) else vain + 1
                 best = max(best, bound)
             point = point + (sums / devices - point) * (2 / (step + 3))
         return best
+
+
+@dataclass(frozen=True)
+class _Cuts:
+    """The cheapest cuts of all items: their total, infinite where an item has none, and their sum of vectors (K,).
+
+    They are of so many `times` (S,) each of the `shards` (S,); `none` are the items that have no cut.
+    """
+
+    total: float
+    sums: Floats
+    shards: Ints
+    times: Floats
+    none: Ints
+
+
+class _Rows:
+    """Splitting by rows as a choice for each item that may be so: all its blocks on all devices at once.
+
+    Of each: `alone` (P,), ms of the larger block and its columns on a device of its own, infinite where there is no room;
+    `vectors` (P, K), summed over its blocks; and `exchange` (P,), ms that its columns add, summed over all devices.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        blocks, devices = problem.row_blocks, problem.devices
+        self.items = blocks.items
+        alone: Floats = problem.model.compute_ms(blocks.vectors).max(axis=1) + _own_backward_ms(problem, blocks.dims)
+        fits = (blocks.nbytes[:, 0] <= problem.memory[:-1].min()) & (blocks.nbytes[:, 1] <= problem.memory[-1])
+        self.alone: Floats = np.where(fits, alone, np.inf)
+        self.vectors: Floats = blocks.vectors[:, 0] * (devices - 1) + blocks.vectors[:, 1]
+        self.exchange: Floats = ((devices - 1) * _a_column_ms(problem)) * blocks.dims.astype(np.float64)
+
+    def instead(
+        self, problem: Problem, cuts: _Cuts, slope: Floats, possible: NDArray[np.bool_]
+    ) -> tuple[float, Floats]:
+        """The total, and the sum of vectors, where each item is cut or split by rows, whichever is cheaper."""
+        item, price = problem.item[cuts.shards], np.zeros(len(problem.whole))
+        np.add.at(price, item, problem.vectors[cuts.shards] @ slope * cuts.times)
+        price[cuts.none] = np.inf
+        by_rows = np.where(possible, self.vectors @ slope + self.exchange, np.inf)
+        better = by_rows < price[self.items]
+        price[self.items[better]] = by_rows[better]
+        kept = np.where(np.isin(item, self.items[better]), 0.0, cuts.times)
+        return float(price.sum()), kept @ problem.vectors[cuts.shards] + self.vectors[better].sum(axis=0)
+
+
+def _a_column_ms(problem: Problem) -> float:
+    """What a column more on every device adds to both exchanges at least, where all hold as many: what the last of those that
+    they hold added, since exchanges are convex."""
+    even = np.full((2, problem.devices), problem.mean_columns)
+    even[0] *= 0.99
+    forward, backward = transfers(problem, even)
+    both = (forward + backward).mean(axis=-1)
+    return max(float(both[1] - both[0]) / (0.01 * problem.mean_columns) * (1 - 1e-6), 0.0)
 
 
 def _own_backward_ms(problem: Problem, dims: Ints) -> Floats:
@@ -148,8 +223,8 @@ def _over_devices(intercept: float, total: float, devices: int, back: float) -> 
     return float(np.maximum(all_devices, used_alone).min())
 
 
-def _cheapest_cuts(problem: Problem, slope: Floats, possible: NDArray[np.bool_]) -> tuple[float, Floats]:
-    """The cheapest way to cut every item where a part costs `slope` times its vector: the total, and the sum of vectors.
+def _cheapest_cuts(problem: Problem, slope: Floats, possible: NDArray[np.bool_]) -> _Cuts:
+    """The cheapest way to cut every item where a part costs `slope` times its vector.
 
     Where no part is cheaper a column than the item whole, whole is cheapest. The others are cut by dynamic programming, up to
     CUT_EXACTLY units wide; wider ones as if they were made of their cheapest part a column, be it in fractions.
@@ -163,24 +238,27 @@ def _cheapest_cuts(problem: Problem, slope: Floats, possible: NDArray[np.bool_])
     wide = ~kept & (problem.widest > CUT_EXACTLY)
 
     best = np.lexsort((a_unit, problem.item))[np.searchsorted(problem.item, np.arange(len(whole)))]
-    shares = np.where(kept, 1.0, problem.widest / np.maximum(problem.units[best], 1))
+    shares = np.where(kept, 1.0, problem.widest / np.maximum(problem.units[best], 1))[kept | wide]
     counted = np.where(kept, whole, best)[kept | wide]
-    total = float(price[counted] @ shares[kept | wide])
-    sums: Floats = shares[kept | wide] @ problem.vectors[counted]
+    total = float(price[counted] @ shares)
+    sums: Floats = shares @ problem.vectors[counted]
+    chosen, none = [counted], [np.flatnonzero(wide & ~np.isfinite(least))]
 
     limit = np.where(problem.most * problem.least < problem.widest, problem.most, 0)
     for most in sorted(set(limit[~kept & ~wide].tolist())):
         items = np.flatnonzero(~kept & ~wide & (limit == most))
-        shards = _cut(price, problem.first[items], problem.least[items], problem.widest[items], most)
-        if shards is None:
-            return np.inf, sums
+        shards, able = _cut(price, problem.first[items], problem.least[items], problem.widest[items], most)
         total += float(price[shards].sum())
         sums += problem.vectors[shards].sum(axis=0)
-    return total, sums
+        chosen.append(shards)
+        none.append(items[~able])
+    without, parts = np.concatenate(none), np.concatenate(chosen)
+    times = np.append(shares, np.ones(len(parts) - len(shares)))
+    return _Cuts(np.inf if len(without) else total, sums, parts, times, without)
 
 
-def _cut(price: Floats, first: Ints, least: Ints, widest: Ints, most: int) -> Ints | None:
-    """The shards of the cheapest cuts of all items, of at most `most` parts each; 0 is no limit. None where one has no cut."""
+def _cut(price: Floats, first: Ints, least: Ints, widest: Ints, most: int) -> tuple[Ints, NDArray[np.bool_]]:
+    """The shards of the cheapest cuts of items, of at most `most` parts each; 0 is no limit. And which items have a cut."""
     layers, units_most = most or 1, int(widest.max())
     cost = np.full((layers + 1, units_most + 1, len(first)), np.inf)
     last = np.zeros((layers + 1, units_most + 1, len(first)), dtype=np.int64)
@@ -194,13 +272,13 @@ def _cut(price: Floats, first: Ints, least: Ints, widest: Ints, most: int) -> In
             tried[part < least[some]] = np.inf
             last[layer, units, some] = tried.argmin(axis=0) + 1
             cost[layer, units, some] = tried.min(axis=0)
-    if not np.isfinite(cost[layers, widest, np.arange(len(first))]).all():
-        return None
+    at = np.arange(len(first))
+    able = np.isfinite(cost[layers, widest, at])
     shards: list[Ints] = []
-    left, at = widest.copy(), np.arange(len(first))
+    left = np.where(able, widest, 0)
     while (left > 0).any():
         layer = layers - len(shards) if most else layers
         wide = np.where(left > 0, last[layer, left, at], 0)
         shards.append((first + wide)[left > 0])
         left = left - wide
-    return np.concatenate(shards)
+    return np.concatenate(shards) if shards else np.zeros(0, dtype=np.int64), able

@@ -1,5 +1,8 @@
 """Can the tables fit the devices at all, and if not, what is missing and what would do: one line with the numbers."""
 
+from collections.abc import Iterator
+from itertools import combinations
+
 import numpy as np
 
 from neuroshard.core.errors import Infeasible
@@ -12,6 +15,7 @@ from neuroshard.search.problem import Placement, Problem, Widths
 # Column shards repeat the optimizer's bytes of a row, at worst 9 x the memory; so all sums of bytes stay below 2^62.
 MAX_TOTAL_BYTES = 2**58
 DEVICES_SHOWN = 8
+TRIED_BY_ROWS = 6  # tables that may be split by rows, of which every set is tried where memory is tight
 
 
 def check_feasible(task: ShardingTask) -> None:
@@ -24,13 +28,19 @@ def check_feasible(task: ShardingTask) -> None:
         )
     if need > MAX_TOTAL_BYTES:
         raise Infeasible(f"tables need {format_bytes(need)}; a search counts up to {format_bytes(MAX_TOTAL_BYTES)}")
-    narrow = max(task.tables, key=lambda table: table.shard_bytes(table.rows, DIM_STEP))
+    by_rows = set(task.constraints.may_split_rows(task.tables, task.devices))
+    whole_rows = [table for table in task.tables if table.name not in by_rows]
+    narrow = max(whole_rows, key=lambda table: table.shard_bytes(table.rows, DIM_STEP), default=None)
+    if narrow is None:
+        return
     least, largest = narrow.shard_bytes(narrow.rows, DIM_STEP), max(task.device_memory_bytes)
     if least > largest:
+        block = narrow.shard_bytes(narrow.row_blocks(task.devices)[0][1], narrow.dim)
+        by_rows_fits = narrow.has_rows_for(task.devices) and block <= min(task.device_memory_bytes)
         raise Infeasible(
-            f"table {narrow.name!r} has a row that no device can hold: its narrowest shard ({narrow.rows:,} rows x "
-            f"{DIM_STEP} columns, since rows are not split yet) needs {format_bytes(least)}, the largest device has "
-            f"{format_bytes(largest)}; give a device {format_bytes(least)} or more"
+            f"table {narrow.name!r} has a column that no device can hold: its narrowest shard ({narrow.rows:,} rows x "
+            f"{DIM_STEP} columns) needs {format_bytes(least)}, the largest device has {format_bytes(largest)}; give a device "
+            f"{format_bytes(least)} or more{', or let it be split by rows (--row-wise)' * by_rows_fits}"
         )
 
 
@@ -49,17 +59,49 @@ def misfit(problem: Problem, placement: Placement) -> str:
     )
 
 
-def any_plan(problem: Problem) -> Widths:
-    """Units of every item on every device that fit. Raises Infeasible with the way out where nothing does, or is found."""
-    try:
-        widths = pack(problem)
-    except GaveUp:
-        widths, why = None, "no packing found"
-    else:
-        why = "no packing exists"
-    if widths is None:
-        raise Infeasible(f"{why} of {_amount(problem)}: {way_out(problem)}")
-    return widths
+def any_plan(problem: Problem) -> tuple[Problem, Widths]:
+    """Units of every item on every device that fit, in the problem or one with tables split by rows, where they may be.
+
+    Raises Infeasible with the way out where nothing fits, or is found.
+    """
+    why, splittable = "no packing exists", len(problem.row_blocks.items)
+    if splittable and (found := quick_plan(problem)):
+        return found
+    for there in _all_by_rows(problem) if splittable <= TRIED_BY_ROWS else iter([problem]):
+        try:
+            widths = pack(there)
+        except GaveUp:
+            widths, why = None, "no packing found"
+        if widths is not None:
+            return there, widths
+    if splittable > TRIED_BY_ROWS:
+        why = "no packing found"
+    raise Infeasible(f"{why} of {_amount(problem)}: {way_out(problem)}")
+
+
+def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
+    """The same by a few greedy orders: by columns, or with as few of the largest tables by rows as will do."""
+    blocks = problem.row_blocks
+    largest, count = blocks.items[np.argsort(-blocks.nbytes.sum(axis=1), kind="stable")], 0
+    while count <= len(largest):
+        there = problem.with_rows(largest[:count])
+        if there is None:
+            break
+        widths = fill(there)
+        if widths is not None:
+            return there, widths
+        count = min(count + max(1, count // 4), max(len(largest), count + 1))
+    return None
+
+
+def _all_by_rows(problem: Problem) -> Iterator[Problem]:
+    """The problem with every set of its tables by rows for which there is room, the smallest sets first."""
+    items = problem.row_blocks.items
+    for count in range(len(items) + 1):
+        for chosen in combinations(items.tolist(), count):
+            there = problem.with_rows(np.array(chosen, dtype=np.int64))
+            if there is not None:
+                yield there
 
 
 def _amount(problem: Problem) -> str:
@@ -76,11 +118,13 @@ def way_out(problem: Problem) -> str:
     if devices := _more_devices(problem):
         outs.append(f"use {devices} devices instead of {problem.devices}")
     outs += [f"let {name} be {what}" for name, what in _looser(problem)]
+    if by_rows := _by_rows(problem):
+        outs.append(by_rows)
     return ", or ".join(outs) if outs else "add devices or memory"
 
 
 def _fits(task: ShardingTask, problem: Problem) -> bool:
-    return fill(Problem(task, problem.model)) is not None
+    return quick_plan(Problem(task, problem.model)) is not None
 
 
 def _with_memory(task: ShardingTask, memory: tuple[int, ...]) -> ShardingTask:
@@ -110,6 +154,20 @@ def _more_devices(problem: Problem) -> int | None:
         if _fits(_with_memory(problem.task, memory + (min(memory),) * more), problem):
             return len(memory) + more
     return None
+
+
+def _by_rows(problem: Problem) -> str | None:
+    """That tables may be split by rows, where they pack so and may not."""
+    task, constraints = problem.task, problem.task.constraints
+    allowed = constraints.model_copy(update={"row_wise": True, "max_shards": None})
+    if constraints.row_wise or constraints.max_shards is not None:
+        return None
+    found = quick_plan(Problem(task.model_copy(update={"constraints": allowed}), problem.model))
+    if found is None:
+        return None
+    items = found[0].by_rows.tolist()
+    names = found[0].name(items[0]) if len(items) == 1 else f"{len(items)} tables ({found[0].name(items[0])}, …)"
+    return f"let {names} be split by rows (--row-wise)"
 
 
 def _looser(problem: Problem) -> list[tuple[str, str]]:

@@ -36,17 +36,22 @@ def place(
     memory: Ints,
     weigh: Weigh,
     allowed: NDArray[np.bool_] | None = None,
+    base: tuple[Floats, int] | None = None,
 ) -> Placed:
     """Place S shards, in their order, in B x G rows.
 
     vectors (B, S, K), dims (B, S) in columns, nbytes (B, S) and the devices that are `allowed` (B, S, D) describe the shards;
     caps (B, G) is how many columns a device may hold, memory (D,) how many bytes. Among equally light devices the one with the
     most free memory is taken, then the first. A shard of no columns changes nothing, so orders of different lengths
-    may be padded.
+    may be padded. `base` is what lies on the devices beforehand: vectors (D, K), and columns on each.
     """
     (batch, grid), (steps, depth) = caps.shape, vectors.shape[1:]
     rows, count = batch * grid, len(memory)
     sums, load, columns = np.zeros((rows * count, depth)), np.zeros((rows, count)), np.zeros((rows, count))
+    if base is not None and base[1]:
+        sums += np.tile(base[0], (rows, 1))
+        load += weigh(base[0])
+        columns += base[1]
     free = np.broadcast_to(memory, (rows, count)).copy()
     devices = np.empty((steps, rows), dtype=np.int64)
     fits, excess = np.ones(rows, dtype=bool), np.zeros(rows)
@@ -92,7 +97,7 @@ def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats) -> tuple[
     """
     longest = max(map(len, lists))
     orders = np.stack([np.pad(shards, (0, longest - len(shards))) for shards in lists])
-    caps = problem.dims[problem.whole].sum() / problem.devices * caps
+    caps = problem.mean_columns * caps
     placed = place(
         problem.vectors[orders],
         problem.dims[orders],
@@ -101,6 +106,7 @@ def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats) -> tuple[
         problem.memory,
         problem.model.compute_ms,
         None if problem.free_to_go else problem.allowed[problem.item[orders]] | (orders == 0)[..., None],
+        (problem.base, problem.base_dims),
     )
     forward, backward = exchange_costs(problem.model, placed.load, placed.dims)
     return placed, np.where(placed.fits, (placed.load + forward + backward).max(axis=-1), np.inf)

@@ -5,47 +5,92 @@ order that keeps the most columns where they are. Bytes are counted from that la
 
 A device may hold several pieces of a table that do not adjoin (TorchRec's planner deals columns out in turns). The search sees
 them as one shard; joining them moves columns, so within a budget such a table stays in its pieces unless its widths change.
+
+A table that lies by rows over all devices stays so where it may be; one that may not, or lies in other rectangles, is dealt out
+anew, and what of it a device holds already need not arrive there.
 """
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
 
 from neuroshard.core.errors import Infeasible, InvalidInput
+from neuroshard.core.moves import arriving_bytes
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
+from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
+from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.problem import Placement, Problem, Widths
+from neuroshard.search.rows import row_shards
 
 ORDERED = 8  # shards of a table whose every order is tried; of more, the order in which they lay is kept
 
 
 class Held:
-    """The columns of each table that each device holds under the old plan."""
+    """The columns of each table that each device holds under the old plan. Items `by_rows` lay so there, and may again."""
 
     def __init__(self, problem: Problem, old: Plan, budget_bytes: int | None) -> None:
         self.problem, self.budget_bytes = problem, budget_bytes
         self.spans: dict[str, dict[int, list[tuple[int, int]]]] = {}
         self.rows: dict[str, int] = {}
-        self.notes = _compare(problem, old)
+        self.before = {name: shards for name, shards in old.by_table().items() if len(shards) > 0}
+        self.in_rows: set[str] = set()  # tables whose shards do not all have all rows
         dims = {table.name: table.dim for table in problem.task.tables}
         before = {table.name: table for table in old.task.tables}
         for shard in old.shards:
             if dims.get(shard.table) != before[shard.table].dim:
                 continue  # another table by now: made anew
+            self.rows[shard.table] = before[shard.table].rows
             if shard.rows != before[shard.table].rows:
-                raise InvalidInput(
-                    f"the plan to start from has {shard.rows:,} of {before[shard.table].rows:,} rows of table {shard.table!r} in "
-                    "a shard; rows are not split here: start without it"
-                )
-            self.rows[shard.table] = shard.rows
-            if shard.device < problem.devices:
+                self.in_rows.add(shard.table)
+            elif shard.device < problem.devices:
                 spans = self.spans.setdefault(shard.table, {}).setdefault(shard.device, [])
                 spans.append((shard.column_offset, shard.column_offset + shard.dim))
+        splittable = problem.row_blocks.items.tolist()
+        there = [item for item in splittable if self._lies_by_rows(before.get(problem.members[item][0].name))]
+        self.by_rows: Ints = np.array(there, dtype=np.int64)
+        self.arriving_rows = 0  # bytes that must move for the blocks of rows of a plan
+        self.notes = (*_compare(problem, old), *self._anew())
         self._arriving: dict[tuple[int, bytes], int] = {}
+        self._arriving_blocks: dict[int, int] = {}
         self._pieces: dict[tuple[int, bytes], list[tuple[int, int, int]]] = {}
         if budget_bytes is not None:
             self._keep_pieces()
+
+    def _lies_by_rows(self, table: Table | None) -> bool:
+        """Whether the old plan has a table of its task by rows over as many devices as there are now."""
+        if table is None or table.name not in self.in_rows:
+            return False
+        lay = sorted((shard.row_offset, shard.device) for shard in self.before[table.name])
+        blocks = enumerate(table.row_blocks(self.problem.devices))
+        return lay == [(first, device) for device, (first, _) in blocks]
+
+    def _anew(self) -> list[str]:
+        """Of tables in shards of some rows that cannot stay as they are, a line."""
+        kept = {self.problem.members[item][0].name for item in self.by_rows.tolist()}
+        names = [name for name in self.before if name in self.in_rows - kept]
+        if not names:
+            return []
+        shown = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+        return [f"{counted(len(names), 'table')} split by rows in the plan to start from, and placed anew ({shown})"]
+
+    def with_rows(self, problem: Problem) -> "Held":
+        """The same for the problem with some items by rows."""
+        new = copy.copy(self)
+        new.problem = problem
+        new.arriving_rows = sum(map(self._rows_of_item, problem.by_rows.tolist()))
+        return new
+
+    def _rows_of_item(self, item: int) -> int:
+        """Bytes that must move for the blocks of an item."""
+        if item not in self._arriving_blocks:
+            table = self.problem.members[item][0]
+            blocks = row_shards(table, self.problem.devices)
+            before = self.before.get(table.name, ()) if table.name in self.rows else ()
+            self._arriving_blocks[item] = arriving_bytes(table, before, blocks)
+        return self._arriving_blocks[item]
 
     def _keep_pieces(self) -> None:
         """Note the items that lie in pieces, by their widths, and set aside the memory that a piece more of a row needs."""
@@ -75,7 +120,7 @@ class Held:
             unit = self._unit(item)
             shards += [int(problem.first[item]) + (end - begin) // unit for _, begin, end in pieces]
             devices += [device for device, _, _ in pieces]
-        return Placement(np.array(shards, dtype=np.int64), np.array(devices, dtype=np.int64))
+        return Placement(np.array(shards, dtype=np.int64), np.array(devices, dtype=np.int64), placement.by_rows)
 
     def widths(self) -> Widths:
         """The old plan's units of every item that it has whole on devices that are there still; of the others none."""
@@ -110,7 +155,7 @@ class Held:
 
     def total(self, widths: Widths) -> int:
         """Bytes that must move for a whole plan (I, D)."""
-        return sum(self.arriving(item, row) for item, row in enumerate(widths))
+        return self.arriving_rows + sum(self.arriving(item, row) for item, row in enumerate(widths))
 
     def affords(self, before: Widths, items: Sequence[int], after: Widths, spent: int) -> bool:
         """Whether the rows `after` (n, D) of these items in place of those of `before` (I, D) keep within the budget."""
@@ -135,13 +180,15 @@ class Held:
                 Shard(table=table.name, rows=table.rows, column_offset=begin, dim=end - begin, device=device)
                 for device, begin, end in pieces
             ]
-        shards = []
-        for table in self.problem.members[item]:
-            offset = 0
-            for device in self._order(table, item, widths)[0]:
-                dim = self._dim(table, item, int(widths[device]))
-                shards.append(Shard(table=table.name, rows=table.rows, column_offset=offset, dim=dim, device=device))
-                offset += dim
+        return [shard for table in self.problem.members[item] for shard in self._dealt(table, item, widths)]
+
+    def _dealt(self, table: Table, item: int, widths: Widths) -> list[Shard]:
+        """The columns of a table, in the order of the devices that keeps most of them."""
+        shards, offset = [], 0
+        for device in self._order(table, item, widths)[0]:
+            dim = self._dim(table, item, int(widths[device]))
+            shards.append(Shard(table=table.name, rows=table.rows, column_offset=offset, dim=dim, device=device))
+            offset += dim
         return shards
 
     def _dim(self, table: Table, item: int, units: int) -> int:
@@ -154,6 +201,8 @@ class Held:
     def _of_table(self, table: Table, item: int, widths: Widths) -> int:
         if table.name not in self.rows:
             return 0
+        if table.name in self.in_rows:
+            return arriving_bytes(table, self.before[table.name], self._dealt(table, item, widths))
         devices, kept = self._order(table, item, widths)
         moved = sum(self._dim(table, item, int(widths[device])) for device in devices) - kept
         strange = sum(device not in self.spans.get(table.name, {}) for device in devices)

@@ -1,6 +1,6 @@
 """Improve a plan: descend to a local optimum, shake it, descend again; the best so far is at hand at any moment."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -22,6 +22,8 @@ WORTH_LEAVING = (0.01, 0.25)
 OWN_VARIANCE = 0.5  # of the variance of a device's error, what other devices of the plan do not have as well
 KEPT, KEPT_BYTES = 24, 256 * 2**20  # of the plans found, but two at least; more would need memory by the round
 PATIENCE = 30  # rounds without a better plan, after which the search goes back to the best
+
+Turn = Callable[[State, Yardstick, np.random.Generator], State | None]  # another plan, or none
 
 
 def descend(state: State, stick: Yardstick) -> Iterator[State]:
@@ -64,11 +66,13 @@ def _affordable(state: State, steps: Steps, change: Floats, most: float) -> int 
     return None
 
 
-def improve(starts: Sequence[State], rounds: int, rng: np.random.Generator, watch: Watch) -> list[State]:
+def improve(
+    starts: Sequence[State], rounds: int, rng: np.random.Generator, watch: Watch, turn: Turn | None = None
+) -> list[State]:
     """The plans that local search ends in from plans that fit, the cheapest first, of those about as cheap.
 
-    A round shakes the plan at hand by a few random steps and descends again. It goes on from what it finds if that costs hardly
-    more, and from the best after many rounds in vain.
+    A round shakes the plan at hand by a few random steps and descends again; every other round goes by `turn` instead, where
+    there is one. It goes on from what it finds if that costs hardly more, and from the best after many rounds in vain.
     """
     stick = yardstick(starts[0].problem, SHARPNESS)
     found: list[State] = []
@@ -77,11 +81,13 @@ def improve(starts: Sequence[State], rounds: int, rng: np.random.Generator, watc
             found += _descended(start.copy(), stick, watch)
     best = at = min(found, key=_cost)
     vain = 0
-    for _ in range(rounds):
+    for number in range(rounds):
         if watch.expired:
             break
-        trial = at.copy()
-        shake(trial, stick, rng)
+        turned = turn(at, stick, rng) if turn is not None and number % 2 == 0 else None
+        trial = turned or at.copy()
+        if turned is None:
+            shake(trial, stick, rng)
         ends = _descended(trial, stick, watch)
         trial = ends[0]
         found = _near([*found, *ends])

@@ -6,9 +6,11 @@ import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
+from neuroshard.core.text import counted
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.search.bound import Bound
 from neuroshard.search.problem import Placement, Problem
+from neuroshard.search.rows import row_shards
 
 Attempt = Placement | str  # a placement, or why there is none
 
@@ -61,12 +63,15 @@ def make_plan(
 def lay_out(problem: Problem, placement: Placement) -> tuple[Shard, ...]:
     """Shards in the order of the tables; each table's columns are dealt out from left to right, by device, widest first;
     or so that most of them stay where they lie already."""
+    by_rows = {item: row_shards(problem.members[item][0], problem.devices) for item in placement.by_rows.tolist()}
     if problem.held is not None:
-        widths = problem.widths(placement)
-        laid_out = [problem.held.lay_out(item, row) for item, row in enumerate(widths)]
+        held, widths = problem.held, problem.widths(placement)
+        laid_out = [by_rows.get(item) or held.lay_out(item, row) for item, row in enumerate(widths)]
         return tuple(shard for laid in laid_out for shard in laid)
     order = np.lexsort((-placement.shards, placement.devices, problem.item[placement.shards]))
     shards: dict[str, list[Shard]] = {table.name: [] for table in problem.task.tables}
+    for blocks in by_rows.values():
+        shards[blocks[0].table] = blocks
     for shard, device in zip(placement.shards[order].tolist(), placement.devices[order].tolist(), strict=True):
         members = problem.members[problem.item[shard]]
         for table in members:
@@ -91,5 +96,11 @@ def caveats(problem: Problem, placement: Placement) -> list[str]:
         notes.append(
             f"costs are predicted for the cost model's batch size {model.batch_size:,}, not for the task's "
             f"{problem.task.batch_size:,}"
+        )
+    if count := len(placement.by_rows):
+        notes.append(
+            f"{counted(count, 'table')} of {len(problem.task.tables)} split by rows over all {problem.devices} devices: "
+            "costs take all rows of a table to be looked up alike, and the reduce-scatter of its sums to take as long as an "
+            "all-to-all of as many bytes"
         )
     return notes

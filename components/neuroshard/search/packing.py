@@ -43,7 +43,7 @@ def _fill(problem: Problem, order: Ints, fullest: bool) -> Widths | None:
     """Each item whole on the device with the most room, or the least that is enough; cut to fill where there is none."""
     widths = np.zeros((len(problem.whole), problem.devices), dtype=np.int64)
     free = problem.memory.copy()
-    for item in order.tolist():
+    for item in order[problem.whole[order] > 0].tolist():
         shard = problem.first[item] + problem.widest[item]
         room = (free >= problem.nbytes[shard]) & problem.allowed[item]
         if room.any() and problem.widest[item] <= problem.cap[item]:
@@ -57,9 +57,10 @@ def _fill(problem: Problem, order: Ints, fullest: bool) -> Widths | None:
 
 def _exhaustive(problem: Problem, order: Ints) -> Widths | None:
     """Depth first, item by item, every deal of its units to the devices."""
+    order = order[problem.whole[order] > 0]
     items = order.tolist()
     ahead = np.concatenate([np.cumsum(problem.nbytes[problem.whole[order]][::-1])[::-1], [0]])
-    widths = np.zeros((len(items), problem.devices), dtype=np.int64)
+    widths = np.zeros((len(problem.whole), problem.devices), dtype=np.int64)
     tried = 0
 
     def place(depth: int, free: Ints) -> bool:

@@ -1,7 +1,8 @@
 """A sharding task as arrays: every column shard that its tables can be cut into, each priced once by the cost model."""
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
+from neuroshard.search.rows import RowBlocks
 
 if TYPE_CHECKING:
     from neuroshard.search.held import Held
@@ -21,10 +23,11 @@ AT_ONCE = 8192  # shards priced in one batch; a task with no more has all its sh
 
 @dataclass(frozen=True)
 class Placement:
-    """Shards (S,) and the device of each (S,); device -1 is a shard that found no room."""
+    """Shards (S,) and the device of each (S,); device -1 is a shard that found no room. Items `by_rows` lie on all devices."""
 
     shards: Ints
     devices: Ints
+    by_rows: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def fits(self) -> bool:
@@ -40,6 +43,10 @@ class Problem:
 
     Per shard: `item`, `units`, `dims` (columns), `nbytes` (weights and optimizer state), and, once `price` has seen it, `vectors`
     (K). Per item: `whole` (its widest shard), `least` and `cap` (units of a shard), `most` (shards), `allowed` (I, D).
+
+    Items that may be split by rows over all devices are those of `row_blocks`. Which of them are is fixed: none here, others in
+    a problem that `with_rows` gives, where all devices hold their blocks beforehand (`base`, and less `memory`) and their `whole`
+    is shard 0.
     """
 
     def __init__(self, task: ShardingTask, model: CostModel) -> None:
@@ -75,6 +82,16 @@ class Problem:
         self.cap: Ints = np.minimum(self.widest, np.maximum(model.max_dim // DIM_STEP, -(-self.widest // places)))
         self.cap[never] = 1
 
+        splittable = set(constraints.may_split_rows(task.tables, self.devices))
+        rows = [i for i, one in enumerate(self.members) if one[0].name in splittable and self.widest[i] <= self.cap[i]]
+        self.row_blocks = RowBlocks(
+            np.array(rows, dtype=np.int64), [self.members[i][0] for i in rows], self.devices, model
+        )
+        self.root = self
+        self.by_rows: Ints = np.zeros(0, dtype=np.int64)
+        self.mean_columns = float(self.dims[self.whole].sum()) / self.devices
+        self.base_dims, self._base = 0, np.zeros((1, 1))
+
         self.held: Held | None = None  # what lies where already, where a plan is to be changed
         self.vectors: Floats = np.zeros((len(self.item), 0))
         self._priced = np.zeros(len(self.item), dtype=bool)
@@ -84,6 +101,33 @@ class Problem:
     @property
     def devices(self) -> int:
         return self.task.devices
+
+    @property
+    def base(self) -> Floats:
+        """Sum of the vectors (D, K) of the blocks of rows that lie on each device whatever is done with the other items."""
+        return np.broadcast_to(self._base, (self.devices, self.vectors.shape[1]))
+
+    def with_rows(self, items: Ints) -> "Problem | None":
+        """The same problem with these items split by rows and no others; None where a device has no room for its blocks.
+
+        What is priced for one is known to all.
+        """
+        root = self.root
+        if not len(items):
+            return root
+        base, columns, nbytes = root.row_blocks.load(items)
+        if (nbytes > root.memory).any():
+            return None
+        root.price(root.first + root.cap)
+        new = copy.copy(root)
+        new.by_rows, new.memory = np.sort(items), root.memory - nbytes
+        new._base, new.base_dims = base, columns
+        new.whole = root.whole.copy()
+        new.whole[items] = 0
+        new.mean_columns = float(new.dims[new.whole].sum()) / new.devices + columns
+        if root.held is not None:
+            new.held = root.held.with_rows(new)
+        return new
 
     def name(self, item: int) -> str:
         """The item in words."""
@@ -147,7 +191,7 @@ class Problem:
         return alone
 
     def sums(self, placement: Placement) -> tuple[Floats, Floats, Ints]:
-        """What lies on each device: sum of vectors (D, K), columns (D,), bytes (D,)."""
+        """What lies on each device: sum of vectors (D, K), columns (D,), bytes of what is not by rows (D,)."""
         self.price(placement.shards)
         order = np.argsort(placement.devices, kind="stable")
         shards, devices = placement.shards[order], placement.devices[order]
@@ -158,6 +202,9 @@ class Problem:
         dims: Floats = np.bincount(devices, weights=self.dims[shards], minlength=self.devices).astype(np.float64)
         nbytes = np.zeros(self.devices, dtype=np.int64)
         np.add.at(nbytes, devices, self.nbytes[shards])
+        if len(placement.by_rows):
+            base, columns, _ = self.row_blocks.load(placement.by_rows)
+            vectors, dims = vectors + base, dims + columns
         return vectors, dims, nbytes
 
     def costs(self, placements: Sequence[Placement]) -> tuple[Floats, Floats, Floats]:
@@ -180,7 +227,7 @@ class Problem:
     def placement(self, widths: Widths) -> Placement:
         """The shards of units of each item on each device."""
         items, devices = np.nonzero(widths)
-        return Placement(self.first[items] + widths[items, devices], devices)
+        return Placement(self.first[items] + widths[items, devices], devices, self.by_rows)
 
     def _count_bytes(self, never: NDArray[np.bool_]) -> Ints:
         """Weights and optimizer state of every shard, as int64: feasibility.py lets no task need more."""

@@ -16,6 +16,7 @@ from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.open import error_on_unseen_tables, open_cost_model
+from neuroshard.costmodel.pricing import prices_rows
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.constraints import ConstraintsFile, resolve
 from neuroshard.files.plan import read_plan, write_plan
@@ -74,6 +75,13 @@ def search(
     watch = Watch(time_budget_s, on_improvement)
     check_feasible(task)
     problem, rng = Problem(task, cost_model), np.random.default_rng(seed)
+    if len(problem.row_blocks.items):
+        if not prices_rows(cost_model):
+            raise UsageError(
+                "given costs are of whole tables: they do not tell what some of the rows cost; search without --row-wise"
+            )
+        if algorithm != "neuroshard":
+            notes = (*notes, f"{algorithm} splits tables by columns only, not by rows")
 
     if previous is not None:
         problem.held = Held(problem, previous, move_budget_bytes)
@@ -104,7 +112,7 @@ def search(
         cost_model_error=cost_model_error,
         notes=(*notes, *caveats(problem, found)),
     )
-    bound = lower_bound(problem, State(problem, problem.widths(found)))
+    bound = lower_bound(problem, State.of(problem, found))
     return make_plan(problem, found, heuristics, bound, watch.improvements, provenance)
 
 

@@ -36,13 +36,15 @@ class Shares:
         problem.price(widest)
         times = problem.widest / problem.cap
         vectors = problem.vectors[widest] * times[:, None]
-        slope = problem.model.compute_slope(vectors.sum(axis=0) / problem.devices)
+        vectors[problem.by_rows] = 0.0
+        base = problem.base.mean(axis=0)
+        slope = problem.model.compute_slope(vectors.sum(axis=0) / problem.devices + base)
         dims = problem.dims[problem.whole].astype(np.float64)
-        ms = np.maximum(vectors @ slope, 0.0) + column_ms(problem, dims.sum() / problem.devices) * dims
-        shares = [
-            amount / max(amount.sum() / problem.devices, 1e-30) for amount in (ms, problem.nbytes[problem.whole], dims)
-        ]
-        return cls(*shares)
+        a_column = column_ms(problem, problem.mean_columns)
+        ms = np.maximum(vectors @ slope, 0.0) + a_column * dims
+        base_ms = max(float(base @ slope), 0.0) + a_column * problem.base_dims
+        amounts = ((ms, base_ms), (problem.nbytes[problem.whole], 0.0), (dims, 0.0))
+        return cls(*(amount / max(amount.sum() / problem.devices + beside, 1e-30) for amount, beside in amounts))
 
 
 def column_ms(problem: Problem, columns: float) -> float:
@@ -56,6 +58,8 @@ def column_ms(problem: Problem, columns: float) -> float:
 
 def first_plans(problem: Problem, most: int) -> list[State]:
     """At most so many plans that fit, cheapest first; none where memory is too tight for all of these greedy placements."""
+    if not problem.whole.any():  # all by rows
+        return [State(problem, np.zeros((len(problem.whole), problem.devices), dtype=np.int64))]
     shares = Shares.of(problem)
     found = _greedy(problem, shares, most)
     if len(found) < most:
@@ -101,7 +105,7 @@ def _pieces(problem: Problem, weight: Floats, fine: float) -> Ints:
     largest = np.where(problem.allowed, problem.memory, 0).max(axis=1)
     shares = np.maximum(shares, np.ceil(problem.nbytes[problem.whole] / np.maximum(largest, 1)))
     most = np.minimum.reduce([problem.widest // problem.least, problem.most, problem.allowed.sum(axis=1)])
-    count = np.clip(shares, 1, most).astype(np.int64)
+    count = np.where(problem.whole > 0, np.clip(shares, 1, most), 0).astype(np.int64)
     item = np.repeat(np.arange(len(count)), count)
     nth = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
     units = problem.widest[item] // count[item] + (nth < problem.widest[item] % count[item])
@@ -191,7 +195,7 @@ def resumed(problem: Problem, widths: Widths) -> State | None:
         size[item], widths[item] = 0, 0
     shares = Shares.of(problem)
     load = (widths / problem.widest[:, None] * shares.ms[:, None]).sum(axis=0)
-    missing = np.flatnonzero(widths.sum(axis=1) == 0)
+    missing = np.flatnonzero((widths.sum(axis=1) == 0) & (problem.whole > 0))
     for item in missing[np.argsort(-problem.nbytes[problem.whole[missing]], kind="stable")].tolist():
         shard = int(problem.whole[item])
         room = (free >= problem.nbytes[shard]) & problem.allowed[item]

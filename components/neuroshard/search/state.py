@@ -18,6 +18,7 @@ class State:
         self.problem, self.widths = problem, widths
         placement = problem.placement(widths)
         self.sums, self.dims, nbytes = problem.sums(placement)
+        self.base = problem.base
         self.free: Ints = problem.memory - nbytes
         self.shards = np.count_nonzero(widths, axis=1)
         self.compute: Floats = np.where(self.dims > 0, problem.model.compute_ms(self.sums), 0.0)
@@ -25,6 +26,13 @@ class State:
         self._settle()
         if not np.isfinite(self.cost):
             raise InvalidInput(f"cost model {problem.model.name} predicts {self.cost} ms for a plan; train it again")
+
+    @classmethod
+    def of(cls, problem: Problem, placement: Placement) -> "State":
+        """The state of a placement that fits; shards of one item on one device become one."""
+        there = problem.with_rows(placement.by_rows)
+        assert there is not None
+        return cls(there, problem.widths(placement))
 
     def _settle(self) -> None:
         self.ready = self.compute + self.backward
@@ -53,8 +61,8 @@ class State:
         for device in changed:
             held = np.flatnonzero(self.widths[:, device])
             shards = problem.first[held] + self.widths[held, device]
-            self.sums[device] = problem.vectors[shards].sum(axis=0)
-            self.dims[device] = problem.dims[shards].sum()
+            self.sums[device] = problem.vectors[shards].sum(axis=0) + self.base[device]
+            self.dims[device] = problem.dims[shards].sum() + problem.base_dims
             self.free[device] = problem.memory[device] - problem.nbytes[shards].sum()
         compute = problem.model.compute_ms(self.sums[changed])
         self.compute[changed] = np.where(self.dims[changed] > 0, compute, 0.0)

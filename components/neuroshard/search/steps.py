@@ -69,7 +69,7 @@ def yardstick(problem: Problem, sharpness: int) -> Yardstick:
     """The exchange told by what one device with a tenth more columns than all others changes."""
     if problem.devices == 1:
         return Yardstick(0.0, 0.0, sharpness)
-    columns = float(problem.dims[problem.whole].sum()) / problem.devices
+    columns = problem.mean_columns
     dims = np.full((2, problem.devices), columns)
     dims[1, 0] *= 1.1
     forward, backward = transfers(problem, dims)

@@ -1,7 +1,8 @@
 """What a search tells while it runs, and when it must stop: the clock stands here, so that the search itself has none."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from neuroshard.core.plan import Improvement
 from neuroshard.progress import Bar
@@ -51,6 +52,18 @@ class Watch:
             before, self.shown = self.shown, min(time.perf_counter(), self.ends)
             steps = self.shown - before
         self.bar.advance(steps, f"best {self.best_ms:.3f} ms")
+
+    @contextmanager
+    def sharing(self, part: float) -> Iterator[None]:
+        """What is done in here has so much of the time that is left, where there is a budget."""
+        ends = self.ends
+        if ends is not None:
+            now = time.perf_counter()
+            self.ends = now + part * max(ends - now, 0.0)
+        try:
+            yield
+        finally:
+            self.ends = ends
 
     @property
     def expired(self) -> bool:

@@ -1,0 +1,64 @@
+"""Tables split by rows over all devices: what each device then holds of them.
+
+Every device has a block of a table's rows at full width, as TorchRec's ROW_WISE deals them out; the last has what is left. A
+block is priced as a table of its own (`Table.part`); and since every device has sums for all samples, it exchanges all columns.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.plan import Shard
+from neuroshard.core.table import Table
+from neuroshard.costmodel.protocol import CostModel, Floats, Ints
+
+
+class RowBlocks:
+    """The blocks of P tables on D devices. `items` (P,), in order, are their numbers in the problem.
+
+    Of each table: `nbytes` (P, 2), of a block and of the last; `dims` (P,), columns; `vectors` (P, 2, K).
+    """
+
+    def __init__(self, items: Ints, tables: Sequence[Table], devices: int, model: CostModel) -> None:
+        self.items, self.tables, self.devices, self.model = items, tables, devices, model
+        rows = np.array([table.rows for table in tables], dtype=np.int64)
+        block = -(-rows // devices)
+        self.rows: Ints = np.stack([block, rows - block * (devices - 1)], axis=1)
+        self.dims: Ints = np.array([table.dim for table in tables], dtype=np.int64)
+        sizes = [[t.shard_bytes(n, t.dim) for n in pair] for t, pair in zip(tables, self.rows.tolist(), strict=True)]
+        self.nbytes: Ints = np.array(sizes, dtype=np.int64).reshape(-1, 2)
+        self._vectors: Floats | None = None
+
+    @property
+    def vectors(self) -> Floats:
+        """Asked for in one batch, at the first question. Raises InvalidInput where the cost model knows no finite cost."""
+        if self._vectors is None:
+            parts = [t.part(n, t.dim) for t, pair in zip(self.tables, self.rows.tolist(), strict=True) for n in pair]
+            vectors = self.model.table_vectors(parts, np.repeat(self.dims, 2))
+            if not np.isfinite(vectors).all():
+                bad = int(np.flatnonzero(~np.isfinite(vectors).all(axis=-1))[0])
+                raise InvalidInput(
+                    f"cost model {self.model.name} knows no finite cost of {parts[bad].rows:,} rows of table "
+                    f"{parts[bad].name!r}; train it again"
+                )
+            self._vectors = vectors.reshape(len(self.items), 2, -1)
+        return self._vectors
+
+    def places(self, items: Ints) -> Ints:
+        """Where these items stand among those of the blocks."""
+        return np.searchsorted(self.items, items)
+
+    def load(self, items: Ints) -> tuple[Floats, int, Ints]:
+        """What the blocks of these items are on each device: vectors (D, K), columns, bytes (D,)."""
+        chosen = self.places(items)
+        on = np.append(np.zeros(self.devices - 1, dtype=np.int64), 1)
+        return self.vectors[chosen].sum(axis=0)[on], int(self.dims[chosen].sum()), self.nbytes[chosen].sum(axis=0)[on]
+
+
+def row_shards(table: Table, devices: int) -> list[Shard]:
+    """The shards of a table that is split by rows over all devices."""
+    return [
+        Shard(table=table.name, row_offset=first, rows=rows, dim=table.dim, device=device)
+        for device, (first, rows) in enumerate(table.row_blocks(devices))
+    ]

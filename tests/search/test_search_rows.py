@@ -1,0 +1,323 @@
+"""Tables split by rows over all devices, where they may be: better plans, which fit where columns do not, and a bound below."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.analytic import AnalyticModel
+from helpers.costs import random_model
+from helpers.exhaustive import optimum_ms
+from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
+from neuroshard.core.moves import moved_bytes, moves
+from neuroshard.core.plan import Plan
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.analytic import Analytic
+from neuroshard.costmodel.given import Given, GivenCosts
+from neuroshard.costmodel.protocol import CostModel, device_costs
+from neuroshard.files.constraints import ConstraintsFile, resolve, with_flags
+from neuroshard.measure.formula import Formula
+from neuroshard.search.run import search
+
+HEAVY = [(100_000, 16, 2000.0), *[(1000, 16, 5.0)] * 12]  # the first outweighs all else, however its columns are cut
+MIXED = [(10_000 * (i % 7 + 1), 4 * (i % 5 + 1) * 4, 3.0 * i) for i in range(20)]
+
+
+def by_rows(task: ShardingTask, *names: str, **rules: object) -> ShardingTask:
+    """The task with permission to split these tables by rows, or all."""
+    if names:
+        rules["tables"] = tuple(TableRule(table=name, row_wise=True) for name in names)
+    else:
+        rules["row_wise"] = True
+    return ShardingTask(**{**dict(task), "constraints": Constraints(**rules)})  # type: ignore[arg-type]
+
+
+def split(plan: Plan) -> set[str]:
+    """Tables with shards of some rows."""
+    rows = {table.name: table.rows for table in plan.task.tables}
+    return {shard.table for shard in plan.shards if shard.rows < rows[shard.table]}
+
+
+def plainly(plan: Plan, model: CostModel) -> np.ndarray:
+    """Ms of each device, from the plan's rectangles as tables of their own."""
+    by_name = {table.name: table for table in plan.task.tables}
+    parts = [by_name[shard.table].part(shard.rows, shard.dim) for shard in plan.shards]
+    dims, devices = np.array([s.dim for s in plan.shards]), [s.device for s in plan.shards]
+    vectors = model.table_vectors(parts, dims)
+    sums, columns = np.zeros((plan.task.devices, vectors.shape[1])), np.zeros(plan.task.devices)
+    np.add.at(sums, devices, vectors)
+    np.add.at(columns, devices, dims)
+    return np.sum(device_costs(model, sums, columns), axis=0)
+
+
+def test_a_table_that_outweighs_all_else_is_split_by_rows_and_the_plan_costs_a_fraction(make_task, model):
+    task = make_task(HEAVY, [1] * 8)
+    plan, columns = search(by_rows(task), model, rounds=5), search(task, model, rounds=5)
+    assert split(plan) == {"t0"}
+    assert plan.cost_ms < 0.5 * columns.cost_ms
+    assert plan.cost_ms < columns.lower_bound_ms
+    assert [(s.device, s.row_offset, s.rows, s.column_offset, s.dim) for s in plan.by_table()["t0"]] == [
+        (device, 12_500 * device, 12_500, 0, 16) for device in range(8)
+    ]
+
+
+def test_without_permission_and_with_it_for_others_the_table_stays_by_columns(make_task, model):
+    task = make_task(HEAVY, [1] * 8)
+    assert split(search(task, model, rounds=2)) == set()
+    assert "t0" not in split(search(by_rows(task, "t1", "t2"), model, rounds=2))
+    assert split(search(by_rows(task, "t0"), model, rounds=2)) == {"t0"}
+
+
+@pytest.mark.parametrize("model", [AnalyticModel(), random_model(5), Analytic("h100", 65536), Formula(65536)], ids=str)
+def test_a_plan_costs_what_the_model_says_of_its_rectangles_and_is_never_worse_than_by_columns(make_task, model):
+    task = make_task([(100_000, 16, 400.0), *MIXED], [1] * 5)
+    plan, columns = search(by_rows(task), model, rounds=4), search(task, model, rounds=4)
+    np.testing.assert_allclose(plan.predicted_ms, plainly(plan, model), rtol=1e-9)
+    assert plan.cost_ms <= columns.cost_ms
+    assert plan.lower_bound_ms is None or plan.lower_bound_ms <= plan.cost_ms
+    again = search(by_rows(task), model, rounds=4)
+    assert again.canonical_json() == plan.canonical_json()
+
+
+def test_where_no_rows_can_be_split_the_plan_is_that_of_columns(make_task, model):
+    """One device; and tables with too few rows for a block on each device."""
+    for shapes, devices in (([(1000, 16, 9.0)] * 3, 1), ([(9, 16, 900.0), (10, 8, 5.0)], 8)):
+        task = make_task(shapes, [1] * devices)
+        plan, columns = search(by_rows(task), model, rounds=2), search(task, model, rounds=2)
+        assert plan.shards == columns.shards
+        assert plan.provenance.notes == columns.provenance.notes
+        assert plan.lower_bound_ms == columns.lower_bound_ms
+
+
+def test_all_tables_may_be_by_rows_at_once(make_task, model):
+    plan = search(by_rows(make_task([(10_000, 4, 3000.0)] * 3, [1] * 6)), model, rounds=3)
+    assert split(plan) == {"t0", "t1", "t2"}
+    assert len(plan.shards) == 18
+
+
+def test_the_last_block_is_smaller_and_weighted_half_precision_tables_are_split_but_no_means(model):
+    tables = tuple(
+        Table(name=pooling, rows=1001, dim=8, pooling_factor=900.0, element_bytes=2, pooling=pooling, weighted=True)
+        for pooling in ("sum", "mean")
+    )
+    task = ShardingTask(tables=tables, device_memory_bytes=(2**30,) * 4, batch_size=65536)
+    plan = search(by_rows(task), model, rounds=3)
+    assert split(plan) == {"sum"}
+    assert [shard.rows for shard in plan.by_table()["sum"]] == [251, 251, 251, 248]
+
+
+def test_rows_rescue_what_columns_cannot_fit(make_task, model):
+    shapes = [(2**29, 4, 1.0)] * 3
+    task = make_task(shapes, [18, 18])
+    plan = search(by_rows(task), model, rounds=1)
+    assert max(plan.memory_bytes()) <= 18 * 2**30
+    assert split(plan)
+    with pytest.raises(Infeasible, match=r"or let table 't0' be split by rows \(--row-wise\)$"):
+        search(task, model)
+    with pytest.raises(Infeasible, match=r"has a column that no device can hold: .* be split by rows \(--row-wise\)$"):
+        search(make_task([(2**30, 8, 1.0)], [16] * 4), model)
+    assert split(search(by_rows(make_task([(2**30, 8, 1.0)], [16] * 4)), model)) == {"t0"}
+
+
+def test_blocks_fit_the_smallest_device_or_are_not_made(make_task, model):
+    task = make_task(HEAVY, [1, 1, 1, 1, 1, 1, 1, 0.0005])
+    plan = search(by_rows(task), model, rounds=3)
+    assert max(np.array(plan.memory_bytes()) - task.device_memory_bytes) <= 0
+    assert split(plan) == set()
+
+
+tables = st.builds(
+    Table,
+    name=st.uuids().map(str),
+    rows=st.integers(1, 1000),
+    dim=st.integers(1, 3).map(lambda units: 4 * units),
+    pooling_factor=st.floats(0, 200),
+    reuse_bins=st.just((0.0,) * 17),
+    optimizer_bytes_per_row=st.sampled_from([0, 4, 16]),
+)
+
+
+@st.composite
+def tasks(draw: st.DrawFn) -> ShardingTask:
+    """Few tables, some of which may be split by rows, on two or three devices with little memory to spare, or too little."""
+    chosen = draw(st.lists(tables, min_size=1, max_size=3, unique_by=lambda table: table.name))
+    shares = draw(st.lists(st.floats(0.5, 1), min_size=2, max_size=3))
+    room = draw(st.floats(0.8, 1.8)) * sum(table.memory_bytes for table in chosen)
+    rules = tuple(
+        TableRule(
+            table=table.name,
+            min_dim=draw(st.none() | st.sampled_from([4, 8])),
+            row_wise=draw(st.none() | st.booleans()),
+        )
+        for table in chosen
+    )
+    return ShardingTask(
+        tables=tuple(chosen),
+        device_memory_bytes=tuple(int(room * share / sum(shares)) + 1 for share in shares),
+        batch_size=1024,
+        constraints=Constraints(tables=rules, row_wise=draw(st.booleans())),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(task=tasks())
+def test_a_plan_is_found_wherever_there_is_one_and_the_bound_is_below_the_optimum(task):
+    model = AnalyticModel(1024)
+    best = optimum_ms(task, model)
+    if best == np.inf:
+        with pytest.raises(Infeasible, match=r"short; |no packing exists|has a column"):
+            search(task, model)
+        return
+    plan = search(task, model, rounds=2)
+    assert best * (1 - 1e-12) <= plan.cost_ms
+    assert plan.lower_bound_ms <= best * (1 + 1e-9)
+
+
+def test_on_nearly_all_tiny_tasks_the_plan_is_the_optimum(make_task, model):
+    rng = np.random.default_rng(0)
+    ratios, rows = [], 0
+    for _ in range(15):
+        devices = int(rng.integers(2, 4))
+        shapes = [
+            (int(rng.integers(1, 9)) * 10**4, 4 * int(rng.integers(1, 4)), 10 ** rng.uniform(0, 3)) for _ in range(3)
+        ]
+        gib = sum(t.memory_bytes for t in make_task(shapes, [1]).tables) / devices * rng.uniform(1.2, 2) / 2**30
+        task = by_rows(make_task(shapes, [gib] * devices))
+        plan = search(task, model, rounds=40)
+        ratios.append(plan.cost_ms / optimum_ms(task, model))
+        rows += bool(split(plan))
+    assert rows > 5
+    assert min(ratios) >= 1 - 1e-12
+    assert max(ratios) <= 1.05
+    assert np.mean(np.array(ratios) < 1 + 1e-9) >= 0.7
+
+
+def test_a_plan_with_rows_says_what_its_costs_rest_on(make_task, model):
+    plan = search(by_rows(make_task(HEAVY, [1] * 8)), model, rounds=1)
+    assert (
+        "1 table of 13 split by rows over all 8 devices: costs take all rows of a table to be looked up alike, and the "
+        "reduce-scatter of its sums to take as long as an all-to-all of as many bytes"
+    ) in plan.provenance.notes
+    assert "rows into a block a device" in plan.bound_assumptions[1]
+
+
+def test_heuristics_and_the_published_search_stay_by_columns_and_say_so(make_task, model):
+    task = by_rows(make_task(HEAVY, [1] * 4))
+    for algorithm in ("paper", "size"):
+        plan = search(task, model, algorithm=algorithm)
+        assert split(plan) == set()
+        assert f"{algorithm} splits tables by columns only, not by rows" in plan.provenance.notes
+
+
+def test_given_costs_do_not_tell_of_rows(make_task):
+    task = by_rows(make_task(HEAVY, [1] * 4))
+    costs = GivenCosts.parse({"tables": [{"name": t.name, "cost_ms": 1.0} for t in task.tables]}, "here")
+    with pytest.raises(UsageError, match=r"given costs are of whole tables: .* search without --row-wise"):
+        search(task, Given(costs, 65536))
+
+
+def test_a_time_budget_is_kept_with_the_best_so_far(make_task, model):
+    plan = search(by_rows(make_task([*HEAVY, *MIXED], [1] * 8)), model, time_budget_s=0.3)
+    assert "t0" in split(plan)
+
+
+def test_from_a_plan_with_rows_these_stay_where_they_may_and_are_dealt_out_anew_where_not(make_task, model):
+    task = make_task([*HEAVY, *MIXED], [1] * 4)
+    old = search(by_rows(task), model, rounds=1)
+    assert "t0" in split(old)
+    same = search(by_rows(task), model, rounds=3, previous=old, move_budget_bytes=1)
+    assert moves(old, same) == ()
+    assert same.cost_ms <= old.cost_ms * (1 + 1e-12)
+    budget = 2**21
+    some = search(by_rows(task), model, rounds=6, previous=old, move_budget_bytes=budget)
+    assert moved_bytes(old, some) <= budget
+
+    columns = search(task, model, rounds=2, previous=old)
+    assert split(columns) == set()
+    assert any(
+        "split by rows in the plan to start from, and placed anew (" in note for note in columns.provenance.notes
+    )
+    needed = min(moved_bytes(old, columns), 2**24)
+    with pytest.raises(Infeasible, match="the least found to move is"):
+        search(task, model, rounds=2, previous=old, move_budget_bytes=1)
+    freed = search(task, model, rounds=2, previous=old, move_budget_bytes=2**30)
+    assert needed <= moved_bytes(old, freed) <= 2**30
+
+
+def test_from_a_plan_by_columns_rows_are_split_within_the_budget(make_task, model):
+    task = make_task(HEAVY, [1] * 8)
+    old = search(task, model, rounds=1)
+    little = search(by_rows(task), model, rounds=10, previous=old, move_budget_bytes=1000)
+    assert split(little) == set()
+    enough = search(by_rows(task), model, rounds=10, previous=old, move_budget_bytes=2**24)
+    assert split(enough) == {"t0"}
+    assert 0 < moved_bytes(old, enough) <= 2**24
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        (
+            {"tables": [{"table": "t0", "row_wise": True, "devices": [0, 1]}]},
+            "table 't0' may be split by rows, over all 3 devices, but is pinned to 2 of them; say one of them",
+        ),
+        (
+            {"tables": [{"table": "t0", "row_wise": True, "max_shards": 1}]},
+            "table 't0' may be split by rows, over all 3 devices, but may have 1 shard at most; say one of them",
+        ),
+        ({"max_shards": 2, "tables": [{"table": "t0", "row_wise": True}]}, "but may have 2 shards at most"),
+        (
+            {"max_shards": 2, "row_wise": True},
+            "all tables may be split by rows, over all 3 devices, and have 2 shards at most",
+        ),
+        (
+            {"together": [["t0", "t1"]], "tables": [{"table": "t1", "row_wise": True}]},
+            "table 't1' may be split by rows, over all 3 devices, but is kept together with others; say one of them",
+        ),
+        (
+            {"tables": [{"table": "nobody", "row_wise": True}]},
+            "a rule is about table 'nobody', which is not in the task",
+        ),
+    ],
+)
+def test_permissions_that_contradict_are_told_in_one_line(make_task, rules, words):
+    data = {**make_task(HEAVY, [1, 1, 1]).model_dump(), "constraints": rules}
+    with pytest.raises(InvalidInput, match=words):
+        ShardingTask.parse(data, "here")
+
+
+def test_permission_for_all_yields_to_the_rules_of_single_tables(make_task):
+    task = make_task(HEAVY[:6], [1, 1])
+    flags = with_flags(ConstraintsFile(), never_split=["t0"], pins=["t1=0"], together=["t2,t3"], row_wise=["*"])
+    constraints = resolve(flags, task.tables, "here")
+    assert constraints.may_split_rows(task.tables, 2) == ["t4", "t5"]
+    assert constraints.may_split_rows(task.tables, 1) == []
+    not_t4 = with_flags(ConstraintsFile.parse({"tables": [{"match": "t4", "row_wise": False}]}, "x"), row_wise=["*"])
+    assert "t4" not in resolve(not_t4, task.tables, "here").may_split_rows(task.tables, 2)
+
+
+def test_patterns_that_match_nothing_or_contradict_are_told(make_task):
+    task = make_task(HEAVY[:3], [1, 1])
+    with pytest.raises(InvalidInput, match=r"here: no table matches 'user_\*'"):
+        resolve(with_flags(ConstraintsFile(), row_wise=["user_*"]), task.tables, "here")
+    never = ConstraintsFile.parse({"tables": [{"match": "t*", "row_wise": False}]}, "x")
+    with pytest.raises(
+        InvalidInput, match=r"'t\*' and 't1' contradict each other for table 't1': row_wise False and True"
+    ):
+        resolve(with_flags(never, row_wise=["t1"]), task.tables, "here")
+    with pytest.raises(InvalidInput, match="'t0' is never to be split, and may be split by rows; say one of them"):
+        ConstraintsFile.parse({"tables": [{"match": "t0", "split": False, "row_wise": True}]}, "x")
+
+
+def test_what_was_written_before_there_were_rows_keeps_its_digest(make_task):
+    task = make_task(HEAVY[:2], [1, 1])
+    data = {**task.model_dump(), "constraints": {"tables": [{"table": "t0", "max_shards": 2}], "min_dim": 8}}
+    written = json.loads(ShardingTask.parse(data, "here").canonical_json())["constraints"]
+    assert "row_wise" not in written
+    assert written["tables"][0].keys() == {"table", "devices", "min_dim", "max_shards"}
+    read = ShardingTask.parse(json.loads(by_rows(task, "t0").canonical_json()), "here")
+    assert read == by_rows(task, "t0")
