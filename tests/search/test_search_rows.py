@@ -101,8 +101,8 @@ def test_all_tables_may_be_by_rows_at_once(make_task, model):
 
 def test_the_last_block_is_smaller_and_weighted_half_precision_tables_are_split_but_no_means(model):
     tables = tuple(
-        Table(name=pooling, rows=1001, dim=8, pooling_factor=900.0, element_bytes=2, pooling=pooling, weighted=True)
-        for pooling in ("sum", "mean")
+        Table(name=pooling, rows=1001, dim=8, pooling_factor=lookups, element_bytes=2, pooling=pooling, weighted=True)
+        for pooling, lookups in (("sum", 900.0), ("mean", 300.0))
     )
     task = ShardingTask(tables=tables, device_memory_bytes=(2**30,) * 4, batch_size=65536)
     plan = search(by_rows(task), model, rounds=3)
