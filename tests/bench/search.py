@@ -26,11 +26,10 @@ from bench.searching import picture, production, tables, tasks
 from bench.searching.jobs import Job, answers
 from bench.searching.methods import Figures, run
 from bench.searching.nets import trained
-from bench.searching.tables import OURS, PUBLISHED, percent, times, verdict
+from bench.searching.tables import ALL_TYPES, OURS, PUBLISHED, ROWS_TOO, percent, times, verdict
 from neuroshard.files.disk import write_bytes
 
-COMPARED = (OURS, PUBLISHED, *tables.HEURISTICS, "torchrec")
-ALL_TYPES, ALL_TYPES_TASKS = "torchrec, all types", 5  # it takes half a minute on 16 devices
+COMPARED = (OURS, ROWS_TOO, PUBLISHED, *tables.HEURISTICS, "torchrec", ALL_TYPES)
 BUDGET_S = {4: 2.0, 8: 3.0, 16: 4.0}  # of ours in the cost comparison, by devices
 ONE_AT_A_TIME = "paper, one at a time"
 TARGET_HEADER = ["| | measured | target | |", "|---|---|---|---|"]
@@ -48,7 +47,7 @@ class Settings:
 
     def ours(self, budget_s: float) -> dict[str, dict[str, float]]:
         """Options of a job in which ours has a time budget."""
-        return {OURS: {"budget_s": self.patience * budget_s}}
+        return {name: {"budget_s": self.patience * budget_s} for name in (OURS, ROWS_TOO)}
 
     def ask(self, what: str, pool: str, jobs: Sequence[Job], *, workers: int = 1, fresh: bool = False) -> list[Figures]:
         nets = cost_nets(self, pool)
@@ -119,11 +118,7 @@ def compare(settings: Settings) -> Section:
     for devices, budget_s in BUDGET_S.items():
         options = settings.ours(budget_s / 4 if settings.quick else budget_s)
         count = min(settings.tasks, 30) if devices == 16 else settings.tasks
-        some = 0 if settings.quick else ALL_TYPES_TASKS
-        jobs = [
-            Job("compare", ("paper_protocol", devices, i), COMPARED + (ALL_TYPES,) * (i < some), options)
-            for i in range(count)
-        ]
+        jobs = [Job("compare", ("paper_protocol", devices, i), COMPARED, options) for i in range(count)]
         of_devices = settings.ask(f"{devices} devices", "meta", jobs, workers=2)
         low, high = tasks.PAPER_TABLES[devices]
         lines += [
@@ -133,6 +128,7 @@ def compare(settings: Settings) -> Section:
             "",
         ]
         verdicts += tables.cost_verdicts(of_devices, devices)
+        verdicts += tables.cost_verdicts(of_devices, devices, ROWS_TOO)
         found += of_devices
     picture.draw(found, "Cost against CPU time, all tasks of 4, 8 and 16 devices", settings.out / "search.svg")
     return lines + verdicts, found
@@ -176,14 +172,14 @@ def clock(settings: Settings) -> Section:
 def named(settings: Settings) -> Section:
     """MLPerf, the production model whole, NVIDIA's synthetic models."""
     lines, found = [], []
-    fast = (OURS, PUBLISHED, *tables.HEURISTICS)
+    fast = (OURS, ROWS_TOO, PUBLISHED, *tables.HEURISTICS)
     jobs = {"mlperf": [("mlperf",)]}
     if not settings.quick and settings.folder != Path():
         jobs |= {"zoo": [("zoo", size) for size in tasks.ZOO], "meta-production": [("production",)]}
     for pool, draws in jobs.items():
         for draw in draws:
             small = draw in [("mlperf",), ("zoo", "small")]
-            methods = (*fast, "torchrec") if small else fast
+            methods = (*fast, "torchrec", ALL_TYPES) if small else fast
             budget_s = 1.0 if settings.quick else 10.0 if small else 20.0
             job = Job("named", draw, methods, settings.ours(budget_s))
             of_task = settings.ask(str(draw[-1]), pool, [job], fresh=True)

@@ -9,7 +9,9 @@ import pytest
 from bench.searching import production, tables
 from bench.searching.peers_paper import Predictor, PublishedSearch
 from bench.searching.scoring import cost_ms, fault, rows_of
+from helpers.analytic import AnalyticModel
 from helpers.costs import random_model, random_tables
+from neuroshard.core.constraints import Constraints
 from neuroshard.core.task import ShardingTask
 from neuroshard.search.beam import Width
 from neuroshard.search.run import search
@@ -38,16 +40,35 @@ def test_torchrecs_planner_gives_a_plan_that_counts_memory_as_everybody_does(tas
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torchrec's, as it is imported
         from bench.searching import peers_torchrec
-    rows, own_ms = peers_torchrec.plan(task, 16)
-    assert rows is not None
-    assert own_ms > 0
-    assert fault(task, rows) is None
+    for types in (peers_torchrec.COLUMN_TYPES, ("row_wise",)):
+        rows, own_ms = peers_torchrec.plan(task, 16, types)
+        assert rows is not None
+        assert own_ms > 0
+        assert fault(task, rows) is None
+    assert len(rows) == 4 * len(task.tables)
 
 
 def test_a_plan_with_a_fault_is_none(task):
     rows = rows_of(search(task, random_model(4)))
     assert "columns" in fault(task, rows[1:])
-    assert "bytes" in fault(task, [(table, dim, 0) for table, dim, _ in rows])
+    assert "bytes" in fault(task, [(table, dim, 0, count) for table, dim, _, count in rows])
+    table, dim, device, count = rows[0]
+    assert "rows and by columns" in fault(task, [(table, dim // 2, device, count // 2), *rows[1:]])
+
+
+def test_a_plan_by_rows_is_scored_as_the_search_prices_it(task):
+    model = AnalyticModel()
+    heavy = task.tables[0].model_copy(update={"pooling_factor": 3000.0, "dim": 8})
+    task = ShardingTask(
+        tables=(heavy, *task.tables[1:]), device_memory_bytes=task.device_memory_bytes, batch_size=task.batch_size
+    )
+    allowed = ShardingTask(**{**dict(task), "constraints": Constraints(row_wise=True)})
+    plan = search(allowed, model, rounds=5)
+    rows = rows_of(plan)
+    assert any(count < task.tables[table].rows for table, _, _, count in rows)
+    assert fault(task, rows) is None
+    assert "rows in blocks" in fault(task, [row for row in rows if row[3] == task.tables[row[0]].rows])
+    assert cost_ms(model, task, rows) == pytest.approx(plan.cost_ms, rel=1e-12)
 
 
 def test_a_printed_plan_is_read_with_its_fixed_and_its_repeated_tables(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.searching.scoring import Row, rows_of
+from bench.searching.scoring import Row, rows_of, sums
 from bench.searching.tasks import BATCH_SIZE, paper_protocol
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.task import ShardingTask
@@ -64,13 +64,3 @@ def _errors(model: TrainedCostModel, task: ShardingTask, rows: Sequence[Row]) ->
     costs = [sum(device_costs(of, vectors, columns)).max() for of, vectors in ((model, said), (truth, true))]
     off = predicted / measured - 1
     return off, np.abs(predicted - measured) <= spread, off[[measured.argmax()]], np.array([costs[0] / costs[1] - 1])
-
-
-def sums(model: CostModel, task: ShardingTask, rows: Sequence[Row]) -> tuple[Floats, Floats]:
-    """Vectors and columns of each device: (D, K) and (D,)."""
-    table, dims, device = np.array(rows, dtype=np.int64).T
-    vectors = model.table_vectors([task.tables[t] for t in table], dims)
-    found, columns = np.zeros((task.devices, vectors.shape[1])), np.zeros(task.devices)
-    np.add.at(found, device, vectors)
-    np.add.at(columns, device, dims)
-    return found, columns

@@ -57,33 +57,32 @@ def one_at_a_time(task: ShardingTask, model: TrainedCostModel) -> Found:
     return Found(found[1], {"predictions": published.asked})
 
 
-def torchrec(task: ShardingTask, model: CostModel) -> Found:
-    """The best of its plans by the cost model, over the widths of a column split."""
+def rows_too(task: ShardingTask, model: CostModel, budget_s: float | None = None) -> Found:
+    """Ours where it may split all tables by rows."""
+    allowed = task.constraints.model_copy(update={"row_wise": True})
+    return ours(task.model_copy(update={"constraints": allowed}), model, budget_s)
+
+
+def torchrec(task: ShardingTask, model: CostModel, all_types: bool = False) -> Found:
+    """The best of its plans by the cost model, over the widths of a column split; with rows split where all types are allowed."""
     from bench.searching import peers_torchrec
 
-    plans = [rows for width in peers_torchrec.WIDTHS if (rows := peers_torchrec.plan(task, width)[0]) is not None]
+    types = peers_torchrec.ALL_TYPES if all_types else peers_torchrec.COLUMN_TYPES
+    asked = (peers_torchrec.plan(task, width, types)[0] for width in peers_torchrec.WIDTHS)
+    plans = [rows for rows in asked if rows is not None]
     if not plans:
         raise Infeasible("TorchRec's planner found no plan")
     return Found(min(plans, key=lambda rows: cost_ms(model, task, rows)))
 
 
-def torchrec_all_types(task: ShardingTask, model: CostModel) -> Found:
-    """Row-wise and the rest allowed: a plan that only its own figure can tell the cost of, unless it has column splits alone."""
-    from bench.searching import peers_torchrec
-
-    rows, own_ms = peers_torchrec.plan(task, 32, None)
-    if own_ms is None:
-        raise Infeasible("TorchRec's planner found no plan")
-    return Found(rows, {"own_ms": own_ms})
-
-
 METHODS: dict[str, Callable[..., Found]] = {
     "neuroshard": ours,
+    "neuroshard, rows too": rows_too,
     "paper": by_name("paper"),
     "paper, one at a time": one_at_a_time,
     **{name: by_name(name) for name in KEYS},
     "torchrec": torchrec,
-    "torchrec, all types": torchrec_all_types,
+    "torchrec, all types": lambda task, model: torchrec(task, model, all_types=True),
 }
 
 

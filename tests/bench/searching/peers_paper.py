@@ -98,7 +98,11 @@ class PublishedSearch:
                 best_ms, best = priced[kept[0]]
         if best is None:
             return None
-        return best_ms, [(table, dim, device) for device, held in enumerate(best) for table, dim in held]
+        return best_ms, [
+            (table, dim, device, self.task.tables[table].rows)
+            for device, held in enumerate(best)
+            for table, dim in held
+        ]
 
 
 class Predictor:

@@ -1,8 +1,10 @@
 """TorchRec's planner on a task, without a GPU and without a process group.
 
 Its storage estimator is replaced by the one memory accounting that all methods share (weights and optimizer state); it is given
-the true pooling factors, and table-wise + column-wise + fused only. A column split is into blocks of one width,
-`min_partition`, so it is asked at four widths, and the best of its plans counts.
+the true pooling factors, and table-wise + column-wise + fused only, or row-wise as well. A column split is into blocks of one
+width, `min_partition`, so it is asked at four widths, and the best of its plans counts.
+
+Left out of "all types": data-parallel, of which a plan has no shards, and what differs from row-wise only between hosts.
 """
 
 import contextlib
@@ -24,6 +26,7 @@ from bench.searching.scoring import Row
 from neuroshard.core.task import ShardingTask
 
 COLUMN_TYPES = ("table_wise", "column_wise")
+ALL_TYPES = (*COLUMN_TYPES, "row_wise")
 WIDTHS = (64, 32, 16, 8)
 
 
@@ -40,13 +43,8 @@ class SameMemory(ShardEstimator):
                 shard.storage = Storage(hbm=self.tables[option.name].shard_bytes(rows, dim), ddr=0)
 
 
-def plan(
-    task: ShardingTask, width: int, types: Sequence[str] | None = COLUMN_TYPES
-) -> tuple[list[Row] | None, float | None]:
-    """Rows of its plan (None where a table was split by rows) and its own figure in ms; both None where it finds no plan.
-
-    `types` None allows all of them.
-    """
+def plan(task: ShardingTask, width: int, types: Sequence[str] = COLUMN_TYPES) -> tuple[list[Row] | None, float | None]:
+    """Rows of its plan and its own figure in ms; both None where it finds no plan."""
     names = _names(task)
     module = EmbeddingBagCollection(
         device=torch.device("meta"),
@@ -57,7 +55,7 @@ def plan(
     )
     constraints = {
         name: ParameterConstraints(
-            sharding_types=None if types is None else list(types),
+            sharding_types=list(types),
             compute_kernels=["fused"],
             min_partition=min(width, t.dim),
             pooling_factors=[t.pooling_factor],
@@ -86,9 +84,9 @@ def plan(
     for parameters in sharding.plan.values():
         for name, parameter in parameters.items():
             for shard in parameter.sharding_spec.shards:
-                if shard.shard_sizes[0] != task.tables[place[name]].rows:
-                    return None, own_ms
-                rows.append((place[name], shard.shard_sizes[1], shard.placement.rank()))
+                count, dim = shard.shard_sizes
+                if count:  # few rows leave the last ranks without any
+                    rows.append((place[name], dim, shard.placement.rank(), count))
     return rows, own_ms
 
 

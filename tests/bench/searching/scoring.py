@@ -1,4 +1,4 @@
-"""One scorer for every method: a plan is rows of (table, columns, device), whoever made it."""
+"""One scorer for every method: a plan is rows of (table, columns, device, rows of the table), whoever made it."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,35 +6,47 @@ import numpy as np
 
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.protocol import CostModel, device_costs
+from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 
-Row = tuple[int, int, int]  # table by place in the task, columns, device
+Row = tuple[int, int, int, int]  # table by place in the task, columns, device, rows of the table
 
 
 def rows_of(plan: Plan) -> list[Row]:
     place = {table.name: index for index, table in enumerate(plan.task.tables)}
-    return [(place[shard.table], shard.dim, shard.device) for shard in plan.shards]
+    return [(place[shard.table], shard.dim, shard.device, shard.rows) for shard in plan.shards]
 
 
 def cost_ms(model: CostModel, task: ShardingTask, rows: Sequence[Row]) -> float:
     """Milliseconds of the slowest device, priced from scratch."""
-    table, dims, device = np.array(rows, dtype=np.int64).T
-    vectors = model.table_vectors([task.tables[t] for t in table], dims)
-    sums, columns = np.zeros((task.devices, vectors.shape[1])), np.zeros(task.devices)
-    np.add.at(sums, device, vectors)
+    return float(sum(device_costs(model, *sums(model, task, rows))).max())
+
+
+def sums(model: CostModel, task: ShardingTask, rows: Sequence[Row]) -> tuple[Floats, Floats]:
+    """Vectors and columns of each device: (D, K) and (D,). Some rows of a table are a table of their own."""
+    _, dims, device, _ = np.array(rows, dtype=np.int64).T
+    parts = {(t, count): task.tables[t].part(count, task.tables[t].dim) for t, _, _, count in rows}
+    vectors = model.table_vectors([parts[t, count] for t, _, _, count in rows], dims)
+    found, columns = np.zeros((task.devices, vectors.shape[1])), np.zeros(task.devices)
+    np.add.at(found, device, vectors)
     np.add.at(columns, device, dims)
-    return float(sum(device_costs(model, sums, columns)).max())
+    return found, columns
 
 
 def fault(task: ShardingTask, rows: Iterable[Row]) -> str | None:
-    """Why these rows are no plan of the task: columns missing or too many, or a device over its memory."""
-    columns, used = [0] * len(task.tables), [0] * task.devices
-    for table, dim, device in rows:
-        columns[table] += dim
-        used[device] += task.tables[table].shard_bytes(task.tables[table].rows, dim)
-    for table, count in zip(task.tables, columns, strict=True):
-        if count != table.dim:
-            return f"table {table.name!r} has {count} of {table.dim} columns"
+    """Why these rows are no plan of the task: columns or rows missing or too many, cut both ways, or a device over its memory."""
+    columns, blocks, used = [0] * len(task.tables), [0] * len(task.tables), [0] * task.devices
+    for table, dim, device, count in rows:
+        whole = task.tables[table]
+        if count == whole.rows:
+            columns[table] += dim
+        elif dim == whole.dim:
+            blocks[table] += count
+        else:
+            return f"table {whole.name!r} is cut by rows and by columns"
+        used[device] += whole.shard_bytes(count, dim)
+    for table, wide, high in zip(task.tables, columns, blocks, strict=True):
+        if (wide, high) not in ((table.dim, 0), (0, table.rows)):
+            return f"table {table.name!r} has {wide} of {table.dim} columns and {high} of {table.rows} rows in blocks"
     for device, (need, have) in enumerate(zip(used, task.device_memory_bytes, strict=True)):
         if need > have:
             return f"device {device} needs {need:,} of {have:,} bytes"
