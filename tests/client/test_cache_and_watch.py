@@ -2,18 +2,20 @@
 
 import json
 import random
+import shutil
 import threading
 import time
 import warnings
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from helpers.faults import faulty
 from helpers.plans import TABLES, make_plan
 from helpers.servers import free_port
-from neuroshard.client import StaleWarning, load_plan, watch
+from neuroshard.client import StaleWarning, load, load_plan, watch
 from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable, UsageError
+from neuroshard.core.value import sha256
 from neuroshard.deploy.run import deploy, rollback
 from neuroshard.store import s3
 from neuroshard.store.folder import FolderStore
@@ -187,6 +189,70 @@ def test_many_ranks_may_fill_one_cache_at_once(store, tmp_path, down):
         assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == A
 
 
+def test_a_plan_that_is_broken_in_the_cache_is_mended_by_the_next_reading(store, tmp_path, down):
+    load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+    (plan,) = (tmp_path / "cache").rglob("plans/*.json")
+    plan.write_bytes(plan.read_bytes()[:-9])
+    load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+    down(Unreachable("gone"))
+    with pytest.warns(StaleWarning):
+        assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == A
+
+
+def test_an_answer_older_than_what_was_loaded_is_believed_with_a_warning_and_not_kept(store, tmp_path, down):
+    """A copy in front of the store that lags; or a rank that reads early and keeps late."""
+    old = (store.root / live_key("m")).read_bytes()
+    deploy(B, store, "m", now=NOW)
+    load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+    (store.root / live_key("m")).write_bytes(old)
+    with pytest.warns(StaleWarning, match=r"release 1 .2025.* is live, but release 2 .2025.* loaded here before"):
+        assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == A
+    down(Unreachable("gone"))
+    with pytest.warns(StaleWarning, match="of release 2"):
+        assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == B
+
+
+def test_a_store_begun_anew_is_no_old_copy(store, tmp_path):
+    for plan in (B, C):
+        deploy(plan, store, "m", now=NOW)
+    load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+    shutil.rmtree(store.root)
+    deploy(A, store, "m", now=NOW + timedelta(days=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == A
+    (pointer,) = (tmp_path / "cache").rglob("live.json")
+    assert pointer.read_bytes() == store.read(live_key("m"))
+
+
+def test_a_cache_whose_disk_is_gone_keeps_no_trainer_from_starting(store, tmp_path, monkeypatch):
+    load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+    freed, read = threading.Event(), FolderStore.read
+
+    def hangs(self: FolderStore, key: str, *rest: int) -> bytes:
+        if self.root.parent.name == "cache":
+            freed.wait(300)
+        return read(self, key, *rest)
+
+    monkeypatch.setattr(FolderStore, "read", hangs)
+    monkeypatch.setattr(load, "CACHE_SECONDS", 0.1)
+    began = time.monotonic()
+    assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == A
+    freed.set()
+    assert time.monotonic() - began < 60
+
+
+def test_setting_up_a_store_counts_towards_the_deadline(monkeypatch):
+    """boto3 runs a credential_process as soon as it is set up, and that may hang."""
+    freed = threading.Event()
+    monkeypatch.setattr(load, "open_store", lambda _: freed.wait(300))
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match=r"before anything was asked of it: no answer within 0\.1 s"):
+        load_plan("s3://bucket/prefix", "m", cache_dir=False, deadline_seconds=0.1)
+    freed.set()
+    assert time.monotonic() - began < 60
+
+
 def test_a_store_that_hangs_is_given_up_at_the_deadline(store, monkeypatch, tmp_path):
     load_plan(store.url, "m", cache_dir=tmp_path / "cache")
     freed, read = threading.Event(), FolderStore.read
@@ -255,6 +321,36 @@ def test_a_store_that_breaks_is_warned_of_and_watched_on(store):
 
     threading.Timer(0.2, mend).start()
     with pytest.warns(StaleWarning, match="watching on"):
+        assert next(plans) == B
+
+
+def test_watching_passes_over_an_old_copy_of_the_pointer(store):
+    """Else a fleet would go back to a plan and forth again, with nobody having asked for it."""
+    old = store.read(live_key("m"))
+    deploy(B, store, "m", now=NOW)
+    plans = watching(store)
+    assert next(plans) == B
+    newest, newest_token = store.read_versioned(live_key("m"))
+    store.swap(live_key("m"), old, newest_token)
+
+    def mend() -> None:
+        store.swap(live_key("m"), newest, sha256(old))
+        deploy(C, store, "m", now=NOW)
+
+    threading.Timer(0.2, mend).start()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert next(plans) == C
+
+    assert ["answers with release 1" in str(w.message) and "after release 2" in str(w.message) for w in seen] == [True]
+
+
+def test_watching_goes_on_while_the_pointer_is_gone(store):
+    plans = watching(store)
+    assert next(plans) == A
+    (store.root / live_key("m")).unlink()
+    threading.Timer(0.2, deploy, args=(B, store, "m"), kwargs={"now": NOW}).start()
+    with pytest.warns(StaleWarning, match=r"live\.json: does not exist"):
         assert next(plans) == B
 
 

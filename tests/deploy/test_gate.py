@@ -1,5 +1,6 @@
 """What goes live and what does not: today's tables, memory, the cost model's error, the gain over the live plan."""
 
+import math
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -196,6 +197,25 @@ def test_what_cannot_be_compared_goes_live_unless_a_gain_is_demanded(store, new,
     assert decision_of(store, new).verdict == "passed"
 
 
+@pytest.mark.parametrize("cost_ms", [math.nan, math.inf])
+def test_a_price_that_is_no_number_compares_nothing(store, cost_ms):
+    deploy(plan_of(10.0), store, "m", now=NOW)
+    new, gate = plan_of(9.0, note="new"), Gate(price=lambda live, today: cost_ms)
+
+    demanding = decision_of(store, new, gate._replace(min_gain=0.0))
+    assert (demanding.verdict, demanding.live_cost_ms, demanding.gain) == ("kept", None, None)
+    assert demanding.comparison == "not compared: the cost model cannot price the live plan"
+    assert decision_of(store, new, gate).verdict == "passed"
+
+
+@pytest.mark.parametrize(("live_ms", "new_ms", "gain"), [(0.0, 9.0, 0.0), (5e-324, 1e308, -1e9)])
+def test_a_gain_is_a_number_whatever_is_divided(store, live_ms, new_ms, gain):
+    deploy(plan_of(live_ms), store, "m", now=NOW)
+    decision = decision_of(store, plan_of(new_ms, note="new"))
+
+    assert (decision.verdict, decision.gain) == ("kept", gain)
+
+
 def test_a_live_plan_that_is_broken_is_replaced(store):
     deploy(plan_of(1.0), store, "m", now=NOW)
     (store.root / "m" / "plans" / f"{plan_of(1.0).digest()}.json").write_bytes(b"{")
@@ -218,7 +238,18 @@ def test_a_plan_that_was_rolled_back_does_not_come_back_by_itself(store):
 
 
 @pytest.mark.parametrize(
-    "gate", [Gate(min_gain=1.0), Gate(min_gain=-0.1), Gate(memory_margin=1.5), Gate(max_error=0.0), Gate(max_error=-1)]
+    "gate",
+    [
+        Gate(min_gain=1.0),
+        Gate(min_gain=-0.1),
+        Gate(min_gain=math.nan),
+        Gate(memory_margin=1.5),
+        Gate(memory_margin=math.nan),
+        Gate(max_error=0.0),
+        Gate(max_error=-1),
+        Gate(max_error=math.nan),
+        Gate(max_error=math.inf),
+    ],
 )
 def test_a_rule_that_cannot_be_is_refused_before_anything_is_written(store, gate):
     with pytest.raises(UsageError, match="is a share"):

@@ -73,6 +73,31 @@ def test_only_the_last_releases_and_their_plans_are_kept(store):
     assert load_plan(store.url, "m") == PLANS[7]
 
 
+def test_what_is_not_ours_is_neither_counted_nor_deleted(store):
+    strange = {
+        "m/releases/99999999999999999999.txt",
+        "m/releases/9.json",
+        "m/releases/backup/00000099.json",
+        "m/decisions/README",
+        "m/plans/notes.json",
+    }
+    for key in strange:
+        store.create(key, b"somebody's")
+        os.utime(store.root / key, (0, 0))
+    for name in (
+        "releases/\u0664\u0664\u0664\u0664\u0664\u0664\u0664\u0664.json",
+        "decisions/a\\b.json",
+        "plans/\udcff.json",
+        "plans/a\nb.json",
+    ):
+        (store.root / "m" / name).write_bytes(b"")
+    collect(store)
+
+    assert strange <= keys(store)
+    assert [r.number for r in releases(store, "m")] == [8, 7, 6, 5]
+    assert deploy(make_plan("next"), store, "m", now=NOW).number == 9
+
+
 def test_what_is_younger_than_the_age_is_kept(store):
     collect(store, keep=1, days=3.5)
 
@@ -184,9 +209,10 @@ def test_the_mark_of_a_collection_that_died_counts_for_an_hour(store):
 
 def test_a_collection_that_takes_too_long_deletes_no_more(store, monkeypatch):
     clock = iter(range(0, 100_000, 700))
-    monkeypatch.setattr(collector.time, "monotonic", lambda: next(clock))
-    with pytest.raises(StoreError, match="longer than 30 min"):
-        collect(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(collector.time, "monotonic", lambda: next(clock))
+        with pytest.raises(StoreError, match="longer than 30 min"):
+            collect(store)
 
     assert load_plan(store.url, "m") == PLANS[7]
 

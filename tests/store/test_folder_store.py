@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.core.errors import NeuroshardError, NotFound, StoreError
+from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound, StoreError
 from neuroshard.store import folder
 from neuroshard.store.folder import FolderStore
 
@@ -79,3 +79,31 @@ def test_a_disk_that_is_full_leaves_nothing_behind(store, monkeypatch):
         store.create("m/a", b"one")
 
     assert files(store) == set()
+
+
+@pytest.mark.parametrize("what", ["pipe", "endless device", "too large"])
+def test_what_is_no_file_or_too_large_is_refused_at_once(store, what):
+    store.create("m/b", b"")
+    path = store.root / "m" / "a"
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "endless device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 2**40)
+    for use in (lambda: store.read("m/a"), lambda: store.create("m/a", b""), lambda: store.swap("m/a", b"", None)):
+        with pytest.raises(InvalidInput, match=r"m/a: (is not a file|more than the)"):
+            use()
+
+    assert path.exists()
+    assert files(store) - {"m/a"} == {"m/b", "m/.lock"}
+
+
+def test_folders_that_are_made_are_safe_on_disk_before_what_is_in_them(store, monkeypatch):
+    """The entry of a new folder is its parent's, so it is the parent that must be flushed."""
+    flushed = []
+    monkeypatch.setattr(folder, "_sync_folder", lambda path: flushed.append(path))
+    store.create("m/plans/a", b"one")
+
+    assert flushed == [store.root.parent, store.root, store.root / "m", store.root / "m" / "plans"]

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound
 from neuroshard.core.release import Release
 from neuroshard.core.value import sha256
 from neuroshard.store.folder import FolderStore
@@ -23,30 +23,46 @@ def cache_of(store: Store, cache_dir: Path) -> FolderStore:
 def remember(cache: FolderStore, live: Live[Release], published: Published) -> None:
     """Keep a live release and its plan, which were read and checked. What cannot be kept is not: no error.
 
-    Several ranks of a host may do so at once. Plans that are no longer live go after a day.
+    Several ranks of a host may do so at once. What is there and broken is replaced. Plans that are no longer live go after a day.
     """
-    model, digest = live.release.model, live.release.plan_digest
+    model = live.release.model
+    pointer, plan = live_key(model), plan_key(model, live.release.plan_digest)
     with suppress(NeuroshardError, OSError):
-        old = _cached(cache, model)
-        if (
-            old
-            and old.data == live.data
-            and any(e.key == plan_key(model, digest) for e in cache.list(f"{model}/plans/"))
-        ):
+        there, token = _there(cache, pointer)
+        if (there, _there(cache, plan)[0]) == (live.data, published.data):
             return
         cache.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        cache.create(plan_key(model, digest), published.data)
-        if old is None:
-            cache.delete(live_key(model))  # it may be there, and broken
-        cache.swap(live_key(model), live.data, old.token if old else None)
+        try:
+            cache.create(plan, published.data)
+        except Conflict:
+            cache.delete(plan)
+            cache.create(plan, published.data)
+        cache.swap(pointer, live.data, token)
         yesterday = datetime.now(UTC) - timedelta(days=1)
         for entry in cache.list(f"{model}/plans/"):
-            if entry.key != plan_key(model, digest) and entry.modified < yesterday:
+            if entry.key != plan and entry.modified < yesterday:
                 cache.delete(entry.key)
 
 
-def _cached(cache: FolderStore, model: str) -> Live[Release] | None:
+def last(cache: FolderStore, model: str) -> Live[Release] | None:
+    """The release that is kept; None where there is none that can be read."""
     try:
         return read_live(cache, model)
     except NeuroshardError:
         return None
+
+
+def outdated(release: Release, seen: Release) -> bool:
+    """Whether `release` went live before `seen`, of the same store: numbers only grow, unless all is begun anew, later."""
+    return release.number < seen.number and release.time <= seen.time
+
+
+def _there(cache: FolderStore, key: str) -> tuple[bytes | None, str | None]:
+    """What the cache holds, whole or broken, and its token. What is too large is deleted."""
+    try:
+        return cache.read_versioned(key)
+    except NotFound:
+        return None, None
+    except InvalidInput:
+        cache.delete(key)
+        return None, None

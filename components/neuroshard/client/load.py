@@ -1,18 +1,21 @@
 """The live plan of a model, out of a store, checked; and the next one, when it comes."""
 
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
-from neuroshard.client.cache import cache_of, remember
-from neuroshard.core.errors import InvalidInput, NeuroshardError, Unreachable
+from neuroshard.client.cache import cache_of, last, outdated, remember
+from neuroshard.core.errors import InvalidInput, NeuroshardError, StoreError, Unreachable
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
 from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.core.table import Table
+from neuroshard.store.deadline import within
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.line import Live
 from neuroshard.store.local import default_cache_dir
@@ -21,7 +24,7 @@ from neuroshard.store.protocol import Store
 from neuroshard.store.releases import Published, check_model, read_live, read_published
 
 DEADLINE_SECONDS = 60.0
-T = TypeVar("T")
+CACHE_SECONDS = 10.0  # a home folder whose server is gone keeps no trainer from starting
 CacheDir = Path | str | Literal[False] | None
 
 
@@ -45,7 +48,8 @@ def load_plan(
 
     What was read is kept in `cache_dir` (None: ~/.cache/neuroshard; False: nowhere). Where the store does not answer within
     `deadline_seconds`, or answers that it cannot now, the plan kept last is returned, checked alike, with a StaleWarning;
-    never where the store answers with anything else, such as no plan, a broken one, or "access denied".
+    never where the store answers with anything else, such as no plan, a broken one, or "access denied". An answer that is older
+    than what was kept is believed, with a StaleWarning.
     """
     live, plan = _load(store_url, model, cache_dir, deadline_seconds)
     check_fits_trainer(plan, f"plan {live.release.plan_digest[:12]} of {model!r}", tables, world_size)
@@ -68,7 +72,7 @@ def watch(
 
     `seen` is the digest of the plan that the trainer has (`plan.digest()`); without it the first is the one that is live now.
     A store that is down, and a plan that is broken or not for this trainer, are warned of once, and passed over. A plan that
-    comes and goes between two questions is not seen.
+    comes and goes between two questions is not seen, nor is a release older than one that was seen: that is an old copy.
     """
     stop = stop or threading.Event()
     tables = None if tables is None else tuple(tables)
@@ -76,17 +80,23 @@ def watch(
     store = open_store(store_url)
     cache = _cache(store, cache_dir)
     refused, warned = "", ""
+    newest: Release | None = None
     while not stop.is_set():
         new: Plan | None = None
         try:
             live = within(deadline_seconds, store.url, lambda: read_live(store, model))
-            digest = live.release.plan_digest
+            if newest is not None and outdated(live.release, newest):
+                raise StoreError(
+                    f"{store.url}: answers with release {live.release.number} ({live.release.time}) after release "
+                    f"{newest.number} ({newest.time}): an old copy, or live.json was put back"
+                )
+            newest, digest = live.release, live.release.plan_digest
             if digest not in (seen, refused):
                 published = within(deadline_seconds, store.url, partial(read_published, store, model, digest))
                 refused = digest  # until it has passed
                 check_fits_trainer(published.plan, f"plan {digest[:12]} of {model!r}", tables, world_size)
                 if cache is not None:
-                    remember(cache, live, published)
+                    _keep(cache, live, published)
                 new, seen, refused = published.plan, digest, ""
             if digest == seen:
                 warned = ""
@@ -122,29 +132,6 @@ def check_world_size(plan: Plan, world_size: int, whose: str) -> None:
         )
 
 
-def within(seconds: float, where: str, read: Callable[[], T]) -> T:
-    """What `read` returns or raises, or Unreachable after `seconds`. It is left behind in a thread that ends with the process:
-    a file system whose server is gone, and a connection that trickles, have no time limit of their own.
-    """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            results.append(read())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work, name="neuroshard load", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise Unreachable(f"{where}: no answer within {seconds:g} s")
-    return results[0]
-
-
 def _cache(store: Store, cache_dir: CacheDir) -> FolderStore | None:
     if cache_dir is False:
         return None
@@ -156,15 +143,17 @@ def _cache(store: Store, cache_dir: CacheDir) -> FolderStore | None:
 
 def _load(store_url: str, model: str, cache_dir: CacheDir, deadline_seconds: float) -> tuple[Live[Release], Plan]:
     check_model(model)
-    store = open_store(store_url)
+    ends = time.monotonic() + deadline_seconds
+    # boto3 may ask a credential_process or an instance for credentials as soon as it is set up
+    store = within(deadline_seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
     cache = _cache(store, cache_dir)
     try:
-        live, published = within(deadline_seconds, store.url, lambda: _read(store, model))
+        live, published = within(ends - time.monotonic(), store.url, lambda: _read(store, model))
     except Unreachable as error:
         if cache is None:
             raise
         try:
-            live, published = _read(cache, model)
+            live, published = within(CACHE_SECONDS, cache.url, lambda: _read(cache, model))
         except NeuroshardError:
             raise error from None  # what the cache lacks or has broken is not what the user asked about
         release = live.release
@@ -175,9 +164,29 @@ def _load(store_url: str, model: str, cache_dir: CacheDir, deadline_seconds: flo
             stacklevel=3,
         )
         return live, published.plan
-    if cache is not None:
-        remember(cache, live, published)
+    if cache is not None and (newer := _keep(cache, live, published)):
+        warnings.warn(
+            f"{store.url}: release {live.release.number} ({live.release.time}) is live, but release {newer.number} "
+            f"({newer.time}) was when it was loaded here before: the store answers with an old copy, or live.json was put back",
+            StaleWarning,
+            stacklevel=3,
+        )
     return live, published.plan
+
+
+def _keep(cache: FolderStore, live: Live[Release], published: Published) -> Release | None:
+    """Keep what was read, unless the cache has a newer release, which is returned. It takes no longer than it may."""
+
+    def keep() -> Release | None:
+        kept = last(cache, live.release.model)
+        if kept is not None and outdated(live.release, kept.release):
+            return kept.release
+        remember(cache, live, published)
+        return None
+
+    with suppress(Unreachable):
+        return within(CACHE_SECONDS, cache.url, keep)
+    return None
 
 
 def _read(store: Store, model: str) -> tuple[Live[Release], Published]:

@@ -17,7 +17,7 @@ class ShardingTask(Value):
     tables: tuple[Table, ...]
     device_memory_bytes: tuple[Annotated[int, Field(gt=0)], ...]
     batch_size: Annotated[int, Field(gt=0, le=2**31)]
-    constraints: Constraints = Constraints()
+    constraints: Constraints = Field(default_factory=Constraints)  # made at its first use: see core/value.py
 
     @field_validator("tables")
     @classmethod

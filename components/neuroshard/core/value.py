@@ -14,7 +14,8 @@ from neuroshard.core.errors import InvalidInput, NewerFormat
 class Value(BaseModel):
     """A frozen pydantic model. Unknown keys are ignored, so that files may carry more than we read."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    # built at its first use: a trainer that imports the client uses few of them, and pydantic looks for plugins in every package
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
 
     @classmethod
     def parse(cls, data: Any, where: str) -> Self:

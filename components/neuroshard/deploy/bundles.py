@@ -5,6 +5,7 @@
 Released as plans are (golive.py), under the fingerprint of the hardware that it was measured on.
 """
 
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -38,7 +39,7 @@ def publish_model(folder: Path, store: Store, *, now: datetime, asked: Asked = U
     Raises Refused where its error is above what is asked, or not known: then it is published, but not live; InvalidInput,
     NewerFormat, StoreError, and Conflict where another publisher was faster.
     """
-    if asked.max_error is not None and not asked.max_error > 0:
+    if asked.max_error is not None and not 0 < asked.max_error < math.inf:
         raise UsageError(f"--max-error is a share above 0 (0.1 is 10 %), not {asked.max_error:g}")
     manifest = load_cost_model(folder).manifest
     if manifest.hardware_fingerprint != manifest.bench.hardware.fingerprint:

@@ -5,6 +5,7 @@ far off. A valid one is compared with the live plan, if both can be priced alike
 than `min_gain`.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ class Gate(NamedTuple):
         for name, value in (("memory-margin", self.memory_margin), ("min-gain", self.min_gain)):
             if value is not None and not 0 <= value < 1:
                 raise UsageError(f"--{name} is a share of at least 0 and below 1 (0.05 is 5 %), not {value:g}")
-        if self.max_error is not None and not self.max_error > 0:
+        if self.max_error is not None and not 0 < self.max_error < math.inf:
             raise UsageError(f"--max-error is a share above 0 (0.1 is 10 %), not {self.max_error:g}")
 
 
@@ -53,7 +54,7 @@ def decide(
         faults.append("it was live, and was rolled back")
 
     comparison, live_cost = _comparison(plan, gate, live, live_plan)
-    gain = None if live_cost is None or plan.cost_ms is None else 1 - plan.cost_ms / live_cost if live_cost else 0.0
+    gain = None if live_cost is None or plan.cost_ms is None else _gain(plan.cost_ms, live_cost)
     min_gain = gate.min_gain if gate.min_gain is not None else error or 0.0
     # one who names a gain wants to see it; else a plan that cannot be compared is newer knowledge, and goes live
     demanded = gate.min_gain is not None and live_plan is not None and not _for_other_task(plan, live_plan, gate)
@@ -75,6 +76,11 @@ def decide(
         memory_margin=gate.memory_margin,
         moved_bytes=moved_bytes(live_plan, plan) if live_plan else None,
     )
+
+
+def _gain(cost_ms: float, live_cost_ms: float) -> float:
+    """Share of the live plan's cost that is saved. Finite, whatever is divided, as what a record holds must be."""
+    return max(1 - cost_ms / live_cost_ms, -1e9) if live_cost_ms else 0.0
 
 
 def _tables(plan: Plan, gate: Gate) -> str | None:
@@ -149,7 +155,7 @@ def _comparison(plan: Plan, gate: Gate, live: Release | None, live_plan: Plan | 
         return "not compared: the plan carries no prediction", None
     if gate.price is not None:
         cost = gate.price(live_plan, plan)
-        if cost is None:
+        if cost is None or not math.isfinite(cost):
             return "not compared: the cost model cannot price the live plan", None
         return "the live plan was priced again, on today's tables with the plan's own cost model", cost
     model, live_model = plan.provenance.cost_model, live_plan.provenance.cost_model

@@ -21,6 +21,7 @@ from neuroshard.progress import progress
 from neuroshard.store.line import Line, Live, R, read_past, read_pointer
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Entry, Store
+from neuroshard.store.releases import is_refusal
 
 MIN_AGE_SECONDS = 3600.0  # a writer that takes longer from its artifact to its swap is not one
 
@@ -48,7 +49,7 @@ def find_garbage(store: Store, line: Line[R], *, keep: int, age_seconds: float, 
     live = read_pointer(store, line)
     entries = store.list(f"{line.name}/")
     keys = {entry.key for entry in entries}
-    numbers = [number for number in _numbers(keys, line) if number != live.release.number]
+    numbers = [number for key in keys if (number := line.number_of(key)) and number != live.release.number]
     past = [read_past(store, line, number) for number in sorted(numbers)[-keep:]]
     kept = [live.release, *past, *_reached(store, line, live, keep, keys)]
 
@@ -57,8 +58,8 @@ def find_garbage(store: Store, line: Line[R], *, keep: int, age_seconds: float, 
     newest = now.astimezone(UTC) - timedelta(seconds=age_seconds)
     old = [entry for entry in entries if entry.key not in wanted and entry.modified < newest]
     found = [
-        *(entry for entry in old if entry.key.startswith(f"{line.name}/releases/")),
-        *(entry for entry in old if entry.key.startswith(f"{line.name}/decisions/")),
+        *(entry for entry in old if line.number_of(entry.key)),
+        *(entry for entry in old if is_refusal(entry.key, line.name)),
         *(entry for entry in old if line.digest_of(entry.key) is not None),
         *(entry for entry in old if entry.key.startswith(line.condemned_folder)),
     ]
@@ -104,11 +105,6 @@ def _condemn(garbage: Garbage, store: Store, line: Line[R], now: datetime) -> st
     key = f"{line.condemned_folder}{mark.time.replace('-', '').replace(':', '')}-{uuid4().hex[:16]}.json"
     store.create(key, mark.canonical_json())
     return key
-
-
-def _numbers(keys: set[str], line: Line[R]) -> list[int]:
-    stems = [key.removeprefix(f"{line.name}/releases/").removesuffix(".json") for key in keys]
-    return [int(stem) for stem in stems if stem.isascii() and stem.isdecimal()]
 
 
 def _reached(store: Store, line: Line[R], live: Live[R], count: int, keys: set[str]) -> list[R]:

@@ -7,10 +7,11 @@ writes next puts the rest right. A `gc` beside it (gc.py) never takes what it is
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError
+from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound, StoreError
 from neuroshard.core.release import Condemned
 from neuroshard.store.line import (
     MAX_ARTIFACT_BYTES,
+    MAX_RELEASE_BYTES,
     Artifact,
     Files,
     Line,
@@ -68,13 +69,18 @@ def go_live(release: R, live: Live[R] | None, store: Store, line: Line[R]) -> R:
 
     Raises Conflict where it lost.
     """
+    data = release.canonical_json()
+    if len(data) > MAX_RELEASE_BYTES:  # a device's name is as long as its file says
+        raise InvalidInput(
+            f"{store.url}: release {release.number} of {line.name!r} would have {len(data):,} bytes, more than the "
+            f"{MAX_RELEASE_BYTES:,} that are read"
+        )
     if live:
         remember(live, store, line)
-    data = release.canonical_json()
     try:
         store.swap(line.live_key, data, live.token if live else None)
     except StoreError as error:
-        _check_lost(error, release, data, store, line)
+        _check_lost(error, release, live, store, line)
     with suppress(StoreError):  # it is live, and whoever writes next does this again
         store.create(line.release_key(release.number), data)
     return release
@@ -87,7 +93,14 @@ def next_number(live: Live[R] | None, store: Store, line: Line[R]) -> int:
 
 def remember(live: Live[R], store: Store, line: Line[R]) -> None:
     """Put the live release in the history, where its writer may have died before it could."""
-    store.create(line.release_key(live.release.number), live.data)
+    key = line.release_key(live.release.number)
+    try:
+        store.create(key, live.data)
+    except Conflict:
+        raise Conflict(
+            f"{store.url}/{key}: holds another release {live.release.number} than {line.live_key}, which was put there by hand; "
+            "move one of the two away, then try again"
+        ) from None
 
 
 def timestamp(now: datetime) -> str:
@@ -131,20 +144,38 @@ def _refuse_condemned(store: Store, line: Line[R], digest: str, key: str) -> Non
         )
 
 
-def _check_lost(error: StoreError, release: R, data: bytes, store: Store, line: Line[R]) -> None:
-    """Return if the swap came through after all: a retry meets its own first write, or only the answer was lost."""
+def _check_lost(error: StoreError, release: R, live: Live[R] | None, store: Store, line: Line[R]) -> None:
+    """Return if the swap from `live` came through after all: a retry meets its own first write, or only the answer was lost."""
+    data, said = release.canonical_json(), f"release {release.number} of {line.name!r}"
     try:
         now_live = live_or_none(store, line)
-    except StoreError:
-        raise StoreError(
-            f"{error}; whether release {release.number} went live is not known: look with `neuroshard releases`"
-        ) from None
-    if now_live and now_live.data == data:
-        return
-    if now_live and isinstance(error, Conflict):
-        other = now_live.release
-        raise Conflict(
-            f"{store.url}: release {other.number} of {line.name!r} ({line.noun} {other.artifact[:12]}, {other.time}) went "
-            "live in the meantime, so this one did not; look at it, then try again"
-        ) from None
-    raise error
+        if now_live and now_live.data == data:
+            return
+        if live and not now_live:
+            raise Conflict(f"{store.url}/{line.live_key}: was deleted in the meantime, so {said} did not go live")
+        if now_live and (not live or now_live.data != live.data):
+            other = now_live.release
+            found = f"release {other.number} ({line.noun} {other.artifact[:12]}, {other.time})"
+            if _is_past(release, data, store, line):
+                raise Conflict(f"{store.url}: {said} went live, and {found} replaced it at once; look at it")
+            raise Conflict(
+                f"{store.url}: {found} of {line.name!r} went live in the meantime, so this one did not; look at it, then try "
+                "again"
+            )
+    except Conflict:
+        raise
+    except NeuroshardError:
+        raise StoreError(f"{error}; whether {said} went live is not known: look with `neuroshard releases`") from None
+    if isinstance(error, Conflict):
+        raise Conflict(f"{error}; but what is live there is as it was, so {said} did not go live; try again")
+    raise type(error)(
+        f"{error}; {said} is not live, unless the request is still under way: look with `neuroshard releases`"
+    )
+
+
+def _is_past(release: R, data: bytes, store: Store, line: Line[R]) -> bool:
+    """Whether the release is in the history: who replaces one puts it there before."""
+    try:
+        return store.read(line.release_key(release.number), MAX_RELEASE_BYTES) == data
+    except NotFound:
+        return False

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
 from neuroshard.core.value import sha256
-from neuroshard.store.protocol import MAX_BYTES, Entry, check_key
+from neuroshard.store.protocol import MAX_BYTES, Entry, check_key, is_key
 
 # what a network file system says when its server is gone
 GONE = {
@@ -49,11 +49,8 @@ class FolderStore:
 
     def read(self, key: str, max_bytes: int = MAX_BYTES) -> bytes:
         path = self._path(key)
-        with _errors(path, "read it"), path.open("rb") as file:
-            data = file.read(max_bytes + 1)
-        if len(data) > max_bytes:
-            raise InvalidInput(f"{path}: more than the {max_bytes:,} bytes that it may have")
-        return data
+        with _errors(path, "read it"):
+            return _bytes_of(path, max_bytes)
 
     def read_versioned(self, key: str, max_bytes: int = MAX_BYTES) -> tuple[bytes, str]:
         data = self.read(key, max_bytes)
@@ -65,7 +62,7 @@ class FolderStore:
             try:
                 os.link(temporary, path)
             except FileExistsError:
-                if path.read_bytes() != data:
+                if _bytes_of(path, MAX_BYTES) != data:
                     raise Conflict(f"{path}: already exists with other content, and is written only once") from None
                 return False
             finally:
@@ -75,7 +72,7 @@ class FolderStore:
     def swap(self, key: str, data: bytes, expected: str | None) -> None:
         path = self._path(key)
         with _errors(path, "write it"), _temporary(path, data) as temporary, _lock(path.parent):
-            current = sha256(path.read_bytes()) if path.exists() else None
+            current = sha256(_bytes_of(path, MAX_BYTES)) if path.exists() else None
             if current != expected:
                 raise Conflict(f"{path}: somebody else changed it in between")
             temporary.replace(path)
@@ -87,7 +84,7 @@ class FolderStore:
         with _errors(folder, "list it"):
             for path in folder.rglob("*"):
                 key = path.relative_to(self.root).as_posix()
-                if not key.startswith(prefix) or any(part.startswith(".") for part in key.split("/")):
+                if not key.startswith(prefix) or not is_key(key):
                     continue
                 with suppress(FileNotFoundError):  # deleted since
                     status = path.stat()
@@ -105,6 +102,17 @@ class FolderStore:
         return self.root / check_key(key)
 
 
+def _bytes_of(path: Path, max_bytes: int) -> bytes:
+    """A file's bytes. Raises OSError, and InvalidInput where they are too many or it is no file: a pipe would wait for ever."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise InvalidInput(f"{path}: is not a file")
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise InvalidInput(f"{path}: more than the {max_bytes:,} bytes that it may have")
+    return data
+
+
 @contextmanager
 def _errors(path: Path, doing: str) -> Iterator[None]:
     """Turn an OSError into a StoreError of one line that names the path."""
@@ -120,7 +128,7 @@ def _errors(path: Path, doing: str) -> Iterator[None]:
 @contextmanager
 def _temporary(path: Path, data: bytes) -> Iterator[Path]:
     """A file beside `path` that holds `data`, safe on disk. It goes with the block, unless it was renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         with temporary.open("xb") as file:
@@ -148,6 +156,15 @@ def _lock(folder: Path) -> Iterator[None]:
                     ) from None
                 time.sleep(0.01)
         yield
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, each safe on disk as the files in it will be."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -52,6 +52,12 @@ class Line(Generic[R]):
     def release_key(self, number: int) -> str:
         return f"{self.name}/releases/{number:08d}.json"
 
+    def number_of(self, key: str) -> int | None:
+        """The number of the release that an object of the history is; None where it is none: then it is not ours."""
+        stem = key.removeprefix(f"{self.name}/releases/").removesuffix(".json")
+        number = int(stem) if re.fullmatch("[0-9]{8,}", stem) else 0
+        return number if number and key == self.release_key(number) else None
+
     def keys(self, digest: str) -> tuple[str, ...]:
         return tuple(f"{self.name}/{pattern.format(digest)}" for pattern in self.patterns)
 
@@ -122,8 +128,7 @@ def read_past(store: Store, line: Line[R], number: int) -> R:
 def history(store: Store, line: Line[R]) -> list[int]:
     """The numbers of the releases in the history, ascending."""
     folder = line.release_key(1).rpartition("/")[0] + "/"
-    stems = [entry.key.removeprefix(folder).removesuffix(".json") for entry in store.list(folder)]
-    return sorted(int(stem) for stem in stems if re.fullmatch("[0-9]{1,18}", stem))
+    return sorted(number for entry in store.list(folder) if (number := line.number_of(entry.key)))
 
 
 def all_releases(store: Store, line: Line[R]) -> tuple[R, ...]:

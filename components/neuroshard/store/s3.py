@@ -10,9 +10,11 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from boto3.session import Session
@@ -32,12 +34,16 @@ from botocore.exceptions import (
 )
 
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
+from neuroshard.core.text import one_line
+from neuroshard.store.deadline import within
 from neuroshard.store.protocol import MAX_BYTES, Entry, check_key, is_key
 
 ATTEMPTS = 4  # boto3's "standard" mode: again after 500, 502, 503, 504, throttling and timeouts; never after 403 or 404
-BODY_SECONDS = (
-    120.0  # for one object, looked at every 16 KiB: read_timeout starts anew with every byte that trickles in
-)
+# For a request with all its attempts, which take 95 s if each of them hangs: read_timeout starts anew with every byte that
+# trickles in, and a credential_process may never end.
+REQUEST_SECONDS = 120.0
+MAX_PAGES = 10_000  # of one listing, up to 1,000 objects each; a night's work has thousands of objects
+BUSY_SECONDS = 0.2  # after an answer that another write of the key is under way
 CONFIG = Config(
     connect_timeout=5,
     read_timeout=20,
@@ -58,6 +64,16 @@ CHATTY = {
     "botocore.credentials": logging.CRITICAL,
 }
 
+# What an error code means where its status does not say it.
+EXPIRED = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "ExpiredTokenException"}
+PASSING = {"RequestTimeout", "RequestTimeoutException", "SlowDown", "Throttling", "ThrottlingException", "BadDigest"}
+
+T = TypeVar("T")
+
+
+class Busy(Conflict):
+    """409: another write of the key is under way. Nothing was written, and nothing is known of its end."""
+
 
 class S3Store:
     """Objects under `s3://bucket/prefix`. Tokens are ETags, which say that an object changed, never what it holds.
@@ -75,7 +91,7 @@ class S3Store:
         kms_key = os.environ.get("NEUROSHARD_SSE_KMS_KEY")
         self.encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
         try:
-            self.client: Any = Session().client("s3", config=CONFIG)
+            self.client: Any = within(REQUEST_SECONDS, self.url, lambda: Session().client("s3", config=CONFIG))
         except (BotoCoreError, ValueError, OSError) as error:  # the text may quote an endpoint with a password in it
             raise StoreError(
                 f"{self.url}: boto3 cannot be set up ({type(error).__name__}); check AWS_PROFILE, AWS_ENDPOINT_URL and "
@@ -94,15 +110,25 @@ class S3Store:
         return self.read_versioned(key, max_bytes)[0]
 
     def read_versioned(self, key: str, max_bytes: int = MAX_BYTES) -> tuple[bytes, str]:
-        with self._errors(key):
-            for attempt in range(1, ATTEMPTS + 1):
-                answer = self.client.get_object(Bucket=self.bucket, Key=self._full(check_key(key)))
+        full = self._full(check_key(key))
+
+        def get() -> tuple[bytes, str]:
+            answer = self.client.get_object(Bucket=self.bucket, Key=full)
+            with closing(answer["Body"]) as body:
+                if "ETag" not in answer:
+                    raise StoreError(f"{self.url}/{key}: the store's answer has no ETag, by which a change is told")
+                return self._body(key, body, max_bytes), answer["ETag"]
+
+        def get_whole() -> tuple[bytes, str]:
+            for _ in range(1, ATTEMPTS):  # boto3 retries until the headers are there, not when the body breaks off
                 try:
-                    return self._body(key, answer["Body"], max_bytes), answer["ETag"]
+                    return get()
                 except (IncompleteReadError, ResponseStreamingError):
-                    if attempt == ATTEMPTS:  # boto3 retries until the headers are there, not when the body breaks off
-                        raise
-        raise AssertionError("unreachable")
+                    continue
+            return get()
+
+        with self._errors(key):
+            return self._in_time(key, get_whole)
 
     def create(self, key: str, data: bytes) -> bool:
         for _ in range(ATTEMPTS):
@@ -127,8 +153,14 @@ class S3Store:
     def list(self, prefix: str) -> tuple[Entry, ...]:
         entries: list[Entry] = []
         with self._errors(prefix):
-            pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self._full(prefix))
-            for page in pages:
+            paginator = self.client.get_paginator("list_objects_v2")
+            pages = iter(paginator.paginate(Bucket=self.bucket, Prefix=self._full(prefix)))
+            for number in count(1):
+                page = self._in_time(prefix, lambda: next(pages, None))
+                if page is None:
+                    break
+                if number > MAX_PAGES:
+                    raise StoreError(f"{self.url}/{prefix}: its listing does not end after {MAX_PAGES:,} pages")
                 for found in page.get("Contents", ()):
                     if not found["Key"].startswith(self._full(prefix)):
                         raise ValueError(found["Key"])
@@ -141,8 +173,13 @@ class S3Store:
         return tuple(sorted(entries))
 
     def delete(self, key: str) -> None:
+        delete = partial(self.client.delete_object, Bucket=self.bucket, Key=self._full(check_key(key)))
         with self._errors(key):
-            self.client.delete_object(Bucket=self.bucket, Key=self._full(check_key(key)))
+            self._in_time(key, delete)
+
+    def _in_time(self, key: str, ask: Callable[[], T]) -> T:
+        """What a request gives or raises, or Unreachable when it has taken too long in all."""
+        return within(REQUEST_SECONDS, f"{self.url}/{key}", ask)
 
     def _full(self, key: str) -> str:
         return f"{self.prefix}/{key}" if self.prefix else key
@@ -152,8 +189,8 @@ class S3Store:
         began = time.monotonic()
         while chunk := body.read(2**14):
             data += chunk
-            if time.monotonic() - began > BODY_SECONDS:
-                raise Unreachable(f"{self.url}/{key}: not whole after {BODY_SECONDS:.0f} s; the store is too slow")
+            if time.monotonic() - began > REQUEST_SECONDS:
+                raise Unreachable(f"{self.url}/{key}: not whole after {REQUEST_SECONDS:.0f} s; the store is too slow")
             if len(data) > max_bytes:
                 raise InvalidInput(f"{self.url}/{key}: more than the {max_bytes:,} bytes that it may have")
         return bytes(data)
@@ -180,15 +217,24 @@ class S3Store:
         md5 = base64.b64encode(
             hashlib.md5(data, usedforsecurity=False).digest()
         ).decode()  # damage on the way is refused
-        with self._errors(key, has_condition=bool(condition)):
-            self.client.put_object(
-                Bucket=self.bucket,
-                Key=self._full(check_key(key)),
-                Body=data,
-                ContentMD5=md5,
-                **self.encryption,
-                **condition,
-            )
+        put = partial(
+            self.client.put_object,
+            Bucket=self.bucket,
+            Key=self._full(check_key(key)),
+            Body=data,
+            ContentMD5=md5,
+            **self.encryption,
+            **condition,
+        )
+        for attempt in range(ATTEMPTS):
+            try:
+                with self._errors(key, has_condition=bool(condition)):
+                    self._in_time(key, put)
+                return
+            except Busy:  # by the same condition again, which fails if the other write came through
+                if attempt == ATTEMPTS - 1:
+                    raise
+                time.sleep(BUSY_SECONDS * 2**attempt)
 
     def _probe_once(self, key: str) -> None:
         """Raise StoreError unless the store refuses a second creation, and a swap of what has changed.
@@ -234,6 +280,10 @@ class S3Store:
                 f"{where}: cannot reach the store at {self._endpoint()} ({type(error).__name__}); check AWS_ENDPOINT_URL "
                 "and the network"
             ) from None
+        except RecursionError:  # boto3 asks for the bucket's region, is redirected, asks for the bucket's region, …
+            raise StoreError(
+                f"{where}: the store redirects in a circle; check AWS_REGION and AWS_ENDPOINT_URL"
+            ) from None
         except OSError as error:  # boto3 reads a token, a certificate or what a credential_process names
             raise StoreError(
                 f"{where}: boto3 cannot read {error.filename or 'a file of its configuration'} ({type(error).__name__}); check "
@@ -249,7 +299,7 @@ class S3Store:
     def _answered(self, error: ClientError, where: str, has_condition: bool) -> StoreError:
         """What an error status of the store means."""
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
-        code = error.response["Error"]["Code"]
+        code = one_line(error.response["Error"]["Code"], 60)
         if error.operation_name.startswith("AssumeRole") and status < 500:
             return StoreError(
                 f"{where}: no usable credentials ({error.operation_name} answered {status} {code}); check AWS_ROLE_ARN, "
@@ -257,10 +307,21 @@ class S3Store:
             )
         if code == "NoSuchBucket":
             return NotFound(f"s3://{self.bucket}: no such bucket at {self._endpoint()}")
-        if has_condition and (status in (409, 412) or code == "NoSuchKey"):
+        if has_condition and status == 409:
+            return Busy(f"{where}: another write of it is under way (409 {code}), {ATTEMPTS} times")
+        if has_condition and (status == 412 or code == "NoSuchKey"):
             return Conflict(f"{where}: somebody else changed it in between")
         if status == 404:
             return NotFound(f"{where}: does not exist")
+        if code in EXPIRED:
+            return StoreError(f"{where}: the credentials have expired ({status} {code}); renew them, then try again")
+        if code == "RequestTimeTooSkewed":
+            return StoreError(f"{where}: this machine's clock is too far from the store's ({status} {code}); set it")
+        if code.startswith("KMS."):
+            return StoreError(
+                f"{where}: its encryption key cannot be used ({status} {code}); check NEUROSHARD_SSE_KMS_KEY, the key "
+                "and its policy"
+            )
         if status in (401, 403):
             return StoreError(
                 f"{where}: access denied ({status} {code}); check the credentials; they need s3:GetObject, s3:PutObject and "
@@ -270,9 +331,10 @@ class S3Store:
             return StoreError(
                 f"{self.url}: this store has no conditional writes (501); if nobody else deploys here, give --single-writer"
             )
-        if status in (301, 307, 400):
+        passing = status in (429, 500, 502, 503, 504) or code in PASSING
+        if not passing and (300 <= status < 400 or status == 400):
             return StoreError(f"{where}: the store answered {status} {code}; check AWS_REGION and AWS_ENDPOINT_URL")
-        kind = Unreachable if status in (429, 500, 502, 503, 504) else StoreError
+        kind = Unreachable if passing else StoreError
         return kind(f"{where}: the store answered {status} {code}; try again")
 
     def _endpoint(self) -> str:

@@ -1,0 +1,132 @@
+"""What a deployer is told whose swap got no answer, or the wrong one: what is true, as far as it can be known."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from helpers.memory_store import MemoryStore
+from helpers.plans import make_plan
+from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
+from neuroshard.deploy import golive
+from neuroshard.deploy.run import deploy, releases, rollback
+from neuroshard.store.releases import live_key, release_key
+
+NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
+A, B, C = (make_plan(note) for note in "ABC")
+NO_ANSWER = Unreachable("memory/m/live.json: cannot reach the store")
+LOST = Conflict("memory/m/live.json: somebody else changed it in between")
+
+
+class Answering(MemoryStore):
+    """A store that answers the next swap of the pointer with `error`, after doing it if `does_it`, and after `meanwhile`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: StoreError | None = None
+        self.does_it = False
+        self.meanwhile: Callable[[], object] = lambda: None
+        deploy(A, self, "m", now=NOW)
+
+    def swap(self, key: str, data: bytes, expected: str | None) -> None:
+        error, self.error = self.error, None
+        if error is None or not key.endswith("live.json"):
+            self.error = error
+            return super().swap(key, data, expected)
+        if self.does_it:
+            super().swap(key, data, expected)
+        self.meanwhile()
+        raise error
+
+
+@pytest.fixture
+def store() -> Answering:
+    return Answering()
+
+
+def later(plan, store) -> None:
+    deploy(plan, store, "m", now=NOW + timedelta(minutes=1))
+
+
+@pytest.mark.parametrize("error", [NO_ANSWER, LOST])
+def test_a_swap_that_came_through_is_one_whatever_was_answered(store, error):
+    store.error, store.does_it = error, True
+
+    assert deploy(B, store, "m", now=NOW).number == 2
+    assert [release.plan_digest for release in releases(store, "m")] == [B.digest(), A.digest()]
+
+
+def test_a_swap_without_an_answer_is_not_said_to_have_failed_for_good(store):
+    store.error = NO_ANSWER
+    with pytest.raises(Unreachable, match="release 2 of 'm' is not live, unless the request is still under way"):
+        deploy(B, store, "m", now=NOW)
+
+
+def test_a_refusal_without_a_winner_names_none(store):
+    store.error = LOST
+    with pytest.raises(Conflict, match="but what is live there is as it was, so release 2 of 'm' did not go live"):
+        deploy(B, store, "m", now=NOW)
+
+
+@pytest.mark.parametrize("error", [NO_ANSWER, LOST])
+def test_who_lost_is_told_the_winner(store, error):
+    store.error, store.meanwhile = error, lambda: later(C, store)
+    with pytest.raises(
+        Conflict, match=rf"release 2 .plan {C.digest()[:12]}, .* went live in the meantime, so this one did"
+    ):
+        deploy(B, store, "m", now=NOW)
+
+
+@pytest.mark.parametrize("error", [NO_ANSWER, LOST])
+def test_who_won_and_was_replaced_at_once_is_told_so(store, error):
+    store.error, store.does_it, store.meanwhile = error, True, lambda: later(C, store)
+    with pytest.raises(
+        Conflict, match=rf"release 2 of 'm' went live, and release 3 .plan {C.digest()[:12]}, .* replaced it"
+    ):
+        deploy(B, store, "m", now=NOW)
+
+    assert [release.plan_digest for release in releases(store, "m")] == [C.digest(), B.digest(), A.digest()]
+
+
+def test_a_pointer_that_was_deleted_meanwhile_is_told(store):
+    store.error, store.meanwhile = LOST, lambda: store.delete(live_key("m"))
+    with pytest.raises(Conflict, match=r"live\.json: was deleted in the meantime, so release 2 of 'm' did not go live"):
+        deploy(B, store, "m", now=NOW)
+
+
+@pytest.mark.parametrize("read", [InvalidInput("memory/m/live.json: not JSON"), Unreachable("memory: no answer")])
+def test_where_nobody_can_look_nothing_is_claimed(store, read, monkeypatch):
+    def fails(*_: object) -> None:
+        raise read
+
+    store.error, store.does_it = NO_ANSWER, True
+    store.meanwhile = lambda: monkeypatch.setattr(store, "read_versioned", fails)
+    with pytest.raises(StoreError, match="whether release 2 of 'm' went live is not known"):
+        deploy(B, store, "m", now=NOW)
+
+
+def test_a_pointer_put_there_by_hand_beside_another_history_is_told_with_the_way_out(store):
+    deploy(B, store, "m", now=NOW)
+    other = MemoryStore()
+    for plan in (A, C):
+        deploy(plan, other, "m", now=NOW)
+    for key in (live_key("m"), f"m/plans/{C.digest()}.json"):
+        store.objects[key] = other.objects[key]
+    for use in (lambda: deploy(make_plan("D"), store, "m", now=NOW), lambda: rollback(store, "m", now=NOW)):
+        with pytest.raises(
+            Conflict, match=r"00000002\.json: holds another release 2 than m/live\.json.*move one of the two"
+        ):
+            use()
+
+    store.delete(release_key("m", 2))
+    assert rollback(store, "m", now=NOW).plan_digest == A.digest()
+
+
+def test_a_release_too_large_to_be_read_does_not_go_live(store, monkeypatch):
+    monkeypatch.setattr(golive, "MAX_RELEASE_BYTES", 500)
+    with pytest.raises(InvalidInput, match=r"release 2 of 'm' would have .* more than the 500"):
+        deploy(B, store, "m", now=NOW)
+
+    assert store.objects[live_key("m")] == store.objects[release_key("m", 1)]
+    with pytest.raises(NotFound):
+        store.read(release_key("m", 2))

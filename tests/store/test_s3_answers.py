@@ -1,0 +1,230 @@
+"""What an S3 store may answer, or a proxy in front of one: each is read for what it says, in bounded time."""
+
+import gzip
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import pytest
+
+from helpers.faults import faulty
+from helpers.plans import make_plan
+from helpers.servers import answering
+from neuroshard.client import load_plan
+from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
+from neuroshard.deploy.run import deploy, releases
+from neuroshard.store import s3
+from neuroshard.store.open import open_store
+from neuroshard.store.s3 import S3Store
+
+NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
+A, B = make_plan("a"), make_plan("b")
+
+
+def said(status: str, body: str = "", *fields: str) -> bytes:
+    lines = (f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *fields)
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body.encode()
+
+
+def error(status: str, code: str) -> bytes:
+    return said(status, f"<Error><Code>{code}</Code><Message>hunter2</Message></Error>")
+
+
+@pytest.fixture
+def answered(aws, moto, monkeypatch) -> Callable[[bytes], Iterator[S3Store]]:
+    """`with answered(answer) as store`: whatever is asked, that is the answer."""
+    url = aws(moto)
+    once = s3.Config(retries={"total_max_attempts": 1, "mode": "standard"})
+    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(once))
+    monkeypatch.setattr(s3, "BUSY_SECONDS", 0.001)
+
+    @contextmanager
+    def answered(answer: bytes) -> Iterator[S3Store]:
+        with answering(answer) as (endpoint, _):
+            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+            yield open_store(url)
+
+    return answered
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (error("400 Bad Request", "ExpiredToken"), StoreError, "credentials have expired (400 ExpiredToken)"),
+        (error("403 Forbidden", "RequestTimeTooSkewed"), StoreError, "this machine's clock"),
+        (error("400 Bad Request", "KMS.DisabledException"), StoreError, "NEUROSHARD_SSE_KMS_KEY"),
+        (error("400 Bad Request", "AuthorizationHeaderMalformed"), StoreError, "AWS_REGION"),
+        (error("400 Bad Request", "RequestTimeout"), Unreachable, "400 RequestTimeout"),
+        (error("429 Too Many Requests", "SlowDown"), Unreachable, "429 SlowDown"),
+        (error("301 Moved Permanently", "PermanentRedirect"), StoreError, "AWS_REGION"),
+        (said("307 Temporary Redirect", "", "Location: /elsewhere"), StoreError, "AWS_ENDPOINT_URL"),
+        (said("308 Permanent Redirect", "", "Location: /elsewhere"), StoreError, "AWS_ENDPOINT_URL"),
+        (said("200 OK", "{}"), StoreError, "has no ETag"),
+        (error("418 I'm a teapot", "A\nB" * 100), StoreError, "answered 418 A BA BA"),
+    ],
+)
+def test_an_error_is_told_for_what_it_is(answered, answer, kind, words):
+    with answered(answer) as store, pytest.raises(StoreError) as caught:
+        store.read("m/live.json")
+
+    message = str(caught.value)
+    assert type(caught.value) is kind, message
+    assert words in message
+    assert "\n" not in message
+    assert len(message) < 300
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("body", ["<html>please log in</html>", "", "\x1f\x8b"])
+def test_what_is_no_release_is_not_taken_for_one(answered, body):
+    with answered(said("200 OK", body, 'ETag: "x"')) as store, pytest.raises(InvalidInput, match=r"live\.json: not"):
+        load_plan(store.url, "m", cache_dir=False)
+
+
+def listing(token: str) -> bytes:
+    return said(
+        "200 OK",
+        "<ListBucketResult><IsTruncated>true</IsTruncated>"
+        f"<NextContinuationToken>{token}</NextContinuationToken></ListBucketResult>",
+    )
+
+
+def test_a_listing_that_turns_in_a_circle_ends(answered):
+    with answered(listing("again")) as store, pytest.raises(StoreError, match="makes no sense"):
+        store.list("m/")
+
+
+def test_a_listing_that_does_not_end_is_ended(answered, monkeypatch):
+    monkeypatch.setattr(s3, "MAX_PAGES", 2)
+    pages = iter(range(10))
+    with answered(listing("")) as store:
+        store.client.meta.events.register(
+            "after-call.s3.ListObjectsV2", lambda parsed, **_: parsed.update(NextContinuationToken=str(next(pages)))
+        )
+        with pytest.raises(StoreError, match="does not end after 2 pages"):
+            store.list("m/")
+
+
+def test_an_answer_that_trickles_is_given_up_in_bounded_time(aws, moto, monkeypatch):
+    """Each byte comes well within the read timeout, and there is no end of them: only all of it together takes too long."""
+    url = aws(moto)
+    store = open_store(url)
+    deploy(A, store, "m", now=NOW)
+    monkeypatch.setattr(s3, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(store.client, "get_object", lambda **_: {"Body": Trickle(), "ETag": '"x"'})
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match=r"m/live\.json: no answer within 0\.3 s"):
+        deploy(B, store, "m", now=NOW)
+
+    assert time.monotonic() - began < 60
+
+
+class Trickle:
+    """A body that comes byte by byte, for ever."""
+
+    def read(self, _: int) -> bytes:
+        time.sleep(0.05)
+        return b" "
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def busy(aws, moto, monkeypatch):
+    """`busy(times)`: a store with A live that answers 409 to so many of the next writes of the pointer; and its bucket's own."""
+    monkeypatch.setattr(s3, "BUSY_SECONDS", 0.001)
+    url = aws(moto)
+    direct = open_store(url)
+    deploy(A, direct, "m", now=NOW)
+    store = open_store(url)
+    put, left = store.client.put_object, [0]
+
+    def busy(times: int, *, does_it: bool = False) -> S3Store:
+        left[0] = times
+
+        def answer(**request: object) -> object:
+            if not str(request["Key"]).endswith("live.json") or not left[0]:
+                return put(**request)
+            left[0] -= 1
+            if does_it:
+                put(**request)
+            status = {"HTTPStatusCode": 409}
+            raise s3.ClientError(
+                {"Error": {"Code": "ConditionalRequestConflict"}, "ResponseMetadata": status}, "PutObject"
+            )
+
+        monkeypatch.setattr(store.client, "put_object", answer)
+        return store
+
+    return busy
+
+
+def test_a_swap_while_another_is_under_way_is_tried_again_by_the_same_condition(busy):
+    store = busy(2)
+
+    assert deploy(B, store, "m", now=NOW).number == 2
+    assert load_plan(store.url, "m", cache_dir=False) == B
+
+
+def test_a_pointer_that_stays_busy_is_told_as_that(busy):
+    store = busy(100)
+    with pytest.raises(
+        Conflict, match=r"another write of it is under way \(409 .*; but what is live there is as it was"
+    ):
+        deploy(B, store, "m", now=NOW)
+
+    assert load_plan(store.url, "m", cache_dir=False) == A
+
+
+def test_a_swap_that_came_through_is_no_conflict_whatever_was_answered(busy):
+    store = busy(1, does_it=True)
+
+    assert deploy(B, store, "m", now=NOW).number == 2
+    assert [release.number for release in releases(store, "m")] == [2, 1]
+
+
+def test_a_trainer_asks_twice(aws, moto, monkeypatch):
+    """Counted on the wire, of a client that was never used before."""
+    url = aws(moto)
+    deploy(A, open_store(url), "m", now=NOW)
+    asked: list[str] = []
+    with faulty(moto, lambda head: asked.append(head.split(b"?")[0].decode()), random.Random(0)) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        assert load_plan(url, "m", cache_dir=False) == A
+
+    path = url.removeprefix("s3://")
+    assert [line.split("\r\n")[0].removesuffix(" HTTP/1.1") for line in asked] == [
+        f"GET /{path}/m/live.json",
+        f"GET /{path}/m/plans/{A.digest()}.json",
+    ]
+
+
+def test_a_plan_that_is_answered_compressed_is_no_plan(aws, moto, monkeypatch):
+    """The bytes are what the digest is of; what a proxy makes of them is refused, not guessed at."""
+    url = aws(moto)
+    store = open_store(url)
+    deploy(A, store, "m", now=NOW)
+    packed = gzip.compress(json.dumps({}).encode())
+    key = f"runs/m/plans/{A.digest()}.json"
+    store.client.put_object(Bucket=store.bucket, Key=key, Body=packed, ContentEncoding="gzip")
+    with pytest.raises(InvalidInput, match="not the plan that was deployed"):
+        load_plan(url, "m", cache_dir=False)
+
+
+def test_a_bucket_with_versions_is_a_store_like_any_other(aws, moto):
+    url = aws(moto)
+    store = open_store(url)
+    store.client.put_bucket_versioning(Bucket=store.bucket, VersioningConfiguration={"Status": "Enabled"})
+    for plan in (A, B):
+        deploy(plan, store, "m", now=NOW)
+    assert load_plan(url, "m", cache_dir=False) == B
+
+    store.delete("m/live.json")  # which leaves a marker, and all versions
+    with pytest.raises(NotFound):
+        load_plan(url, "m", cache_dir=False)
+    assert deploy(A, store, "m", now=NOW).number == 3
+    assert [entry.key for entry in store.list("m/releases/")] == [f"m/releases/{n:08d}.json" for n in (1, 2, 3)]
