@@ -131,6 +131,7 @@ def test_a_plan_that_splits_rows_says_which_and_its_diff_says_which_rows_move(tm
     assert "columns          rows    table" in forth
     assert re.search(r"^   1    0 +7\.8 KiB  0-3 +0-499   user$", forth, re.M)
     assert re.search(r"^   0    1 +9\.8 KiB  0-3 +0-499   user$", back, re.M)  # with the state of 500 rows
+    assert re.search(r"^   1    0 +5\.9 KiB  0-3 +all +item$", forth, re.M)
     said = json.loads(run(tmp_path, "diff columns.json rows.json --json").stdout)
     assert said["moved_bytes"] == 4 * (1000 * 16 // 2 + 300 * 4 + 7 * 4) + 4 * (300 + 7)
     assert max(map(len, (shown + forth + back).splitlines())) <= 80

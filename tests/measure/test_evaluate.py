@@ -80,6 +80,17 @@ def test_on_the_formula_it_is_exact() -> None:
     assert "by the formula, exact" in str(one)
 
 
+def test_of_rows_that_are_split_it_says_what_was_taken_for_granted() -> None:
+    rows = (
+        Shard(table="b", rows=150_000, dim=32, device=0),
+        Shard(table="b", row_offset=150_000, rows=150_000, dim=32, device=1),
+    )
+    one = evaluate(plan_of((TABLES[1],), rows, devices=2), "synthetic", settings())
+    assert [device.dim for device in one.devices] == [32, 32]
+    assert "1 table split by rows: all rows were looked up alike" in " ".join(str(one).split())
+    assert "split by rows" not in str(evaluate(plan_of(), "synthetic", settings()))
+
+
 def test_on_this_machine_every_device_and_the_exchange_are_measured() -> None:
     one = evaluate(plan_of(), "cpu", settings(memory_limit_bytes=16 * MIB), rounds=2)
     first, second, empty = (device.measured for device in one.devices)

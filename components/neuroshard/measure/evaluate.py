@@ -75,12 +75,13 @@ def evaluate(
     finally:
         opened.close()
     shards = [sum(shard.device == device for shard in plan.shards) for device in range(len(dims))]
-    by = plan.provenance
+    by, rows = plan.provenance, {table.name: table.rows for table in plan.task.tables}
     return Evaluation(
         plan_digest=plan.digest(),
         bench=opened.bench,
         exact=backend == "synthetic",
         exchange_measured=together is not None or len(dims) == 1,
+        tables_by_rows=len({shard.table for shard in plan.shards if shard.rows < rows[shard.table]}),
         predicted_for=f"{by.cost_model_backend or 'an unknown backend'} ({by.cost_model_device or 'unknown device'})",
         devices=tuple(
             DeviceEvaluation(

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from neuroshard.core.cost import Bench
 from neuroshard.core.plan import DeviceCost
+from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value
 
@@ -31,6 +32,7 @@ class Evaluation(Value):
     exchange_measured: bool
     predicted_for: str  # backend and device of the plan's cost model
     devices: tuple[DeviceEvaluation, ...]
+    tables_by_rows: int = 0  # of the plan
 
     @property
     def errors(self) -> int:
@@ -89,6 +91,11 @@ class Evaluation(Value):
             yield (
                 f"the exchange among {len(self.devices)} devices was not measured, as there are not as many devices or "
                 "processes here"
+            )
+        if self.tables_by_rows:
+            yield (
+                f"{counted(self.tables_by_rows, 'table')} split by rows: all rows were looked up alike, and their sums exchanged as "
+                "by an all-to-all of as many columns, where a trainer has a reduce-scatter"
             )
         if self.bench.capped_tables:
             yield (

@@ -96,10 +96,11 @@ def _move_lines(moving: Sequence[Move], rows_of: Mapping[str, int]) -> list[str]
     """A line a piece; with its rows where one of them has not all rows of its table."""
     if not moving:
         return []
-    by_rows = any(move.rows < rows_of[move.table] for move in moving)
-    rows = [spanned(move.row_offset, move.rows) if by_rows else "" for move in moving]
-    width = max(4, *map(len, rows)) + 1 if by_rows else 0
-    lines = ["", f"from   to        bytes  {'columns':<16} {'rows'[:width]:<{width}}table"]
+    rows = ["all" if move.rows == rows_of[move.table] else spanned(move.row_offset, move.rows) for move in moving]
+    if set(rows) == {"all"}:
+        rows = [""] * len(moving)
+    width = max(map(len, rows)) + 1 if any(rows) else 0
+    lines = ["", f"from   to        bytes  {'columns':<16} {'rows' if width else '':<{width}}table"]
     for move, some in zip(moving, rows, strict=True):
         columns = spanned(move.column_offset, move.dim)
         room = WIDTH - 41 - width

@@ -76,12 +76,19 @@ function tableCard(table) {
   card.append(element("div", `${whole.format(table.rows)} rows × ${table.dim} columns of ${table.element} bytes, pooling factor ${upTo2.format(table.pooling)}`, "quiet"));
   if (table.byRows) card.append(element("div", `by rows over ${table.devices.length} devices`, "quiet"));
   const rows = element("table");
-  const heads = ["device", ...(table.byRows ? ["rows"] : []), "columns", "memory", ...(priced ? ["adds ms", "alone ms"] : [])];
+  const wide = table.shards.every((row) => row.dim === table.dim);
+  const parts = [
+    ["device", (row) => row.device],
+    ...(table.byRows ? [["rows", (row) => row.rowsText]] : []),
+    ...(table.byRows && wide ? [] : [["columns", (row) => row.columns]]),
+    ["memory", (row) => row.bytesText],
+    ...(priced ? [["adds ms", (row) => ms(row.adds)], ["alone ms", (row) => ms(row.alone)]] : []),
+  ];
   const head = rows.insertRow();
-  for (const title of heads) head.append(element("th", title, "number"));
+  for (const [title] of parts) head.append(element("th", title, "number"));
   for (const row of table.shards.slice(0, 12)) {
     const line = rows.insertRow();
-    for (const text of [row.device, ...(table.byRows ? [row.rowsText] : []), row.columns, row.bytesText, ...(priced ? [ms(row.adds), ms(row.alone)] : [])]) line.append(element("td", String(text), "number"));
+    for (const [, text] of parts) line.append(element("td", String(text(row)), "number"));
   }
   card.append(rows);
   if (table.shards.length > 12) card.append(element("div", `and ${table.shards.length - 12} more shards`, "quiet"));
