@@ -87,7 +87,7 @@ def test_of_rows_that_are_split_it_says_what_was_taken_for_granted() -> None:
     )
     one = evaluate(plan_of((TABLES[1],), rows, devices=2), "synthetic", settings())
     assert [device.dim for device in one.devices] == [32, 32]
-    assert "1 table split by rows: all rows were looked up alike" in " ".join(str(one).split())
+    assert "1 table split by rows: all rows looked up alike" in " ".join(str(one).split())
     assert "split by rows" not in str(evaluate(plan_of(), "synthetic", settings()))
 
 

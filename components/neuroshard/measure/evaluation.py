@@ -94,7 +94,7 @@ class Evaluation(Value):
             )
         if self.tables_by_rows:
             yield (
-                f"{counted(self.tables_by_rows, 'table')} split by rows: all rows were looked up alike, and their sums exchanged as "
+                f"{counted(self.tables_by_rows, 'table')} split by rows: all rows looked up alike, their sums exchanged as "
                 "by an all-to-all of as many columns, where a trainer has a reduce-scatter"
             )
         if self.bench.capped_tables:
