@@ -50,10 +50,13 @@ def price_shards(model: CostModel, tables: Mapping[str, Table], shards: Sequence
     """
     if not prices_rows(model) and any(shard.rows != tables[shard.table].rows for shard in shards):
         return None
-    parts = {(s.table, s.rows): tables[s.table].part(s.rows, tables[s.table].dim) for s in shards}
+    # shards of one shape are priced once: hundreds of devices have blocks of as many rows
+    shapes: dict[tuple[str, int, int], int] = {}
+    kinds = [shapes.setdefault((shard.table, shard.rows, shard.dim), len(shapes)) for shard in shards]
+    parts = [tables[table].part(rows, tables[table].dim) for table, rows, _ in shapes]
+    vectors = model.table_vectors(parts, np.array([dim for _, _, dim in shapes]))[kinds]
     dims = np.array([shard.dim for shard in shards])
     holders = np.array([shard.device for shard in shards])
-    vectors = model.table_vectors([parts[shard.table, shard.rows] for shard in shards], dims)
     sums, device_dims = np.zeros((devices, vectors.shape[1])), np.zeros(devices, dims.dtype)
     np.add.at(sums, holders, vectors)
     np.add.at(device_dims, holders, dims)
