@@ -11,6 +11,7 @@ import torch
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.table import Table
 from neuroshard.files.import_tables import import_tables
+from neuroshard.files.tables_source import from_file
 
 # three tables, batch 4: the first reads row 7 four times and row 2 once, the second nothing, the third 0, 1, 0
 INDICES = [7, 7, 2, 7, 7, 0, 1, 0]
@@ -113,7 +114,7 @@ def test_a_sidecar_gives_names_rows_and_dims(path):
     assert one.notes == (
         f"{path}: repeated names were numbered: 'user' became 'user_2'",
         f"{path}: the file has no rows: 2 tables took the highest row looked up, plus one",
-        f"{path}: the file has no dim: 1 tables took 128 (--dim)",
+        f"{path}: the file has no dim: 1 table took 128 (--dim)",
     )
 
 
@@ -175,5 +176,16 @@ def test_a_truncated_file_is_told_in_one_line(path, kept):
     assert fault(path).startswith("not a whole file of tensors (")
 
 
+@pytest.mark.parametrize("data", [b"junk", b"\x80\x02h", b"\x80\x02]", b"not a pickle at all", bytes(range(256))])
+def test_what_is_no_file_of_tensors_is_told_in_one_line(path, data):
+    path.write_bytes(data)
+    assert fault(path).startswith("not a whole file of tensors (")
+
+
 def test_a_missing_file_is_named(tmp_path):
     assert fault(tmp_path / "ghost.pt.gz") == "no such file"
+
+
+def test_what_the_command_says_of_it_names_the_file_once(path):
+    source = from_file(path, access="uniform", dtype="fp32", optimizer="sgd", dim=64)
+    assert source.tables().notes == import_tables(path, dim=64).notes

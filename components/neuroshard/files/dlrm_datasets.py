@@ -9,7 +9,6 @@ one object a table, of which name, rows, dim and bytes count. Otherwise rows is 
 
 import gzip
 import os
-import pickle  # for the name of its error alone # nosec B403
 import re
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError
+from neuroshard.core.text import counted
 from neuroshard.core.value import shown
 from neuroshard.files.access import Ints, count_bins
 from neuroshard.files.disk import disk_errors
@@ -47,13 +47,13 @@ def read_dlrm_dataset(path: Path, *, dim: int, defaults: Defaults) -> Imported:
             lookups[name] = _table_lookups(indices, offsets, lengths, number, where)
             read = lookups[name].indices
             rows = int(read.max()) + 1 if len(read) else 1
-            counted = {
+            found = {
                 "name": name,
                 "pooling_factor": len(read) / lengths.shape[1],
                 "reuse_bins": count_bins(read),
                 "reuse_batch_size": lengths.shape[1],
             }
-            table = defaults.table({"rows": rows, "dim": dim, **entry, **counted}, where)
+            table = defaults.table({"rows": rows, "dim": dim, **entry, **found}, where)
             if table.rows < rows:
                 raise InvalidInput(f"{where}: row {rows - 1} is looked up, but the sidecar gives it {table.rows} rows")
             tables.append(table)
@@ -61,7 +61,7 @@ def read_dlrm_dataset(path: Path, *, dim: int, defaults: Defaults) -> Imported:
     for key, took in (("rows", "the highest row looked up, plus one"), ("dim", f"{dim} (--dim)")):
         guessed = sum(key not in entry for entry in entries)
         if guessed:
-            notes.append(f"the file has no {key}: {guessed} tables took {took}")
+            notes.append(f"the file has no {key}: {counted(guessed, 'table')} took {took}")
     return Imported(tuple(tables), Traces(lookups), tuple(f"{path}: {note}" for note in notes))
 
 
@@ -112,7 +112,9 @@ def _torch_load(path: Path) -> Any:
     try:
         with disk_errors(path, "read it"):
             return torch.load(plain, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(plain))
-    except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
+    except NeuroshardError:
+        raise
+    except Exception as error:  # its unpickler meets what is no pickle with struct.error, IndexError, KeyError …
         raise _broken(path, error) from None
     finally:
         if plain != path:

@@ -45,7 +45,8 @@ def from_file(path: Path, *, access: str, dtype: str, optimizer: str, dim: int) 
     defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
     if path.name.lower().endswith((".pt", ".pt.gz")):
         imported = import_tables(path, access=access, dtype=dtype, optimizer=optimizer, dim=dim)
-        return Source(str(path), _entries(str(path), imported.tables), defaults, imported.notes, imported.traces)
+        notes = tuple(note.removeprefix(f"{path}: ") for note in imported.notes)  # `tables` puts it back
+        return Source(str(path), _entries(str(path), imported.tables), defaults, notes, imported.traces)
     entries, notes = read_entries(path)
     return Source(str(path), tuple(entries), defaults, notes)
 
