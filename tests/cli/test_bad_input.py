@@ -219,3 +219,28 @@ def test_a_package_that_is_not_installed_is_named(made, missing, words):
     done = subprocess.run([sys.executable, "-c", script], cwd=made, capture_output=True, text=True, timeout=60)
 
     assert_one_line(done, 1, *words)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("search tables.json --model model --devices 2 --memory 1GiB --rounds 1000000 -o cases", ["Is a directory"]),
+        ("evaluate plan.json --backend cpu --rounds 1000 -o model", ["Is a directory"]),
+        ("pretrain costs -o plan.json", ["plan.json is not a folder"]),
+    ],
+)
+def test_what_cannot_be_written_is_told_before_the_work(made, neuroshard, command, words):
+    assert_one_line(neuroshard(*command.split(), cwd=made), 1, "cannot write it", *words)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("augment tables.json --devices 2147483647 --memory 1GiB -o no", ["4,096", "2,147,483,647"]),
+        ("augment tables.json --devices 2 --memory 1GiB --max-delay inf -o no", ["latest start", "inf"]),
+        ("measure cases --backend synthetic --batch-size 99999999999 -o no", ["batch_size", "99,999,999,999"]),
+    ],
+)
+def test_numbers_beyond_all_reason_are_refused_at_once(made, neuroshard, command, words):
+    assert_one_line(neuroshard(*command.split(), cwd=made), 2, *words)
+    assert not (made / "no").exists()

@@ -3,7 +3,7 @@
 import pytest
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError
-from neuroshard.files.disk import read_bytes, write_bytes, writing
+from neuroshard.files.disk import check_can_write, read_bytes, write_bytes, writing
 
 
 def test_what_is_written_is_read_back_and_folders_are_made(tmp_path):
@@ -66,3 +66,23 @@ def test_reading_names_the_path_and_what_is_wrong_with_it(tmp_path):
     write_bytes(tmp_path / "big", b"12345")
     with pytest.raises(InvalidInput, match="5 bytes, more than the 4"):
         read_bytes(tmp_path / "big", max_bytes=4)
+
+
+@pytest.mark.parametrize("write", [check_can_write, lambda path: write_bytes(path, b"")])
+def test_what_cannot_be_written_is_told_beforehand_and_nothing_is_made(tmp_path, write):
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+
+    with pytest.raises(NeuroshardError, match=r"folder: cannot write it: Is a directory$"):
+        write(tmp_path / "folder")
+    with pytest.raises(NeuroshardError, match=r"file/x/y: cannot write it: \S+file is not a folder$"):
+        write(tmp_path / "file" / "x" / "y")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_where_something_can_be_written_asking_makes_nothing(tmp_path):
+    check_can_write(tmp_path / "a" / "b" / "c")
+    check_can_write(tmp_path / "a" / "b", folder=True)
+    check_can_write(tmp_path, folder=True)
+
+    assert list(tmp_path.iterdir()) == []

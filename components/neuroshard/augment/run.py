@@ -20,6 +20,7 @@ from neuroshard.augment.sets import SetSizes, draw_set, in_order
 from neuroshard.core.case import Cases, CommCase, ComputeCase, Split
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.table import DIM_STEP, MAX_DIM, Table
+from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.open import open_cost_model
@@ -85,6 +86,11 @@ def augment(
             f"1 table in a set, not {max_tables}"
         )
 
+    if not 0 <= max_delay_ms < np.inf:
+        raise UsageError(f"the latest start must be at least 0 ms, not {max_delay_ms:g}")
+    if max(devices) > MAX_DEVICES:
+        raise UsageError(f"an exchange is of at most {MAX_DEVICES:,} devices, not {max(devices):,}")
+
     rng = np.random.default_rng(seed)
     fitting = _fitting(tables, memory_bytes)
     train_tables, test_tables = hold_out(fitting, test_share, rng)
@@ -130,7 +136,7 @@ def augment(
 
     with progress("augment", total=len(compute_splits) + len(exchanges), unit="cases") as bar:
         compute = _distinct(compute_splits, draw_set_of, bar)
-        comm = _distinct(exchanges, draw_comm, bar)
+        comm = _distinct(exchanges, draw_comm, bar, len(compute))
         bar.advance(
             0, _shortfall(len(tables) - len(fitting), len(compute_splits) + len(exchanges) - len(compute) - len(comm))
         )
@@ -216,7 +222,7 @@ def _device_counts(count: int, devices: tuple[int, ...], rng: np.random.Generato
     return rng.permutation(np.resize(several, count)).tolist() if several else []
 
 
-def _distinct(kinds: Sequence[_Kind], draw: Callable[[_Kind], _Case], bar: Bar) -> list[_Case]:
+def _distinct(kinds: Sequence[_Kind], draw: Callable[[_Kind], _Case], bar: Bar, before: int = 0) -> list[_Case]:
     """A case of each kind in turn, none twice. After 1,000 draws in a row of known cases, no more of that kind are drawn."""
     cases: list[_Case] = []
     known: set[str] = set()
@@ -230,7 +236,7 @@ def _distinct(kinds: Sequence[_Kind], draw: Callable[[_Kind], _Case], bar: Bar) 
             else:
                 known.add(case.case_id)
                 cases.append(case)
-        bar.advance(1, f"{len(cases):,} distinct")
+        bar.advance(1, f"{before + len(cases):,} distinct")
     return cases
 
 

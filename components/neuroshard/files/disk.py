@@ -1,5 +1,6 @@
 """The edge of the disk: whole files or nothing, and errors of one line."""
 
+import errno
 import os
 import shutil
 import tempfile
@@ -19,6 +20,18 @@ def disk_errors(path: Path, doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise NeuroshardError(f"{path}: cannot {doing}: {error.strerror or error}") from None
+
+
+def check_can_write(path: Path, *, folder: bool = False) -> None:
+    """Raise now, before hours of work, what writing the file (or into the `folder`) would raise after them. Makes nothing."""
+    with disk_errors(path, "write it"):
+        if path.is_dir() and not folder:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        there = next(one for one in ((path, *path.parents) if folder else path.parents) if one.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{there} is not a folder")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
@@ -42,6 +55,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`; at the end of the block it is flushed and renamed to `path`, on an error removed."""
+    check_can_write(path)
     with disk_errors(path, "write it"):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

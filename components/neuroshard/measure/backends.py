@@ -16,6 +16,7 @@ BACKENDS = {
     "cpu": "neuroshard.measure.hardware:cpu",
     "cuda": "neuroshard.measure.hardware:cuda",
 }
+MAX_BATCH_SIZE = 2**31  # as in a sharding task
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad")  # that FBGEMM fuses into backward on the CPU and on CUDA alike
 
 
@@ -45,6 +46,8 @@ class Settings:
         for name, least in (("batch_size", 1), ("warmup", 0), ("repeats", 1), ("threads", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.batch_size > MAX_BATCH_SIZE:
+            raise UsageError(f"batch_size must be at most {MAX_BATCH_SIZE:,}, not {self.batch_size:,}")
         if self.timeout_seconds <= 0:
             raise UsageError(f"timeout_seconds must be above 0, not {self.timeout_seconds}")
 

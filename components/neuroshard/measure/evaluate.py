@@ -19,7 +19,7 @@ from neuroshard.core.plan import DeviceCost, Plan
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.costmodel.protocol import device_costs
-from neuroshard.files.disk import write_bytes
+from neuroshard.files.disk import check_can_write, write_bytes
 from neuroshard.files.plan import read_plan
 from neuroshard.measure.backends import Backend, Settings, open_backend
 from neuroshard.measure.evaluation import DeviceEvaluation, Evaluation
@@ -181,6 +181,8 @@ def run(
     **settings: object,
 ) -> Evaluation:
     """Evaluate a plan.json, and write the evaluation to `out` if given. `settings` are those of measure.backends.Settings."""
+    if out is not None:
+        check_can_write(out)
     plan = read_plan(plan_path)
     chosen = Settings(**{"batch_size": plan.task.batch_size, **settings})  # type: ignore[arg-type]
     evaluation = evaluate(plan, backend, chosen, rounds=rounds, most_processes=most_processes)

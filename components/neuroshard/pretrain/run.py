@@ -25,6 +25,7 @@ from neuroshard.costmodel.nets import ComputeNet, ExchangeNet, Nets
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.costmodel.report import NetReport, Report
 from neuroshard.files.costs import read_costs
+from neuroshard.files.disk import check_can_write
 from neuroshard.pretrain.checkpoint import Checkpoint
 from neuroshard.pretrain.compute import train_compute
 from neuroshard.pretrain.evaluate import compute_report, exchange_report
@@ -84,6 +85,7 @@ def run(
     `start_from` is the folder of the cost model to begin from. Raises what `pretrain` does. A run that was cut off left its
     checkpoints in `out`: the next with the same costs and settings goes on from there, and writes what the first would have.
     """
+    check_can_write(out, folder=True)
     start = None if start_from is None else load_cost_model(start_from)
     measured = read_costs(costs, *more)
     model = pretrain(measured, seed=seed, epochs=epochs, convex=convex, start=start, checkpoints=out / UNFINISHED)

@@ -19,6 +19,7 @@ from neuroshard.costmodel.open import error_on_unseen_tables, open_cost_model
 from neuroshard.costmodel.pricing import prices_rows
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.constraints import ConstraintsFile, resolve
+from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import read_tables
 from neuroshard.search.algorithms import ALGORITHMS, ROUNDS, ROUNDS_AT_MOST, SEARCHES, Effort, at_least
@@ -146,6 +147,7 @@ def run(
     """
     if len(memory_bytes) != devices:
         raise UsageError(f"memory of {len(memory_bytes)} devices for {devices} devices; give one amount per device")
+    check_can_write(out)
     tables, notes = read_tables(tables_path)
     model = open_cost_model(cost_model, batch_size)
     task = ShardingTask.parse(
