@@ -228,5 +228,7 @@ def test_no_effort_is_a_usage_error(make_task, model, effort, words):
 
 def test_a_cost_model_that_predicts_nothing_is_told_in_one_line(make_task, model):
     model.compute_ms = lambda sums: np.full(sums.shape[:-1], np.nan)
-    with pytest.raises(Exception, match="cost model analytic predicts nan ms for a plan; train it again"):
+    with pytest.raises(
+        Exception, match="cost model analytic predicts nan ms for 4 columns of table 't0'; train it again"
+    ):
         search(make_task([(10, 4, 1.0)], [1.0]), model)

@@ -6,10 +6,11 @@ import pytest
 from neuroshard.search.baselines import KEYS, baseline
 from neuroshard.search.improve import descend, expected_ms, improve, trusted
 from neuroshard.search.packing import pack
+from neuroshard.search.plans import Level, Plans, Yardstick, sources
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.splits import halves
 from neuroshard.search.state import State
-from neuroshard.search.steps import Guess, price, promising, take, yardstick
+from neuroshard.search.steps import changes, price, promising
 from neuroshard.search.watch import Watch
 
 
@@ -51,36 +52,72 @@ def test_more_rounds_are_never_worse(make_task, model):
     assert costs[0] < start.cost
 
 
-def test_what_a_state_counts_after_many_steps_is_what_it_would_count_anew(make_task, model):
-    rng = np.random.default_rng(2)
+def crowd(make_task, model, seed: int, count: int, devices: int = 4) -> Plans:
+    """Some plans of one task, at random."""
+    rng = np.random.default_rng(seed)
     shapes = [(int(10 ** rng.uniform(3, 6)), int(rng.integers(1, 33)) * 4, rng.uniform(0, 100)) for _ in range(15)]
-    problem = Problem(make_task(shapes, [1] * 4), model)
-    state = whole(problem, rng.integers(0, 4, 15).tolist())
-    for stepped in descend(state, yardstick(problem, 4)):
-        anew = State(problem, stepped.widths)
-        for name in ("sums", "dims", "free", "shards", "compute", "ready", "forward", "cost"):
-            np.testing.assert_allclose(getattr(stepped, name), getattr(anew, name), rtol=1e-12, err_msg=name)
-        assert stepped.cost == pytest.approx(problem.worst_ms([stepped.placement])[0], rel=1e-12)
+    problem = Problem(make_task(shapes, [1] * devices), model)
+    return Plans([whole(problem, rng.integers(0, devices, 15).tolist()) for _ in range(count)])
+
+
+def test_what_plans_count_after_many_steps_is_what_they_would_count_anew(make_task, model):
+    plans = crowd(make_task, model, 2, 3)
+    rounds = 0
+    for changed in descend(plans, Yardstick.of(plans.problem, 4)):
+        assert set(changed) <= {0, 1, 2}
+        rounds += 1
+        for plan, widths in enumerate(plans.widths):
+            anew = State(plans.problem, widths)
+            for name in ("sums", "dims", "free", "shards", "compute", "cost"):
+                np.testing.assert_allclose(getattr(plans, name)[plan], getattr(anew, name), rtol=1e-9, err_msg=name)
+            assert (anew.free >= 0).all()
+            assert plans.cost[plan] == pytest.approx(plans.problem.worst_ms([anew.placement])[0], rel=1e-9)
+    assert rounds > 5
+
+
+def test_plans_in_lockstep_end_where_each_would_alone(make_task, model):
+    together = crowd(make_task, model, 5, 3)
+    apart = crowd(make_task, model, 5, 3)
+    stick = Yardstick.of(together.problem, 6)
+    alone = [Plans([State(apart.problem, widths)]) for widths in apart.widths]
+    for plans in (together, *alone):
+        for _ in descend(plans, stick):
+            pass
+    assert [one.cost[0] for one in alone] == pytest.approx(together.cost.tolist(), rel=1e-9)
+    assert all((one.widths[0] == widths).all() for one, widths in zip(alone, together.widths, strict=True))
 
 
 def test_a_step_changes_the_yardstick_by_what_was_priced(make_task, model):
-    rng = np.random.default_rng(3)
-    shapes = [(int(10 ** rng.uniform(3, 6)), int(rng.integers(1, 33)) * 4, rng.uniform(0, 100)) for _ in range(15)]
-    problem = Problem(make_task(shapes, [1] * 4), model)
-    state, stick = whole(problem, rng.integers(0, 4, 15).tolist()), yardstick(problem, 4)
+    plans = crowd(make_task, model, 3, 2)
+    stick = Yardstick.of(plans.problem, 4)
+    level = Level(stick, plans.compute, plans.dims)
 
-    def measure(one: State, guess: Guess) -> float:
-        load, dims = stick.soft(stick.load(one.compute, one.dims) / guess.slowest), stick.soft(one.dims / guess.widest)
-        return float(guess.load_weight * load.sum() + guess.wide_weight * dims.sum())
+    def measure(one: State, plan: int) -> float:
+        load = stick.soft(stick.load(one.compute, one.dims) / level.slowest[plan])
+        wide = stick.soft(one.dims / level.widest[plan])
+        return float(level.load_weight[plan] * load.sum() + level.wide_weight[plan] * wide.sum())
 
-    guess = Guess(state, stick)
-    steps = promising(state, guess, int(guess.order()[0]))
+    steps = promising(plans, level, *np.nonzero(sources(level, range(2))))
     assert (steps.take >= 0).any()
     assert (steps.take < 0).any()
-    for index, change in enumerate(price(state, guess, steps)):
-        after = state.copy()
-        take(after, steps, index)
-        assert measure(after, guess) - measure(state, guess) == pytest.approx(change, rel=1e-9, abs=1e-12)
+    assert set(steps.plan.tolist()) == {0, 1}
+    for index, change in enumerate(price(plans, level, steps).change):
+        plan = int(steps.plan[index])
+        items, devices, units = changes(steps, index)
+        widths = plans.widths[plan].copy()
+        before = State(plans.problem, widths.copy())
+        widths[items, devices] += units
+        after = State(plans.problem, widths)
+        assert (after.free >= 0).all()
+        assert measure(after, plan) - measure(before, plan) == pytest.approx(change, rel=1e-9, abs=1e-12)
+
+
+def test_where_the_slowest_device_cannot_be_eased_the_columns_of_the_others_are_levelled(make_task, model):
+    """One table that is not to be cut outweighs all others; what an exchange takes goes by the most columns on any device."""
+    task = make_task([(1000, 4, 1000.0)] + [(1000, 64, 0.1)] * 6, [1] * 4)
+    problem = Problem(task, model)
+    better = improved(whole(problem, [0, 1, 1, 1, 1, 2, 3]))
+    assert better.dims.max() == 128
 
 
 def test_of_equally_cheap_plans_the_one_is_taken_that_is_predicted_more_surely(make_task, model):

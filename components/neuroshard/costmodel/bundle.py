@@ -21,7 +21,7 @@ from neuroshard.core.errors import InvalidInput, NewerFormat
 from neuroshard.core.table import Table
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.value import Value, check_format, decode_json, sha256
-from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, table_features
+from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, split_features
 from neuroshard.costmodel.nets import ExchangeNet, Nets
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Report
@@ -125,7 +125,7 @@ class TrainedCostModel:
 
     def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
         """(N,) tables and the widths they are cut to -> (N, K). Not negative."""
-        return self.nets.compute.vectors(table_features(tables, dims, self.batch_size))
+        return self.nets.compute.split_vectors(split_features(tables, dims, self.batch_size))
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
         return self.nets.compute.ms(vector_sums)

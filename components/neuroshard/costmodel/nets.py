@@ -6,17 +6,19 @@ in it: a search asks millions of times.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS
+from neuroshard.costmodel.features import BY_WIDTH, FEATURES, SHARE_COLUMNS, SplitFeatures
 from neuroshard.costmodel.protocol import Floats
 
 MEMBERS: Final = 4  # nets of the compute ensemble: together they cost what one of twice their widths would
 TABLE_WIDTHS: Final = (64, 16)  # of a member's layers after the features; the last is the vector that is summed
 HEAD_WIDTH: Final = 32
 EXCHANGE_WIDTH: Final = 16
+FEW: Final = 40  # devices asked about at once, up to which one layer of all members is faster than a layer each
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,13 @@ class FeatureScale:
         clipped[..., SHARE_COLUMNS] = np.clip(
             features[..., SHARE_COLUMNS], self.low[SHARE_COLUMNS], self.high[SHARE_COLUMNS]
         )
-        return (clipped - self.mean) * np.divide(
-            1.0, self.deviation, where=self.deviation > 0, out=np.zeros_like(self.mean)
-        )
+        return (clipped - self.mean) * self.per_deviation
+
+    @cached_property
+    def per_deviation(self) -> Floats:
+        """What a feature is multiplied by."""
+        inverse: Floats = np.divide(1.0, self.deviation, where=self.deviation > 0, out=np.zeros_like(self.mean))
+        return inverse
 
 
 @dataclass(frozen=True)
@@ -89,25 +95,53 @@ class ComputeNet:
 
     def vectors(self, features: Floats) -> Floats:
         """(…, F) -> (…, K of all members). Never negative, so that a sum only grows."""
-        hidden, out = self.table
         flat = self.scale.apply(features).reshape(-1, features.shape[-1])
-        by_member = np.maximum(out(np.maximum(hidden(flat), 0.0)), 0.0)
-        vectors: Floats = by_member.swapaxes(0, 1).reshape(*features.shape[:-1], len(by_member) * by_member.shape[2])
+        vectors = self._vectors(self.table[0](flat))
+        return vectors.reshape(*features.shape[:-1], vectors.shape[1])
+
+    def split_vectors(self, features: SplitFeatures) -> Floats:
+        """The same of N shards of few tables -> (N, K of all members); the layer on a table's own features is asked once."""
+        hidden, scale = self.table[0], self.scale
+        fixed = scale.apply(features.fixed)
+        fixed[:, BY_WIDTH] = 0.0
+        by_width = (features.by_width - scale.mean[BY_WIDTH]) * scale.per_deviation[BY_WIDTH]
+        before = hidden(fixed)[:, features.index]
+        before += np.matmul(by_width, hidden.weight[:, BY_WIDTH])
+        return self._vectors(before)
+
+    def _vectors(self, before: Floats) -> Floats:
+        """What the first layer says, overwritten: (members, N, hidden) -> (N, K of all members)."""
+        np.maximum(before, 0.0, out=before)
+        by_member = self.table[1](before)
+        np.maximum(by_member, 0.0, out=by_member)
+        vectors: Floats = by_member.swapaxes(0, 1).reshape(before.shape[1], len(by_member) * by_member.shape[2])
         return vectors
+
+    @cached_property
+    def mean(self) -> "MeanHead":
+        """What `ms` is told by."""
+        return MeanHead.of(self)
 
     def ms(self, vector_sums: Floats) -> Floats:
         """Forward + backward ms: (…, K of all members) -> (…)."""
-        mean: Floats = self._members(vector_sums).mean(axis=0)
-        return np.maximum(mean, self.floor) * self.unit_ms
+        mean, flat = self.mean, vector_sums.reshape(-1, vector_sums.shape[-1])
+        ms: Floats
+        if len(flat) > FEW:
+            ms = np.maximum(self._members(vector_sums).mean(axis=0), self.floor) * self.unit_ms
+            return ms
+        ms = mean.above_floor(flat, mean.hidden(flat))
+        np.maximum(ms, 0.0, out=ms)
+        ms += mean.floor_ms
+        return ms.reshape(vector_sums.shape[:-1])
 
     def slope(self, vector_sums: Floats) -> Floats:
         """The gradient of `ms`, at a kink that of one side: (…, K) -> (…, K)."""
-        sums = self._by_member(vector_sums)
-        used = (self.head(sums) > 0) * self.out.weight.swapaxes(1, 2)
-        slopes = np.matmul(used, self.head.weight.swapaxes(1, 2)) + self.skip.swapaxes(1, 2)
-        above = self._members(vector_sums).mean(axis=0).reshape(-1, 1) > self.floor
-        slope: Floats = (slopes * above * (self.unit_ms / len(slopes))).swapaxes(0, 1).reshape(vector_sums.shape)
-        return slope
+        mean, flat = self.mean, vector_sums.reshape(-1, vector_sums.shape[-1])
+        hidden = mean.hidden(flat)
+        slope: Floats = ((hidden > 0) * mean.out) @ mean.weight.T
+        slope += mean.skip
+        slope[mean.above_floor(flat, hidden) <= 0] = 0.0
+        return slope.reshape(vector_sums.shape)
 
     def spread_ms(self, vector_sums: Floats) -> Floats:
         """One standard deviation of the error of `ms`: (…, K) -> (…)."""
@@ -133,6 +167,49 @@ class ComputeNet:
         """(…, K of all members) -> (members, N, K), without a copy."""
         members = len(self.skip)
         return vector_sums.reshape(-1, members, vector_sums.shape[-1] // members).swapaxes(0, 1)
+
+
+@dataclass(frozen=True)
+class MeanHead:
+    """The mean of all members' heads as one head over all their vectors, in ms.
+
+    A search asks about few devices at a time, and then each array operation costs more than the numbers in it.
+    """
+
+    weight: Floats  # (K of all members, hidden of all members), zero between a member's vectors and another's layer
+    bias: Floats  # (hidden of all members,)
+    out: Floats  # (hidden of all members,)
+    skip: Floats  # (K of all members,)
+    above_ms: float  # what is added, less `floor_ms`
+    floor_ms: float
+
+    @classmethod
+    def of(cls, net: ComputeNet) -> "MeanHead":
+        members, into, hidden = net.head.weight.shape
+        weight, share = np.zeros((members, into, members, hidden)), net.unit_ms / members
+        weight[np.arange(members), :, np.arange(members)] = net.head.weight
+        return cls(
+            weight=weight.reshape(members * into, members * hidden),
+            bias=net.head.bias.ravel(),
+            out=net.out.weight.ravel() * share,
+            skip=net.skip.ravel() * share,
+            above_ms=float(net.out.bias.sum()) * share - net.floor * net.unit_ms,
+            floor_ms=net.floor * net.unit_ms,
+        )
+
+    def hidden(self, vector_sums: Floats) -> Floats:
+        """(N, K of all members) -> (N, hidden of all members)."""
+        hidden: Floats = vector_sums @ self.weight
+        hidden += self.bias
+        np.maximum(hidden, 0.0, out=hidden)
+        return hidden
+
+    def above_floor(self, vector_sums: Floats, hidden: Floats) -> Floats:
+        """Ms above the floor, or below it: (N, K of all members) and their `hidden` -> (N,)."""
+        ms: Floats = hidden @ self.out
+        ms += vector_sums @ self.skip
+        ms += self.above_ms
+        return ms
 
 
 # What a device sees of an exchange, in bytes: first its own, then what is the same for all.
@@ -170,14 +247,29 @@ class ExchangeNet:
     def ms(self, device_bytes: Floats, start_delays_ms: Floats | None = None) -> Floats:
         """Ms of every device, waiting included, from the bytes of all samples' embeddings on each: (…, D) -> (…, D)."""
         own, shared = exchange_inputs(device_bytes / self.unit_bytes)
-        by = by_devices(device_bytes.shape[-1])
-        weight, skip = np.tensordot(by, self.weight, 1), by @ self.skip
-        split = own.shape[-1]
-        hidden = own @ weight[:split] + (shared @ weight[split:] + self.bias)
+        devices, split = device_bytes.shape[-1], own.shape[-1]
+        if devices not in self._of_devices:
+            by = by_devices(devices)
+            self._of_devices[devices] = (
+                np.tensordot(by, self.weight, 1),
+                by @ self.skip,
+                float(latencies(devices) @ self.latency),
+            )
+        weight, skip, latency = self._of_devices[devices]
+        hidden = own @ weight[:split]
+        hidden += shared @ weight[split:] + self.bias
         np.maximum(hidden, 0.0, out=hidden)
-        transfer = hidden @ self.out + own @ skip[:split] + shared @ skip[split:]
-        transfer = (transfer + latencies(device_bytes.shape[-1]) @ self.latency) * self.unit_ms
+        transfer: Floats = hidden @ self.out
+        transfer += own @ skip[:split]
+        transfer += shared @ skip[split:]
+        transfer += latency
+        transfer *= self.unit_ms
         return transfer if start_delays_ms is None else transfer + waiting_ms(start_delays_ms)
+
+    @cached_property
+    def _of_devices(self) -> dict[int, tuple[Floats, Floats, float]]:
+        """For each number of devices asked about: weight (inputs, hidden), skip (inputs,), and latency."""
+        return {}
 
 
 def exchange_inputs(device_bytes: Floats) -> tuple[Floats, Floats]:
@@ -188,9 +280,13 @@ def exchange_inputs(device_bytes: Floats) -> tuple[Floats, Floats]:
     devices = device_bytes.shape[-1]
     total = device_bytes.sum(axis=-1, keepdims=True)
     sent, received = device_bytes * ((devices - 1) / devices), (total - device_bytes) / devices
-    own = np.stack([sent, received, np.maximum(sent, received)], axis=-1)
-    mean = np.broadcast_to((total * ((devices - 1) / devices**2))[..., None], (*total.shape, 1))
-    return own, np.concatenate([own.max(axis=-2, keepdims=True), mean], axis=-1)
+    own = np.empty((*device_bytes.shape, len(DEVICE_INPUTS)))
+    own[..., 0], own[..., 1] = sent, received
+    np.maximum(sent, received, out=own[..., 2])
+    shared = np.empty((*total.shape, len(SHARED_INPUTS)))
+    own.max(axis=-2, keepdims=True, out=shared[..., :-1])
+    shared[..., -1] = total * ((devices - 1) / devices**2)
+    return own, shared
 
 
 def by_devices(devices: int) -> Floats:

@@ -22,7 +22,7 @@ ROUNDS = 40  # of shaking and descending again, where no time budget says otherw
 ROUNDS_AT_MOST = 10**6  # where one does
 FIRST_ROUNDS = 2  # before the published search is asked as well
 BEAM_AT_MOST = 6400  # tables x devices: 400 x 16, some 1.5 s
-STARTS = 1  # first plans that are descended from
+STARTS = 4  # first plans that are descended from, in lockstep
 COLUMNS_SHARE = 0.3  # of a time budget, for plans by columns alone, where tables may be split by rows
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from neuroshard.core.errors import UsageError
 from neuroshard.costmodel.protocol import Ints
-from neuroshard.search.greedy import place_lists
+from neuroshard.search.greedy import costliest_first, place_lists
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.splits import halves
 from neuroshard.search.watch import Watch
@@ -51,14 +51,14 @@ class BeamState:
 
 def beam_search(problem: Problem, width: Width, watch: Watch) -> BeamState:
     """The best state met. Children of the kept states replace them at every level."""
-    states = evaluate(problem, _ordered(problem, [problem.whole]), width.grid)
+    states = evaluate(problem, costliest_first(problem, [problem.whole]), width.grid)
     best = states[0]
     watch.note(best.cost_ms)
     for _ in range(width.depth):
         children = [c for s in states for c in _children(problem, s.placement.shards, width.candidates)]
         if not children or watch.expired:
             break
-        states = sorted(evaluate(problem, _ordered(problem, children), width.grid), key=_cost)[: width.beam]
+        states = sorted(evaluate(problem, costliest_first(problem, children), width.grid), key=_cost)[: width.beam]
         best = min(best, states[0], key=_cost)
         watch.note(best.cost_ms, steps=1)
         watch.advance()
@@ -67,17 +67,6 @@ def beam_search(problem: Problem, width: Width, watch: Watch) -> BeamState:
 
 def _cost(state: BeamState) -> float:
     return state.cost_ms
-
-
-def _ordered(problem: Problem, lists: list[Ints]) -> list[Ints]:
-    """Each list costliest shard first."""
-    asked = np.zeros(len(problem.item), dtype=bool)
-    asked[np.concatenate(lists)] = True
-    shards = np.flatnonzero(asked)
-    problem.price(shards)
-    alone_ms = np.zeros(len(problem.item))
-    alone_ms[shards] = problem.alone_ms(shards)
-    return [one[np.lexsort((one, -problem.nbytes[one], -alone_ms[one]))] for one in lists]
 
 
 def _children(problem: Problem, shards: Ints, candidates: int) -> list[Ints]:

@@ -10,10 +10,10 @@ from itertools import combinations
 import numpy as np
 
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.plans import Level, Yardstick
 from neuroshard.search.problem import Problem
 from neuroshard.search.start import column_ms, first_plans, resumed
 from neuroshard.search.state import State, transfers
-from neuroshard.search.steps import Guess, Yardstick
 
 SETS = 3  # tried of each order
 ALL_SETS = 4  # tables of which every set is tried
@@ -112,12 +112,25 @@ class _Estimate:
         return np.where(fits, costs, np.inf)
 
 
+class _Guess:
+    """A state as the linear guess sees it: what each component and each column add to each device."""
+
+    def __init__(self, state: State, stick: Yardstick) -> None:
+        self.level, self.own_ms = Level(stick, state.compute[None], state.dims[None]), stick.own_ms
+        self.slope = state.problem.model.compute_slope(state.sums)  # (D, K)
+        self.load, self.dims = self.level.load[0], state.dims
+
+    def order(self) -> Ints:
+        """Devices, the one whose ease would help most first."""
+        return np.argsort(-self.level.before(0, np.arange(len(self.load))), kind="stable")
+
+
 def turned(state: State, stick: Yardstick, rng: np.random.Generator) -> State | None:
     """The plan with a table split by rows that was not, or one no more that was: by chance one of those that promise most.
 
     None where there is no such table, or no room.
     """
-    problem, guess = state.problem, Guess(state, stick)
+    problem, guess = state.problem, _Guess(state, stick)
     sources = guess.order()[:SOURCES]
     blocks = problem.row_blocks.items
     into = blocks[state.widths[blocks][:, sources].any(axis=1)][:CONSIDERED]
@@ -156,7 +169,7 @@ def _completed(problem: Problem, widths: Ints) -> State | None:
     return None if over else state
 
 
-def _into_rows(state: State, guess: Guess, items: Ints) -> Floats:
+def _into_rows(state: State, guess: _Guess, items: Ints) -> Floats:
     """What the yardstick is guessed to change by where each of these items is split by rows: (C,)."""
     load, dims = _blocks(state, guess, items)
     problem, held = state.problem, state.widths[items]
@@ -164,10 +177,10 @@ def _into_rows(state: State, guess: Guess, items: Ints) -> Floats:
     problem.price(shards.ravel())
     leaves = np.einsum("cdk,dk->cd", problem.vectors[shards], guess.slope)
     columns = problem.dims[shards]
-    return _changed(guess, load - leaves - guess.stick.own_ms * columns, dims - columns)
+    return _changed(guess, load - leaves - guess.own_ms * columns, dims - columns)
 
 
-def _out_of_rows(state: State, guess: Guess, items: Ints) -> tuple[Floats, dict[int, Ints]]:
+def _out_of_rows(state: State, guess: _Guess, items: Ints) -> tuple[Floats, dict[int, Ints]]:
     """The same where each of these is cut by columns instead, evenly over the least loaded devices: (C,); and into what units on
     which devices (D,), of every item."""
     problem = state.problem
@@ -184,7 +197,7 @@ def _out_of_rows(state: State, guess: Guess, items: Ints) -> tuple[Floats, dict[
             shards = problem.numbers(np.full(problem.devices, item), units)
             problem.price(shards)
             columns = problem.dims[shards]
-            arrives = np.einsum("dk,dk->d", problem.vectors[shards], guess.slope) + guess.stick.own_ms * columns
+            arrives = np.einsum("dk,dk->d", problem.vectors[shards], guess.slope) + guess.own_ms * columns
             change = float(_changed(guess, (arrives - load[index])[None], (columns - dims[index])[None])[0])
             if change < best[index]:
                 best[index], parts[item] = change, units
@@ -192,18 +205,19 @@ def _out_of_rows(state: State, guess: Guess, items: Ints) -> tuple[Floats, dict[
     return best, parts
 
 
-def _blocks(state: State, guess: Guess, items: Ints) -> tuple[Floats, Ints]:
+def _blocks(state: State, guess: _Guess, items: Ints) -> tuple[Floats, Ints]:
     """Ms (C, D) and columns (C, 1) that the blocks of these items are on each device."""
     blocks = state.problem.row_blocks
     places = blocks.places(items)
     load = blocks.vectors[places, 0] @ guess.slope.T
     load[:, -1] = blocks.vectors[places, 1] @ guess.slope[-1]
     dims = blocks.dims[places][:, None]
-    return load + guess.stick.own_ms * dims, dims
+    return load + guess.own_ms * dims, dims
 
 
-def _changed(guess: Guess, load: Floats, dims: Ints) -> Floats:
+def _changed(guess: _Guess, load: Floats, dims: Ints) -> Floats:
     """What the yardstick changes by where all devices get so many ms and columns more: two (C, D) -> (C,)."""
-    every = np.arange(len(guess.load))
-    change: Floats = guess.change(every, guess.load + load, guess.dims + dims).sum(axis=-1)
+    level = guess.level
+    change: Floats = level.soft((guess.load + load).T, (guess.dims + dims).T, 0)
+    change -= level.before(0, np.arange(len(guess.load))).sum()
     return change

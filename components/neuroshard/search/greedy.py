@@ -47,39 +47,45 @@ def place(
     """
     (batch, grid), (steps, depth) = caps.shape, vectors.shape[1:]
     rows, count = batch * grid, len(memory)
-    sums, load, columns = np.zeros((rows * count, depth)), np.zeros((rows, count)), np.zeros((rows, count))
+    sums, load = np.zeros((rows * count, depth)), np.zeros((rows, count))
+    free = np.broadcast_to(memory, (rows, count)).copy()
+    columns = np.zeros((rows, count))
     if base is not None and base[1]:
         sums += np.tile(base[0], (rows, 1))
         load += weigh(base[0])
         columns += base[1]
-    free = np.broadcast_to(memory, (rows, count)).copy()
     devices = np.empty((steps, rows), dtype=np.int64)
     fits, excess = np.ones(rows, dtype=bool), np.zeros(rows)
-    order, begins, caps = np.repeat(np.arange(batch), grid), count * np.arange(rows), caps.reshape(rows, 1)
+    order, begins = np.repeat(np.arange(batch), grid), count * np.arange(rows)
     spare, held, loads = free.reshape(-1), columns.reshape(-1), load.reshape(-1)  # views
     sizes, widths = nbytes.T[:, order], dims.T[:, order]  # (S, rows)
+    limits = caps.reshape(rows) - widths
+    padded = (dims == 0).any(axis=0).tolist()
 
     for step in range(steps):
         size, width = sizes[step], widths[step]
-        room = (free >= size[:, None]) & (columns <= caps - width[:, None])
+        room = free >= size[:, None]
+        room &= columns <= limits[step][:, None]
         if allowed is not None:
             room &= allowed[order, step]
         price = np.where(room, load, np.inf)
-        chosen = np.where(price == price.min(axis=1, keepdims=True), free, -1).argmax(axis=1)
-        at = begins + chosen
-        found = room.reshape(-1)[at]
+        lightest = price == price.min(axis=1, keepdims=True)
+        chosen = np.where(lightest, free, -1).argmax(axis=1)
+        at, of, to = begins + chosen, order, chosen
+        found = room.reshape(-1).take(at)
         if not found.all():
             fits &= found
             excess += np.where(found, 0, np.maximum(size - free.max(axis=1), 0))
-            devices[step] = np.where(found, chosen, -1)
+            to = np.where(found, chosen, -1)
             at, of, width, size = at[found], order[found], width[found], size[found]
-        else:
-            devices[step], of = chosen, order
-        placed = sums[at] + vectors[of, step]
+        devices[step] = to
+        placed = sums.take(at, axis=0)
+        placed += vectors[:, step].take(of, axis=0)
         sums[at] = placed
         held[at] += width
         spare[at] -= size
-        loads[at] = np.where(held[at] > 0, weigh(placed), 0.0)
+        weighed = weigh(placed)
+        loads[at] = np.where(width > 0, weighed, loads[at]) if padded[step] else weighed
     shape = (batch, grid)
     return Placed(
         devices.T.reshape(*shape, steps),
@@ -88,6 +94,16 @@ def place(
         columns.reshape(*shape, count),
         excess.reshape(shape),
     )
+
+
+def costliest_first(problem: Problem, lists: Sequence[Ints]) -> list[Ints]:
+    """Each list of shards in order of what they cost on devices of their own, then of bytes."""
+    asked = np.zeros(len(problem.item), dtype=bool)
+    asked[np.concatenate(lists)] = True
+    shards = np.flatnonzero(asked)
+    alone_ms = np.zeros(len(problem.item))
+    alone_ms[shards] = problem.alone_ms(shards)
+    return [one[np.lexsort((one, -problem.nbytes[one], -alone_ms[one]))] for one in lists]
 
 
 def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats) -> tuple[Placed, Floats]:

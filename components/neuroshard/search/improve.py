@@ -1,19 +1,27 @@
 """Improve a plan: descend to a local optimum, shake it, descend again; the best so far is at hand at any moment."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from neuroshard.costmodel.protocol import Floats
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.plans import Level, Plans, Yardstick, sources
 from neuroshard.search.problem import Problem, Widths
 from neuroshard.search.start import squeeze
 from neuroshard.search.state import State
-from neuroshard.search.steps import Guess, Steps, Yardstick, changes, price, promising, take, yardstick
+from neuroshard.search.steps import Priced, Steps, changes, price, promising
 from neuroshard.search.watch import Watch
+
+if TYPE_CHECKING:
+    from neuroshard.search.held import Held
 
 MIN_GAIN = 1e-6  # share of the slowest device's ms, below which a step is none
 SHARPNESS = 6  # of the yardstick of a descent: exponent 64
-SOURCES = 2  # devices that steps are tried from, before a plan counts as a local optimum
+# Devices that steps are tried from, before a plan counts as a local optimum: those at these places by ms, and by columns. For
+# where one table's narrowest part outweighs all else, no step eases the device that holds it, and columns are all there is.
+SOURCES = (range(1), range(1, 3))
+TOGETHER = 4  # rounds in lockstep
 WORSE = 0.003  # share by which a local optimum may cost more than the one that it was shaken from, to go on from it
 AS_CHEAP = 0.005  # share by which plans count as equally cheap, and what to expect of them decides
 # Share by which a plan must be expected to be faster than the published search's to be taken instead: at most the first, and at
@@ -24,46 +32,82 @@ KEPT, KEPT_BYTES = 24, 256 * 2**20  # of the plans found, but two at least; more
 PATIENCE = 30  # rounds without a better plan, after which the search goes back to the best
 
 Turn = Callable[[State, Yardstick, np.random.Generator], State | None]  # another plan, or none
+Cells = tuple[Ints, Ints, Ints]  # items, devices, and the units that were there before
 
 
-def descend(state: State, stick: Yardstick) -> Iterator[State]:
-    """The state after each step that makes it more even by the yardstick, until no priced step does.
+def descend(plans: Plans, stick: Yardstick) -> Iterator[dict[int, list[Cells]]]:
+    """What is changed of which plan by each round of steps that make them more even by the yardstick, until no priced step does.
 
-    Steps go from the devices whose ease would help most. Not every step makes the plan cheaper.
+    Steps go from the devices that are slowest, and from those with the most columns. Not every step makes a plan cheaper.
     """
-    better = True
-    while better:
-        guess, better = Guess(state, stick), False
-        for source in guess.order()[:SOURCES].tolist():
-            steps = promising(state, guess, source)
+    moving = np.full(len(plans), plans.problem.devices > 1)
+    while moving.any():
+        level, trying = Level(stick, plans.compute, plans.dims), moving.copy()
+        changed: dict[int, list[Cells]] = {}
+        for places in SOURCES:
+            plan, source = np.nonzero(sources(level, places) & trying[:, None])
+            steps = promising(plans, level, plan, source)
             if not len(steps):
                 continue
-            change = price(state, guess, steps)
-            best = _affordable(state, steps, change, -MIN_GAIN * guess.slowest)
-            if best is not None:
-                take(state, steps, best)
-                yield state
-                better = True
+            priced = price(plans, level, steps)
+            chosen = _chosen(plans, level, steps, priced.change)
+            if chosen:
+                changed |= _take(plans, steps, priced, np.array(chosen))
+                trying[list(changed)] = False
+            if not trying.any():
                 break
+        moving &= ~trying
+        if changed:
+            yield changed
 
 
-def _affordable(state: State, steps: Steps, change: Floats, most: float) -> int | None:
-    """The step of the least change, below `most`, that does not move more bytes than there is a budget for."""
-    held = state.problem.held
-    if held is None or held.budget_bytes is None:
-        best = int(change.argmin())
-        return best if change[best] < most else None
-    spent = held.total(state.widths)
-    for index in np.argsort(change, kind="stable").tolist():
-        if change[index] >= most:
-            break
+def _chosen(plans: Plans, level: Level, steps: Steps, change: Floats) -> list[int]:
+    """The steps of the least change, no two on one device or of one item, that gain enough and do not move more bytes
+    than there is a budget for."""
+    budgets = [p.held if p.held is not None and p.held.budget_bytes is not None else None for p in plans.problems]
+    gains = np.flatnonzero(change < -MIN_GAIN * level.slowest[steps.plan])
+    chosen: list[int] = []
+    used: set[tuple[int, int]] = set()
+    bound: set[int] = set()
+    for index in gains[np.argsort(change[gains], kind="stable")].tolist():
+        plan, devices = int(steps.plan[index]), (int(steps.source[index]), int(steps.to[index]))
+        items = (-2 - int(steps.give[index]), -2 - int(steps.take[index]))
+        touched = {(plan, one) for one in (*devices, *items) if one != -1}
+        if used & touched:
+            continue
+        budget = budgets[plan]
+        if budget and (plan in bound or not _affordable(budget, plans.widths[plan], steps, index)):
+            continue
+        if budget:
+            bound.add(plan)  # a step at a time, since each is held against what was moved before
+        chosen.append(index)
+        used |= touched
+    return chosen
+
+
+def _affordable(held: "Held", widths: Widths, steps: Steps, index: int) -> bool:
+    items, devices, units = changes(steps, index)
+    rows = {item: widths[item].copy() for item in items.tolist()}
+    for item, device, more in zip(items.tolist(), devices.tolist(), units.tolist(), strict=True):
+        rows[item][device] += more
+    return held.affords(widths, list(rows), np.array(list(rows.values())), held.total(widths))
+
+
+def _take(plans: Plans, steps: Steps, priced: Priced, chosen: Ints) -> dict[int, list[Cells]]:
+    """Change the plans by these steps."""
+    changed: dict[int, list[Cells]] = {}
+    for index in chosen.tolist():
+        plan = int(steps.plan[index])
         items, devices, units = changes(steps, index)
-        rows = {item: state.widths[item].copy() for item in items.tolist()}
-        for item, device, more in zip(items.tolist(), devices.tolist(), units.tolist(), strict=True):
-            rows[item][device] += more
-        if held.affords(state.widths, list(rows), np.array(list(rows.values())), spent):
-            return int(index)
-    return None
+        widths = plans.widths[plan]
+        before = widths[items, devices]
+        widths[items, devices] = before + units
+        plans.shards[plan, items] = np.count_nonzero(widths[items], axis=1)
+        changed.setdefault(plan, []).append((items, devices, before))
+    twice, touched = np.tile(steps.plan[chosen], 2), np.concatenate([steps.source[chosen], steps.to[chosen]])
+    after = (a[:, chosen].reshape(2 * len(chosen), *a.shape[2:]) for a in (priced.sums, priced.dims, priced.compute))
+    plans.put(twice, touched, *after)
+    return changed
 
 
 def improve(
@@ -72,33 +116,31 @@ def improve(
     """The plans that local search ends in from plans that fit, the cheapest first, of those about as cheap.
 
     A round shakes the plan at hand by a few random steps and descends again; every other round goes by `turn` instead, where
-    there is one. It goes on from what it finds if that costs hardly more, and from the best after many rounds in vain.
+    there is one. Some rounds go in lockstep. It goes on from what it finds if that costs hardly more, and from the best after
+    many rounds in vain.
     """
-    stick = yardstick(starts[0].problem, SHARPNESS)
-    found: list[State] = []
-    for start in starts:
-        if not found or not watch.expired:
-            found += _descended(start.copy(), stick, watch)
+    stick = Yardstick.of(starts[0].problem, SHARPNESS)
+    found = [end for ends in _descended(starts, stick, watch) for end in ends]
     best = at = min(found, key=_cost)
     vain = 0
-    for number in range(rounds):
-        if watch.expired:
-            break
-        turned = turn(at, stick, rng) if turn is not None and number % 2 == 0 else None
-        trial = turned or at.copy()
-        if turned is None:
-            shake(trial, stick, rng)
-        ends = _descended(trial, stick, watch)
-        trial = ends[0]
-        found = _near([*found, *ends])
-        vain += 1
-        if trial.cost < best.cost * (1 - MIN_GAIN):
-            best, vain = trial, 0
-        if trial.cost <= at.cost * (1 + WORSE):
-            at = trial
-        if vain >= PATIENCE:
-            at, vain = best, 0
-        watch.advance()
+    while rounds > 0 and not watch.expired:
+        trials = []
+        for number in range(min(rounds, TOGETHER)):
+            turned = turn(at, stick, rng) if turn is not None and number % 2 == 0 else None
+            trials.append(turned or at.copy())
+            if turned is None:
+                shake(trials[-1], stick, rng)
+        rounds -= len(trials)
+        for ends in _descended(trials, stick, watch):
+            found = _near([*found, *ends])
+            vain += 1
+            if ends[0].cost < best.cost * (1 - MIN_GAIN):
+                best, vain = ends[0], 0
+            if ends[0].cost <= at.cost * (1 + WORSE):
+                at = ends[0]
+            if vain >= PATIENCE:
+                at, vain = best, 0
+            watch.advance()
     return _near(found)
 
 
@@ -147,17 +189,29 @@ def _spread_ms(state: State) -> float:
     return float(np.where(state.dims > 0, spread, 0.0).max())
 
 
-def _descended(state: State, stick: Yardstick, watch: Watch) -> tuple[State, State]:
-    """The cheapest state on the way down, and the one at the end, the most even; cut short where time is up."""
-    watch.note(state.cost)
-    best = state.copy()
-    for step in descend(state, stick):
-        watch.note(step.cost, steps=1)
-        if step.cost < best.cost:
-            best = step.copy()
+def _descended(states: Sequence[State], stick: Yardstick, watch: Watch) -> list[tuple[State, State]]:
+    """Of each plan the cheapest on the way down, and the one at the end, the most even; cut short where time is up."""
+    watch.note(min(state.cost for state in states))
+    plans = Plans(states)
+    best, since = plans.cost.copy(), [list[Cells]() for _ in states]  # what was changed since the cheapest
+    for changed in descend(plans, stick):
+        for plan, cells in changed.items():
+            since[plan] += cells
+            if plans.cost[plan] < best[plan]:
+                best[plan] = plans.cost[plan]
+                since[plan].clear()
+        watch.note(float(best.min()), steps=1)
         if watch.expired:
             break
-    return best, state
+    ends = []
+    for problem, widths, cells in zip(plans.problems, plans.widths, since, strict=True):
+        end = cheapest = State(problem, widths.copy())
+        for items, devices, before in reversed(cells):
+            widths[items, devices] = before
+        if cells:
+            cheapest = State(problem, widths.copy())
+        ends.append((cheapest, end))
+    return ends
 
 
 def shake(state: State, stick: Yardstick, rng: np.random.Generator) -> None:
@@ -171,19 +225,19 @@ def shake(state: State, stick: Yardstick, rng: np.random.Generator) -> None:
     items = items[rng.random(len(items)) < rng.uniform(0.1, 0.6)]
     if not len(items):
         return
-    guess, widths, free = Guess(state, stick), state.widths.copy(), state.free.copy()
-    load, column_ms = guess.load.copy(), stick.own_ms + stick.all_ms
+    slope, widths, free = problem.model.compute_slope(state.sums), state.widths.copy(), state.free.copy()
+    load, column_ms = stick.load(state.compute, state.dims), stick.own_ms + stick.all_ms
     where, at = np.nonzero(widths[items])
     taken = problem.numbers(items[where], widths[items[where], at])
     np.add.at(free, at, problem.nbytes[taken])
-    removed = np.einsum("sk,sk->s", problem.vectors[taken], guess.slope[at]) + column_ms * problem.dims[taken]
+    removed = np.einsum("sk,sk->s", problem.vectors[taken], slope[at]) + column_ms * problem.dims[taken]
     load += stick.all_ms * state.dims
     np.subtract.at(load, at, removed)
     widths[items] = 0
 
     whole = problem.first[items] + problem.cap[items]
     problem.price(whole)
-    weight = (problem.vectors[whole] @ guess.slope.mean(axis=0)) * problem.widest[items] / problem.cap[items]
+    weight = (problem.vectors[whole] @ slope.mean(axis=0)) * problem.widest[items] / problem.cap[items]
     lost: list[tuple[int, int]] = []
     for index in np.argsort(-weight * rng.uniform(0.7, 1.4, len(items))).tolist():
         item = int(items[index])
@@ -191,7 +245,7 @@ def shake(state: State, stick: Yardstick, rng: np.random.Generator) -> None:
         for units in _parts(problem, item, heavy, rng):
             shard = int(problem.first[item]) + units
             problem.price(np.array([shard]))
-            ms = load + guess.slope @ problem.vectors[shard] + column_ms * problem.dims[shard]
+            ms = load + slope @ problem.vectors[shard] + column_ms * problem.dims[shard]
             room = (free >= problem.nbytes[shard]) & problem.allowed[item] & (widths[item] == 0)
             if not room.any():
                 lost.append((item, units))

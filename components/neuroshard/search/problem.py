@@ -99,6 +99,11 @@ class Problem:
         self._all_priced = False
 
     @property
+    def all_priced(self) -> bool:
+        """Whether `vectors` of all shards are known."""
+        return bool(self._priced.all())
+
+    @property
     def devices(self) -> int:
         return self.task.devices
 
@@ -156,10 +161,9 @@ class Problem:
         self._all_priced = bool(self._priced.all())
 
     def _price(self, new: Ints) -> None:
-        tables, dims, row = [], self.dims[new], np.arange(len(new))
-        counts = np.array([len(one) for one in self.members])[self.item[new]]
-        for shard in new.tolist():
-            tables += self.members[self.item[shard]]
+        dims, row, items = self.dims[new], np.arange(len(new)), self.item[new]
+        counts = np.array([len(one) for one in self.members])[items]
+        tables = [table for item in items.tolist() for table in self.members[item]]
         if counts.max() > 1:
             row = np.repeat(row, counts)
             alone = counts[row] == 1

@@ -1,8 +1,10 @@
-"""All steps away from a device, ranked by a linear guess, and the most promising of them priced by the cost model.
+"""All steps away from a device, ranked by a linear guess: the most promising of many plans at once.
 
-A step takes `out` units of item `give` from the device to another, `to`, and `into` units of item `take` (or none, -1) from
+A step takes `out` units of item `give` from a device to another, `to`, and `into` units of item `take` (or none, -1) from
 there: a move of a table or of any part of it, a swap, or a swap for a part. What an item has on the other device already, the
 units join. A step changes two devices only, so these are all that is asked of the compute net.
+
+Each array operation is about all jobs: a job is a plan, and a device of it that steps are sought from.
 """
 
 from dataclasses import dataclass
@@ -11,18 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.costmodel.protocol import Floats, Ints
-from neuroshard.search.problem import Problem
-from neuroshard.search.state import State, transfers
+from neuroshard.search.plans import Level, Plans
 
-PRICED = 24
 RECEIVERS = 24  # devices that are tried at a step, the least loaded ones
 
 
 @dataclass(frozen=True)
 class Steps:
-    """C steps from device `source`, a number each."""
+    """C steps, a number each; those of a job stand together."""
 
-    source: int
+    plan: Ints
+    source: Ints
     give: Ints
     out: Ints
     to: Ints
@@ -32,260 +33,281 @@ class Steps:
     def __len__(self) -> int:
         return len(self.give)
 
-    def __getitem__(self, chosen: Ints) -> "Steps":
-        return Steps(self.source, *(getattr(self, name)[chosen] for name in ("give", "out", "to", "take", "into")))
-
     def __add__(self, other: "Steps") -> "Steps":
-        names = ("give", "out", "to", "take", "into")
-        return Steps(self.source, *(np.concatenate([getattr(self, n), getattr(other, n)]) for n in names))
+        return Steps(*(np.concatenate([one, more]) for one, more in zip(self._all, other._all, strict=True)))
+
+    def __getitem__(self, chosen: Ints) -> "Steps":
+        return Steps(*(one[chosen] for one in self._all))
+
+    @property
+    def _all(self) -> tuple[Ints, ...]:
+        return self.plan, self.source, self.give, self.out, self.to, self.take, self.into
 
 
-@dataclass(frozen=True)
-class Yardstick:
-    """How even a plan is, as one number that falls with every step towards an even one, and that two devices change.
-
-    It stands for the plan's cost, max(compute + backward) + max(forward): the exchange as a linear function of a device's own
-    columns and of the most columns on any device, and soft maxima in place of the maxima, since where several devices
-    are equally slow no single step makes the plan cheaper. `sharpness` doublings of the exponent make them hard.
-    """
-
-    own_ms: float  # a column on a device adds to the device
-    all_ms: float  # a column on the device with the most adds to the plan
-    sharpness: int
-
-    def load(self, compute: Floats, dims: Floats) -> Floats:
-        """Ms of devices without what they all share."""
-        return compute + self.own_ms * dims
-
-    def soft(self, level: Floats) -> Floats:
-        """Shares of a maximum, as they count in the soft one."""
-        level = np.maximum(level, 0.0)
-        for _ in range(self.sharpness):
-            level = level * level
-        return level
-
-
-def yardstick(problem: Problem, sharpness: int) -> Yardstick:
-    """The exchange told by what one device with a tenth more columns than all others changes."""
-    if problem.devices == 1:
-        return Yardstick(0.0, 0.0, sharpness)
-    columns = problem.mean_columns
-    dims = np.full((2, problem.devices), columns)
-    dims[1, 0] *= 1.1
-    forward, backward = transfers(problem, dims)
-    rise = (backward[1] - backward[0]) / (0.1 * columns)
-    shared = max(float(rise[1:].mean()), 0.0)
-    ahead = max(float(forward[1].max() - forward[0].max()) / (0.1 * columns), 0.0)
-    return Yardstick(max(float(rise[0]) - shared, 0.0), shared + ahead, sharpness)
-
-
-class Guess:
-    """A state as the linear guess sees it: what each component and each column add to each device."""
-
-    def __init__(self, state: State, stick: Yardstick) -> None:
-        self.stick = stick
-        self.slope = state.problem.model.compute_slope(state.sums)  # (D, K)
-        self.load = stick.load(state.compute, state.dims)
-        self.slowest, self.widest = max(float(self.load.max()), 1e-30), max(float(state.dims.max()), 1.0)
-        self.dims = state.dims
-        self.busy, self.wide = stick.soft(self.load / self.slowest), stick.soft(self.dims / self.widest)
-        # of a soft maximum m = (sum x^p)^(1/p) the derivative by the sum is m^(1-p) / p; both terms in ms
-        exponent = 2.0**stick.sharpness
-        self.load_weight = self.slowest * self.busy.sum() ** (1 / exponent - 1)
-        self.wide_weight = stick.all_ms * self.widest * self.wide.sum() ** (1 / exponent - 1)
-
-    def change(self, device: int | Ints, load: Floats, dims: Floats) -> Floats:
-        """What the yardstick changes by where a device comes to so many ms and columns; negative is better."""
-        busy = self.stick.soft(load / self.slowest) - self.busy[device]
-        change: Floats = self.load_weight * busy
-        if self.wide_weight:
-            change = change + self.wide_weight * (self.stick.soft(dims / self.widest) - self.wide[device])
-        return change
-
-    def order(self) -> Ints:
-        """Devices, the one whose ease would help most first."""
-        return np.argsort(-(self.load_weight * self.busy + self.wide_weight * self.wide), kind="stable")
-
-
-def promising(state: State, guess: Guess, source: int) -> Steps:
-    """The steps from a device that fit, and of those the ones with the best linear guess."""
-    held = np.flatnonzero(state.widths[:, source])
-    receivers = np.delete(np.arange(state.problem.devices), source)
-    if len(receivers) > RECEIVERS:
-        receivers = np.sort(receivers[np.argpartition(guess.load[receivers], RECEIVERS)[:RECEIVERS]])
-    if not len(held) or not len(receivers):
-        none = np.zeros(0, dtype=np.int64)
-        return Steps(source, none, none, none, none, none)
-    view = _View(state, guess, source, held, receivers)
+def promising(plans: Plans, level: Level, plan: Ints, source: Ints) -> Steps:
+    """Of each table of each job (J,) the move and the swap with the best linear guess, of those that fit."""
+    devices = plans.problem.devices
+    receivers = (source[:, None] + np.arange(1, devices)) % devices
+    if devices - 1 > RECEIVERS:
+        least = np.argpartition(level.load[plan[:, None], receivers], RECEIVERS, axis=1)[:, :RECEIVERS]
+        receivers = np.take_along_axis(receivers, least, axis=1)
+    view = _View(plans, level, plan, source, receivers)
     return view.moves() + view.swaps()
 
 
 class _View:
-    """What the source holds, and what every width of it is guessed to add to every receiver, and to the source."""
+    """What the sources hold (G pieces of J jobs), and what every width of it is guessed to add to every receiver (R of
+    each job), and to the source."""
 
-    def __init__(self, state: State, guess: Guess, source: int, held: Ints, receivers: Ints) -> None:
-        self.state, self.guess, self.source, self.held, self.receivers = state, guess, source, held, receivers
-        problem = self.problem = state.problem
-        self.first, self.least, self.cap = problem.first[held], problem.least[held], problem.cap[held]
-        self.mine = state.widths[held, source]  # (n,)
-        self.there = state.widths[held][:, receivers]  # (n, B)
+    def __init__(self, plans: Plans, level: Level, plan: Ints, source: Ints, receivers: Ints) -> None:
+        self.plans, self.level, self.plan, self.source, self.receivers = plans, level, plan, source, receivers
+        problem = self.problem = plans.problem
+        held = plans.widths[plan, :, source]
+        self.wide = plans.widths[plan[:, None], :, receivers]  # (J, R, I)
+        job, item = self.job, self.item = np.nonzero(held)
+        self.mine, self.there = held[job, item], self.wide[job, :, item]  # (G,), (G, R)
+        self.first, self.least, self.cap = problem.first[item], problem.least[item], problem.cap[item]
+        self.room_for_more = plans.shards[plan[job], item] < problem.most[item]
+        self.nbytes = problem.nbytes[self.first + self.mine]
+        self.columns = problem.dims[self.first + self.mine].astype(np.float64)
+        self.unit = self.columns / self.mine
+
         known = np.maximum(self.cap, np.maximum(self.mine, self.there.max(axis=1)))
-        width = np.arange(int(known.max()) + 1)
+        width = np.arange(int(known.max(initial=0)) + 1)
         shards = np.where((width > 0) & (width <= known[:, None]), self.first[:, None] + width, 0)
-        problem.price(shards.ravel())
-        self.added = problem.vectors[shards] @ guess.slope[np.append(receivers, source)].T  # (n, U, B + 1)
-        self.columns = problem.dims[self.first + self.mine] / self.mine  # a unit
-        self.leaves = self.added[np.arange(len(held)), self.mine, -1]
-        self.gap = guess.load[source] - guess.load[receivers]
+        devices = np.concatenate([receivers, source[:, None]], axis=1)
+        self.added = plans.added(plan[job], devices[job], shards)  # (G, R + 1, U)
+        self.longest = len(width)
+        self.begin = self.longest * np.arange(self.added.shape[0] * self.added.shape[1]).reshape(self.added.shape[:2])
+        self.flat = self.added.reshape(-1)
+        self.whole = self.flat[self.begin + self.mine[:, None]]  # (G, R + 1)
+        self.leaves = self.whole[:, -1]
+        of_job = plan[:, None]
+        self.load, self.load_there = level.load[plan, source], level.load[of_job, receivers]
+        self.dims, self.dims_there = plans.dims[plan, source], plans.dims[of_job, receivers]
+        self.free, self.free_there = plans.free[plan, source], plans.free[of_job, receivers]
 
     def moves(self) -> Steps:
         """Moves of whole shards, and of those parts of them which level the two devices in ms or in columns."""
-        guess, mine = self.guess, self.mine[:, None]
-        arrives = self.added[np.arange(len(mine))[:, None], mine, np.arange(len(self.receivers))]
-        unit_ms = (arrives + self.leaves[:, None]) / mine + 2 * guess.stick.own_ms * self.columns[:, None]
-        level = self.gap / np.maximum(unit_ms, 1e-30)
-        even = (guess.dims[self.source] - guess.dims[self.receivers]) / (2 * self.columns[:, None])
-        parts = np.empty((6, *level.shape))
-        parts[0], parts[1], parts[2], parts[3], parts[5] = mine, level, level + 1, even, 0.5 * mine
-        np.minimum(level, even, out=parts[4])
-        out = np.minimum(np.maximum(parts, 1), mine).astype(np.int64)  # (P, n, B)
-        nothing = np.zeros((1, len(self.receivers)), dtype=np.int64)
-        fits, change = self._guess(out, np.arange(len(self.receivers)), nothing, nothing[0], nothing[0])
-        fits[1:] &= out[1:] != out[0]
-        fits[2:] &= out[2:] != out[1]
-        best = _least(np.where(fits, change, np.inf).ravel(), PRICED)
-        part, row, column = np.unravel_index(best, out.shape)
-        none = np.full(len(best), -1)
-        return Steps(
-            self.source, self.held[row], out[part, row, column], self.receivers[column], none, np.zeros_like(none)
-        )
+        problem, job, mine = self.problem, self.job, self.mine[:, None]
+        own, unit = self.level.stick.own_ms, self.unit[:, None]
+        unit_ms = (self.whole[:, :-1] + self.leaves[:, None]) / mine + 2 * own * unit
+        level = (self.load[:, None] - self.load_there)[job] / np.maximum(unit_ms, 1e-30)
+        even = (self.dims[:, None] - self.dims_there)[job] / (2 * unit)
+        parts = np.empty((len(job), 6, level.shape[1]))
+        parts[:, 0], parts[:, 1], parts[:, 2], parts[:, 3], parts[:, 5] = mine, level, level + 1, even, 0.5 * mine
+        np.minimum(level, even, out=parts[:, 4])
+        np.maximum(parts, 1.0, out=parts)
+        np.minimum(parts, mine[:, None], out=parts)
+        out = parts.astype(np.int64)  # (G, 6, R)
+
+        there, first = self.there[:, None], self.first[:, None, None]
+        kept, joined = mine[:, None] - out, there + out
+        fits = self._fit(kept, joined, there)
+        arrived = problem.nbytes[first + np.minimum(joined, self.cap[:, None, None])] - self._bytes(there, first)
+        fits &= arrived <= self.free_there[job][:, None]
+        if not problem.free_to_go:
+            fits &= problem.allowed[self.item[:, None], self.receivers[job]][:, None]
+        moved = unit[:, None] * out
+        moved_ms = own * moved
+        load, dims = np.empty((2, 2, *out.shape))
+        np.take(self.flat, self.begin[:, -1, None, None] + kept, out=load[0])
+        load[0] += (self.load[job] - self.leaves)[:, None, None] - moved_ms
+        load[1] = self._joining(self.begin[:, None, :-1], there, joined)
+        load[1] += self.load_there[job][:, None] + moved_ms
+        np.subtract(self.dims[job][:, None, None], moved, out=dims[0])
+        np.add(self.dims_there[job][:, None], moved, out=dims[1])
+        change = self._change(load, dims, np.arange(out.shape[2]))
+        change[~fits] = np.inf
+        rows, best = self._best(change)
+        part, column = np.divmod(best, out.shape[2])
+        none = np.full(len(rows), -1)
+        return self._steps(rows, out[rows, part, column], column, none, np.zeros_like(none))
 
     def swaps(self) -> Steps:
         """Swaps of whole shards, of a part for a whole one, and of a whole one for a part: as much as levels both devices,
         or as there is memory for."""
-        state, problem, guess = self.state, self.problem, self.guess
-        take, column = np.nonzero(state.widths[:, self.receivers])
-        to = self.receivers[column]
-        theirs = state.widths[take, to]
-        shards = problem.first[take] + theirs
-        problem.price(shards)
-        vectors, dims = problem.vectors[shards], problem.dims[shards]
-        comes, goes = vectors @ guess.slope[self.source], np.einsum("sk,sk->s", vectors, guess.slope[to])
-
-        mine, own = self.mine[:, None], guess.stick.own_ms
-        arrives = self.added[np.arange(len(mine))[:, None], mine, column]  # (n, S)
-        give_ms = (arrives + self.leaves[:, None]) / 2 + own * (self.columns * self.mine)[:, None]
-        take_ms = (comes + goes) / 2 + own * dims
-        half = self.gap[column] / 2
-        size = problem.nbytes[self.first + self.mine] / self.mine
-        room = (state.free[to] + problem.nbytes[shards]) / np.maximum(size, 1.0)[:, None]
-        part = np.minimum(mine * (half + take_ms) / np.maximum(give_ms, 1e-30), room)
-        back = theirs * (give_ms - half) / np.maximum(take_ms, 1e-30)
-        out, into = np.empty((2, 3, *arrives.shape), dtype=np.int64)
-        out[0], out[1], out[2] = mine, np.minimum(np.maximum(part, 1), mine), mine
-        into[0], into[1], into[2] = theirs, theirs, np.minimum(np.maximum(back, 1), theirs)
-        fits, change = self._guess(out, column, into, comes / theirs, goes / theirs, take)
-        fits[1] &= out[1] < mine
-        fits[2] &= into[2] < theirs
-        best = _least(np.where(fits, change, np.inf).ravel(), PRICED)
-        kind, row, pair = np.unravel_index(best, out.shape)
-        return Steps(self.source, self.held[row], out[kind, row, pair], to[pair], take[pair], into[kind, row, pair])
-
-    def _guess(
-        self, out: Ints, column: Ints, into: Ints, comes: Floats, goes: Floats, take: Ints | None = None
-    ) -> tuple[NDArray[np.bool_], Floats]:
-        """Whether steps fit, and what they change the yardstick by: `out` units (P, n, S) of every shard to the receiver
-        numbered `column` (S,), `into` units of item `take` back, each of which adds `comes` ms here and `goes` ms there."""
-        state, problem, guess, source = self.state, self.problem, self.guess, self.source
-        to, there, row = self.receivers[column], self.there[:, column], np.arange(len(self.held))[:, None]
-        kept, joined = self.mine[:, None] - out, there + out
-        least, cap = self.least[:, None], self.cap[:, None]
-        fits = (joined <= cap) & (joined >= least) & ((kept == 0) | (kept >= least))
-        fits &= (there > 0) | (kept == 0) | (state.shards[self.held] < problem.most[self.held])[:, None]
-        joined = np.minimum(joined, cap)
-        first = self.first[:, None]
-        arrived = problem.nbytes[first + joined] - problem.nbytes[np.where(there > 0, first + there, 0)]
-        spare = state.free[to]
-        moved = self.columns[:, None] * out
-        if take is not None:
-            here, left = state.widths[take, source], state.widths[take, to] - into
-            fits &= (
-                (self.held[:, None] != take) & (here + into <= problem.cap[take]) & (here + into >= problem.least[take])
-            )
-            fits &= (left == 0) | (left >= problem.least[take])
-            fits &= (here > 0) | (left == 0) | (state.shards[take] < problem.most[take])
-            gone = (
-                problem.nbytes[problem.numbers(take, state.widths[take, to])]
-                - problem.nbytes[problem.numbers(take, left)]
-            )
-            came = problem.nbytes[problem.first[take] + np.minimum(here + into, problem.cap[take])]
-            came = came - problem.nbytes[problem.numbers(take, here)]
-            released = problem.nbytes[first + self.mine[:, None]] - problem.nbytes[np.where(kept > 0, first + kept, 0)]
-            fits &= came - released <= state.free[source]
-            spare = spare + gone
-            if not problem.free_to_go:
-                fits &= problem.allowed[take, source]
-            moved = moved - problem.dims[problem.first[take] + 1] * into
-        fits &= arrived <= spare
+        problem, plans, plan, job = self.problem, self.plans, self.plan, self.job
+        # what lies on the receivers (J, S), filled up with what is no shard
+        at, column, item = np.nonzero(self.wide)
+        count = np.bincount(at, minlength=len(plan))
+        pieces = np.arange(int(count.max(initial=0)))
+        place = np.minimum((np.cumsum(count) - count)[:, None] + pieces, len(at) - 1)
+        if not len(at) or not len(job):
+            nothing = np.zeros(0, dtype=np.int64)
+            return self._steps(nothing, nothing, nothing, nothing, nothing)
+        take, column, theirs = item[place], column[place], self.wide[at, column, item][place]
+        first, rows = problem.first[take], np.arange(len(plan))[:, None]
+        shards = first + theirs
+        problem.price(shards.ravel())
+        to = self.receivers[rows, column]
+        vectors, dims, nbytes = problem.vectors[shards], problem.dims[shards], problem.nbytes[shards]
+        slopes = plans.slope[plan]
+        comes = np.matmul(vectors, slopes[rows[:, 0], self.source][..., None])[..., 0]
+        goes = np.einsum("jsk,jsk->js", vectors, slopes[rows, to])
+        here = plans.widths[plan[:, None], take, self.source[:, None]]
+        least, cap = problem.least[take], problem.cap[take]
+        may_split = (here == 0) & (plans.shards[plan[:, None], take] < problem.most[take])
+        fits = (pieces < count[:, None]) & (here + theirs <= cap)
         if not problem.free_to_go:
-            fits &= problem.allowed[self.held[:, None], to]
-        own = guess.stick.own_ms * moved
-        here_load = guess.load[source] + self.added[row, kept, -1] - self.leaves[:, None] + comes * into - own
-        there_load = (
-            guess.load[to] + self.added[row, joined, column] - self.added[row, there, column] - goes * into + own
+            fits &= problem.allowed[take, self.source[:, None]]
+        came = problem.nbytes[first + np.minimum(here + theirs, cap)] - self._bytes(here, first)
+        load_there, free_there = self.load_there[rows, column], self.free_there[rows, column] + nbytes
+        half, dims_there = (self.load[:, None] - load_there) / 2, self.dims_there[rows, column]
+        own = self.level.stick.own_ms
+        take_ms = (comes + goes) / 2 + own * dims
+        spare = self.free[:, None] - came  # at the source, once it is here
+
+        # with what the sources hold (G, S)
+        take, column, theirs, first, least, may_split = (
+            a[job] for a in (take, column, theirs, first, least, may_split)
         )
-        change = guess.change(source, here_load, guess.dims[source] - moved)
-        return fits, change + guess.change(to, there_load, guess.dims[to] + moved)
+        fits, comes, goes, take_ms, half = (a[job] for a in (fits, comes, goes, take_ms, half))
+        dims, load_there, dims_there = (a[job] for a in (dims, load_there, dims_there))
+        free_there, spare, free = free_there[job], spare[job], self.free[job][:, None]
+        each, mine, leaves = np.arange(len(job))[:, None], self.mine[:, None], self.leaves[:, None]
+        there, begin, own_first = self.there[each, column], self.begin[each, column], self.first[:, None]
+        give_ms = self.whole[each, column]
+        give_ms += leaves
+        give_ms *= 0.5
+        give_ms += own * self.columns[:, None]
+        bytes_there = self._bytes(there, own_first)
+        part = (half + take_ms) * mine
+        part /= np.maximum(give_ms, 1e-30)
+        np.minimum(part, free_there / np.maximum(self.nbytes / self.mine, 1.0)[:, None], out=part)
+        np.maximum(part, 1.0, out=part)
+        out = np.minimum(part, mine).astype(np.int64)
+        back = (give_ms - half) * theirs
+        back /= np.maximum(take_ms, 1e-30)
+        np.maximum(back, 1.0, out=back)
+        into = np.minimum(back, theirs).astype(np.int64)
+
+        kept, joined, filled = mine - out, there + out, there + mine
+        left = theirs - into
+        capped = np.minimum(filled, self.cap[:, None])
+        grown = problem.nbytes[own_first + capped] - bytes_there
+        fits &= self.item[:, None] != take
+        if not problem.free_to_go:
+            fits &= problem.allowed[self.item[:, None], self.receivers[job[:, None], column]]
+        fit = np.empty((len(job), 3, fits.shape[1]), dtype=bool)
+        whole = fits & (filled <= self.cap[:, None])
+        released = self.nbytes[:, None]
+        np.logical_and(whole, (grown <= free_there) & (spare + released >= 0), out=fit[:, 0])
+        arrived = problem.nbytes[own_first + np.minimum(joined, self.cap[:, None])] - bytes_there
+        fit[:, 1] = fits & (kept > 0) & self._fit(kept[:, None], joined[:, None], there[:, None])[:, 0]
+        fit[:, 1] &= (arrived <= free_there) & (spare + released - problem.nbytes[own_first + kept] >= 0)
+        fit[:, 2] = whole & may_split & (left >= least) & (into >= least) & (left > 0)
+        fit[:, 2] &= grown <= free_there - problem.nbytes[first + left]
+        fit[:, 2] &= problem.nbytes[first + into] - released <= free
+
+        load, all_dims = np.empty((2, 2, *fit.shape))
+        here_ms, there_ms = load
+        gone = self.load[job][:, None] - leaves + comes
+        share = into / theirs
+        moved = np.empty(fit.shape)
+        np.subtract(self.columns[:, None], dims, out=moved[:, 0])
+        np.subtract(self.unit[:, None] * out, dims, out=moved[:, 1])
+        np.subtract(self.columns[:, None], dims * share, out=moved[:, 2])
+        here_ms[:, 0], there_ms[:, 1] = gone, self._joining(begin, there, joined)
+        here_ms[:, 1] = gone + self.flat[self.begin[:, -1, None] + kept]
+        here_ms[:, 2] = gone + comes * (share - 1)
+        arrives = self._joining(begin, there, capped)
+        there_ms[:, 0], there_ms[:, 2] = arrives - goes, arrives - goes * share
+        there_ms[:, 1] -= goes
+        there_ms += load_there[:, None]
+        moved_ms = own * moved
+        here_ms -= moved_ms
+        there_ms += moved_ms
+        np.subtract(self.dims[job][:, None, None], moved, out=all_dims[0])
+        np.add(dims_there[:, None], moved, out=all_dims[1])
+        change = self._change(load, all_dims, column[:, None])
+        change[~fit] = np.inf
+        rows, best = self._best(change)
+        kind, piece = np.divmod(best, fit.shape[2])
+        out = np.where(kind == 1, out[rows, piece], self.mine[rows])
+        into = np.where(kind == 2, into[rows, piece], theirs[rows, piece])
+        return self._steps(rows, out, column[rows, piece], take[rows, piece], into)
+
+    def _fit(self, kept: Ints, joined: Ints, there: Ints) -> NDArray[np.bool_]:
+        """Whether parts (G, P, S) are as wide as they must and may be, and not too many."""
+        least, cap, more = self.least[:, None, None], self.cap[:, None, None], self.room_for_more[:, None, None]
+        fits: NDArray[np.bool_] = (kept == 0) | ((kept >= least) & ((there > 0) | more))
+        fits &= joined <= cap
+        fits &= joined >= least
+        return fits
+
+    def _bytes(self, units: Ints, first: Ints) -> Ints:
+        return self.problem.nbytes[np.where(units > 0, first + units, 0)]
+
+    def _joining(self, begin: Ints, there: Ints, joined: Ints) -> Floats:
+        """Ms that a device is guessed to need more where it has `joined` units instead of `there`."""
+        more: Floats = self.flat[begin + np.minimum(joined, self.longest - 1)]
+        more -= self.flat[begin + there]
+        return more
+
+    def _change(self, load: Floats, dims: Floats, column: Ints) -> Floats:
+        """What the yardstick changes by where source and receiver come to so many ms and columns, negative is better: two
+        (2, G, P, S), overwritten -> (G, P, S)."""
+        level, plan, job = self.level, self.plan, self.job
+        change = level.soft(load, dims, plan[job][:, None, None])
+        before = level.before(plan, self.source)[:, None] + level.before(plan[:, None], self.receivers)
+        change -= before[job[:, None, None], column]
+        return change
+
+    def _best(self, change: Floats) -> tuple[Ints, Ints]:
+        """Of each piece the best of its steps: which pieces have one that fits, and its place."""
+        flat = change.reshape(len(change), change.shape[1] * change.shape[2])
+        if not flat.size:
+            nothing = np.zeros(0, dtype=np.int64)
+            return nothing, nothing
+        best = flat.argmin(axis=1)
+        rows = np.flatnonzero(np.isfinite(flat[np.arange(len(flat)), best]))
+        return rows, best[rows]
+
+    def _steps(self, rows: Ints, out: Ints, column: Ints, take: Ints, into: Ints) -> Steps:
+        job = self.job[rows]
+        return Steps(self.plan[job], self.source[job], self.item[rows], out, self.receivers[job, column], take, into)
 
 
-def _least(guess: Floats, count: int) -> Ints:
-    """Where the `count` least finite numbers are."""
-    best = np.argpartition(guess, count)[:count] if len(guess) > count else np.arange(len(guess))
-    return best[np.isfinite(guess[best])]
+@dataclass(frozen=True)
+class Priced:
+    """C steps by the cost model: what each changes the yardstick by, and the two devices after it, the source first."""
+
+    change: Floats  # (C,)
+    sums: Floats  # (2, C, K)
+    dims: Floats  # (2, C)
+    compute: Floats  # (2, C)
 
 
-def price(state: State, guess: Guess, steps: Steps) -> Floats:
-    """What each step changes the yardstick by, by the cost model's compute ms of the two devices: (C,)."""
-    problem, source, count = state.problem, steps.source, len(steps)
-    give_out, give_in = (
-        _difference(state, steps.give, source, -steps.out),
-        _difference(state, steps.give, steps.to, steps.out),
-    )
-    here, there = state.sums[source] + give_out[0], state.sums[steps.to] + give_in[0]
-    columns = give_in[1]
+def price(plans: Plans, level: Level, steps: Steps) -> Priced:
+    """The steps, by the cost model's compute ms of the two devices."""
+    problem, count, plan = plans.problem, len(steps), steps.plan
+    devices = np.stack([steps.source, steps.to])
+    sums, dims = plans.sums[plan, devices], plans.dims[plan, devices]
     taking = np.flatnonzero(steps.take >= 0)
-    if len(taking):
-        item, units, to = steps.take[taking], steps.into[taking], steps.to[taking]
-        take_in, take_out = _difference(state, item, source, units), _difference(state, item, to, -units)
-        here[taking] += take_in[0]
-        there[taking] += take_out[0]
-        columns[taking] -= take_in[1]
-    asked = problem.model.compute_ms(np.concatenate([here, there]))
-    here_dims, there_dims = state.dims[source] - columns, state.dims[steps.to] + columns
-    here_ms, there_ms = np.where(here_dims > 0, asked[:count], 0.0), np.where(there_dims > 0, asked[count:], 0.0)
-    load = guess.stick.load
-    change: Floats = guess.change(source, load(here_ms, here_dims), here_dims)
-    return change + guess.change(steps.to, load(there_ms, there_dims), there_dims)
-
-
-def _difference(state: State, items: Ints, devices: int | Ints, units: Ints) -> tuple[Floats, Ints]:
-    """Vectors and columns that so many units more (or fewer) of each item make on the devices."""
-    problem = state.problem
-    before = state.widths[items, devices]
-    old, new = problem.numbers(items, before), problem.numbers(items, before + units)
-    problem.price(new)
-    return problem.vectors[new] - problem.vectors[old], problem.dims[new] - problem.dims[old]
-
-
-def take(state: State, steps: Steps, chosen: int) -> None:
-    """Change the state by one of the steps."""
-    items, devices, units = changes(steps, chosen)
-    state.change(items, devices, state.widths[items, devices] + units)
+    for on, items, units, rows in (
+        (0, steps.give, -steps.out, slice(None)),
+        (1, steps.give, steps.out, slice(None)),
+        (0, steps.take[taking], steps.into[taking], taking),
+        (1, steps.take[taking], -steps.into[taking], taking),
+    ):
+        before = plans.widths[plan[rows], items, devices[on, rows]]
+        old, new = problem.numbers(items, before), problem.numbers(items, before + units)
+        problem.price(new)
+        sums[on, rows] += problem.vectors[new] - problem.vectors[old]
+        dims[on, rows] += problem.dims[new] - problem.dims[old]
+    compute = problem.model.compute_ms(sums.reshape(2 * count, -1)).reshape(2, count)
+    compute = np.where(dims > 0, compute, 0.0)
+    load = level.stick.load(compute, dims)
+    change = level.soft(load, dims.copy(), plan)
+    for device in devices:
+        change -= level.before(plan, device)
+    return Priced(change, sums, dims, compute)
 
 
 def changes(steps: Steps, chosen: int) -> tuple[Ints, Ints, Ints]:
     """What one of the steps changes: items, devices, and how many units more or fewer."""
-    source, give, out, to = steps.source, steps.give[chosen], steps.out[chosen], steps.to[chosen]
+    source, give, out, to = steps.source[chosen], steps.give[chosen], steps.out[chosen], steps.to[chosen]
     changed = [(give, source, -out), (give, to, out)]
     if steps.take[chosen] >= 0:
         changed += [(steps.take[chosen], source, steps.into[chosen]), (steps.take[chosen], to, -steps.into[chosen])]

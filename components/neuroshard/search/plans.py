@@ -1,0 +1,151 @@
+"""Several plans of one task, changed in lockstep: an array operation about few numbers costs what one about many does."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem import Problem
+from neuroshard.search.state import State, transfers
+
+GUESSED_BYTES = 16 * 2**20  # of what every shard is guessed to add to every device, if all are kept
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """How even a plan is, as one number that falls with every step towards an even one, and that two devices change.
+
+    It stands for the plan's cost, max(compute + backward) + max(forward): the exchange as a linear function of a device's own
+    columns and of the most columns on any device, and soft maxima in place of the maxima, since where several devices
+    are equally slow no single step makes the plan cheaper. `sharpness` doublings of the exponent make them hard.
+    """
+
+    own_ms: float  # a column on a device adds to the device
+    all_ms: float  # a column on the device with the most adds to the plan
+    sharpness: int
+
+    @classmethod
+    def of(cls, problem: Problem, sharpness: int) -> "Yardstick":
+        """The exchange told by what one device with a tenth more columns than all others changes."""
+        if problem.devices == 1:
+            return cls(0.0, 0.0, sharpness)
+        columns = problem.mean_columns
+        dims = np.full((2, problem.devices), columns)
+        dims[1, 0] *= 1.1
+        forward, backward = transfers(problem, dims)
+        rise = (backward[1] - backward[0]) / (0.1 * columns)
+        shared = max(float(rise[1:].mean()), 0.0)
+        ahead = max(float(forward[1].max() - forward[0].max()) / (0.1 * columns), 0.0)
+        return cls(max(float(rise[0]) - shared, 0.0), shared + ahead, sharpness)
+
+    def load(self, compute: Floats, dims: Floats) -> Floats:
+        """Ms of devices without what they all share."""
+        return compute + self.own_ms * dims
+
+    def soft(self, level: Floats) -> Floats:
+        """Shares of a maximum, as they count in the soft one; overwritten."""
+        np.maximum(level, 0.0, out=level)
+        for _ in range(self.sharpness):
+            np.multiply(level, level, out=level)
+        return level
+
+
+class Plans:
+    """The arrays of a `State`, of B plans: see there. And `slope`, what a unit of each vector adds to each device (B, D, K).
+
+    The plans' `problems` may differ in what is split by rows; what else a problem tells is `problem`'s.
+    """
+
+    def __init__(self, states: Sequence[State]) -> None:
+        self.problems = [state.problem for state in states]
+        problem = self.problem = self.problems[0]
+        self.memory = np.stack([one.memory for one in self.problems])
+        self.widths, self.shards = np.stack([s.widths for s in states]), np.stack([s.shards for s in states])
+        self.sums, self.dims = np.stack([s.sums for s in states]), np.stack([s.dims for s in states])
+        self.free, self.compute = np.stack([s.free for s in states]), np.stack([s.compute for s in states])
+        self.slope = problem.model.compute_slope(self.sums)
+        self._guessed: Floats | None = None
+        if problem.all_priced and 8 * self.dims.size * len(problem.item) <= GUESSED_BYTES:
+            self._guessed = self.slope @ problem.vectors.T
+        self._settle()
+
+    def __len__(self) -> int:
+        return len(self.widths)
+
+    def _settle(self) -> None:
+        forward, backward = transfers(self.problem, self.dims)
+        ready = self.compute + backward
+        self.cost: Floats = ready.max(axis=1) + forward.max(axis=1)
+
+    def added(self, plan: Ints, devices: Ints, shards: Ints) -> Floats:
+        """Ms that shards (G, U) are guessed to add to each of some devices (G, R) of a plan (G,): (G, R, U)."""
+        guessed: Floats
+        if self._guessed is not None:
+            guessed = self._guessed[plan[:, None, None], devices[..., None], shards[:, None]]
+            return guessed
+        self.problem.price(shards.ravel())
+        guessed = np.matmul(self.slope[plan[:, None], devices], self.problem.vectors[shards].swapaxes(1, 2))
+        return guessed
+
+    def put(self, plan: Ints, devices: Ints, sums: Floats, dims: Floats, compute: Floats) -> None:
+        """What now lies on some devices, which `widths` tell already: (N,), (N,), (N, K), (N,), (N,)."""
+        problem = self.problem
+        self.sums[plan, devices], self.dims[plan, devices], self.compute[plan, devices] = sums, dims, compute
+        held = self.widths[plan, :, devices]
+        self.free[plan, devices] = self.memory[plan, devices] - problem.nbytes[
+            np.where(held > 0, problem.first + held, 0)
+        ].sum(axis=1)
+        slope = problem.model.compute_slope(sums)
+        self.slope[plan, devices] = slope
+        if self._guessed is not None:
+            self._guessed[plan, devices] = slope @ problem.vectors.T
+        self._settle()
+
+
+class Level:
+    """How even each of the plans is, for steps to be held against."""
+
+    def __init__(self, stick: Yardstick, compute: Floats, dims: Floats) -> None:
+        self.stick = stick
+        self.load = stick.load(compute, dims)  # (B, D)
+        self.slowest = np.maximum(self.load.max(axis=1), 1e-30)  # (B,)
+        self.widest = np.maximum(dims.max(axis=1), 1.0)
+        self.busy = stick.soft(self.load / self.slowest[:, None])  # (B, D)
+        self.wide = stick.soft(dims / self.widest[:, None])
+        # of a soft maximum m = (sum x^p)^(1/p) the derivative by the sum is m^(1-p) / p; both terms in ms
+        exponent = 1 / 2.0**stick.sharpness - 1
+        self.load_weight = self.slowest * self.busy.sum(axis=1) ** exponent  # (B,)
+        self.wide_weight = stick.all_ms * self.widest * self.wide.sum(axis=1) ** exponent
+
+    def soft(self, load: Floats, dims: Floats, plan: Ints | int) -> Floats:
+        """What N devices that come to so much load and columns add to the yardstick of their plan, which says what these are
+        shares of: two (N, …), overwritten -> (…)."""
+        load /= self.slowest[plan]
+        added: Floats = self.stick.soft(load).sum(axis=0)
+        added *= self.load_weight[plan]
+        if self.stick.all_ms:
+            dims /= self.widest[plan]
+            wide = self.stick.soft(dims).sum(axis=0)
+            wide *= self.wide_weight[plan]
+            added += wide
+        return added
+
+    def before(self, plan: Ints | int, device: Ints) -> Floats:
+        """What devices add to it now."""
+        busy: Floats = self.load_weight[plan] * self.busy[plan, device]
+        busy += self.wide_weight[plan] * self.wide[plan, device]
+        return busy
+
+    def order(self) -> tuple[Ints, Ints]:
+        """Devices of every plan (B, D), the slowest first; and those with the most columns first."""
+        return np.argsort(-self.load, axis=1, kind="stable"), np.argsort(-self.wide, axis=1, kind="stable")
+
+
+def sources(level: Level, places: range) -> NDArray[np.bool_]:
+    """The devices at these places by load, and by columns: (B, D)."""
+    wanted = np.zeros(level.load.shape, dtype=bool)
+    for order in level.order():
+        np.put_along_axis(wanted, order[:, places.start : places.stop], True, axis=1)
+    return wanted
