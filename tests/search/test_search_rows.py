@@ -1,6 +1,7 @@
 """Tables split by rows over all devices, where they may be: better plans, which fit where columns do not, and a bound below."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,11 +18,15 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import Analytic
+from neuroshard.costmodel.features import FEATURES
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.protocol import CostModel, device_costs
 from neuroshard.files.constraints import ConstraintsFile, resolve, with_flags
 from neuroshard.measure.formula import Formula
+from neuroshard.search.layout import caveats
+from neuroshard.search.problem import Problem
 from neuroshard.search.run import search
+from neuroshard.search.start import first_plans
 
 HEAVY = [(100_000, 16, 2000.0), *[(1000, 16, 5.0)] * 12]  # the first outweighs all else, however its columns are cut
 MIXED = [(10_000 * (i % 7 + 1), 4 * (i % 5 + 1) * 4, 3.0 * i) for i in range(20)]
@@ -321,3 +326,20 @@ def test_what_was_written_before_there_were_rows_keeps_its_digest(make_task):
     assert written["tables"][0].keys() == {"table", "devices", "min_dim", "max_shards"}
     read = ShardingTask.parse(json.loads(by_rows(task, "t0").canonical_json()), "here")
     assert read == by_rows(task, "t0")
+
+
+def test_blocks_unlike_all_that_the_cost_model_saw_are_told(make_task):
+    model = random_model(4)
+    seen = replace(model.nets.compute.scale, low=np.full_like(model.nets.compute.scale.low, -100.0))
+    low = seen.low.copy()
+    low[FEATURES.index("log2_rows")] = np.log2(50_000)
+    known = replace(seen, low=low, high=np.full_like(low, 100.0))
+    model = replace(model, nets=replace(model.nets, compute=replace(model.nets.compute, scale=known)))
+    task = make_task([(60_000, 16, 3.0)] * 8, [1] * 4)
+    problem = Problem(by_rows(task), model)
+    there = problem.with_rows(np.array([2, 5]))
+    assert there is not None
+    plans = [first_plans(one, 1)[0].placement for one in (problem, there)]
+    said = [[note for note in caveats(problem, plan) if "have 15,000 rows" in note] for plan in plans]
+    assert [len(notes) for notes in said] == [0, 1]
+    assert said[1][0].startswith("2 of 8 tables have 15,000 rows")

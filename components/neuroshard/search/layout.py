@@ -6,6 +6,7 @@ import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
+from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.search.bound import Bound
@@ -81,6 +82,15 @@ def lay_out(problem: Problem, placement: Placement) -> tuple[Shard, ...]:
     return tuple(shard for laid in shards.values() for shard in laid)
 
 
+def _asked(problem: Problem, placement: Placement) -> list[Table]:
+    """The tables as the cost model is asked for them, widths aside: those that are split by rows as one of their blocks."""
+    tables = {table.name: table for table in problem.task.tables}
+    for item in placement.by_rows.tolist():
+        table = problem.members[item][0]
+        tables[table.name] = table.part(table.row_blocks(problem.devices)[0][1], table.dim)
+    return list(tables.values())
+
+
 def caveats(problem: Problem, placement: Placement) -> list[str]:
     """Where the cost model was not measured for what the plan asks of it, a line each."""
     notes = []
@@ -91,7 +101,7 @@ def caveats(problem: Problem, placement: Placement) -> list[str]:
             f"(widest: {dims.max()}); their costs are extrapolated"
         )
     if isinstance(model, TrainedCostModel):
-        notes += model.caveats(problem.devices, problem.task.tables)
+        notes += model.caveats(problem.devices, _asked(problem, placement))
     if problem.task.batch_size != model.batch_size:
         notes.append(
             f"costs are predicted for the cost model's batch size {model.batch_size:,}, not for the task's "
