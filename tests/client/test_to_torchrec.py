@@ -5,6 +5,8 @@ import warnings
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
@@ -178,7 +180,7 @@ def with_shard(index: int, **fields: object) -> Plan:
     [
         (with_shard(0, device=2), ["'user'", "device 2", "there are 2"]),
         (with_shard(0, dim=6), ["'user'", "6 columns", "multiples of 4"]),
-        (with_shard(0, dim=8), ["'user'", "overlapping", "columns 0-8"]),
+        (with_shard(0, dim=8), ["'user'", "overlapping", "columns 0-7"]),
         (with_shard(4, dim=4), ["'item'", "gap", "1,200 of 2,400"]),
         (with_shard(4, rows=301), ["'item'", "row 301"]),
         (with_shard(4, table="nobody"), ["'nobody'"]),
@@ -311,6 +313,32 @@ def test_rows_that_torchrec_would_look_for_elsewhere_are_refused(shards, devices
 
     for word in words:
         assert word in str(caught.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_split_of_rows_is_torchrecs_own_or_refused_in_one_line(data):
+    devices, rows = data.draw(st.integers(2, 5)), data.draw(st.integers(2, 40))
+    table = change(ITEM, rows=rows)
+    blocks = [block for block in table.row_blocks(devices) if block[1]]
+    cuts = {first for first, _ in blocks} ^ data.draw(st.sets(st.integers(1, rows - 1), max_size=1))
+    ranks = list(range(len(cuts)))
+    if data.draw(st.booleans()):
+        ranks = data.draw(st.lists(st.integers(0, devices - 1), min_size=len(cuts), max_size=len(cuts)))
+    assume(len(cuts) > 1)
+    firsts = sorted(cuts)
+    ends = [*firsts[1:], rows]
+    shards = [(a, b - a, min(rank, devices - 1)) for a, b, rank in zip(firsts, ends, ranks, strict=True)]
+    plan, module = item_in(*data.draw(st.permutations(shards)), devices=devices, table=table), collection(table)
+    theirs = construct_module_sharding_plan(
+        module, {"item": row_wise()}, world_size=devices, local_size=devices, device_type="cpu"
+    )
+    as_theirs = [(first, n, rank) for rank, (first, n) in enumerate(blocks)]
+    if shards != as_theirs or len(blocks) < devices:
+        with pytest.raises(InvalidInput, match=r"\Atable 'item' has [^\n]*\Z"):
+            to_torchrec(plan, module)
+    else:
+        assert to_torchrec(plan, module).plan[""]["item"].sharding_spec == theirs["item"].sharding_spec
 
 
 def test_a_table_that_is_split_by_rows_and_by_columns_is_refused():

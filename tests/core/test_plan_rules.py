@@ -90,7 +90,8 @@ def test_a_plan_without_one_of_its_shards_has_a_gap(plan, data):
 def test_a_shard_that_is_there_twice_overlaps(plan, data):
     twice = data.draw(st.sampled_from(plan.shards))
     with pytest.raises(
-        ValidationError, match=r"overlapping shards at columns \d+-\d+ of device \d+ and \d+-\d+ of device \d+"
+        ValidationError,
+        match=r"overlapping shards: .*columns \d+-\d+ of device \d+ and .*columns \d+-\d+ of device \d+",
     ):
         rebuilt(plan, (*plan.shards, twice))
 
@@ -118,6 +119,12 @@ def test_a_moved_shard_leaves_a_gap_or_overlaps(plan, data):
     moved = shard.model_copy(update={field: getattr(shard, field) + 4})
     with pytest.raises(ValidationError, match=r"gap|overlapping|reaches"):
         rebuilt(plan, (*plan.shards[:index], moved, *plan.shards[index + 1 :]))
+
+
+def test_rows_that_overlap_are_told_by_their_rows():
+    one, other = (Shard(table="a", row_offset=5 * d, rows=5 + (d == 0), dim=16, device=d) for d in (0, 1))
+    with pytest.raises(ValueError, match=r"rows 0-5, columns 0-15 of device 0 and rows 5-9, columns 0-15 of device 1"):
+        check_tiles(table(), [one, other])
 
 
 def test_uneven_column_shards_and_a_grid_tile_a_table():

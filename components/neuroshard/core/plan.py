@@ -8,6 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import spanned
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value, check_format, decode_json, shown, without_defaults
 
@@ -238,12 +239,8 @@ def check_tiles(table: Table, shards: list[Shard]) -> None:
                 f"{shard.row_offset + shard.rows} and column {shard.column_offset + shard.dim}"
             )
     if pair := overlapping(shards):
-        one, other = pair
-        raise ValueError(
-            f"table {table.name!r} has overlapping shards at columns {one.column_offset}-"
-            f"{one.column_offset + one.dim} of device {one.device} and {other.column_offset}-"
-            f"{other.column_offset + other.dim} of device {other.device}"
-        )
+        on = " and ".join(f"{_place(shard, table)} of device {shard.device}" for shard in pair)
+        raise ValueError(f"table {table.name!r} has overlapping shards: {on}")
     covered = sum(shard.rows * shard.dim for shard in shards)
     if covered != table.rows * table.dim:
         on = ", ".join(str(device) for device in sorted({shard.device for shard in shards}))
@@ -251,6 +248,11 @@ def check_tiles(table: Table, shards: list[Shard]) -> None:
             f"table {table.name!r} has a gap: its shards (on devices {on}) cover {covered:,} of "
             f"{table.rows * table.dim:,} elements"
         )
+
+
+def _place(shard: Shard, table: Table) -> str:
+    rows = f"rows {spanned(shard.row_offset, shard.rows)}, " if shard.rows < table.rows else ""
+    return f"{rows}columns {spanned(shard.column_offset, shard.dim)}"
 
 
 def overlapping(shards: list[Shard]) -> tuple[Shard, Shard] | None:
