@@ -1,7 +1,6 @@
 """A plan as TorchRec's, and every bad plan that DistributedModelParallel would let through or die of."""
 
 import multiprocessing
-import warnings
 
 import pytest
 import torch
@@ -31,7 +30,12 @@ from neuroshard.files.tables import write_tables
 def collection(*tables: Table, data_type: DataType = DataType.FP32) -> EmbeddingBagCollection:
     configs = [
         EmbeddingBagConfig(
-            name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[t.name], data_type=data_type
+            name=t.name,
+            num_embeddings=t.rows,
+            embedding_dim=t.dim,
+            feature_names=[t.name],
+            data_type=data_type,
+            pooling=PoolingType[t.pooling.upper()],
         )
         for t in tables
     ]
@@ -71,6 +75,7 @@ def parameter(kind: str, shards: list[tuple[int, int, int]], rows: int, device: 
 
 
 USER, ITEM, COUNTRY = TABLES
+MEANS = (change(USER, pooling="mean"), ITEM, COUNTRY)
 
 
 def test_a_table_in_one_piece_is_table_wise_and_in_several_column_wise():
@@ -254,30 +259,24 @@ def test_fewer_blocks_than_ranks_are_taken_over_but_not_given_to_trainers():
         to_torchrec(plan, module)
 
 
-def test_means_of_split_rows_beside_a_table_whose_rows_are_whole_are_refused():
-    plan = row_plan()
-    pooled = {"user": PoolingType.MEAN}
-    configs = [
-        EmbeddingBagConfig(
-            name=t.name,
-            num_embeddings=t.rows,
-            embedding_dim=t.dim,
-            feature_names=[t.name],
-            pooling=pooled.get(t.name, PoolingType.SUM),
-        )
-        for t in TABLES
-    ]
+def test_means_of_split_rows_beside_a_table_whose_rows_are_whole_are_refused_and_in_torchrecs_own_plan_warned_of():
+    plan = row_plan().model_copy(update={"task": row_plan().task.model_copy(update={"tables": MEANS})})
+    plan = plan.model_copy(update={"task_digest": plan.task.digest()})
+    configs = collection(*MEANS).embedding_bag_configs()
     together, apart = (
         nn.ModuleDict(
             {str(i): EmbeddingBagCollection(tables=some, device=torch.device("meta")) for i, some in enumerate(groups)}
         )
         for groups in ([configs], [configs[:1], configs[1:]])
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ShardingWarning)  # the plan was searched for sums
-        with pytest.raises(InvalidInput, match=r"'user' of module '0' is pooled by mean and split by rows.*'item'"):
-            to_torchrec(plan, together)
-        assert to_torchrec(plan, apart).plan["0"]["user"].sharding_type == "row_wise"
+    with pytest.raises(InvalidInput, match=r"'user' of module '0' is pooled by mean and split by rows.* table 'item'"):
+        to_torchrec(plan, together)
+    given = to_torchrec(plan, apart)
+    assert given.plan["0"]["user"].sharding_type == "row_wise"
+    assert set(taken_over(given, apart).shards) == set(plan.shards)
+    theirs = ShardingPlan(plan={"0": EmbeddingModuleShardingPlan({**given.plan["0"], **given.plan["1"]})})
+    with pytest.warns(ShardingWarning, match="TorchRec divides table 'item' of module '0' by its lookups"):
+        assert set(taken_over(theirs, together).shards) == set(plan.shards)
 
 
 def test_all_rows_on_the_first_of_several_ranks_are_a_whole_table():

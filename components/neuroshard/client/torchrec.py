@@ -2,7 +2,8 @@
 
 TorchRec's DistributedModelParallel shards nothing where a module's path is wrong, ignores tables that it does not know, and
 dies inside a collective where shapes or ranks do not hold (seen with torchrec 1.8). So all of that is checked here.
-What a table's shards become is in client/torchrec_shards.py. Not covered: EmbeddingCollections (sequences).
+client/torchrec_module.py holds a plan against the model, client/torchrec_shards.py has what a table's shards become. Not covered:
+EmbeddingCollections (sequences).
 """
 
 import warnings
@@ -13,26 +14,30 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan, ShardingType
-from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig, PoolingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan, ShardingType
 
 from neuroshard import __version__
-from neuroshard.client.load import check_shapes, check_world_size
+from neuroshard.client.load import check_world_size
+from neuroshard.client.torchrec_module import (
+    ShardingWarning,
+    check_memory,
+    check_tables,
+    divided_twice,
+    find_collections,
+    warn_of_shared_tables,
+    warn_of_split_state,
+)
 from neuroshard.client.torchrec_shards import parameter_sharding, shards_by_table, shards_of
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.units import format_bytes
 from neuroshard.files.torchrec_tables import tables_of
+
+__all__ = ["ShardingWarning", "check_same_digest", "from_torchrec", "to_torchrec"]
 
 DEVICE_TYPES = ("cpu", "cuda")
 GRIDS = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)  # by rows over the ranks of a host
-
-
-class ShardingWarning(UserWarning):
-    """The plan can be used, but not everything is as one may think."""
 
 
 def to_torchrec(
@@ -82,7 +87,12 @@ def to_torchrec(
         table.name: parameter_sharding(table, shards[table.name], device_type, compute_kernel, local)
         for table in plan.task.tables
     }
-    check_means(parameters, collections, whose)
+    if twice := divided_twice({name: one.sharding_type for name, one in parameters.items()}, collections):
+        mean, other, path = twice
+        raise InvalidInput(
+            f"table {mean!r} of module {path!r} is pooled by mean and split by rows, where TorchRec divides table {other!r}, "
+            f"which is not, by its lookups too; {whose} must not split its rows, or the model must have it in another collection"
+        )
     return ShardingPlan(
         plan={
             path: EmbeddingModuleShardingPlan(
@@ -119,7 +129,8 @@ def from_torchrec(
             f"the sharding plan shards module {min(unknown)!r}, which is no EmbeddingBagCollection of the model"
         )
     given = None if tables is None else tuple(tables)
-    known, shards, grids = [], [], []
+    known, shards = [], []
+    kinds: dict[str, str] = {}
     for path, collection in collections.items():
         parameters = sharding_plan.plan[found[path]] if path in found else {}
         for table in tables_of(collection):
@@ -127,7 +138,7 @@ def from_torchrec(
                 raise InvalidInput(f"the sharding plan lacks table {table.name!r} of module {path!r}")
             known.append(table)
             shards += shards_of(table, parameters[table.name], len(device_memory_bytes))
-            grids += [table.name] if parameters[table.name].sharding_type in GRIDS else []
+            kinds[table.name] = parameters[table.name].sharding_type
         extra = set(parameters) - {table.name for table in tables_of(collection)}
         if extra:
             raise InvalidInput(f"the sharding plan has table {min(extra)!r} in module {path!r}, which the model lacks")
@@ -141,15 +152,24 @@ def from_torchrec(
         {
             "task": parsed,
             "shards": shards,
-            "provenance": Provenance(neuroshard_version=__version__, algorithm="torchrec", notes=tuple(_notes(grids))),
+            "provenance": Provenance(neuroshard_version=__version__, algorithm="torchrec", notes=tuple(_notes(kinds))),
         },
         "the sharding plan",
     )
     check_tables(plan, collections, "the sharding plan")
+    if twice := divided_twice(kinds, collections):
+        mean, other, path = twice
+        warnings.warn(
+            f"by this plan TorchRec divides table {other!r} of module {path!r} by its lookups as well, beside table {mean!r}, "
+            "which is pooled by mean and split by rows: a trainer that follows it computes something else than the model says",
+            ShardingWarning,
+            stacklevel=2,
+        )
     return plan
 
 
-def _notes(grids: list[str]) -> list[str]:
+def _notes(kinds: Mapping[str, str]) -> list[str]:
+    grids = [name for name, kind in kinds.items() if kind in GRIDS]
     if not grids:
         return []
     more = f" and {len(grids) - 1} more" if len(grids) > 1 else ""
@@ -178,123 +198,3 @@ def check_same_digest(plan: Plan) -> str:
             "load again on every rank"
         )
     return held[0]
-
-
-def find_collections(module: nn.Module) -> dict[str, EmbeddingBagCollection]:
-    """The EmbeddingBagCollections of a model by module path, "" for the model itself. Raises InvalidInput without one."""
-    found = {}
-    for path, child in module.named_modules():
-        if isinstance(child, EmbeddingBagCollection):
-            found[path] = child
-        elif isinstance(child, EmbeddingCollection):
-            warnings.warn(
-                f"module {path!r} is an EmbeddingCollection, which plans do not cover: it is not in the sharding plan",
-                ShardingWarning,
-                stacklevel=3,
-            )
-    if not found:
-        raise InvalidInput(f"the {type(module).__name__} has no EmbeddingBagCollection in it to shard")
-    return found
-
-
-def check_tables(plan: Plan, collections: dict[str, EmbeddingBagCollection], whose: str) -> None:
-    """Raise InvalidInput unless the collections hold exactly the tables of the plan, each once."""
-    configs: dict[str, EmbeddingBagConfig] = {}
-    paths: dict[str, str] = {}
-    for path, collection in collections.items():
-        for config in collection.embedding_bag_configs():
-            if config.name in configs:
-                raise InvalidInput(
-                    f"table {config.name!r} is in module {paths[config.name]!r} and in {path!r}; names must differ"
-                )
-            configs[config.name], paths[config.name] = config, path
-    check_shapes(plan, {name: (c.num_embeddings, c.embedding_dim) for name, c in configs.items()}, whose)
-    otherwise_read = []
-    for table in plan.task.tables:
-        config, weighted = configs[table.name], collections[paths[table.name]].is_weighted()
-        if (config.pooling.name.lower(), weighted) != (table.pooling, table.weighted):
-            otherwise_read.append(
-                f"table {table.name!r} is pooled by {config.pooling.name.lower()}{' with weights' * weighted} in module "
-                f"{paths[table.name]!r}, but {whose} was searched for {table.pooling}{' with weights' * table.weighted}"
-            )
-        data_type = config.data_type
-        if DATA_TYPE_NUM_BITS.get(data_type) != 8 * table.element_bytes:
-            raise InvalidInput(
-                f"table {table.name!r} is {data_type.value} in module {paths[table.name]!r}, but {whose} is for "
-                f"{table.element_bytes} bytes an element; search a plan for today's tables"
-            )
-    if otherwise_read:
-        more = f" (and {len(otherwise_read) - 1} more tables differ)" if len(otherwise_read) > 1 else ""
-        warnings.warn(
-            f"{otherwise_read[0]}{more}: it trains rightly, but its cost was predicted for other tables; say `pooling` and "
-            "`weighted` in tables.json",
-            ShardingWarning,
-            stacklevel=3,
-        )
-
-
-def check_means(
-    parameters: Mapping[str, ParameterSharding], collections: dict[str, EmbeddingBagCollection], whose: str
-) -> None:
-    """Raise InvalidInput where TorchRec would divide sums by their lookups (1.8, `_create_mean_pooling_divisor`).
-
-    Ranks that have some rows of a table sum up, and the collection divides by the lookups at the end, for means; but then for
-    all tables of it that are table-wise or column-wise as well, whose sums and means are ready.
-    """
-    for path, collection in collections.items():
-        configs = collection.embedding_bag_configs()
-        by_rows = {c.name for c in configs if parameters[c.name].sharding_type == ShardingType.ROW_WISE.value}
-        means = [c.name for c in configs if c.name in by_rows and c.pooling is PoolingType.MEAN]
-        others = [c.name for c in configs if c.name not in by_rows]
-        if means and others:
-            raise InvalidInput(
-                f"table {means[0]!r} of module {path!r} is pooled by mean and split by rows, where TorchRec divides table "
-                f"{others[0]!r}, which is not, by its lookups too; {whose} must not split its rows, or the model must have it in "
-                "another collection"
-            )
-
-
-def check_memory(plan: Plan, optimizer: str, whose: str) -> None:
-    """Raise InvalidInput where a rank has no room for weights and this optimizer's state."""
-    per_row, per_element = OPTIMIZER_BYTES[optimizer]
-    update = {"optimizer_bytes_per_row": per_row, "optimizer_bytes_per_element": per_element}
-    tables = {table.name: table.model_copy(update=update) for table in plan.task.tables}
-    used = [0] * plan.task.devices
-    for shard in plan.shards:
-        used[shard.device] += tables[shard.table].shard_bytes(shard.rows, shard.dim)
-    for rank, (needed, limit) in enumerate(zip(used, plan.task.device_memory_bytes, strict=True)):
-        if needed > limit:
-            largest = max(
-                (s for s in plan.shards if s.device == rank), key=lambda s: tables[s.table].shard_bytes(s.rows, s.dim)
-            )
-            raise InvalidInput(
-                f"{whose}: rank {rank} needs {format_bytes(needed)} of {format_bytes(limit)} with the state of {optimizer}, "
-                f"most of it for table {largest.table!r}; search a plan for tables that count it"
-            )
-
-
-def warn_of_split_state(shards: dict[str, list[Shard]], optimizer: str) -> None:
-    """Row-wise Adagrad keeps one moment a row and shard: cut columns learn at rates of their own."""
-    split = [name for name, parts in shards.items() if len({part.column_offset for part in parts}) > 1]
-    if optimizer == "rowwise_adagrad" and split:
-        warnings.warn(
-            f"{len(split)} tables are split by columns ({split[0]!r} into {len(shards[split[0]])}): row-wise Adagrad keeps one "
-            "moment per row and shard, so training differs from that of the unsplit tables",
-            ShardingWarning,
-            stacklevel=3,
-        )
-
-
-def warn_of_shared_tables(collections: dict[str, EmbeddingBagCollection]) -> None:
-    """A table that several features read sends its columns once a feature; plans count them once."""
-    configs = [config for collection in collections.values() for config in collection.embedding_bag_configs()]
-    shared = [config for config in configs if len(config.feature_names) > 1]
-    if shared:
-        first = shared[0]
-        warnings.warn(
-            f"{len(shared)} tables are read by several features ({first.name!r} by {len(first.feature_names)}): the plan is "
-            f"right, but its predicted exchange counts {first.embedding_dim} columns of {first.name!r}, not "
-            f"{first.embedding_dim * len(first.feature_names)}",
-            ShardingWarning,
-            stacklevel=3,
-        )
