@@ -1,6 +1,7 @@
 """The folder of costs: parts that appear whole, a run that goes on where another stopped."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -169,3 +170,21 @@ def test_a_truncated_part_is_named(tmp_path, tables, compute):
 def test_a_folder_without_costs_says_how_to_measure(tmp_path):
     with pytest.raises(InvalidInput, match=r"no costs\.json here; measure with `neuroshard measure"):
         read_costs(tmp_path)
+
+
+def test_a_flipped_bit_is_an_error_or_changes_nothing(tmp_path, tables, compute):
+    with CostWriter(tmp_path, BENCH, tables) as writer:
+        for case in compute:
+            writer.add_compute(case, timed(case))
+    good, part, drawn = read_costs(tmp_path), tmp_path / "compute-00000.parquet", random.Random(0)
+    data = part.read_bytes()
+    told = 0
+    for _ in range(200):
+        damaged = bytearray(data)
+        damaged[drawn.randrange(len(data))] ^= 1 << drawn.randrange(8)
+        part.write_bytes(damaged)
+        try:
+            assert read_costs(tmp_path) == good
+        except InvalidInput:
+            told += 1
+    assert told > 50  # most bytes are of pages, under a checksum

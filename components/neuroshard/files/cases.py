@@ -156,20 +156,21 @@ def check_case_id(case: _Case, row: Mapping[str, Any], where: str) -> _Case:
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], fields: list[tuple[str, pa.DataType]]) -> None:
     """Rows as one Parquet file, whole or not at all."""
     with writing(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(list(rows), schema=pa.schema(fields)), temporary)
+        pq.write_table(pa.Table.from_pylist(list(rows), schema=pa.schema(fields)), temporary, write_page_checksum=True)
 
 
 def read_rows(path: Path, fields: list[tuple[str, pa.DataType]]) -> list[dict[str, Any]]:
-    """Rows of a Parquet file. Raises InvalidInput where it is missing, truncated, not Parquet, or lacks a column."""
+    """Rows of a Parquet file. Raises InvalidInput where it is missing, damaged, not Parquet, or lacks a column."""
     if not path.exists():
         raise InvalidInput(f"{path}: no such file")
     try:
-        table = pq.read_table(path, schema=None, memory_map=False, partitioning=None)
-    except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
+        table = pq.read_table(path, memory_map=False, partitioning=None, page_checksum_verification=True)
+        names = table.column_names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidInput(f"{path}: not a whole Parquet file ({first[:120]}); make it again") from None
     for name, kind in fields:
-        if name not in table.column_names and name in LATER_COLUMNS:
+        if name not in names and name in LATER_COLUMNS:
             table = table.append_column(name, pa.nulls(len(table), kind))
         if name not in table.column_names:
             raise InvalidInput(f"{path}: column {name!r} is missing")

@@ -96,9 +96,9 @@ def read_parquet(path: Path) -> tuple[list[Entry], set[str]]:
         raise InvalidInput(f"{path}: no such file")
     try:
         rows = pq.read_table(path, partitioning=None)
-    except (pa.ArrowException, OSError) as error:
+        columns = _columns(rows.column_names, path)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path}: not a whole Parquet file ({str(error).splitlines()[0]:.120})") from None
-    columns = _columns(rows.column_names, path)
     entries = [
         Entry.of(f"{path}: row {index}", row) for index, row in enumerate(rows.rename_columns(columns).to_pylist())
     ]
