@@ -186,3 +186,19 @@ def test_progress_on_a_terminal_keeps_to_one_line_of_its_width(tmp_path):
     assert max(map(len, lines)) <= 80
     for words in ("measure on", "2000/2000 cases", "0 errors, 3 disturbed"):
         assert words in lines[-1]
+
+
+INTERRUPTED = """
+import signal, sys
+from neuroshard.cli import main
+from neuroshard.search import run as room
+room.run = lambda *_, **__: signal.raise_signal(signal.SIGINT)
+sys.argv[1:] = "search t.json --model analytic:h100 --devices 2 --memory 1GiB -o plan.json".split()
+main()
+"""
+
+
+def test_ctrl_c_ends_with_130_and_without_a_traceback():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")

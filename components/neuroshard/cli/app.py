@@ -76,6 +76,3 @@ def main() -> None:
     except MemoryError as error:  # as many cases or devices as no machine holds
         typer.echo(f"error: not enough memory: {one_line(error) or 'ask for less at once'}", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        sys.exit(130)
