@@ -212,6 +212,25 @@ def test_an_answer_older_than_what_was_loaded_is_believed_with_a_warning_and_not
         assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == B
 
 
+def test_a_rank_that_was_overtaken_looks_again(store, tmp_path, monkeypatch):
+    """Another rank of the host read and kept a release that came just after ours was read."""
+    old = store.read(live_key("m"))
+    deploy(B, store, "m", now=NOW)
+    load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+    first, read = [old], FolderStore.read_versioned
+
+    def overtaken(self: FolderStore, key: str, *rest: int) -> tuple[bytes, str]:
+        if self.root.name == "store" and first:
+            return first.pop(), ""
+        return read(self, key, *rest)
+
+    monkeypatch.setattr(FolderStore, "read_versioned", overtaken)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == B
+    assert not first
+
+
 def test_a_store_begun_anew_is_no_old_copy(store, tmp_path):
     for plan in (B, C):
         deploy(plan, store, "m", now=NOW)

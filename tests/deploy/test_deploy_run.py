@@ -268,7 +268,7 @@ def test_a_swap_that_never_arrived_is_an_error(store):
     def swap(*_: object) -> None:
         raise StoreError("k: no answer in 20 s")
 
-    with pytest.raises(StoreError, match=r"no answer in 20 s; release 2 of 'm' is not live, unless"):
+    with pytest.raises(StoreError, match=r"no answer in 20 s$"):
         deploy(B, MeddledStore(store, swap), "m", now=at(1))
     assert load_plan(store.url, "m") == A
 

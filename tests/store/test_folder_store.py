@@ -45,6 +45,14 @@ def test_a_lock_that_is_never_freed_ends_in_bounded_time(store, monkeypatch):
     assert files(store) == {"m/live.json", "m/.lock"}
 
 
+def test_a_pipe_for_a_lock_waits_for_nobody(store):
+    (store.root / "m").mkdir(parents=True)
+    os.mkfifo(store.root / "m/.lock")
+    store.swap("m/live.json", b"one", None)
+
+    assert store.read("m/live.json") == b"one"
+
+
 def test_a_file_where_a_folder_should_be_is_told_in_one_line(store):
     store.create("m", b"")
     for use in (lambda: store.create("m/a", b""), lambda: store.swap("m/a", b"", None), lambda: store.read("m/a")):
@@ -56,6 +64,21 @@ def test_a_place_where_no_folder_can_be_made_is_told_as_that():
     with pytest.raises(StoreError, match="cannot write it") as told:
         FolderStore(Path("/proc/nonesuch")).create("m/a", b"one")
     assert not isinstance(told.value, NotFound)
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_and_no_empty_one(store, monkeypatch):
+    """What a listing leaves out is taken for not there: a mark of a gc, say."""
+    store.create("m/condemned/a", b"one")
+    scandir = os.scandir
+
+    def denied(path: str) -> object:
+        if str(path).endswith("condemned"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(StoreError, match="cannot list it: Permission denied"):
+        store.list("m/")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")

@@ -64,6 +64,13 @@ def answered(aws, moto, monkeypatch) -> Callable[[bytes], Iterator[S3Store]]:
         (said("308 Permanent Redirect", "", "Location: /elsewhere"), StoreError, "AWS_ENDPOINT_URL"),
         (said("200 OK", "{}"), StoreError, "has no ETag"),
         (error("418 I'm a teapot", "A\nB" * 100), StoreError, "answered 418 A BA BA"),
+        (
+            said("403 Forbidden", "<Error><Message>m</Message></Error>"),
+            StoreError,
+            "access denied (403 without a code)",
+        ),
+        (error("403 Forbidden", "<Code/>"), StoreError, "makes no sense"),
+        (b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\nzz", Unreachable, "broke off"),
     ],
 )
 def test_an_error_is_told_for_what_it_is(answered, answer, kind, words):
@@ -94,6 +101,41 @@ def listing(token: str) -> bytes:
 
 def test_a_listing_that_turns_in_a_circle_ends(answered):
     with answered(listing("again")) as store, pytest.raises(StoreError, match="makes no sense"):
+        store.list("m/")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        "",
+        "<Key>runs/m/a</Key>",
+        "<Key>runs/m/a</Key><Size>1</Size><LastModified>2025-11-20T12:00:99</LastModified>",
+        "<Key>runs/m/a</Key><Size>1</Size><LastModified>2025-11-20T12:00:00</LastModified>",
+        "<Key>elsewhere/m/a</Key><Size>1</Size><LastModified>2025-11-20T12:00:00Z</LastModified>",
+    ],
+)
+def test_a_listing_that_says_too_little_or_nonsense_is_an_error(answered, found):
+    body = f"<ListBucketResult><IsTruncated>false</IsTruncated><Contents>{found}</Contents></ListBucketResult>"
+    with answered(said("200 OK", body)) as store, pytest.raises(StoreError, match="makes no sense"):
+        store.list("m/")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<html><body>please log in</body></html>",
+        "<ListBucketResult></ListBucketResult>",
+        "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
+    ],
+)
+def test_a_listing_that_may_not_be_whole_is_not_taken_for_one(answered, body):
+    with answered(said("200 OK", body)) as store, pytest.raises(StoreError, match="makes no sense"):
+        store.list("m/")
+
+
+@pytest.mark.parametrize("body", ["<<<", "{}", "<!DOCTYPE l [<!ENTITY a 'b'>]><l>&a;</l"])
+def test_a_listing_that_is_no_xml_is_an_error(answered, body):
+    with answered(said("200 OK", body)) as store, pytest.raises(StoreError, match="answered 500"):  # as botocore has it
         store.list("m/")
 
 

@@ -147,30 +147,40 @@ def _load(store_url: str, model: str, cache_dir: CacheDir, deadline_seconds: flo
     # boto3 may ask a credential_process or an instance for credentials as soon as it is set up
     store = within(deadline_seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
     cache = _cache(store, cache_dir)
-    try:
-        live, published = within(ends - time.monotonic(), store.url, lambda: _read(store, model))
-    except Unreachable as error:
-        if cache is None:
-            raise
+    for is_last in (False, True):  # a rank beside us may have kept what went live after our reading: then look again
         try:
-            live, published = within(CACHE_SECONDS, cache.url, lambda: _read(cache, model))
-        except NeuroshardError:
-            raise error from None  # what the cache lacks or has broken is not what the user asked about
-        release = live.release
-        warnings.warn(
-            f"{error}; using plan {release.plan_digest[:12]} of release {release.number} ({release.time}), the last that was "
-            "loaded here",
-            StaleWarning,
-            stacklevel=3,
-        )
-        return live, published.plan
-    if cache is not None and (newer := _keep(cache, live, published)):
-        warnings.warn(
-            f"{store.url}: release {live.release.number} ({live.release.time}) is live, but release {newer.number} "
-            f"({newer.time}) was when it was loaded here before: the store answers with an old copy, or live.json was put back",
-            StaleWarning,
-            stacklevel=3,
-        )
+            live, published = within(ends - time.monotonic(), store.url, lambda: _read(store, model))
+        except Unreachable as error:
+            if cache is None:
+                raise
+            return _last_kept(cache, model, error)
+        newer = _keep(cache, live, published) if cache is not None else None
+        if newer is None:
+            break
+        if is_last:
+            warnings.warn(
+                f"{store.url}: release {live.release.number} ({live.release.time}) is live, but release {newer.number} "
+                f"({newer.time}) was when it was loaded here before: the store answers with an old copy, or live.json was "
+                "put back",
+                StaleWarning,
+                stacklevel=3,
+            )
+    return live, published.plan
+
+
+def _last_kept(cache: FolderStore, model: str, error: Unreachable) -> tuple[Live[Release], Plan]:
+    """What the cache holds, with a warning that carries `error`; raises that where it holds nothing whole."""
+    try:
+        live, published = within(CACHE_SECONDS, cache.url, lambda: _read(cache, model))
+    except NeuroshardError:
+        raise error from None  # what the cache lacks or has broken is not what the user asked about
+    release = live.release
+    warnings.warn(
+        f"{error}; using plan {release.plan_digest[:12]} of release {release.number} ({release.time}), the last that was "
+        "loaded here",
+        StaleWarning,
+        stacklevel=4,
+    )
     return live, published.plan
 
 

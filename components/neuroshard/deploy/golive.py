@@ -7,7 +7,7 @@ writes next puts the rest right. A `gc` beside it (gc.py) never takes what it is
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound, StoreError
+from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound, StoreError, Unreachable
 from neuroshard.core.release import Condemned
 from neuroshard.store.line import (
     MAX_ARTIFACT_BYTES,
@@ -168,9 +168,11 @@ def _check_lost(error: StoreError, release: R, live: Live[R] | None, store: Stor
         raise StoreError(f"{error}; whether {said} went live is not known: look with `neuroshard releases`") from None
     if isinstance(error, Conflict):
         raise Conflict(f"{error}; but what is live there is as it was, so {said} did not go live; try again")
-    raise type(error)(
-        f"{error}; {said} is not live, unless the request is still under way: look with `neuroshard releases`"
-    )
+    if isinstance(error, Unreachable):
+        raise Unreachable(
+            f"{error}; {said} is not live, unless the request is still under way: look with `neuroshard releases`"
+        )
+    raise error
 
 
 def _is_past(release: R, data: bytes, store: Store, line: Line[R]) -> bool:

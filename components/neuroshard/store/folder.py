@@ -82,7 +82,7 @@ class FolderStore:
         folder = self.root / prefix.rpartition("/")[0]
         entries = []
         with _errors(folder, "list it"):
-            for path in folder.rglob("*"):
+            for path in _files_under(folder):
                 key = path.relative_to(self.root).as_posix()
                 if not key.startswith(prefix) or not is_key(key):
                     continue
@@ -100,6 +100,17 @@ class FolderStore:
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
+
+
+def _files_under(folder: Path) -> Iterator[Path]:
+    """All files, in folders of folders too; none where there is no such folder. Raises OSError for one that may not be read."""
+
+    def failed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for above, _, names in os.walk(folder, onerror=failed):
+        yield from (Path(above, name) for name in names)
 
 
 def _bytes_of(path: Path, max_bytes: int) -> bytes:
@@ -144,10 +155,12 @@ def _temporary(path: Path, data: bytes) -> Iterator[Path]:
 def _lock(folder: Path) -> Iterator[None]:
     """Hold the folder's lock. The kernel frees it when the holder dies. Raises StoreError after LOCK_SECONDS."""
     began = time.monotonic()
-    with (folder / ".lock").open("ab") as file:
+    # not to wait for the other end, should a pipe lie there
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() - began > LOCK_SECONDS:
@@ -156,6 +169,8 @@ def _lock(folder: Path) -> Iterator[None]:
                     ) from None
                 time.sleep(0.01)
         yield
+    finally:
+        os.close(descriptor)
 
 
 def _make_folder(folder: Path) -> None:

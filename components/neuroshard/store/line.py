@@ -100,7 +100,9 @@ def read_pointer(store: Store, line: Line[R]) -> Live[R]:
     except NewerFormat:
         raise
     except InvalidInput as error:
-        raise InvalidInput(f"{error}; put the newest file of {line.name}/releases/ in its place") from None
+        raise InvalidInput(
+            f"{error}; if that is what the store holds, put the newest file of {line.name}/releases/ in its place"
+        ) from None
 
 
 def live_or_none(store: Store, line: Line[R]) -> Live[R] | None:

@@ -32,8 +32,9 @@ from botocore.exceptions import (
 from botocore.exceptions import (
     ConnectionError as BotoConnectionError,
 )
+from urllib3.exceptions import HTTPError
 
-from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
+from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound, StoreError, Unreachable
 from neuroshard.core.text import one_line
 from neuroshard.store.deadline import within
 from neuroshard.store.protocol import MAX_BYTES, Entry, check_key, is_key
@@ -67,6 +68,8 @@ CHATTY = {
 # What an error code means where its status does not say it.
 EXPIRED = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "ExpiredTokenException"}
 PASSING = {"RequestTimeout", "RequestTimeoutException", "SlowDown", "Throttling", "ThrottlingException", "BadDigest"}
+# urllib3's own where it breaks off in an error's text
+BROKEN_OFF = (IncompleteReadError, ResponseStreamingError, HTTPError)
 
 T = TypeVar("T")
 
@@ -123,7 +126,7 @@ class S3Store:
             for _ in range(1, ATTEMPTS):  # boto3 retries until the headers are there, not when the body breaks off
                 try:
                     return get()
-                except (IncompleteReadError, ResponseStreamingError):
+                except BROKEN_OFF:
                     continue
             return get()
 
@@ -159,6 +162,8 @@ class S3Store:
                 page = self._in_time(prefix, lambda: next(pages, None))
                 if page is None:
                     break
+                if page["IsTruncated"] and not page.get("NextContinuationToken"):
+                    raise ValueError("cut off")
                 if number > MAX_PAGES:
                     raise StoreError(f"{self.url}/{prefix}: its listing does not end after {MAX_PAGES:,} pages")
                 for found in page.get("Contents", ()):
@@ -169,6 +174,8 @@ class S3Store:
                         key
                     ):  # not ours, and it may lead out of a folder: "a/../../b", or a console's "folder/"
                         continue
+                    if found["LastModified"].tzinfo is None:
+                        raise ValueError(found["LastModified"])
                     entries.append(Entry(key, found["Size"], found["LastModified"]))
         return tuple(sorted(entries))
 
@@ -179,7 +186,16 @@ class S3Store:
 
     def _in_time(self, key: str, ask: Callable[[], T]) -> T:
         """What a request gives or raises, or Unreachable when it has taken too long in all."""
-        return within(REQUEST_SECONDS, f"{self.url}/{key}", ask)
+
+        def asked() -> T:
+            try:
+                return ask()
+            except (NeuroshardError, BotoCoreError, ClientError, HTTPError, OSError, RecursionError):
+                raise
+            except Exception as error:  # botocore answers for no more: an answer that is not S3's may be a TypeError
+                raise ValueError(f"{type(error).__name__} of boto3") from error
+
+        return within(REQUEST_SECONDS, f"{self.url}/{key}", asked)
 
     def _full(self, key: str) -> str:
         return f"{self.prefix}/{key}" if self.prefix else key
@@ -273,7 +289,7 @@ class S3Store:
                 f"{where}: no usable credentials ({type(error).__name__}); set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY"
             ) from None
-        except (IncompleteReadError, ResponseStreamingError):
+        except BROKEN_OFF:
             raise Unreachable(f"{where}: the answer broke off, {ATTEMPTS} times; try again") from None
         except (BotoConnectionError, HTTPClientError) as error:
             raise Unreachable(
@@ -299,7 +315,7 @@ class S3Store:
     def _answered(self, error: ClientError, where: str, has_condition: bool) -> StoreError:
         """What an error status of the store means."""
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
-        code = one_line(error.response["Error"]["Code"], 60)
+        code = one_line(error.response["Error"].get("Code", "without a code"), 60)
         if error.operation_name.startswith("AssumeRole") and status < 500:
             return StoreError(
                 f"{where}: no usable credentials ({error.operation_name} answered {status} {code}); check AWS_ROLE_ARN, "
