@@ -526,6 +526,10 @@ ITEM_COPIES = ParameterSharding(sharding_type="data_parallel", compute_kernel="d
             ["'item' is sharded row_wise with rows 150-299 on rank 0 after rank 1"],
         ),
         ({"item": rows_parameter((0, 100, 0), (100, 200, 1))}, ["rows 0-99 of 300 on rank 0", "rows 0-149 on rank 0"]),
+        (
+            {"item": rows_parameter((150, 150, 1), (0, 150, 0), kind="table_row_wise")},
+            ["'item' is sharded table_row_wise with rows 0-149 on rank 0 after rank 1"],
+        ),
         ({"item": rows_parameter((0, 150, 0))}, ["'item'", "gap"]),
         ({"item": ITEM_COPIES}, ["'item' is sharded data_parallel", "without shards on ranks"]),
         ({}, ["lacks table 'item' of module ''"]),

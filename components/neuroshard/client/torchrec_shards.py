@@ -131,7 +131,7 @@ def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[
         rank = shard.placement.rank() if shard.placement else None
         if rank is None:
             raise InvalidInput(f"table {table.name!r} has a shard at column {column} that is on no rank")
-        if row and column in before and rank != before[column] + 1:
+        if column in before and rank != before[column] + 1:
             raise InvalidInput(
                 f"table {table.name!r} is sharded {kind} with rows {spanned(row, rows)} on rank {rank} after rank "
                 f"{before[column]}, but TorchRec puts row shards on ranks in order, whatever the plan says"
