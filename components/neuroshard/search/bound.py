@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.cuts import Cuts, cheapest_cuts
 from neuroshard.search.problem import Problem
 from neuroshard.search.state import State, transfers
 
@@ -24,7 +25,6 @@ TANGENTS = 60
 VAIN = 8  # tangents without a better bound, after which no better one is sought
 HALVINGS = 8
 LEAST_GAIN = 1e-4  # share by which a bound must be better to count as better
-CUT_EXACTLY = 64  # units, 256 columns
 ASSUMPTIONS = (
     "the cost model's compute cost is convex and grows with every vector, its exchanges are convex in the columns of all devices "
     "and the same however these are numbered, and waiting is added by rule",
@@ -116,7 +116,7 @@ class _Proof:
             if not np.array_equal(slope, before):  # else it is the same tangent: heads are linear in pieces
                 if vain == VAIN or best > enough:
                     break
-                cuts = _cheapest_cuts(problem, slope, possible)
+                cuts = cheapest_cuts(problem, slope, possible)
                 sums = cuts.sums
                 intercept = float(model.compute_ms(point)) - float(slope @ point)
                 bound = _over_devices(intercept, cuts.total, devices, self.back) + self.ahead
@@ -129,20 +129,6 @@ class _Proof:
                 best = max(best, bound)
             point = point + (sums / devices - point) * (2 / (step + 3))
         return best
-
-
-@dataclass(frozen=True)
-class _Cuts:
-    """The cheapest cuts of all items: their total, infinite where an item has none, and their sum of vectors (K,).
-
-    They are of so many `times` (S,) each of the `shards` (S,); `none` are the items that have no cut.
-    """
-
-    total: float
-    sums: Floats
-    shards: Ints
-    times: Floats
-    none: Ints
 
 
 class _Rows:
@@ -161,9 +147,7 @@ class _Rows:
         self.vectors: Floats = blocks.vectors[:, 0] * (devices - 1) + blocks.vectors[:, 1]
         self.exchange: Floats = ((devices - 1) * _a_column_ms(problem)) * blocks.dims.astype(np.float64)
 
-    def instead(
-        self, problem: Problem, cuts: _Cuts, slope: Floats, possible: NDArray[np.bool_]
-    ) -> tuple[float, Floats]:
+    def instead(self, problem: Problem, cuts: Cuts, slope: Floats, possible: NDArray[np.bool_]) -> tuple[float, Floats]:
         """The total, and the sum of vectors, where each item is cut or split by rows, whichever is cheaper."""
         item, price = problem.item[cuts.shards], np.zeros(len(problem.whole))
         np.add.at(price, item, problem.vectors[cuts.shards] @ slope * cuts.times)
@@ -221,64 +205,3 @@ def _over_devices(intercept: float, total: float, devices: int, back: float) -> 
     all_devices = used / devices * intercept + total / devices + back
     used_alone = intercept + total / used
     return float(np.maximum(all_devices, used_alone).min())
-
-
-def _cheapest_cuts(problem: Problem, slope: Floats, possible: NDArray[np.bool_]) -> _Cuts:
-    """The cheapest way to cut every item where a part costs `slope` times its vector.
-
-    Where no part is cheaper a column than the item whole, whole is cheapest. The others are cut by dynamic programming, up to
-    CUT_EXACTLY units wide; wider ones as if they were made of their cheapest part a column, be it in fractions.
-    """
-    price = np.where(possible, problem.vectors @ slope, np.inf)
-    a_unit = price / np.maximum(problem.units, 1)
-    a_unit[~possible] = np.inf
-    least = np.minimum.reduceat(a_unit, problem.first + 1)  # of the item's parts, narrowest first
-    whole = problem.whole
-    kept = possible[whole] & (a_unit[whole] <= least)
-    wide = ~kept & (problem.widest > CUT_EXACTLY)
-
-    best = np.lexsort((a_unit, problem.item))[np.searchsorted(problem.item, np.arange(len(whole)))]
-    shares = np.where(kept, 1.0, problem.widest / np.maximum(problem.units[best], 1))[kept | wide]
-    counted = np.where(kept, whole, best)[kept | wide]
-    total = float(price[counted] @ shares)
-    sums: Floats = shares @ problem.vectors[counted]
-    chosen, none = [counted], [np.flatnonzero(wide & ~np.isfinite(least))]
-
-    limit = np.where(problem.most * problem.least < problem.widest, problem.most, 0)
-    for most in sorted(set(limit[~kept & ~wide].tolist())):
-        items = np.flatnonzero(~kept & ~wide & (limit == most))
-        shards, able = _cut(price, problem.first[items], problem.least[items], problem.widest[items], most)
-        total += float(price[shards].sum())
-        sums += problem.vectors[shards].sum(axis=0)
-        chosen.append(shards)
-        none.append(items[~able])
-    without, parts = np.concatenate(none), np.concatenate(chosen)
-    times = np.append(shares, np.ones(len(parts) - len(shares)))
-    return _Cuts(np.inf if len(without) else total, sums, parts, times, without)
-
-
-def _cut(price: Floats, first: Ints, least: Ints, widest: Ints, most: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """The shards of the cheapest cuts of items, of at most `most` parts each; 0 is no limit. And which items have a cut."""
-    layers, units_most = most or 1, int(widest.max())
-    cost = np.full((layers + 1, units_most + 1, len(first)), np.inf)
-    last = np.zeros((layers + 1, units_most + 1, len(first)), dtype=np.int64)
-    cost[:, 0] = 0.0
-    for layer in range(1, layers + 1):
-        before = cost[layer - 1 if most else layer]
-        for units in range(1, units_most + 1):
-            some = np.flatnonzero(widest >= units)
-            part = np.arange(1, units + 1)[:, None]
-            tried = price[first[some] + part] + before[units - part[:, 0]][:, some]
-            tried[part < least[some]] = np.inf
-            last[layer, units, some] = tried.argmin(axis=0) + 1
-            cost[layer, units, some] = tried.min(axis=0)
-    at = np.arange(len(first))
-    able = np.isfinite(cost[layers, widest, at])
-    shards: list[Ints] = []
-    left = np.where(able, widest, 0)
-    while (left > 0).any():
-        layer = layers - len(shards) if most else layers
-        wide = np.where(left > 0, last[layer, left, at], 0)
-        shards.append((first + wide)[left > 0])
-        left = left - wide
-    return np.concatenate(shards) if shards else np.zeros(0, dtype=np.int64), able

@@ -10,6 +10,7 @@ from itertools import combinations
 import numpy as np
 
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.improve import within_budget
 from neuroshard.search.plans import Level, Yardstick
 from neuroshard.search.problem import Problem
 from neuroshard.search.start import column_ms, first_plans, resumed
@@ -159,14 +160,7 @@ def turned(state: State, stick: Yardstick, rng: np.random.Generator) -> State | 
 def _completed(problem: Problem, widths: Ints) -> State | None:
     """The plan, with what no device has room for put elsewhere; None where that cannot be, or would move too much."""
     state = resumed(problem, widths)
-    held = problem.held
-    over = (
-        state is not None
-        and held is not None
-        and held.budget_bytes is not None
-        and held.total(state.widths) > held.budget_bytes
-    )
-    return None if over else state
+    return state if state is not None and within_budget(problem, state.widths) else None
 
 
 def _into_rows(state: State, guess: _Guess, items: Ints) -> Floats:

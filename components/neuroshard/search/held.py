@@ -15,13 +15,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neuroshard.core.errors import Infeasible, InvalidInput
+from neuroshard.core.errors import Infeasible
 from neuroshard.core.moves import arriving_bytes
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import Ints
+from neuroshard.search.changed import compare
 from neuroshard.search.problem import Placement, Problem, Widths
 from neuroshard.search.rows import row_shards
 
@@ -52,7 +53,7 @@ class Held:
         there = [item for item in splittable if self._lies_by_rows(before.get(problem.members[item][0].name))]
         self.by_rows: Ints = np.array(there, dtype=np.int64)
         self.arriving_rows = 0  # bytes that must move for the blocks of rows of a plan
-        self.notes = (*_compare(problem, old), *self._anew())
+        self.notes = (*compare(problem.task, old), *self._anew())
         self._arriving: dict[tuple[int, bytes], int] = {}
         self._arriving_blocks: dict[int, int] = {}
         self._pieces: dict[tuple[int, bytes], list[tuple[int, int, int]]] = {}
@@ -250,30 +251,3 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _whole(table: Table, spans: list[tuple[int, int]]) -> bool:
     return sum(end - begin for begin, end in spans) == table.dim
-
-
-def _compare(problem: Problem, old: Plan) -> tuple[str, ...]:
-    """What is different since the old plan, in words. Raises InvalidInput where it is for other tables altogether."""
-    now, then = ({table.name: table for table in task.tables} for task in (problem.task, old.task))
-    common = now.keys() & then.keys()
-    if not common:
-        raise InvalidInput(
-            f"the plan to start from is for other tables: it has {next(iter(then))!r}, and none of these {len(now)}"
-        )
-    changed = [name for name in now if name in common and now[name].rows != then[name].rows]
-    other = [name for name in now if name in common and now[name].dim != then[name].dim]
-    new, gone = [name for name in now if name not in then], [name for name in then if name not in now]
-    said = (
-        (new, "new since the plan to start from, and placed"),
-        (gone, "of the plan to start from no longer there, and dropped"),
-        (changed, "with other numbers of rows than in the plan to start from"),
-        (other, "with other columns than in the plan to start from, and placed anew"),
-    )
-    notes = [
-        f"{len(names)} tables {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-        for names, what in said
-        if names
-    ]
-    if old.task.devices != problem.devices:
-        notes.append(f"the plan to start from is for {old.task.devices} devices, this one for {problem.devices}")
-    return tuple(notes)

@@ -253,13 +253,13 @@ def shake(state: State, stick: Yardstick, rng: np.random.Generator) -> None:
             device = int(np.where(room, ms, np.inf).argmin())
             widths[item, device], load[device] = units, ms[device]
             free[device] -= problem.nbytes[shard]
-    if squeeze(problem, widths, free, lost) and _within_budget(problem, widths):
+    if squeeze(problem, widths, free, lost) and within_budget(problem, widths):
         where, at = np.nonzero(widths != state.widths)
         if len(where):
             state.change(where, at, widths[where, at])
 
 
-def _within_budget(problem: Problem, widths: Widths) -> bool:
+def within_budget(problem: Problem, widths: Widths) -> bool:
     held = problem.held
     return held is None or held.budget_bytes is None or held.total(widths) <= held.budget_bytes
 

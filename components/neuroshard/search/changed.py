@@ -1,0 +1,32 @@
+"""What is different since the plan that a search starts from, in words."""
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.plan import Plan
+from neuroshard.core.task import ShardingTask
+
+
+def compare(task_now: ShardingTask, old: Plan) -> tuple[str, ...]:
+    """What is different since the old plan, in words. Raises InvalidInput where it is for other tables altogether."""
+    now, then = ({table.name: table for table in task.tables} for task in (task_now, old.task))
+    common = now.keys() & then.keys()
+    if not common:
+        raise InvalidInput(
+            f"the plan to start from is for other tables: it has {next(iter(then))!r}, and none of these {len(now)}"
+        )
+    changed = [name for name in now if name in common and now[name].rows != then[name].rows]
+    other = [name for name in now if name in common and now[name].dim != then[name].dim]
+    new, gone = [name for name in now if name not in then], [name for name in then if name not in now]
+    said = (
+        (new, "new since the plan to start from, and placed"),
+        (gone, "of the plan to start from no longer there, and dropped"),
+        (changed, "with other numbers of rows than in the plan to start from"),
+        (other, "with other columns than in the plan to start from, and placed anew"),
+    )
+    notes = [
+        f"{len(names)} tables {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        for names, what in said
+        if names
+    ]
+    if old.task.devices != task_now.devices:
+        notes.append(f"the plan to start from is for {old.task.devices} devices, this one for {task_now.devices}")
+    return tuple(notes)
