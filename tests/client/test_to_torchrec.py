@@ -377,7 +377,7 @@ def test_memory_counts_the_state_of_the_trainers_optimizer():
 
 
 def test_row_wise_adagrad_on_split_columns_is_warned_of():
-    with pytest.warns(ShardingWarning, match="1 tables are split by columns .'user' into 4."):
+    with pytest.warns(ShardingWarning, match="1 table split by columns .'user' into 4."):
         to_torchrec(make_plan(), collection(*TABLES), optimizer="rowwise_adagrad")
 
 

@@ -12,6 +12,7 @@ from neuroshard.client.load import check_shapes
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import OPTIMIZER_BYTES
+from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 
 DIVIDED = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)  # at the end, by the collection, if means
@@ -116,8 +117,9 @@ def warn_of_split_state(shards: dict[str, list[Shard]], optimizer: str) -> None:
     split = [name for name, parts in shards.items() if len({part.column_offset for part in parts}) > 1]
     if optimizer == "rowwise_adagrad" and split:
         warnings.warn(
-            f"{len(split)} tables are split by columns ({split[0]!r} into {len(shards[split[0]])}): row-wise Adagrad keeps one "
-            "moment per row and shard, so training differs from that of the unsplit tables",
+            f"{counted(len(split), 'table')} split by columns ({split[0]!r} into {len(shards[split[0]])}): row-wise Adagrad "
+            "keeps one moment per row and shard, so training differs from that of the unsplit tables; split rows train "
+            "alike (search with --row-wise '*' --min-dim 65536)",
             ShardingWarning,
             stacklevel=3,
         )
