@@ -1,6 +1,7 @@
 """A plan as TorchRec's, and every bad plan that DistributedModelParallel would let through or die of."""
 
 import multiprocessing
+from dataclasses import replace
 
 import pytest
 import torch
@@ -535,6 +536,10 @@ ITEM_COPIES = ParameterSharding(sharding_type="data_parallel", compute_kernel="d
         ({}, ["lacks table 'item' of module ''"]),
         ({"item": parameter("table_wise", [(0, 8, 5)], 300)}, ["'item'", "device 5", "there are 2"]),
         ({"item": parameter("table_wise", [(0, 4, 0)], 300)}, ["'item'", "gap"]),
+        (
+            {"item": replace(parameter("table_wise", [(0, 8, 1)], 300), ranks=[0])},
+            ["'item' is sharded table_wise on ranks [0], but its shards are placed on ranks [1]"],
+        ),
         (
             {"item": parameter("table_wise", [(0, 8, 0)], 300), "x": parameter("table_wise", [(0, 8, 0)], 300)},
             ["has table 'x'"],

@@ -18,6 +18,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.text import spanned
+from neuroshard.core.value import shown
 
 
 def shards_by_table(plan: Plan, whose: str) -> dict[str, list[Shard]]:
@@ -124,7 +125,7 @@ def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[
         raise InvalidInput(
             f"table {table.name!r} is sharded {kind}, without shards on ranks of its own; plans hold each table once"
         )
-    shards = []
+    shards, placed = [], []
     before: dict[int, int] = {}  # the rank of the shard above in the same columns
     for shard in parameter.sharding_spec.shards:
         (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
@@ -137,10 +138,16 @@ def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[
                 f"{before[column]}, but TorchRec puts row shards on ranks in order, whatever the plan says"
             )
         before[column] = rank
+        placed.append(rank)
         if rows:
             shards.append(
                 Shard(table=table.name, row_offset=row, rows=rows, column_offset=column, dim=columns, device=rank)
             )
+    if parameter.ranks and parameter.ranks != placed:
+        raise InvalidInput(
+            f"table {table.name!r} is sharded {kind} on ranks {shown(parameter.ranks)}, but its shards are placed on ranks "
+            f"{shown(placed)}: TorchRec goes by now one, now the other"
+        )
     if kind == ShardingType.ROW_WISE.value:
         check_row_wise(table, shards, devices, "the sharding plan")
     return shards
