@@ -57,6 +57,27 @@ def test_plans_are_of_few_tables_or_of_all_and_cut_also_unevenly():
     assert set(dims) == set(range(4, 68, 4))
 
 
+def test_in_some_plans_the_heaviest_tables_lie_by_rows_on_all_devices():
+    held = devices_of([HEAVY, *ALIKE], 600)
+    parts = [s for device in held for s in device if s.rows != 10_000]
+    assert {(s.rows, s.pooling_factor) for s in parts} == {(2_500, 40.0), (2_500, 1.0)}
+    by_rows = [{s.name for s in device if s.rows != 10_000} for device in held]
+    assert 0.15 < np.mean([bool(names) for names in by_rows]) < 0.3
+    assert np.mean(["heavy" in names for names in by_rows if names]) > 0.5
+    assert {len(names) for names in by_rows} >= {0, 1, 2, 5}
+    assert max(map(len, by_rows)) <= 30
+    assert Counter(s.dim for s in parts).most_common(1)[0][0] == 64  # whole rows
+
+
+def test_the_last_block_of_rows_may_be_smaller_and_none_is_empty():
+    few, fewer = (
+        Table(name="few", rows=10, dim=64, pooling_factor=1.0),
+        Table(name="fewer", rows=6, dim=64, pooling_factor=1.0),
+    )
+    assert {s.rows for device in devices_of([few], 300) for s in device} == {10, 3, 1}
+    assert {s.rows for device in devices_of([fewer], 300) for s in device} == {6}
+
+
 def test_a_pool_smaller_than_the_plan_gives_some_tables_twice():
     held = devices_of(ALIKE[:2], 100, tables=40)
     assert max(map(len, held)) > 8

@@ -208,6 +208,20 @@ def test_recorded_lookups_are_thinned_or_joined_to_the_pooling_factor(traces, po
     assert set(batch.indices.tolist()) <= {10, 11, 20, 30, 31, 32}
 
 
+def test_a_part_by_rows_reads_its_share_and_each_of_its_rows_as_often_as_the_whole():
+    whole = table(rows=4_000, pooling=2.0, reuse_bins=zipf_bins(4_000, 2.0, 1.05))
+    traces = Traces({whole.name: draw_lookups(whole, 20_000, rng())})
+    part = whole.part(500, whole.dim)
+
+    batch = trace_lookups(traces, part, 20_000, rng(1))
+
+    assert len(batch.indices) == pytest.approx(5_000, rel=0.02)
+    assert (batch.lengths == 0).mean() > 0.7
+    assert batch.indices.max() < 500
+    bins, expected = (np.array(count_bins(some.indices)) for some in (batch, traces.tables[whole.name]))
+    assert np.abs(bins - expected).sum() / 2 < 0.15
+
+
 def test_recorded_rows_are_folded_into_a_table_of_fewer_rows(traces):
     batch = trace_lookups(traces, table(rows=12, pooling=1.5), 4, rng())
     assert sorted(batch.indices.tolist()) == sorted(row % 12 for row in (10, 11, 20, 30, 31, 32))

@@ -1,8 +1,9 @@
 """A pool of tables -> what one device holds in a plan of some of them, as a search will ask about it.
 
 A plan's device is no random set. All devices cost about the same, so one holds a few heavy tables, often cut narrow, or many
-light ones, or both, and a table that is too heavy for any device lies on several. A net that learned from random sets alone was
-right about those and 9 to 13 % too low about the slowest devices of plans (docs/decisions/0024-cases-from-plans.md).
+light ones, or both, and a table that is too heavy for any device lies on several: cut by columns, or by rows on all. A net that
+learned from random sets alone was right about those and 9 to 13 % too low about the slowest devices of plans
+(docs/decisions/0024-cases-from-plans.md).
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ MOST_CUT_FURTHER: Final = 0.2  # share of the tables that are in one part more t
 EVEN_SHARE: Final = 0.5  # of the cut tables are in equal parts; the others are cut anywhere
 MOST_NOISE: Final = 0.5  # standard deviation of the logarithm of what a part seems to weigh
 MOST_AT_RANDOM: Final = 0.3  # share of the parts that lie anywhere
+ROWS_SHARE: Final = 0.25  # of the plans have their heaviest tables by rows on all devices
+MOST_BY_ROWS: Final = 30  # tables of these: 26 are all of a public model; a device holds a part of each
 
 
 class Parts(NamedTuple):
@@ -49,9 +52,10 @@ def draw_device(
 ) -> tuple[Table, ...]:
     """The shards of one device in a random plan of up to `tables` tables for so many `devices` of `memory_bytes` each.
 
-    Heavy tables are cut until no part has more than some share of a device's fair load. Then the parts go, the heaviest first,
-    to the device with the least, by a guess at what they weigh, and some to any; what finds no room is left out. Of the
-    tables, `vary_share` are varied; where the pool has fewer than drawn, some occur twice.
+    In some plans the heaviest tables lie by rows on all devices. The others are cut by columns until no part has more than some
+    share of a device's fair load; then the parts go, the heaviest first, to the device with the least, by a guess at what they
+    weigh, and some to any; what finds no room is left out. Of the tables, `vary_share` are varied; where the pool has fewer than
+    drawn, some occur twice.
     """
     chosen = _draw_tables(pool, tables, devices, memory_bytes, vary_share, rng)
     dims = _draw_dims(chosen, max_dim, rng)
@@ -59,10 +63,17 @@ def draw_device(
     if rng.random() < TIGHT_SHARE:
         tight = sum(table.memory_bytes for table in chosen) * rng.uniform(TIGHTEST, LOOSEST) / devices
         memory_bytes = min(memory_bytes, max(int(tight), narrowest))
-    parts = _cut(chosen, dims, devices, memory_bytes, rng)
+    by_rows = _by_rows(chosen, dims, devices, memory_bytes - narrowest, rng)
+    memory_bytes -= sum(_block(chosen[t], int(dims[t]), devices, 0).memory_bytes for t in by_rows)
+    others = np.setdiff1d(np.arange(len(chosen)), by_rows)
+    parts = _cut([chosen[t] for t in others], dims[others], devices, memory_bytes, rng)
     device = _place(parts, devices, memory_bytes, rng)
-    held = np.flatnonzero(device == rng.choice(device[device >= 0]))
-    return in_order(chosen[parts.table[part]].with_dim(int(parts.dim[part])) for part in held.tolist())
+    placed = device[device >= 0]
+    here = int(rng.choice(placed if len(placed) else devices))
+    blocks = [_block(chosen[t], int(dims[t]), devices, here) for t in by_rows]
+    held = np.flatnonzero(device == here)
+    columns = [chosen[others[parts.table[part]]].with_dim(int(parts.dim[part])) for part in held]
+    return in_order(blocks + columns)
 
 
 def _draw_tables(
@@ -104,11 +115,34 @@ def _draw_dims(tables: Sequence[Table], max_dim: int, rng: np.random.Generator) 
     return DIM_STEP * np.minimum(steps, most)
 
 
+def _by_rows(tables: Sequence[Table], dims: Ints, devices: int, room: int, rng: np.random.Generator) -> list[int]:
+    """Places of the tables that lie by rows on all devices: mostly none, else the heaviest whose blocks fit `room` bytes."""
+    if devices == 1 or rng.random() >= ROWS_SHARE:
+        return []
+    whole = _amounts(_facts(tables), dims)
+    heaviest = np.argsort(-(whole @ _mixture(whole, rng)), kind="stable")
+    count = int(log_uniform(1, min(len(tables), MOST_BY_ROWS) + 1, rng))
+    chosen = []
+    for place in heaviest[:count].tolist():
+        table, dim = tables[place], int(dims[place])
+        nbytes = _block(table, dim, devices, 0).memory_bytes
+        if nbytes <= room and -(-table.rows // devices) * (devices - 1) < table.rows:  # no block is empty
+            chosen.append(place)
+            room -= nbytes
+    return chosen
+
+
+def _block(table: Table, dim: int, devices: int, device: int) -> Table:
+    """What of a table that lies by rows on all devices is on this one: only on the last can it be less than on the first."""
+    block = -(-table.rows // devices)
+    return table.part(min(block, table.rows - device * block), dim)
+
+
 def _cut(tables: Sequence[Table], dims: Ints, devices: int, memory_bytes: int, rng: np.random.Generator) -> Parts:
     """Parts that are light enough; the parts of some tables are finer than that asks for. Some part of each table fits."""
-    of = np.array([(t.pooling_factor, t.rows, *_bytes(t)) for t in tables], dtype=np.float64)
+    of = _facts(tables)
     whole = _amounts(of, dims)
-    mixture = rng.dirichlet(list(LOADS.values())) / np.maximum(whole.sum(axis=0), 1e-9)
+    mixture = _mixture(whole, rng)
     pieces = np.ceil(whole @ mixture * devices / log_uniform(FINEST, COARSEST, rng))
     pieces += rng.random(len(tables)) < rng.uniform(0, MOST_CUT_FURTHER)
 
@@ -119,9 +153,20 @@ def _cut(tables: Sequence[Table], dims: Ints, devices: int, memory_bytes: int, r
     pieces = np.maximum(pieces, -(-steps // np.minimum(fitting, MAX_DIM)))
     pieces = np.clip(pieces, 1, steps).astype(np.int64)
     widths = [_widths(*one, rng) for one in zip(steps.tolist(), pieces.tolist(), even.tolist(), strict=True)]
-    table, dim = np.repeat(np.arange(len(tables)), pieces), DIM_STEP * np.concatenate(widths)
+    table, dim = np.repeat(np.arange(len(tables)), pieces), DIM_STEP * np.concatenate([steps[:0], *widths])
     parts = _amounts(of[table], dim)
     return Parts(table, dim, parts[:, -1], parts @ mixture)
+
+
+def _facts(tables: Sequence[Table]) -> Floats:
+    """Of each table pooling factor, rows, bytes an element and bytes a row besides: (T, 4)."""
+    return np.array([(t.pooling_factor, t.rows, *_bytes(t)) for t in tables], dtype=np.float64).reshape(-1, 4)
+
+
+def _mixture(whole: Floats, rng: np.random.Generator) -> Floats:
+    """What each of LOADS counts, of the amounts (T, len(LOADS)) of tables that together weigh 1: (len(LOADS),)."""
+    counts: Floats = rng.dirichlet(list(LOADS.values())) / np.maximum(whole.sum(axis=0), 1e-9)
+    return counts
 
 
 def _bytes(table: Table) -> tuple[int, int]:
@@ -130,7 +175,7 @@ def _bytes(table: Table) -> tuple[int, int]:
 
 
 def _amounts(of: Floats, dims: Ints) -> Floats:
-    """How much of each of LOADS tables are, from their pooling factors, rows and bytes: (T, 4) and (T,) -> (T, len(LOADS))."""
+    """How much of each of LOADS tables are, from `_facts` (T, 4) and their columns (T,): (T, len(LOADS))."""
     pooling, rows, element_bytes, row_bytes = of.T
     nbytes = rows * (dims * element_bytes + row_bytes)
     return np.stack([np.ones(len(dims)), dims, pooling, pooling * dims, nbytes], axis=1)

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.table import Table
 from neuroshard.core.value import check_format
-from neuroshard.files.access import Ints, row_groups
+from neuroshard.files.access import Floats, Ints, row_groups
 from neuroshard.files.disk import disk_errors, writing
 
 TRACES_FORMAT = 1
@@ -98,9 +98,11 @@ def check_lookups(lookups: Lookups, where: str) -> None:
 def trace_lookups(traces: Traces, table: Table, batch_size: int, rng: np.random.Generator) -> Lookups:
     """A batch of consecutive samples of the table's trace, from a random one on, beginning again after the last.
 
-    Where the table's pooling factor is not the trace's, a sample is made of as many samples of the trace as it takes, and
-    each lookup is kept with the probability that makes the mean right. Row numbers are taken modulo the table's rows, which
-    only matters for a table that was given fewer. Raises InvalidInput where there is no trace of the table's name.
+    Where the table's pooling factor is less than the trace's, as that of a part by rows is, only lookups of a span of rows are
+    kept, in which each row is read as often as before; it begins anywhere and is as long as makes the mean right. Where it is
+    more, a sample is made of several of the trace, and each lookup is kept with the probability that makes the mean right. Row
+    numbers are taken modulo the table's rows, which only matters for a table that was given fewer. Raises InvalidInput where
+    there is no trace of the table's name.
     """
     if table.name not in traces.tables:
         raise InvalidInput(f"the traces have no table {table.name!r}; they have {len(traces.tables)} others")
@@ -115,10 +117,23 @@ def trace_lookups(traces: Traces, table: Table, batch_size: int, rng: np.random.
     before = np.cumsum(lengths) - lengths
     positions = np.repeat(ends[samples] - lengths - before, lengths) + np.arange(lengths.sum())
     owner = np.repeat(np.arange(batch_size * joined) // joined, lengths)
-    if scale < joined:
-        kept = rng.random(len(positions)) * joined < scale
-        positions, owner = positions[kept], owner[kept]
-    return Lookups(trace.indices[positions] % table.rows, np.bincount(owner, minlength=batch_size))
+    rows = trace.indices[positions]
+    if scale < joined and len(rows):
+        likely = _in_a_span(rows, scale, rng) if scale < 1 else scale / joined
+        kept = rng.random(len(rows)) < likely
+        rows, owner = rows[kept], owner[kept]
+    return Lookups(rows % table.rows, np.bincount(owner, minlength=batch_size))
+
+
+def _in_a_span(rows: Ints, share: float, rng: np.random.Generator) -> Floats:
+    """1 for lookups of rows in a span of row numbers that has a share of all lookups, else 0, and of its last row between: (N,).
+
+    From the highest row number it goes on with the lowest.
+    """
+    _, row, counts = np.unique(rows, return_inverse=True, return_counts=True)
+    first = int(rng.integers(len(counts)))
+    before = np.roll(np.cumsum(np.roll(counts, -first)), first) - counts
+    return np.clip((share * len(rows) - before) / counts, 0.0, 1.0)[row]
 
 
 def draw_lookups(table: Table, batch_size: int, rng: np.random.Generator) -> Lookups:
