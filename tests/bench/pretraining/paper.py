@@ -6,7 +6,7 @@ batches of 512, as many epochs as asked, the best by the held-back cases.
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -29,11 +29,19 @@ class Trained:
     epochs: int
 
 
-def train(net: nn.Module, inputs: list[Tensor], labels: Tensor, train: Tensor, valid: Tensor, epochs: int) -> Trained:
-    """`inputs` are indexed by case."""
+def train(
+    net: nn.Module,
+    inputs: list[Tensor],
+    labels: Tensor,
+    train: Tensor,
+    valid: Tensor,
+    epochs: int,
+    watch: Callable[[Trained], None] | None = None,
+) -> Trained:
+    """`inputs` are indexed by case. `watch` is shown the best net so far after 10, 20, 50, 100, … epochs."""
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     best, best_state, began = np.inf, copy.deepcopy(net.state_dict()), time.process_time()
-    for _ in range(epochs):
+    for epoch in range(1, epochs + 1):
         for chosen in torch.split(train[torch.randperm(len(train))], BATCH):
             loss = nn.functional.mse_loss(net(*(some[chosen] for some in inputs)), labels[chosen])
             optimizer.zero_grad()
@@ -43,6 +51,11 @@ def train(net: nn.Module, inputs: list[Tensor], labels: Tensor, train: Tensor, v
             error = float(nn.functional.mse_loss(net(*(some[valid] for some in inputs)), labels[valid]))
         if error < best:
             best, best_state = error, copy.deepcopy(net.state_dict())
+        if watch is not None and str(epoch).rstrip("0") in ("1", "2", "5") and 10 <= epoch < epochs:
+            seconds = (time.process_time() - began) / epoch
+            shown = copy.deepcopy(net)
+            shown.load_state_dict(best_state)
+            watch(Trained(shown, seconds, epoch))
     net.load_state_dict(best_state)
     return Trained(net, (time.process_time() - began) / epochs, epochs)
 
