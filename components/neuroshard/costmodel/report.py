@@ -43,7 +43,10 @@ class SizeError(Value):
 
 
 class Coverage(Value):
-    """How often the measured value lay within one predicted standard deviation; 68 % of the time where errors are normal."""
+    """How often the measured value lay within one predicted standard deviation; 68 % of the time where errors are normal.
+
+    The deviation was fitted to `test_sets` among others, so the share of `test_tables` is the test.
+    """
 
     values: int
     share: float

@@ -5,6 +5,7 @@ One safetensors file a net, written whole. It counts only for the same data and 
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,18 +22,19 @@ SAVE_EVERY_SECONDS: Final = 5.0  # of training are lost at most when a run is ki
 
 @dataclass
 class Progress:
-    """How far a training is, in whole epochs, and the weights that were best so far."""
+    """How far a training is, in whole epochs, the running mean of its weights, and that of the epoch that was best so far."""
 
     epoch: int = 0
     best_epoch: int = 0
     best: float = math.inf
+    mean_net: dict[str, Tensor] = field(default_factory=dict)
     best_net: dict[str, Tensor] = field(default_factory=dict)
     errors: list[tuple[float, float]] = field(default_factory=list)  # in training and on `valid`, an epoch
 
-    def keep(self, error: float, net: nn.Module) -> None:
-        """The net is now the best."""
+    def keep(self, error: float) -> None:
+        """The mean is now the best."""
         self.best, self.best_epoch = error, self.epoch
-        self.best_net = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+        self.best_net = _copied(self.mean_net)
 
 
 class Checkpoint:
@@ -44,13 +46,13 @@ class Checkpoint:
 
     def resume(self, net: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> Progress:
         """The state that was saved, put into all three; a fresh one where none of this training is there."""
-        state = Progress(best_net={name: tensor.clone() for name, tensor in net.state_dict().items()})
+        state = Progress(mean_net=_copied(net.state_dict()), best_net=_copied(net.state_dict()))
         tensors = self._read()
         if tensors is None:
             return state
         scalars = tensors["scalars"].tolist()
         state.epoch, state.best_epoch, state.best = int(scalars[0]), int(scalars[1]), scalars[2]
-        state.best_net = _under(tensors, "best.")
+        state.best_net, state.mean_net = _under(tensors, "best."), _under(tensors, "mean.")
         state.errors = [(train, valid) for train, valid in tensors["errors"].tolist()]
         net.load_state_dict(_under(tensors, "net."))
         generator.set_state(tensors["generator"])
@@ -71,6 +73,7 @@ class Checkpoint:
             "errors": torch.tensor(state.errors, dtype=torch.float64).reshape(-1, 2),
             "generator": generator.get_state(),
             **{f"best.{name}": tensor for name, tensor in state.best_net.items()},
+            **{f"mean.{name}": tensor for name, tensor in state.mean_net.items()},
             **{f"net.{name}": tensor for name, tensor in net.state_dict().items()},
         }
         for number, moments in optimizer.state_dict()["state"].items():
@@ -87,10 +90,14 @@ class Checkpoint:
         except (SafetensorError, OSError):
             return None
         same = bytes(tensors.get("key", torch.empty(0, dtype=torch.uint8)).tolist()) == self.key.encode()
-        return tensors if same and "errors" in tensors else None
+        return tensors if same and _under(tensors, "mean.") else None
 
 
 NONE: Final = Checkpoint(None)
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

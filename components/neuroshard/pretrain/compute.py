@@ -21,6 +21,7 @@ from neuroshard.pretrain.train import LEARNING_RATE, Recipe, fit_net, kept_posit
 
 WEIGHT_DECAY: Final = 0.3
 STARTED_RATE: Final = LEARNING_RATE / 2  # of nets that know something already
+NOWHERE: Final[Ints] = np.empty(0, dtype=np.int64)
 
 
 def train_compute(
@@ -34,9 +35,11 @@ def train_compute(
     convex: bool = True,
     start: ComputeNet | None = None,
     checkpoint: Checkpoint = NONE,
+    also_calibrated_on: Ints = NOWHERE,
 ) -> tuple[ComputeNet, Fit]:
-    """The compute net from the cases at `train`, the best epoch and the calibration by those at `valid`.
+    """The compute net from the cases at `train`, the best epoch by those at `valid`.
 
+    Its spread is calibrated on those and on further ones that chose no epoch, whose errors are not the smaller for it.
     `batch_sizes` (cases,) are theirs. Without `convex` no sign is asked of the head's weights. `start` is a net of other
     hardware, to begin from.
     """
@@ -48,7 +51,8 @@ def train_compute(
         net.grow(_ratio(net, samples, train))
         recipe = Recipe(epochs, WEIGHT_DECAY, STARTED_RATE)
     fit = fit_net("train compute net", net, samples, (train, valid), recipe, generator, checkpoint)
-    return _calibrated(net.as_numpy(samples.scale, samples.unit_ms), labels, samples, valid), fit
+    held_back = np.concatenate([valid, also_calibrated_on])
+    return _calibrated(net.as_numpy(samples.scale, samples.unit_ms), labels, samples, held_back), fit
 
 
 def _ratio(net: "_Ensemble", samples: "SetSamples", train: Ints) -> float:
@@ -59,9 +63,9 @@ def _ratio(net: "_Ensemble", samples: "SetSamples", train: Ints) -> float:
     return math.exp(float(off.median()))
 
 
-def _calibrated(net: ComputeNet, labels: Labels[ComputeCase], samples: "SetSamples", valid: Ints) -> ComputeNet:
-    sums = samples.sums(net, valid)
-    off = np.log((net.ms(sums) + CLOCK_MS) / (labels.ms[valid] + CLOCK_MS))
+def _calibrated(net: ComputeNet, labels: Labels[ComputeCase], samples: "SetSamples", cases: Ints) -> ComputeNet:
+    sums = samples.sums(net, cases)
+    off = np.log((net.ms(sums) + CLOCK_MS) / (labels.ms[cases] + CLOCK_MS))
     return calibrated(net, off, net.disagreements(sums))
 
 

@@ -103,7 +103,8 @@ def pretrain(
     start: TrainedCostModel | None = None,
     checkpoints: Path | None = None,
 ) -> TrainedCostModel:
-    """Train on the `train` split, keep the best epoch by `valid`, report the errors on the test splits.
+    """Train on the `train` split, keep the best epoch by `valid`, report the errors on the test splits. `valid` and `test_sets`
+    tell how wide the predicted deviation must be, so only `test_tables` is a test of that.
 
     `epochs` is the most; by default as many as the cases need, and fewer where the error on `valid` has stopped falling. Without
     `convex` the compute net may bend any way: a search then proves no lower bound, and adding a table may lower a prediction.
@@ -165,6 +166,7 @@ def _compute_net(costs: Costs, training: Training) -> tuple[ComputeNet, int, tup
         convex=training.convex,
         start=training.start.nets.compute if training.start else None,
         checkpoint=training.checkpoint("compute", [labels], [batch_sizes, train, valid]),
+        also_calibrated_on=labels.of_split("test_sets"),
     )
     max_dim = max(table.dim for i in train for table in labels.cases[i].tables)
     measured = tuple(np.unique(batch_sizes[train]).tolist())
