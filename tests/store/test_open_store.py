@@ -64,3 +64,13 @@ def test_a_password_in_a_url_is_not_repeated(url):
         open_store(url)
 
     assert "hunter2" not in str(caught.value)
+
+
+def test_an_endpoint_of_ones_own_is_addressed_path_style_also_by_name(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store.example:9000")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
+    client = open_store("s3://bucket/prefix").client
+    url = client.generate_presigned_url("get_object", Params={"Bucket": "bucket", "Key": "prefix/a"})
+
+    assert url.startswith("http://store.example:9000/bucket/prefix/a?")
