@@ -245,6 +245,20 @@ def test_a_trainer_asks_twice(aws, moto, monkeypatch):
     ]
 
 
+def test_every_write_says_what_its_bytes_must_be_and_on_which_condition(aws, moto, monkeypatch):
+    url = aws(moto)
+    heads: list[str] = []
+    with faulty(moto, lambda head: heads.append(head.decode().lower()), random.Random(0)) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        deploy(A, open_store(url), "m", now=NOW)
+
+    writes = [head for head in heads if head.startswith("put ")]
+    assert len(writes) == 6, "three of the probe; plan, pointer and history"
+    for head in writes:
+        assert "\r\ncontent-md5:" in head
+        assert ("\r\nif-none-match: *" in head) != ("\r\nif-match:" in head)
+
+
 def test_a_plan_that_is_answered_compressed_is_no_plan(aws, moto, monkeypatch):
     """The bytes are what the digest is of; what a proxy makes of them is refused, not guessed at."""
     url = aws(moto)

@@ -310,7 +310,9 @@ class S3Store:
             LookupError,
             ValueError,
         ) as error:  # an answer that is not S3's, or was damaged on its way
-            raise StoreError(f"{where}: the store's answer makes no sense ({type(error).__name__})") from None
+            raise StoreError(
+                f"{where}: the store's answer makes no sense ({type(error).__name__}); is AWS_ENDPOINT_URL that of an S3 store?"
+            ) from None
 
     def _answered(self, error: ClientError, where: str, has_condition: bool) -> StoreError:
         """What an error status of the store means."""
