@@ -111,3 +111,17 @@ def test_a_miss_is_called_a_miss():
     assert "MISS" in tables.verdict("cost", 1.02, 1.01, tables.percent)
     assert "met" in tables.verdict("gain", 0.9, 0.8, tables.percent, least=True)
     assert "not measured" in tables.verdict("gap", float("nan"), 0.04, tables.percent)
+
+
+def test_a_task_that_only_rows_fit_is_none_that_columns_missed():
+    def answer(method: str, ms: float | None) -> dict:
+        return {"task": "a", "method": method} | (
+            {} if ms is None else {"nets_ms": ms, "truth_ms": ms, "bound_ms": ms / 2}
+        )
+
+    answers = [answer(tables.OURS, None), answer(tables.ROWS_TOO, 2.0), answer(tables.ALL_TYPES, 4.0)]
+    columns, rows = (tables.cost_verdicts(answers, 8, ours) for ours in (tables.OURS, tables.ROWS_TOO))
+    assert columns[0] == "| 8 devices: feasible tasks not solved | 0 | at most 0 | met |"
+    assert rows[0] == "| 8 devices, rows too: feasible tasks not solved | 0 | at most 0 | met |"
+    beside = "worst task above TorchRec's planner with all types, nets (mean 50.00 % below) | -50.00 % | at most 0.00 % | met |"
+    assert f"| 8 devices, rows too: {beside}" in rows

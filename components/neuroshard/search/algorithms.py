@@ -45,7 +45,7 @@ def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch
         columns = _columns(problem, effort, rng, watch)
     bound_to_stay = problem.held is not None and problem.held.budget_bytes is not None
     plans = [columns] if bound_to_stay else [*row_plans(problem), columns]
-    total, unit = (effort.rounds, "rounds") if watch.budget_s is None else (watch.budget_s, "s")
+    total, unit = watch.amount(effort.rounds)
     with progress("search by rows", total=total, unit=unit) as bar:
         watch.bar = bar
         found = improve(plans, effort.rounds, rng, watch, turned)
@@ -58,7 +58,7 @@ def _columns(problem: Problem, effort: Effort, rng: np.random.Generator, watch: 
     at_most_ms = (
         np.inf if problem.held is None else plans[0].cost
     )  # nothing moves for a plan that costs more than what lies there
-    total, unit = (effort.rounds, "rounds") if watch.budget_s is None else (watch.budget_s, "s")
+    total, unit = watch.amount(effort.rounds)
     with progress("search", total=total, unit=unit) as bar:
         watch.bar = bar
         found = improve(plans, min(effort.rounds, FIRST_ROUNDS), rng, watch)

@@ -18,7 +18,6 @@ class Watch:
 
     def __init__(self, time_budget_s: float | None = None, on_improvement: OnImprovement | None = None) -> None:
         self.began = self.shown = time.perf_counter()
-        self.budget_s = time_budget_s
         self.ends = None if time_budget_s is None else self.began + time_budget_s
         self.on_improvement = on_improvement
         self.bar: Bar | None = None
@@ -52,6 +51,10 @@ class Watch:
             before, self.shown = self.shown, min(time.perf_counter(), self.ends)
             steps = self.shown - before
         self.bar.advance(steps, f"best {self.best_ms:.3f} ms")
+
+    def amount(self, rounds: int) -> tuple[float, str]:
+        """What a bar is to count from here on: so many rounds, or, with a time budget, the seconds that are left of it."""
+        return (rounds, "rounds") if self.ends is None else (max(self.ends - self.shown, 0.0), "s")
 
     @contextmanager
     def sharing(self, part: float) -> Iterator[None]:
