@@ -125,11 +125,14 @@ class ComputeNet:
     def ms(self, vector_sums: Floats) -> Floats:
         """Forward + backward ms: (…, K of all members) -> (…)."""
         mean, flat = self.mean, vector_sums.reshape(-1, vector_sums.shape[-1])
-        ms: Floats
         if len(flat) > FEW:
-            ms = np.maximum(self._members(vector_sums).mean(axis=0), self.floor) * self.unit_ms
-            return ms
-        ms = mean.above_floor(flat, mean.hidden(flat))
+            hidden = self.head(self._by_member(vector_sums))
+            np.maximum(hidden, 0.0, out=hidden)
+            of_member = np.matmul(hidden, mean.out.reshape(len(hidden), -1, 1))
+            ms: Floats = of_member.sum(axis=0)[:, 0]
+        else:
+            ms = mean.hidden(flat) @ mean.out
+        mean.finish(flat, ms)
         np.maximum(ms, 0.0, out=ms)
         ms += mean.floor_ms
         return ms.reshape(vector_sums.shape[:-1])
@@ -140,7 +143,9 @@ class ComputeNet:
         hidden = mean.hidden(flat)
         slope: Floats = ((hidden > 0) * mean.out) @ mean.weight.T
         slope += mean.skip
-        slope[mean.above_floor(flat, hidden) <= 0] = 0.0
+        ms = hidden @ mean.out
+        mean.finish(flat, ms)
+        slope[ms <= 0] = 0.0
         return slope.reshape(vector_sums.shape)
 
     def spread_ms(self, vector_sums: Floats) -> Floats:
@@ -204,12 +209,10 @@ class MeanHead:
         np.maximum(hidden, 0.0, out=hidden)
         return hidden
 
-    def above_floor(self, vector_sums: Floats, hidden: Floats) -> Floats:
-        """Ms above the floor, or below it: (N, K of all members) and their `hidden` -> (N,)."""
-        ms: Floats = hidden @ self.out
+    def finish(self, vector_sums: Floats, ms: Floats) -> None:
+        """Make of what the hidden layer says of (N, K of all members) ms above the floor, or below it, in place: (N,)."""
         ms += vector_sums @ self.skip
         ms += self.above_ms
-        return ms
 
 
 # What a device sees of an exchange, in bytes: first its own, then what is the same for all.

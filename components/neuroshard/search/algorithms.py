@@ -55,6 +55,7 @@ def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch
 def _columns(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> State:
     """Greedy placements in lockstep, or any packing that fits; the cheapest are improved by local search."""
     plans = starts(problem)
+    watch.note(min(plan.cost for plan in plans))
     at_most_ms = (
         np.inf if problem.held is None else plans[0].cost
     )  # nothing moves for a plan that costs more than what lies there

@@ -16,6 +16,9 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.plans import Level, Plans
 
 RECEIVERS = 24  # devices that are tried at a step, the least loaded ones
+TRIED = 24  # swaps for each piece that a linear guess is made of in full
+PARTLY = 0.5  # what a swap is off the level of two devices counts by so much, since parts of it may level them
+NARROW = 0.95  # columns count where a device comes to hold so much of the most that any has
 
 
 @dataclass(frozen=True)
@@ -158,19 +161,23 @@ class _View:
         take_ms = (comes + goes) / 2 + own * dims
         spare = self.free[:, None] - came  # at the source, once it is here
 
-        # with what the sources hold (G, S)
-        take, column, theirs, first, least, may_split = (
-            a[job] for a in (take, column, theirs, first, least, may_split)
-        )
-        fits, comes, goes, take_ms, half = (a[job] for a in (fits, comes, goes, take_ms, half))
-        dims, load_there, dims_there = (a[job] for a in (dims, load_there, dims_there))
-        free_there, spare, free = free_there[job], spare[job], self.free[job][:, None]
-        each, mine, leaves = np.arange(len(job))[:, None], self.mine[:, None], self.leaves[:, None]
-        there, begin, own_first = self.there[each, column], self.begin[each, column], self.first[:, None]
-        give_ms = self.whole[each, column]
+        # with what the sources hold, of which each is tried with those that would about level the two devices (G, S)
+        mine, leaves = self.mine[:, None], self.leaves[:, None]
+        each = np.arange(len(job))[:, None]
+        give_ms = self.whole[each, column[job]]
         give_ms += leaves
         give_ms *= 0.5
         give_ms += own * self.columns[:, None]
+        best = self._levelling(give_ms - (take_ms + half)[job], load_there + half, dims, dims_there, fits)
+        of_job = job[:, None]
+        take, column, theirs, first, least, may_split = (
+            a[of_job, best] for a in (take, column, theirs, first, least, may_split)
+        )
+        fits, comes, goes, take_ms, half = (a[of_job, best] for a in (fits, comes, goes, take_ms, half))
+        dims, load_there, dims_there = (a[of_job, best] for a in (dims, load_there, dims_there))
+        free_there, spare, free = free_there[of_job, best], spare[of_job, best], self.free[of_job]
+        give_ms, there, begin = give_ms[each, best], self.there[each, column], self.begin[each, column]
+        own_first = self.first[:, None]
         bytes_there = self._bytes(there, own_first)
         part = (half + take_ms) * mine
         part /= np.maximum(give_ms, 1e-30)
@@ -227,6 +234,23 @@ class _View:
         out = np.where(kind == 1, out[rows, piece], self.mine[rows])
         into = np.where(kind == 2, into[rows, piece], theirs[rows, piece])
         return self._steps(rows, out, column[rows, piece], take[rows, piece], into)
+
+    def _levelling(self, off: Floats, level: Floats, dims: Ints, dims_there: Floats, fits: NDArray[np.bool_]) -> Ints:
+        """Of what lies on the receivers (J, S) what promises most in exchange for each piece (G, TRIED), by how many ms a swap is
+        `off` (G, S) the `level` of the two devices (J, S), and by columns."""
+        if off.shape[1] <= TRIED:
+            return np.broadcast_to(np.arange(off.shape[1]), off.shape)
+        job, all_ms = self.job, self.level.stick.all_ms
+        score = np.abs(off, out=off)
+        score *= PARTLY
+        score += np.where(fits, level, np.inf)[job]
+        if all_ms:
+            moved = self.columns[:, None] - dims[job]
+            wide = np.maximum(self.dims[job][:, None] - moved, dims_there[job] + moved)
+            np.maximum(wide, NARROW * self.level.widest[self.plan[job]][:, None], out=wide)
+            wide *= all_ms
+            score += wide
+        return np.argpartition(score, TRIED, axis=1)[:, :TRIED]
 
     def _fit(self, kept: Ints, joined: Ints, there: Ints) -> NDArray[np.bool_]:
         """Whether parts (G, P, S) are as wide as they must and may be, and not too many."""
