@@ -80,6 +80,7 @@ def test_what_is_not_ours_is_neither_counted_nor_deleted(store):
         "m/releases/backup/00000099.json",
         "m/decisions/README",
         "m/plans/notes.json",
+        "m/condemned/notes.json",
     }
     for key in strange:
         store.create(key, b"somebody's")

@@ -21,7 +21,6 @@ from neuroshard.progress import progress
 from neuroshard.store.line import Line, Live, R, read_past, read_pointer
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Entry, Store
-from neuroshard.store.releases import is_refusal
 
 MIN_AGE_SECONDS = 3600.0  # a writer that takes longer from its artifact to its swap is not one
 
@@ -53,15 +52,18 @@ def find_garbage(store: Store, line: Line[R], *, keep: int, age_seconds: float, 
     past = [read_past(store, line, number) for number in sorted(numbers)[-keep:]]
     kept = [live.release, *past, *_reached(store, line, live, keep, keys)]
 
+    def is_mark(entry: Entry) -> bool:
+        return entry.key.startswith(line.condemned_folder)
+
     wanted = {line.release_key(release.number) for release in kept}
     wanted |= {key for release in kept for key in line.keys(release.artifact)}
     newest = now.astimezone(UTC) - timedelta(seconds=age_seconds)
     old = [entry for entry in entries if entry.key not in wanted and entry.modified < newest]
     found = [
         *(entry for entry in old if line.number_of(entry.key)),
-        *(entry for entry in old if is_refusal(entry.key, line.name)),
+        *(entry for entry in old if line.is_record(entry.key) and not is_mark(entry)),
         *(entry for entry in old if line.digest_of(entry.key) is not None),
-        *(entry for entry in old if entry.key.startswith(line.condemned_folder)),
+        *(entry for entry in old if line.is_record(entry.key) and is_mark(entry)),
     ]
     return Garbage(tuple(found), len(entries) - len(found))
 

@@ -123,7 +123,7 @@ def _claimed(store: Store, line: Line[R], digest: str) -> Artifact:
     Either the gc's mark was written before we asked, and we see it; or after, and the gc sees, looking after its mark, that the
     artifact is young. A mark that came and went did so before the artifact was read.
     """
-    marks = store.list(line.condemned_folder)
+    marks = [entry for entry in store.list(line.condemned_folder) if line.is_record(entry.key)]
     if marks:
         (own,) = store.list(line.keys(digest)[-1])[:1] or (max(marks, key=lambda mark: mark.modified),)
         for mark in marks:

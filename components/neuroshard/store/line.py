@@ -58,6 +58,11 @@ class Line(Generic[R]):
         number = int(stem) if re.fullmatch("[0-9]{8,}", stem) else 0
         return number if number and key == self.release_key(number) else None
 
+    def is_record(self, key: str) -> bool:
+        """Whether an object is named as marks and refusals are, by its time and 16 digits."""
+        folders = rf"{re.escape(self.name)}/(condemned|decisions)"
+        return re.fullmatch(rf"{folders}/[0-9]{{8}}T[0-9]{{6}}Z-[0-9a-f]{{16}}\.json", key) is not None
+
     def keys(self, digest: str) -> tuple[str, ...]:
         return tuple(f"{self.name}/{pattern.format(digest)}" for pattern in self.patterns)
 

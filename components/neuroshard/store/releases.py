@@ -56,11 +56,6 @@ def check_model(model: str) -> str:
     return model
 
 
-def is_refusal(key: str, model: str) -> bool:
-    """Whether an object is named as a refusal of the model's is: what else lies there is not ours."""
-    return re.fullmatch(rf"{re.escape(model)}/decisions/[0-9]{{8}}T[0-9]{{6}}Z-[0-9a-f]{{16}}\.json", key) is not None
-
-
 def read_live(store: Store, model: str) -> Live[Release]:
     """The live pointer. Raises NotFound where the model has no release, and InvalidInput or NewerFormat."""
     return read_pointer(store, plans_of(model))
@@ -84,11 +79,12 @@ def read_published(store: Store, model: str, digest: str) -> Published:
 
 def read_refusals(store: Store, model: str) -> tuple[Refusal, ...]:
     """The refusals of a model, newest first. Raises InvalidInput or NewerFormat for one that is broken."""
-    entries = store.list(f"{check_model(model)}/decisions/")
+    line = plans_of(model)
+    entries = store.list(f"{model}/decisions/")
     return tuple(
         Refusal.from_json(store.read(entry.key, MAX_RELEASE_BYTES), f"{store.url}/{entry.key}")
         for entry in reversed(entries)
-        if is_refusal(entry.key, model)
+        if line.is_record(entry.key)
     )
 
 
