@@ -1,6 +1,7 @@
 """A sharding plan: which rectangle of which table lies on which device."""
 
 from bisect import bisect_left
+from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -190,6 +191,11 @@ class Plan(Value):
         for shard in self.shards:
             shards[shard.table].append(shard)
         return shards
+
+    def shards_by_device(self) -> tuple[int, ...]:
+        """How many shards lie on each device."""
+        counts = Counter(shard.device for shard in self.shards)
+        return tuple(counts[device] for device in range(self.task.devices))
 
     def memory_bytes(self) -> tuple[int, ...]:
         """Weights and optimizer state on each device, in bytes."""

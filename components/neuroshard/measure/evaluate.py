@@ -74,7 +74,7 @@ def evaluate(
             measured = _by_measuring(by_device, together, opened, rounds)
     finally:
         opened.close()
-    shards = [sum(shard.device == device for shard in plan.shards) for device in range(len(dims))]
+    shards = plan.shards_by_device()
     by, rows = plan.provenance, {table.name: table.rows for table in plan.task.tables}
     return Evaluation(
         plan_digest=plan.digest(),

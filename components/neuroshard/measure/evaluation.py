@@ -1,15 +1,12 @@
 """What came of running a plan: measured beside predicted, device by device, as a value and as text of 80 columns."""
 
-import textwrap
 from collections.abc import Iterator
 
 from neuroshard.core.cost import Bench
 from neuroshard.core.plan import DeviceCost
-from neuroshard.core.text import counted
+from neuroshard.core.text import counted, wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value
-
-WIDTH = 80
 
 
 class DeviceEvaluation(Value):
@@ -74,7 +71,7 @@ class Evaluation(Value):
             yield place + " ".join([*cells, ratio]) + (" slowest" if slowest and slowest[0] == one.device else "")
         yield from self._verdict()
         for note in self._notes():
-            yield from textwrap.wrap(f"note: {note}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+            yield from wrapped(f"note: {note}")
 
     def _verdict(self) -> Iterator[str]:
         measured, predicted = self.slowest("measured"), self.slowest("predicted")

@@ -10,11 +10,8 @@ from neuroshard.report.numbers import Columns, short
 
 def device_columns(plan: Plan, live_ms: Sequence[float] | None) -> Columns:
     """A value a device. Costs are predicted ms, memory is exact bytes; `live_ms` what the live plan's devices would take."""
-    shards = [0] * plan.task.devices
-    for shard in plan.shards:
-        shards[shard.device] += 1
     columns: Columns = {
-        "shards": shards,
+        "shards": list(plan.shards_by_device()),
         "memory": list(plan.memory_bytes()),
         "limit": list(plan.task.usable_bytes),
     }

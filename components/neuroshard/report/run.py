@@ -18,7 +18,6 @@ from neuroshard.costmodel.pricing import check_searched_with, price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import read_bytes, write_bytes
-from neuroshard.files.plan import read_plan
 from neuroshard.report.evaluated import Evaluated, read_evaluation
 from neuroshard.report.headline import bars, cards, size, without_a_plan
 from neuroshard.report.live import Change, Live, change, open_live
@@ -131,8 +130,8 @@ def run(
 
     Raises NeuroshardError in one line; then nothing is written.
     """
-    plan = read_plan(plan_path)
-    files = {plan_path.name: sha256(read_bytes(plan_path))}
+    data = read_bytes(plan_path)
+    plan, files = Plan.from_json(data, str(plan_path)), {plan_path.name: sha256(data)}
     opened = None if model is None else open_cost_model(model, plan.task.batch_size)
     if model is not None and (Path(model) / MANIFEST).is_file():
         files[f"{Path(model).name}/{MANIFEST}"] = sha256(read_bytes(Path(model) / MANIFEST))

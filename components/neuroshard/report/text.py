@@ -1,6 +1,5 @@
 """Plans and releases as text that fits 80 columns. Every number carries its unit and says predicted or measured."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,9 +64,7 @@ def _device_lines(plan: Plan) -> list[str]:
         "device shards    compute  fwd exch.  bwd exch.      total  memory",
         "              (predicted ms; the forward exchange includes waiting)",
     ]
-    shards = [0] * plan.task.devices
-    for shard in plan.shards:
-        shards[shard.device] += 1
+    shards = plan.shards_by_device()
     memory = zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True)
     used_and_limit = list(memory)
     for device in devices_shown(plan):
@@ -166,7 +163,7 @@ def costs_by_device_text(plan: Plan) -> str:
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """What `plan_text` shows, of all devices. Costs are predicted ms, memory is exact."""
-    shards = Counter(shard.device for shard in plan.shards)
+    shards = plan.shards_by_device()
     return {
         "digest": plan.digest(),
         "tables": len(plan.task.tables),
