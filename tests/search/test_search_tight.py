@@ -6,7 +6,9 @@ import pytest
 from helpers.analytic import AnalyticModel
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Plan
+from neuroshard.search import baselines
 from neuroshard.search.algorithms import ALGORITHMS
+from neuroshard.search.greedy import place
 from neuroshard.search.run import search
 
 GIB = 2**30
@@ -160,3 +162,16 @@ def test_a_task_with_room_to_spare_is_always_solved(make_task):
         room = sum(table.memory_bytes for table in tables) + devices * narrowest + split
         plan = search(make_task(shapes, [room / devices / GIB] * devices), AnalyticModel(), rounds=2)
         assert len({shard.table for shard in plan.shards}) == 20
+
+
+def test_a_heuristic_whose_cuts_take_more_than_all_memory_gives_up_at_once(make_task, model, monkeypatch):
+    placed = []
+    monkeypatch.setattr(baselines, "place", lambda **asked: placed.append(0) or place(**asked))
+    whole = ROWS_GIB * (4 * 128 + 4) / GIB
+    task = make_task([(ROWS_GIB, 128, 1.0)] * 3, [1.5 * whole + 0.001] * 2)  # a cut adds 0.008 GiB
+
+    with pytest.raises(
+        Infeasible, match=r"^size cuts only what finds no room, and still 128 columns of table 't2' find"
+    ):
+        search(task, model, algorithm="size")
+    assert len(placed) == 1

@@ -58,7 +58,8 @@ def baseline(problem: Problem, name: str, rng: np.random.Generator) -> Placement
     shards = split_oversized(problem, problem.whole)
     while not (placement := _place(problem, shards, KEYS[name](problem, shards, rng))).fits:
         cut = split(problem, placement.shards, np.flatnonzero(placement.devices < 0))
-        if cut is None:
+        # a cut only adds bytes, for each part keeps the optimizer's state of a row: past all memory no further one can help
+        if cut is None or problem.nbytes[cut].sum() > sum(problem.memory.tolist()):
             raise Infeasible(f"{name} cuts only what finds no room, and still {misfit(problem, placement)}")
         shards = cut
     return placement
