@@ -78,6 +78,8 @@ def test_what_is_not_ours_is_neither_counted_nor_deleted(store):
         "m/releases/99999999999999999999.txt",
         "m/releases/9.json",
         "m/releases/backup/00000099.json",
+        "m/releases/00000099",
+        "m/releases/000000099.json",
         "m/decisions/README",
         "m/plans/notes.json",
         "m/condemned/notes.json",
