@@ -7,7 +7,7 @@ the ranks and starts none. What a trainer of your own needs is in `train` and `s
 batches (ids are uniform, as many a sample and table as its pooling factor says), and the starting of processes.
 
 Embedding tables of a real model do not fit a laptop, so tables are cut to fewer rows until all ranks together stay within
---memory. The shards, their columns and their ranks are those of the live plan; rows that are split stay split over all ranks.
+--memory. The shards, their columns and their ranks are those of the live plan; rows that are split stay split over their ranks.
 """
 
 import argparse
@@ -272,8 +272,10 @@ def cap_rows(plan: Plan, budget_bytes: int) -> tuple[Plan, tuple[str, ...]]:
     so, as far as there are rows. Raises UsageError where even one row a table does not fit, InvalidInput where TorchRec cannot
     hold the shards.
     """
-    tables, devices = plan.task.tables, plan.task.devices
-    shards_by_table(plan, "the live plan")
+    tables = plan.task.tables
+    ranks = {
+        name: [shard.device for shard in shards] for name, shards in shards_by_table(plan, "the live plan").items()
+    }
 
     def capped(cap_bytes: int) -> list[Table]:
         rows = [min(t.rows, max(1, cap_bytes // t.shard_bytes(1, t.dim))) for t in tables]
@@ -294,7 +296,8 @@ def cap_rows(plan: Plan, budget_bytes: int) -> tuple[Plan, tuple[str, ...]]:
     for shard in plan.shards:
         by_rows = shard.rows < whole[shard.table].rows
         kept = small[shard.table]
-        first, rows = kept.row_blocks(devices)[shard.device] if by_rows else (0, kept.rows)
+        over = ranks[shard.table]
+        first, rows = kept.row_blocks(len(over))[over.index(shard.device)] if by_rows else (0, kept.rows)
         shards += [shard.model_copy(update={"row_offset": first, "rows": rows})] if rows else []
     return (
         Plan(
@@ -407,7 +410,10 @@ def run_rank(arguments: argparse.Namespace, rank: int, world_size: int, rendezvo
     """One rank, in its own process, in the environment that torchrun would give it."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first ends the others
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    os.environ.setdefault(
+        "LOCAL_WORLD_SIZE", str(world_size)
+    )  # a smaller one makes believe that there are several hosts
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     sys.exit(one_line_errors(lambda: train(arguments, rendezvous), f"rank {rank}: "))

@@ -70,6 +70,17 @@ def mixed_plan(devices: int, element_bytes: int = 4) -> Plan:
     )
 
 
+def on_hosts(plan: Plan, local: int) -> Plan:
+    """The plan with rows_uneven over all ranks, and the other rows by turns over those of one host, the last one first."""
+    tables = {table.name: table for table in plan.task.tables}
+    shards = [shard for shard in plan.shards if shard.rows == tables[shard.table].rows or shard.table == "rows_uneven"]
+    split = [name for name in tables if name.startswith("rows") and name != "rows_uneven"]
+    for turn, name in enumerate(split, 1):
+        first = -turn * local % plan.task.devices
+        shards += [s.model_copy(update={"device": first + s.device}) for s in by_rows(tables[name], local)]
+    return plan.model_copy(update={"shards": tuple(shards)})
+
+
 def groups(some: tuple[Table, ...]) -> list[list[Table]]:
     """Tables by collection: TorchRec cannot have means of split rows beside tables whose rows are whole."""
     means = [table for table in some if table.name in ("rows_mean", "rows_sum")]
@@ -266,6 +277,29 @@ def test_split_rows_train_as_unsplit_tables_do_also_with_row_wise_adagrad(tmp_pa
                 off = {name: difference for name, difference in found[which].items() if name in same}
                 assert max(off.values()) < 2e-6, (optimizer, which)
             assert optimizer == "sgd" or found["last"]["columns"] > 1e-3
+
+
+@pytest.mark.slow
+def test_rows_split_over_the_ranks_of_a_host_train_as_unsplit_tables_do(tmp_path, monkeypatch):
+    """Two hosts of two ranks, of which TorchRec adds up sums on a host, and then sends them to the other one."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    plan = on_hosts(mixed_plan(4), 2)
+    given = to_torchrec(plan, Model(plan.task.tables, "meta")).plan
+    kinds = {name: (of.sharding_type, of.ranks) for some in given.values() for name, of in some.items()}
+    assert {name: kind for name, kind in kinds.items() if name.startswith("rows")} == {
+        "rows_uneven": ("row_wise", [0, 1, 2, 3]),
+        "rows_one_each": ("table_row_wise", [2, 3]),
+        "rows_mean": ("table_row_wise", [0, 1]),
+        "rows_sum": ("table_row_wise", [2, 3]),
+        "rows_weighted": ("table_row_wise", [0, 1]),
+    }
+    for told in on_ranks(4, tmp_path, train, plan, list(OPTIMIZERS)):
+        for optimizer, found in told.items():
+            same = {name for name in found["first"] if optimizer == "sgd" or not name.startswith("columns")}
+            assert max(found["first"].values()) < 1e-6
+            for which in ("last", "trained"):
+                off = {name: difference for name, difference in found[which].items() if name in same}
+                assert max(off.values()) < 2e-6, (optimizer, which)
 
 
 @pytest.mark.slow

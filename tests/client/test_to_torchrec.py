@@ -486,7 +486,7 @@ def taken_over(sharding_plan: ShardingPlan, module: nn.Module, devices: int = 2)
     return from_torchrec(sharding_plan, module, device_memory_bytes=(2**20,) * devices, batch_size=64)
 
 
-def test_rows_over_the_ranks_of_a_host_are_taken_over_and_said_but_not_given_back():
+def test_a_grid_is_taken_over_and_said_but_not_given_back():
     big = Table(name="a", rows=1001, dim=256, pooling_factor=1)
     module = collection(big, ITEM)
     makers = {"a": grid_shard([0, 1]), "item": table_row_wise(1)}
@@ -496,9 +496,92 @@ def test_rows_over_the_ranks_of_a_host_are_taken_over_and_said_but_not_given_bac
     held = {(s.table, s.row_offset, s.rows, s.column_offset, s.dim, s.device) for s in plan.shards}
     assert len(held) == 12
     assert {("a", 0, 251, 0, 128, 0), ("a", 753, 248, 128, 128, 7), ("item", 225, 75, 0, 8, 7)} <= held
-    assert "'a' and 1 more" in plan.provenance.notes[0]
+    rows, grid = plan.provenance.notes
+    assert ("'item'" in rows, "table-row-wise" in rows) == (True, True)
+    assert ("'a'" in grid, "does not give" in grid) == (True, True)
     with pytest.raises(InvalidInput, match="'a' is split by rows and by columns"):
-        to_torchrec(plan, module)
+        to_torchrec(plan, module, local_world_size=4)
+
+
+@pytest.mark.parametrize("rows", [300, 301, 2])
+def test_what_torchrecs_planner_splits_over_the_ranks_of_a_host_comes_back_as_it_was(rows):
+    module = collection(change(ITEM, rows=rows), USER, COUNTRY)
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=4, local_world_size=2, compute_device="cuda", hbm_cap=2**30),
+        constraints={"country": ParameterConstraints(sharding_types=["row_wise"])}
+        | {name: ParameterConstraints(sharding_types=["table_row_wise"]) for name in ("user", "item")},
+        storage_reservation=FixedPercentageStorageReservation(0.1),
+    )
+    theirs = planner.plan(module, [EmbeddingBagCollectionSharder()])
+    plan = taken_over(theirs, module, devices=4)
+    given = to_torchrec(plan, module, device_type="cuda", local_world_size=2)
+
+    assert {name: of.sharding_type for name, of in given.plan[""].items()} == {
+        "item": "table_row_wise",
+        "user": "table_row_wise",
+        "country": "row_wise",
+    }
+    assert {of.ranks[0] for of in given.plan[""].values()} == {0, 2}
+    for name, of in theirs.plan[""].items():
+        assert (given.plan[""][name].ranks, given.plan[""][name].sharding_spec) == (of.ranks, of.sharding_spec)
+
+
+@pytest.mark.parametrize(
+    ("shards", "words"),
+    [
+        ([(0, 150, 1), (150, 150, 2)], ["rows 0-149 of 300 on rank 1", "row-wise sharding has rows 0-74 on rank 0"]),
+        (
+            [(0, 150, 3), (150, 150, 2)],
+            ["rows 0-149 of 300 on rank 3", "table-row-wise sharding has rows 0-149 on rank 2"],
+        ),
+        (
+            [(0, 151, 2), (151, 149, 3)],
+            ["rows 0-150 of 300 on rank 2", "table-row-wise sharding has rows 0-149 on rank 2"],
+        ),
+        ([(0, 150, 2), (150, 75, 3), (225, 75, 3)], ["rows 150-224 of 300 on rank 3", "has rows 150-299 on rank 3"]),
+        ([(0, 100, 0), (100, 100, 1), (200, 100, 2)], ["rows 0-99 of 300 on rank 0", "local_world_size is 2"]),
+    ],
+    ids=["two hosts", "ranks out of order", "one row off", "twice a rank", "three ranks"],
+)
+def test_rows_that_are_not_over_exactly_the_ranks_of_a_host_are_refused(shards, words):
+    with pytest.raises(InvalidInput, match=r"\Atable 'item' has [^\n]*\Z") as caught:
+        to_torchrec(item_in(*shards, devices=4), collection(ITEM), local_world_size=2)
+
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_host_whose_last_rank_would_have_no_rows_is_refused():
+    table = change(ITEM, rows=5)
+    plan = item_in((0, 2, 4), (2, 2, 5), (4, 1, 6), devices=8, table=table)
+    with pytest.raises(InvalidInput, match="'item' has 5 rows, in blocks that leave rank 7 without any"):
+        to_torchrec(plan, collection(table), local_world_size=4)
+
+
+@pytest.mark.parametrize(("local", "ranks"), [(4, 4), (3, 4), (1, 4)])
+def test_rows_over_all_ranks_are_row_wise_whatever_a_host_is(local, ranks):
+    plan = item_in((0, 75, 0), (75, 75, 1), (150, 75, 2), (225, 75, 3), devices=ranks)
+    given = to_torchrec(plan, collection(ITEM), local_world_size=local).plan[""]["item"]
+
+    assert (given.sharding_type, given.ranks) == ("row_wise", [0, 1, 2, 3])
+
+
+def test_a_host_is_by_default_what_torchrun_says_and_must_be_where_torchrec_runs(tmp_path, monkeypatch):
+    plan, module = item_in((0, 150, 2), (150, 150, 3), devices=4), collection(ITEM)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    given = to_torchrec(plan, module)
+    assert given.plan[""]["item"] == rows_parameter((0, 150, 2), (150, 150, 3), kind="table_row_wise")
+
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert to_torchrec(plan, module, local_world_size=2) == given
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        with pytest.raises(
+            InvalidInput, match=r"'item' is split .* the 2 ranks of a host .rank 2 on.*takes a host to have 4"
+        ):
+            to_torchrec(plan, module, local_world_size=2, world_size=4)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_what_torchrecs_planner_plans_is_taken_over():
@@ -530,6 +613,10 @@ ITEM_COPIES = ParameterSharding(sharding_type="data_parallel", compute_kernel="d
         (
             {"item": rows_parameter((150, 150, 1), (0, 150, 0), kind="table_row_wise")},
             ["'item' is sharded table_row_wise with rows 0-149 on rank 0 after rank 1"],
+        ),
+        (
+            {"item": rows_parameter((0, 100, 0), (100, 200, 1), kind="table_row_wise")},
+            ["rows 0-99 of 300 on rank 0", "rows 0-149 on rank 0"],
         ),
         ({"item": rows_parameter((0, 150, 0))}, ["'item'", "gap"]),
         ({"item": ITEM_COPIES}, ["'item' is sharded data_parallel", "without shards on ranks"]),

@@ -167,6 +167,17 @@ def test_rows_that_are_split_stay_split_over_all_ranks_in_a_capped_plan(example)
     assert [s for s in capped.shards if s.table != "user"] == [s for s in plan.shards if s.table != "user"]
 
 
+def test_rows_that_are_split_over_a_host_stay_there_in_a_capped_plan(example, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    plan = row_plan(devices=4)
+    host = [s.model_copy(update={"device": 2 + s.device}) for s in by_rows(TABLES[0], 2)]
+    others = [s for s in plan.shards if s.table != "user"]
+    capped, _ = example.cap_rows(plan.model_copy(update={"shards": (*host, *others)}), 40_000)
+
+    kept = [(s.row_offset, s.rows, s.device) for s in capped.shards if s.table == "user"]
+    assert kept == [(first, rows, 2 + rank) for rank, (first, rows) in enumerate(capped.task.tables[0].row_blocks(2))]
+
+
 def test_rows_that_torchrec_would_look_for_elsewhere_are_told_before_any_process_starts(example):
     shards = tuple(s.model_copy(update={"device": 1 - s.device}) for s in row_plan().shards)
     with pytest.raises(InvalidInput, match="the live plan must split rows over all 2 ranks in order"):

@@ -27,7 +27,13 @@ from neuroshard.client.torchrec_module import (
     warn_of_shared_tables,
     warn_of_split_state,
 )
-from neuroshard.client.torchrec_shards import parameter_sharding, shards_by_table, shards_of
+from neuroshard.client.torchrec_shards import (
+    check_hosts,
+    parameter_sharding,
+    sharding_type,
+    shards_by_table,
+    shards_of,
+)
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
@@ -37,7 +43,12 @@ from neuroshard.files.torchrec_tables import tables_of
 __all__ = ["ShardingWarning", "check_same_digest", "from_torchrec", "to_torchrec"]
 
 DEVICE_TYPES = ("cpu", "cuda")
-GRIDS = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)  # by rows over the ranks of a host
+NOTES = {
+    ShardingType.TABLE_ROW_WISE.value: "by rows over the ranks of a host (table-row-wise): {}; to_torchrec gives such tables "
+    "to trainers whose hosts have as many ranks",
+    ShardingType.GRID_SHARD.value: "by columns and rows (grid): {}; to look at and to search from, but to_torchrec does not give "
+    "such tables to trainers",
+}
 
 
 def to_torchrec(
@@ -52,14 +63,14 @@ def to_torchrec(
 ) -> ShardingPlan:
     """What DistributedModelParallel takes as `plan` to shard the EmbeddingBagCollections in `module` (its whole model).
 
-    Device d of the plan is rank d; with `device_type` cuda it is GPU d % `local_world_size` of its host (by default as
-    LOCAL_WORLD_SIZE says, which torchrun sets). `world_size` is by default that of torch.distributed, if initialised.
+    Device d of the plan is rank d, on host d // `local_world_size` (by default as LOCAL_WORLD_SIZE says, which torchrun sets);
+    with `device_type` cuda it is GPU d % `local_world_size`. `world_size` is by default torch.distributed's, if initialised.
     `optimizer` (sgd, rowwise_adagrad, adagrad, adam) is the fused one: its state is counted into the memory instead of what
     the plan's tables say, and a ShardingWarning is given where a column split changes the training.
 
     Raises InvalidInput that names table, rank and value unless the collections hold exactly the plan's tables, with the same
     rows, dims and element size, on the same number of ranks, within the memory of every rank, and cut by columns or, over all
-    ranks, by rows. UsageError for a wrong argument.
+    ranks or those of one host, by rows. UsageError for a wrong argument.
     """
     if device_type not in DEVICE_TYPES:
         raise UsageError(f"device_type {device_type!r} is none of {', '.join(DEVICE_TYPES)}")
@@ -76,7 +87,12 @@ def to_torchrec(
         world_size = dist.get_world_size()
     if world_size is not None:
         check_world_size(plan, world_size, whose)
-    shards = shards_by_table(plan, whose)
+    shards = shards_by_table(plan, whose, local_world_size)
+    kinds = {
+        table.name: sharding_type(table, shards[table.name], plan.task.devices).value for table in plan.task.tables
+    }
+    if dist.is_available() and dist.is_initialized():
+        check_hosts(shards, kinds, plan.task.devices)
     warn_of_shared_tables(collections)
     if optimizer is not None:
         check_memory(plan, optimizer, whose)
@@ -84,10 +100,9 @@ def to_torchrec(
 
     local = local_world_size or (get_local_size(plan.task.devices) if device_type == "cuda" else 1)
     parameters = {
-        table.name: parameter_sharding(table, shards[table.name], device_type, compute_kernel, local)
-        for table in plan.task.tables
+        name: parameter_sharding(kind, shards[name], device_type, compute_kernel, local) for name, kind in kinds.items()
     }
-    if twice := divided_twice({name: one.sharding_type for name, one in parameters.items()}, collections):
+    if twice := divided_twice(kinds, collections):
         mean, other, path = twice
         raise InvalidInput(
             f"table {mean!r} of module {path!r} is pooled by mean and split by rows, where TorchRec divides table {other!r}, "
@@ -116,7 +131,7 @@ def from_torchrec(
     Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. TorchRec's plan knows nothing of lookups:
     give `tables` (of a tables.json, say) for their pooling factors, or they are taken to have one lookup a feature, uniform.
     The plan carries no predicted cost. Tables that are table-row-wise or in a grid are taken over too, and said in its notes:
-    `to_torchrec` does not give those back. Raises InvalidInput that names table, rank and value for tables that are missing or
+    `to_torchrec` does not give grids back. Raises InvalidInput that names table, rank and value for tables that are missing or
     others, for whole copies (data-parallel), for rows that TorchRec would put elsewhere than the plan says, and for what no
     valid plan has: a gap, an overlap, a rank beyond the devices, too little memory.
     """
@@ -169,14 +184,12 @@ def from_torchrec(
 
 
 def _notes(kinds: Mapping[str, str]) -> list[str]:
-    grids = [name for name, kind in kinds.items() if kind in GRIDS]
-    if not grids:
-        return []
-    more = f" and {len(grids) - 1} more" if len(grids) > 1 else ""
-    return [
-        f"by rows over the ranks of a host (table-row-wise, grid): {grids[0]!r}{more}; to look at and to search from, but "
-        "to_torchrec gives trainers rows over all ranks only"
-    ]
+    notes = []
+    for told, note in NOTES.items():
+        names = [name for name, kind in kinds.items() if kind == told]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        notes += [note.format(f"{names[0]!r}{more}")] if names else []
+    return notes
 
 
 def check_same_digest(plan: Plan) -> str:

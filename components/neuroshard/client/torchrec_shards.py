@@ -3,14 +3,19 @@
 A plan may hold any rectangles, TorchRec not. What it would mix up, or put elsewhere, without a word (seen with torchrec 1.8)
 is told here by table, rank and value:
 - of a table's column shards on a rank, all are taken to be as wide as the first;
-- of row shards the n-th goes to rank n, whatever its placement says, and ids go to ranks in blocks of ceil(rows / ranks): what
-  lies elsewhere is looked up in row 0 of another block;
+- of row shards the n-th goes to rank n (table-row-wise to rank n of the first one's host), whatever its placement says, and ids
+  go to these ranks in blocks of ceil(rows / ranks): what lies elsewhere is looked up in row 0 of another block;
+- how many ranks a host has it takes from LOCAL_WORLD_SIZE; where that is another number than that of the shards of a
+  table-row-wise table, ranks fail with an IndexError or wait for each other;
 - where a table's means are of split rows, the sums and means of all tables of its collection that are not split by rows are
   divided by their numbers of lookups.
 """
 
+from collections.abc import Mapping
+
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+from torchrec.distributed.comm import get_local_size, get_topology_group_world_size
 from torchrec.distributed.sharding_plan import placement
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
@@ -21,43 +26,72 @@ from neuroshard.core.text import spanned
 from neuroshard.core.value import shown
 
 
-def shards_by_table(plan: Plan, whose: str) -> dict[str, list[Shard]]:
+def shards_by_table(plan: Plan, whose: str, local_world_size: int | None = None) -> dict[str, list[Shard]]:
     """The shards of each table in TorchRec's order: from left to right, or from the first row down.
 
-    Raises InvalidInput for what TorchRec cannot hold.
+    A host has `local_world_size` ranks, by default as many as TorchRec takes it to have, which LOCAL_WORLD_SIZE says. Raises
+    InvalidInput for what TorchRec cannot hold.
     """
-    tables = {table.name: table for table in plan.task.tables}
+    tables, devices = {table.name: table for table in plan.task.tables}, plan.task.devices
     found = {}
     for name, shards in plan.by_table().items():
         if any(shard.rows < tables[name].rows for shard in shards):
             found[name] = sorted(shards, key=lambda shard: (shard.row_offset, shard.column_offset))
-            check_row_wise(tables[name], found[name], plan.task.devices, whose)
-            if len(shards) < plan.task.devices:
+            if len(shards) < devices and local_world_size is None:
+                local_world_size = get_local_size(devices)
+            local = local_world_size or devices
+            check_row_wise(tables[name], found[name], devices, local, whose)
+            ranks = ranks_of_rows(shards, devices, local)
+            if len(shards) < len(ranks):
                 raise InvalidInput(
-                    f"table {name!r} has {tables[name].rows:,} rows, in blocks that leave rank {len(shards)} without any, where "
-                    f"FBGEMM's operator can fail; {whose} must keep it whole"
+                    f"table {name!r} has {tables[name].rows:,} rows, in blocks that leave rank {ranks[len(shards)]} without any, "
+                    f"where FBGEMM's operator can fail; {whose} must keep it whole"
                 )
         else:
             found[name] = as_torchrec_can_hold(sorted(shards, key=lambda shard: shard.column_offset), whose)
     return found
 
 
-def check_row_wise(table: Table, shards: list[Shard], devices: int, whose: str) -> None:
-    """Raise InvalidInput unless the shards, in the order of their rows, are those of TorchRec's ROW_WISE over all ranks."""
+def ranks_of_rows(shards: list[Shard], devices: int, local_world_size: int) -> range:
+    """The ranks that TorchRec deals a table's rows out to: those of the one host that has them, or all."""
+    hosts = {shard.device // local_world_size for shard in shards}
+    if len(hosts) != 1 or devices % local_world_size or not 1 < local_world_size < devices:
+        return range(devices)
+    first = hosts.pop() * local_world_size
+    return range(first, first + local_world_size)
+
+
+def check_row_wise(table: Table, shards: list[Shard], devices: int, local_world_size: int, whose: str) -> None:
+    """Raise InvalidInput unless the shards, in the order of their rows, are those of TorchRec's ROW_WISE, over all ranks, or
+    of its TABLE_ROW_WISE, over those of a host."""
     narrow = next((shard for shard in shards if shard.dim < table.dim), None)
     if narrow is not None:
         raise InvalidInput(
             f"table {table.name!r} is split by rows and by columns (rank {narrow.device} has rows {_rows(narrow)} and columns "
             f"{spanned(narrow.column_offset, narrow.dim)}); {whose} must split it by one of them for TorchRec"
         )
-    blocks = [(rank, first, rows) for rank, (first, rows) in enumerate(table.row_blocks(devices)) if rows]
+    ranks = ranks_of_rows(shards, devices, local_world_size)
+    kind = "row-wise" if len(ranks) == devices else "table-row-wise"
+    blocks = [(rank, *block) for rank, block in zip(ranks, table.row_blocks(len(ranks)), strict=True) if block[1]]
     for (rank, first, rows), shard in zip(blocks, shards, strict=False):
         if (shard.device, shard.row_offset, shard.rows) != (rank, first, rows):
             raise InvalidInput(
                 f"table {table.name!r} has rows {_rows(shard)} of {table.rows:,} on rank {shard.device}, where TorchRec's "
-                f"row-wise sharding has rows {spanned(first, rows)} on rank {rank}; {whose} must split rows over all {devices} "
-                f"ranks in order, {table.row_blocks(devices)[0][1]:,} each"
+                f"{kind} sharding has rows {spanned(first, rows)} on rank {rank}; {whose} must split rows over all {devices} "
+                f"ranks in order, {table.row_blocks(devices)[0][1]:,} each, or over those of a host (local_world_size is "
+                f"{local_world_size})"
             )
+
+
+def check_hosts(shards: Mapping[str, list[Shard]], kinds: Mapping[str, str], devices: int) -> None:
+    """Raise InvalidInput where a table is split over the ranks of a host, and TorchRec will take hosts to have others."""
+    split = [name for name, kind in kinds.items() if kind == ShardingType.TABLE_ROW_WISE.value]
+    if split and len(shards[split[0]]) != (hosts := get_topology_group_world_size(devices)):
+        parts = shards[split[0]]
+        raise InvalidInput(
+            f"table {split[0]!r} is split by rows over the {len(parts)} ranks of a host (rank {parts[0].device} on), but here "
+            f"TorchRec takes a host to have {hosts}: LOCAL_WORLD_SIZE must be what local_world_size is (torchrun sets it)"
+        )
 
 
 def _rows(shard: Shard) -> str:
@@ -91,15 +125,19 @@ def as_torchrec_can_hold(shards: list[Shard], whose: str) -> list[Shard]:
     return joined
 
 
-def parameter_sharding(
-    table: Table, shards: list[Shard], device_type: str, compute_kernel: str, local_size: int
-) -> ParameterSharding:
-    """TorchRec's record of one table, of `shards_by_table`: row-wise, or table-wise in one piece, or column-wise in several."""
-    kind = ShardingType.TABLE_WISE if len(shards) == 1 else ShardingType.COLUMN_WISE
+def sharding_type(table: Table, shards: list[Shard], devices: int) -> ShardingType:
+    """What the shards of `shards_by_table` are: by rows over all ranks or a host's, or in one piece, or by columns."""
     if shards[0].rows < table.rows:
-        kind = ShardingType.ROW_WISE
+        return ShardingType.ROW_WISE if len(shards) == devices else ShardingType.TABLE_ROW_WISE
+    return ShardingType.TABLE_WISE if len(shards) == 1 else ShardingType.COLUMN_WISE
+
+
+def parameter_sharding(
+    kind: str, shards: list[Shard], device_type: str, compute_kernel: str, local_size: int
+) -> ParameterSharding:
+    """TorchRec's record of one table, of `shards_by_table`."""
     return ParameterSharding(
-        sharding_type=kind.value,
+        sharding_type=kind,
         compute_kernel=compute_kernel,
         ranks=[shard.device for shard in shards],
         sharding_spec=EnumerableShardingSpec(
@@ -149,5 +187,7 @@ def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[
             f"{shown(placed)}: TorchRec goes by now one, now the other"
         )
     if kind == ShardingType.ROW_WISE.value:
-        check_row_wise(table, shards, devices, "the sharding plan")
+        check_row_wise(table, shards, devices, devices, "the sharding plan")
+    elif kind == ShardingType.TABLE_ROW_WISE.value and len(placed) > 1:  # a host of one rank has the whole table
+        check_row_wise(table, shards, devices, len(placed), "the sharding plan")
     return shards
