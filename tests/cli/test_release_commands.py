@@ -32,7 +32,8 @@ def test_a_day_of_releases(tmp_path, neuroshard, place):
     def step(*arguments: object, code: int = 0) -> str:
         done = neuroshard(*arguments, *place, cwd=tmp_path)
         assert done.returncode == code, done.stderr
-        return done.stdout + done.stderr
+        told = [line for line in done.stderr.splitlines(keepends=True) if not line.startswith("note: ")]
+        return done.stdout + "".join(told)
 
     old, equal, better = (plan.digest()[:12] for plan in (OLD, EQUAL, BETTER))
     assert step("deploy", "old.json") == f"store: m release 1 is live, plan {old}\ngate: nothing is live\n"
@@ -57,6 +58,12 @@ def test_a_day_of_releases(tmp_path, neuroshard, place):
         ["1", "deploy", old],
     ]
     assert step("gc", "--keep", 1) == "store: 0 objects, 0 B; 10 are kept\n"
+
+
+def test_what_the_search_noted_of_a_plan_is_said_where_it_goes_live(tmp_path, neuroshard, place):
+    done = neuroshard("deploy", "old.json", *place, cwd=tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, "note: old.json: old\n")
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_deploying_what_is_live_changes_nothing(store):
 def test_run_says_that_the_plan_is_live_already(store, tmp_path, capsys):
     write_plan(tmp_path / "plan.json", A)
     first = run(tmp_path / "plan.json", store.url, "m").release
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == f"note: {tmp_path / 'plan.json'}: A\n"
 
     assert run(tmp_path / "plan.json", store.url, "m") == (first, None)
     assert capsys.readouterr().err == f"{store.url}: this plan is live already, since {first.time}; nothing to do\n"

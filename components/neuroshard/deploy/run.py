@@ -88,7 +88,7 @@ def run(
     force: bool = False,
     single_writer: bool = False,
 ) -> Outcome:
-    """Deploy a plan.json into a store, past the gate. Says on stderr if its plan was live already."""
+    """Deploy a plan.json into a store, past the gate. Says on stderr what its search noted, and if it was live already."""
     plan = read_plan_file(plan_path)
     price = None
     if cost_model is not None:
@@ -101,6 +101,8 @@ def run(
     outcome = _deploy_plan(plan, store, model, gate, datetime.now(UTC))
     if outcome.decision is None:
         print(f"{store.url}: this plan is live already, since {outcome.release.time}; nothing to do", file=sys.stderr)
+    else:
+        print(*(f"note: {plan_path}: {note}\n" for note in plan.provenance.notes), sep="", end="", file=sys.stderr)
     return outcome
 
 
