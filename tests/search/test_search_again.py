@@ -8,6 +8,7 @@ from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes, moves
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.task import ShardingTask
+from neuroshard.search.algorithms import WORTH_MOVING
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.run import search
 from neuroshard.search.watch import Watch
@@ -38,6 +39,13 @@ def test_with_more_to_move_the_plan_is_never_worse_and_the_budget_is_kept(task, 
 
 def test_without_a_budget_the_plan_is_no_worse_than_the_old_one(task, old):
     assert search(task, AnalyticModel(), rounds=0, previous=old).cost_ms <= old.cost_ms * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_for_next_to_no_gain_nothing_moves(task, seed):
+    found = search(task, AnalyticModel(), rounds=8)
+    again = search(task, AnalyticModel(), rounds=8, previous=found, move_budget_bytes=2**30, seed=seed)
+    assert moves(found, again) == () or again.cost_ms <= found.cost_ms * (1 - WORTH_MOVING)
 
 
 def test_a_budget_of_one_byte_leaves_every_column_where_it_is(task, old):

@@ -22,6 +22,7 @@ ROUNDS = 40  # of shaking and descending again, where no time budget says otherw
 ROUNDS_AT_MOST = 10**6  # where one does
 FIRST_ROUNDS = 2  # before the published search is asked as well
 BEAM_AT_MOST = 6400  # tables x devices: 400 x 16, some 1.5 s
+WORTH_MOVING = 1e-3  # of the cost: for a smaller gain 7.5 GiB once moved to end with the very same cost
 STARTS = 4  # first plans that are descended from, in lockstep
 COLUMNS_SHARE = 0.3  # of a time budget, for plans by columns alone, where tables may be split by rows
 
@@ -64,7 +65,7 @@ def _columns(problem: Problem, effort: Effort, rng: np.random.Generator, watch: 
         watch.bar = bar
         found = improve(plans, min(effort.rounds, FIRST_ROUNDS), rng, watch)
         if not effort.rounds:
-            return trusted(found, at_most_ms=at_most_ms)
+            return _worth_moving(problem, plans[0], trusted(found, at_most_ms=at_most_ms))
         # the published search cuts otherwise; where it is quick, its plan is worth going on from, and a floor
         published = None
         if problem.held is None and problem.devices * len(problem.whole) <= BEAM_AT_MOST and not watch.expired:
@@ -74,7 +75,13 @@ def _columns(problem: Problem, effort: Effort, rng: np.random.Generator, watch: 
             published = State(problem, problem.widths(placed)) if placed.fits else None
         begins = found[:1] if published is None else [found[0], published]
         found += improve(begins, max(effort.rounds - FIRST_ROUNDS, 0), rng, watch)
-        return trusted(found, published, at_most_ms)
+        return _worth_moving(problem, plans[0], trusted(found, published, at_most_ms))
+
+
+def _worth_moving(problem: Problem, there: State, found: State) -> State:
+    """What was found, or, where a plan is to be changed and next to nothing is gained, what lies there."""
+    stays = problem.held is not None and found.cost > there.cost * (1 - WORTH_MOVING)
+    return there if stays else found
 
 
 def at_least(
