@@ -47,7 +47,7 @@ class Effort(NamedTuple):
     steps: int
 
 
-FULL, QUICK = Effort("80s", 1200, 120, 5, 20), Effort("90s", 100, 40, 2, 4)
+FULL, QUICK = Effort("180s", 1200, 120, 5, 20), Effort("90s", 100, 40, 2, 4)
 
 
 def main() -> None:
