@@ -29,11 +29,11 @@ def test_sizes_beyond_the_measured_range_are_told_with_both(scale):
     told = unlike_trained(scale, [table(), table("huge", rows=10**9), table("many", pooling_factor=500.0)])
 
     assert (
-        "1 of 3 tables have 1,000,000,000 rows; what was measured has 1,000 to 100,000 rows: their costs are extrapolated"
+        "1 of 3 tables has 1,000,000,000 rows; what was measured has 1,000 to 100,000 rows: their costs are extrapolated"
         in told
     )
     assert (
-        "1 of 3 tables have 500 lookups a sample; what was measured has 5 to 20 lookups a sample: their costs are extrapolated"
+        "1 of 3 tables has 500 lookups a sample; what was measured has 5 to 20 lookups a sample: their costs are extrapolated"
         in told
     )
 
@@ -55,7 +55,7 @@ def test_the_farthest_of_several_is_told_on_either_side(scale):
 def test_a_kind_of_table_that_was_not_measured_is_told(scale, kind, told):
     (line,) = unlike_trained(scale, [table(), table("other", **kind)])
 
-    assert line == f"1 of 2 tables have {told}: their costs are extrapolated"
+    assert line == f"1 of 2 tables has {told}: their costs are extrapolated"
 
 
 def test_rows_read_again_more_often_are_told_and_a_table_never_read_is_not(scale):
@@ -63,7 +63,7 @@ def test_rows_read_again_more_often_are_told_and_a_table_never_read_is_not(scale
     unread = table("unread", pooling_factor=0.0)
 
     assert any(
-        line.startswith("1 of 2 tables have rows that are read again")
+        line.startswith("1 of 2 tables has rows that are read again")
         for line in unlike_trained(scale, [table(), skewed])
     )
     assert not any("read again" in line for line in unlike_trained(scale, [table(), unread]))

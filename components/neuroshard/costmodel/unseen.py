@@ -42,14 +42,15 @@ def unlike_trained(scale: FeatureScale, tables: Sequence[Table]) -> tuple[str, .
             if beyond.any():
                 most = float(values[beyond].max() if values[beyond].max() > high else values[beyond].min())
                 known = said(low) if low == high else f"{said(low).partition(' ')[0]} to {said(high)}"
-                lines.append(f"{_of(beyond)} have {said(most)}; what was measured has {known}")
+                lines.append(f"{_of(beyond)} {said(most)}; what was measured has {known}")
     read = np.array([any(table.reuse_bins) for table in tables])
     shares, low_share, high_share = (array[..., SHARE_COLUMNS] for array in (features, scale.low, scale.high))
     otherwise = ((shares < low_share - SHARE) | (shares > high_share + SHARE)).any(axis=1) & read
     if otherwise.any():
-        lines.append(f"{_of(otherwise)} have rows that are read again more or less often than any that was measured")
+        lines.append(f"{_of(otherwise)} rows that are read again more or less often than any that was measured")
     return tuple(f"{line}: their costs are extrapolated" for line in lines)
 
 
 def _of(some: NDArray[np.bool_]) -> str:
-    return f"{int(some.sum()):,} of {len(some):,} tables"
+    """How many of the tables, and the verb."""
+    return f"{int(some.sum()):,} of {len(some):,} tables {'has' if some.sum() == 1 else 'have'}"
