@@ -63,7 +63,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--plan-tasks", type=int, default=6, help="tasks for each number of devices")
     parser.add_argument("--quick", action="store_true", help="everything, but small")
     parser.add_argument("--out", type=Path, default=Path("bench/pretrain.json"))
-    parser.add_argument("--only", nargs="+", default=["compute", "exchange", "speed", "curves", "transfer", "plans"])
+    parser.add_argument(
+        "--only", nargs="+", default=["compute", "measured", "exchange", "speed", "curves", "transfer", "plans"]
+    )
     parser.add_argument("--samples", type=int, default=100_000, help="for the time to the paper's error")
     parser.add_argument("--paper-epochs", type=int, default=paper.EPOCHS)
     parser.add_argument("--speed-epochs", type=int, default=20, help="of the paper's, measured and extrapolated")
@@ -95,28 +97,33 @@ class Bench:
         self.options.out.write_text(json.dumps(self.found, indent=1))
 
     def compute(self) -> None:
-        """Unseen tables: the paper's nets, ours, and ours without the signs that make it convex."""
+        """Unseen tables, by the formula."""
         cases = 600 if self.options.quick else 2500
-        sets = {"formula": formula_costs(self.tables, cases, noise=NOISE, twice=200)}
+        self.side_by_side("formula", formula_costs(self.tables, cases, noise=NOISE, twice=200))
+
+    def measured(self) -> None:
+        """Unseen tables, of the costs that were given."""
         if self.options.costs:
-            sets["measured"] = read_costs(self.options.costs)
-        for name, costs in sets.items():
-            costs = costs.model_copy(update={"comm": ()})
-            rows = [row for row in costs.compute if row[1].error is None and row[1].round == 0]
-            test = [row for row in rows if row[0].split == "test_tables"]
-            measured = np.array([cost.total_ms for _, cost in test])
-            mape, tau = scores(self.paper_compute(rows, test, self.options.paper_epochs)[0], measured)
-            self.say(f"compute, unseen tables, {name}, paper", mape=mape, tau=tau, epochs=self.options.paper_epochs)
-            for kind, convex in (("ours", True), ("ours, any sign", False)):
-                began = time.process_time()
-                net = pretrain(costs, convex=convex).report.nets[0]
-                seconds = time.process_time() - began
-                errors, noise = net.splits["test_tables"], net.label_noise
-                self.say(
-                    f"compute, unseen tables, {name}, {kind}", mape=errors.mape, tau=errors.kendall_tau, cpu_s=seconds,
-                    label_noise=noise.mape if noise else None, within_1_sigma=net.coverage["test_tables"].share,
-                    unseen_sets=net.splits["test_sets"].mape,
-                )  # fmt: skip
+            self.side_by_side("measured", read_costs(self.options.costs))
+
+    def side_by_side(self, name: str, costs: Costs) -> None:
+        """The paper's nets, ours, and ours without the signs that make it convex, on the same cases."""
+        costs = costs.model_copy(update={"comm": ()})
+        rows = [row for row in costs.compute if row[1].error is None and row[1].round == 0]
+        test = [row for row in rows if row[0].split == "test_tables"]
+        measured = np.array([cost.total_ms for _, cost in test])
+        mape, tau = scores(self.paper_compute(rows, test, self.options.paper_epochs)[0], measured)
+        self.say(f"compute, unseen tables, {name}, paper", mape=mape, tau=tau, epochs=self.options.paper_epochs)
+        for kind, convex in (("ours", True), ("ours, any sign", False)):
+            began = time.process_time()
+            net = pretrain(costs, convex=convex).report.nets[0]
+            seconds = time.process_time() - began
+            errors, noise = net.splits["test_tables"], net.label_noise
+            self.say(
+                f"compute, unseen tables, {name}, {kind}", mape=errors.mape, tau=errors.kendall_tau, cpu_s=seconds,
+                label_noise=noise.mape if noise else None, within_1_sigma=net.coverage["test_tables"].share,
+                unseen_sets=net.splits["test_sets"].mape, tested=errors.values,
+            )  # fmt: skip
 
     def paper_compute(
         self, rows: list, test: list, epochs: int, watch: Callable[[np.ndarray, paper.Trained], None] | None = None
