@@ -90,10 +90,13 @@ def at_least(
     """What was found, or the best of the others, improved, where that is cheaper: so no heuristic is ever better."""
     costs = problem.worst_ms([found, *others])
     best = int(costs.argmin())
-    if best == 0:
+    if best == 0 and (not others or not len(problem.row_blocks.items)):
         return found
-    improved = improve([State(problem, problem.widths(others[best - 1]))], 0, rng, watch)[0]
-    return improved.placement if improved.cost <= costs[best] else others[best - 1]
+    # where rows may be split, also what a search by columns would have gone on from: so permission costs nothing
+    other = int(costs[1:].argmin())
+    improved = improve([State(problem, problem.widths(others[other]))], 0, rng, watch)[0]
+    cheapest = (found, *others)[best]
+    return improved.placement if improved.cost < costs[best] or (best and improved.cost == costs[best]) else cheapest
 
 
 def starts(problem: Problem) -> Sequence[State]:
