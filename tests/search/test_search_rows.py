@@ -77,7 +77,11 @@ def test_without_permission_and_with_it_for_others_the_table_stays_by_columns(ma
     assert split(search(by_rows(task, "t0"), model, rounds=2)) == {"t0"}
 
 
-@pytest.mark.parametrize("model", [AnalyticModel(), random_model(5), Analytic("h100", 65536), Formula(65536)], ids=str)
+@pytest.mark.parametrize(
+    "model",
+    [AnalyticModel(), random_model(5), Analytic("h100", 65536), Formula(65536)],
+    ids=lambda model: type(model).__name__,
+)
 def test_a_plan_costs_what_the_model_says_of_its_rectangles_and_is_never_worse_than_by_columns(make_task, model):
     task = make_task([(100_000, 16, 400.0), *MIXED], [1] * 5)
     plan, columns = search(by_rows(task), model, rounds=4), search(task, model, rounds=4)
