@@ -77,6 +77,17 @@ def test_without_permission_and_with_it_for_others_the_table_stays_by_columns(ma
     assert split(search(by_rows(task, "t0"), model, rounds=2)) == {"t0"}
 
 
+def test_a_plan_says_what_splitting_by_rows_would_save_only_where_it_would(make_task, model):
+    heavy, light = make_task(HEAVY, [1] * 8), make_task(HEAVY[1:], [1] * 8)
+    told = [note for note in search(heavy, model, rounds=1).provenance.notes if "--row-wise" in note]
+    assert len(told) == 1
+    assert told[0].startswith("with 1 table split by rows, a first try costs ")
+    tried_ms = float(told[0].split(" costs ")[1].split(" ms")[0])
+    assert tried_ms >= 0.999 * search(by_rows(heavy), model, rounds=1).cost_ms
+    for task in (light, by_rows(heavy)):
+        assert not any("--row-wise" in note for note in search(task, model, rounds=1).provenance.notes)
+
+
 @pytest.mark.parametrize(
     "model",
     [AnalyticModel(), random_model(5), Analytic("h100", 65536), Formula(65536)],
@@ -251,7 +262,7 @@ def test_from_a_plan_with_rows_these_stay_where_they_may_and_are_dealt_out_anew_
         "split by rows in the plan to start from, and placed anew (" in note for note in columns.provenance.notes
     )
     needed = min(moved_bytes(old, columns), 2**24)
-    with pytest.raises(Infeasible, match="the least found to move is"):
+    with pytest.raises(Infeasible, match=r"the least found to move is .* \(--row-wise\)"):
         search(task, model, rounds=2, previous=old, move_budget_bytes=1)
     freed = search(task, model, rounds=2, previous=old, move_budget_bytes=2**30)
     assert needed <= moved_bytes(old, freed) <= 2**30

@@ -70,12 +70,15 @@ class Held:
 
     def _anew(self) -> list[str]:
         """Of tables in shards of some rows that cannot stay as they are, a line."""
-        kept = {self.problem.members[item][0].name for item in self.by_rows.tolist()}
-        names = [name for name in self.before if name in self.in_rows - kept]
+        names = self._not_kept()
         if not names:
             return []
         shown = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
         return [f"{counted(len(names), 'table')} split by rows in the plan to start from, and placed anew ({shown})"]
+
+    def _not_kept(self) -> list[str]:
+        kept = {self.problem.members[item][0].name for item in self.by_rows.tolist()}
+        return [name for name in self.before if name in self.in_rows - kept]
 
     def with_rows(self, problem: Problem) -> "Held":
         """The same for the problem with some items by rows."""
@@ -171,6 +174,7 @@ class Held:
             raise Infeasible(
                 "today's tables and constraints do not fit where they lie, and the least found to move is "
                 f"{format_bytes(needed)}, more than the budget of {format_bytes(self.budget_bytes)}; give a larger --move-budget"
+                f"{', or let tables that lie by rows stay so (--row-wise)' * bool(self._not_kept())}"
             )
 
     def lay_out(self, item: int, widths: Widths) -> list[Shard]:

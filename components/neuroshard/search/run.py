@@ -26,6 +26,7 @@ from neuroshard.search.algorithms import ALGORITHMS, ROUNDS, ROUNDS_AT_MOST, SEA
 from neuroshard.search.baselines import KEYS, baseline
 from neuroshard.search.beam import PAPER, Width
 from neuroshard.search.bound import lower_bound
+from neuroshard.search.by_rows import worth_allowing
 from neuroshard.search.feasibility import check_feasible
 from neuroshard.search.held import Held
 from neuroshard.search.layout import Attempt, caveats, make_plan
@@ -101,6 +102,9 @@ def search(
             )
     else:
         found = baseline(problem, algorithm, rng)
+    state = State.of(problem, found)
+    if algorithm == "neuroshard" and previous is None and not len(problem.row_blocks.items) and prices_rows(cost_model):
+        notes = (*notes, *worth_allowing(problem, state))
     provenance = Provenance(
         neuroshard_version=__version__,
         algorithm=algorithm,
@@ -113,7 +117,7 @@ def search(
         cost_model_error=cost_model_error,
         notes=(*notes, *caveats(problem, found)),
     )
-    bound = lower_bound(problem, State.of(problem, found))
+    bound = lower_bound(problem, state)
     return make_plan(problem, found, heuristics, bound, watch.improvements, provenance)
 
 
