@@ -1,11 +1,40 @@
-"""Every plan of a tiny task, priced: the exact optimum."""
+"""Every plan of a tiny task, priced: the exact optimum, and what a search must do beside it."""
 
 import itertools
 
 import numpy as np
+import pytest
+from hypothesis import strategies as st
 
+from helpers.analytic import AnalyticModel
+from neuroshard.core.errors import Infeasible
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, device_costs
+from neuroshard.search.run import search
+
+tiny_tables = st.builds(
+    Table,
+    name=st.uuids().map(str),
+    rows=st.integers(1, 1000),
+    dim=st.integers(1, 3).map(lambda units: 4 * units),
+    pooling_factor=st.floats(0, 200),
+    reuse_bins=st.just((0.0,) * 17),
+    optimizer_bytes_per_row=st.sampled_from([0, 4, 16]),
+)
+
+
+def check_against_optimum(task: ShardingTask) -> None:
+    """A plan is found wherever there is one, and its bound is not above the optimum."""
+    model = AnalyticModel(1024)
+    best = optimum_ms(task, model)
+    if best == np.inf:
+        with pytest.raises(Infeasible, match=r"short; |no packing exists|has a column"):
+            search(task, model)
+        return
+    plan = search(task, model, rounds=2)
+    assert best * (1 - 1e-12) <= plan.cost_ms
+    assert plan.lower_bound_ms <= best * (1 + 1e-9)
 
 
 def optimum_ms(task: ShardingTask, model: CostModel) -> float:

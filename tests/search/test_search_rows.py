@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helpers.analytic import AnalyticModel
 from helpers.costs import random_model
-from helpers.exhaustive import optimum_ms
+from helpers.exhaustive import check_against_optimum, optimum_ms, tiny_tables
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes, moves
@@ -150,21 +150,10 @@ def test_blocks_fit_the_smallest_device_or_are_not_made(make_task, model):
     assert split(plan) == set()
 
 
-tables = st.builds(
-    Table,
-    name=st.uuids().map(str),
-    rows=st.integers(1, 1000),
-    dim=st.integers(1, 3).map(lambda units: 4 * units),
-    pooling_factor=st.floats(0, 200),
-    reuse_bins=st.just((0.0,) * 17),
-    optimizer_bytes_per_row=st.sampled_from([0, 4, 16]),
-)
-
-
 @st.composite
 def tasks(draw: st.DrawFn) -> ShardingTask:
     """Few tables, some of which may be split by rows, on two or three devices with little memory to spare, or too little."""
-    chosen = draw(st.lists(tables, min_size=1, max_size=3, unique_by=lambda table: table.name))
+    chosen = draw(st.lists(tiny_tables, min_size=1, max_size=3, unique_by=lambda table: table.name))
     shares = draw(st.lists(st.floats(0.5, 1), min_size=2, max_size=3))
     room = draw(st.floats(0.8, 1.8)) * sum(table.memory_bytes for table in chosen)
     rules = tuple(
@@ -186,15 +175,7 @@ def tasks(draw: st.DrawFn) -> ShardingTask:
 @settings(max_examples=60, deadline=None)
 @given(task=tasks())
 def test_a_plan_is_found_wherever_there_is_one_and_the_bound_is_below_the_optimum(task):
-    model = AnalyticModel(1024)
-    best = optimum_ms(task, model)
-    if best == np.inf:
-        with pytest.raises(Infeasible, match=r"short; |no packing exists|has a column"):
-            search(task, model)
-        return
-    plan = search(task, model, rounds=2)
-    assert best * (1 - 1e-12) <= plan.cost_ms
-    assert plan.lower_bound_ms <= best * (1 + 1e-9)
+    check_against_optimum(task)
 
 
 def test_on_nearly_all_tiny_tasks_the_plan_is_the_optimum(make_task, model):
