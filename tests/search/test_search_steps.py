@@ -8,9 +8,10 @@ from neuroshard.search.improve import descend, expected_ms, improve, trusted
 from neuroshard.search.packing import pack
 from neuroshard.search.plans import Level, Plans, Yardstick, sources
 from neuroshard.search.problem import Placement, Problem
+from neuroshard.search.promising import promising
 from neuroshard.search.splits import halves
 from neuroshard.search.state import State
-from neuroshard.search.steps import changes, price, promising
+from neuroshard.search.steps import changes, price
 from neuroshard.search.watch import Watch
 
 

@@ -8,9 +8,10 @@ import numpy as np
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.plans import Level, Plans, Yardstick, sources
 from neuroshard.search.problem import Problem, Widths
+from neuroshard.search.promising import promising
 from neuroshard.search.start import squeeze
 from neuroshard.search.state import State
-from neuroshard.search.steps import Priced, Steps, changes, price, promising
+from neuroshard.search.steps import Priced, Steps, changes, price
 from neuroshard.search.watch import Watch
 
 if TYPE_CHECKING:

@@ -1,0 +1,60 @@
+"""All steps away from a device, ranked by a linear guess: the most promising of many plans at once."""
+
+import numpy as np
+
+from neuroshard.costmodel.protocol import Ints
+from neuroshard.search.plans import Level, Plans
+from neuroshard.search.steps import Steps
+from neuroshard.search.swaps import swaps
+from neuroshard.search.view import View
+
+RECEIVERS = 24  # devices that are tried at a step, the least loaded ones
+
+
+def promising(plans: Plans, level: Level, plan: Ints, source: Ints) -> Steps:
+    """Of each table of each job (J,) the move and the swap with the best linear guess, of those that fit."""
+    devices = plans.problem.devices
+    receivers = (source[:, None] + np.arange(1, devices)) % devices
+    if devices - 1 > RECEIVERS:
+        least = np.argpartition(level.load[plan[:, None], receivers], RECEIVERS, axis=1)[:, :RECEIVERS]
+        receivers = np.take_along_axis(receivers, least, axis=1)
+    view = View(plans, level, plan, source, receivers)
+    return moves(view) + swaps(view)
+
+
+def moves(view: View) -> Steps:
+    """Moves of whole shards, and of those parts of them which level the two devices in ms or in columns."""
+    problem, job, mine = view.problem, view.job, view.mine[:, None]
+    own, unit = view.level.stick.own_ms, view.unit[:, None]
+    unit_ms = (view.whole[:, :-1] + view.leaves[:, None]) / mine + 2 * own * unit
+    level = (view.load[:, None] - view.load_there)[job] / np.maximum(unit_ms, 1e-30)
+    even = (view.dims[:, None] - view.dims_there)[job] / (2 * unit)
+    parts = np.empty((len(job), 6, level.shape[1]))
+    parts[:, 0], parts[:, 1], parts[:, 2], parts[:, 3], parts[:, 5] = mine, level, level + 1, even, 0.5 * mine
+    np.minimum(level, even, out=parts[:, 4])
+    np.maximum(parts, 1.0, out=parts)
+    np.minimum(parts, mine[:, None], out=parts)
+    out = parts.astype(np.int64)  # (G, 6, R)
+
+    there, first = view.there[:, None], view.first[:, None, None]
+    kept, joined = mine[:, None] - out, there + out
+    fits = view.fit(kept, joined, there)
+    arrived = problem.nbytes[first + np.minimum(joined, view.cap[:, None, None])] - view.bytes(there, first)
+    fits &= arrived <= view.free_there[job][:, None]
+    if not problem.free_to_go:
+        fits &= problem.allowed[view.item[:, None], view.receivers[job]][:, None]
+    moved = unit[:, None] * out
+    moved_ms = own * moved
+    load, dims = np.empty((2, 2, *out.shape))
+    np.take(view.flat, view.begin[:, -1, None, None] + kept, out=load[0])
+    load[0] += (view.load[job] - view.leaves)[:, None, None] - moved_ms
+    load[1] = view.joining(view.begin[:, None, :-1], there, joined)
+    load[1] += view.load_there[job][:, None] + moved_ms
+    np.subtract(view.dims[job][:, None, None], moved, out=dims[0])
+    np.add(view.dims_there[job][:, None], moved, out=dims[1])
+    change = view.change(load, dims, np.arange(out.shape[2]))
+    change[~fits] = np.inf
+    rows, best = view.best(change)
+    part, column = np.divmod(best, out.shape[2])
+    none = np.full(len(rows), -1)
+    return view.steps(rows, out[rows, part, column], column, none, np.zeros_like(none))

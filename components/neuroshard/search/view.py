@@ -1,0 +1,84 @@
+"""What lies on the devices that steps are sought from, and what it would add elsewhere, by a linear guess.
+
+Each array operation is about all jobs: a job is a plan, and a device of it that steps are sought from.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.plans import Level, Plans
+from neuroshard.search.steps import Steps
+
+
+class View:
+    """What the sources hold (G pieces of J jobs), and what every width of it is guessed to add to every receiver (R of
+    each job), and to the source."""
+
+    def __init__(self, plans: Plans, level: Level, plan: Ints, source: Ints, receivers: Ints) -> None:
+        self.plans, self.level, self.plan, self.source, self.receivers = plans, level, plan, source, receivers
+        problem = self.problem = plans.problem
+        held = plans.widths[plan, :, source]
+        self.wide = plans.widths[plan[:, None], :, receivers]  # (J, R, I)
+        job, item = self.job, self.item = np.nonzero(held)
+        self.mine, self.there = held[job, item], self.wide[job, :, item]  # (G,), (G, R)
+        self.first, self.least, self.cap = problem.first[item], problem.least[item], problem.cap[item]
+        self.room_for_more = plans.shards[plan[job], item] < problem.most[item]
+        self.nbytes = problem.nbytes[self.first + self.mine]
+        self.columns = problem.dims[self.first + self.mine].astype(np.float64)
+        self.unit = self.columns / self.mine
+
+        known = np.maximum(self.cap, np.maximum(self.mine, self.there.max(axis=1)))
+        width = np.arange(int(known.max(initial=0)) + 1)
+        shards = np.where((width > 0) & (width <= known[:, None]), self.first[:, None] + width, 0)
+        devices = np.concatenate([receivers, source[:, None]], axis=1)
+        self.added = plans.added(plan[job], devices[job], shards)  # (G, R + 1, U)
+        self.longest = len(width)
+        self.begin = self.longest * np.arange(self.added.shape[0] * self.added.shape[1]).reshape(self.added.shape[:2])
+        self.flat = self.added.reshape(-1)
+        self.whole = self.flat[self.begin + self.mine[:, None]]  # (G, R + 1)
+        self.leaves = self.whole[:, -1]
+        of_job = plan[:, None]
+        self.load, self.load_there = level.load[plan, source], level.load[of_job, receivers]
+        self.dims, self.dims_there = plans.dims[plan, source], plans.dims[of_job, receivers]
+        self.free, self.free_there = plans.free[plan, source], plans.free[of_job, receivers]
+
+    def fit(self, kept: Ints, joined: Ints, there: Ints) -> NDArray[np.bool_]:
+        """Whether parts (G, P, S) are as wide as they must and may be, and not too many."""
+        least, cap, more = self.least[:, None, None], self.cap[:, None, None], self.room_for_more[:, None, None]
+        fits: NDArray[np.bool_] = (kept == 0) | ((kept >= least) & ((there > 0) | more))
+        fits &= joined <= cap
+        fits &= joined >= least
+        return fits
+
+    def bytes(self, units: Ints, first: Ints) -> Ints:
+        return self.problem.nbytes[np.where(units > 0, first + units, 0)]
+
+    def joining(self, begin: Ints, there: Ints, joined: Ints) -> Floats:
+        """Ms that a device is guessed to need more where it has `joined` units instead of `there`."""
+        more: Floats = self.flat[begin + np.minimum(joined, self.longest - 1)]
+        more -= self.flat[begin + there]
+        return more
+
+    def change(self, load: Floats, dims: Floats, column: Ints) -> Floats:
+        """What the yardstick changes by where source and receiver come to so many ms and columns, negative is better: two
+        (2, G, P, S), overwritten -> (G, P, S)."""
+        level, plan, job = self.level, self.plan, self.job
+        change = level.soft(load, dims, plan[job][:, None, None])
+        before = level.before(plan, self.source)[:, None] + level.before(plan[:, None], self.receivers)
+        change -= before[job[:, None, None], column]
+        return change
+
+    def best(self, change: Floats) -> tuple[Ints, Ints]:
+        """Of each piece the best of its steps: which pieces have one that fits, and its place."""
+        flat = change.reshape(len(change), change.shape[1] * change.shape[2])
+        if not flat.size:
+            nothing = np.zeros(0, dtype=np.int64)
+            return nothing, nothing
+        best = flat.argmin(axis=1)
+        rows = np.flatnonzero(np.isfinite(flat[np.arange(len(flat)), best]))
+        return rows, best[rows]
+
+    def steps(self, rows: Ints, out: Ints, column: Ints, take: Ints, into: Ints) -> Steps:
+        job = self.job[rows]
+        return Steps(self.plan[job], self.source[job], self.item[rows], out, self.receivers[job, column], take, into)
