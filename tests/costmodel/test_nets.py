@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from helpers.costs import random_model
+from neuroshard.costmodel.compute_net import MEMBERS, TABLE_WIDTHS, FeatureScale, Layer
 from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS
-from neuroshard.costmodel.nets import MEMBERS, TABLE_WIDTHS, FeatureScale, Layer
 
 K = MEMBERS * TABLE_WIDTHS[-1]
 

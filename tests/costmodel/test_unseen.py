@@ -5,8 +5,8 @@ import pytest
 
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
+from neuroshard.costmodel.compute_net import FeatureScale
 from neuroshard.costmodel.features import table_features
-from neuroshard.costmodel.nets import FeatureScale
 from neuroshard.costmodel.unseen import unlike_trained
 
 

@@ -21,8 +21,9 @@ from neuroshard.core.errors import InvalidInput, NewerFormat
 from neuroshard.core.table import Table
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.value import Value, check_format, decode_json, sha256
+from neuroshard.costmodel.exchange_net import ExchangeNet
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, split_features
-from neuroshard.costmodel.nets import ExchangeNet, Nets
+from neuroshard.costmodel.nets import Nets
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Report
 from neuroshard.costmodel.tensors import from_tensors, to_tensors

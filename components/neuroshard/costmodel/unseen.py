@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.core.table import Table
+from neuroshard.costmodel.compute_net import FeatureScale
 from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS, table_features
-from neuroshard.costmodel.nets import FeatureScale
 
 DOUBLINGS: Final = 1.0  # beyond the measured range of a size; so far nets go on well enough
 SHARE: Final = 0.1  # beyond that of a share of the lookups

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from neuroshard.costmodel.nets import ComputeNet
+from neuroshard.costmodel.compute_net import ComputeNet
 from neuroshard.costmodel.protocol import Floats
 
 ONE_SIGMA: Final = 0.6827  # of normal errors lie within one standard deviation

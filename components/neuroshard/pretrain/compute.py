@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from neuroshard.core.case import ComputeCase
+from neuroshard.costmodel.compute_net import HEAD_WIDTH, MEMBERS, TABLE_WIDTHS, ComputeNet, FeatureScale, Layer
 from neuroshard.costmodel.features import FEATURES, table_features
-from neuroshard.costmodel.nets import HEAD_WIDTH, MEMBERS, TABLE_WIDTHS, ComputeNet, FeatureScale, Layer
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Fit
 from neuroshard.pretrain.calibrate import calibrated

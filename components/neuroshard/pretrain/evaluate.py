@@ -5,8 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from neuroshard.core.case import CommCase, ComputeCase, Split
+from neuroshard.costmodel.compute_net import ComputeNet
+from neuroshard.costmodel.exchange_net import ExchangeNet
 from neuroshard.costmodel.features import table_features
-from neuroshard.costmodel.nets import ComputeNet, ExchangeNet
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import SET_SIZES, Coverage, Errors, Fit, NetReport, Noise, SizeError
 from neuroshard.pretrain.exchange import predicted_ms

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from neuroshard.core.case import CommCase
-from neuroshard.costmodel.nets import (
+from neuroshard.costmodel.exchange_net import (
     BY_DEVICES,
     DEVICE_INPUTS,
     EXCHANGE_WIDTH,

@@ -21,7 +21,9 @@ from neuroshard.core.cost import CommCost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.value import canonical_json, sha256, shown
 from neuroshard.costmodel.bundle import Provenance, TrainedCostModel, cost_model, load_cost_model, save_cost_model
-from neuroshard.costmodel.nets import ComputeNet, ExchangeNet, Nets
+from neuroshard.costmodel.compute_net import ComputeNet
+from neuroshard.costmodel.exchange_net import ExchangeNet
+from neuroshard.costmodel.nets import Nets
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.costmodel.report import NetReport, Report
 from neuroshard.files.costs import read_costs

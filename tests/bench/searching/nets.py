@@ -58,7 +58,7 @@ def trained(
             seed=0,
         )
     cases = [sha256(path.read_bytes()) for path in sorted((drawn / "cases").iterdir())]
-    code = code_digest("measure/formula.py", "pretrain/*.py", "costmodel/nets.py", "costmodel/features.py")
+    code = code_digest("measure/formula.py", "pretrain/*.py", "costmodel/*net*.py", "costmodel/features.py")
     work = folder / f"nets-{sha256(canonical_json([cases, batch_size, code]))[:12]}"
     if not (work / "model" / "model.json").exists():
         measure(drawn / "cases", work / "costs", backend="synthetic", batch_size=batch_size, seed=0)

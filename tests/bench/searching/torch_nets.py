@@ -5,8 +5,8 @@ import torch
 
 from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import TrainedCostModel
+from neuroshard.costmodel.exchange_net import ExchangeNet, by_devices, latencies
 from neuroshard.costmodel.features import table_features
-from neuroshard.costmodel.nets import ExchangeNet, by_devices, latencies
 
 
 class TorchNets:

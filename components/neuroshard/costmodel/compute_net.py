@@ -1,0 +1,214 @@
+"""The compute net as NumPy sees it: a few matrix products over any number of leading dimensions.
+
+It ends in layers whose weights are not negative, with ReLU between them and nothing after the last. So a prediction is piecewise
+linear and convex in what comes in, grows with it, and beyond the measured range grows in proportion. There is no exponential
+in it: a search asks millions of times.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from neuroshard.costmodel.features import BY_WIDTH, SHARE_COLUMNS, SplitFeatures
+from neuroshard.costmodel.protocol import Floats
+
+MEMBERS: Final = 4  # nets of the compute ensemble: together they cost what one of twice their widths would
+TABLE_WIDTHS: Final = (64, 16)  # of a member's layers after the features; the last is the vector that is summed
+HEAD_WIDTH: Final = 32
+FEW: Final = 40  # devices asked about at once, up to which one layer of all members is faster than a layer each
+
+
+@dataclass(frozen=True)
+class FeatureScale:
+    """Mean, deviation and range of each feature over the tables that the net was trained on, each of shape (F,).
+
+    Shares are kept to the range that was measured: a reuse bin that was always nearly empty has a tiny deviation, and a
+    table that fills it would otherwise stand a thousand deviations off. Sizes go on beyond their range.
+    """
+
+    mean: Floats
+    deviation: Floats
+    low: Floats
+    high: Floats
+
+    @classmethod
+    def of(cls, features: Floats) -> "FeatureScale":
+        """The statistics of (N, F) features. One that never varies is ignored: its deviation counts as infinite (0 here)."""
+        low, high = features.min(axis=0), features.max(axis=0)
+        deviation = np.where(high - low > 1e-9 * np.abs(high), features.std(axis=0), 0.0)
+        return cls(features.mean(axis=0), deviation, low, high)
+
+    def apply(self, features: Floats) -> Floats:
+        """Features in deviations from the mean: (…, F) -> (…, F)."""
+        clipped = features.copy()
+        clipped[..., SHARE_COLUMNS] = np.clip(
+            features[..., SHARE_COLUMNS], self.low[SHARE_COLUMNS], self.high[SHARE_COLUMNS]
+        )
+        return (clipped - self.mean) * self.per_deviation
+
+    @cached_property
+    def per_deviation(self) -> Floats:
+        """What a feature is multiplied by."""
+        inverse: Floats = np.divide(1.0, self.deviation, where=self.deviation > 0, out=np.zeros_like(self.mean))
+        return inverse
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of every member: weight of shape (members, in, out), bias of shape (members, 1, out)."""
+
+    weight: Floats
+    bias: Floats
+
+    def __call__(self, x: Floats) -> Floats:
+        """(members, N, in), or (N, in) for all alike -> (members, N, out)."""
+        product: Floats = np.matmul(x, self.weight)
+        product += self.bias
+        return product
+
+
+@dataclass(frozen=True)
+class ComputeNet:
+    """An ensemble: of each member a vector a table, summed over the tables of a device, then a head.
+
+    A head is a hidden layer, and a `skip` of shape (members, K, 1) beside it. What is predicted is the mean of the members, in
+    units of `unit_ms`, and at least `floor`. How far it may be off: see `spread_ms`.
+    """
+
+    scale: FeatureScale
+    table: tuple[Layer, Layer]
+    head: Layer
+    out: Layer
+    skip: Floats
+    unit_ms: float
+    floor: float
+    disagreement: float  # how many standard deviations of the logarithm it is worth when the members differ by one
+    least_spread: float  # the standard deviation of the logarithm where they all agree
+
+    @property
+    def convex(self) -> bool:
+        """Convex in the vector sums, and growing with each of them, by the signs of its weights."""
+        return all(float(weights.min()) >= 0 for weights in (self.head.weight, self.out.weight, self.skip))
+
+    def vectors(self, features: Floats) -> Floats:
+        """(…, F) -> (…, K of all members). Never negative, so that a sum only grows."""
+        flat = self.scale.apply(features).reshape(-1, features.shape[-1])
+        vectors = self._vectors(self.table[0](flat))
+        return vectors.reshape(*features.shape[:-1], vectors.shape[1])
+
+    def split_vectors(self, features: SplitFeatures) -> Floats:
+        """The same of N shards of few tables -> (N, K of all members); the layer on a table's own features is asked once."""
+        hidden, scale = self.table[0], self.scale
+        fixed = scale.apply(features.fixed)
+        fixed[:, BY_WIDTH] = 0.0
+        by_width = (features.by_width - scale.mean[BY_WIDTH]) * scale.per_deviation[BY_WIDTH]
+        before = hidden(fixed)[:, features.index]
+        before += np.matmul(by_width, hidden.weight[:, BY_WIDTH])
+        return self._vectors(before)
+
+    def _vectors(self, before: Floats) -> Floats:
+        """What the first layer says, overwritten: (members, N, hidden) -> (N, K of all members)."""
+        np.maximum(before, 0.0, out=before)
+        by_member = self.table[1](before)
+        np.maximum(by_member, 0.0, out=by_member)
+        vectors: Floats = by_member.swapaxes(0, 1).reshape(before.shape[1], len(by_member) * by_member.shape[2])
+        return vectors
+
+    @cached_property
+    def mean(self) -> "MeanHead":
+        """What `ms` is told by."""
+        return MeanHead.of(self)
+
+    def ms(self, vector_sums: Floats) -> Floats:
+        """Forward + backward ms: (…, K of all members) -> (…)."""
+        mean, flat = self.mean, vector_sums.reshape(-1, vector_sums.shape[-1])
+        if len(flat) > FEW:
+            hidden = self.head(self._by_member(vector_sums))
+            np.maximum(hidden, 0.0, out=hidden)
+            of_member = np.matmul(hidden, mean.out.reshape(len(hidden), -1, 1))
+            ms: Floats = of_member.sum(axis=0)[:, 0]
+        else:
+            ms = mean.hidden(flat) @ mean.out
+        mean.finish(flat, ms)
+        np.maximum(ms, 0.0, out=ms)
+        ms += mean.floor_ms
+        return ms.reshape(vector_sums.shape[:-1])
+
+    def slope(self, vector_sums: Floats) -> Floats:
+        """The gradient of `ms`, at a kink that of one side: (…, K) -> (…, K)."""
+        mean, flat = self.mean, vector_sums.reshape(-1, vector_sums.shape[-1])
+        hidden = mean.hidden(flat)
+        slope: Floats = ((hidden > 0) * mean.out) @ mean.weight.T
+        slope += mean.skip
+        ms = hidden @ mean.out
+        mean.finish(flat, ms)
+        slope[ms <= 0] = 0.0
+        return slope.reshape(vector_sums.shape)
+
+    def spread_ms(self, vector_sums: Floats) -> Floats:
+        """One standard deviation of the error of `ms`: (…, K) -> (…)."""
+        spread = np.hypot(self.disagreement * self.disagreements(vector_sums), self.least_spread)
+        return self.ms(vector_sums) * spread
+
+    def disagreements(self, vector_sums: Floats) -> Floats:
+        """Standard deviation of the logarithm over the members: (…, K) -> (…)."""
+        members = np.maximum(self._members(vector_sums), self.floor)
+        found: Floats = np.log(members).std(axis=0)
+        return found
+
+    def _members(self, vector_sums: Floats) -> Floats:
+        """What each member predicts, in units: (…, K of all members) -> (members, …)."""
+        sums = self._by_member(vector_sums)
+        hidden = self.head(sums)
+        np.maximum(hidden, 0.0, out=hidden)
+        predicted = self.out(hidden) + np.matmul(sums, self.skip)
+        answers: Floats = predicted.reshape(len(sums), *vector_sums.shape[:-1])
+        return answers
+
+    def _by_member(self, vector_sums: Floats) -> Floats:
+        """(…, K of all members) -> (members, N, K), without a copy."""
+        members = len(self.skip)
+        return vector_sums.reshape(-1, members, vector_sums.shape[-1] // members).swapaxes(0, 1)
+
+
+@dataclass(frozen=True)
+class MeanHead:
+    """The mean of all members' heads as one head over all their vectors, in ms.
+
+    A search asks about few devices at a time, and then each array operation costs more than the numbers in it.
+    """
+
+    weight: Floats  # (K of all members, hidden of all members), zero between a member's vectors and another's layer
+    bias: Floats  # (hidden of all members,)
+    out: Floats  # (hidden of all members,)
+    skip: Floats  # (K of all members,)
+    above_ms: float  # what is added, less `floor_ms`
+    floor_ms: float
+
+    @classmethod
+    def of(cls, net: ComputeNet) -> "MeanHead":
+        members, into, hidden = net.head.weight.shape
+        weight, share = np.zeros((members, into, members, hidden)), net.unit_ms / members
+        weight[np.arange(members), :, np.arange(members)] = net.head.weight
+        return cls(
+            weight=weight.reshape(members * into, members * hidden),
+            bias=net.head.bias.ravel(),
+            out=net.out.weight.ravel() * share,
+            skip=net.skip.ravel() * share,
+            above_ms=float(net.out.bias.sum()) * share - net.floor * net.unit_ms,
+            floor_ms=net.floor * net.unit_ms,
+        )
+
+    def hidden(self, vector_sums: Floats) -> Floats:
+        """(N, K of all members) -> (N, hidden of all members)."""
+        hidden: Floats = vector_sums @ self.weight
+        hidden += self.bias
+        np.maximum(hidden, 0.0, out=hidden)
+        return hidden
+
+    def finish(self, vector_sums: Floats, ms: Floats) -> None:
+        """Make of what the hidden layer says of (N, K of all members) ms above the floor, or below it, in place: (N,)."""
+        ms += vector_sums @ self.skip
+        ms += self.above_ms
