@@ -188,7 +188,7 @@ class Bench:
         test = [row for row in rows if row[0].split == "test_sets"]
         truth = np.array([formula.compute_ms(case.tables, BENCH.batch_size) for case, _ in test])
         ours = {}
-        for convex, epochs in ((True, 2), (True, 5), (True, 10), (True, None), (False, 5), (False, 10), (False, None)):
+        for convex, epochs in ((True, 2), (True, 5), (True, 10), (True, None), (False, 10), (False, 20), (False, None)):
             name = f"{epochs or 'all'} epochs" + ", any sign" * (not convex)
             began = time.process_time()
             model = pretrain(costs, epochs=epochs, convex=convex)
