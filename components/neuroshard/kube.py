@@ -9,7 +9,6 @@ from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.text import one_line
 
 TIMEOUT_SECONDS = 30.0
-PASSING = (429, 500, 502, 503, 504)  # statuses of an API, Kubeflow's too, that may answer otherwise when asked again
 
 
 @contextmanager

@@ -13,6 +13,8 @@ NeuroshardError            exit 1: the world is not as it should be
     └── Conflict           somebody else swapped the pointer first
 """
 
+PASSING_STATUSES = (429, 500, 502, 503, 504)  # of an HTTP API that may answer otherwise when asked again
+
 
 class NeuroshardError(Exception):
     """Base of all errors that are told in one line. `exit_code` is what the command line ends with."""

@@ -5,14 +5,14 @@
 Released as plans are (golive.py), under the fingerprint of the hardware that it was measured on.
 """
 
-import math
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from neuroshard.core.errors import InvalidInput, Refused, UsageError
+from neuroshard.core.errors import InvalidInput, Refused
 from neuroshard.core.release import ModelRelease
 from neuroshard.costmodel.bundle import Manifest, load_cost_model
+from neuroshard.deploy.gate import check_max_error
 from neuroshard.deploy.golive import claim, go_live, next_number, put, remember, timestamp
 from neuroshard.files.disk import read_bytes
 from neuroshard.store.bundles import BUNDLE_FILES, models_of
@@ -39,8 +39,7 @@ def publish_model(folder: Path, store: Store, *, now: datetime, asked: Asked = U
     Raises Refused where its error is above what is asked, or not known: then it is published, but not live; InvalidInput,
     NewerFormat, StoreError, and Conflict where another publisher was faster.
     """
-    if asked.max_error is not None and not 0 < asked.max_error < math.inf:
-        raise UsageError(f"--max-error is a share above 0 (0.1 is 10 %), not {asked.max_error:g}")
+    check_max_error(asked.max_error)
     manifest = load_cost_model(folder).manifest
     if manifest.hardware_fingerprint != manifest.bench.hardware.fingerprint:
         raise InvalidInput(

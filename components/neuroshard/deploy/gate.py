@@ -37,8 +37,13 @@ class Gate(NamedTuple):
         for name, value in (("memory-margin", self.memory_margin), ("min-gain", self.min_gain)):
             if value is not None and not 0 <= value < 1:
                 raise UsageError(f"--{name} is a share of at least 0 and below 1 (0.05 is 5 %), not {value:g}")
-        if self.max_error is not None and not 0 < self.max_error < math.inf:
-            raise UsageError(f"--max-error is a share above 0 (0.1 is 10 %), not {self.max_error:g}")
+        check_max_error(self.max_error)
+
+
+def check_max_error(max_error: float | None) -> None:
+    """Raise UsageError for what is no share of an error."""
+    if max_error is not None and not 0 < max_error < math.inf:
+        raise UsageError(f"--max-error is a share above 0 (0.1 is 10 %), not {max_error:g}")
 
 
 def decide(

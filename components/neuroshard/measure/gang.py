@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from neuroshard.core.errors import MeasureError, NeuroshardError
+from neuroshard.core.errors import PASSING_STATUSES, MeasureError, NeuroshardError
 from neuroshard.core.nightly import Job, Work
 from neuroshard.core.text import one_line
 from neuroshard.core.value import decode_json, sha256
-from neuroshard.kube import PASSING, TIMEOUT_SECONDS, kubernetes_api
+from neuroshard.kube import TIMEOUT_SECONDS, kubernetes_api
 from neuroshard.measure.job import run as run_job
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
@@ -117,7 +117,7 @@ def _asked(jobs: Any, where: dict[str, str], name: str) -> Any:
         try:
             return jobs.get_namespaced_custom_object(**where, name=name, _request_timeout=TIMEOUT_SECONDS)
         except (ApiException, HTTPError) as error:
-            passing = not isinstance(error, ApiException) or error.status in PASSING
+            passing = not isinstance(error, ApiException) or error.status in PASSING_STATUSES
             if not passing or time.monotonic() - began > PATIENCE_SECONDS:
                 raise
         time.sleep(1.0)

@@ -34,7 +34,15 @@ from botocore.exceptions import (
 )
 from urllib3.exceptions import HTTPError
 
-from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound, StoreError, Unreachable
+from neuroshard.core.errors import (
+    PASSING_STATUSES,
+    Conflict,
+    InvalidInput,
+    NeuroshardError,
+    NotFound,
+    StoreError,
+    Unreachable,
+)
 from neuroshard.core.text import one_line
 from neuroshard.store.deadline import within
 from neuroshard.store.protocol import MAX_BYTES, Entry, check_key, is_key
@@ -349,7 +357,7 @@ class S3Store:
             return StoreError(
                 f"{self.url}: this store has no conditional writes (501); if nobody else deploys here, give --single-writer"
             )
-        passing = status in (429, 500, 502, 503, 504) or code in PASSING
+        passing = status in PASSING_STATUSES or code in PASSING
         if not passing and (300 <= status < 400 or status == 400):
             return StoreError(f"{where}: the store answered {status} {code}; check AWS_REGION and AWS_ENDPOINT_URL")
         kind = Unreachable if passing else StoreError

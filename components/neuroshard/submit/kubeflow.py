@@ -8,9 +8,9 @@ from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from typing import Any, NamedTuple
 
-from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.errors import PASSING_STATUSES, NeuroshardError
 from neuroshard.core.text import one_line
-from neuroshard.kube import PASSING, said
+from neuroshard.kube import said
 from neuroshard.submit.package import PACKAGE
 
 ENDED = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
@@ -167,7 +167,7 @@ class Kubeflow:
                 ) from None
             way_out = {401: "; show a token that it takes", 403: "; may this account submit in that namespace?"}
             told = f"Kubeflow Pipelines answered {error.status}: {said(error)}{way_out.get(error.status, '')}"
-            kind = NotAnswering if error.status in PASSING else NeuroshardError
+            kind = NotAnswering if error.status in PASSING_STATUSES else NeuroshardError
             raise kind(f"{self.endpoint}: {told}") from None
         except (HTTPError, OSError) as error:
             raise NotAnswering(f"{self.endpoint}: Kubeflow Pipelines does not answer: {one_line(error)}") from None
