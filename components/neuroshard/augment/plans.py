@@ -126,7 +126,7 @@ def _by_rows(tables: Sequence[Table], dims: Ints, devices: int, room: int, rng: 
     for place in heaviest[:count].tolist():
         table, dim = tables[place], int(dims[place])
         nbytes = _block(table, dim, devices, 0).memory_bytes
-        if nbytes <= room and -(-table.rows // devices) * (devices - 1) < table.rows:  # no block is empty
+        if nbytes <= room and table.has_rows_for(devices):
             chosen.append(place)
             room -= nbytes
     return chosen
@@ -134,7 +134,7 @@ def _by_rows(tables: Sequence[Table], dims: Ints, devices: int, room: int, rng: 
 
 def _block(table: Table, dim: int, devices: int, device: int) -> Table:
     """What of a table that lies by rows on all devices is on this one: only on the last can it be less than on the first."""
-    block = -(-table.rows // devices)
+    block = table.block_rows(devices)
     return table.part(min(block, table.rows - device * block), dim)
 
 

@@ -78,7 +78,7 @@ def check_row_wise(table: Table, shards: list[Shard], devices: int, local_world_
             raise InvalidInput(
                 f"table {table.name!r} has rows {_rows(shard)} of {table.rows:,} on rank {shard.device}, where TorchRec's "
                 f"{kind} sharding has rows {spanned(first, rows)} on rank {rank}; {whose} must split rows over all {devices} "
-                f"ranks in order, {table.row_blocks(devices)[0][1]:,} each, or over those of a host (local_world_size is "
+                f"ranks in order, {table.block_rows(devices):,} each, or over those of a host (local_world_size is "
                 f"{local_world_size})"
             )
 

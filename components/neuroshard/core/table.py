@@ -139,13 +139,17 @@ class Table(Value):
     def row_blocks(self, devices: int) -> list[tuple[int, int]]:
         """First row and number of rows of each device where all share the rows, as TorchRec's ROW_WISE deals them out: blocks of
         ceil(rows / devices) in order, of which the last are smaller, or empty where there are hardly more rows than devices."""
-        block = -(-self.rows // devices)
+        block = self.block_rows(devices)
         firsts = [min(device * block, self.rows) for device in range(devices)]
         return [(first, min(block, self.rows - first)) for first in firsts]
 
     def has_rows_for(self, devices: int) -> bool:
         """Whether none of these blocks is empty."""
-        return -(-self.rows // devices) * (devices - 1) < self.rows
+        return self.block_rows(devices) * (devices - 1) < self.rows
+
+    def block_rows(self, devices: int) -> int:
+        """Rows of the first of these blocks, which none has more of."""
+        return -(-self.rows // devices)
 
     @property
     def weight_bytes(self) -> int:

@@ -18,6 +18,11 @@ def spanned(first: int, count: int) -> str:
     return f"{first:,}-{first + count - 1:,}"
 
 
+def first_few(names: Sequence[str]) -> str:
+    """`a, b, c, …`: the first three of many."""
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
 def one_line(said: object, most: int | None = 300) -> str:
     """What somebody else's code says, without line breaks, and no longer than `most` characters."""
     return " ".join(str(said).split())[:most]

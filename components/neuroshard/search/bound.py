@@ -65,7 +65,7 @@ class _Proof:
         self.ahead, self.back = float(forward.mean()), float(backward.mean())
         alone = np.where(np.arange(len(problem.item)) > 0, problem.model.compute_ms(problem.vectors), 0.0)
         self.alone: Floats = alone + _own_backward_ms(problem, problem.dims)
-        largest = np.where(problem.allowed, problem.memory, 0).max(axis=1)[problem.item]
+        largest = problem.roomiest()[problem.item]
         self.fits = (problem.nbytes <= largest) & (problem.units >= problem.least[problem.item]) & (problem.units > 0)
         self.start = plan.sums.mean(axis=0)
         self.rows = _Rows(problem) if len(problem.row_blocks.items) else None
@@ -90,8 +90,7 @@ class _Proof:
     def _widest_part(self) -> float:
         """Some device holds at least so wide a part of every item: what the worst of them cost on devices of their own."""
         problem = self.problem
-        places = np.minimum(problem.allowed.sum(axis=1), problem.most)
-        narrowest = -(-problem.widest // places)
+        narrowest = -(-problem.widest // problem.places)
         wide = np.flatnonzero((problem.units >= narrowest[problem.item]) & self.fits)
         least = np.full(len(problem.whole), np.inf)
         np.minimum.at(least, problem.item[wide], self.alone[wide])

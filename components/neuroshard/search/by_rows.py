@@ -94,13 +94,9 @@ class _Estimate:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, blocks, devices = problem, problem.row_blocks, problem.devices
-        places = np.minimum(problem.allowed.sum(axis=1), problem.most)
-        narrow = problem.first + np.maximum(-(-problem.widest // places), problem.least)
-        roomy = np.where(problem.allowed, problem.memory, 0).max(axis=1)
-        self.narrow, self.narrow_ms = (
-            narrow,
-            np.where(problem.nbytes[narrow] <= roomy, problem.alone_ms(narrow), np.inf),
-        )
+        narrow = problem.first + np.maximum(-(-problem.widest // problem.places), problem.least)
+        fits = problem.nbytes[narrow] <= problem.roomiest()
+        self.narrow, self.narrow_ms = narrow, np.where(fits, problem.alone_ms(narrow), np.inf)
         widest = problem.first + problem.cap
         problem.price(widest)
         self.vectors = problem.vectors[widest] * (problem.widest / problem.cap)[:, None]

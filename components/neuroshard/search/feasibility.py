@@ -35,7 +35,7 @@ def check_feasible(task: ShardingTask) -> None:
         return
     least, largest = narrow.shard_bytes(narrow.rows, DIM_STEP), max(task.device_memory_bytes)
     if least > largest:
-        block = narrow.shard_bytes(narrow.row_blocks(task.devices)[0][1], narrow.dim)
+        block = narrow.shard_bytes(narrow.block_rows(task.devices), narrow.dim)
         by_rows_fits = narrow.has_rows_for(task.devices) and block <= min(task.device_memory_bytes)
         raise Infeasible(
             f"table {narrow.name!r} has a column that no device can hold: its narrowest shard ({narrow.rows:,} rows x "

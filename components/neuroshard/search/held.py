@@ -19,7 +19,7 @@ from neuroshard.core.errors import Infeasible
 from neuroshard.core.moves import arriving_bytes
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
-from neuroshard.core.text import counted
+from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.changed import compare
@@ -73,8 +73,9 @@ class Held:
         names = self._not_kept()
         if not names:
             return []
-        shown = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
-        return [f"{counted(len(names), 'table')} split by rows in the plan to start from, and placed anew ({shown})"]
+        return [
+            f"{counted(len(names), 'table')} split by rows in the plan to start from, and placed anew ({first_few(names)})"
+        ]
 
     def _not_kept(self) -> list[str]:
         kept = {self.problem.members[item][0].name for item in self.by_rows.tolist()}

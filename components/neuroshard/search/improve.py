@@ -268,7 +268,7 @@ def within_budget(problem: Problem, widths: Widths) -> bool:
 def _parts(problem: Problem, item: int, heavy: float, rng: np.random.Generator) -> list[int]:
     """Units of the parts that an item is cut into: seldom more than it must be, more often where it is heavy; half of the
     cuts as even as can be, half anywhere."""
-    widest, most = int(problem.widest[item]), int(min(problem.most[item], problem.allowed[item].sum()))
+    widest, most = int(problem.widest[item]), int(problem.places[item])
     size, largest = int(problem.nbytes[problem.whole[item]]), int(problem.memory[problem.allowed[item]].max())
     fewest = max(-(-widest // int(problem.cap[item])), -(-size // max(largest, 1)))
     count = fewest + (int(rng.integers(1, 4)) if rng.random() < 0.1 + heavy else 0)

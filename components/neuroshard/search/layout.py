@@ -87,7 +87,7 @@ def _asked(problem: Problem, placement: Placement) -> list[Table]:
     tables = {table.name: table for table in problem.task.tables}
     for item in placement.by_rows.tolist():
         table = problem.members[item][0]
-        tables[table.name] = table.part(table.row_blocks(problem.devices)[0][1], table.dim)
+        tables[table.name] = table.part(table.block_rows(problem.devices), table.dim)
     return list(tables.values())
 
 

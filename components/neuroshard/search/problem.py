@@ -42,7 +42,8 @@ class Problem:
     it is never cut. Shard 0 is no shard: no columns, no bytes, a vector of zeros.
 
     Per shard: `item`, `units`, `dims` (columns), `nbytes` (weights and optimizer state), and, once `price` has seen it, `vectors`
-    (K). Per item: `whole` (its widest shard), `least` and `cap` (units of a shard), `most` (shards), `allowed` (I, D).
+    (K). Per item: `whole` (its widest shard), `least` and `cap` (units of a shard), `most` (shards), `allowed` (I, D),
+    `places` (devices that can hold one of its shards at once).
 
     Items that may be split by rows over all devices are those of `row_blocks`. Which of them are is fixed: none here, others in
     a problem that `with_rows` gives, where all devices hold their blocks beforehand (`base`, and less `memory`) and their `whole`
@@ -78,8 +79,8 @@ class Problem:
                     self.allowed[item] &= np.isin(np.arange(self.devices), rule.devices)
         self.free_to_go = bool(self.allowed.all())
         # Wider shards than the cost model has seen only where a table has too many columns for narrower ones
-        places = np.minimum(self.allowed.sum(axis=1), self.most)
-        self.cap: Ints = np.minimum(self.widest, np.maximum(model.max_dim // DIM_STEP, -(-self.widest // places)))
+        self.places: Ints = np.minimum(self.allowed.sum(axis=1), self.most)
+        self.cap: Ints = np.minimum(self.widest, np.maximum(model.max_dim // DIM_STEP, -(-self.widest // self.places)))
         self.cap[never] = 1
 
         splittable = set(constraints.may_split_rows(task.tables, self.devices))
@@ -138,6 +139,11 @@ class Problem:
         """The item in words."""
         names = [repr(table.name) for table in self.members[item]]
         return f"table {names[0]}" if len(names) == 1 else f"tables {', '.join(names)} (kept together)"
+
+    def roomiest(self) -> Ints:
+        """The most memory that a device has which may hold an item: (I,)."""
+        most: Ints = np.where(self.allowed, self.memory, 0).max(axis=1)
+        return most
 
     def cut(self, shards: Ints, units: Ints) -> Ints:
         """The shards of the same items that are `units` wide; 0 units is no shard."""

@@ -23,7 +23,7 @@ class RowBlocks:
     def __init__(self, items: Ints, tables: Sequence[Table], devices: int, model: CostModel) -> None:
         self.items, self.tables, self.devices, self.model = items, tables, devices, model
         rows = np.array([table.rows for table in tables], dtype=np.int64)
-        block = -(-rows // devices)
+        block = np.array([table.block_rows(devices) for table in tables], dtype=np.int64)
         self.rows: Ints = np.stack([block, rows - block * (devices - 1)], axis=1)
         self.dims: Ints = np.array([table.dim for table in tables], dtype=np.int64)
         sizes = [[t.shard_bytes(n, t.dim) for n in pair] for t, pair in zip(tables, self.rows.tolist(), strict=True)]

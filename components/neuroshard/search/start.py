@@ -92,11 +92,10 @@ def _halved(problem: Problem, shards: Ints) -> list[Ints]:
     """The costliest shard in halves, of what is then there again the costliest, and so on."""
     alone_ms = problem.alone_ms(shards)
     count = np.bincount(problem.item[shards], minlength=len(problem.whole))
-    most = np.minimum(problem.most, problem.allowed.sum(axis=1))
     lists = []
     for _ in range(HALVINGS):
         item = problem.item[shards]
-        may_be = (problem.units[shards] >= 2 * problem.least[item]) & (count[item] < most[item])
+        may_be = (problem.units[shards] >= 2 * problem.least[item]) & (count[item] < problem.places[item])
         if not may_be.any():
             break
         place = int(np.where(may_be, alone_ms, -1.0).argmax())
@@ -123,9 +122,9 @@ def _guessed(problem: Problem, shares: Shares) -> list[State]:
 def _pieces(problem: Problem, weight: Floats, fine: float) -> Ints:
     """Shards of all items, none heavier than `fine` mean loads nor larger than what the roomiest device holds, heaviest first."""
     shares = np.maximum(np.ceil(weight / fine), -(-problem.widest // problem.cap))
-    largest = np.where(problem.allowed, problem.memory, 0).max(axis=1)
+    largest = problem.roomiest()
     shares = np.maximum(shares, np.ceil(problem.nbytes[problem.whole] / np.maximum(largest, 1)))
-    most = np.minimum.reduce([problem.widest // problem.least, problem.most, problem.allowed.sum(axis=1)])
+    most = np.minimum(problem.widest // problem.least, problem.places)
     count = np.where(problem.whole > 0, np.clip(shares, 1, most), 0).astype(np.int64)
     item = np.repeat(np.arange(len(count)), count)
     nth = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
