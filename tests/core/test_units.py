@@ -82,3 +82,8 @@ def test_counts_are_whole_numbers_separated_by_commas():
 def test_what_are_no_counts_names_the_option(text):
     with pytest.raises(UsageError, match="--devices"):
         parse_counts(text, "--devices")
+
+
+@given(st.integers(1, 2**60))
+def test_bytes_rounded_up_are_enough_for_who_types_them(count):
+    assert count <= parse_bytes(format_bytes(count, up=True)) <= max(count * 1.101, count + 1)

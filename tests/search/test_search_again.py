@@ -1,5 +1,7 @@
 """Re-planning: from a plan on, moving no more than may be moved; and anytime search."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes, moves
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.units import parse_bytes
 from neuroshard.search.algorithms import WORTH_MOVING
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.run import search
@@ -58,9 +61,43 @@ def test_new_tables_are_placed_and_removed_ones_dropped_without_moving_the_other
     plan = search(kept, AnalyticModel(), rounds=2, previous=old, move_budget_bytes=1)
     assert {(move.table, move.from_device) for move in moves(old, plan)} == {("t24", None)}
     assert plan.provenance.notes == (
-        "1 tables new since the plan to start from, and placed (t24)",
+        "1 table new since the plan to start from, and placed (t24)",
         "2 tables of the plan to start from no longer there, and dropped (t0, t1)",
     )
+
+
+def test_a_table_of_another_width_is_made_anew_for_the_budget_and_for_the_difference_alike(task, old):
+    tables = tuple(t.model_copy(update={"dim": t.dim - 4 if t.dim > 4 else 8}) for t in task.tables[:12])
+    changed = task.model_copy(update={"tables": (*tables, *task.tables[12:])})
+    plan = search(changed, AnalyticModel(), rounds=2, previous=old, move_budget_bytes=1)
+    assert moved_bytes(old, plan) == 0
+    assert {move.table for move in moves(old, plan)} == {table.name for table in tables}
+
+
+def test_what_is_told_as_the_least_to_move_is_enough(task, old):
+    smaller = task.model_copy(update={"device_memory_bytes": task.device_memory_bytes[:3]})
+    with pytest.raises(Infeasible) as caught:
+        search(smaller, AnalyticModel(), previous=old, move_budget_bytes=1)
+    told = re.search(r"least found to move is ([0-9.]+ .iB)", str(caught.value))
+    assert told is not None
+    budget = parse_bytes(told[1])
+    assert 0 < moved_bytes(old, search(smaller, AnalyticModel(), previous=old, move_budget_bytes=budget)) <= budget
+
+
+def test_of_a_shard_that_has_grown_out_of_its_device_only_what_is_too_much_needs_to_move(make_task):
+    was = make_task([(1000, 64, 5.0), (1000, 64, 5.0)], [1, 1])
+    old = search(was, AnalyticModel(), rounds=0, algorithm="size")
+    assert len(old.shards) == 2
+    grown = make_task([(1100, 64, 5.0), (1000, 64, 5.0)], [1, 1])
+    roomy = grown.model_copy(update={"device_memory_bytes": (1000 * 65 * 4, 2**30)})
+    plan = search(roomy, AnalyticModel(), previous=old, move_budget_bytes=64 * 1000 * 4 // 4)
+    assert 0 < moved_bytes(old, plan) <= 64 * 1000 * 4 // 4
+
+
+def test_within_a_budget_for_everything_a_plan_is_as_good_as_one_from_nowhere(task, old):
+    budget = sum(table.memory_bytes for table in task.tables)
+    from_old = search(task, AnalyticModel(), rounds=0, previous=old, move_budget_bytes=budget)
+    assert from_old.cost_ms <= search(task, AnalyticModel(), rounds=0).cost_ms * (1 + WORTH_MOVING)
 
 
 def test_fewer_devices_than_before_need_a_budget_for_what_lay_on_the_others(task, old):

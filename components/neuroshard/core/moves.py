@@ -1,6 +1,7 @@
 """From one plan to another: which columns of which table go from where to where, and how many bytes that is.
 
-What a device holds already stays. Rows and tables that the old plan does not have are made, not moved.
+What a device holds already stays. Rows and tables that the old plan does not have are made, not moved; so is a table that has
+another number of columns now: its vectors are of no use to it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -30,11 +31,12 @@ class Move(Value):
 
 def moves(old: Plan, new: Plan) -> tuple[Move, ...]:
     """Everything that devices must get under `new` and did not hold under `old`, in the order of the new plan's shards."""
-    shards: dict[str, list[Shard]] = defaultdict(list)
-    for shard in old.shards:
-        shards[shard.table].append(shard)
-    held = {table.name: _Held(shards[table.name]) for table in new.task.tables}
-    tables = {table.name: table for table in new.task.tables}
+    tables, dims = (
+        {table.name: table for table in new.task.tables},
+        {table.name: table.dim for table in old.task.tables},
+    )
+    shards = old.by_table()
+    held = {name: _Held(shards[name] if dims.get(name) == table.dim else ()) for name, table in tables.items()}
     return tuple(move for shard in new.shards for move in _arriving(shard, tables[shard.table], held[shard.table]))
 
 

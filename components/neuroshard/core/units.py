@@ -37,12 +37,13 @@ def parse_memory(text: str, devices: int) -> tuple[int, ...]:
     return amounts
 
 
-def format_bytes(count: float) -> str:
-    """`1536` -> `1.5 KiB`. Binary units, one decimal."""
+def format_bytes(count: float, *, up: bool = False) -> str:
+    """`1536` -> `1.5 KiB`. Binary units, one decimal; rounded `up`, it is enough where so much is needed."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024 or unit == "TiB":
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+            tenths = math.ceil(size * 10) / 10 if up else size
+            return f"{tenths:.0f} B" if unit == "B" else f"{tenths:.1f} {unit}"
         size /= 1024
     raise AssertionError("unreachable")
 

@@ -105,20 +105,24 @@ def starts(problem: Problem) -> Sequence[State]:
     Raises Infeasible with what is missing where there is none, or none is found, or more would have to move than may.
     """
     held = problem.held
-    there = None if held is None else _where_it_lies(problem, held)
-    if held is not None and held.budget_bytes is not None:
-        there = there or State(*any_plan(problem))
-        assert there.problem.held is not None
-        there.problem.held.check(there.widths)
-        return [there]
-    plans = [*([there] if there else []), *first_plans(problem, STARTS)]
-    return plans or [State(*any_plan(problem))]
+    if held is None or held.budget_bytes is None:
+        there = None if held is None else _where_it_lies(problem, held)
+        return [*([there] if there else []), *first_plans(problem, STARTS)] or [State(*any_plan(problem))]
+    stays = (_where_it_lies(problem, held, sparing) for sparing in (False, True))
+    found = [*(plan for plan in stays if plan), *first_plans(problem, STARTS)] or [State(*any_plan(problem))]
+    needed = [_moving_bytes(plan) for plan in found]
+    held.check(min(needed))
+    return [plan for plan, nbytes in zip(found, needed, strict=True) if nbytes <= held.budget_bytes]
 
 
-def _where_it_lies(problem: Problem, held: Held) -> State | None:
+def _moving_bytes(plan: State) -> int:
+    held = plan.problem.held
+    return 0 if held is None else held.total(plan.widths)
+
+
+def _where_it_lies(problem: Problem, held: Held, sparing: bool = False) -> State | None:
     """The plan to start from, as far as it is one still; None where there is no room."""
-    there = problem.with_rows(held.by_rows)
-    return resumed(problem, held.widths()) if there is None else resumed(there, held.widths())
+    return resumed(problem.with_rows(held.by_rows) or problem, held.widths(), sparing=sparing)
 
 
 def paper(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> Placement:

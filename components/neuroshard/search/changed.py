@@ -3,7 +3,7 @@
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.text import first_few
+from neuroshard.core.text import counted, first_few
 
 
 def compare(task_now: ShardingTask, old: Plan) -> tuple[str, ...]:
@@ -23,7 +23,7 @@ def compare(task_now: ShardingTask, old: Plan) -> tuple[str, ...]:
         (changed, "with other numbers of rows than in the plan to start from"),
         (other, "with other columns than in the plan to start from, and placed anew"),
     )
-    notes = [f"{len(names)} tables {what} ({first_few(names)})" for names, what in said if names]
+    notes = [f"{counted(len(names), 'table')} {what} ({first_few(names)})" for names, what in said if names]
     if old.task.devices != task_now.devices:
         notes.append(f"the plan to start from is for {old.task.devices} devices, this one for {task_now.devices}")
     return tuple(notes)

@@ -169,13 +169,13 @@ class Held:
         more = sum(self.arriving(i, row) - self.arriving(i, before[i]) for i, row in zip(items, after, strict=True))
         return more <= 0 or spent + more <= self.budget_bytes
 
-    def check(self, widths: Widths) -> None:
-        """Raise Infeasible where a plan moves more than the budget."""
-        if self.budget_bytes is not None and (needed := self.total(widths)) > self.budget_bytes:
+    def check(self, nbytes: int) -> None:
+        """Raise Infeasible where the least that was found to move is more than the budget."""
+        if self.budget_bytes is not None and nbytes > self.budget_bytes:
             raise Infeasible(
                 "today's tables and constraints do not fit where they lie, and the least found to move is "
-                f"{format_bytes(needed)}, more than the budget of {format_bytes(self.budget_bytes)}; give a larger --move-budget"
-                f"{', or let tables that lie by rows stay so (--row-wise)' * bool(self._not_kept())}"
+                f"{format_bytes(nbytes, up=True)}, more than the budget of {format_bytes(self.budget_bytes)}; give a larger "
+                f"--move-budget{', or let tables that lie by rows stay so (--row-wise)' * bool(self._not_kept())}"
             )
 
     def lay_out(self, item: int, widths: Widths) -> list[Shard]:

@@ -202,28 +202,54 @@ def _fill(problem: Problem, item: int, left: int, free: Ints, held: Ints) -> tup
     return (best[1], best[0]) if best[0] else None
 
 
-def resumed(problem: Problem, widths: Widths) -> State | None:
+def resumed(problem: Problem, widths: Widths, *, sparing: bool = False) -> State | None:
     """A plan from the units that lie where they may: what no device has room for any more, and what is new, is put where it
-    is least loaded. None where there is no room."""
+    is least loaded. None where there is no room.
+
+    Shards leave a full device whole, or, where it shall be `sparing` of bytes to move, only in part.
+    """
     size = np.where(widths > 0, problem.nbytes[problem.first[:, None] + widths], 0)
     free = problem.memory - size.sum(axis=0)
     while free.min() < 0:
         device = int(free.argmin())
-        fitting = np.where(size[:, device] >= -free[device], size[:, device], np.iinfo(np.int64).max)
-        item = int(fitting.argmin() if (size[:, device] >= -free[device]).any() else size[:, device].argmax())
-        free += size[item]
-        size[item], widths[item] = 0, 0
+        item, stays = _leaving(problem, widths, size, device, -int(free[device]), sparing)
+        rest = problem.nbytes[problem.numbers(np.array([item]), np.array([stays]))[0]]
+        if stays:
+            free[device] += size[item, device] - rest
+            size[item, device], widths[item, device] = rest, stays
+        else:
+            free += size[item]
+            size[item], widths[item] = 0, 0
     shares = Shares.of(problem)
     load = (widths / problem.widest[:, None] * shares.ms[:, None]).sum(axis=0)
-    missing = np.flatnonzero((widths.sum(axis=1) == 0) & (problem.whole > 0))
-    for item in missing[np.argsort(-problem.nbytes[problem.whole[missing]], kind="stable")].tolist():
+    left = np.where(problem.whole > 0, problem.widest - widths.sum(axis=1), 0)
+    missing = np.flatnonzero(left)
+    for item in missing[np.argsort(-problem.nbytes[problem.first + left][missing], kind="stable")].tolist():
         shard = int(problem.whole[item])
         room = (free >= problem.nbytes[shard]) & problem.allowed[item]
-        if room.any() and problem.widest[item] <= problem.cap[item]:
+        before = widths[item].copy()
+        if left[item] == problem.widest[item] <= problem.cap[item] and room.any():
             device = int(np.where(room, load, np.inf).argmin())
             widths[item, device] = problem.widest[item]
             free[device] -= problem.nbytes[shard]
-        elif not squeeze(problem, widths, free, [(item, int(problem.widest[item]))]):
+        elif not squeeze(problem, widths, free, [(item, int(left[item]))]):
             return None
-        load += widths[item] / problem.widest[item] * shares.ms[item]
+        load += (widths[item] - before) / problem.widest[item] * shares.ms[item]
     return State(problem, widths)
+
+
+def _leaving(problem: Problem, widths: Widths, size: Ints, device: int, short: int, sparing: bool) -> tuple[int, int]:
+    """The item whose shard is to leave a device that is so many bytes short, and how many of its units stay there."""
+    there = size[:, device]
+    enough = np.where(there >= short, there, np.iinfo(np.int64).max)
+    whole = int(enough.argmin() if (there >= short).any() else there.argmax())
+    options = [(int(there[whole]), whole, 0)]
+    held = np.flatnonzero(widths[:, device]) if sparing else np.zeros(0, dtype=np.int64)
+    for item in held[np.count_nonzero(widths[held], axis=1) < problem.places[held]].tolist():
+        first, least, units = int(problem.first[item]), int(problem.least[item]), int(widths[item, device])
+        stays = int(np.searchsorted(problem.nbytes[first + 1 : first + units + 1], there[item] - short, side="right"))
+        stays = min(stays, units - least)
+        if stays >= least:
+            options.append((int(there[item] - problem.nbytes[first + stays]), item, stays))
+    _, item, stays = min(options)
+    return item, stays
