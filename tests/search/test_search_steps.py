@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from neuroshard.search.baselines import KEYS, baseline
-from neuroshard.search.improve import descend, expected_ms, improve, trusted
+from neuroshard.search.improve import descend, improve
 from neuroshard.search.packing import pack
 from neuroshard.search.plans import Level, Plans, Yardstick, sources
 from neuroshard.search.problem import Placement, Problem
@@ -119,46 +119,6 @@ def test_where_the_slowest_device_cannot_be_eased_the_columns_of_the_others_are_
     problem = Problem(task, model)
     better = improved(whole(problem, [0, 1, 1, 1, 1, 2, 3]))
     assert better.dims.max() == 128
-
-
-def test_of_equally_cheap_plans_the_one_is_taken_that_is_predicted_more_surely(make_task, model):
-    problem = Problem(make_task([(1000, 64, 20.0), (1000, 64, 20.0), (1000, 64, 5.0)], [1, 1]), model)
-    cheap, dear = whole(problem, [0, 1, 1]), whole(problem, [0, 0, 1])
-    same = whole(problem, [1, 0, 0])
-    model.spread_ms = lambda sums, dims: np.where(dims > 100, [0.1, 0.2], 0.0)
-    assert trusted([dear, cheap, same]) is same
-    model.spread_ms = lambda sums, dims: np.where(dims > 100, [0.2, 0.1], 0.0)
-    assert trusted([dear, cheap, same]) is cheap
-
-
-def test_of_equally_cheap_plans_the_one_is_taken_that_keeps_fewer_devices_busy(make_task, model):
-    """The slowest of many that are predicted to be as slow is in truth later than the prediction."""
-    problem = Problem(
-        make_task([(1000, 64, 20.0), (1000, 64, 19.9), (1000, 64, 5.0), (1000, 64, 15.1)], [1] * 4), model
-    )
-    busy, idle = whole(problem, [0, 1, 2, 2]), whole(problem, [0, 1, 2, 3])
-    assert expected_ms(busy) == pytest.approx(busy.cost)
-    model.spread_ms = lambda sums, dims: np.full(dims.shape, 0.1)
-    assert expected_ms(busy) > expected_ms(idle) > idle.cost
-
-
-def test_the_published_plan_is_left_only_for_what_is_worth_it(make_task, model):
-    problem = Problem(make_task([(1000, 64, 20.0), (1000, 64, 20.01), (1000, 64, 0.2)], [1, 1]), model)
-    one, other = whole(problem, [0, 1, 0]), whole(problem, [0, 1, 1])
-    assert one.cost < other.cost < 1.01 * one.cost
-    assert trusted([one], other) is one  # nothing is uncertain
-    model.spread_ms = lambda sums, dims: np.full(dims.shape, 0.1)
-    assert trusted([one], other) is other
-    worse = whole(problem, [0, 0, 1])
-    assert trusted([one], worse) is one
-
-
-def test_what_lies_there_is_not_left_for_a_plan_that_costs_more(make_task, model):
-    problem = Problem(make_task([(1000, 64, 20.0), (1000, 64, 20.01), (1000, 64, 0.2)], [1, 1]), model)
-    there, dearer = whole(problem, [0, 1, 0]), whole(problem, [0, 1, 1])
-    model.spread_ms = lambda sums, dims: np.full(dims.shape, 1.0 if sums is there.sums else 0.0)
-    assert trusted([there, dearer]) is dearer  # more surely as fast
-    assert trusted([there, dearer], at_most_ms=there.cost) is there
 
 
 @pytest.mark.parametrize(("units", "expected"), [(1, (4, 0)), (3, (8, 4)), (5, (12, 8)), (9, (20, 16)), (32, (64, 64))])

@@ -12,10 +12,11 @@ from neuroshard.search.beam import PAPER, Width, beam_search
 from neuroshard.search.by_rows import row_plans, turned
 from neuroshard.search.feasibility import any_plan, misfit
 from neuroshard.search.held import Held
-from neuroshard.search.improve import improve, trusted
+from neuroshard.search.improve import improve
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.start import first_plans, resumed
 from neuroshard.search.state import State
+from neuroshard.search.trust import trusted
 from neuroshard.search.watch import Watch
 
 ROUNDS = 40  # of shaking and descending again, where no time budget says otherwise
@@ -41,31 +42,47 @@ Search = Callable[[Problem, Effort, np.random.Generator, Watch], Placement]  # r
 def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> Placement:
     """The best plan by columns, and where tables may be split by rows, the best with some of them so, if it is worth it."""
     if not len(problem.row_blocks.items):
-        return _columns(problem, effort, rng, watch).placement
+        return _columns(problem, effort, rng, watch).best().placement
     with watch.sharing(COLUMNS_SHARE):
-        columns = _columns(problem, effort, rng, watch)
+        by_columns = _columns(problem, effort, rng, watch)
+    columns = by_columns.best()
     bound_to_stay = problem.held is not None and problem.held.budget_bytes is not None
     plans = [columns] if bound_to_stay else [*row_plans(problem), columns]
     total, unit = watch.amount(effort.rounds)
     with progress("search by rows", total=total, unit=unit) as bar:
         watch.bar = bar
         found = improve(plans, effort.rounds, rng, watch, turned)
+    columns = by_columns.best([state for state in found if not len(state.problem.by_rows)])
     return trusted([*found, columns], columns).placement
 
 
-def _columns(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> State:
+@dataclass(frozen=True)
+class _Found:
+    """What a search by columns has found: `plans`, the one that it began with, and the published search's."""
+
+    plans: list[State]
+    begun: State
+    published: State | None
+
+    def best(self, more: Sequence[State] = ()) -> State:
+        """The plan to take of these, and of more by columns that were found since."""
+        held = self.begun.problem.held is not None
+        # nothing moves for a plan that costs more than what lies there
+        found = trusted([*self.plans, *more], self.published, self.begun.cost if held else np.inf)
+        # nor where next to nothing is gained
+        return self.begun if held and found.cost > self.begun.cost * (1 - WORTH_MOVING) else found
+
+
+def _columns(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> _Found:
     """Greedy placements in lockstep, or any packing that fits; the cheapest are improved by local search."""
     plans = starts(problem)
     watch.note(min(plan.cost for plan in plans))
-    at_most_ms = (
-        np.inf if problem.held is None else plans[0].cost
-    )  # nothing moves for a plan that costs more than what lies there
     total, unit = watch.amount(effort.rounds)
     with progress("search", total=total, unit=unit) as bar:
         watch.bar = bar
         found = improve(plans, min(effort.rounds, FIRST_ROUNDS), rng, watch)
         if not effort.rounds:
-            return _worth_moving(problem, plans[0], trusted(found, at_most_ms=at_most_ms))
+            return _Found(found, plans[0], None)
         # the published search cuts otherwise; where it is quick, its plan is worth going on from, and a floor
         published = None
         if problem.held is None and problem.devices * len(problem.whole) <= BEAM_AT_MOST and not watch.expired:
@@ -75,13 +92,7 @@ def _columns(problem: Problem, effort: Effort, rng: np.random.Generator, watch: 
             published = State(problem, problem.widths(placed)) if placed.fits else None
         begins = found[:1] if published is None else [found[0], published]
         found += improve(begins, max(effort.rounds - FIRST_ROUNDS, 0), rng, watch)
-        return _worth_moving(problem, plans[0], trusted(found, published, at_most_ms))
-
-
-def _worth_moving(problem: Problem, there: State, found: State) -> State:
-    """What was found, or, where a plan is to be changed and next to nothing is gained, what lies there."""
-    stays = problem.held is not None and found.cost > there.cost * (1 - WORTH_MOVING)
-    return there if stays else found
+        return _Found(found, plans[0], published)
 
 
 def at_least(

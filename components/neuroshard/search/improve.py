@@ -12,6 +12,7 @@ from neuroshard.search.promising import promising
 from neuroshard.search.start import squeeze
 from neuroshard.search.state import State
 from neuroshard.search.steps import Priced, Steps, changes, price
+from neuroshard.search.trust import near
 from neuroshard.search.watch import Watch
 
 if TYPE_CHECKING:
@@ -24,12 +25,7 @@ SHARPNESS = 6  # of the yardstick of a descent: exponent 64
 SOURCES = (range(1), range(1, 3))
 TOGETHER = 4  # rounds in lockstep
 WORSE = 0.003  # share by which a local optimum may cost more than the one that it was shaken from, to go on from it
-AS_CHEAP = 0.005  # share by which plans count as equally cheap, and what to expect of them decides
-# Share by which a plan must be expected to be faster than the published search's to be taken instead: at most the first, and at
-# most the second of the spread.
-WORTH_LEAVING = (0.01, 0.25)
-OWN_VARIANCE = 0.5  # of the variance of a device's error, what other devices of the plan do not have as well
-KEPT, KEPT_BYTES = 24, 256 * 2**20  # of the plans found, but two at least; more would need memory by the round
+IDLE, SELDOM = 10, 8  # turns in a row that came to nothing, after which only every so many rounds is one
 PATIENCE = 30  # rounds without a better plan, after which the search goes back to the best
 
 Turn = Callable[[State, Yardstick, np.random.Generator], State | None]  # another plan, or none
@@ -117,24 +113,29 @@ def improve(
     """The plans that local search ends in from plans that fit, the cheapest first, of those about as cheap.
 
     A round shakes the plan at hand by a few random steps and descends again; every other round goes by `turn` instead, where
-    there is one. Some rounds go in lockstep. It goes on from what it finds if that costs hardly more, and from the best after
-    many rounds in vain.
+    there is one, and fewer once turns come to nothing. Some rounds go in lockstep. It goes on from what it finds if that costs
+    hardly more, and from the best after many rounds in vain.
     """
     stick = Yardstick.of(starts[0].problem, SHARPNESS)
     found = [end for ends in _descended(starts, stick, watch) for end in ends]
     best = at = min(found, key=_cost)
-    vain = 0
+    vain, idle, tried = 0, 0, 0
     while rounds > 0 and not watch.expired:
-        trials = []
-        for number in range(min(rounds, TOGETHER)):
-            turned = turn(at, stick, rng) if turn is not None and number % 2 == 0 else None
+        trials, turns = [], []
+        for _ in range(min(rounds, TOGETHER)):
+            every = 2 if idle < IDLE else SELDOM
+            turned = turn(at, stick, rng) if turn is not None and tried % every == 0 else None
+            tried += 1
             trials.append(turned or at.copy())
+            turns.append(turned is not None)
             if turned is None:
                 shake(trials[-1], stick, rng)
         rounds -= len(trials)
-        for ends in _descended(trials, stick, watch):
-            found = _near([*found, *ends])
+        for ends, is_turn in zip(_descended(trials, stick, watch), turns, strict=True):
+            found = near([*found, *ends])
             vain += 1
+            if is_turn:
+                idle = 0 if ends[0].cost <= at.cost * (1 + WORSE) else idle + 1
             if ends[0].cost < best.cost * (1 - MIN_GAIN):
                 best, vain = ends[0], 0
             if ends[0].cost <= at.cost * (1 + WORSE):
@@ -142,52 +143,11 @@ def improve(
             if vain >= PATIENCE:
                 at, vain = best, 0
             watch.advance()
-    return _near(found)
+    return near(found)
 
 
 def _cost(state: State) -> float:
     return state.cost
-
-
-def _near(found: Sequence[State]) -> list[State]:
-    """The cheapest, and those about as cheap."""
-    most = min(max(KEPT_BYTES // found[0].widths.nbytes, 2), KEPT)
-    ranked = sorted(found, key=_cost)[:most]
-    return [state for state in ranked if state.cost <= ranked[0].cost * (1 + AS_CHEAP)]
-
-
-def trusted(found: Sequence[State], published: State | None = None, at_most_ms: float = np.inf) -> State:
-    """Of the plans about as cheap as the cheapest, and of at most `at_most_ms`, the one expected to be the fastest in truth.
-
-    The longer a search, the more of what it gains is the cost model's error. So the plan of the `published` search, which tries
-    far fewer, is kept where it is as cheap and hardly more is to be expected of another; and none is taken that costs more.
-    """
-    cheapest, *others = _near(found)
-    near = [cheapest, *(state for state in others if state.cost <= at_most_ms)]
-    if published is None:
-        return min(near, key=expected_ms)
-    best = min([near[0], *(state for state in near if state.cost <= published.cost)], key=expected_ms)
-    worth = 1 + min(WORTH_LEAVING[0], WORTH_LEAVING[1] * _spread_ms(published) / published.cost)
-    as_cheap = published.cost <= near[0].cost * worth
-    return published if as_cheap and expected_ms(published) <= expected_ms(best) * worth else best
-
-
-def expected_ms(state: State) -> float:
-    """What to expect of a plan whose devices are each off by their spread, one this way, another that.
-
-    The more devices are about as slow as the slowest, the later the last of them will be: the expected maximum, for errors of
-    Gumbel's distribution, which give it as a sum.
-    """
-    scale = _spread_ms(state) * np.sqrt(6 * OWN_VARIANCE) / np.pi
-    slowest = float(state.ready.max())
-    later = scale * np.log(np.exp((state.ready - slowest) / scale).sum()) if scale > 0 else 0.0
-    return float(slowest + later + state.forward.max())
-
-
-def _spread_ms(state: State) -> float:
-    """The spread of the device that is told least surely."""
-    spread = state.problem.model.spread_ms(state.sums, state.dims)
-    return float(np.where(state.dims > 0, spread, 0.0).max())
 
 
 def _descended(states: Sequence[State], stick: Yardstick, watch: Watch) -> list[tuple[State, State]]:
