@@ -84,6 +84,7 @@ def test_what_are_no_counts_names_the_option(text):
         parse_counts(text, "--devices")
 
 
-@given(st.integers(1, 2**60))
-def test_bytes_rounded_up_are_enough_for_who_types_them(count):
-    assert count <= parse_bytes(format_bytes(count, up=True)) <= max(count * 1.101, count + 1)
+@given(st.integers(1, 2**53))
+def test_bytes_rounded_up_are_enough_for_who_types_them_and_rounded_down_not_too_much(count):
+    least, most = (parse_bytes(format_bytes(count, rounded)) for rounded in ("up", "down"))
+    assert count * 0.9 - 1 <= most <= count <= least <= count * 1.1 + 1

@@ -138,7 +138,7 @@ def test_rows_rescue_what_columns_cannot_fit(make_task, model):
     assert split(plan)
     with pytest.raises(Infeasible, match=r"or let table 't0' be split by rows \(--row-wise\)$"):
         search(task, model)
-    with pytest.raises(Infeasible, match=r"has a column that no device can hold: .* be split by rows \(--row-wise\)$"):
+    with pytest.raises(Infeasible, match=r"has a shard that no device can hold: .* be split by rows \(--row-wise\)$"):
         search(make_task([(2**30, 8, 1.0)], [16] * 4), model)
     assert split(search(by_rows(make_task([(2**30, 8, 1.0)], [16] * 4)), model)) == {"t0"}
 

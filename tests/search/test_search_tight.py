@@ -98,17 +98,19 @@ def test_too_little_memory_in_all_says_how_much(make_task, model):
     with pytest.raises(Infeasible) as caught:
         search(make_task([(97 * ROWS_GIB, 128, 1.0)], [32, 32]), model)
     assert str(caught.value) == (
-        "tables need 97.0 GiB, devices have 64.0 GiB together: 33.0 GiB short; add devices or memory"
+        "tables need 97.0 GiB, devices have 64.0 GiB together: 33.0 GiB short; give each device 16.9 GiB "
+        "more, or use 4 devices instead of 2"
     )
 
 
-def test_a_column_that_no_device_can_hold_is_named(make_task, model):
+def test_a_shard_that_no_device_can_hold_is_named(make_task, model):
     rows = 2**30
     with pytest.raises(Infeasible) as caught:
         search(make_task([(10, 4, 1.0), (rows, 8, 1.0)], [16] * 4), model)
     assert str(caught.value) == (
-        "table 't1' has a column that no device can hold: its narrowest shard (1,073,741,824 rows x 4 columns) needs 20.0 GiB, "
-        "the largest device has 16.0 GiB; give a device 20.0 GiB or more, or let it be split by rows (--row-wise)"
+        "table 't1' has a shard that no device can hold: cut as far as it may be, its widest (1,073,741,824 rows x 4 columns) "
+        "needs 20.0 GiB, the largest of them has 16.0 GiB; give each device 4.0 GiB more, or let table 't1' be split by rows "
+        "(--row-wise)"
     )
 
 
@@ -116,7 +118,7 @@ def test_where_nothing_packs_it_says_what_would_do(make_task, model):
     with pytest.raises(Infeasible) as caught:
         search(make_task([(2**29, 4, 1.0)] * 3, [18, 18]), model)
     assert str(caught.value) == (
-        "no packing exists of 30.0 GiB on devices of 36.0 GiB together: give each device 2.1 GiB more, or use 3 devices "
+        "no packing exists of 30.0 GiB on devices of 36.0 GiB together: give each device 2.0 GiB more, or use 3 devices "
         "instead of 2, or let table 't0' be split by rows (--row-wise)"
     )
 

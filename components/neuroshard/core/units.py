@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Callable
+from typing import Literal
 
 from neuroshard.core.errors import UsageError
 
@@ -11,6 +13,7 @@ _FACTORS = {
     **{f"{p}iB": 1024**i for i, p in enumerate("KMGTP", 1)},
     **{f"{p}B": 1000**i for i, p in enumerate("KMGTP", 1)},
 }
+_ROUNDED: dict[str, Callable[[float], float]] = {"nearest": float, "up": math.ceil, "down": math.floor}
 _BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _BY_LOWER = {unit.lower(): factor for unit, factor in _FACTORS.items()}
 
@@ -37,13 +40,14 @@ def parse_memory(text: str, devices: int) -> tuple[int, ...]:
     return amounts
 
 
-def format_bytes(count: float, *, up: bool = False) -> str:
-    """`1536` -> `1.5 KiB`. Binary units, one decimal; rounded `up`, it is enough where so much is needed."""
+def format_bytes(count: float, rounded: Literal["nearest", "up", "down"] = "nearest") -> str:
+    """`1536` -> `1.5 KiB`. Binary units, one decimal; rounded up where so much is needed, down where no more may be."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024 or unit == "TiB":
-            tenths = math.ceil(size * 10) / 10 if up else size
-            return f"{tenths:.0f} B" if unit == "B" else f"{tenths:.1f} {unit}"
+            steps = 1 if unit == "B" else 10
+            size = _ROUNDED[rounded](size * steps) / steps
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError("unreachable")
 

@@ -5,12 +5,14 @@ from itertools import combinations
 
 import numpy as np
 
+from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import Infeasible
-from neuroshard.core.table import DIM_STEP
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
-from neuroshard.search.packing import GaveUp, fill, pack
+from neuroshard.costmodel.protocol import CostModel, Ints
+from neuroshard.search.packing import GaveUp, pack, quick_plan
 from neuroshard.search.problem import Placement, Problem, Widths
+from neuroshard.search.ways_out import ways_out
 
 # Column shards repeat the optimizer's bytes of a row, at worst 9 x the memory; so all sums of bytes stay below 2^62.
 MAX_TOTAL_BYTES = 2**58
@@ -18,30 +20,35 @@ DEVICES_SHOWN = 8
 TRIED_BY_ROWS = 6  # tables that may be split by rows, of which every set is tried where memory is tight
 
 
-def check_feasible(task: ShardingTask) -> None:
+def check_feasible(task: ShardingTask, model: CostModel) -> None:
     """Raise Infeasible where no plan can exist: too little memory in all, or a narrowest shard that no device holds."""
-    need, have = sum(table.memory_bytes for table in task.tables), sum(task.device_memory_bytes)
-    if need > have:
-        raise Infeasible(
-            f"tables need {format_bytes(need)}, devices have {format_bytes(have)} together: "
-            f"{format_bytes(need - have)} short; add devices or memory"
-        )
+    need, have = sum(table.memory_bytes for table in task.tables), sum(task.usable_bytes)
     if need > MAX_TOTAL_BYTES:
         raise Infeasible(f"tables need {format_bytes(need)}; a search counts up to {format_bytes(MAX_TOTAL_BYTES)}")
-    by_rows = set(task.constraints.may_split_rows(task.tables, task.devices))
-    whole_rows = [table for table in task.tables if table.name not in by_rows]
-    narrow = max(whole_rows, key=lambda table: table.shard_bytes(table.rows, DIM_STEP), default=None)
-    if narrow is None:
-        return
-    least, largest = narrow.shard_bytes(narrow.rows, DIM_STEP), max(task.device_memory_bytes)
-    if least > largest:
-        block = narrow.shard_bytes(narrow.block_rows(task.devices), narrow.dim)
-        by_rows_fits = narrow.has_rows_for(task.devices) and block <= min(task.device_memory_bytes)
+    if need > have:
+        reserved = task.constraints.reserve_bytes
+        beside = f" beside {format_bytes(reserved)} reserved on each" if reserved else ""
         raise Infeasible(
-            f"table {narrow.name!r} has a column that no device can hold: its narrowest shard ({narrow.rows:,} rows x "
-            f"{DIM_STEP} columns) needs {format_bytes(least)}, the largest device has {format_bytes(largest)}; give a device "
-            f"{format_bytes(least)} or more{', or let it be split by rows (--row-wise)' * by_rows_fits}"
+            f"tables need {format_bytes(need)}, devices have {format_bytes(have)} together{beside}: "
+            f"{format_bytes(need - have)} short; {ways_out(task, model)}"
         )
+    problem = Problem(task, model)
+    narrowest = problem.first + np.maximum(problem.least, -(-problem.widest // problem.places))
+    lacking = problem.nbytes[narrowest] - problem.roomiest()
+    lacking[problem.row_blocks.items] = 0
+    if lacking.max() > 0:
+        raise Infeasible(f"{_lacking(problem, narrowest, int(lacking.argmax()))}; {ways_out(task, model)}")
+
+
+def _lacking(problem: Problem, narrowest: Ints, item: int) -> str:
+    """That no device has room for a shard that an item cannot do without, in words."""
+    shard, members = int(narrowest[item]), problem.members[item]
+    of = f" ({members[0].rows:,} rows x {problem.dims[shard]} columns)" * (len(members) == 1)
+    where = "no device" if problem.allowed[item].all() else "no device it may lie on"
+    return (
+        f"{problem.name(item)} has a shard that {where} can hold: cut as far as it may be, its widest{of} needs "
+        f"{format_bytes(int(problem.nbytes[shard]))}, the largest of them has {format_bytes(int(problem.roomiest()[item]))}"
+    )
 
 
 def misfit(problem: Problem, placement: Placement) -> str:
@@ -76,22 +83,7 @@ def any_plan(problem: Problem) -> tuple[Problem, Widths]:
             return there, widths
     if splittable > TRIED_BY_ROWS:
         why = "no packing found"
-    raise Infeasible(f"{why} of {_amount(problem)}: {way_out(problem)}")
-
-
-def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
-    """The same by a few greedy orders: by columns, or with as few of the largest tables by rows as will do."""
-    blocks = problem.row_blocks
-    largest, count = blocks.items[np.argsort(-blocks.nbytes.sum(axis=1), kind="stable")], 0
-    while count <= len(largest):
-        there = problem.with_rows(largest[:count])
-        if there is None:
-            break
-        widths = fill(there)
-        if widths is not None:
-            return there, widths
-        count = min(count + max(1, count // 4), max(len(largest), count + 1))
-    return None
+    raise Infeasible(f"{why} of {_amount(problem)}: {ways_out(problem.task, problem.model)}")
 
 
 def _all_by_rows(problem: Problem) -> Iterator[Problem]:
@@ -106,84 +98,6 @@ def _all_by_rows(problem: Problem) -> Iterator[Problem]:
 
 def _amount(problem: Problem) -> str:
     need = int(problem.nbytes[problem.whole].sum())
-    under = " under these constraints" if problem.task.constraints.tables or problem.task.constraints.together else ""
+    constraints = problem.task.constraints
+    under = " under these constraints" * (constraints != Constraints(row_wise=constraints.row_wise))
     return f"{format_bytes(need)} on devices of {format_bytes(int(problem.memory.sum()))} together{under}"
-
-
-def way_out(problem: Problem) -> str:
-    """The least that would make a plan possible, each by itself: memory, devices, or a constraint less."""
-    outs = []
-    if extra := _more_memory(problem):
-        outs.append(f"give each device {format_bytes(extra)} more")
-    if devices := _more_devices(problem):
-        outs.append(f"use {devices} devices instead of {problem.devices}")
-    outs += [f"let {name} be {what}" for name, what in _looser(problem)]
-    if by_rows := _by_rows(problem):
-        outs.append(by_rows)
-    return ", or ".join(outs) if outs else "add devices or memory"
-
-
-def _fits(task: ShardingTask, problem: Problem) -> bool:
-    return quick_plan(Problem(task, problem.model)) is not None
-
-
-def _with_memory(task: ShardingTask, memory: tuple[int, ...]) -> ShardingTask:
-    return task.model_copy(update={"device_memory_bytes": memory})
-
-
-def _more_memory(problem: Problem) -> int | None:
-    """The least bytes more on each device, to a 64th of what is needed, with which the tables pack; None if none do."""
-    task, memory = problem.task, problem.task.device_memory_bytes
-    high = int(problem.nbytes[problem.whole].sum())
-    if not _fits(_with_memory(task, tuple(bytes_ + high for bytes_ in memory)), problem):
-        return None
-    low, step = 0, max(high // 64 // len(memory), 1)
-    while high - low > step:
-        middle = (low + high) // 2
-        if _fits(_with_memory(task, tuple(bytes_ + middle for bytes_ in memory)), problem):
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _more_devices(problem: Problem) -> int | None:
-    """The least number of devices, the new ones like the smallest, on which the tables pack; None up to twice as many."""
-    memory = problem.task.device_memory_bytes
-    for more in range(1, len(memory) + 1):
-        if _fits(_with_memory(problem.task, memory + (min(memory),) * more), problem):
-            return len(memory) + more
-    return None
-
-
-def _by_rows(problem: Problem) -> str | None:
-    """That tables may be split by rows, where they pack so and may not."""
-    task, constraints = problem.task, problem.task.constraints
-    allowed = constraints.model_copy(update={"row_wise": True, "max_shards": None})
-    if constraints.row_wise or constraints.max_shards is not None:
-        return None
-    found = quick_plan(Problem(task.model_copy(update={"constraints": allowed}), problem.model))
-    if found is None:
-        return None
-    items = found[0].by_rows.tolist()
-    names = found[0].name(items[0]) if len(items) == 1 else f"{len(items)} tables ({found[0].name(items[0])}, …)"
-    return f"let {names} be split by rows (--row-wise)"
-
-
-def _looser(problem: Problem) -> list[tuple[str, str]]:
-    """The first constraint of a table without which the tables pack, and how it would be."""
-    task, constraints = problem.task, problem.task.constraints
-    for rule in constraints.tables:
-        others = tuple(one for one in constraints.tables if one is not rule)
-        for field, what in (
-            ("max_shards", "cut further"),
-            ("min_dim", "cut narrower"),
-            ("devices", "on other devices too"),
-        ):
-            if getattr(rule, field) is None:
-                continue
-            loose = rule.model_copy(update={field: None})
-            without = constraints.model_copy(update={"tables": (*others, loose)})
-            if _fits(task.model_copy(update={"constraints": without}), problem):
-                return [(f"table {rule.table!r}", what)]
-    return []

@@ -174,7 +174,7 @@ class Held:
         if self.budget_bytes is not None and nbytes > self.budget_bytes:
             raise Infeasible(
                 "today's tables and constraints do not fit where they lie, and the least found to move is "
-                f"{format_bytes(nbytes, up=True)}, more than the budget of {format_bytes(self.budget_bytes)}; give a larger "
+                f"{format_bytes(nbytes, 'up')}, more than the budget of {format_bytes(self.budget_bytes)}; give a larger "
                 f"--move-budget{', or let tables that lie by rows stay so (--row-wise)' * bool(self._not_kept())}"
             )
 

@@ -18,10 +18,28 @@ class GaveUp(Exception):
     """The limit was reached before all was tried."""
 
 
-def pack(problem: Problem) -> Widths | None:
+def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
+    """Units of every item on every device that fit, by a few greedy orders: by columns, or with as few of the largest tables by
+    rows as will do; and the problem with these tables by rows."""
+    blocks = problem.row_blocks
+    largest, count = blocks.items[np.argsort(-blocks.nbytes.sum(axis=1), kind="stable")], 0
+    while count <= len(largest):
+        there = problem.with_rows(largest[:count])
+        if there is None:
+            break
+        widths = fill(there)
+        if widths is not None:
+            return there, widths
+        count = min(count + max(1, count // 4), max(len(largest), count + 1))
+    return None
+
+
+def pack(problem: Problem, at_most: int = TRIED) -> Widths | None:
     """Units of every item on every device that fit in memory, or None where there is no such plan. Raises GaveUp."""
     widths = fill(problem)
-    return widths if widths is not None else _exhaustive(problem, np.argsort(-_awkward(problem), kind="stable"))
+    return (
+        widths if widths is not None else _exhaustive(problem, np.argsort(-_awkward(problem), kind="stable"), at_most)
+    )
 
 
 def fill(problem: Problem) -> Widths | None:
@@ -55,7 +73,7 @@ def _fill(problem: Problem, order: Ints, fullest: bool) -> Widths | None:
     return widths
 
 
-def _exhaustive(problem: Problem, order: Ints) -> Widths | None:
+def _exhaustive(problem: Problem, order: Ints, at_most: int) -> Widths | None:
     """Depth first, item by item, every deal of its units to the devices."""
     order = order[problem.whole[order] > 0]
     items = order.tolist()
@@ -72,7 +90,7 @@ def _exhaustive(problem: Problem, order: Ints) -> Widths | None:
         item = items[depth]
         for deal in _deals(problem, item, free):
             tried += 1
-            if tried > TRIED:
+            if tried > at_most:
                 raise GaveUp
             widths[item] = deal
             if place(depth + 1, free - problem.nbytes[problem.numbers(np.full(problem.devices, item), widths[item])]):

@@ -76,7 +76,9 @@ class Problem:
             for table in one:
                 rule = rules.get(table.name)
                 if rule is not None and rule.devices is not None:
-                    self.allowed[item] &= np.isin(np.arange(self.devices), rule.devices)
+                    pinned = np.zeros(self.devices, dtype=bool)
+                    pinned[list(rule.devices)] = True
+                    self.allowed[item] &= pinned
         self.free_to_go = bool(self.allowed.all())
         # Wider shards than the cost model has seen only where a table has too many columns for narrower ones
         self.places: Ints = np.minimum(self.allowed.sum(axis=1), self.most)

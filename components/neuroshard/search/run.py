@@ -75,7 +75,7 @@ def search(
     if move_budget_bytes is not None and previous is None:
         raise UsageError("a move budget is for a search that starts from a plan; give it with --from")
     watch = Watch(time_budget_s, on_improvement)
-    check_feasible(task)
+    check_feasible(task, cost_model)
     problem, rng = Problem(task, cost_model), np.random.default_rng(seed)
     if len(problem.row_blocks.items):
         if not prices_rows(cost_model):
