@@ -115,3 +115,18 @@ def test_so_does_a_table_of_the_wrong_shape(tmp_path: Path, name: str, text: str
 def test_a_table_without_a_cost_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="'t2' has no given cost"):
         given(tmp_path).table_vectors(tables(4, 4, 4), np.array([4, 4, 4]))
+
+
+def test_tables_that_cost_nothing_are_placed_all_the_same(tmp_path: Path) -> None:
+    free = [{"name": "t0", "cost_ms": 0.0}, {"name": "t1", "cost_ms": 0.0}]
+    task = ShardingTask(tables=tables(64, 32), device_memory_bytes=(10**9, 10**9), batch_size=2560)
+    plan = search(task, given(tmp_path, tables=free), rounds=3)
+    assert (plan.cost_ms, plan.lower_bound_ms) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "top", [{"tables": [{"name": "t0", "cost_ms": 1e308}]}, {"narrow": [{"below": 64, "factor": 1e300}]}]
+)
+def test_costs_beyond_all_reason_are_refused(tmp_path: Path, top: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput, match="less than or equal to"):
+        given(tmp_path, **top)

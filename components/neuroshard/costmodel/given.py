@@ -22,7 +22,7 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.files.disk import read_bytes
 
 GIVEN_FORMAT: Literal[1] = 1
-Milliseconds = Annotated[float, Field(ge=0)]
+Milliseconds = Annotated[float, Field(ge=0, le=1e12)]  # 30 years; sums and factors stay finite
 
 
 class TableCost(Value):
@@ -53,7 +53,7 @@ class Narrow(Value):
     """Shards of fewer than `below` columns cost `factor` times their share."""
 
     below: Annotated[int, Field(gt=0)]
-    factor: Annotated[float, Field(ge=1)]
+    factor: Annotated[float, Field(ge=1, le=1e6)]
 
 
 class GivenCosts(Value):

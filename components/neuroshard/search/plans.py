@@ -116,7 +116,8 @@ class Level:
         self.wide = stick.soft(dims / self.widest[:, None])
         # of a soft maximum m = (sum x^p)^(1/p) the derivative by the sum is m^(1-p) / p; both terms in ms
         exponent = 1 / 2.0**stick.sharpness - 1
-        self.load_weight = self.slowest * self.busy.sum(axis=1) ** exponent  # (B,)
+        # the slowest counts 1, unless all tables cost nothing
+        self.load_weight = self.slowest * np.maximum(self.busy.sum(axis=1), 1.0) ** exponent  # (B,)
         self.wide_weight = stick.all_ms * self.widest * self.wide.sum(axis=1) ** exponent
 
     def soft(self, load: Floats, dims: Floats, plan: Ints | int) -> Floats:
