@@ -188,3 +188,28 @@ def test_a_flipped_bit_is_an_error_or_changes_nothing(tmp_path, tables, compute)
         except InvalidInput:
             told += 1
     assert told > 50  # most bytes are of pages, under a checksum
+
+
+def test_parts_of_an_unknown_bench_are_not_added_to(tmp_path, tables, compute):
+    with CostWriter(tmp_path, BENCH, tables) as writer:
+        writer.add_compute(compute[0], timed(compute[0]))
+    (tmp_path / "costs.json").unlink()
+    with pytest.raises(InvalidInput, match=r"has compute-00000.parquet of an unknown bench, and no costs.json"):
+        CostWriter(tmp_path, BENCH, tables)
+    assert not (tmp_path / "costs.json").exists()
+
+
+@pytest.mark.parametrize("left", [0, 100, -1])
+def test_a_part_that_is_cut_off_is_set_aside_and_measured_again(tmp_path, tables, compute, capsys, left):
+    for case in compute[:2]:
+        with CostWriter(tmp_path, BENCH, tables) as writer:
+            writer.add_compute(case, timed(case))
+    cut = tmp_path / "compute-00000.parquet"
+    cut.write_bytes(cut.read_bytes()[:left])
+    with CostWriter(tmp_path, BENCH, tables) as writer:
+        assert writer.done["compute"] == {(compute[1].case_id, 0)}
+        writer.add_compute(compute[0], timed(compute[0]))
+    told = capsys.readouterr().err
+    assert (told.count("\n"), "set aside as compute-00000.parquet.broken" in told) == (1, True)
+    assert {cost.case_id for _, cost in read_costs(tmp_path).compute} == {case.case_id for case in compute[:2]}
+    assert (tmp_path / "compute-00000.parquet.broken").exists()

@@ -118,6 +118,14 @@ def test_traces_are_looked_up_as_they_are(tmp_path: Path) -> None:
         drawn.close()
 
 
+def test_more_memory_than_there_is_is_refused_before_it_is_touched() -> None:
+    endless = cases_of(ComputeCase(tables=(table("endless", rows=2**40),)))
+    with pytest.raises(
+        MeasureError, match=r"take up to \d+(\.\d+)? TiB, and .* are available; .*smaller --memory-limit"
+    ):
+        cpu(endless, Settings(batch_size=256, memory_limit_bytes=2**47), None)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_other_optimizers_are_measured_too(optimizer: str) -> None:
     opened = cpu(cases_of(FEW), Settings(batch_size=64, repeats=3, optimizer=optimizer), None)

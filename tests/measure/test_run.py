@@ -134,8 +134,23 @@ def test_a_case_that_loses_both_workers_is_an_error_row(steps: list[Step]) -> No
 def test_workers_lost_again_and_again_stop_the_run_and_are_not_blamed_on_the_cases(steps: list[Step]) -> None:
     told = []
     with pytest.raises(MeasureError, match=r"workers of 3 cases in a row were lost, the last: worker died"):
-        told.extend(measure(steps, Scripted([0, 2, 2, 2])))
+        told.extend(measure(steps, Scripted([2, 2, 2])))
+    assert told == []
+
+    class Breaking(Scripted):
+        def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
+            if self.asked and case == steps[0].case:
+                raise WorkerLost("nothing works any more")
+            return super().compute(case, round_)
+
+    with pytest.raises(MeasureError, match=r"workers of 3 cases in a row were lost"):
+        told.extend(measure(steps, Breaking([0, 2, 2, 2])))
     assert [step for step, _ in told] == steps[:1]
+
+
+def test_poison_cases_in_a_row_are_errors_where_a_case_that_went_well_still_does(steps: list[Step]) -> None:
+    costs = dict(measure(steps[:9], Scripted([0, *[2] * 7, 0])))
+    assert [bool(costs[step].error) for step in steps[:9]] == [False, *[True] * 7, False]
 
 
 def test_what_is_lost_last_is_still_told(steps: list[Step]) -> None:

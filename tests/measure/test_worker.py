@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from neuroshard.core.errors import MeasureError
+from neuroshard.measure import worker
 from neuroshard.measure.worker import Crew, WorkerLost
 
 
@@ -68,6 +69,35 @@ def test_a_hung_worker_is_killed_when_its_time_is_up_and_replaced() -> None:
         assert sleeper.ask(0) == [None]
     finally:
         sleeper.close()
+
+
+BABBLE = """
+import os, time
+links = {int(fd): os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+pipe = next(fd for fd, link in links.items() if "socket:" in link)
+os.write(pipe, WRITTEN)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the worker looks for its pipe in /proc")
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (b"\0\0\0\7garbage", "worker gave an answer that cannot be read"),
+        (b"\0\0\0\3\x80\4N", "worker closed its pipe"),  # as a cut-off answer reads
+        (b"\0\0\0\4\x80\4N.", "worker gave an answer that cannot be read"),  # whole, and None
+        (b"\0\0\1\0half", "killed"),  # the rest of which never comes
+    ],
+)
+def test_garbage_for_an_answer_is_a_lost_worker(monkeypatch: pytest.MonkeyPatch, written: bytes, told: str) -> None:
+    monkeypatch.setattr(worker, "CLOSE_SECONDS", 1.0)
+    babbling = crew(functools.partial(exec), timeout=30.0 if told != "killed" else 2.0)
+    began = time.monotonic()
+    with pytest.raises(WorkerLost, match=told):
+        babbling.ask(BABBLE.replace("WRITTEN", repr(written)))
+    assert time.monotonic() - began < 60
+    assert babbling.workers == []
 
 
 def test_one_death_ends_the_wait_for_all() -> None:

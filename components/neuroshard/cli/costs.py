@@ -80,7 +80,9 @@ def measure(
         str, typer.Option(help="Fused into backward: sgd, rowwise_adagrad or adagrad.")
     ] = "rowwise_adagrad",
     warmup: Annotated[int | None, typer.Option(min=0, help="Repeats thrown away first [default: 1].")] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Repeats whose median counts [default: 7].")] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Repeats, twice as many while they disagree [default: 7].")
+    ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads a device may use (cpu).")] = 1,
     memory_limit: Annotated[
         str | None, typer.Option(help="Weights at most: larger tables are measured with fewer rows.")

@@ -74,10 +74,10 @@ class Bench(Value):
 
 
 class ComputeCost(Value):
-    """Median ms of one ComputeCase over the repeats, or the error that it met (out of memory, say). Exactly one.
+    """ms of one ComputeCase (of its fastest repeat, on a device), or the error that it met (out of memory, say). Exactly one.
 
-    Spreads are half the interquartile range. `round` 0 is the label; later rounds are the same case measured again, from
-    which the noise of the labels is told. `disturbed` says that something else was at work on the device meanwhile.
+    Spreads are half the interquartile range of the repeats. `round` 0 is the label; later rounds are the same case measured
+    again, from which the noise of the labels is told. `disturbed` says that something else was at work on the device meanwhile.
     """
 
     case_id: str
@@ -107,7 +107,10 @@ class ComputeCost(Value):
 
 
 class CommCost(Value):
-    """Median ms of one CommCase on each device (forward counted from the device's own start, waiting included), or error."""
+    """ms of one CommCase on each device, or error: on real ones the lower decile of many exchanges.
+
+    Forward is counted from the device's own start, waiting included.
+    """
 
     case_id: str
     round: int = 0

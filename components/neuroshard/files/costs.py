@@ -7,6 +7,7 @@ appears by rename: a run killed at any moment leaves only whole parts, and the n
 
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,6 +91,10 @@ class CostWriter:
     def _begin_or_continue(self) -> None:
         path = self.folder / "costs.json"
         if not path.exists():
+            if stray := [*_parts(self.folder, "compute"), *_parts(self.folder, "comm")]:
+                raise InvalidInput(
+                    f"{self.folder}: has {stray[0].name} of an unknown bench, and no costs.json; give another -o"
+                )
             write_bytes(path, self.manifest.canonical_json())
             return
         begun = read_manifest(self.folder)
@@ -100,8 +105,20 @@ class CostWriter:
             raise InvalidInput(f"{path}: was measured for other tables; give another -o")
         for kind, fields in (("compute", COMPUTE_FIELDS), ("comm", COMM_FIELDS)):
             for part in _parts(self.folder, kind):
-                for row in read_rows(part, fields):
+                try:
+                    rows = list(read_rows(part, fields))
+                except InvalidInput as error:
+                    self._set_aside(part, error)
+                    continue
+                for row in rows:
                     self._note(kind, row)
+
+    def _set_aside(self, part: Path, error: InvalidInput) -> None:
+        """Keep a part that a broken disk or copy left unreadable out of the way: what it held is then measured again."""
+        aside = part.with_name(f"{part.name}.broken")
+        with disk_errors(part, "set it aside"):
+            part.replace(aside)
+        print(f"note: {error}; set aside as {aside.name}, and what it held is measured again", file=sys.stderr)
 
     def _note(self, kind: str, row: Mapping[str, Any]) -> None:
         self.done[kind].add((row["case_id"], row["round"]))

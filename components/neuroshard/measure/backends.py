@@ -25,8 +25,9 @@ class Settings:
     """How to measure. `batch_size` is global: samples a step over all devices.
 
     A device looks up the whole batch in its own tables, and then keeps its 1/devices of the samples of every table.
-    `memory_limit_bytes` is for the tables of one case; None takes the backend's default. `hardware` is the kind that must be
-    found here, or that the formula stands in for; None for whatever there is.
+    Where `repeats` do not agree, up to as many again are taken. `memory_limit_bytes` is for the tables of one case; None takes
+    the backend's default. `hardware` is the kind that must be found here, or that the formula stands in for; None for whatever
+    there is.
     """
 
     batch_size: int

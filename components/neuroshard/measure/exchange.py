@@ -5,22 +5,22 @@ is timed from the device's own start (a delay after the first) until all that it
 is the reverse, timed by itself with all devices starting together. Numbers are fp32. One host; several are not covered.
 """
 
-import contextlib
-import os
 import shutil
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 from neuroshard.core.case import CommCase
 from neuroshard.measure.backends import Settings
+from neuroshard.measure.cores import take_core
 from neuroshard.measure.harness import Timing, open_device, out_of_memory, timing
 from neuroshard.measure.worker import one_line
 
 COLLECTIVES = {"cpu": "gloo", "cuda": "nccl"}
 BACKWARDS = 3  # to one forward, which takes longer for its delays: short times need more repeats for the same certainty
+BURSTS = 4  # of a forward and its backwards, to one repeat of a table set; as many as repeats where they take long
+LONG_EXCHANGE_SECONDS = 1.0
 LEAD_SECONDS = 0.001  # between agreeing on a start and the start; by then all have heard of it
 
 
@@ -30,16 +30,9 @@ def samples_per_device(batch_size: int, devices: int) -> list[int]:
     return [share + (device < more) for device in range(devices)]
 
 
-def take_core(rank: int) -> None:
-    """Keep this process on one core, in turn with the others there: a rank that wakes up does not push aside one that runs.
-
-    Without it a quarter of the exchanges of 4 ranks on 2 cores took five times as long as the others; with it, under 1 %.
-    """
-    if sys.platform == "linux":
-        cores = sorted(os.sched_getaffinity(0))
-        with contextlib.suppress(OSError):  # a sandbox may forbid it
-            os.sched_setaffinity(0, {cores[rank % len(cores)]})
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+def lower_decile(samples: Sequence[float]) -> float:
+    """Of at least one sample. Of few the fastest."""
+    return sorted(samples)[len(samples) // 10]
 
 
 class Rank:
@@ -83,14 +76,19 @@ class Rank:
             if not out_of_memory(caught):
                 raise
             error = f"out of memory on device {self.rank} ({one_line(caught)})"
-        if not self._all_ready(devices, not error):
+        if not self._all_say(devices, not error):
             return error
 
-        forwards, backwards = [], []
-        for _ in range(self.settings.warmup + self.settings.repeats):
+        forwards: list[float] = []
+        backwards: list[float] = []
+        warmup, repeats = self.settings.warmup, self.settings.repeats
+        until = time.monotonic() + LONG_EXCHANGE_SECONDS
+        for burst in range(warmup + BURSTS * repeats):
+            if burst >= warmup + repeats and not self._all_say(devices, time.monotonic() < until):
+                break
             forwards.append(self._timed(forward, devices, delay_ms))
             backwards += [self._timed(backward, devices, 0.0) for _ in range(BACKWARDS)]
-        return timing(forwards[self.settings.warmup :]), timing(backwards[BACKWARDS * self.settings.warmup :])
+        return timing(forwards[warmup:], lower_decile), timing(backwards[BACKWARDS * warmup :], lower_decile)
 
     def _timed(self, step: Callable[[], Any], devices: int, delay_ms: float) -> float:
         self._start_together(devices, delay_ms)
@@ -117,12 +115,12 @@ class Rank:
 
         return forward, backward
 
-    def _all_ready(self, devices: int, ready: bool) -> bool:
-        """Have all devices their buffers? Otherwise none may wait for those that have not."""
+    def _all_say(self, devices: int, yes: bool) -> bool:
+        """Do all devices say yes? What one cannot do, like having its buffers, none may wait for."""
         import torch
         import torch.distributed as dist
 
-        least = torch.tensor([int(ready)])
+        least = torch.tensor([int(yes)])
         dist.all_reduce(least, dist.ReduceOp.MIN, group=self.clocks[devices])
         return bool(least.item())
 

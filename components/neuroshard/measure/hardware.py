@@ -15,8 +15,8 @@ from neuroshard.core.cost import Bench, CommCost, ComputeCost, Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.units import format_bytes
 from neuroshard.measure.backends import Settings
-from neuroshard.measure.exchange import COLLECTIVES
-from neuroshard.measure.harness import LONG_CASE_MS, MIN_REPEATS, comm_cost
+from neuroshard.measure.exchange import BACKWARDS, BURSTS, COLLECTIVES, LONG_EXCHANGE_SECONDS
+from neuroshard.measure.harness import AGREEING, LONG_CASE_MS, MIN_REPEATS, SETTLED, comm_cost
 from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine, installed_versions
 from neuroshard.measure.rowcap import buffer_bytes, capped_tables, least_cap
 from neuroshard.measure.worker import Crew
@@ -40,7 +40,9 @@ class OnMachine:
 
         limit = self.bench.memory_limit_bytes
         self.abreast = machine.abreast()
-        serving = (settings, limit, *buffer_bytes(cases.compute, settings.optimizer, limit))
+        buffers = buffer_bytes(cases.compute, settings.optimizer, limit)
+        machine.check_room(sum(buffers))
+        serving = (settings, limit, *buffers)
         environment = {"OMP_NUM_THREADS": str(settings.threads), **LOOPBACK}
         self.sets = Crew(
             "neuroshard.measure.fbgemm:TableBatchedEmbedding",
@@ -93,7 +95,10 @@ def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | 
         facts=machine.facts(),
         notes=(
             *machine.notes(),
-            f"cases longer than {LONG_CASE_MS:.0f} ms in all have fewer repeats, at least {MIN_REPEATS}",
+            f"of a table set the fastest repeat counts, of {settings.repeats} or, until the fastest {AGREEING} are within "
+            f"{SETTLED:.0%}, of up to {2 * settings.repeats}; in {LONG_CASE_MS:.0f} ms at least of {MIN_REPEATS}",
+            f"of an exchange the lower decile counts, of {BURSTS * settings.repeats} forwards and {BACKWARDS} times as many "
+            f"backwards or, in {LONG_EXCHANGE_SECONDS:g} s, at least of {settings.repeats}",
             f"exchanges in fp32 over {COLLECTIVES[machine.kind]}, all devices on one host",
             "lookups from traces" if settings.traces else "lookups drawn to match the tables' reuse bins",
         ),

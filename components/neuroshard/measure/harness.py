@@ -1,6 +1,7 @@
-"""How anything is timed: warm-up, cold cache, repeats, median and spread. One harness for the CPU and for CUDA.
+"""How anything is timed: warm-up, cold cache, repeats until the fastest agree. One harness for the CPU and for CUDA.
 
-A device times a step on its own clock and can flush its own caches: wall clock and L3 on a CPU, CUDA events and L2 on a GPU.
+A device times a step on its own clock and can flush its own caches: CPU clock and L3 on a CPU, CUDA events and L2 on a GPU.
+Whatever else is at work on a machine only ever adds, so the fastest repeat is the one to be had again: see decision 46.
 """
 
 import statistics
@@ -18,25 +19,24 @@ if TYPE_CHECKING:
     import torch
 
 MIN_REPEATS = 3
-LONG_CASE_MS = 250.0  # a case that has taken this long has enough repeats once it has MIN_REPEATS
-CALM_SPREAD = 0.05  # of the median; with more, labels on a busy machine were 11 % too high instead of 4 %
-CALM_WAIT = 0.1  # of the CPU time; when others had the core for longer, labels were 7 % too high instead of 2 %
+LONG_CASE_MS = 500.0  # a case that has taken this long has enough repeats once it has MIN_REPEATS
+AGREEING = 3  # of the repeats, the fastest: while they differ by more than SETTLED, up to twice the repeats are taken
+SETTLED = 0.03
+CALM = 0.05  # where they still differ by more, labels were 2.7 % off instead of 1.4 %
 LAUNCH_AHEAD_CYCLES = 1_000_000  # 0.5 ms of GPU time at 2 GHz, in which the host enqueues what is then timed
 
 
 class Timing(NamedTuple):
-    """Milliseconds: the median over the repeats, and half their interquartile range."""
+    """Milliseconds: what counts of the repeats, and half their interquartile range."""
 
-    median: float
+    ms: float
     spread: float
 
 
-def timing(samples: Sequence[float]) -> Timing:
-    """Median and half interquartile range of at least one sample."""
-    if len(samples) < 2:
-        return Timing(samples[0], 0.0)
-    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return Timing(middle, (high - low) / 2)
+def timing(samples: Sequence[float], counts: Callable[[Sequence[float]], float]) -> Timing:
+    """Of at least one sample: what `counts` makes of them, as in `min` or `statistics.median`, and their spread."""
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else (0.0, 0.0, 0.0)
+    return Timing(counts(samples), (high - low) / 2)
 
 
 def compute_cost(
@@ -46,8 +46,8 @@ def compute_cost(
     return ComputeCost(
         case_id=case.case_id,
         round=round_,
-        forward_ms=forward.median,
-        backward_ms=backward.median,
+        forward_ms=forward.ms,
+        backward_ms=backward.ms,
         forward_spread_ms=forward.spread,
         backward_spread_ms=backward.spread,
         disturbed=disturbed,
@@ -59,8 +59,8 @@ def comm_cost(case: CommCase, round_: int, forwards: Sequence[Timing], backwards
     return CommCost(
         case_id=case.case_id,
         round=round_,
-        forward_ms=tuple(timing.median for timing in forwards),
-        backward_ms=tuple(timing.median for timing in backwards),
+        forward_ms=tuple(timing.ms for timing in forwards),
+        backward_ms=tuple(timing.ms for timing in backwards),
         forward_spread_ms=tuple(timing.spread for timing in forwards),
         backward_spread_ms=tuple(timing.spread for timing in backwards),
     )
@@ -77,15 +77,12 @@ class Device(Protocol):
     def timed(self, step: Callable[[], Any], waiting: bool = False) -> tuple[float, Any]:
         """Milliseconds that the step took on this device, and what it returned. `waiting` for other devices counts if said."""
 
-    def waited(self) -> float:
-        """How long the steps since the last call had to wait for the device itself, as a share of their time on it."""
-
 
 class Cpu:
     """This machine's CPU with `threads` threads. Writes twice the last-level cache to flush it.
 
     One thread is timed by its own CPU clock, unless waiting counts: while others take the core from it, that stands still. On
-    an idle machine it agrees with the wall clock; with three busy processes a core labels vary half as much.
+    an idle machine it agrees with the wall clock.
     """
 
     def __init__(self, threads: int) -> None:
@@ -94,7 +91,6 @@ class Cpu:
         torch.set_num_threads(threads)
         self.threads = threads
         self.torch = torch.device("cpu")
-        self.spent = self.passed = 0.0  # seconds of CPU time, and of wall clock, in steps timed by the former
 
     @cached_property
     def eviction(self) -> "torch.Tensor":
@@ -106,19 +102,10 @@ class Cpu:
         self.eviction.fill_(1.0)
 
     def timed(self, step: Callable[[], Any], waiting: bool = False) -> tuple[float, Any]:
-        by_wall = waiting or self.threads > 1
-        began, began_wall = time.thread_time(), time.perf_counter()
+        clock = time.perf_counter if waiting or self.threads > 1 else time.thread_time
+        began = clock()
         result = step()
-        spent, passed = time.thread_time() - began, time.perf_counter() - began_wall
-        if by_wall:
-            return passed * 1e3, result
-        self.spent, self.passed = self.spent + spent, self.passed + passed
-        return spent * 1e3, result
-
-    def waited(self) -> float:
-        share = self.passed / self.spent - 1 if self.spent else 0.0
-        self.spent = self.passed = 0.0
-        return share
+        return (clock() - began) * 1e3, result
 
 
 class Cuda:
@@ -156,9 +143,6 @@ class Cuda:
         ended.synchronize()
         return began.elapsed_time(ended), result
 
-    def waited(self) -> float:
-        return 0.0  # nothing tells; a shared GPU shows in the spread
-
 
 def open_device(kind: str, index: int, threads: int) -> Device:
     """`cpu` or GPU `index`."""
@@ -174,29 +158,35 @@ class CaseTiming(NamedTuple):
 def time_case(
     device: Device, forward: Callable[[], Any], backward: Callable[[Any], Any], warmup: int, repeats: int
 ) -> CaseTiming:
-    """Forward and backward of a case, each from a cold cache: warm-up first, then up to `repeats` repeats.
+    """Forward and backward of a case, each from a cold cache: warm-up first, then the fastest of `repeats` repeats.
 
-    `backward` gets what `forward` returned. A long case ends early, but not before MIN_REPEATS. It was disturbed where the
-    repeats scatter, or others had the core meanwhile, by more than CALM_SPREAD or CALM_WAIT.
+    `backward` gets what `forward` returned. Until the fastest agree, up to as many repeats again are taken. A long case ends
+    early, but not before MIN_REPEATS. It was disturbed where the fastest differ by more than CALM in the end.
     """
     forwards: list[float] = []
     backwards: list[float] = []
-    spent_ms = 0.0
-    device.waited()
-    for repeat in range(warmup + repeats):
-        if repeat >= warmup + MIN_REPEATS and spent_ms > LONG_CASE_MS:
-            break
+    for repeat in range(warmup + 2 * repeats):
         device.flush()  # also in the warm-up, since lines used again and again outlast one flush
         forward_ms, result = device.timed(forward)
         device.flush()
         backward_ms, _ = device.timed(partial(backward, result))
-        if repeat >= warmup:
-            forwards.append(forward_ms)
-            backwards.append(backward_ms)
-            spent_ms += forward_ms + backward_ms
-    both = timing([forward_ms + backward_ms for forward_ms, backward_ms in zip(forwards, backwards, strict=True)])
-    disturbed = both.spread > CALM_SPREAD * both.median or device.waited() > CALM_WAIT
-    return CaseTiming(timing(forwards), timing(backwards), disturbed)
+        if repeat < warmup:
+            continue
+        forwards.append(forward_ms)
+        backwards.append(backward_ms)
+        settled = max(disagreement(forwards), disagreement(backwards)) <= SETTLED
+        if settled and len(forwards) >= repeats:
+            break
+        if len(forwards) >= MIN_REPEATS and sum(forwards) + sum(backwards) > LONG_CASE_MS:
+            break
+    disturbed = max(disagreement(forwards), disagreement(backwards)) > CALM
+    return CaseTiming(timing(forwards, min), timing(backwards, min), disturbed)
+
+
+def disagreement(samples: Sequence[float]) -> float:
+    """How much slower than the fastest sample the last of the AGREEING fastest is, as a share."""
+    fastest = sorted(samples)[:AGREEING]
+    return fastest[-1] / fastest[0] - 1 if fastest[0] else 0.0
 
 
 def last_level_cache_bytes() -> int:

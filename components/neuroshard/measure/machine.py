@@ -7,9 +7,10 @@ from neuroshard import __version__, devices
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.units import format_bytes
+from neuroshard.measure.cores import may_go_first
 from neuroshard.measure.gpu_facts import gpu_facts
 from neuroshard.measure.harness import last_level_cache_bytes
-from neuroshard.measure.rowcap import default_memory_limit
+from neuroshard.measure.rowcap import available_bytes, default_memory_limit
 
 
 class Machine(Protocol):
@@ -31,6 +32,9 @@ class Machine(Protocol):
 
     def memory_limit(self) -> int | None:
         """Bytes for the tables of a case unless the user says; None where a case that does not fit is to fail."""
+
+    def check_room(self, buffer_bytes: int) -> None:
+        """Raise MeasureError where the tables of a case, allocated beforehand, are more than there is memory for."""
 
     def abreast(self) -> int:
         """How many table sets can be measured side by side without one disturbing the other."""
@@ -57,6 +61,13 @@ class CpuMachine:
     def memory_limit(self) -> int | None:
         return default_memory_limit()
 
+    def check_room(self, buffer_bytes: int) -> None:
+        if buffer_bytes > (available := available_bytes()):
+            raise MeasureError(
+                f"the tables of a case take up to {format_bytes(buffer_bytes)}, and {format_bytes(available)} of memory are "
+                "available; measure with a smaller --memory-limit"
+            )
+
     def abreast(self) -> int:
         return 1  # cores share the last-level cache and the memory
 
@@ -66,7 +77,8 @@ class CpuMachine:
     def notes(self) -> tuple[str, ...]:
         return (
             "with one thread, compute is in ms of CPU time, so that waiting for a busy core does not count",
-            f"measured on a CPU: an exchange is among processes that share {devices.cores()} cores",
+            f"measured on a CPU: an exchange is among processes that share {devices.cores()} cores, "
+            + ("ahead of all others there" if may_go_first() else "in turn with all others there"),
             f"before each timed step {format_bytes(2 * last_level_cache_bytes())} were written, twice the last-level cache",
         )
 
@@ -102,6 +114,9 @@ class CudaMachine:
 
     def memory_limit(self) -> int | None:
         return None
+
+    def check_room(self, buffer_bytes: int) -> None:
+        """Nothing is allocated beforehand."""
 
     def abreast(self) -> int:
         import torch

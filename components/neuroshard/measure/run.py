@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TRIES = 2  # of a case whose worker was lost; after them the loss is the case's error
 NO_CALMER = 10  # second looks in a row that were disturbed too: then the others are left to a later run
-LOST_IN_A_ROW = 3  # cases; then it is not the cases, and the run stops
+LOST_IN_A_ROW = 3  # cases; then it may be the machine instead, and the run stops if it is
 
 Cost = ComputeCost | CommCost
 
@@ -34,9 +34,11 @@ def measure(steps: Sequence[Step], backend: Backend, deadline: float = math.inf)
     """Each step with its cost, until `deadline` on the monotonic clock.
 
     A lost worker is replaced and the case tried again; then it is a cost with an error, told only once a worker has lived
-    through another case. Raises MeasureError where LOST_IN_A_ROW cases in a row lose theirs, or the backend cannot measure.
+    through another case. Where LOST_IN_A_ROW cases in a row lose theirs, one of their kind that went well is measured again,
+    to see who is at fault. Raises MeasureError where that is lost too, or there is none, or the backend cannot measure.
     """
     lost: list[tuple[Step, Cost]] = []
+    went_well: dict[str, Step] = {}
     for chunk in side_by_side(steps, backend.abreast):
         if time.monotonic() >= deadline:
             break
@@ -44,17 +46,30 @@ def measure(steps: Sequence[Step], backend: Backend, deadline: float = math.inf)
         for place, step in enumerate(chunk):
             try:
                 cost = together[place] if together else _measured(step, backend)
+                went_well[step.kind] = step
             except WorkerLost as error:
                 lost.append((step, _failed(step, str(error))))
-                if len(lost) == LOST_IN_A_ROW:
+                if len(lost) < LOST_IN_A_ROW:
+                    continue
+                if not _can_be_had(went_well.get(step.kind), backend):
                     raise MeasureError(
                         f"the workers of {len(lost)} cases in a row were lost, the last: {error}"
                     ) from None
+                yield from lost
+                lost.clear()
                 continue
             yield from lost
             lost.clear()
             yield step, cost
     yield from lost
+
+
+def _can_be_had(step: Step | None, backend: Backend) -> bool:
+    """Does a worker live through this step?"""
+    try:
+        return step is not None and bool(_measured(step, backend))
+    except WorkerLost:
+        return False
 
 
 def side_by_side(steps: Sequence[Step], abreast: int) -> Iterator[list[Step]]:

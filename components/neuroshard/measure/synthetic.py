@@ -1,5 +1,6 @@
 """Backend `synthetic`: the formula with seeded noise, so that what is learnt from costs can be held against the truth."""
 
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
@@ -71,7 +72,7 @@ class Synthetic:
         """Nothing was started."""
 
     def _measured(self, case_id: str, round_: int, truth: Floats) -> list[Timing]:
-        """Each true time as `repeats` noisy ones, in the way that a harness tells them: (N,) -> N timings."""
+        """Each true time as `repeats` noisy ones, of which the median counts, as the noise goes both ways: (N,) -> N timings."""
         rng = np.random.default_rng([self.settings.seed, int(case_id, 16), round_])
         noise = rng.lognormal(0.0, NOISE, (self.settings.repeats, len(truth)))
-        return [timing(column) for column in (truth * noise).T.tolist()]
+        return [timing(column, statistics.median) for column in (truth * noise).T.tolist()]

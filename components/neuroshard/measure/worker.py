@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
@@ -61,6 +62,8 @@ class Worker:
             kind, value = self.connection.recv()
         except (EOFError, OSError):
             raise WorkerLost(self.death()) from None
+        except Exception as error:  # what a broken process may write has no end
+            raise WorkerLost(f"worker gave an answer that cannot be read ({one_line(error)})") from None
         if kind == "refused":
             raise MeasureError(value)
         if kind == "failed":
@@ -161,8 +164,14 @@ def gather(workers: Sequence[Worker], timeout_seconds: float) -> list[Any]:
         if not ready:
             raise WorkerLost(f"no answer within {timeout_seconds:g} s, so the worker was killed")
         for connection in ready:
-            index = awaited.pop(connection)
-            answers[index] = workers[index].receive()
+            worker = workers[index := awaited.pop(connection)]
+            # half an answer is no end of the wait for the other half
+            stop = threading.Timer(max(deadline - time.monotonic(), CLOSE_SECONDS), worker.process.kill)
+            stop.start()
+            try:
+                answers[index] = worker.receive()
+            finally:
+                stop.cancel()
     return answers
 
 

@@ -88,7 +88,7 @@ def _hardware(hardware: Hardware) -> list[Fact]:
 
 
 def _bench(bench: Bench) -> list[Fact]:
-    repeats = f"{bench.warmup} warm-ups, median of {bench.repeats}"
+    repeats = f"{bench.warmup} warm-ups, {bench.repeats} repeats"
     told = {"measuring": f"{bench.backend}, {repeats}, optimizer {bench.optimizer}, seed {bench.seed}"}
     return [Fact(name, value) for name, value in {**told, **bench.facts, **bench.versions}.items()]
 
