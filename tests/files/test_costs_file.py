@@ -213,3 +213,14 @@ def test_a_part_that_is_cut_off_is_set_aside_and_measured_again(tmp_path, tables
     assert (told.count("\n"), "set aside as compute-00000.parquet.broken" in told) == (1, True)
     assert {cost.case_id for _, cost in read_costs(tmp_path).compute} == {case.case_id for case in compute[:2]}
     assert (tmp_path / "compute-00000.parquet.broken").exists()
+
+
+def test_machines_that_were_differently_calm_are_one_bench(tmp_path, tables, compute):
+    benches = [{"2": 0.5, "4": 1.5}, {"2": 0.25}]
+    for place, calm in enumerate(benches):
+        bench = BENCH.model_copy(update={"calm_exchange_ms": calm})
+        with CostWriter(tmp_path / str(place), bench, tables) as writer:
+            writer.add_compute(compute[place], timed(compute[place]))
+    joined = read_costs(tmp_path / "0", tmp_path / "1")
+    assert joined.bench.calm_exchange_ms == {"2": 0.25, "4": 1.5}
+    assert len(joined.compute) == 2

@@ -12,7 +12,9 @@ from neuroshard.core.table import Table
 from neuroshard.files.traces import Lookups, Traces, write_traces
 from neuroshard.measure import hardware
 from neuroshard.measure.backends import Settings
+from neuroshard.measure.exchange import Measured
 from neuroshard.measure.hardware import OnMachine, cpu
+from neuroshard.measure.harness import Timing
 from neuroshard.measure.machine import CpuMachine
 from neuroshard.measure.run import measure
 from neuroshard.measure.schedule import Step
@@ -97,11 +99,28 @@ def test_a_rank_killed_in_an_exchange_is_told_and_all_are_replaced(backend: OnMa
     assert backend.exchange(EXCHANGE, 0).error is None
 
 
-def test_a_run_that_goes_on_keeps_its_memory_limit(backend: OnMachine) -> None:
-    """The default depends on the memory that happens to be available, so it is asked for once."""
+def test_a_run_that_goes_on_keeps_its_memory_limit_and_what_it_is_scaled_to(backend: OnMachine) -> None:
+    """The defaults depend on the memory that happens to be available, and on how calm it is, so they are asked for once."""
     unsaid = Settings(batch_size=256, warmup=1, repeats=5)
-    assert cpu(ALL, unsaid, None).bench != backend.bench
+    fresh = cpu(ALL, unsaid, None)
+    fresh.close()
+    assert fresh.bench != backend.bench
+    assert list(fresh.bench.calm_exchange_ms) == ["2"]
     assert cpu(ALL, unsaid, backend.bench).bench == backend.bench
+
+
+def test_an_exchange_on_a_machine_half_as_fast_is_scaled_to_its_calm_speed(
+    backend: OnMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CommCase(device_dims=(64, 64), start_delays_ms=(0, 5))
+    calm = backend.bench.calm_exchange_ms["2"]
+    slow = [
+        Measured(Timing(9.0, 0.5), Timing(4.0, 0.5), 2 * calm),
+        Measured(Timing(4.0, 0.5), Timing(4.0, 0.5), 2 * calm),
+    ]
+    monkeypatch.setattr(backend.all, "ask", lambda case, count: slow)
+    cost = backend.exchange(case, 0)
+    assert (cost.forward_ms, cost.backward_ms) == ((7.0, 2.0), (2.0, 2.0))
 
 
 def test_traces_are_looked_up_as_they_are(tmp_path: Path) -> None:

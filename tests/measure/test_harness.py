@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from neuroshard.measure.cores import may_go_first
-from neuroshard.measure.exchange import lower_decile
-from neuroshard.measure.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, time_case, timing
+from neuroshard.measure.exchange import at_speed, lower_decile
+from neuroshard.measure.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, Timing, time_case, timing
 
 
 class Scripted:
@@ -68,6 +68,12 @@ def test_one_repeat_is_a_label_without_a_spread() -> None:
 def test_of_an_exchange_a_tenth_may_be_too_fast_to_be_true() -> None:
     assert lower_decile([float(ms) for ms in reversed(range(28))]) == 2.0
     assert lower_decile([5.0, 4.0]) == 4.0
+
+
+def test_what_is_scaled_to_another_speed_is_the_exchange_and_not_the_wait_for_it() -> None:
+    assert at_speed(Timing(13.0, 1.0), 0.5, waiting_ms=10.0) == (11.5, 0.5)
+    assert at_speed(Timing(9.0, 1.0), 0.5, waiting_ms=10.0) == (9.0, 0.5)
+    assert at_speed(Timing(3.0, 1.0), 2.0) == (6.0, 2.0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux's scheduler")

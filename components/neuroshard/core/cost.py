@@ -67,10 +67,13 @@ class Bench(Value):
     versions: dict[str, str] = Field(default_factory=dict)
     facts: dict[str, str] = Field(default_factory=dict)  # of the hardware, beyond its kind: clocks, power cap, links
     notes: tuple[str, ...] = ()
+    calm_exchange_ms: dict[str, float] = Field(
+        default_factory=dict
+    )  # of the sentinel, by devices: what labels are scaled to
 
     @model_serializer(mode="wrap")
     def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"memory_limit_bytes": None, "facts": {}})
+        return without_defaults(fields(self), {"memory_limit_bytes": None, "facts": {}, "calm_exchange_ms": {}})
 
 
 class ComputeCost(Value):

@@ -191,8 +191,9 @@ def read_costs(folder: Path, *more: Path) -> Costs:
     """A whole cost set, errors included. Raises InvalidInput that names file and row; also where a row occurs twice.
 
     Several folders are read as one set, which InvalidInput refuses where they are of different benches; only what follows from
-    the cases, which tables were capped and how far, may differ, and is joined. A case that several have measured has further
-    rounds; one and the same measurement in two folders, copied from one to the other, counts once.
+    the cases, which tables were capped and how far, and how calm each machine was, may differ, and is joined. A case that
+    several have measured has further rounds; one and the same measurement in two folders, copied from one to the other, counts
+    once.
     """
     costs = _read_folder(folder)
     for other in more:
@@ -205,6 +206,10 @@ def _joined(costs: Costs, more: Costs, where: str) -> Costs:
     capped = {
         "capped_tables": tuple(sorted({name for bench in benches for name in bench.capped_tables})),
         "row_cap_bytes": min((b.row_cap_bytes for b in benches if b.row_cap_bytes is not None), default=None),
+        "calm_exchange_ms": {
+            devices: min(bench.calm_exchange_ms[devices] for bench in benches if devices in bench.calm_exchange_ms)
+            for devices in sorted({devices for bench in benches for devices in bench.calm_exchange_ms})
+        },
     }
     bench, other = (bench.model_copy(update=capped) for bench in benches)
     if bench != other:

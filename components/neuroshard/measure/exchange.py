@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from neuroshard.core.case import CommCase
 from neuroshard.measure.backends import Settings
@@ -21,6 +21,8 @@ COLLECTIVES = {"cpu": "gloo", "cuda": "nccl"}
 BACKWARDS = 3  # to one forward, which takes longer for its delays: short times need more repeats for the same certainty
 BURSTS = 4  # of a forward and its backwards, to one repeat of a table set; as many as repeats where they take long
 LONG_EXCHANGE_SECONDS = 1.0
+SENTINEL_DIM = 256  # of each device, in the exchange that is measured beside each case on CPUs
+CALM_LOOKS = 5  # at the sentinel when a run begins; the calmest is what labels are scaled to
 LEAD_SECONDS = 0.001  # between agreeing on a start and the start; by then all have heard of it
 
 
@@ -35,8 +37,27 @@ def lower_decile(samples: Sequence[float]) -> float:
     return sorted(samples)[len(samples) // 10]
 
 
+def sentinel(devices: int) -> CommCase:
+    """The exchange whose time tells how fast the machine exchanges just now."""
+    return CommCase(device_dims=(SENTINEL_DIM,) * devices, start_delays_ms=(0.0,) * devices)
+
+
+def at_speed(timed: Timing, speed: float, waiting_ms: float = 0.0) -> Timing:
+    """A time that took `speed` of what it takes otherwise, but for the waiting in it, which takes as long at any."""
+    waited = min(waiting_ms, timed.ms)
+    return Timing(waited + (timed.ms - waited) * speed, timed.spread * speed)
+
+
+class Measured(NamedTuple):
+    """What one device measured; the sentinel on CPUs only."""
+
+    forward: Timing
+    backward: Timing
+    sentinel_ms: float | None
+
+
 class Rank:
-    """Device `rank` of the exchanges, serving `case -> (forward, backward)` or the text of an out-of-memory error.
+    """Device `rank` of the exchanges, serving `case -> Measured` or the text of an out-of-memory error.
 
     All ranks join one process group of `max(counts)` devices. An exchange among fewer is among the first of them.
     """
@@ -67,7 +88,10 @@ class Rank:
         if rank == 0:  # all ranks are in the exchange above, so all have met
             shutil.rmtree(folder, ignore_errors=True)
 
-    def __call__(self, case: CommCase) -> tuple[Timing, Timing] | str:
+        # NCCL has its links to itself, and needs no sentinel
+        self.sentinels = {n: self._steps(sentinel(n))[1] for n in counts if rank < n} if kind == "cpu" else {}
+
+    def __call__(self, case: CommCase) -> Measured | str:
         devices, delay_ms = len(case.device_dims), case.start_delays_ms[self.rank]
         try:
             forward, backward = self._steps(case)
@@ -81,6 +105,8 @@ class Rank:
 
         forwards: list[float] = []
         backwards: list[float] = []
+        sentinels: list[float] = []
+        beside = self.sentinels.get(devices)
         warmup, repeats = self.settings.warmup, self.settings.repeats
         until = time.monotonic() + LONG_EXCHANGE_SECONDS
         for burst in range(warmup + BURSTS * repeats):
@@ -88,7 +114,12 @@ class Rank:
                 break
             forwards.append(self._timed(forward, devices, delay_ms))
             backwards += [self._timed(backward, devices, 0.0) for _ in range(BACKWARDS)]
-        return timing(forwards[warmup:], lower_decile), timing(backwards[BACKWARDS * warmup :], lower_decile)
+            sentinels += [self._timed(beside, devices, 0.0)] if beside else []
+        return Measured(
+            timing(forwards[warmup:], lower_decile),
+            timing(backwards[BACKWARDS * warmup :], lower_decile),
+            lower_decile(sentinels[warmup:]) if sentinels else None,
+        )
 
     def _timed(self, step: Callable[[], Any], devices: int, delay_ms: float) -> float:
         self._start_together(devices, delay_ms)

@@ -5,6 +5,7 @@ device.
 """
 
 import importlib.util
+import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +16,20 @@ from neuroshard.core.cost import Bench, CommCost, ComputeCost, Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.units import format_bytes
 from neuroshard.measure.backends import Settings
-from neuroshard.measure.exchange import BACKWARDS, BURSTS, COLLECTIVES, LONG_EXCHANGE_SECONDS
+from neuroshard.measure.exchange import (
+    BACKWARDS,
+    BURSTS,
+    CALM_LOOKS,
+    COLLECTIVES,
+    LONG_EXCHANGE_SECONDS,
+    Measured,
+    at_speed,
+    sentinel,
+)
 from neuroshard.measure.harness import AGREEING, LONG_CASE_MS, MIN_REPEATS, SETTLED, comm_cost
 from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine, installed_versions
 from neuroshard.measure.rowcap import buffer_bytes, capped_tables, least_cap
-from neuroshard.measure.worker import Crew
+from neuroshard.measure.worker import Crew, WorkerLost
 
 # gloo otherwise looks for the address of this host's name, which a container may not have
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() else {}
@@ -33,12 +43,12 @@ class OnMachine:
             if importlib.util.find_spec(package) is None:
                 raise MeasureError(f"backend {machine.kind} needs {package}, not installed here: {machine.install}")
         self.machine, self.settings = machine, settings
-        self.bench = bench_of(machine, cases, settings, begun)
+        bench = bench_of(machine, cases, settings, begun)
         self.most_devices = machine.most_devices()
         counts = {len(case.device_dims) for case in cases.comm}
         self.counts = tuple(sorted(n for n in counts if self.most_devices is None or n <= self.most_devices))
 
-        limit = self.bench.memory_limit_bytes
+        limit = bench.memory_limit_bytes
         self.abreast = machine.abreast()
         buffers = buffer_bytes(cases.compute, settings.optimizer, limit)
         machine.check_room(sum(buffers))
@@ -51,6 +61,8 @@ class OnMachine:
             environment,
         )
         self.all = Crew("neuroshard.measure.exchange:Rank", self._ranks, settings.timeout_seconds, environment)
+        calm = begun.calm_exchange_ms if begun else self._calm_exchange_ms()
+        self.bench = bench.model_copy(update={"calm_exchange_ms": calm})
 
     def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
         return self.compute_abreast([(case, round_)])[0]
@@ -63,8 +75,32 @@ class OnMachine:
         errors = [answer for answer in answers if isinstance(answer, str)]
         if errors:
             return CommCost(case_id=case.case_id, round=round_, error=max(errors))
-        forwards, backwards = zip(*answers, strict=True)
-        return comm_cost(case, round_, forwards, backwards)
+        calm, now = self.bench.calm_exchange_ms.get(str(len(answers))), sentinel_ms(answers)
+        speed = calm / now if calm and now else 1.0
+        last = max(case.start_delays_ms)
+        return comm_cost(
+            case,
+            round_,
+            [
+                at_speed(one.forward, speed, last - delay)
+                for one, delay in zip(answers, case.start_delays_ms, strict=True)
+            ],
+            [at_speed(one.backward, speed) for one in answers],
+        )
+
+    def _calm_exchange_ms(self) -> dict[str, float]:
+        """The sentinel's ms for each number of devices, at the calmest of some looks; none where there is no sentinel.
+
+        Where it cannot be measured, neither can an exchange, of which each case then tells.
+        """
+        if self.machine.kind != "cpu":
+            return {}
+        try:
+            looks = [(n, self.all.ask(sentinel(n), count=n)) for _ in range(CALM_LOOKS) for n in self.counts]
+        except WorkerLost:
+            return {}
+        seen = [(str(n), sentinel_ms(answers)) for n, answers in looks if not any(isinstance(a, str) for a in answers)]
+        return {devices: min(ms for n, ms in seen if n == devices) for devices in sorted({n for n, _ in seen})}
 
     def close(self) -> None:
         self.sets.close()
@@ -74,6 +110,11 @@ class OnMachine:
         """Arguments of each rank, with a new folder to meet in, which rank 0 removes when they have met."""
         folder = tempfile.mkdtemp(prefix="neuroshard-exchange-")
         return [(self.machine.kind, rank, self.counts, folder, self.settings) for rank in range(max(self.counts))]
+
+
+def sentinel_ms(answers: Sequence[Measured]) -> float:
+    """The sentinel's ms over all devices; 0 where there is none."""
+    return statistics.mean(answer.sentinel_ms or 0.0 for answer in answers)
 
 
 def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | None) -> Bench:
