@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from helpers.plans import make_plan, row_plan
 from neuroshard.cli import app
 from neuroshard.core.text import bar, wrapped
-from neuroshard.files.plan import write_plan
+from neuroshard.files.plan import read_plan, write_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = "model.sparse.some_very_long_module_path.embedding_collection.table_of_users_by_country_and_device_0815"
@@ -191,9 +191,26 @@ def test_progress_on_a_terminal_keeps_to_one_line_of_its_width(tmp_path):
 INTERRUPTED = """
 import signal, sys
 from neuroshard.cli import main
-from neuroshard.search import run as room
+from neuroshard.pretrain import run as room
 room.run = lambda *_, **__: signal.raise_signal(signal.SIGINT)
-sys.argv[1:] = "search t.json --model analytic:h100 --devices 2 --memory 1GiB -o plan.json".split()
+sys.argv[1:] = "pretrain costs/ -o model/".split()
+main()
+"""
+
+STOPPED = """
+import signal, sys
+from neuroshard.cli import main
+from neuroshard.search import improve
+shake, times = improve.shake, int(sys.argv[1])
+def pressed(*given):
+    global times
+    if times:
+        times -= 1
+        signal.raise_signal(signal.SIGINT)
+    shake(*given)
+improve.shake = pressed
+sys.argv[1:] = "search t.json --model analytic:h100 --batch-size 64 --devices 2 --memory 1GiB -o plan.json".split()
+sys.argv += ["--time-budget", "10m"]
 main()
 """
 
@@ -202,3 +219,20 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback():
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
 
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
+@pytest.mark.parametrize(("times", "written"), [(1, True), (2, False)])
+def test_ctrl_c_during_a_search_writes_the_best_so_far_and_twice_leaves_without(tmp_path, times, written):
+    tables = [{"name": f"t{i}", "rows": 1000 * i + 10, "dim": 64, "pooling_factor": 3.0 * i} for i in range(9)]
+    (tmp_path / "t.json").write_text(json.dumps({"tables": tables}))
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, str(times)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 130
+    assert "stopping: the best plan so far is written; Ctrl-C again leaves at once" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "plan.json").exists() is written
+    if written:
+        plan = read_plan(tmp_path / "plan.json")
+        assert plan.cost_ms <= min(max(one.predicted_ms) for one in plan.baselines if one.predicted_ms)
+        assert any(note.startswith("the search was stopped by hand") for note in plan.provenance.notes)

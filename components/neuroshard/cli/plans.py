@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from neuroshard.cli.app import command
+from neuroshard.cli.interrupt import INTERRUPTED, asked_to_stop
 from neuroshard.cli.options import AsJson, Seed, out_file
 from neuroshard.core.errors import UsageError
 from neuroshard.core.units import format_bytes, parse_bytes, parse_duration, parse_memory
@@ -78,38 +79,42 @@ def search(
     ] = None,
     seed: Seed = 0,
 ) -> None:
-    """Search the plan whose slowest device is fastest, by the cost model."""
+    """Search the plan whose slowest device is fastest, by the cost model. Ctrl-C writes the best so far."""
     from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
     from neuroshard.report.text import plan_text
     from neuroshard.search.run import run
 
     given = ConstraintsFile() if constraints is None else read_constraints(constraints)
-    plan = run(
-        tables_json,
-        _cost_model(model, store, hardware),
-        out,
-        devices=devices,
-        memory_bytes=parse_memory(memory, devices),
-        batch_size=batch_size,
-        algorithm=algorithm,
-        seed=seed,
-        rounds=rounds,
-        time_budget_s=None if time_budget is None else parse_duration(time_budget),
-        constraints=with_flags(
-            given,
-            reserve=reserve,
-            min_dim=min_dim,
-            max_shards=max_shards,
-            never_split=never_split or (),
-            pins=pin or (),
-            together=together or (),
-            row_wise=row_wise or (),
-        ),
-        previous=previous,
-        move_budget_bytes=None if move_budget is None else parse_bytes(move_budget),
-    )
+    with asked_to_stop("the best plan so far is written") as stop:
+        plan = run(
+            tables_json,
+            _cost_model(model, store, hardware),
+            out,
+            devices=devices,
+            memory_bytes=parse_memory(memory, devices),
+            batch_size=batch_size,
+            algorithm=algorithm,
+            seed=seed,
+            rounds=rounds,
+            time_budget_s=None if time_budget is None else parse_duration(time_budget),
+            constraints=with_flags(
+                given,
+                reserve=reserve,
+                min_dim=min_dim,
+                max_shards=max_shards,
+                never_split=never_split or (),
+                pins=pin or (),
+                together=together or (),
+                row_wise=row_wise or (),
+            ),
+            previous=previous,
+            move_budget_bytes=None if move_budget is None else parse_bytes(move_budget),
+            stop=stop,
+        )
     typer.echo(plan_text(plan))
     typer.echo(f"{out}: written")
+    if stop.is_set():
+        raise typer.Exit(INTERRUPTED)
 
 
 @command("neuroshard show plan.json", "Show a plan, as numbers and bars.")

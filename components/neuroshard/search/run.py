@@ -7,6 +7,7 @@ of the NeuroShard paper (MLSys 2023, arXiv 2305.01868) as published; the rest ar
 """
 
 import math
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,7 @@ def search(
     move_budget_bytes: int | None = None,
     cost_model_error: float | None = None,
     notes: tuple[str, ...] = (),
+    stop: threading.Event | None = None,
 ) -> Plan:
     """The plan whose slowest device is fastest, as far as `algorithm` finds it; with the heuristics' costs beside it.
 
@@ -56,7 +58,8 @@ def search(
     machine, else on the seed alone. `on_improvement` is told the seconds since the search began and the cost in ms of every plan
     that is better than all before. `width` is that of the published search. With a `previous` plan the search starts from it, and
     moves at most `move_budget_bytes` of weights and optimizer state. `cost_model_error` (how far the model's predictions
-    lie from measured costs, as a share) and `notes` go into the plan's provenance.
+    lie from measured costs, as a share) and `notes` go into the plan's provenance. Once `stop` is set, the search comes to an
+    end, with the best so far.
 
     Raises UsageError for what is not an algorithm or no effort, Infeasible where no plan fits or none is found, and what the
     cost model raises where it knows no exchange between so many devices.
@@ -74,7 +77,7 @@ def search(
         raise UsageError(f"{algorithm} places all tables anew; only neuroshard starts from a plan")
     if move_budget_bytes is not None and previous is None:
         raise UsageError("a move budget is for a search that starts from a plan; give it with --from")
-    watch = Watch(time_budget_s, on_improvement)
+    watch = Watch(time_budget_s, on_improvement, stop)
     check_feasible(task, cost_model)
     problem, rng = Problem(task, cost_model), np.random.default_rng(seed)
     if len(problem.row_blocks.items):
@@ -105,6 +108,8 @@ def search(
     state = State.of(problem, found)
     if algorithm == "neuroshard" and previous is None and not len(problem.row_blocks.items) and prices_rows(cost_model):
         notes = (*notes, *worth_allowing(problem, state))
+    if watch.stopped:
+        notes = (*notes, "the search was stopped by hand: more of it might have found a better plan")
     provenance = Provenance(
         neuroshard_version=__version__,
         algorithm=algorithm,
@@ -143,11 +148,13 @@ def run(
     constraints: ConstraintsFile | None = None,
     previous: Path | Plan | None = None,
     move_budget_bytes: int | None = None,
+    stop: threading.Event | None = None,
 ) -> Plan:
     """Search a plan for a tables.json with a cost model (see costmodel/open.py), and write it as plan.json.
 
     `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `previous` is a
-    plan to start from, or its file. Raises InvalidInput, UsageError and Infeasible; then nothing is written.
+    plan to start from, or its file; `stop`, once it is set, ends the search. Raises InvalidInput, UsageError and Infeasible;
+    then nothing is written.
     """
     if len(memory_bytes) != devices:
         raise UsageError(f"memory of {len(memory_bytes)} devices for {devices} devices; give one amount per device")
@@ -176,6 +183,7 @@ def run(
         move_budget_bytes=move_budget_bytes,
         cost_model_error=error_on_unseen_tables(model),
         notes=short,
+        stop=stop,
     )
     write_plan(out, plan)
     return plan

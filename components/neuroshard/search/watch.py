@@ -1,5 +1,6 @@
 """What a search tells while it runs, and when it must stop: the clock stands here, so that the search itself has none."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,10 +17,15 @@ MOST_TOLD = 100  # improvements in a plan: a curve needs no more
 class Watch:
     """The best cost so far, each improvement with the step that it came at, and whether the time is up."""
 
-    def __init__(self, time_budget_s: float | None = None, on_improvement: OnImprovement | None = None) -> None:
+    def __init__(
+        self,
+        time_budget_s: float | None = None,
+        on_improvement: OnImprovement | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
         self.began = self.shown = time.perf_counter()
         self.ends = None if time_budget_s is None else self.began + time_budget_s
-        self.on_improvement = on_improvement
+        self.on_improvement, self.stop = on_improvement, stop
         self.bar: Bar | None = None
         self.best_ms = float("inf")
         self.steps = 0
@@ -69,6 +75,11 @@ class Watch:
             self.ends = ends
 
     @property
+    def stopped(self) -> bool:
+        """Whether somebody asked it to stop."""
+        return self.stop is not None and self.stop.is_set()
+
+    @property
     def expired(self) -> bool:
-        """Whether the time budget is spent."""
-        return self.ends is not None and time.perf_counter() >= self.ends
+        """Whether the time budget is spent, or it shall stop."""
+        return self.stopped or (self.ends is not None and time.perf_counter() >= self.ends)
