@@ -268,3 +268,29 @@ def test_two_thousand_tables_on_128_devices_are_below_3_mb_and_all_there(opened)
     page.fill("#find", "table_1777")
     assert [row[0] for row in cells(page, "tables")] == ["model.sparse.ebc.table_1777"]
     assert page.locator("#chart-map canvas").count() == 1
+
+
+def test_of_very_many_shards_the_largest_are_told_apart_and_all_are_counted(opened):
+    tables, devices = 250, 128
+    some = tuple(Table(name=f"t{i}", rows=128 * (10 + i), dim=64, pooling_factor=1.5 + i % 40) for i in range(tables))
+    shards = tuple(
+        Shard(table=table.name, row_offset=first, rows=rows, dim=64, device=device)
+        for table in some
+        for device, (first, rows) in enumerate(table.row_blocks(devices))
+    )
+    task = ShardingTask(tables=some, device_memory_bytes=(2**33,) * devices, batch_size=4096)
+    plan = Plan(task=task, shards=shards, provenance=Provenance(neuroshard_version="0", algorithm="neuroshard"))
+    html = report(plan)
+    page = opened(html)
+
+    assert len(html.encode()) < 3_000_000
+    assert page.get_by_text("The smallest 12,000 shards are one block a device").count() == 1
+    page.click("#list-tables + .more")
+    rows = {row[0]: row[1:] for row in cells(page, "tables")}
+    assert rows["t0"] == [
+        "1,280", "64", "1.5", format_bytes(1280 * 260), "128 by rows", "0, 1, 2, 3, 4, 5, 6, 7, … (128)"
+    ]  # fmt: skip
+    page.select_option("#device", "127")
+    assert page.locator("#found").text_content() == "250 of 250 tables"
+    page.hover("#list-tables tbody tr:first-child")
+    assert page.locator("#hover").text_content().count("more shards") == 1

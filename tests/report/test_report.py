@@ -26,6 +26,7 @@ from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.run import deploy
 from neuroshard.files.plan import write_plan
 from neuroshard.measure.evaluate import run as evaluate
+from neuroshard.report import placement
 from neuroshard.report.live import Live, open_live
 from neuroshard.report.run import report, run
 from neuroshard.store.open import open_store
@@ -53,6 +54,29 @@ def test_the_numbers_are_the_plans(html, parts):
     assert sum(data["change"]["arriving"]) == sum(data["change"]["leaving"]) == moved_bytes(parts["live"], plan)
     assert f"{plan.cost_ms:.3f} ms" in html
     assert plan.digest() in html
+
+
+@pytest.mark.parametrize("most", [0, 3, 10**6])
+def test_shards_that_are_not_told_apart_are_there_in_sum(parts, monkeypatch, most):
+    monkeypatch.setattr(placement, "MOST_SHARDS", most)
+    plan = parts["plan"]
+    data = data_of(report(plan, model=parts["model"]))
+    apart, smaller = data["shards"], data["smaller"] or {"device": [], "count": [], "bytes": [], "adds": []}
+
+    assert len(apart["table"]) == min(most, len(plan.shards)) == len(plan.shards) - sum(smaller["count"])
+    memory, adds = [0] * plan.task.devices, sum(apart["adds"])
+    for some in (apart, smaller):
+        for device, nbytes in zip(some["device"], some["bytes"], strict=True):
+            memory[device] += nbytes
+    adds += sum(one * count for one, count in zip(smaller["adds"], smaller["count"], strict=True))
+    assert memory == list(plan.memory_bytes())
+    assert sum(data["tables"]["bytes"]) == sum(memory)
+    assert sum(data["tables"]["adds"]) == pytest.approx(adds, rel=1e-5)
+    by_table = plan.by_table()
+    assert data["tables"]["count"] == [len(by_table[name]) for name in data["tables"]["name"]]
+    assert [{d for a, b in spans for d in range(a, b + 1)} for spans in data["tables"]["devices"]] == [
+        {shard.device for shard in by_table[name]} for name in data["tables"]["name"]
+    ]
 
 
 def test_the_live_plan_is_priced_as_its_own_search_priced_it(html, parts):

@@ -8,7 +8,7 @@ import typer
 from neuroshard.cli.app import command
 from neuroshard.cli.options import Seed, out_file
 from neuroshard.core.errors import UsageError
-from neuroshard.core.text import wrapped
+from neuroshard.core.text import counted, wrapped
 from neuroshard.core.units import parse_bytes, parse_counts, parse_duration, parse_share
 
 
@@ -59,7 +59,7 @@ def augment(
         acquire_for=acquire,
         seed=seed,
     )
-    typer.echo(f"{out}: {len(cases.compute)} compute cases, {len(cases.comm)} exchange cases")
+    typer.echo(f"{out}: {counted(len(cases.compute), 'compute case')}, {counted(len(cases.comm), 'exchange case')}")
 
 
 @command(

@@ -2,10 +2,15 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from neuroshard.core.plan import Plan
 from neuroshard.costmodel.pricing import Prices
+from neuroshard.costmodel.protocol import Ints
 from neuroshard.report.evaluated import Evaluated
-from neuroshard.report.numbers import Columns, short
+from neuroshard.report.numbers import Columns, short, tables_by_rows
+
+MOST_SHARDS = 20_000  # of a page: some 60 bytes each, and a browser draws so many
 
 
 def device_columns(plan: Plan, live_ms: Sequence[float] | None) -> Columns:
@@ -32,31 +37,73 @@ def evaluated_columns(plan: Plan, evaluated: Evaluated) -> Columns:
     return {"measured": measured, "predicted": short(evaluated.predicted_ms(plan)) or [None] * len(measured)}
 
 
-def table_columns(plan: Plan) -> Columns:
-    """A value a table, in the order of the task."""
+def table_columns(plan: Plan, prices: Prices | None) -> Columns:
+    """A value a table, in the order of the task. Of its shards: how many, whether by rows, bytes, `adds` (predicted ms of
+    compute), and the devices, as pairs of the first and the last of a row of them."""
     tables = plan.task.tables
-    return {
+    shards, by_rows = plan.by_table(), tables_by_rows(plan)
+    columns: Columns = {
         "name": [table.name for table in tables],
         "rows": [table.rows for table in tables],
         "dim": [table.dim for table in tables],
         "pooling": short(table.pooling_factor for table in tables),
         "element": [table.element_bytes for table in tables],
-    }
-
-
-def shard_columns(plan: Plan, prices: Prices | None) -> Columns:
-    """A value a shard; `table` is a place among the tables, `alone` and `adds` are predicted ms of compute."""
-    place = {table.name: index for index, table in enumerate(plan.task.tables)}
-    tables = plan.task.tables
-    columns: Columns = {
-        "table": [place[shard.table] for shard in plan.shards],
-        "device": [shard.device for shard in plan.shards],
-        "column": [shard.column_offset for shard in plan.shards],
-        "dim": [shard.dim for shard in plan.shards],
-        "row": [shard.row_offset for shard in plan.shards],
-        "rows": [shard.rows for shard in plan.shards],
-        "bytes": [tables[place[s.table]].shard_bytes(s.rows, s.dim) for s in plan.shards],
+        "count": [len(shards[table.name]) for table in tables],
+        "byRows": [table.name in by_rows for table in tables],
+        "bytes": [sum(table.shard_bytes(s.rows, s.dim) for s in shards[table.name]) for table in tables],
+        "devices": [_spans({shard.device for shard in shards[table.name]}) for table in tables],
     }
     if prices is not None:
-        columns |= {"alone": short(prices.alone_ms), "adds": short(prices.adds_ms)}
+        columns["adds"] = short(np.bincount(_places(plan), weights=prices.adds_ms, minlength=len(tables)))
     return columns
+
+
+def shard_columns(plan: Plan, prices: Prices | None) -> tuple[Columns, Columns | None]:
+    """A value a shard; `table` is a place among the tables, `alone` and `adds` are predicted ms of compute. Of more than
+    MOST_SHARDS the largest; and what the others are on each device that has some, in sum."""
+    tables, place = plan.task.tables, _places(plan)
+    nbytes = [tables[table].shard_bytes(s.rows, s.dim) for table, s in zip(place, plan.shards, strict=True)]
+    listed = sorted(sorted(range(len(nbytes)), key=lambda shard: -nbytes[shard])[:MOST_SHARDS])
+    shards = [plan.shards[shard] for shard in listed]
+    columns: Columns = {
+        "table": [place[shard] for shard in listed],
+        "device": [shard.device for shard in shards],
+        "column": [shard.column_offset for shard in shards],
+        "dim": [shard.dim for shard in shards],
+        "row": [shard.row_offset for shard in shards],
+        "rows": [shard.rows for shard in shards],
+        "bytes": [nbytes[shard] for shard in listed],
+    }
+    if prices is not None:
+        columns |= {"alone": short(prices.alone_ms[listed]), "adds": short(prices.adds_ms[listed])}
+    others = np.delete(np.arange(len(nbytes)), listed)
+    return columns, _in_sum(plan, others, nbytes, prices) if len(others) else None
+
+
+def _in_sum(plan: Plan, shards: Ints, nbytes: Sequence[int], prices: Prices | None) -> Columns:
+    """Of these shards, a value a device: how many, their bytes, and their mean columns and predicted ms."""
+    on = np.array([plan.shards[shard].device for shard in shards.tolist()])
+    devices, device, count = np.unique(on, return_inverse=True, return_counts=True)
+    size = [0] * len(devices)
+    for place, shard in zip(device.tolist(), shards.tolist(), strict=True):
+        size[place] += nbytes[shard]
+    dims = np.array([plan.shards[shard].dim for shard in shards.tolist()])
+    columns: Columns = {"device": devices.tolist(), "count": count.tolist(), "bytes": size}
+    columns["dim"] = short(np.bincount(device, weights=dims) / count)
+    if prices is not None:
+        columns["adds"] = short(np.bincount(device, weights=prices.adds_ms[shards]) / count)
+    return columns
+
+
+def _places(plan: Plan) -> list[int]:
+    """Of each shard the place of its table."""
+    place = {table.name: index for index, table in enumerate(plan.task.tables)}
+    return [place[shard.table] for shard in plan.shards]
+
+
+def _spans(devices: set[int]) -> list[tuple[int, int]]:
+    spans: list[tuple[int, int]] = []
+    for device in sorted(devices):
+        first = spans.pop()[0] if spans and spans[-1][1] == device - 1 else device
+        spans.append((first, device))
+    return spans

@@ -54,6 +54,7 @@ def report(
     changed = None if live is None else change(plan, live, model)
     tables = {table.name: table for table in plan.task.tables}
     prices = None if model is None else price_shards(model, tables, plan.shards, plan.task.devices)
+    shards, smaller = shard_columns(plan, prices)
     by = plan.provenance
     told = {
         "title": f"Sharding plan {plan.digest()[:12]}",
@@ -70,6 +71,7 @@ def report(
         "predicted": plan.predicted is not None,
         "priced": prices is not None,
         "by_rows": bool(tables_by_rows(plan)),
+        "smaller": 0 if smaller is None else sum(smaller["count"]),
         "change": None if changed is None else _change_told(changed),
         "trained": trained is not None,
         "model": model is not None,
@@ -87,8 +89,9 @@ def report(
         "devices": device_columns(plan, None if changed is None else changed.live_ms),
         "evaluated": None if evaluated is None else evaluated_columns(plan, evaluated),
         "evaluated_how": None if evaluated is None else evaluated.how,
-        "tables": table_columns(plan),
-        "shards": shard_columns(plan, prices),
+        "tables": table_columns(plan, prices),
+        "shards": shards,
+        "smaller": smaller,
         "change": None if changed is None else changed.devices,
         "moves": None if changed is None else changed.moves,
         "errors": [] if trained is None else error_rows(trained),

@@ -4,18 +4,17 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const priced = DATA.shards.adds !== undefined;
 
-const tables = rowsOf(DATA.tables).map((row) => ({ ...row, shards: [], bytes: 0, adds: 0 }));
+const tables = rowsOf(DATA.tables).map((row) => ({ ...row, shards: [], onDevices: row.devices.reduce((sum, [first, last]) => sum + last - first + 1, 0) }));
 const shards = rowsOf(DATA.shards).map((row, shard) => {
   const table = tables[row.table];
   table.shards.push(row);
-  table.bytes += row.bytes;
-  table.adds += row.adds || 0;
   return Object.assign(row, { shard, name: table.name, pooling: upTo2.format(table.pooling), columns: columnsText(row), bytesText: bytes(row.bytes),
     rowsText: rowsText(row, table), addsText: priced ? `${ms(row.adds)} ms` : "", aloneText: priced ? `${ms(row.alone)} ms` : "" });
 });
-for (const row of shards) row.shardsOfTable = tables[row.table].shards.length;
-for (const table of tables) table.byRows = table.shards.some((row) => row.rows < table.rows);
-for (const table of tables) table.devices = [...new Set(table.shards.map((row) => row.device))].sort((a, b) => a - b);
+for (const row of shards) row.shardsOfTable = tables[row.table].count;
+// What is too small to be told apart is a block a device.
+const smaller = (DATA.smaller ? rowsOf(DATA.smaller) : []).map((row, place) => ({ ...row, shard: shards.length + place, name: `${whole.format(row.count)} smaller shards`,
+  rowsText: "", columns: "", pooling: "", shardsOfTable: "", bytesText: bytes(row.bytes), addsText: priced ? `${ms(row.adds)} ms each` : "", aloneText: "" }));
 const devices = rowsOf(DATA.devices).map((row, device) => ({ ...row, device, share: row.memory / row.limit,
   memoryText: `${bytes(row.memory)} of ${bytes(row.limit)}` }));
 
@@ -24,7 +23,12 @@ const moves = DATA.moves ? rowsOf(DATA.moves) : [];
 function columnsText(row) { return `${row.column}–${row.column + row.dim - 1}`; }
 function rowsText(row, table) { return row.rows === table.rows ? whole.format(row.rows) : `${whole.format(row.row)}–${whole.format(row.row + row.rows - 1)}`; }
 
-function some(numbers) { return numbers.length > 8 ? `${numbers.slice(0, 8).join(", ")}, … (${numbers.length})` : numbers.join(", "); }
+function liesOn(table, device) { return table.devices.some(([first, last]) => first <= device && device <= last); }
+function someDevices(table) {
+  const first = [];
+  for (const [begin, end] of table.devices) for (let device = begin; device <= end && first.length < 8; device += 1) first.push(device);
+  return first.join(", ") + (table.onDevices > 8 ? `, … (${table.onDevices})` : "");
+}
 
 const chosen = { device: null, find: "" };
 const findBox = document.getElementById("find");
@@ -33,7 +37,7 @@ for (const { device } of devices) deviceBox.append(new Option(String(device), St
 
 function matching() {
   return tables.filter((table) => (chosen.find === "" || table.name.toLowerCase().includes(chosen.find))
-    && (chosen.device === null || table.devices.includes(chosen.device)));
+    && (chosen.device === null || liesOn(table, chosen.device)));
 }
 
 const drawDevices = list("list-devices", [
@@ -57,8 +61,8 @@ const drawTables = list("list-tables", [
   { title: "pooling factor", of: (row) => row.pooling, text: (row) => upTo2.format(row.pooling), number: true, first: "descending" },
   { title: "memory", of: (row) => row.bytes, text: (row) => bytes(row.bytes), number: true, first: "descending" },
   ...(priced ? [{ title: "adds ms, predicted", of: (row) => row.adds, text: (row) => ms(row.adds), number: true, first: "descending" }] : []),
-  { title: "shards", of: (row) => row.shards.length, text: (row) => whole.format(row.shards.length) + (row.byRows ? " by rows" : ""), number: true, first: "descending" },
-  { title: "devices", of: (row) => row.devices[0], text: (row) => some(row.devices) },
+  { title: "shards", of: (row) => row.count, text: (row) => whole.format(row.count) + (row.byRows ? " by rows" : ""), number: true, first: "descending" },
+  { title: "devices", of: (row) => row.devices[0][0], text: someDevices },
 ], { sort: priced ? 5 : 4, rows: matching, hover: tableCard });
 
 if (DATA.moves) list("list-moves", [
@@ -74,9 +78,10 @@ function tableCard(table) {
   const card = document.createDocumentFragment();
   card.append(element("b", table.name));
   card.append(element("div", `${whole.format(table.rows)} rows × ${table.dim} columns of ${table.element} bytes, pooling factor ${upTo2.format(table.pooling)}`, "quiet"));
-  if (table.byRows) card.append(element("div", `by rows over ${table.devices.length} devices`, "quiet"));
+  if (table.byRows) card.append(element("div", `by rows over ${table.onDevices} devices`, "quiet"));
   const rows = element("table");
-  const wide = table.shards.every((row) => row.dim === table.dim);
+  const shown = table.shards.slice(0, 12);
+  const wide = shown.every((row) => row.dim === table.dim);
   const parts = [
     ["device", (row) => row.device],
     ...(table.byRows ? [["rows", (row) => row.rowsText]] : []),
@@ -86,12 +91,12 @@ function tableCard(table) {
   ];
   const head = rows.insertRow();
   for (const [title] of parts) head.append(element("th", title, "number"));
-  for (const row of table.shards.slice(0, 12)) {
+  for (const row of shown) {
     const line = rows.insertRow();
     for (const [, text] of parts) line.append(element("td", String(text(row)), "number"));
   }
   card.append(rows);
-  if (table.shards.length > 12) card.append(element("div", `and ${table.shards.length - 12} more shards`, "quiet"));
+  if (table.count > shown.length) card.append(element("div", `and ${whole.format(table.count - shown.length)} more shards`, "quiet"));
   if (priced) card.append(element("div", "ms of compute, predicted", "quiet"));
   return card;
 }
@@ -132,7 +137,7 @@ async function drawCharts() {
   if (DATA.bars.length) await draw("chart-bars", barsSpec(DATA.bars, DATA.bound));
   if (DATA.devices.compute) await draw("chart-devices", devicesSpec(devices, DATA.bound), { click: choose });
   await draw("chart-memory", memorySpec(devices), { click: choose });
-  await draw("chart-map", mapSpec(shards, devices, priced), { click: choose, renderer: shards.length > MOST_SVG_MARKS ? "canvas" : "svg" });
+  await draw("chart-map", mapSpec([...shards, ...smaller], devices, priced), { click: choose, renderer: shards.length > MOST_SVG_MARKS ? "canvas" : "svg" });
   if (DATA.change) await draw("chart-change", changeSpec(DATA.change));
   if (DATA.devices.live) {
     const rows = devices.map((row) => ({ device: row.device, first: row.live, second: row.total }));
