@@ -143,6 +143,18 @@ def test_rows_rescue_what_columns_cannot_fit(make_task, model):
     assert split(search(by_rows(make_task([(2**30, 8, 1.0)], [16] * 4)), model)) == {"t0"}
 
 
+def test_tables_wider_than_the_model_has_seen_stay_by_columns_and_the_plan_says_so(make_task, model):
+    wide = make_task([(100_000, 256, 400.0), (100_000, 16, 2000.0), *MIXED], [4] * 8)
+    plan = search(by_rows(wide), model, rounds=1)
+    assert split(plan) == {"t1"}
+    assert (
+        "1 table that may be split by rows stayed by columns: wider (up to 256 columns) than the 128 that the cost model has seen; "
+        "augment with --max-dim 256, measure and pretrain again"
+    ) in plan.provenance.notes
+    for task in (wide, by_rows(wide, "t1"), by_rows(make_task(HEAVY, [1] * 8))):
+        assert not any("stayed by columns" in note for note in search(task, model, rounds=0).provenance.notes)
+
+
 def test_blocks_fit_the_smallest_device_or_are_not_made(make_task, model):
     task = make_task(HEAVY, [1, 1, 1, 1, 1, 1, 1, 0.0005])
     plan = search(by_rows(task), model, rounds=3)

@@ -16,7 +16,7 @@ from neuroshard.search.improve import improve
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.start import first_plans, resumed
 from neuroshard.search.state import State
-from neuroshard.search.trust import trusted
+from neuroshard.search.trust import REGRET_ROWS, trusted
 from neuroshard.search.watch import Watch
 
 ROUNDS = 40  # of shaking and descending again, where no time budget says otherwise
@@ -53,7 +53,7 @@ def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch
         watch.bar = bar
         found = improve(plans, effort.rounds, rng, watch, turned)
     columns = by_columns.best([state for state in found if not len(state.problem.by_rows)])
-    return trusted([*found, columns], columns).placement
+    return trusted([*found, columns], columns, REGRET_ROWS).placement
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Found:
         """The plan to take of these, and of more by columns that were found since."""
         held = self.begun.problem.held is not None
         # nothing moves for a plan that costs more than what lies there
-        found = trusted([*self.plans, *more], self.published, self.begun.cost if held else np.inf)
+        found = trusted([*self.plans, *more], self.published, at_most_ms=self.begun.cost if held else np.inf)
         # nor where next to nothing is gained
         return self.begun if held and found.cost > self.begun.cost * (1 - WORTH_MOVING) else found
 

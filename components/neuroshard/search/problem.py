@@ -86,7 +86,9 @@ class Problem:
         self.cap[never] = 1
 
         splittable = set(constraints.may_split_rows(task.tables, self.devices))
-        rows = [i for i, one in enumerate(self.members) if one[0].name in splittable and self.widest[i] <= self.cap[i]]
+        allowed = [i for i, one in enumerate(self.members) if one[0].name in splittable]
+        rows = [i for i in allowed if self.widest[i] <= self.cap[i]]  # blocks are as wide as the table
+        self.too_wide_for_rows = [self.members[i][0] for i in allowed if self.widest[i] > self.cap[i]]
         self.row_blocks = RowBlocks(
             np.array(rows, dtype=np.int64), [self.members[i][0] for i in rows], self.devices, model
         )

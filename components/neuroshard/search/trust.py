@@ -20,7 +20,9 @@ OF_TABLES = (
 )
 MOST_OFF = 0.05  # share of a device's ms that errors tell plans apart by at most: a cost model that is further off is so for all
 FAR = 3.0  # deviations between two devices, beyond which the faster one is never the last
-REGRET = 2.0  # how much more a ms counts by which a plan may turn out slower than the published search's
+# How much more a ms counts by which a plan may turn out slower than the published search's; and one with rows, than the best by
+# columns, which was sought as hard.
+REGRET, REGRET_ROWS = 2.0, 0.5
 
 
 def near(found: Sequence[State]) -> list[State]:
@@ -39,21 +41,23 @@ def _same(one: State, other: State) -> bool:
     return np.array_equal(one.problem.by_rows, other.problem.by_rows) and np.array_equal(one.widths, other.widths)
 
 
-def trusted(found: Sequence[State], published: State | None = None, at_most_ms: float = np.inf) -> State:
+def trusted(
+    found: Sequence[State], instead: State | None = None, regret: float = REGRET, at_most_ms: float = np.inf
+) -> State:
     """Of the plans about as cheap as the cheapest, and of at most `at_most_ms`, the one expected to be the fastest in truth.
 
-    The longer a search, the more of what it gains is the cost model's error. So the plan of the `published` search, which tries
-    far fewer, is left only for one that is expected to be faster even if what may be lost counts more than what may be gained;
-    and none is taken that costs more.
+    The longer a search, the more of what it gains is the cost model's error. So the plan that would be had `instead`, such as
+    that of the published search, which tries far fewer, is left only for one that is expected to be faster even if what may be
+    lost counts more than what may be gained, by `regret`; and none is taken that costs more.
     """
     cheapest, *others = near(found)
     plans = [cheapest, *(state for state in others if state.cost <= at_most_ms)]
-    if published is None:
+    if instead is None:
         return plans[int(drawn_ms(plans).mean(axis=1).argmin())]
-    plans = [*(state for state in plans if state.cost <= published.cost), published]
+    plans = [*(state for state in plans if state.cost <= instead.cost), instead]
     ms = drawn_ms(plans)
     lost = np.maximum(ms - ms[-1], 0.0)
-    return plans[int((ms + REGRET * lost).mean(axis=1).argmin())]
+    return plans[int((ms + regret * lost).mean(axis=1).argmin())]
 
 
 def expected_ms(state: State) -> float:
