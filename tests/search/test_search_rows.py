@@ -148,8 +148,8 @@ def test_tables_wider_than_the_model_has_seen_stay_by_columns_and_the_plan_says_
     plan = search(by_rows(wide), model, rounds=1)
     assert split(plan) == {"t1"}
     assert (
-        "1 table that may be split by rows stayed by columns: wider (up to 256 columns) than the 128 that the cost model has seen; "
-        "augment with --max-dim 256, measure and pretrain again"
+        "1 table that may be split by rows stayed by columns: wider (up to 256 columns) than the 128 that the cost model has "
+        "seen; augment with --max-dim 256, measure and pretrain again"
     ) in plan.provenance.notes
     for task in (wide, by_rows(wide, "t1"), by_rows(make_task(HEAVY, [1] * 8))):
         assert not any("stayed by columns" in note for note in search(task, model, rounds=0).provenance.notes)

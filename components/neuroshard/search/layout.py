@@ -103,8 +103,8 @@ def caveats(problem: Problem, placement: Placement) -> list[str]:
     if wide_tables := problem.too_wide_for_rows:
         widest = max(table.dim for table in wide_tables)
         notes.append(
-            f"{counted(len(wide_tables), 'table')} that may be split by rows stayed by columns: wider (up to {widest} columns) than "
-            f"the {model.max_dim} that the cost model has seen; augment with --max-dim {widest}, measure and pretrain again"
+            f"{counted(len(wide_tables), 'table')} that may be split by rows stayed by columns: wider (up to {widest} columns) "
+            f"than the {model.max_dim} that the cost model has seen; augment with --max-dim {widest}, measure and pretrain again"
         )
     if isinstance(model, TrainedCostModel):
         notes += model.caveats(problem.devices, _asked(problem, placement))
