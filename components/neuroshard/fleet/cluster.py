@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
-from neuroshard.core.text import one_line
+from neuroshard.core.errors import InvalidInput
 from neuroshard.core.value import decode_json
 from neuroshard.files.disk import read_bytes
 from neuroshard.fleet.node import Node
-from neuroshard.kube import said
+from neuroshard.kube import kubernetes_api
 
 GPU_NODES = "nvidia.com/gpu.present=true"
 PAGE = 500  # nodes; 1,000 with their labels are 10 MB of JSON
@@ -16,6 +15,10 @@ TIMEOUT = (5.0, 30.0)  # seconds to connect, and between two bytes of an answer
 TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 EXPIRED = 410  # a page's token, when the listing takes longer than the server keeps its snapshot
 LISTINGS = 3  # begun at most
+WAYS_OUT = {
+    401: "; the token is not valid there",
+    403: "; bind the ClusterRole neuroshard-fleet (manifests/base/rbac.yaml) to this account",
+}
 
 
 def in_cluster() -> bool:
@@ -34,35 +37,11 @@ def list_nodes(context: str | None = None) -> tuple[str, list[Node]]:
 
     The pod's own service account is the way in where there is one, else the kubeconfig, whose `context` may be chosen.
     """
-    try:
-        from kubernetes import client, config
-        from kubernetes.client.exceptions import ApiException
-        from urllib3.exceptions import HTTPError
-    except ImportError:
-        raise NeuroshardError(
-            "asking a Kubernetes cluster needs the package kubernetes: pip install 'neuroshard[fleet]'"
-        ) from None
-    try:
-        if in_cluster() and context is None:
-            config.load_incluster_config()
-        else:
-            config.load_kube_config(context=context)
-    except config.ConfigException as error:
-        raise UsageError(
-            f"no way to a Kubernetes cluster: {one_line(error)}; give a kubeconfig (KUBECONFIG), or run in a pod whose "
-            "service account may list nodes"
-        ) from None
+    with kubernetes_api(context=context, ways_out=WAYS_OUT) as api:
+        from kubernetes.client import CoreV1Api
 
-    configuration = client.Configuration.get_default_copy()
-    configuration.retries = 3
-    host = configuration.host
-    with client.ApiClient(configuration) as api:
-        try:
-            return host, [node for page in _pages(client.CoreV1Api(api)) for node in _nodes(page, host)]
-        except ApiException as error:
-            raise NeuroshardError(_refused(error, host)) from None
-        except (HTTPError, OSError) as error:
-            raise NeuroshardError(f"{host}: the Kubernetes API does not answer: {one_line(error)}") from None
+        host = api.configuration.host
+        return host, [node for page in _pages(CoreV1Api(api)) for node in _nodes(page, host)]
 
 
 def _pages(core: Any) -> list[Any]:
@@ -99,12 +78,3 @@ def _nodes(listed: Any, where: str) -> list[Node]:
     if not isinstance(items, list):
         raise InvalidInput(f"{where}: is no list of nodes, as `kubectl get nodes -o json` gives one")
     return [Node.from_json(item, f"{where}: items[{index}]") for index, item in enumerate(items)]
-
-
-def _refused(error: Any, host: str) -> str:
-    """What the API said, and for the two usual refusals the way out."""
-    ways_out = {
-        401: "; the token is not valid there",
-        403: "; bind the ClusterRole neuroshard-fleet (manifests/base/rbac.yaml) to this account",
-    }
-    return f"{host}: the Kubernetes API answered {error.status}: {said(error)}{ways_out.get(error.status, '')}"

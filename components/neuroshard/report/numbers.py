@@ -1,6 +1,6 @@
 """Numbers as the page carries them: columns of plain floats, short enough for thousands of tables."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from neuroshard.core.plan import Plan, Shard
@@ -38,9 +38,9 @@ def percent(share: float) -> str:
     return f"{share:.1%}".replace("%", " %")
 
 
-def against(cost_ms: float, other_ms: float) -> str:
-    """How a cost stands beside another one: `12.3 % lower`."""
+def against(cost_ms: float, other_ms: float, told: Callable[[float], str] = percent) -> str:
+    """How a cost stands beside another one: `12.3 % lower`, shares as `told`."""
     change = cost_ms / other_ms - 1 if other_ms else 0.0
     if abs(change) < 0.0005:
         return "equal"
-    return f"{percent(abs(change))} {'lower' if change < 0 else 'higher'}"
+    return f"{told(abs(change))} {'lower' if change < 0 else 'higher'}"

@@ -7,7 +7,7 @@ from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
 from neuroshard.core.text import bar, counted, spanned, wrapped
 from neuroshard.core.units import format_bytes
-from neuroshard.report.numbers import cut_tables, tables_by_rows
+from neuroshard.report.numbers import against, cut_tables, tables_by_rows
 
 DEVICES_SHOWN, BY_ROWS_SHOWN = 32, 8
 BAR, MEMORY_BAR = 44, 12
@@ -38,8 +38,8 @@ def _cost_lines(plan: Plan) -> list[str]:
         if baseline.cost_ms is None:
             lines += wrapped(f"  {baseline.algorithm:<12} no plan: {baseline.error}", indent=15)
         else:
-            gain = 1 - plan.cost_ms / baseline.cost_ms if baseline.cost_ms else 0.0
-            cost = f"  {baseline.algorithm:<12} {baseline.cost_ms:10.3f} ms   this plan is {_gain(gain)}"
+            beside = against(plan.cost_ms, baseline.cost_ms, "{:.1%}".format)
+            cost = f"  {baseline.algorithm:<12} {baseline.cost_ms:10.3f} ms   this plan is {beside}"
             lines.append(cost + (f" (after {counted(baseline.cuts, 'cut')})" if baseline.cuts else ""))
     return lines
 
@@ -51,12 +51,6 @@ def _bound_lines(plan: Plan) -> list[str]:
         f"  no plan costs less than {plan.lower_bound_ms:.3f} ms by this cost model: at most {plan.gap:.1%} to gain"
     ]
     return lines + [line for why in plan.bound_assumptions for line in wrapped(f"  where {why}", indent=4)]
-
-
-def _gain(gain: float) -> str:
-    if abs(gain) < 0.0005:
-        return "equal"
-    return f"{abs(gain):.1%} {'lower' if gain > 0 else 'higher'}"
 
 
 def _device_lines(plan: Plan) -> list[str]:
