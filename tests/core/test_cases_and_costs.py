@@ -100,3 +100,11 @@ def test_the_fingerprint_is_the_same_for_what_does_not_change_speed_or_is_only_s
 )
 def test_the_fingerprint_differs_by_whatever_changes_speed(change):
     assert H200.model_copy(update=change).fingerprint != H200.fingerprint
+
+
+@pytest.mark.parametrize("ms", [-1.0, float("nan"), float("inf"), 1e308])
+def test_a_time_that_no_step_takes_is_no_cost(ms):
+    with pytest.raises(ValidationError, match="forward_ms"):
+        ComputeCost(case_id="a", forward_ms=ms, backward_ms=1.0)
+    with pytest.raises(ValidationError, match="backward_ms"):
+        CommCost(case_id="b", forward_ms=(1.0, 1.0), backward_ms=(ms, 1.0))

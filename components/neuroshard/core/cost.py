@@ -7,7 +7,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from neuroshard.core.case import CommCase, ComputeCase
 from neuroshard.core.value import Value, canonical_json, sha256, without_defaults
 
-Milliseconds = Annotated[float, Field(ge=0)]
+MOST_MS = 1e9  # eleven days: beyond, it is no step that was measured, and squares of it are no numbers soon
+Milliseconds = Annotated[float, Field(ge=0, le=MOST_MS)]
 
 
 class Hardware(Value):

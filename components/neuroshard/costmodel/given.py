@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from neuroshard.core.cost import Milliseconds
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.value import Value, check_format, decode_json
@@ -22,7 +23,6 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.files.disk import read_bytes
 
 GIVEN_FORMAT: Literal[1] = 1
-Milliseconds = Annotated[float, Field(ge=0, le=1e12)]  # 30 years; sums and factors stay finite
 
 
 class TableCost(Value):
