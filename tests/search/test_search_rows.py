@@ -23,10 +23,13 @@ from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.protocol import CostModel, device_costs
 from neuroshard.files.constraints import ConstraintsFile, resolve, with_flags
 from neuroshard.measure.formula import Formula
+from neuroshard.search.by_rows import turned
+from neuroshard.search.improve import improve
 from neuroshard.search.layout import caveats
 from neuroshard.search.problem import Problem
 from neuroshard.search.run import search
 from neuroshard.search.start import first_plans
+from neuroshard.search.watch import Watch
 
 HEAVY = [(100_000, 16, 2000.0), *[(1000, 16, 5.0)] * 12]  # the first outweighs all else, however its columns are cut
 MIXED = [(10_000 * (i % 7 + 1), 4 * (i % 5 + 1) * 4, 3.0 * i) for i in range(20)]
@@ -113,6 +116,23 @@ def test_where_no_rows_can_be_split_the_plan_is_that_of_columns(make_task, model
         assert plan.lower_bound_ms == columns.lower_bound_ms
 
 
+def test_turns_into_rows_that_come_to_nothing_become_seldom(make_task, model):
+    """A table a device is the best that there is, and rows make it dearer; where they help, every other round is one."""
+    asked = {}
+    for name, shapes in (("even", [(1000, 16, 5.0)] * 8), ("mixed", [(100_000, 16, 400.0), *MIXED])):
+        problem = Problem(by_rows(make_task(shapes, [1] * 8)), model)
+        turns = []
+
+        def turn(state, stick, rng, turns=turns):
+            turns.append(state)
+            return turned(state, stick, rng)
+
+        improve(first_plans(problem, 1), 64, np.random.default_rng(0), Watch(), turn)
+        asked[name] = len(turns)
+    assert asked["even"] < 20
+    assert asked["even"] < asked["mixed"] <= 32
+
+
 def test_all_tables_may_be_by_rows_at_once(make_task, model):
     plan = search(by_rows(make_task([(10_000, 4, 3000.0)] * 3, [1] * 6)), model, rounds=3)
     assert split(plan) == {"t0", "t1", "t2"}
@@ -144,7 +164,7 @@ def test_rows_rescue_what_columns_cannot_fit(make_task, model):
 
 
 def test_tables_wider_than_the_model_has_seen_stay_by_columns_and_the_plan_says_so(make_task, model):
-    wide = make_task([(100_000, 256, 400.0), (100_000, 16, 2000.0), *MIXED], [4] * 8)
+    wide = make_task([(100_000, 256, 20.0), *HEAVY], [1] * 8)
     plan = search(by_rows(wide), model, rounds=1)
     assert split(plan) == {"t1"}
     assert (
