@@ -44,3 +44,17 @@ def against(cost_ms: float, other_ms: float, told: Callable[[float], str] = perc
     if abs(change) < 0.0005:
         return "equal"
     return f"{told(abs(change))} {'lower' if change < 0 else 'higher'}"
+
+
+def source(backend: str | None, device: str | None) -> str:
+    """What a cost model's milliseconds come of, in words that go on after "of"."""
+    match backend:
+        case None:
+            return "costs of which the plan says nothing"
+        case "analytic":
+            return f"datasheets, not measured ({device})"
+        case "given":
+            return f"costs as given, not measured here ({device})"
+        case "synthetic":
+            return f"costs by a formula, not measured ({device})"
+    return f"costs measured on {backend} ({device})"

@@ -12,25 +12,12 @@ from neuroshard.core.value import decode_json
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.disk import read_bytes
+from neuroshard.report.numbers import source
 
 
 class Fact(NamedTuple):
     name: str
     value: str
-
-
-def source(backend: str | None, device: str | None) -> str:
-    """What a cost model's milliseconds rest on, in words."""
-    match backend:
-        case None:
-            return "the plan names no cost model"
-        case "analytic":
-            return f"computed from datasheets of {device}, nothing was measured"
-        case "given":
-            return f"given costs ({device}), not measured here"
-        case "synthetic":
-            return f"learned from costs by a formula, nothing was measured ({device})"
-    return f"learned from costs measured on {device} ({backend})"
 
 
 def measured(backend: str | None) -> str:
@@ -50,7 +37,7 @@ def plan_facts(plan: Plan, files: Mapping[str, str]) -> list[Fact]:
         Fact("seed", "none" if by.seed is None else str(by.seed)),
         Fact("code", f"neuroshard {by.neuroshard_version}"),
         Fact("cost model", by.cost_model or "none"),
-        Fact("its milliseconds", source(by.cost_model_backend, by.cost_model_device)),
+        Fact("its milliseconds are of", source(by.cost_model_backend, by.cost_model_device)),
     ]
     return facts + [Fact(f"sha256 of {name}", digest) for name, digest in files.items()]
 
@@ -58,7 +45,10 @@ def plan_facts(plan: Plan, files: Mapping[str, str]) -> list[Fact]:
 def model_facts(model: CostModel) -> list[Fact]:
     """Of the cost model: the bench that it was measured on, and its training."""
     if not isinstance(model, TrainedCostModel):
-        return [Fact("cost model", model.name), Fact("its milliseconds", source(model.backend, model.device_name))]
+        return [
+            Fact("cost model", model.name),
+            Fact("its milliseconds are of", source(model.backend, model.device_name)),
+        ]
     manifest, by = model.manifest, model.manifest.provenance
     bench = manifest.bench
     return [

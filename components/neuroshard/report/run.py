@@ -21,8 +21,8 @@ from neuroshard.files.disk import read_bytes, write_bytes
 from neuroshard.report.evaluated import Evaluated, read_evaluation
 from neuroshard.report.headline import bars, cards, size, without_a_plan
 from neuroshard.report.live import Change, Live, change, open_live
-from neuroshard.report.numbers import short, tables_by_rows
-from neuroshard.report.origin import fleet_rows, measured, model_facts, plan_facts, source
+from neuroshard.report.numbers import short, source, tables_by_rows
+from neuroshard.report.origin import fleet_rows, measured, model_facts, plan_facts
 from neuroshard.report.page import render
 from neuroshard.report.placement import device_columns, evaluated_columns, shard_columns, table_columns
 from neuroshard.report.trust import curves, error_rows, points

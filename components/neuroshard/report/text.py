@@ -7,7 +7,7 @@ from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
 from neuroshard.core.text import bar, counted, spanned, wrapped
 from neuroshard.core.units import format_bytes
-from neuroshard.report.numbers import against, cut_tables, tables_by_rows
+from neuroshard.report.numbers import against, cut_tables, source, tables_by_rows
 
 DEVICES_SHOWN, BY_ROWS_SHOWN = 32, 8
 BAR, MEMORY_BAR = 44, 12
@@ -131,18 +131,8 @@ def _cost_model(by: Provenance) -> str:
     """Which cost model, and whether anything was measured for it."""
     if by.cost_model is None:
         return "no cost model"
-    device = f"({by.cost_model_device})"
-    match by.cost_model_backend:
-        case "analytic":
-            return f"cost model {by.cost_model}, computed from datasheets, not measured {device}"
-        case "given":
-            return f"given costs {by.cost_model[:12]}, not measured here {device}"
-        case "synthetic":
-            return f"cost model {by.cost_model[:12]} of costs by a formula, not measured {device}"
-        case None:
-            return f"cost model {by.cost_model[:12]}"
-        case backend:
-            return f"cost model {by.cost_model[:12]} of costs measured on {backend} {device}"
+    name = by.cost_model if by.cost_model_backend == "analytic" else by.cost_model[:12]
+    return f"cost model {name} of {source(by.cost_model_backend, by.cost_model_device)}"
 
 
 def costs_by_device_text(plan: Plan) -> str:
