@@ -38,6 +38,14 @@ def test_the_compute_net_is_the_mean_of_its_members(nets, rng):
     assert net.ms(sums) == pytest.approx(np.mean(expected) * net.unit_ms)
 
 
+def test_sums_of_what_vectors_are_lifted_to_tell_what_sums_of_vectors_do(nets, rng):
+    vectors, net = rng.random((3, 40, 5, K)), nets.compute
+    below = np.zeros((1, K))
+
+    assert net.mean.ms(net.mean.lifted(vectors).sum(axis=2)) == pytest.approx(net.ms(vectors.sum(axis=2)))
+    assert net.mean.ms(net.mean.lifted(below)) == pytest.approx(net.ms(below))
+
+
 def test_a_batch_predicts_what_each_one_would(nets, rng):
     sums, dims, delays = rng.random((5, 7, K)), rng.integers(1, 9, (5, 7, 4)) * 4.0, rng.random((5, 7, 4))
 

@@ -105,16 +105,25 @@ def test_memory_of_the_running_sums_is_bounded_by_going_in_chunks(make_task, mon
 
 
 def lay(
-    weights: list[float], nbytes: list[int], dims: list[int], caps: list[float], memory: list[int]
+    weights: list[float],
+    nbytes: list[int],
+    dims: list[int],
+    caps: list[float],
+    memory: list[int],
+    soft: bool = False,
+    allowed: list[list[bool]] | None = None,
 ) -> list[list[int]]:
     """Devices of one order of shards under each cap, weighed by plain sums."""
     placed = place(
-        np.array(weights)[None, :, None],
-        np.array(dims)[None],
-        np.array(nbytes)[None],
+        np.array(weights)[:, None],
+        np.arange(len(weights))[None],
+        np.array(dims),
+        np.array(nbytes),
         np.array(caps)[None],
         np.array(memory),
         lambda sums: sums[..., 0],
+        None if allowed is None else np.array(allowed),
+        soft=soft,
     )
     return placed.devices[0].tolist()
 
@@ -123,6 +132,15 @@ def test_the_greedy_takes_the_lightest_device_with_room():
     assert lay([5, 4, 3, 2], [1, 1, 1, 1], [4] * 4, [np.inf], [9, 9]) == [[0, 1, 1, 0]]
     assert lay([5, 4, 3, 2], [1, 1, 1, 1], [4] * 4, [np.inf], [9, 1]) == [[0, 1, 0, 0]]
     assert lay([5, 4, 3, 2], [1, 1, 1, 1], [4] * 4, [8, 4], [9, 9]) == [[0, 1, 1, 0], [0, 1, -1, -1]]
+
+
+def test_a_soft_cap_gives_way_to_the_fewest_columns_where_there_are_bytes():
+    dims, no_first = [8, 4, 4], [[True, True], [True, True], [False, True]]
+    assert lay([5, 4, 3], [1, 1, 1], dims, [8], [9, 9], soft=True) == [[0, 1, 1]]
+    assert lay([5, 4, 3], [1, 1, 1], dims, [4], [9, 9], soft=True) == [[0, 1, 1]]
+    assert lay([5, 4, 3], [1, 1, 1], [8, 4, 8], [4], [9, 1], soft=True) == [[0, 1, 0]]
+    assert lay([4, 5, 3], [1, 1, 1], [4, 8, 4], [4], [9, 9], soft=True, allowed=no_first) == [[0, 1, 1]]
+    assert lay([5, 4, 3], [1, 1, 1], dims, [8], [1, 1], soft=True) == [[0, 1, -1]]
 
 
 def test_equally_light_devices_are_told_apart_by_free_memory():

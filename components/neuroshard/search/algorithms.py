@@ -24,7 +24,7 @@ ROUNDS_AT_MOST = 10**6  # where one does
 FIRST_ROUNDS = 2  # before the published search is asked as well
 BEAM_AT_MOST = 6400  # tables x devices: 400 x 16, some 1.5 s
 WORTH_MOVING = 1e-3  # of the cost: for a smaller gain 7.5 GiB once moved to end with the very same cost
-STARTS = 4  # first plans that are descended from, in lockstep
+STARTS = 3  # first plans that are descended from, in lockstep
 COLUMNS_SHARE = 0.3  # of a time budget, for plans by columns alone, where tables may be split by rows
 
 
@@ -75,7 +75,7 @@ class _Found:
 
 def _columns(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> _Found:
     """Greedy placements in lockstep, or any packing that fits; the cheapest are improved by local search."""
-    plans = starts(problem)
+    plans = starts(problem, watch)
     watch.note(min(plan.cost for plan in plans))
     total, unit = watch.amount(effort.rounds)
     with progress("search", total=total, unit=unit) as bar:
@@ -110,7 +110,7 @@ def at_least(
     return improved.placement if improved.cost < costs[best] or (best and improved.cost == costs[best]) else cheapest
 
 
-def starts(problem: Problem) -> Sequence[State]:
+def starts(problem: Problem, watch: Watch) -> Sequence[State]:
     """Plans that fit, cheapest first, and before them what lies there already, where a plan is to be changed.
 
     Raises Infeasible with what is missing where there is none, or none is found, or more would have to move than may.
@@ -118,7 +118,7 @@ def starts(problem: Problem) -> Sequence[State]:
     held = problem.held
     if held is None or held.budget_bytes is None:
         there = None if held is None else _where_it_lies(problem, held)
-        return [*([there] if there else []), *first_plans(problem, STARTS)] or [State(*any_plan(problem))]
+        return [*([there] if there else []), *first_plans(problem, STARTS, watch)] or [State(*any_plan(problem))]
     stays = (_where_it_lies(problem, held, sparing) for sparing in (False, True))
     found = [*(plan for plan in stays if plan), *first_plans(problem, STARTS)] or [State(*any_plan(problem))]
     needed = [_moving_bytes(plan) for plan in found]

@@ -70,12 +70,13 @@ def _place(problem: Problem, shards: Ints, keys: Floats) -> Placement:
     order = np.lexsort((shards, -problem.nbytes[shards], -keys))
     shards = shards[order]
     placed = place(
-        vectors=keys[order][None, :, None],
-        dims=problem.dims[shards][None],
-        nbytes=problem.nbytes[shards][None],
+        vectors=keys[order][:, None],
+        orders=np.arange(len(shards))[None],
+        dims=problem.dims[shards],
+        nbytes=problem.nbytes[shards],
         caps=np.array([[np.inf]]),
         memory=problem.memory,
         weigh=lambda sums: sums[..., 0],
-        allowed=problem.allowed[problem.item[shards]][None],
+        allowed=problem.allowed[problem.item[shards]],
     )
     return Placement(shards, placed.devices[0, 0])

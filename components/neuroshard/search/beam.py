@@ -55,10 +55,10 @@ def beam_search(problem: Problem, width: Width, watch: Watch) -> BeamState:
     best = states[0]
     watch.note(best.cost_ms)
     for _ in range(width.depth):
-        children = [c for s in states for c in _children(problem, s.placement.shards, width.candidates)]
-        if not children or watch.expired:
+        lists = [child for s in states for child in children(problem, s.placement.shards, width.candidates)]
+        if not lists or watch.expired:
             break
-        states = sorted(evaluate(problem, costliest_first(problem, children), width.grid), key=_cost)[: width.beam]
+        states = sorted(evaluate(problem, costliest_first(problem, lists), width.grid), key=_cost)[: width.beam]
         best = min(best, states[0], key=_cost)
         watch.note(best.cost_ms, steps=1)
         watch.advance()
@@ -69,10 +69,11 @@ def _cost(state: BeamState) -> float:
     return state.cost_ms
 
 
-def _children(problem: Problem, shards: Ints, candidates: int) -> list[Ints]:
+def children(problem: Problem, shards: Ints, candidates: int) -> list[Ints]:
     """One split more: of each of the costliest and of the largest shards. `shards` are in order of cost."""
-    largest = np.argsort(-problem.nbytes[shards], kind="stable")
-    chosen = np.union1d(np.arange(len(shards))[:candidates], largest[:candidates])
+    wanted = np.arange(len(shards)) < candidates
+    wanted[np.argsort(-problem.nbytes[shards], kind="stable")[:candidates]] = True
+    chosen = np.flatnonzero(wanted)  # np.union1d would import for 10 ms
     units, item = problem.units[shards[chosen]], problem.item[shards[chosen]]
     count = np.bincount(problem.item[shards], minlength=len(problem.whole))
     chosen = chosen[(units % 2 == 0) & (units // 2 >= problem.least[item]) & (count[item] < problem.most[item])]

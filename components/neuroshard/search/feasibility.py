@@ -20,8 +20,9 @@ DEVICES_SHOWN = 8
 TRIED_BY_ROWS = 6  # tables that may be split by rows, of which every set is tried where memory is tight
 
 
-def check_feasible(task: ShardingTask, model: CostModel) -> None:
-    """Raise Infeasible where no plan can exist: too little memory in all, or a narrowest shard that no device holds."""
+def feasible(task: ShardingTask, model: CostModel) -> Problem:
+    """The task as arrays. Raises Infeasible where no plan can exist: too little memory in all, or a narrowest shard that no
+    device holds."""
     need, have = sum(table.memory_bytes for table in task.tables), sum(task.usable_bytes)
     if need > MAX_TOTAL_BYTES:
         raise Infeasible(f"tables need {format_bytes(need)}; a search counts up to {format_bytes(MAX_TOTAL_BYTES)}")
@@ -38,6 +39,7 @@ def check_feasible(task: ShardingTask, model: CostModel) -> None:
     lacking[problem.row_blocks.items] = 0
     if lacking.max() > 0:
         raise Infeasible(f"{_lacking(problem, narrowest, int(lacking.argmax()))}; {ways_out(task, model)}")
+    return problem
 
 
 def _lacking(problem: Problem, narrowest: Ints, item: int) -> str:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import Floats, Ints, exchange_costs
 from neuroshard.search.problem import Problem
 
 # Of a device, from the sum of its shards' vectors: (…, K) -> (…). A cost model's compute_ms, or a baseline's plain sum.
 Weigh = Callable[[Floats], Floats]
+NO_CAP = 2**60  # columns
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Placed:
 
 def place(
     vectors: Floats,
+    orders: Ints,
     dims: Ints,
     nbytes: Ints,
     caps: Floats,
@@ -37,92 +40,116 @@ def place(
     weigh: Weigh,
     allowed: NDArray[np.bool_] | None = None,
     base: tuple[Floats, int] | None = None,
+    soft: bool = False,
 ) -> Placed:
-    """Place S shards, in their order, in B x G rows.
+    """Place S shards each, in their `orders` (B, S), in B x G rows.
 
-    vectors (B, S, K), dims (B, S) in columns, nbytes (B, S) and the devices that are `allowed` (B, S, D) describe the shards;
-    caps (B, G) is how many columns a device may hold, memory (D,) how many bytes. Among equally light devices the one with the
-    most free memory is taken, then the first. A shard of no columns changes nothing, so orders of different lengths
-    may be padded. `base` is what lies on the devices beforehand: vectors (D, K), and columns on each.
+    vectors (V, K), dims (V,) in columns, nbytes (V,) and the devices that are `allowed` (V, D) describe the shards that are in
+    orders; caps (B, G) is how many columns a device may hold, memory (D,) how many bytes. Among equally light devices the one
+    with the most free memory is taken, then the first. A shard of no columns changes nothing, so orders of different lengths
+    may be padded. `base` is what lies on the devices beforehand: vectors (D, K), and columns on each. Caps that are `soft`
+    give way where no device has room under them: to the one of the fewest columns.
     """
-    (batch, grid), (steps, depth) = caps.shape, vectors.shape[1:]
+    (batch, grid), steps = caps.shape, orders.shape[1]
     rows, count = batch * grid, len(memory)
-    sums, load = np.zeros((rows * count, depth)), np.zeros((rows, count))
-    free = np.broadcast_to(memory, (rows, count)).copy()
-    columns = np.zeros((rows, count))
+    sums, load = np.zeros((rows * count, vectors.shape[1])), np.zeros((rows, count))
+    left = np.empty((2, rows, count), dtype=np.int64)  # bytes, and columns under the cap
+    left[0], left[1] = memory, np.minimum(caps, NO_CAP).astype(np.int64).reshape(rows, 1)
+    columns = left[1].copy()
     if base is not None and base[1]:
         sums += np.tile(base[0], (rows, 1))
         load += weigh(base[0])
-        columns += base[1]
+        left[1] -= base[1]
     devices = np.empty((steps, rows), dtype=np.int64)
     fits, excess = np.ones(rows, dtype=bool), np.zeros(rows)
-    order, begins = np.repeat(np.arange(batch), grid), count * np.arange(rows)
-    spare, held, loads = free.reshape(-1), columns.reshape(-1), load.reshape(-1)  # views
-    sizes, widths = nbytes.T[:, order], dims.T[:, order]  # (S, rows)
-    limits = caps.reshape(rows) - widths
-    padded = (dims == 0).any(axis=0).tolist()
+    free, spare, loads = left[0], left.reshape(-1), load.reshape(-1)  # views
+    begins = count * np.arange(2 * rows).reshape(2, rows)
+    placing = np.repeat(orders.T, grid, axis=1)  # (S, rows)
+    needs = np.stack([nbytes[placing], dims[placing]], axis=1)  # (S, 2, rows)
+    padded = (needs[:, 1] == 0).any(axis=1).tolist()
 
     for step in range(steps):
-        size, width = sizes[step], widths[step]
-        room = free >= size[:, None]
-        room &= columns <= limits[step][:, None]
+        need, shard = needs[step], placing[step]
+        roomy = left >= need[..., None]
+        room = np.logical_and(roomy[0], roomy[1])
         if allowed is not None:
-            room &= allowed[order, step]
+            room &= allowed[shard]
         price = np.where(room, load, np.inf)
-        lightest = price == price.min(axis=1, keepdims=True)
-        chosen = np.where(lightest, free, -1).argmax(axis=1)
-        at, of, to = begins + chosen, order, chosen
-        found = room.reshape(-1).take(at)
-        if not found.all():
+        least = price.min(axis=1)
+        lightest = price == least[:, None]
+        alone = np.count_nonzero(lightest) == rows
+        chosen = lightest.argmax(axis=1) if alone else np.where(lightest, free, -1).argmax(axis=1)
+        to, into = chosen, slice(None)
+        if least.max() == np.inf:
+            found = least < np.inf
+            if soft:
+                lost = np.flatnonzero(~found)
+                there = roomy[0, lost] if allowed is None else roomy[0, lost] & allowed[shard[lost]]
+                chosen[lost] = np.where(there, left[1, lost], -NO_CAP).argmax(axis=1)
+                found[lost] = there.any(axis=1)
             fits &= found
-            excess += np.where(found, 0, np.maximum(size - free.max(axis=1), 0))
-            to = np.where(found, chosen, -1)
-            at, of, width, size = at[found], order[found], width[found], size[found]
+            excess += np.where(found, 0, np.maximum(need[0] - free.max(axis=1), 0))
+            to, into = np.where(found, chosen, -1), found
         devices[step] = to
+        both = (begins + chosen)[:, into]
+        at = both[0]
         placed = sums.take(at, axis=0)
-        placed += vectors[:, step].take(of, axis=0)
+        placed += vectors.take(shard[into], axis=0)
         sums[at] = placed
-        held[at] += width
-        spare[at] -= size
+        spare[both] -= need[:, into]
         weighed = weigh(placed)
-        loads[at] = np.where(width > 0, weighed, loads[at]) if padded[step] else weighed
+        loads[at] = np.where(need[1, into] > 0, weighed, loads[at]) if padded[step] else weighed
     shape = (batch, grid)
+    columns -= left[1]
     return Placed(
         devices.T.reshape(*shape, steps),
         fits.reshape(shape),
         load.reshape(*shape, count),
-        columns.reshape(*shape, count),
+        columns.reshape(*shape, count).astype(np.float64),
         excess.reshape(shape),
     )
 
 
 def costliest_first(problem: Problem, lists: Sequence[Ints]) -> list[Ints]:
     """Each list of shards in order of what they cost on devices of their own, then of bytes."""
-    asked = np.zeros(len(problem.item), dtype=bool)
-    asked[np.concatenate(lists)] = True
-    shards = np.flatnonzero(asked)
+    shards, _ = _asked(problem, lists)
     alone_ms = np.zeros(len(problem.item))
     alone_ms[shards] = problem.alone_ms(shards)
     return [one[np.lexsort((one, -problem.nbytes[one], -alone_ms[one]))] for one in lists]
 
 
-def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats) -> tuple[Placed, Floats]:
+def _asked(problem: Problem, lists: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """The shards that are in any of the lists, and shard 0; and the place of every shard among them."""
+    asked = np.zeros(len(problem.item), dtype=bool)
+    asked[np.concatenate(lists)] = asked[0] = True
+    return np.flatnonzero(asked), np.cumsum(asked) - 1
+
+
+def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: bool = False) -> tuple[Placed, Floats]:
     """Place B lists of shards under G caps on each device's columns, as shares of the mean, by the cost model.
 
     Returns them with what each costs (B, G), in ms; infinite where a shard found no room.
     """
-    longest = max(map(len, lists))
+    model, longest = problem.model, max(map(len, lists))
     orders = np.stack([np.pad(shards, (0, longest - len(shards))) for shards in lists])
+    shards, number = _asked(problem, lists)
+    problem.price(shards)
+    head = (
+        model.nets.compute.mean if isinstance(model, TrainedCostModel) else None
+    )  # sums of what it is lifted to: faster
+    vectors, base = problem.vectors[shards], problem.base
     caps = problem.mean_columns * caps
     placed = place(
-        problem.vectors[orders],
-        problem.dims[orders],
-        problem.nbytes[orders],
+        vectors if head is None else head.lifted(vectors),
+        number[orders],
+        problem.dims[shards],
+        problem.nbytes[shards],
         np.broadcast_to(caps, (len(orders), len(caps))),
         problem.memory,
-        problem.model.compute_ms,
-        None if problem.free_to_go else problem.allowed[problem.item[orders]] | (orders == 0)[..., None],
-        (problem.base, problem.base_dims),
+        model.compute_ms if head is None else head.ms,
+        None if problem.free_to_go else problem.allowed[problem.item[shards]] | (shards == 0)[:, None],
+        (base if head is None else head.lifted(base), problem.base_dims),
+        soft,
     )
-    forward, backward = exchange_costs(problem.model, placed.load, placed.dims)
+    forward, backward = exchange_costs(model, placed.load, placed.dims)
     return placed, np.where(placed.fits, (placed.load + forward + backward).max(axis=-1), np.inf)

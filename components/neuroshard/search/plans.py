@@ -67,6 +67,7 @@ class Plans:
         self.free, self.compute = np.stack([s.free for s in states]), np.stack([s.compute for s in states])
         self.slope = problem.model.compute_slope(self.sums)
         self._guessed: Floats | None = None
+        problem.price_rest()
         if problem.all_priced and 8 * self.dims.size * len(problem.item) <= GUESSED_BYTES:
             self._guessed = self.slope @ problem.vectors.T
         self._settle()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from neuroshard.search.held import Held
 
 Widths = NDArray[np.int64]  # (I, D): how many units of each item lie on each device
-AT_ONCE = 8192  # shards priced in one batch; a task with no more has all its shards priced at the first question
+AT_ONCE = 8192  # shards priced in one batch
 
 
 @dataclass(frozen=True)
@@ -161,14 +161,17 @@ class Problem:
         """Make `vectors` of these shards known; those that are not yet are asked for in one batch."""
         if self._all_priced or self._priced[shards].all():
             return
-        new = np.flatnonzero(~self._priced)
-        if len(new) > AT_ONCE:
-            wanted = np.zeros(len(self._priced), dtype=bool)
-            wanted[shards] = True
-            new = np.flatnonzero(wanted & ~self._priced)
+        wanted = np.zeros(len(self._priced), dtype=bool)
+        wanted[shards] = True
+        new = np.flatnonzero(wanted & ~self._priced)
         for begin in range(0, len(new), AT_ONCE):
             self._price(new[begin : begin + AT_ONCE])
         self._all_priced = bool(self._priced.all())
+
+    def price_rest(self) -> None:
+        """Make the vectors of all other shards known too, unless they are more than one batch."""
+        if not self._all_priced and np.count_nonzero(~self._priced) <= AT_ONCE:
+            self.price(np.arange(len(self._priced)))
 
     def _price(self, new: Ints) -> None:
         dims, row, items = self.dims[new], np.arange(len(new)), self.item[new]

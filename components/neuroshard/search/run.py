@@ -28,7 +28,7 @@ from neuroshard.search.baselines import KEYS, baseline
 from neuroshard.search.beam import PAPER, Width
 from neuroshard.search.bound import lower_bound
 from neuroshard.search.by_rows import worth_allowing
-from neuroshard.search.feasibility import check_feasible
+from neuroshard.search.feasibility import feasible
 from neuroshard.search.held import Held
 from neuroshard.search.layout import Attempt, caveats, make_plan
 from neuroshard.search.problem import Placement, Problem
@@ -78,8 +78,7 @@ def search(
     if move_budget_bytes is not None and previous is None:
         raise UsageError("a move budget is for a search that starts from a plan; give it with --from")
     watch = Watch(time_budget_s, on_improvement, stop)
-    check_feasible(task, cost_model)
-    problem, rng = Problem(task, cost_model), np.random.default_rng(seed)
+    problem, rng = feasible(task, cost_model), np.random.default_rng(seed)
     if len(problem.row_blocks.items):
         if not prices_rows(cost_model):
             raise UsageError(

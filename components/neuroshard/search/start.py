@@ -10,14 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.costmodel.protocol import Floats, Ints
-from neuroshard.search.greedy import costliest_first, place_lists
-from neuroshard.search.problem import Placement, Problem, Widths
-from neuroshard.search.splits import halves
+from neuroshard.search.grid import greedy_plans
+from neuroshard.search.problem import Problem, Widths
 from neuroshard.search.state import State, transfers
+from neuroshard.search.watch import Watch
 
-FINENESS = (np.inf, 1.0, 0.8, 0.6, 0.45, 0.33, 0.25)  # a piece weighs at most so many mean loads of a device
-HALVINGS = 6  # of the costliest pieces, one after another: these lists are tried as well
-COLUMNS = (1.01, 1.05, 1.1, 1.15, 1.3, np.inf)  # a device holds at most so many times the mean columns
+FINENESS = (np.inf, 1.0, 0.8, 0.6)  # a piece weighs at most so many mean loads of a device
 # where memory is tight: likewise, and the weight of memory and of columns in the load beside ms
 GUESSED_FINENESS = (np.inf, 1.0, 0.6, 0.4, 0.25)
 BESIDES = ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (2.0, 0.0))
@@ -58,53 +56,18 @@ def column_ms(problem: Problem, columns: float) -> float:
     return max(float(more[1] - more[0]) / (0.01 * columns), 0.0)
 
 
-def first_plans(problem: Problem, most: int) -> list[State]:
-    """At most so many plans that fit, cheapest first; none where memory is too tight for all of these greedy placements."""
+def first_plans(problem: Problem, most: int, watch: Watch | None = None) -> list[State]:
+    """At most so many plans that fit, cheapest first; none where memory is too tight for all of these greedy placements.
+
+    `watch` is told of them as they are made.
+    """
     if not problem.whole.any():  # all by rows
         return [State(problem, np.zeros((len(problem.whole), problem.devices), dtype=np.int64))]
     shares = Shares.of(problem)
-    found = _greedy(problem, shares, most)
+    found = greedy_plans(problem, [_pieces(problem, shares.ms, fine) for fine in FINENESS], most, watch)
     if len(found) < most:
         found += _guessed(problem, shares)
     return sorted(found, key=lambda state: state.cost)[:most]
-
-
-def _greedy(problem: Problem, shares: Shares, most: int) -> list[State]:
-    """The cheapest rows that go by the cost model."""
-    lists = [_pieces(problem, shares.ms, fine) for fine in FINENESS]
-    lists += _halved(problem, lists[0])
-    lists = list({pieces.tobytes(): pieces for pieces in costliest_first(problem, lists)}.values())
-    placed, costs = place_lists(problem, lists, np.array(COLUMNS))
-    costs = costs.ravel()
-    states: dict[bytes, State] = {}
-    for row in np.argsort(costs, kind="stable").tolist():
-        if not np.isfinite(costs[row]) or len(states) == most:
-            break
-        order, column = divmod(row, len(COLUMNS))
-        shards = lists[order]
-        widths = problem.widths(Placement(shards, placed.devices[order, column, : len(shards)]))
-        if (widths <= problem.cap[:, None]).all() and widths.tobytes() not in states:
-            states[widths.tobytes()] = State(problem, widths)
-    return list(states.values())
-
-
-def _halved(problem: Problem, shards: Ints) -> list[Ints]:
-    """The costliest shard in halves, of what is then there again the costliest, and so on."""
-    alone_ms = problem.alone_ms(shards)
-    count = np.bincount(problem.item[shards], minlength=len(problem.whole))
-    lists = []
-    for _ in range(HALVINGS):
-        item = problem.item[shards]
-        may_be = (problem.units[shards] >= 2 * problem.least[item]) & (count[item] < problem.places[item])
-        if not may_be.any():
-            break
-        place = int(np.where(may_be, alone_ms, -1.0).argmax())
-        count[item[place]] += 1
-        both = np.concatenate(halves(problem, shards[place : place + 1]))
-        shards = np.concatenate([np.delete(shards, place), both])
-        alone_ms = np.concatenate([np.delete(alone_ms, place), problem.alone_ms(both)])
-        lists.append(shards)
-    return lists
 
 
 def _guessed(problem: Problem, shares: Shares) -> list[State]:

@@ -1,0 +1,55 @@
+"""First plans: greedy placements by the cost model, under several caps on columns."""
+
+import numpy as np
+import pytest
+
+from neuroshard.search.problem import Problem
+from neuroshard.search.start import first_plans
+from neuroshard.search.watch import Watch
+
+
+@pytest.mark.parametrize(("devices", "alone"), [(4, 1), (8, 1), (8, 2), (5, 0)])
+def test_beside_pieces_that_outweigh_all_else_the_other_devices_hold_as_few_columns_as_they_can(
+    make_task, model, devices, alone
+):
+    small = [(1000, 16, 1.0 + number % 7) for number in range(12 * devices)]
+    problem = Problem(make_task([(1000, 4, 4000.0 + number) for number in range(alone)] + small, [8] * devices), model)
+
+    plan = first_plans(problem, 1)[0]
+
+    holders = plan.widths[:alone].argmax(axis=1)
+    assert len(set(holders.tolist())) == alone
+    assert plan.dims[holders].tolist() == [4] * alone
+    assert plan.dims.max() < 12 * devices * 16 / (devices - alone) + 16  # less than a table above their mean
+
+
+def test_first_plans_ask_of_no_widths_but_those_that_they_try(make_task, model):
+    problem = Problem(make_task([(1000, 64, 1.0)] * 30, [8] * 4), model)
+
+    first_plans(problem, 1)
+
+    assert problem.vectors[problem.whole].all(axis=1).all()
+    assert not problem.vectors[problem.first + 3].any()  # 12 of 64 columns: no halves
+    problem.price_rest()
+    assert problem.all_priced
+
+
+def test_first_plans_are_told_as_they_are_made_and_come_cheapest_first(make_task, model):
+    problem, told = Problem(make_task([(1000, 64, 9.0 * i) for i in range(30)], [8] * 4), model), list[float]()
+
+    plans = first_plans(problem, 3, Watch(None, lambda _, cost_ms: told.append(cost_ms)))
+
+    costs = [plan.cost for plan in plans]
+    assert len({plan.widths.tobytes() for plan in plans}) == 3
+    assert costs == sorted(costs)
+    assert told[-1] == costs[0]
+    assert told == sorted(told, reverse=True)
+
+
+def test_first_plans_are_there_where_no_device_may_hold_more_than_its_share_of_columns(make_task, model):
+    problem = Problem(make_task([(1000, 128, 1.0)] * 3, [8] * 2), model)
+
+    plan = first_plans(problem, 1)[0]
+
+    assert plan.widths.sum(axis=1).tolist() == [32] * 3
+    assert np.abs(np.diff(plan.dims)) <= 64
