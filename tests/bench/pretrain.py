@@ -107,16 +107,16 @@ class Bench:
             self.side_by_side("measured", read_costs(self.options.costs))
 
     def side_by_side(self, name: str, costs: Costs) -> None:
-        """The paper's nets, ours, and ours without the signs that make it convex, on the same cases."""
+        """The paper's nets, ours, and ours in which a table may lower a cost, on the same cases."""
         costs = costs.model_copy(update={"comm": ()})
         rows = [row for row in costs.compute if row[1].error is None and row[1].round == 0]
         test = [row for row in rows if row[0].split == "test_tables"]
         measured = np.array([cost.total_ms for _, cost in test])
         mape, tau = scores(self.paper_compute(rows, test, self.options.paper_epochs)[0], measured)
         self.say(f"compute, unseen tables, {name}, paper", mape=mape, tau=tau, epochs=self.options.paper_epochs)
-        for kind, convex in (("ours", True), ("ours, any sign", False)):
+        for kind, monotone in (("ours", True), ("ours, free", False)):
             began = time.process_time()
-            net = pretrain(costs, convex=convex).report.nets[0]
+            net = pretrain(costs, monotone=monotone).report.nets[0]
             seconds = time.process_time() - began
             errors, noise = net.splits["test_tables"], net.label_noise
             self.say(
@@ -188,10 +188,18 @@ class Bench:
         test = [row for row in rows if row[0].split == "test_sets"]
         truth = np.array([formula.compute_ms(case.tables, BENCH.batch_size) for case, _ in test])
         ours = {}
-        for convex, epochs in ((True, 2), (True, 5), (True, 10), (True, None), (False, 10), (False, 20), (False, None)):
-            name = f"{epochs or 'all'} epochs" + ", any sign" * (not convex)
+        for monotone, epochs in (
+            (True, 2),
+            (True, 5),
+            (True, 10),
+            (True, None),
+            (False, 10),
+            (False, 20),
+            (False, None),
+        ):
+            name = f"{epochs or 'all'} epochs" + ", free" * (not monotone)
             began = time.process_time()
-            model = pretrain(costs, epochs=epochs, convex=convex)
+            model = pretrain(costs, epochs=epochs, monotone=monotone)
             ours[name] = time.process_time() - began
             mape, _ = scores(predicted(model, [case for case, _ in test]), truth)
             self.say(f"speed, ours, {name}", mape=mape, cpu_s=ours[name], samples=len(rows))

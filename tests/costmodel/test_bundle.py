@@ -51,7 +51,7 @@ def test_a_model_read_back_is_the_model_that_was_written(saved):
     assert again.manifest == model.manifest
     assert again.name == model.name
     assert again.device_counts == ()  # any, from two that were measured
-    assert again.convex
+    assert again.bounded
     assert (again.table_vectors(tables, dims) == model.table_vectors(tables, dims)).all()
     assert (again.spread_ms(sums, device_dims) == model.spread_ms(sums, device_dims)).all()
     for one, other in zip(device_costs(again, sums, device_dims), device_costs(model, sums, device_dims), strict=True):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.costs import random_model
+from helpers.costs import bent_both_ways, random_model
 from neuroshard.costmodel.compute_net import MEMBERS, TABLE_WIDTHS, FeatureScale, Layer
 from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS
 
@@ -76,14 +76,55 @@ def signed(nets, rng):
     return replace(net, table=tuple(centred(layer) for layer in net.table), head=head, floor=1e-3)
 
 
-def test_the_compute_net_is_convex_and_grows_with_every_component(signed, rng):
+@pytest.fixture
+def bent(nets):
+    """A compute net whose cost bends both ways, as those of trained ones do."""
+    return replace(bent_both_ways(nets.compute), floor=1e-3)
+
+
+def test_without_dips_the_compute_net_is_convex_and_grows_with_every_component(signed, rng):
     one, other = rng.random((2, 5000, K)) * rng.choice([0.1, 1, 10], (2, 5000, 1))
     share = rng.random((5000, 1))
 
     between = signed.ms(share * one + (1 - share) * other)
-    assert signed.convex
+    assert signed.monotone and not len(signed.dips.bias)
     assert (between <= share[:, 0] * signed.ms(one) + (1 - share[:, 0]) * signed.ms(other) + 1e-9).all()
     assert (signed.ms(one + other) >= signed.ms(one)).all()
+
+
+def test_the_compute_net_grows_with_every_component_where_it_bends_both_ways(bent, rng):
+    one, component = rng.random((10_000, K)) * rng.choice([0.1, 1, 10], (10_000, 1)), rng.integers(0, K, 10_000)
+    more = one + np.eye(K)[component] * rng.random((10_000, 1))
+
+    between = bent.ms((one + one[::-1]) / 2) - (bent.ms(one) + bent.ms(one[::-1])) / 2
+
+    assert bent.monotone
+    assert (bent.slope(one) >= -1e-9).all()
+    assert (bent.ms(more) >= bent.ms(one) - 1e-9).all()
+    assert between.min() < -0.01 < 0.01 < between.max()  # it does bend both ways
+
+
+def test_a_convex_net_below_is_below_within_the_range_and_convex_and_grows(bent, rng):
+    sums = rng.random((3000, K)) * rng.choice([0.1, 1, 3], (3000, 1))
+    dips = sums @ bent.dips.weight + bent.dips.bias
+
+    below = bent.convex_below(dips.min(axis=0), dips.max(axis=0))
+
+    assert below.monotone and not len(below.dips.bias)
+    assert (below.ms(sums) <= bent.ms(sums) + 1e-9).all()
+    middle = below.ms((sums[:1500] + sums[1500:]) / 2)
+    assert (middle <= (below.ms(sums[:1500]) + below.ms(sums[1500:])) / 2 + 1e-9).all()
+    assert (below.ms(sums) < bent.ms(sums) - 1e-3).any()
+
+
+def test_a_dip_that_is_on_one_side_all_over_the_range_costs_the_bound_nothing(bent, rng):
+    sums = rng.random((1000, K))
+    dips = sums @ bent.dips.weight + bent.dips.bias
+    far = replace(bent, head=Layer(bent.head.weight, bent.head.bias + 1000))
+
+    low, high = dips.min(axis=0) + 1000, dips.max(axis=0) + 1000
+
+    assert far.convex_below(low, high).ms(sums) == pytest.approx(far.ms(sums))
 
 
 def test_the_slope_lies_below_the_cost_everywhere(signed, rng):
@@ -103,12 +144,13 @@ def test_at_its_floor_a_cost_has_no_slope(nets):
     assert (floored.slope(np.ones(K)) == 0).all()
 
 
-def test_a_negative_weight_of_a_head_is_not_convex(nets):
-    weight = nets.compute.head.weight.copy()
-    weight[2, 3, 4] = -1e-9
+def test_a_skip_that_is_less_than_what_the_hidden_layer_may_take_away_gives_no_bounds(nets, bent):
+    skip = bent.skip.copy()
+    skip[2, 3] *= 0.1
 
-    assert not replace(nets, compute=replace(nets.compute, head=Layer(weight, nets.compute.head.bias))).convex
-    assert not replace(nets, forward=replace(nets.forward, skip=-nets.forward.skip)).convex
+    assert replace(nets, compute=bent).bounded
+    assert not replace(nets, compute=replace(bent, skip=skip)).bounded
+    assert not replace(nets, forward=replace(nets.forward, skip=-nets.forward.skip)).bounded
 
 
 def test_the_spread_grows_with_the_disagreement_of_the_members(nets, rng):

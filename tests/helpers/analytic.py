@@ -17,7 +17,7 @@ class AnalyticModel:
     name, backend, device_name = "analytic", "synthetic", "test device"
     max_dim = 128
     device_counts: tuple[int, ...] = ()
-    convex = True
+    bounded = True
 
     def __init__(self, batch_size: int = 65536) -> None:
         self.batch_size = batch_size

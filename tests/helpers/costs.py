@@ -10,6 +10,7 @@ from neuroshard.core.case import CommCase, ComputeCase
 from neuroshard.core.cost import Bench, CommCost, ComputeCost, Costs, Hardware
 from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import Provenance, TrainedCostModel, cost_model
+from neuroshard.costmodel.compute_net import ComputeNet, Layer, least_skip
 from neuroshard.costmodel.features import FEATURES
 from neuroshard.costmodel.nets import blank_nets
 from neuroshard.costmodel.report import Errors, Fit, NetReport, Report
@@ -105,6 +106,14 @@ def random_model(*device_counts: int, seed: int = 0) -> TrainedCostModel:
         batch_sizes=(BENCH.batch_size,),
         device_counts=device_counts,
     )
+
+
+def bent_both_ways(net: ComputeNet, seed: int = 0) -> ComputeNet:
+    """The net with a head of weights of both signs, and no larger a skip than it must have to grow with every vector."""
+    rng = np.random.default_rng(seed)
+    head, out = (rng.standard_normal(layer.weight.shape) for layer in (net.head, net.out))
+    skip = least_skip(head, out) * (1 + 1e-9)
+    return replace(net, head=Layer(head, net.head.bias), out=Layer(out, net.out.bias), skip=skip)
 
 
 def with_error(model: TrainedCostModel, error: float) -> TrainedCostModel:

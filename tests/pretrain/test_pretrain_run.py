@@ -104,7 +104,7 @@ def test_another_table_never_lowers_the_prediction(model):
 
     lower = model.compute_ms(sums + vectors[rng.integers(0, 500, 10_000)]) < model.compute_ms(sums)
 
-    assert model.convex
+    assert model.bounded
     assert lower.sum() == 0  # the original: 2.9 %
 
 
@@ -117,10 +117,10 @@ def test_the_head_is_used_where_it_bends(model):
     assert len(np.unique(slopes.round(9), axis=0)) > 20
 
 
-def test_a_net_free_of_signs_is_not_said_to_be_convex():
-    model = pretrain(few(compute=60), convex=False, epochs=20)
+def test_a_net_in_which_a_table_may_lower_a_cost_is_not_said_to_give_bounds():
+    model = pretrain(few(compute=60), monotone=False, epochs=20)
 
-    assert not model.convex
+    assert not model.bounded
 
 
 def test_two_thirds_of_the_errors_lie_within_the_predicted_deviation(model):

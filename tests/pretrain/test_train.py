@@ -7,7 +7,7 @@ import torch
 from neuroshard.pretrain.compute import SetSamples, train_compute
 from neuroshard.pretrain.exchange import ExchangeSamples, predicted_ms, train_exchange
 from neuroshard.pretrain.labels import backward_ms, collect, forward_ms
-from neuroshard.pretrain.train import Recipe, fit_net, kept_positive, one_thread
+from neuroshard.pretrain.train import Net, Recipe, fit_net, kept_positive, one_thread
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_rows_of_an_exchange_are_its_devices_with_their_labels_and_waits(exchang
     assert (features[:, 0] * samples.unit_bytes / 65536 / 4).tolist() == pytest.approx(sent, rel=1e-5)
 
 
-class OneNumber(torch.nn.Module):
+class OneNumber(Net):
     """Predicts the same for every case."""
 
     def __init__(self):

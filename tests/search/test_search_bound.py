@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from neuroshard.report.text import plan_text
-from neuroshard.search.bound import NOT_CONVEX
+from neuroshard.search.bound import NOT_BOUNDED
 from neuroshard.search.run import search
 
 
@@ -42,11 +42,11 @@ def test_the_gap_is_small_where_there_is_much_to_balance(make_task, model):
     assert search(make_task(shapes, [1] * 4), model, rounds=10).gap < 0.03
 
 
-def test_of_a_model_that_is_not_convex_nothing_is_claimed(make_task, model):
-    model.convex = False
+def test_of_a_model_that_is_not_known_to_grow_nothing_is_claimed(make_task, model):
+    model.bounded = False
     plan = search(make_task([(1000, 64, 20.0)] * 8, [1] * 4), model, rounds=0)
-    assert (plan.lower_bound_ms, plan.gap, plan.bound_assumptions) == (None, None, (NOT_CONVEX,))
-    assert NOT_CONVEX in plan_text(plan)
+    assert (plan.lower_bound_ms, plan.gap, plan.bound_assumptions) == (None, None, (NOT_BOUNDED,))
+    assert NOT_BOUNDED in plan_text(plan)
 
 
 def test_one_device_leaves_nothing_to_gain(make_task, model):

@@ -1,5 +1,6 @@
 """Tiny tasks against their exact optimum: a MILP under given costs, every placement under a cost model with a head."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -7,9 +8,12 @@ import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from helpers.analytic import AnalyticModel
+from helpers.costs import bent_both_ways, random_model
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.compute_net import Layer
 from neuroshard.costmodel.given import Given, GivenCosts
+from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.run import search
 
 
@@ -68,13 +72,13 @@ def test_under_given_costs_a_plan_is_within_one_percent_of_the_exact_optimum(see
     assert optimum * (1 - 1e-9) <= plan.cost_ms <= optimum * 1.01
 
 
-def exhaustive_ms(task: ShardingTask, model: AnalyticModel) -> float:
+def exhaustive_ms(task: ShardingTask, model: CostModel) -> float:
     """The least cost of all ways to deal out each table's columns, at most one shard of a table on a device."""
     tables, devices = len(task.tables), task.devices
     best = np.inf
     deals = [[d for d in product(range(t.dim // 4 + 1), repeat=devices) if sum(d) == t.dim // 4] for t in task.tables]
     vectors = [
-        np.vstack([np.zeros((1, 3)), model.table_vectors([t] * (t.dim // 4), np.arange(4, t.dim + 1, 4))])
+        np.pad(model.table_vectors([t] * (t.dim // 4), np.arange(4, t.dim + 1, 4)), ((1, 0), (0, 0)))
         for t in task.tables
     ]
     for deal in product(*deals):
@@ -97,3 +101,20 @@ def test_with_a_head_and_an_exchange_a_plan_is_within_one_percent_of_the_best_of
     optimum = exhaustive_ms(task, model)
     plan = search(task, model)
     assert optimum * (1 - 1e-9) <= plan.cost_ms <= optimum * 1.01
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_where_costs_bend_both_ways_the_bound_is_below_the_best_of_all_placements(seed: int) -> None:
+    drawn = random_model(2, 4, seed=seed)
+    task = tiny(seed, tables=3, devices=2, tightness=1.8).model_copy(update={"batch_size": drawn.batch_size})
+    vectors = drawn.table_vectors(task.tables, np.array([t.dim for t in task.tables]))
+    bent = bent_both_ways(drawn.nets.compute, seed)
+    of_a_device = (vectors.mean(axis=0) @ bent.mean.weight).reshape(bent.head.bias.shape)
+    bent = replace(bent, head=Layer(bent.head.weight, -1.5 * of_a_device))  # so it bends there
+    model = replace(drawn, nets=replace(drawn.nets, compute=bent))
+
+    optimum, plan = exhaustive_ms(task, model), search(task, model)
+
+    assert model.bounded and len(model.dips.bias)
+    assert plan.lower_bound_ms is not None
+    assert 0.3 * optimum < plan.lower_bound_ms <= optimum * (1 + 1e-9)

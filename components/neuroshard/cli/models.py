@@ -29,8 +29,13 @@ def pretrain(
     start_from: Annotated[
         Path | None, typer.Option(help="Cost model of other hardware, or older, to begin from: needs fewer cases.")
     ] = None,
-    convex: Annotated[
-        bool, typer.Option(help="A compute net that lets a search prove bounds, and in which no table lowers a cost.")
+    monotone: Annotated[
+        bool,
+        typer.Option(
+            "--monotone/--no-monotone",
+            "--convex/--no-convex",
+            help="A compute net that lets a search prove bounds, and in which no table lowers a cost.",
+        ),
     ] = True,
     epochs: Annotated[int | None, typer.Option(min=1, help="Most passes over the data; it stops early.")] = None,
     publish: Annotated[
@@ -41,7 +46,7 @@ def pretrain(
     """Train the cost models, and tell their error on sets and on tables that they never saw."""
     from neuroshard.pretrain.run import run
 
-    model = run(costs[0], out, *costs[1:], seed=seed, epochs=epochs, convex=convex, start_from=start_from)
+    model = run(costs[0], out, *costs[1:], seed=seed, epochs=epochs, monotone=monotone, start_from=start_from)
     typer.echo(model.report.text())
     source = "by a formula, not measured" if model.backend == "synthetic" else f"measured on {model.backend}"
     typer.echo(f"{out}: cost model {model.name[:12]} of costs {source} ({model.device_name})")

@@ -82,7 +82,7 @@ class Analytic:
     backend = "analytic"
     max_dim = 2**16
     device_counts: tuple[int, ...] = ()  # any number
-    convex = True
+    bounded = True
 
     def __init__(self, name: str, batch_size: int) -> None:
         self.name, self.batch_size, self.sheet = f"analytic:{name}", batch_size, DATASHEETS[name]

@@ -24,7 +24,7 @@ from neuroshard.core.value import Value, check_format, decode_json, sha256
 from neuroshard.costmodel.exchange_net import ExchangeNet
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, split_features
 from neuroshard.costmodel.nets import Nets
-from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.protocol import Dips, Floats, Ints
 from neuroshard.costmodel.report import Report
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
 from neuroshard.costmodel.unseen import unlike_trained
@@ -99,8 +99,15 @@ class TrainedCostModel:
         return () if len(self.manifest.device_counts) > 1 else (1, *self.manifest.device_counts)
 
     @property
-    def convex(self) -> bool:
-        return self.nets.convex
+    def bounded(self) -> bool:
+        return self.nets.bounded
+
+    @property
+    def dips(self) -> Dips:
+        return self.nets.compute.dips
+
+    def convex_below(self, low: Floats, high: Floats) -> "TrainedCostModel":
+        return replace(self, nets=replace(self.nets, compute=self.nets.compute.convex_below(low, high)))
 
     def at_batch_size(self, batch_size: int) -> "TrainedCostModel":
         """The same model, predicting for another batch size. Raises InvalidInput where compute was measured for one alone."""

@@ -1,18 +1,23 @@
 """The compute net as NumPy sees it: a few matrix products over any number of leading dimensions.
 
-It ends in layers whose weights are not negative, with ReLU between them and nothing after the last. So a prediction is piecewise
-linear and convex in what comes in, grows with it, and beyond the measured range grows in proportion. There is no exponential
-in it: a search asks millions of times.
+It ends in a hidden layer of ReLU and a skip beside it, both of any sign, but the skip is never less than what the hidden layer
+may take away. So a prediction is piecewise linear in what comes in, grows with it, and beyond the measured range grows in
+proportion. There is no exponential in it: a search asks millions of times.
+
+With its share of the skip, a hidden neuron of weights w and bias b that counts for c is c max(w+ x + b, w- x) where c > 0, the
+larger of two sums without a negative weight, and |c| min(w+ x, w- x - b) where c < 0, the smaller. Fused kernels have both:
+what takes longer hides the other, and what a further pass or a full cache costs grows with the lookups, up to all of them. The
+first is convex. Below the second, which is called a dip, lies a chord on any range, and bounds are drawn from that.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from neuroshard.costmodel.features import BY_WIDTH, SHARE_COLUMNS, SplitFeatures
-from neuroshard.costmodel.protocol import Floats
+from neuroshard.costmodel.protocol import Dips, Floats
 
 MEMBERS: Final = 4  # nets of the compute ensemble: together they cost what one of twice their widths would
 TABLE_WIDTHS: Final = (64, 16)  # of a member's layers after the features; the last is the vector that is summed
@@ -69,6 +74,13 @@ class Layer:
         return product
 
 
+def least_skip(head: Floats, out: Floats) -> Floats:
+    """What a skip must be at least that no vector lowers a cost: (members, K, H) and (members, H, 1) -> (members, K, 1)."""
+    falls: Floats = np.matmul(np.maximum(-head, 0.0), np.maximum(out, 0.0))
+    falls += np.matmul(np.maximum(head, 0.0), np.maximum(-out, 0.0))
+    return falls
+
+
 @dataclass(frozen=True)
 class ComputeNet:
     """An ensemble: of each member a vector a table, summed over the tables of a device, then a head.
@@ -88,9 +100,32 @@ class ComputeNet:
     least_spread: float  # the standard deviation of the logarithm where they all agree
 
     @property
-    def convex(self) -> bool:
-        """Convex in the vector sums, and growing with each of them, by the signs of its weights."""
-        return all(float(weights.min()) >= 0 for weights in (self.head.weight, self.out.weight, self.skip))
+    def monotone(self) -> bool:
+        """Growing with each of the vector sums, by its weights."""
+        return bool((self.skip >= least_skip(self.head.weight, self.out.weight)).all())
+
+    @cached_property
+    def dips(self) -> Dips:
+        """Of all members."""
+        down = self.mean.out < 0
+        return Dips(self.mean.weight[:, down], self.mean.bias[down])
+
+    def convex_below(self, low: Floats, high: Floats) -> "ComputeNet":
+        """A convex net that grows with each of the vector sums, and is not above this one wherever each dip's weight times them,
+        plus its bias, is `low` to `high` (J,): there each has its chord instead."""
+        low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
+        slope = np.zeros(self.mean.out.shape)
+        slope[self.mean.out < 0] = high / np.maximum(high - low, np.finfo(np.float64).tiny)
+        reach = np.zeros(self.mean.out.shape)
+        reach[self.mean.out < 0] = low
+        by_member = self.out.weight.shape
+        falling = np.minimum(self.out.weight, 0.0) * slope.reshape(by_member)
+        before = self.head.bias.swapaxes(1, 2) - reach.reshape(by_member)
+        return replace(
+            self,
+            out=Layer(np.maximum(self.out.weight, 0.0), self.out.bias + (falling * before).sum(axis=1, keepdims=True)),
+            skip=self.skip + np.matmul(self.head.weight, falling),
+        )
 
     def vectors(self, features: Floats) -> Floats:
         """(…, F) -> (…, K of all members). Never negative, so that a sum only grows."""

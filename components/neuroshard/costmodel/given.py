@@ -82,7 +82,7 @@ class Given:
     backend = "given"
     max_dim = 2**16
     device_counts: tuple[int, ...] = ()  # any number
-    convex = True
+    bounded = True
 
     def __init__(self, costs: GivenCosts, batch_size: int) -> None:
         self.costs, self.batch_size = costs, batch_size

@@ -24,8 +24,9 @@ class Nets:
     backward: ExchangeNet | None
 
     @property
-    def convex(self) -> bool:
-        return all(net.convex for net in (self.compute, self.forward, self.backward) if net is not None)
+    def bounded(self) -> bool:
+        """Whether a search may draw lower bounds from them: see CostModel."""
+        return self.compute.monotone and all(net.convex for net in (self.forward, self.backward) if net is not None)
 
 
 def blank_nets(exchange: bool) -> Nets:

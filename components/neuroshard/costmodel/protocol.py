@@ -4,7 +4,8 @@ A device's compute cost is a function of the *sum* of its tables' vectors, so pl
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,13 +44,13 @@ class CostModel(Protocol):
         """Numbers of devices whose exchange it can predict; empty where it can predict any."""
 
     @property
-    def convex(self) -> bool:
+    def bounded(self) -> bool:
         """True where a search may draw lower bounds from it.
 
-        Then vectors are not negative; `compute_ms` is convex and falls with no component; and for a fixed number of
-        devices the exchange of each without its waiting is convex in the dims of all, falls with none of them, and stays what
-        it is where the others are numbered otherwise. So all together take least where they hold the same dims, and one where
-        all others do.
+        Then vectors are not negative; `compute_ms` falls with no component and is convex, but for the dips of a `Dipping` model;
+        and for a fixed number of devices the exchange of each without its waiting is convex in the dims of all, falls with none
+        of them, and stays what it is where the others are numbered otherwise. So all together take least where they hold the same
+        dims, and one where all others do.
         Waiting is added by rule: forward = (latest start - own start) + transfer.
         """
 
@@ -60,7 +61,7 @@ class CostModel(Protocol):
         """Forward + backward ms of devices from the sums of their tables' vectors: (…, K) -> (…)."""
 
     def compute_slope(self, vector_sums: Floats) -> Floats:
-        """A subgradient of `compute_ms` at the sums, ms a unit of each component: (…, K) -> (…, K). For where it is convex."""
+        """How `compute_ms` grows at the sums, ms a unit of each component: (…, K) -> (…, K). Where it is convex a subgradient."""
 
     def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
         """Forward exchange ms a device, waiting included: two (…, D) -> (…, D)."""
@@ -73,6 +74,26 @@ class CostModel(Protocol):
 
         Zeros where costs are given and not predicted.
         """
+
+
+@dataclass(frozen=True)
+class Dips:
+    """Where a cost bends down: convex but for these, it is concave in the vector sum times `weight` (K, J) plus `bias` (J,)."""
+
+    weight: Floats
+    bias: Floats
+
+
+@runtime_checkable
+class Dipping(CostModel, Protocol):
+    """A cost model whose compute cost is convex but for its dips."""
+
+    @property
+    def dips(self) -> Dips:
+        """All of them."""
+
+    def convex_below(self, low: Floats, high: Floats) -> CostModel:
+        """A cost model whose compute cost is convex, and not above this one's where each dip is between `low` and `high` (J,)."""
 
 
 def device_costs(model: CostModel, vector_sums: Floats, device_dims: Floats) -> tuple[Floats, Floats, Floats]:

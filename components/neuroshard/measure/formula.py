@@ -190,7 +190,7 @@ class Formula:
     device_name = DEVICE_NAME
     max_dim = 2**16
     device_counts: tuple[int, ...] = ()  # any number
-    convex = False  # what the cache saves falls as sets grow
+    bounded = False  # what the cache saves falls as sets grow
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size

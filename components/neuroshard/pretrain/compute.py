@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from neuroshard.core.case import ComputeCase
-from neuroshard.costmodel.compute_net import HEAD_WIDTH, MEMBERS, TABLE_WIDTHS, ComputeNet, FeatureScale, Layer
+from neuroshard.costmodel.compute_net import (
+    HEAD_WIDTH,
+    MEMBERS,
+    TABLE_WIDTHS,
+    ComputeNet,
+    FeatureScale,
+    Layer,
+    least_skip,
+)
 from neuroshard.costmodel.features import FEATURES, table_features
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Fit
@@ -17,10 +25,13 @@ from neuroshard.pretrain.calibrate import calibrated
 from neuroshard.pretrain.checkpoint import NONE, Checkpoint
 from neuroshard.pretrain.labels import Labels
 from neuroshard.pretrain.metrics import CLOCK_MS
-from neuroshard.pretrain.train import LEARNING_RATE, Recipe, fit_net, kept_positive, uniform
+from neuroshard.pretrain.train import LEARNING_RATE, Net, Recipe, fit_net, kept_positive, uniform
 
 WEIGHT_DECAY: Final = 0.3
 STARTED_RATE: Final = LEARNING_RATE / 2  # of nets that know something already
+DIPS: Final = 3e-3  # of the loss, for what dips can take off a cost
+BEYOND: Final = 0.3  # of a layer's usual weights: so much of the skip, at the start, is no hidden neuron's
+ROUNDED: Final = 1e-9  # by such a share more than its least, the skip is no less than that on any machine
 NOWHERE: Final[Ints] = np.empty(0, dtype=np.int64)
 
 
@@ -32,7 +43,7 @@ def train_compute(
     epochs: int | None,
     generator: torch.Generator,
     *,
-    convex: bool = True,
+    monotone: bool = True,
     start: ComputeNet | None = None,
     checkpoint: Checkpoint = NONE,
     also_calibrated_on: Ints = NOWHERE,
@@ -40,11 +51,11 @@ def train_compute(
     """The compute net from the cases at `train`, the best epoch by those at `valid`.
 
     Its spread is calibrated on those and on further ones that chose no epoch, whose errors are not the smaller for it.
-    `batch_sizes` (cases,) are theirs. Without `convex` no sign is asked of the head's weights. `start` is a net of other
+    `batch_sizes` (cases,) are theirs. Without `monotone` a table may lower a prediction. `start` is a net of other
     hardware, to begin from.
     """
     samples = SetSamples(labels, batch_sizes, train, start.scale if start else None)
-    net = _Ensemble(generator, convex, samples.floor)
+    net = _Ensemble(generator, monotone, samples.floor)
     recipe = Recipe(epochs, WEIGHT_DECAY)
     if start is not None:
         net.begin(start)
@@ -125,20 +136,22 @@ def _joined(before: FeatureScale, here: FeatureScale) -> FeatureScale:
     )
 
 
-class _Ensemble(nn.Module):
-    """ComputeNet for training. Where it is `convex`, the head's weights are the absolute values of the parameters."""
+class _Ensemble(Net):
+    """ComputeNet for training. Of its skip, the parameter is what is beyond the least; if `monotone`, its absolute value.
 
-    def __init__(self, generator: torch.Generator, convex: bool, floor: float) -> None:
+    Dips make bounds loose, so there should be few: the loss grows with what they can take off, as a share of the cost.
+    """
+
+    def __init__(self, generator: torch.Generator, monotone: bool, floor: float) -> None:
         super().__init__()
-        self.convex, self.floor = convex, floor
+        self.monotone, self.floor = monotone, floor
         widths, vector = (len(FEATURES), *TABLE_WIDTHS, HEAD_WIDTH, 1), TABLE_WIDTHS[-1]
         shapes = list(pairwise(widths))
         self.weights = nn.ParameterList(uniform(MEMBERS, i, o, fan_in=i, generator=generator) for i, o in shapes)
         self.biases = nn.ParameterList(uniform(MEMBERS, 1, o, fan_in=i, generator=generator) for i, o in shapes)
         self.skip = uniform(MEMBERS, vector, 1, fan_in=vector, generator=generator)
         with torch.no_grad():
-            for weight in (*self.weights[2:], self.skip):
-                weight.abs_()  # also where they may turn negative: costs grow
+            self.skip.abs_().mul_(BEYOND)  # also where it may turn negative: costs grow
             self.biases[3].fill_(0.1)
 
     def forward(self, features: Tensor, places: Tensor, cases: Tensor) -> Tensor:
@@ -146,14 +159,18 @@ class _Ensemble(nn.Module):
         hidden = torch.relu(torch.matmul(features, self.weights[0]) + self.biases[0])
         vectors = torch.relu(torch.baddbmm(self.biases[1], hidden, self.weights[1]))
         sums = torch.zeros(MEMBERS, int(cases), vectors.shape[2]).index_add_(1, places, vectors)
-        head, out, skip = self._head()
+        head, out = self.weights[2:]
         hidden = torch.relu(torch.baddbmm(self.biases[2], sums, head))
-        predicted = torch.baddbmm(self.biases[3], hidden, out) + torch.bmm(sums, skip)
-        return kept_positive(predicted.squeeze(2), self.floor)
+        falls = torch.bmm(torch.relu(-head), torch.relu(out)) + torch.bmm(torch.relu(head), torch.relu(-out))
+        predicted = torch.baddbmm(self.biases[3], hidden, out) + torch.bmm(sums, falls + self._beyond())
+        answer = kept_positive(predicted.squeeze(2), self.floor)
+        if self.monotone:
+            taken = torch.bmm(sums, torch.bmm(head.abs(), torch.relu(-out))).squeeze(2)
+            self.extra_loss = DIPS * (taken / answer.detach().clamp(min=self.floor)).mean()
+        return answer
 
-    def _head(self) -> list[Tensor]:
-        weights = [*self.weights[2:], self.skip]
-        return [weight.abs() for weight in weights] if self.convex else weights
+    def _beyond(self) -> Tensor:
+        return self.skip.abs() if self.monotone else self.skip
 
     def begin(self, net: ComputeNet) -> None:
         """Take the weights of another net."""
@@ -162,7 +179,7 @@ class _Ensemble(nn.Module):
             for layer, weight, bias in zip(layers, self.weights, self.biases, strict=True):
                 weight.copy_(torch.from_numpy(layer.weight))
                 bias.copy_(torch.from_numpy(layer.bias))
-            self.skip.copy_(torch.from_numpy(net.skip))
+            self.skip.copy_(torch.from_numpy(net.skip - least_skip(net.head.weight, net.out.weight)))
 
     def grow(self, factor: float) -> None:
         """Answer `factor` times as much."""
@@ -172,12 +189,10 @@ class _Ensemble(nn.Module):
 
     def as_numpy(self, scale: FeatureScale, unit_ms: float) -> ComputeNet:
         """The same net for NumPy, not calibrated."""
-        *head, skip = self._head()
-        weights = [*self.weights[:2], *head]
-        layers = [Layer(_numpy(w), _numpy(bias)) for w, bias in zip(weights, self.biases, strict=True)]
-        return ComputeNet(
-            scale, (layers[0], layers[1]), layers[2], layers[3], _numpy(skip), unit_ms, self.floor, 1.0, 1.0
-        )
+        layers = [Layer(_numpy(w), _numpy(bias)) for w, bias in zip(self.weights, self.biases, strict=True)]
+        least = least_skip(layers[2].weight, layers[3].weight)
+        skip = least * (1 + ROUNDED) + _numpy(self._beyond())
+        return ComputeNet(scale, (layers[0], layers[1]), layers[2], layers[3], skip, unit_ms, self.floor, 1.0, 1.0)
 
 
 def _numpy(tensor: Tensor) -> Floats:

@@ -25,7 +25,7 @@ from neuroshard.pretrain.calibrate import LEAST_SPREAD, typical
 from neuroshard.pretrain.checkpoint import NONE, Checkpoint
 from neuroshard.pretrain.labels import Labels
 from neuroshard.pretrain.metrics import CLOCK_MS
-from neuroshard.pretrain.train import Recipe, fit_net, kept_positive, uniform
+from neuroshard.pretrain.train import Net, Recipe, fit_net, kept_positive, uniform
 
 WEIGHT_DECAY: Final = 0.03  # nothing unseen to prepare for: test exchanges are drawn as the training ones
 UNLIKELY: Final = 0.01  # to begin with, a byte costs the same however many devices there are
@@ -127,7 +127,7 @@ def _features(sent: Floats) -> Floats:
     return rows
 
 
-class _ExchangeNet(nn.Module):
+class _ExchangeNet(Net):
     """ExchangeNet for training: weights are the absolute values of the parameters, one member."""
 
     def __init__(self, generator: torch.Generator) -> None:

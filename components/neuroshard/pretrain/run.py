@@ -53,7 +53,7 @@ class Training:
 
     seed: int
     epochs: int | None
-    convex: bool
+    monotone: bool
     start: TrainedCostModel | None
     folder: Path | None
 
@@ -66,7 +66,7 @@ class Training:
         if self.folder is None:
             return Checkpoint(None)
         start = self.start.name if self.start else ""
-        facts = [net, self.seed, self.epochs, self.convex, start, __version__, torch.__version__]
+        facts = [net, self.seed, self.epochs, self.monotone, start, __version__, torch.__version__]
         cases = [[case.case_id for case in one.cases] for one in labels]
         numbers = b"".join(array.tobytes() for array in (*(one.ms for one in labels), *places))
         key = sha256(canonical_json([*facts, *cases]) + numbers)
@@ -79,7 +79,7 @@ def run(
     *more: Path,
     seed: int = 0,
     epochs: int | None = None,
-    convex: bool = True,
+    monotone: bool = True,
     start_from: Path | None = None,
 ) -> TrainedCostModel:
     """Read the costs in folder `costs`, and in `more` of the same bench, and write the cost model into folder `out`.
@@ -90,7 +90,7 @@ def run(
     check_can_write(out, folder=True)
     start = None if start_from is None else load_cost_model(start_from)
     measured = read_costs(costs, *more)
-    model = pretrain(measured, seed=seed, epochs=epochs, convex=convex, start=start, checkpoints=out / UNFINISHED)
+    model = pretrain(measured, seed=seed, epochs=epochs, monotone=monotone, start=start, checkpoints=out / UNFINISHED)
     save_cost_model(out, model)
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)
     return model
@@ -101,7 +101,7 @@ def pretrain(
     *,
     seed: int = 0,
     epochs: int | None = None,
-    convex: bool = True,
+    monotone: bool = True,
     start: TrainedCostModel | None = None,
     checkpoints: Path | None = None,
 ) -> TrainedCostModel:
@@ -109,7 +109,7 @@ def pretrain(
     tell how wide the predicted deviation must be, so only `test_tables` is a test of that.
 
     `epochs` is the most; by default as many as the cases need, and fewer where the error on `valid` has stopped falling. Without
-    `convex` the compute net may bend any way: a search then proves no lower bound, and adding a table may lower a prediction.
+    `monotone` adding a table may lower a prediction, and a search proves no lower bound.
     `start` is another cost model, of other hardware or older costs, whose compute net is the first guess.
 
     The same costs, seed and settings give the same bytes on one machine. Raises InvalidInput where there is nothing to train
@@ -118,7 +118,7 @@ def pretrain(
     if epochs is not None and epochs < 1:
         raise UsageError(f"epochs must be at least 1, not {epochs}")
     check_unseen(case for case, _ in costs.compute)
-    training = Training(seed, epochs, convex, start, checkpoints)
+    training = Training(seed, epochs, monotone, start, checkpoints)
 
     gaps: list[str] = []
     with one_thread():
@@ -165,7 +165,7 @@ def _compute_net(costs: Costs, training: Training) -> tuple[ComputeNet, int, tup
         valid,
         training.epochs,
         generator,
-        convex=training.convex,
+        monotone=training.monotone,
         start=training.start.nets.compute if training.start else None,
         checkpoint=training.checkpoint("compute", [labels], [batch_sizes, train, valid]),
         also_calibrated_on=labels.of_split("test_sets"),

@@ -37,6 +37,12 @@ SMOOTHED_STEPS: Final = 50  # that the running mean of the weights goes back
 OUTLIER: Final = 0.1  # log error from which on a label pulls no harder: a disturbed measurement is not worth more
 
 
+class Net(nn.Module):
+    """A net that answers (members, values), and what its last answer adds to the loss beside its errors."""
+
+    extra_loss: Tensor | float = 0.0
+
+
 class Samples(Protocol):
     """Cases as tensors. `unit_ms` is what the labels are divided by."""
 
@@ -60,7 +66,7 @@ class Recipe:
 
 def fit_net(
     what: str,
-    net: nn.Module,
+    net: Net,
     samples: Samples,
     places: tuple[Ints, Ints],
     recipe: Recipe,
@@ -69,7 +75,7 @@ def fit_net(
 ) -> Fit:
     """Train `net` in place on the first of the two places, and leave it as after the epoch that was best on the second.
 
-    The net answers (members, values); each member learns by itself, and the best epoch is that of their mean. The weights of an
+    Each member of the net learns by itself, and the best epoch is that of their mean. The weights of an
     epoch are a running mean over the last steps.
     """
     cases, held_out = (torch.from_numpy(some) for some in places)
@@ -88,7 +94,7 @@ def fit_net(
             trained = torch.zeros((), dtype=torch.float64)
             for chosen in torch.split(cases[torch.randperm(len(cases), generator=generator)], batch):
                 off = _log_errors(net(*samples.inputs(chosen)), samples, chosen)
-                loss = functional.smooth_l1_loss(off, torch.zeros_like(off), beta=OUTLIER)
+                loss = functional.smooth_l1_loss(off, torch.zeros_like(off), beta=OUTLIER) + net.extra_loss
                 optimizer.zero_grad()
                 (loss * len(off)).backward()  # type: ignore[no-untyped-call]
                 falling = (1 + math.cos(math.pi * step / (epochs * steps))) / 2

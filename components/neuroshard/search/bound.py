@@ -1,8 +1,11 @@
-"""How close: a number of ms that no plan of the task can go below, by a convex cost model.
+"""How close: a number of ms that no plan of the task can go below, by a cost model that only grows.
 
 The device that is ready last is so no earlier than all are on average, and a convex compute cost of the mean sum of vectors is
 at most the mean cost (Jensen). The sum depends on the cuts, so all of them are allowed for: a tangent of the cost at any point
 is below it, and the sum that is cheapest along the tangent is found table by table. The best tangent is sought (Frank and Wolfe).
+
+Where a compute cost is convex but for some dips, one stands for it that is convex, and not above it on any device of a plan of
+that cost (`reach.py` tells how far these can be into a dip).
 
 Parts are left out that no device has memory for, and those that by themselves take longer than some cost: no plan of that cost
 has any of them. If what is left cannot be had for that cost, there is no such plan. The highest such cost is the bound.
@@ -16,27 +19,30 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.protocol import CostModel, Dipping, Floats, Ints
 from neuroshard.search.cuts import Cuts, cheapest_cuts
 from neuroshard.search.problem import Problem
+from neuroshard.search.reach import Reach
 from neuroshard.search.state import State, transfers
 
 TANGENTS = 60
 VAIN = 8  # tangents without a better bound, after which no better one is sought
 HALVINGS = 8
+NARROWED = 2  # times that what devices can hold is told from a bound, and a bound from that
 LEAST_GAIN = 1e-4  # share by which a bound must be better to count as better
 ASSUMPTIONS = (
-    "the cost model's compute cost is convex and grows with every vector, its exchanges are convex in the columns of all devices "
-    "and the same however these are numbered, and waiting is added by rule",
+    "the cost model's compute cost grows with every vector and is convex, but for dips that are allowed for, its exchanges "
+    "are convex in the columns of all devices and the same however these are numbered, and waiting is added by rule",
     "columns are cut in steps of 4, rows are not cut; of memory, only what a single shard needs is looked at",
 )
 ASSUMPTIONS_BY_ROWS = (
-    "the cost model's compute cost is convex and grows with every vector, its exchanges are convex in the columns of all "
-    "devices, fall with none of them, are the same however the devices are numbered, and waiting is added by rule",
+    "the cost model's compute cost grows with every vector and is convex, but for dips that are allowed for, its exchanges "
+    "are convex in the columns of all devices, fall with none of them, are the same however the devices are numbered, and "
+    "waiting is added by rule",
     "columns are cut in steps of 4, rows into a block a device and only of tables for which that is allowed; of memory, only "
     "what a single shard needs is looked at",
 )
-NOT_CONVEX = "nothing is proven: the cost model is not known to be convex"
+NOT_BOUNDED = "nothing is proven: the cost model is not known to grow with every vector"
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,8 @@ class Bound:
 
 def lower_bound(problem: Problem, plan: State) -> Bound:
     """A lower bound on the cost of every plan that honours the task's constraints on cuts, at most what `plan` costs."""
-    if not problem.model.convex:
-        return Bound(None, (NOT_CONVEX,))
+    if not problem.model.bounded:
+        return Bound(None, (NOT_BOUNDED,))
     problem.price(np.arange(1, len(problem.item)))
     why = ASSUMPTIONS_BY_ROWS if len(problem.row_blocks.items) else ASSUMPTIONS
     return Bound(_Proof(problem, plan).bound_ms(plan.cost), why)
@@ -69,6 +75,7 @@ class _Proof:
         self.fits = (problem.nbytes <= largest) & (problem.units >= problem.least[problem.item]) & (problem.units > 0)
         self.start = plan.sums.mean(axis=0)
         self.rows = _Rows(problem) if len(problem.row_blocks.items) else None
+        self.below = self._convex(plan.cost)
 
     def bound_ms(self, cost_ms: float) -> float:
         """The bound, where there is a plan of `cost_ms`.
@@ -100,7 +107,7 @@ class _Proof:
 
     def _even(self, cost_ms: float, enough: float) -> float:
         """What plans of at most `cost_ms` cost at least, were all devices alike. Tangents are tried until one shows `enough`."""
-        problem, model, devices = self.problem, self.problem.model, self.problem.devices
+        problem, model, devices = self.problem, self.below, self.problem.devices
         possible = self.fits & (self.alone <= (cost_ms - self.ahead) * (1 + 1e-9))
         some_part = np.logical_or.reduceat(possible[1:], problem.first)
         by_rows = None
@@ -128,6 +135,19 @@ class _Proof:
                 best = max(best, bound)
             point = point + (sums / devices - point) * (2 / (step + 3))
         return best
+
+    def _convex(self, cost_ms: float) -> CostModel:
+        """A cost model whose compute cost is convex, and not above the problem's on any device of a plan of at most `cost_ms`."""
+        model, enough = self.problem.model, (cost_ms - self.ahead) * (1 + 1e-9)
+        if not isinstance(model, Dipping) or not len(model.dips.bias):
+            return model
+        reach = Reach(self.problem, self.fits & (self.alone <= enough), self.rows is not None, model.dips)
+        below = model.convex_below(*reach.anywhere())
+        for _ in range(NARROWED):
+            slope = np.maximum(below.compute_slope(self.start), 0.0)
+            intercept = float(below.compute_ms(self.start)) - float(slope @ self.start)
+            below = model.convex_below(*reach.within(slope, enough - intercept))
+        return below
 
 
 class _Rows:
