@@ -22,6 +22,7 @@ from neuroshard.devices import cpu
 from neuroshard.files.presets import preset
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.fbgemm import TableBatchedEmbedding
+from neuroshard.measure.hardware import HUGE_PAGES
 from neuroshard.measure.lookups import TableLookups
 from neuroshard.measure.rowcap import buffer_bytes, default_memory_limit
 
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_CASES} cases instead of {CASES}")
     parser.add_argument("--batch-size", type=int, default=BATCH)
     asked = parser.parse_args()
+    os.environ.update(HUGE_PAGES)  # before torch allocates, for both ways
     warnings.simplefilter("ignore")  # FBGEMM's, while it is imported
 
     drawn = augment(

@@ -78,6 +78,7 @@ def test_on_the_formula_it_is_exact() -> None:
     assert (one.exact, one.exchange_measured, one.foreign, one.errors) == (True, True, False, 0)
     assert one == evaluate(plan, "synthetic", settings())
     assert "by the formula, exact" in str(one)
+    assert "rounds of a device" not in str(one)
 
 
 def test_of_rows_that_are_split_it_says_what_was_taken_for_granted() -> None:
@@ -102,6 +103,8 @@ def test_on_this_machine_every_device_and_the_exchange_are_measured() -> None:
     assert min(cost.backward_comm_ms for cost in (first, second, empty)) > 0
     assert one.exchange_measured
     told = str(one)
+    assert one.rounds_differ is not None
+    assert f"rounds of a device's compute differ by {one.rounds_differ:.1%}" in " ".join(told.split())
     assert "1 tables were run with fewer rows" in told
     assert "predicted for synthetic (formula of an H100): elsewhere compare the devices" in " ".join(told.split())
     assert max(map(len, told.splitlines())) <= 80

@@ -70,8 +70,9 @@ def evaluate(
             together = None
         if backend == "synthetic":
             measured: list[DeviceCost | str] = list(_by_formula(sets, dims, settings.batch_size))
+            rounds_differ = None
         else:
-            measured = _by_measuring(by_device, together, opened, rounds)
+            measured, rounds_differ = _by_measuring(by_device, together, opened, rounds)
     finally:
         opened.close()
     shards = plan.shards_by_device()
@@ -81,6 +82,7 @@ def evaluate(
         bench=opened.bench,
         exact=backend == "synthetic",
         exchange_measured=together is not None or len(dims) == 1,
+        rounds_differ=rounds_differ,
         tables_by_rows=len({shard.table for shard in plan.shards if shard.rows < rows[shard.table]}),
         predicted_for=f"{by.cost_model_backend or 'an unknown backend'} ({by.cost_model_device or 'unknown device'})",
         devices=tuple(
@@ -127,8 +129,8 @@ def _by_formula(sets: Sequence[Sequence[Table]], dims: Sequence[int], batch_size
 
 def _by_measuring(
     by_device: Sequence[ComputeCase | None], together: CommCase | None, backend: Backend, rounds: int
-) -> list[DeviceCost | str]:
-    """Measured cost of each device, or its error.
+) -> tuple[list[DeviceCost | str], float | None]:
+    """Measured cost of each device, or its error; and how far a device's slowest round of compute is above its fastest.
 
     The exchange is measured twice: backward, which all start together; then forward, with each device starting when its
     measured compute and backward exchange are done.
@@ -156,10 +158,12 @@ def _by_measuring(
             delayed = CommCase(device_dims=together.device_dims, start_delays_ms=tuple(r - min(ready) for r in ready))
             forward = _exchange_ms(delayed, backend, rounds, "forward_ms")
             bar.advance(rounds)
-    return [
+    differ = [max(ms) / min(ms) - 1 for ms in samples.values() if len(ms) > 1 and min(ms)]
+    costs: list[DeviceCost | str] = [
         ms if isinstance(ms, str) else DeviceCost(compute_ms=ms, forward_comm_ms=f, backward_comm_ms=b)
         for ms, f, b in zip(compute, forward, backward, strict=True)
     ]
+    return costs, median(differ) if differ else None
 
 
 def _exchange_ms(case: CommCase, backend: Backend, rounds: int, which: str) -> list[float]:

@@ -29,6 +29,9 @@ class Evaluation(Value):
     exchange_measured: bool
     predicted_for: str  # backend and device of the plan's cost model
     devices: tuple[DeviceEvaluation, ...]
+    rounds_differ: float | None = (
+        None  # the slowest round of a device's compute above its fastest, in the median of devices
+    )
     tables_by_rows: int = 0  # of the plan
 
     @property
@@ -84,6 +87,8 @@ class Evaluation(Value):
         yield line
 
     def _notes(self) -> Iterator[str]:
+        if self.rounds_differ is not None:
+            yield f"rounds of a device's compute differ by {self.rounds_differ:.1%} (median): less says nothing"
         if not self.exchange_measured:
             yield (
                 f"the exchange among {len(self.devices)} devices was not measured, as there are not as many devices or "
