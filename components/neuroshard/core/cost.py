@@ -68,7 +68,7 @@ class Bench(Value):
     versions: dict[str, str] = Field(default_factory=dict)
     facts: dict[str, str] = Field(default_factory=dict)  # of the hardware, beyond its kind: clocks, power cap, links
     notes: tuple[str, ...] = ()
-    calm_exchange_ms: dict[str, float] = Field(
+    calm_exchange_ms: dict[str, Milliseconds] = Field(
         default_factory=dict
     )  # of the sentinel, by devices: what labels are scaled to
 
