@@ -87,7 +87,8 @@ def test_without_dips_the_compute_net_is_convex_and_grows_with_every_component(s
     share = rng.random((5000, 1))
 
     between = signed.ms(share * one + (1 - share) * other)
-    assert signed.monotone and not len(signed.dips.bias)
+    assert signed.monotone
+    assert not len(signed.dips.bias)
     assert (between <= share[:, 0] * signed.ms(one) + (1 - share[:, 0]) * signed.ms(other) + 1e-9).all()
     assert (signed.ms(one + other) >= signed.ms(one)).all()
 
@@ -110,7 +111,8 @@ def test_a_convex_net_below_is_below_within_the_range_and_convex_and_grows(bent,
 
     below = bent.convex_below(dips.min(axis=0), dips.max(axis=0))
 
-    assert below.monotone and not len(below.dips.bias)
+    assert below.monotone
+    assert not len(below.dips.bias)
     assert (below.ms(sums) <= bent.ms(sums) + 1e-9).all()
     middle = below.ms((sums[:1500] + sums[1500:]) / 2)
     assert (middle <= (below.ms(sums[:1500]) + below.ms(sums[1500:])) / 2 + 1e-9).all()

@@ -115,6 +115,7 @@ def test_where_costs_bend_both_ways_the_bound_is_below_the_best_of_all_placement
 
     optimum, plan = exhaustive_ms(task, model), search(task, model)
 
-    assert model.bounded and len(model.dips.bias)
+    assert model.bounded
+    assert len(model.dips.bias)
     assert plan.lower_bound_ms is not None
     assert 0.3 * optimum < plan.lower_bound_ms <= optimum * (1 + 1e-9)

@@ -46,7 +46,8 @@ def test_devices_of_a_plan_that_costs_less_are_less_far_into_them(problem):
     reach = Reach(problem, possible, False, dips)
     (low, high), (lowest, highest) = reach.within(slope, most), reach.anywhere()
 
-    assert (low <= depths.min(axis=0)).all() and (depths.max(axis=0) <= high).all()
+    assert (low <= depths.min(axis=0)).all()
+    assert (depths.max(axis=0) <= high).all()
     assert (high - low).sum() < 0.9 * (highest - lowest).sum()
 
 
@@ -55,4 +56,5 @@ def test_devices_that_can_hold_nothing_are_nowhere_but_at_the_start(problem):
 
     low, high = Reach(problem, problem.units < 0, False, dips).anywhere()
 
-    assert low == pytest.approx(dips.bias) and high == pytest.approx(dips.bias)
+    assert low == pytest.approx(dips.bias)
+    assert high == pytest.approx(dips.bias)
