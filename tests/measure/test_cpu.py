@@ -18,6 +18,7 @@ from neuroshard.measure.harness import Timing
 from neuroshard.measure.machine import CpuMachine
 from neuroshard.measure.run import measure
 from neuroshard.measure.schedule import Step
+from neuroshard.measure.worker import Crew
 
 MIB = 2**20
 SETTINGS = Settings(batch_size=256, warmup=1, repeats=5, memory_limit_bytes=64 * MIB, timeout_seconds=30)
@@ -107,6 +108,21 @@ def test_a_run_that_goes_on_keeps_its_memory_limit_and_what_it_is_scaled_to(back
     assert fresh.bench != backend.bench
     assert list(fresh.bench.calm_exchange_ms) == ["2"]
     assert cpu(ALL, unsaid, backend.bench).bench == backend.bench
+
+
+def test_a_rank_lost_while_it_is_seen_how_calm_the_machine_is_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ask = [], Crew.ask
+
+    def lost_once(self: Crew, message: object, count: int | None = None) -> list[object]:
+        asked.append(message)
+        if len(asked) == 2:
+            self.workers[0].process.kill()
+        return ask(self, message, count)
+
+    monkeypatch.setattr(Crew, "ask", lost_once)
+    opened = cpu(cases_of(comm=(EXCHANGE,)), SETTINGS, None)
+    opened.close()
+    assert opened.bench.calm_exchange_ms["2"] > 0
 
 
 def test_an_exchange_on_a_machine_half_as_fast_is_scaled_to_its_calm_speed(

@@ -4,6 +4,7 @@ Both are the same but for the device: FBGEMM in a worker process (on GPUs one ea
 device.
 """
 
+import contextlib
 import importlib.util
 import statistics
 import tempfile
@@ -36,6 +37,7 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() el
 
 # Of small pages each process gets others, and with them a speed of its own: labels of two differed by 3 % more than those of one.
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}  # torch's allocator then asks Linux for them
+CALM_TRIES = 2  # of looking how calm the machine is, where a worker is lost
 
 
 class OnMachine:
@@ -98,10 +100,11 @@ class OnMachine:
         """
         if self.machine.kind != "cpu":
             return {}
-        try:
-            looks = [(n, self.all.ask(sentinel(n), count=n)) for _ in range(CALM_LOOKS) for n in self.counts]
-        except WorkerLost:
-            return {}
+        looks: list[tuple[int, list[Any]]] = []
+        for _ in range(CALM_TRIES):
+            with contextlib.suppress(WorkerLost):
+                looks = [(n, self.all.ask(sentinel(n), count=n)) for _ in range(CALM_LOOKS) for n in self.counts]
+                break
         seen = [(str(n), sentinel_ms(answers)) for n, answers in looks if not any(isinstance(a, str) for a in answers)]
         return {devices: min(ms for n, ms in seen if n == devices) for devices in sorted({n for n, _ in seen})}
 
