@@ -103,7 +103,7 @@ def test_with_a_head_and_an_exchange_a_plan_is_within_one_percent_of_the_best_of
     assert optimum * (1 - 1e-9) <= plan.cost_ms <= optimum * 1.01
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_where_costs_bend_both_ways_the_bound_is_below_the_best_of_all_placements(seed: int) -> None:
     drawn = random_model(2, 4, seed=seed)
     task = tiny(seed, tables=3, devices=2, tightness=1.8).model_copy(update={"batch_size": drawn.batch_size})

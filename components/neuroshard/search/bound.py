@@ -15,6 +15,7 @@ whole, add to the exchanges what a tangent of these says, which is below them.
 """
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,17 +32,18 @@ HALVINGS = 8
 NARROWED = 2  # times that what devices can hold is told from a bound, and a bound from that
 LEAST_GAIN = 1e-4  # share by which a bound must be better to count as better
 ASSUMPTIONS = (
-    "the cost model's compute cost grows with every vector and is convex, but for dips that are allowed for, its exchanges "
-    "are convex in the columns of all devices and the same however these are numbered, and waiting is added by rule",
+    "the cost model's compute cost {bends}, its exchanges are convex in the columns of all devices "
+    "and the same however these are numbered, and waiting is added by rule",
     "columns are cut in steps of 4, rows are not cut; of memory, only what a single shard needs is looked at",
 )
 ASSUMPTIONS_BY_ROWS = (
-    "the cost model's compute cost grows with every vector and is convex, but for dips that are allowed for, its exchanges "
-    "are convex in the columns of all devices, fall with none of them, are the same however the devices are numbered, and "
-    "waiting is added by rule",
+    "the cost model's compute cost {bends}, its exchanges are convex in the columns of all "
+    "devices, fall with none of them, are the same however the devices are numbered, and waiting is added by rule",
     "columns are cut in steps of 4, rows into a block a device and only of tables for which that is allowed; of memory, only "
     "what a single shard needs is looked at",
 )
+CONVEX = "is convex and grows with every vector"
+CONVEX_BUT_FOR_DIPS = "grows with every vector and is convex, but for dips that are allowed for"
 NOT_BOUNDED = "nothing is proven: the cost model is not known to grow with every vector"
 
 
@@ -59,7 +61,12 @@ def lower_bound(problem: Problem, plan: State) -> Bound:
         return Bound(None, (NOT_BOUNDED,))
     problem.price(np.arange(1, len(problem.item)))
     why = ASSUMPTIONS_BY_ROWS if len(problem.row_blocks.items) else ASSUMPTIONS
-    return Bound(_Proof(problem, plan).bound_ms(plan.cost), why)
+    bends = CONVEX_BUT_FOR_DIPS if _has_dips(problem.model) else CONVEX
+    return Bound(_Proof(problem, plan).bound_ms(plan.cost), tuple(line.format(bends=bends) for line in why))
+
+
+def _has_dips(model: CostModel) -> TypeGuard[Dipping]:
+    return isinstance(model, Dipping) and len(model.dips.bias) > 0
 
 
 class _Proof:
@@ -139,7 +146,7 @@ class _Proof:
     def _convex(self, cost_ms: float) -> CostModel:
         """A cost model whose compute cost is convex, and not above the problem's on any device of a plan of at most `cost_ms`."""
         model, enough = self.problem.model, (cost_ms - self.ahead) * (1 + 1e-9)
-        if not isinstance(model, Dipping) or not len(model.dips.bias):
+        if not _has_dips(model):
             return model
         reach = Reach(self.problem, self.fits & (self.alone <= enough), self.rows is not None, model.dips)
         below = model.convex_below(*reach.anywhere())
