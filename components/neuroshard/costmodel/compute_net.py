@@ -130,8 +130,11 @@ class ComputeNet:
     def vectors(self, features: Floats) -> Floats:
         """(…, F) -> (…, K of all members). Never negative, so that a sum only grows."""
         flat = self.scale.apply(features).reshape(-1, features.shape[-1])
-        vectors = self._vectors(self.table[0](flat))
-        return vectors.reshape(*features.shape[:-1], vectors.shape[1])
+        before = self.table[0](flat)
+        np.maximum(before, 0.0, out=before)
+        by_member = self.table[1](before)
+        np.maximum(by_member, 0.0, out=by_member)
+        return by_member.swapaxes(0, 1).reshape(*features.shape[:-1], len(by_member) * by_member.shape[2])
 
     def split_vectors(self, features: SplitFeatures) -> Floats:
         """The same of N shards of few tables -> (N, K of all members); the layer on a table's own features is asked once."""
@@ -139,22 +142,19 @@ class ComputeNet:
         fixed = scale.apply(features.fixed)
         fixed[:, BY_WIDTH] = 0.0
         by_width = (features.by_width - scale.mean[BY_WIDTH]) * scale.per_deviation[BY_WIDTH]
-        before = hidden(fixed)[:, features.index]
-        before += np.matmul(by_width, self._by_width)
-        return self._vectors(before)
+        of_table, (weight, bias) = hidden(fixed), (self.table[1].weight, self.table[1].bias)
+        vectors = np.empty((len(by_width), len(weight), weight.shape[2]))
+        for member in range(len(weight)):  # what all members need at once would not fit the caches: four times as long
+            before = by_width @ self._by_width[member]
+            before += of_table[member].take(features.index, axis=0)
+            np.maximum(before, 0.0, out=before)
+            np.maximum(before @ weight[member] + bias[member], 0.0, out=vectors[:, member])
+        return vectors.reshape(len(vectors), -1)
 
     @cached_property
     def _by_width(self) -> Floats:
         """The first layer's weights on what follows the width, in one piece: otherwise their product takes ten times as long."""
         return np.ascontiguousarray(self.table[0].weight[:, BY_WIDTH])
-
-    def _vectors(self, before: Floats) -> Floats:
-        """What the first layer says, overwritten: (members, N, hidden) -> (N, K of all members)."""
-        np.maximum(before, 0.0, out=before)
-        by_member = self.table[1](before)
-        np.maximum(by_member, 0.0, out=by_member)
-        vectors: Floats = by_member.swapaxes(0, 1).reshape(before.shape[1], len(by_member) * by_member.shape[2])
-        return vectors
 
     @cached_property
     def mean(self) -> "MeanHead":
