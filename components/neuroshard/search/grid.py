@@ -13,7 +13,7 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.beam import children
 from neuroshard.search.greedy import costliest_first, place_lists
 from neuroshard.search.problem import Placement, Problem
-from neuroshard.search.splits import split
+from neuroshard.search.splits import halves, split
 from neuroshard.search.state import State
 from neuroshard.search.watch import Watch
 
@@ -29,6 +29,9 @@ LISTS, CANDIDATES, CAPS = 1, 6, 2  # that each level goes on from; pieces of eac
 
 def greedy_plans(problem: Problem, lists: Sequence[Ints], most: int, watch: Watch | None) -> list[State]:
     """At most so many plans, from lists of pieces: the first is halved further. Cheapest first; `watch` is told of each."""
+    problem.price(
+        np.concatenate([*lists, *_parts(problem, lists[0])])
+    )  # at once: each question costs what 100 shards do
     plans = _Plans(problem, watch)
     caps = _caps(problem)
     costs = plans.place([*lists, *_halved(problem, lists[0])], caps)
@@ -99,6 +102,16 @@ def _caps(problem: Problem) -> Floats:
     devices, step = problem.devices, DIM_STEP / max(problem.mean_columns, DIM_STEP)
     caps = {*COLUMNS, *(devices / (devices - alone) + step for alone in ALONE if alone < devices)}
     return np.array(sorted({cap if cap < devices else np.inf for cap in caps}))  # np.unique would import for 10 ms
+
+
+def _parts(problem: Problem, shards: Ints) -> list[Ints]:
+    """Halves, quarters, … of the costliest and the largest shards, which are likely to be tried."""
+    (ordered,) = costliest_first(problem, [shards])
+    largest = np.argsort(-problem.nbytes[ordered], kind="stable")
+    parts = [np.concatenate([ordered[:CANDIDATES], ordered[largest[:CANDIDATES]]])]
+    for _ in range(HALVINGS):
+        parts.append(np.concatenate(halves(problem, parts[-1])))
+    return parts
 
 
 def _halved(problem: Problem, shards: Ints) -> list[Ints]:
