@@ -19,7 +19,8 @@ from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.splits import halves
 from neuroshard.search.watch import Watch
 
-CHUNK_BYTES = 256 * 2**20  # of running sums: all states x caps x devices at once, unless that is more
+# of sums of vectors, which placements by nets make twice as long: all states x caps x devices at once, unless that is more
+CHUNK_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True)

@@ -22,26 +22,20 @@ COLUMNS = (1.04, 1.1, np.inf)  # a device holds at most so many times the mean c
 # or about as many as all must hold where so many devices have next to none: where a piece outweighs all else on a device of its
 # own, how fast a plan is depends on the most columns that another one holds
 ALONE = (0, 1, 2)
-LEVELS = 1  # of cuts more
-SMALL = 1000  # tables x devices, up to which there are any: a level then takes as long as a round of steps
-LISTS, CANDIDATES, CAPS = 1, 6, 2  # that each level goes on from; pieces of each that are cut; caps that are tried
+SMALL = 1000  # tables x devices, up to which the best list is cut once more: it then takes as long as a round of steps
+CANDIDATES, CAPS = 6, 2  # its costliest pieces, and as many of the largest, that are cut; caps that are tried
 
 
 def greedy_plans(problem: Problem, lists: Sequence[Ints], most: int, watch: Watch | None) -> list[State]:
     """At most so many plans, from lists of pieces: the first is halved further. Cheapest first; `watch` is told of each."""
-    problem.price(
-        np.concatenate([*lists, *_parts(problem, lists[0])])
-    )  # at once: each question costs what 100 shards do
-    plans = _Plans(problem, watch)
-    caps = _caps(problem)
+    # all at once, since every question to the cost model takes as long as a hundred shards do
+    problem.price(np.concatenate([*lists, *_parts(problem, lists[0])]))
+    plans, caps = _Plans(problem, watch), _caps(problem)
     costs = plans.place([*lists, *_halved(problem, lists[0])], caps)
-    plans.build(1)
-    if problem.devices * len(problem.whole) <= SMALL:
-        caps = caps[np.sort(np.argsort(costs, kind="stable")[:CAPS])]
-        for _ in range(LEVELS):
-            cut = [child for shards in plans.best_lists(LISTS) for child in children(problem, shards, CANDIDATES)]
-            plans.place(cut, caps)
-            plans.build(1)
+    best = plans.build(1)
+    if best and problem.devices * len(problem.whole) <= SMALL:
+        near = caps[np.sort(np.argsort(costs, kind="stable")[:CAPS])]
+        plans.place(children(problem, plans.placed[0][2], CANDIDATES), near)
     return plans.build(most)
 
 
@@ -69,15 +63,6 @@ class _Plans:
         self.placed.sort(key=lambda one: one[:2])
         least: Floats = costs.min(axis=0)
         return least
-
-    def best_lists(self, most: int) -> list[Ints]:
-        """So many lists whose best placements cost the least."""
-        lists: dict[bytes, Ints] = {}
-        for _, _, shards, _ in self.placed:
-            lists.setdefault(shards.tobytes(), shards)
-            if len(lists) == most:
-                break
-        return list(lists.values())
 
     def build(self, most: int) -> list[State]:
         """States of so many of the cheapest that differ, of those in which no shards of an item together are too wide for one."""
