@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scipy.stats import kendalltau
 
 from bench.pretraining import paper
+from bench.pretraining.curves import TESTS, Point, curve, needed, predicted
 from bench.pretraining.plans import errors_on_plans
 from bench.searching.tasks import pool
 from helpers.costs import BENCH, comm_cost, compute_cost, formula_costs
-from neuroshard.augment.acquire import acquire
 from neuroshard.augment.placements import draw_exchange
 from neuroshard.augment.run import augment
 from neuroshard.augment.source import load_tables
@@ -69,11 +69,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=100_000, help="for the time to the paper's error")
     parser.add_argument("--paper-epochs", type=int, default=paper.EPOCHS)
     parser.add_argument("--speed-epochs", type=int, default=20, help="of the paper's, measured and extrapolated")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[500, 1000, 2000, 4000, 16000])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[500, 1000, 1500, 2000, 4000])
+    parser.add_argument("--acquired", type=int, nargs="+", default=[1500], help="acquired cases, in as many rounds")
+    parser.add_argument("--draws", type=int, default=3, help="of tables, cases and seeds, for the curves")
+    parser.add_argument("--curve-epochs", type=int, help="at most, for the curves")
     options = parser.parse_args()
     if options.quick:
         options.samples, options.paper_epochs, options.speed_epochs = 2000, 50, 5
-        options.sizes = [100, 200, 400]
+        options.sizes, options.acquired, options.draws = [100, 200, 400], [150], 2
         options.plan_cases, options.plan_tasks = 400, 2
     return options
 
@@ -216,34 +219,24 @@ class Bench:
             self.say(f"speed, ours, {name}, times as fast", faster=whole / seconds)
 
     def curves(self) -> None:
-        """Error on unseen devices of plans by the number of training cases: by chance, and acquired from 20 times as many."""
-        test = self.sets(2000, seed=100, split="test_sets", plan_share=1.0)
-        truth = np.array([formula.compute_ms(case.tables, BENCH.batch_size) for case in test])
-        random = self.sets(max(self.options.sizes), seed=101)
-        errors: dict[str, list[float]] = {"random": [], "acquired": []}
-        for size in self.options.sizes:
-            model = pretrain(self.labelled(random[:size]))
-            errors["random"].append(scores(predicted(model, test), truth)[0])
-            self.say(f"curve, random, {size} cases", mape=errors["random"][-1])
-        chosen = random[: self.options.sizes[0]]
-        rng = np.random.default_rng(0)
-        for size in self.options.sizes[:4]:
-            if size > len(chosen):
-                model = pretrain(self.labelled(chosen))
-                known = {case.case_id for case in chosen}
-                candidates = [
-                    c for c in self.sets(20 * (size - len(chosen)), seed=200 + size) if c.case_id not in known
-                ]
-                chosen += acquire(candidates, model, rng)[: size - len(chosen)]
-            model = pretrain(self.labelled(chosen))
-            errors["acquired"].append(scores(predicted(model, test), truth)[0])
-            self.say(f"curve, acquired, {size} cases", mape=errors["acquired"][-1])
-        aim = errors["random"][min(3, len(errors["random"]) - 1)]
-        self.say(
-            "curve, cases to the error of random",
-            aim=aim,
-            acquired=reached(self.options.sizes, errors["acquired"], aim),
-        )
+        """The target itself: cases to the error of 4,000 random ones, on tables, cases and seeds of several draws."""
+        tables = pool("meta", self.options.tables_dir) if self.options.tables_dir else self.tables
+        sizes, acquired = self.options.sizes, self.options.acquired
+        points: list[Point] = []
+        for draw in range(self.options.draws):
+            for point in curve(tables, draw, sizes, acquired, self.options.curve_epochs, self.labelled):
+                points.append(point)
+                name = f"curve, draw {draw}, {point.chosen}, {point.cases} cases"
+                self.say(name, plans=point.plans, sets=point.sets)
+        for chosen, counts in (("random", sizes), ("acquired", acquired)):
+            for cases in counts:
+                those = [point for point in points if (point.chosen, point.cases) == (chosen, cases)]
+                errors = {test: float(np.median([getattr(point, test) for point in those])) for test in TESTS}
+                self.say(f"curve, median, {chosen}, {cases} cases", **errors)
+        for test in TESTS:
+            found = [needed(points, draw, test) for draw in range(self.options.draws)]
+            median = float(np.median([np.inf if cases is None else cases for cases in found]))
+            self.say(f"curve, acquired cases to the error of random, {test}", median=median, each=found)
 
     def transfer(self) -> None:
         """A model of one hardware as the start on another: error by the number of its cases."""
@@ -313,29 +306,12 @@ def labels_of(cases: Cases) -> Costs:
     )
 
 
-def predicted(model, cases: list) -> np.ndarray:
-    tables = [table for case in cases for table in case.tables]
-    vectors = model.table_vectors(tables, np.array([table.dim for table in tables]))
-    return model.compute_ms(np.add.reduceat(vectors, np.cumsum([0, *(len(c.tables) for c in cases)])[:-1], axis=0))
-
-
 def scores(said: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
     return float(np.abs(said / truth - 1).mean()), float(kendalltau(said, truth).statistic)
 
 
 def r2(said: np.ndarray, truth: np.ndarray) -> float:
     return float(1 - ((said - truth) ** 2).mean() / truth.var())
-
-
-def reached(sizes: list[int], errors: list[float], aim: float) -> float | None:
-    """Where a curve of errors falls to `aim`, straight between its points in logarithms; None where it does not."""
-    for (one, before), (other, after) in zip(
-        zip(sizes, errors, strict=False), list(zip(sizes, errors, strict=False))[1:], strict=False
-    ):
-        if after <= aim:
-            share = (np.log(before) - np.log(aim)) / (np.log(before) - np.log(after)) if before > aim else 0.0
-            return float(one * (other / one) ** share)
-    return None
 
 
 @contextmanager

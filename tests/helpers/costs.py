@@ -38,8 +38,11 @@ def random_tables(count: int, seed: int = 0) -> tuple[Table, ...]:
 
 
 def compute_cost(case: ComputeCase, rng: np.random.Generator, noise: float, round_: int = 0) -> ComputeCost:
-    total = formula.compute_ms(case.tables, BENCH.batch_size) * np.exp(noise * rng.standard_normal())
-    return ComputeCost(case_id=case.case_id, round=round_, forward_ms=total / 3, backward_ms=total * 2 / 3)
+    dims = np.array([table.dim for table in case.tables], dtype=np.int64)
+    terms = formula.table_terms(case.tables, dims, BENCH.batch_size).sum(axis=0)
+    off = np.exp(noise * rng.standard_normal())
+    forward, backward = (float(ms * off) for ms in (formula.forward_ms(terms), formula.backward_ms(terms)))
+    return ComputeCost(case_id=case.case_id, round=round_, forward_ms=forward, backward_ms=backward)
 
 
 def comm_cost(case: CommCase, rng: np.random.Generator, noise: float, round_: int = 0) -> CommCost:
