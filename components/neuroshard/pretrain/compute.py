@@ -77,7 +77,7 @@ def _ratio(net: "_Ensemble", samples: "SetSamples", train: Ints) -> float:
 def _calibrated(net: ComputeNet, labels: Labels[ComputeCase], samples: "SetSamples", cases: Ints) -> ComputeNet:
     sums = samples.sums(net, cases)
     off = np.log((net.ms(sums) + CLOCK_MS) / (labels.ms[cases] + CLOCK_MS))
-    return calibrated(net, off, net.disagreements(sums))
+    return calibrated(net, off, net.disagreements(sums), samples.counts.numpy()[cases])
 
 
 class SetSamples:
