@@ -45,8 +45,9 @@ class SizeError(Value):
 class Coverage(Value):
     """How often the measured value lay within one predicted standard deviation.
 
-    It is fitted to hold 68 % of the errors of the least sure of five kinds of cases, since the devices of a plan are alike; of all
-    kinds together it holds more, 70 to 80 %. It was fitted to `test_sets` among others, so the share of `test_tables` is the test.
+    It is fitted to hold 68 % of the errors of the least sure of five kinds of cases, since the devices of a plan are alike; of
+    all kinds together it holds more, 70 to 80 %. It was fitted to `test_sets` among others, so the share of `test_tables` is
+    the test.
     """
 
     values: int
