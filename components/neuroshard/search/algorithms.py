@@ -7,6 +7,7 @@ import numpy as np
 
 from neuroshard.core.errors import Infeasible
 from neuroshard.progress import progress
+from neuroshard.search.all_plans import cheapest_of_all
 from neuroshard.search.baselines import KEYS
 from neuroshard.search.beam import PAPER, Width, beam_search
 from neuroshard.search.by_rows import row_plans, turned
@@ -80,7 +81,7 @@ def _columns(problem: Problem, effort: Effort, rng: np.random.Generator, watch: 
     total, unit = watch.amount(effort.rounds)
     with progress("search", total=total, unit=unit) as bar:
         watch.bar = bar
-        found = improve(plans, min(effort.rounds, FIRST_ROUNDS), rng, watch)
+        found = improve([*plans, *cheapest_of_all(problem)], min(effort.rounds, FIRST_ROUNDS), rng, watch)
         if not effort.rounds:
             return _Found(found, plans[0], None)
         # the published search cuts otherwise; where it is quick, its plan is worth going on from, and a floor

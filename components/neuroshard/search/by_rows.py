@@ -11,6 +11,7 @@ import numpy as np
 
 from neuroshard.core.text import counted
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.all_plans import cheapest_of_all
 from neuroshard.search.improve import within_budget
 from neuroshard.search.plans import Level, Yardstick
 from neuroshard.search.problem import Problem
@@ -35,7 +36,7 @@ def row_plans(problem: Problem) -> list[State]:
     for items in _sets(problem):
         there = problem.with_rows(items)
         if there is not None:
-            found += first_plans(there, 1)
+            found += [*first_plans(there, 1), *cheapest_of_all(there)]
     return sorted(found, key=lambda state: state.cost)
 
 
