@@ -108,22 +108,25 @@ def test_with_a_head_and_an_exchange_a_plan_is_within_one_percent_of_the_best_of
     assert optimum * (1 - 1e-9) <= plan.cost_ms <= optimum * 1.01
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(12))
 def test_where_costs_bend_both_ways_the_bound_is_below_the_best_of_all_placements(seed: int) -> None:
     drawn = random_model(2, 4, seed=seed)
     task = tiny(seed, tables=3, devices=2, tightness=1.8).model_copy(update={"batch_size": drawn.batch_size})
     vectors = drawn.table_vectors(task.tables, np.array([t.dim for t in task.tables]))
     bent = bent_both_ways(drawn.nets.compute, seed)
     of_a_device = (vectors.mean(axis=0) @ bent.mean.weight).reshape(bent.head.bias.shape)
-    bent = replace(bent, head=Layer(bent.head.weight, -1.5 * of_a_device))  # so it bends there
+    bent = replace(bent, head=Layer(bent.head.weight, -1.0 * of_a_device))  # so it bends there
     model = replace(drawn, nets=replace(drawn.nets, compute=bent))
 
-    optimum, plan = exhaustive_ms(task, model), search(task, model)
+    optimum, plan = (
+        exhaustive_ms(task, model),
+        search(task, model, algorithm="size"),
+    )  # dearer: no bound is above its plan
 
     assert model.bounded
     assert len(model.dips.bias)
     assert plan.lower_bound_ms is not None
-    assert 0.3 * optimum < plan.lower_bound_ms <= optimum * (1 + 1e-9)
+    assert 0.1 * optimum < plan.lower_bound_ms <= optimum * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("seed", "tightness"), [(7, 1.15), (24, 1.25), (30, 1.25), (57, 1.25), (58, 1.25)])
