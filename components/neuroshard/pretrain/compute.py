@@ -29,7 +29,7 @@ from neuroshard.pretrain.train import LEARNING_RATE, Net, Recipe, fit_net, kept_
 
 WEIGHT_DECAY: Final = 0.3
 STARTED_RATE: Final = LEARNING_RATE / 2  # of nets that know something already
-DIPS: Final = 3e-3  # of the loss, for what dips can take off a cost
+DIPS: Final = 8e-3  # of the loss, for what dips can take off a cost
 BEYOND: Final = 0.3  # of a layer's usual weights: so much of the skip, at the start, is no hidden neuron's
 ROUNDED: Final = 1e-9  # by such a share more than its least, the skip is no less than that on any machine
 NOWHERE: Final[Ints] = np.empty(0, dtype=np.int64)
