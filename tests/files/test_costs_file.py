@@ -26,7 +26,14 @@ BENCH = Bench(
 
 
 def timed(case: ComputeCase, ms: float = 1.5, round_: int = 0) -> ComputeCost:
-    return ComputeCost(case_id=case.case_id, round=round_, forward_ms=ms, backward_ms=2 * ms, forward_spread_ms=0.1)
+    return ComputeCost(
+        case_id=case.case_id,
+        round=round_,
+        forward_ms=ms,
+        backward_ms=2 * ms,
+        forward_spread_ms=0.1,
+        forward_median_ms=ms,
+    )
 
 
 @pytest.fixture
@@ -42,7 +49,11 @@ def comm() -> CommCase:
 def test_costs_read_back_are_the_costs_that_were_added(tmp_path, tables, compute, comm):
     no_room = ComputeCost(case_id=compute[1].case_id, error="out of memory")
     exchange = CommCost(
-        case_id=comm.case_id, forward_ms=(1.0, 0.5), backward_ms=(0.25, 0.5), forward_spread_ms=(0.1, 0.2)
+        case_id=comm.case_id,
+        forward_ms=(1.0, 0.5),
+        backward_ms=(0.25, 0.5),
+        forward_spread_ms=(0.1, 0.2),
+        forward_median_ms=(1.0, 0.5),
     )
     dead = CommCost(case_id=comm.case_id, round=1, error="worker died")
     with CostWriter(tmp_path, BENCH, tables) as writer:

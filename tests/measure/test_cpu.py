@@ -131,8 +131,8 @@ def test_an_exchange_on_a_machine_half_as_fast_is_scaled_to_its_calm_speed(
     case = CommCase(device_dims=(64, 64), start_delays_ms=(0, 5))
     calm = backend.bench.calm_exchange_ms["2"]
     slow = [
-        Measured(Timing(9.0, 0.5), Timing(4.0, 0.5), 2 * calm),
-        Measured(Timing(4.0, 0.5), Timing(4.0, 0.5), 2 * calm),
+        Measured(Timing(9.0, 0.5, 9.5), Timing(4.0, 0.5, 4.5), 2 * calm),
+        Measured(Timing(4.0, 0.5, 4.5), Timing(4.0, 0.5, 4.5), 2 * calm),
     ]
     monkeypatch.setattr(backend.all, "ask", lambda case, count: slow)
     cost = backend.exchange(case, 0)

@@ -61,8 +61,12 @@ def test_a_long_case_ends_early() -> None:
 
 def test_one_repeat_is_a_label_without_a_spread() -> None:
     case, repeats = timed(2.0, 1.0, repeats=1)
-    assert (case.forward, repeats) == ((2.0, 0.0), 1)
-    assert timing([3.0], min) == (3.0, 0.0)
+    assert (case.forward, repeats) == ((2.0, 0.0, 2.0), 1)
+    assert timing([3.0], min) == (3.0, 0.0, 3.0)
+
+
+def test_the_median_of_the_repeats_is_kept_beside_the_fastest() -> None:
+    assert timing([5.0, 1.0, 3.0, 2.0, 4.0], min) == (1.0, 1.0, 3.0)
 
 
 def test_of_an_exchange_a_tenth_may_be_too_fast_to_be_true() -> None:
@@ -71,9 +75,9 @@ def test_of_an_exchange_a_tenth_may_be_too_fast_to_be_true() -> None:
 
 
 def test_what_is_scaled_to_another_speed_is_the_exchange_and_not_the_wait_for_it() -> None:
-    assert at_speed(Timing(13.0, 1.0), 0.5, waiting_ms=10.0) == (11.5, 0.5)
-    assert at_speed(Timing(9.0, 1.0), 0.5, waiting_ms=10.0) == (9.0, 0.5)
-    assert at_speed(Timing(3.0, 1.0), 2.0) == (6.0, 2.0)
+    assert at_speed(Timing(13.0, 1.0, 14.0), 0.5, waiting_ms=10.0) == (11.5, 0.5, 12.0)
+    assert at_speed(Timing(9.0, 1.0, 9.5), 0.5, waiting_ms=10.0) == (9.0, 0.5, 9.5)
+    assert at_speed(Timing(3.0, 1.0, 4.0), 2.0) == (6.0, 2.0, 8.0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux's scheduler")

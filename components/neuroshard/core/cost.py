@@ -80,8 +80,9 @@ class Bench(Value):
 class ComputeCost(Value):
     """ms of one ComputeCase (of its fastest repeat, on a device), or the error that it met (out of memory, say). Exactly one.
 
-    Spreads are half the interquartile range of the repeats. `round` 0 is the label; later rounds are the same case measured
-    again, from which the noise of the labels is told. `disturbed` says that something else was at work on the device meanwhile.
+    Spreads are half the interquartile range of the repeats; their medians are kept beside. `round` 0 is the label; later rounds
+    are the same case measured again, from which the noise of the labels is told. `disturbed` says that something else was at
+    work on the device meanwhile.
     """
 
     case_id: str
@@ -90,12 +91,16 @@ class ComputeCost(Value):
     backward_ms: Milliseconds | None = None
     forward_spread_ms: Milliseconds = 0.0
     backward_spread_ms: Milliseconds = 0.0
+    forward_median_ms: Milliseconds | None = None
+    backward_median_ms: Milliseconds | None = None
     error: str | None = None
     disturbed: bool = False
 
     @model_serializer(mode="wrap")
     def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"disturbed": False})
+        return without_defaults(
+            fields(self), {"disturbed": False, "forward_median_ms": None, "backward_median_ms": None}
+        )
 
     @model_validator(mode="after")
     def _times_or_error(self) -> Self:
@@ -122,7 +127,13 @@ class CommCost(Value):
     backward_ms: tuple[Milliseconds, ...] | None = None
     forward_spread_ms: tuple[Milliseconds, ...] = ()
     backward_spread_ms: tuple[Milliseconds, ...] = ()
+    forward_median_ms: tuple[Milliseconds, ...] = ()
+    backward_median_ms: tuple[Milliseconds, ...] = ()
     error: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(fields(self), {"forward_median_ms": (), "backward_median_ms": ()})
 
     @model_validator(mode="after")
     def _times_or_error(self) -> Self:

@@ -45,6 +45,8 @@ COMPUTE_FIELDS = [
     ("backward_ms", pa.float64()),
     ("forward_spread_ms", pa.float64()),
     ("backward_spread_ms", pa.float64()),
+    ("forward_median_ms", pa.float64()),
+    ("backward_median_ms", pa.float64()),
     ("error", pa.string()),
     ("disturbed", pa.bool_()),
 ]
@@ -55,8 +57,16 @@ COMM_FIELDS = [
     ("backward_ms", pa.list_(pa.float64())),
     ("forward_spread_ms", pa.list_(pa.float64())),
     ("backward_spread_ms", pa.list_(pa.float64())),
+    ("forward_median_ms", pa.list_(pa.float64())),
+    ("backward_median_ms", pa.list_(pa.float64())),
     ("error", pa.string()),
 ]
+COMM_LISTS = (
+    "forward_spread_ms",
+    "backward_spread_ms",
+    "forward_median_ms",
+    "backward_median_ms",
+)  # empty where unknown
 
 
 class CostsManifest(Value):
@@ -247,8 +257,8 @@ def _read_folder(folder: Path) -> Costs:
         said = {**row, "disturbed": row["disturbed"] or False}
         compute.append((compute_case_from_row(row, base, where), ComputeCost.parse(said, where)))
     for row, where in _rows(folder, "comm", COMM_FIELDS, seen):
-        spreads = {name: row[name] or () for name in ("forward_spread_ms", "backward_spread_ms")}
-        comm.append((comm_case_from_row(row, where), CommCost.parse({**row, **spreads}, where)))
+        lists = {name: row[name] or () for name in COMM_LISTS}
+        comm.append((comm_case_from_row(row, where), CommCost.parse({**row, **lists}, where)))
     return Costs(bench=manifest.bench, compute=_undisturbed_first(compute), comm=tuple(comm))
 
 

@@ -44,8 +44,12 @@ def sentinel(devices: int) -> CommCase:
 
 def at_speed(timed: Timing, speed: float, waiting_ms: float = 0.0) -> Timing:
     """A time that took `speed` of what it takes otherwise, but for the waiting in it, which takes as long at any."""
-    waited = min(waiting_ms, timed.ms)
-    return Timing(waited + (timed.ms - waited) * speed, timed.spread * speed)
+
+    def scaled(ms: float) -> float:
+        waited = min(waiting_ms, ms)
+        return waited + (ms - waited) * speed
+
+    return Timing(scaled(timed.ms), timed.spread * speed, scaled(timed.median))
 
 
 class Measured(NamedTuple):

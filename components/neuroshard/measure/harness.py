@@ -27,16 +27,19 @@ LAUNCH_AHEAD_CYCLES = 1_000_000  # 0.5 ms of GPU time at 2 GHz, in which the hos
 
 
 class Timing(NamedTuple):
-    """Milliseconds: what counts of the repeats, and half their interquartile range."""
+    """Milliseconds: what counts of the repeats, half their interquartile range, and their median."""
 
     ms: float
     spread: float
+    median: float
 
 
 def timing(samples: Sequence[float], counts: Callable[[Sequence[float]], float]) -> Timing:
-    """Of at least one sample: what `counts` makes of them, as in `min` or `statistics.median`, and their spread."""
-    low, _, high = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else (0.0, 0.0, 0.0)
-    return Timing(counts(samples), (high - low) / 2)
+    """Of at least one sample: what `counts` makes of them, as in `min` or `statistics.median`, their spread and median."""
+    low, middle, high = (
+        statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else (samples[0],) * 3
+    )
+    return Timing(counts(samples), (high - low) / 2, middle)
 
 
 def compute_cost(
@@ -50,6 +53,8 @@ def compute_cost(
         backward_ms=backward.ms,
         forward_spread_ms=forward.spread,
         backward_spread_ms=backward.spread,
+        forward_median_ms=forward.median,
+        backward_median_ms=backward.median,
         disturbed=disturbed,
     )
 
@@ -63,6 +68,8 @@ def comm_cost(case: CommCase, round_: int, forwards: Sequence[Timing], backwards
         backward_ms=tuple(timing.ms for timing in backwards),
         forward_spread_ms=tuple(timing.spread for timing in forwards),
         backward_spread_ms=tuple(timing.spread for timing in backwards),
+        forward_median_ms=tuple(timing.median for timing in forwards),
+        backward_median_ms=tuple(timing.median for timing in backwards),
     )
 
 
