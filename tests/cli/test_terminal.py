@@ -190,6 +190,7 @@ def test_progress_on_a_terminal_keeps_to_one_line_of_its_width(tmp_path):
 
 INTERRUPTED = """
 import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal, also where these tests run in the background
 from neuroshard.cli import main
 from neuroshard.pretrain import run as room
 room.run = lambda *_, **__: signal.raise_signal(signal.SIGINT)
@@ -199,9 +200,11 @@ main()
 
 STOPPED = """
 import signal, sys
+times, handler, budget = int(sys.argv[1]), getattr(signal, sys.argv[2]), sys.argv[3]
+signal.signal(signal.SIGINT, handler)
 from neuroshard.cli import main
 from neuroshard.search import improve
-shake, times = improve.shake, int(sys.argv[1])
+shake = improve.shake
 def pressed(*given):
     global times
     if times:
@@ -210,9 +213,16 @@ def pressed(*given):
     shake(*given)
 improve.shake = pressed
 sys.argv[1:] = "search t.json --model analytic:h100 --batch-size 64 --devices 2 --memory 1GiB -o plan.json".split()
-sys.argv += ["--time-budget", "10m"]
+sys.argv += ["--time-budget", budget]
 main()
 """
+
+
+def searched_and_interrupted(folder, times, handler, budget):
+    tables = [{"name": f"t{i}", "rows": 1000 * i + 10, "dim": 64, "pooling_factor": 3.0 * i} for i in range(9)]
+    (folder / "t.json").write_text(json.dumps({"tables": tables}))
+    command = [sys.executable, "-c", STOPPED, str(times), handler, budget]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
 def test_ctrl_c_ends_with_130_and_without_a_traceback():
@@ -223,11 +233,7 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback():
 
 @pytest.mark.parametrize(("times", "written"), [(1, True), (2, False)])
 def test_ctrl_c_during_a_search_writes_the_best_so_far_and_twice_leaves_without(tmp_path, times, written):
-    tables = [{"name": f"t{i}", "rows": 1000 * i + 10, "dim": 64, "pooling_factor": 3.0 * i} for i in range(9)]
-    (tmp_path / "t.json").write_text(json.dumps({"tables": tables}))
-    done = subprocess.run(
-        [sys.executable, "-c", STOPPED, str(times)], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    done = searched_and_interrupted(tmp_path, times, "default_int_handler", "10m")
     assert done.returncode == 130
     assert "stopping: the best plan so far is written; Ctrl-C again leaves at once" in done.stderr
     assert "Traceback" not in done.stderr
@@ -236,3 +242,10 @@ def test_ctrl_c_during_a_search_writes_the_best_so_far_and_twice_leaves_without(
         plan = read_plan(tmp_path / "plan.json")
         assert plan.cost_ms <= min(max(one.predicted_ms) for one in plan.baselines if one.predicted_ms)
         assert any(note.startswith("the search was stopped by hand") for note in plan.provenance.notes)
+
+
+def test_a_search_in_the_background_is_not_stopped_by_ctrl_c(tmp_path):
+    done = searched_and_interrupted(tmp_path, 2, "SIG_IGN", "1s")
+    assert done.returncode == 0
+    assert "stopping" not in done.stderr
+    assert not any("stopped by hand" in note for note in read_plan(tmp_path / "plan.json").provenance.notes)

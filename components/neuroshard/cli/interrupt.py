@@ -13,9 +13,15 @@ INTERRUPTED = 130  # exit code, as of a shell: 128 + SIGINT
 
 @contextmanager
 def asked_to_stop(what: str) -> Iterator[threading.Event]:
-    """An event that is set by the first Ctrl-C in here, which is told `what` happens now."""
+    """An event that is set by the first Ctrl-C in here, which is told `what` happens now.
+
+    A run that a shell put in the background, where Ctrl-C is ignored, goes on ignoring it.
+    """
     asked = threading.Event()
     before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        yield asked
+        return
 
     def ask(_signal: int, _frame: FrameType | None) -> None:
         asked.set()
