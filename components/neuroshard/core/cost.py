@@ -68,9 +68,8 @@ class Bench(Value):
     versions: dict[str, str] = Field(default_factory=dict)
     facts: dict[str, str] = Field(default_factory=dict)  # of the hardware, beyond its kind: clocks, power cap, links
     notes: tuple[str, ...] = ()
-    calm_exchange_ms: dict[str, Milliseconds] = Field(
-        default_factory=dict
-    )  # of the sentinel, by devices: what labels are scaled to
+    # of the sentinel, by devices: what labels are scaled to
+    calm_exchange_ms: dict[str, Milliseconds] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
     def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:

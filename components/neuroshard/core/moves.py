@@ -31,10 +31,8 @@ class Move(Value):
 
 def moves(old: Plan, new: Plan) -> tuple[Move, ...]:
     """Everything that devices must get under `new` and did not hold under `old`, in the order of the new plan's shards."""
-    tables, dims = (
-        {table.name: table for table in new.task.tables},
-        {table.name: table.dim for table in old.task.tables},
-    )
+    tables = {table.name: table for table in new.task.tables}
+    dims = {table.name: table.dim for table in old.task.tables}
     shards = old.by_table()
     held = {name: _Held(shards[name] if dims.get(name) == table.dim else ()) for name, table in tables.items()}
     return tuple(move for shard in new.shards for move in _arriving(shard, tables[shard.table], held[shard.table]))

@@ -38,9 +38,8 @@ COMM_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
 ]
 
 
-LATER_COLUMNS = frozenset(
-    {"batch_size", "disturbed", "forward_median_ms", "backward_median_ms"}
-)  # files from before them lack these; null says the same
+# files from before them lack these; null says the same
+LATER_COLUMNS = frozenset({"batch_size", "disturbed", "forward_median_ms", "backward_median_ms"})
 
 
 class CasesManifest(Value):

@@ -61,12 +61,8 @@ COMM_FIELDS = [
     ("backward_median_ms", pa.list_(pa.float64())),
     ("error", pa.string()),
 ]
-COMM_LISTS = (
-    "forward_spread_ms",
-    "backward_spread_ms",
-    "forward_median_ms",
-    "backward_median_ms",
-)  # empty where unknown
+# empty where unknown
+COMM_LISTS = ("forward_spread_ms", "backward_spread_ms", "forward_median_ms", "backward_median_ms")
 
 
 class CostsManifest(Value):

@@ -29,9 +29,8 @@ class Evaluation(Value):
     exchange_measured: bool
     predicted_for: str  # backend and device of the plan's cost model
     devices: tuple[DeviceEvaluation, ...]
-    rounds_differ: float | None = (
-        None  # the slowest round of a device's compute above its fastest, in the median of devices
-    )
+    # the slowest round of a device's compute above its fastest, in the median of devices
+    rounds_differ: float | None = None
     tables_by_rows: int = 0  # of the plan
 
     @property

@@ -134,9 +134,8 @@ def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: boo
     orders = np.stack([np.pad(shards, (0, longest - len(shards))) for shards in lists])
     shards, number = _asked(problem, lists)
     problem.price(shards)
-    head = (
-        model.nets.compute.mean if isinstance(model, TrainedCostModel) else None
-    )  # sums of what it is lifted to: faster
+    # sums of what vectors are lifted to are faster to weigh
+    head = model.nets.compute.mean if isinstance(model, TrainedCostModel) else None
     vectors, base = problem.vectors[shards], problem.base
     caps = problem.mean_columns * caps
     placed = place(

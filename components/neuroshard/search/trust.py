@@ -15,9 +15,8 @@ from neuroshard.search.state import State
 AS_CHEAP = 0.005  # share by which plans count as equally cheap, and what to expect of them decides
 KEPT, KEPT_BYTES = 24, 256 * 2**20  # of the plans found, but two at least; more would need memory by the round
 DRAWS = 256  # of errors; each counts with its opposite as well
-OF_TABLES = (
-    0.5  # of the variance of a device's error: comes with its tables however wide, the rest with parts of that width
-)
+# of the variance of a device's error: comes with its tables however wide, the rest with parts of that width
+OF_TABLES = 0.5
 MOST_OFF = 0.05  # share of a device's ms that errors tell plans apart by at most: a cost model that is further off is so for all
 FAR = 3.0  # deviations between two devices, beyond which the faster one is never the last
 # How much more a ms counts by which a plan may turn out slower than the published search's; and one with rows, than the best by
@@ -109,9 +108,8 @@ class _Doubts:
     @classmethod
     def of(cls, state: State) -> "_Doubts":
         problem, model = state.problem, state.problem.model
-        alone = model.spread_ms(state.sums[:, None], state.dims[:, None])[
-            :, 0
-        ]  # of their compute: one device exchanges nothing
+        # of their compute: one device exchanges nothing
+        alone = model.spread_ms(state.sums[:, None], state.dims[:, None])[:, 0]
         spread = np.minimum(alone, MOST_OFF * state.compute)
         busy = state.dims > 0
         surely = np.where(busy, state.ready - FAR * spread, 0.0).max()
