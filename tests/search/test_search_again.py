@@ -11,7 +11,7 @@ from neuroshard.core.moves import moved_bytes, moves
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import parse_bytes
-from neuroshard.search.algorithms import WORTH_MOVING
+from neuroshard.search.by_columns import WORTH_MOVING
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.run import search
 from neuroshard.search.watch import Watch

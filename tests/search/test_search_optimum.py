@@ -10,7 +10,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from helpers.analytic import AnalyticModel
 from helpers.costs import bent_both_ways, random_model
 from helpers.exhaustive import optimum_ms
-from neuroshard.core.constraints import Constraints
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.compute_net import Layer
@@ -108,15 +108,20 @@ def test_with_a_head_and_an_exchange_a_plan_is_within_one_percent_of_the_best_of
     assert optimum * (1 - 1e-9) <= plan.cost_ms <= optimum * 1.01
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_where_costs_bend_both_ways_the_bound_is_below_the_best_of_all_placements(seed: int) -> None:
-    drawn = random_model(2, 4, seed=seed)
-    task = tiny(seed, tables=3, devices=2, tightness=1.8).model_copy(update={"batch_size": drawn.batch_size})
+def with_dips(task: ShardingTask, seed: int) -> tuple[ShardingTask, CostModel]:
+    """The task for random nets whose compute cost bends down and up about where its devices lie; and these."""
+    drawn = random_model(task.devices, 4, seed=seed)
+    task = task.model_copy(update={"batch_size": drawn.batch_size})
     vectors = drawn.table_vectors(task.tables, np.array([t.dim for t in task.tables]))
     bent = bent_both_ways(drawn.nets.compute, seed)
     of_a_device = (vectors.mean(axis=0) @ bent.mean.weight).reshape(bent.head.bias.shape)
     bent = replace(bent, head=Layer(bent.head.weight, -1.0 * of_a_device))  # so it bends there
-    model = replace(drawn, nets=replace(drawn.nets, compute=bent))
+    return task, replace(drawn, nets=replace(drawn.nets, compute=bent))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_where_costs_bend_both_ways_the_bound_is_below_the_best_of_all_placements(seed: int) -> None:
+    task, model = with_dips(tiny(seed, tables=3, devices=2, tightness=1.8), seed)
 
     optimum, plan = (
         exhaustive_ms(task, model),
@@ -127,6 +132,33 @@ def test_where_costs_bend_both_ways_the_bound_is_below_the_best_of_all_placement
     assert len(model.dips.bias)
     assert plan.lower_bound_ms is not None
     assert 0.1 * optimum < plan.lower_bound_ms <= optimum * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("dips", [False, True])
+def test_where_tables_may_be_by_rows_the_bound_is_below_the_best_of_all_plans(seed: int, dips: bool) -> None:
+    """From few rows on, so that last blocks are smaller; and for one of three tasks the heaviest table stays by columns."""
+    rng, free = np.random.default_rng(seed), tiny(seed, tables=3, devices=2 + seed % 2, tightness=1.6)
+    tables = [
+        t.model_copy(update={"rows": int(10 ** rng.uniform(1, 5)), "pooling_factor": float(np.exp(rng.uniform(0, 7)))})
+        for t in free.tables
+    ]
+    heaviest = max(tables, key=lambda t: t.pooling_factor)
+    allowed = tuple(TableRule(table=t.name, row_wise=t != heaviest or seed % 3 > 0) for t in tables)
+    memory = int(max(1.6 * sum(t.memory_bytes for t in tables) / free.devices, max(t.memory_bytes for t in tables)))
+    task = free.model_copy(
+        update={
+            "tables": tuple(tables),
+            "device_memory_bytes": (memory,) * free.devices,
+            "constraints": Constraints(tables=allowed),
+        }
+    )
+    task, model = with_dips(task, seed) if dips else (task, AnalyticModel(task.batch_size))
+    optimum = optimum_ms(task, model)
+    for algorithm in ("neuroshard", "random"):
+        plan = search(task, model, algorithm=algorithm, rounds=2)
+        assert plan.lower_bound_ms is not None
+        assert 0.1 * optimum < plan.lower_bound_ms <= optimum * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("seed", "tightness"), [(7, 1.15), (24, 1.25), (30, 1.25), (57, 1.25), (58, 1.25)])

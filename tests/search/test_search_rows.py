@@ -23,11 +23,14 @@ from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.protocol import CostModel, device_costs
 from neuroshard.files.constraints import ConstraintsFile, resolve, with_flags
 from neuroshard.measure.formula import Formula
-from neuroshard.search.by_rows import turned
-from neuroshard.search.improve import improve
+from neuroshard.search.beam import PAPER
+from neuroshard.search.by_columns import ByColumns
+from neuroshard.search.by_rows import row_plans, turned
+from neuroshard.search.improve import Climb
 from neuroshard.search.layout import caveats
 from neuroshard.search.problem import Problem
 from neuroshard.search.run import search
+from neuroshard.search.side_by_side import _rows_next
 from neuroshard.search.start import first_plans
 from neuroshard.search.watch import Watch
 
@@ -73,6 +76,13 @@ def test_a_table_that_outweighs_all_else_is_split_by_rows_and_the_plan_costs_a_f
     ]
 
 
+def test_a_part_that_lies_beside_the_blocks_of_a_table_by_rows_is_bounded_with_them(make_task, model):
+    shapes = [(100_000, 16, 2000.0), (1000, 4, 1500.0), *[(1000, 4, 5.0)] * 12]
+    plan = search(by_rows(make_task(shapes, [1] * 8), "t0"), model, rounds=5)
+    assert split(plan) == {"t0"}
+    assert plan.gap < 0.001
+
+
 def test_without_permission_and_with_it_for_others_the_table_stays_by_columns(make_task, model):
     task = make_task(HEAVY, [1] * 8)
     assert split(search(task, model, rounds=2)) == set()
@@ -116,21 +126,24 @@ def test_where_no_rows_can_be_split_the_plan_is_that_of_columns(make_task, model
         assert plan.lower_bound_ms == columns.lower_bound_ms
 
 
-def test_turns_into_rows_that_come_to_nothing_become_seldom(make_task, model):
-    """A table a device is the best that there is, and rows make it dearer; where they help, every other round is one."""
-    asked = {}
+def test_plans_with_rows_are_gone_on_with_where_they_gain_and_seldom_where_they_come_to_nothing(make_task, model):
+    """A table a device is the best that there is, and rows make it dearer; where they help, they have most of the rounds."""
+    shares = {}
     for name, shapes in (("even", [(1000, 16, 5.0)] * 8), ("mixed", [(100_000, 16, 400.0), *MIXED])):
         problem = Problem(by_rows(make_task(shapes, [1] * 8)), model)
-        turns = []
-
-        def turn(state, stick, rng, turns=turns):
-            turns.append(state)
-            return turned(state, stick, rng)
-
-        improve(first_plans(problem, 1), 64, np.random.default_rng(0), Watch(), turn)
-        asked[name] = len(turns)
-    assert asked["even"] < 20
-    assert asked["even"] < asked["mixed"] <= 32
+        rng, asked = np.random.default_rng(0), {"turned": 0, "columns": 0}
+        columns = ByColumns(problem, 10_000, PAPER, rng, Watch())
+        rows = Climb([*row_plans(problem), columns.best()], rng, Watch(), turned)
+        for turn in range(1, 65):
+            by_rows_next = _rows_next(columns, rows, turn)
+            asked["turned" if by_rows_next else "columns"] += 1
+            if by_rows_next:
+                rows.climb(4)
+            else:
+                columns.go_on()
+        shares[name] = asked["turned"] / 64
+    assert shares["even"] <= 0.25
+    assert shares["mixed"] >= 0.75
 
 
 def test_all_tables_may_be_by_rows_at_once(make_task, model):

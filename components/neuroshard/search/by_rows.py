@@ -12,9 +12,9 @@ import numpy as np
 from neuroshard.core.text import counted
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.all_plans import cheapest_of_all
-from neuroshard.search.improve import within_budget
 from neuroshard.search.plans import Level, Yardstick
 from neuroshard.search.problem import Problem
+from neuroshard.search.shake import within_budget
 from neuroshard.search.start import column_ms, first_plans, resumed
 from neuroshard.search.state import State, transfers
 

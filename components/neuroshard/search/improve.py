@@ -7,9 +7,9 @@ import numpy as np
 
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.plans import Level, Plans, Yardstick, sources
-from neuroshard.search.problem import Problem, Widths
+from neuroshard.search.problem import Widths
 from neuroshard.search.promising import promising
-from neuroshard.search.start import squeeze
+from neuroshard.search.shake import shake
 from neuroshard.search.state import State
 from neuroshard.search.steps import Priced, Steps, changes, price
 from neuroshard.search.trust import near
@@ -107,43 +107,69 @@ def _take(plans: Plans, steps: Steps, priced: Priced, chosen: Ints) -> dict[int,
     return changed
 
 
-def improve(
-    starts: Sequence[State], rounds: int, rng: np.random.Generator, watch: Watch, turn: Turn | None = None
-) -> list[State]:
-    """The plans that local search ends in from plans that fit, the cheapest first, of those about as cheap.
+class Climb:
+    """A search from plans that fit, a few rounds at a time: `best` is the cheapest so far, `found` those about as cheap.
 
     A round shakes the plan at hand by a few random steps and descends again; every other round goes by `turn` instead, where
     there is one, and fewer once turns come to nothing. Some rounds go in lockstep. It goes on from what it finds if that costs
     hardly more, and from the best after many rounds in vain.
     """
-    stick = Yardstick.of(starts[0].problem, SHARPNESS)
-    found = [end for ends in _descended(starts, stick, watch) for end in ends]
-    best = at = min(found, key=_cost)
-    vain, idle, tried = 0, 0, 0
-    while rounds > 0 and not watch.expired:
+
+    def __init__(
+        self, starts: Sequence[State], rng: np.random.Generator, watch: Watch, turn: Turn | None = None
+    ) -> None:
+        self.stick, self.rng, self.watch, self.turn = Yardstick.of(starts[0].problem, SHARPNESS), rng, watch, turn
+        self.found = [end for ends in _descended(starts, self.stick, watch) for end in ends]
+        self.best = self.at = min(self.found, key=_cost)
+        self.vain, self.tried, self.in_vain = 0, 0, 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether turns have come to nothing for long."""
+        return self.in_vain >= IDLE
+
+    def climb(self, most: int) -> int:
+        """At most so many rounds, in lockstep; how many it were."""
         trials, turns = [], []
-        for _ in range(min(rounds, TOGETHER)):
-            every = 2 if idle < IDLE else SELDOM
-            turned = turn(at, stick, rng) if turn is not None and tried % every == 0 else None
-            tried += 1
-            trials.append(turned or at.copy())
+        for _ in range(min(most, TOGETHER)):
+            every = 1 if not len(self.at.problem.by_rows) else SELDOM if self.idle else 2
+            turned = self.turn(self.at, self.stick, self.rng) if self.turn and self.tried % every == 0 else None
+            self.tried += 1
+            trials.append(turned or self.at.copy())
             turns.append(turned is not None)
             if turned is None:
-                shake(trials[-1], stick, rng)
-        rounds -= len(trials)
-        for ends, is_turn in zip(_descended(trials, stick, watch), turns, strict=True):
-            found = near([*found, *ends])
-            vain += 1
+                shake(trials[-1], self.stick, self.rng)
+        for ends, is_turn in zip(_descended(trials, self.stick, self.watch), turns, strict=True):
             if is_turn:
-                idle = 0 if ends[0].cost <= at.cost * (1 + WORSE) else idle + 1
-            if ends[0].cost < best.cost * (1 - MIN_GAIN):
-                best, vain = ends[0], 0
-            if ends[0].cost <= at.cost * (1 + WORSE):
-                at = ends[0]
-            if vain >= PATIENCE:
-                at, vain = best, 0
-            watch.advance()
-    return near(found)
+                self.in_vain = 0 if ends[0].cost <= self.at.cost * (1 + WORSE) else self.in_vain + 1
+            self._met(ends)
+            self.watch.advance()
+        return len(trials)
+
+    def adopt(self, state: State) -> None:
+        """Go on from a plan that was found elsewhere, where it is cheaper."""
+        if state.cost < self.best.cost * (1 - WORSE):
+            self.best = self.at = state
+            self.found, self.vain = near([*self.found, state]), 0
+
+    def _met(self, ends: Sequence[State]) -> None:
+        """Where a round has ended: the cheapest on its way, and others."""
+        self.found = near([*self.found, *ends])
+        self.vain += 1
+        if ends[0].cost < self.best.cost * (1 - MIN_GAIN):
+            self.best, self.vain = ends[0], 0
+        if ends[0].cost <= self.at.cost * (1 + WORSE):
+            self.at = ends[0]
+        if self.vain >= PATIENCE:
+            self.at, self.vain = self.best, 0
+
+
+def improve(starts: Sequence[State], rounds: int, rng: np.random.Generator, watch: Watch) -> list[State]:
+    """The plans that local search ends in after so many rounds, the cheapest first, of those about as cheap."""
+    search = Climb(starts, rng, watch)
+    while rounds > 0 and not watch.expired:
+        rounds -= search.climb(rounds)
+    return near(search.found)
 
 
 def _cost(state: State) -> float:
@@ -173,70 +199,3 @@ def _descended(states: Sequence[State], stick: Yardstick, watch: Watch) -> list[
             cheapest = State(problem, widths.copy())
         ends.append((cheapest, end))
     return ends
-
-
-def shake(state: State, stick: Yardstick, rng: np.random.Generator) -> None:
-    """Take some items off a few devices, one of them the one that is ready last, and put them back one by one, cut anew.
-
-    Nothing changes where they find no room.
-    """
-    problem = state.problem
-    devices = [int(state.ready.argmax()), *rng.integers(problem.devices, size=rng.integers(1, 4)).tolist()]
-    items = np.flatnonzero(state.widths[:, devices].any(axis=1))
-    items = items[rng.random(len(items)) < rng.uniform(0.1, 0.6)]
-    if not len(items):
-        return
-    slope, widths, free = problem.model.compute_slope(state.sums), state.widths.copy(), state.free.copy()
-    load, column_ms = stick.load(state.compute, state.dims), stick.own_ms + stick.all_ms
-    where, at = np.nonzero(widths[items])
-    taken = problem.numbers(items[where], widths[items[where], at])
-    np.add.at(free, at, problem.nbytes[taken])
-    removed = np.einsum("sk,sk->s", problem.vectors[taken], slope[at]) + column_ms * problem.dims[taken]
-    load += stick.all_ms * state.dims
-    np.subtract.at(load, at, removed)
-    widths[items] = 0
-
-    whole = problem.first[items] + problem.cap[items]
-    problem.price(whole)
-    weight = (problem.vectors[whole] @ slope.mean(axis=0)) * problem.widest[items] / problem.cap[items]
-    lost: list[tuple[int, int]] = []
-    for index in np.argsort(-weight * rng.uniform(0.7, 1.4, len(items))).tolist():
-        item = int(items[index])
-        heavy = weight[index] / max(float(state.ready.mean()), 1e-30)
-        for units in _parts(problem, item, heavy, rng):
-            shard = int(problem.first[item]) + units
-            problem.price(np.array([shard]))
-            ms = load + slope @ problem.vectors[shard] + column_ms * problem.dims[shard]
-            room = (free >= problem.nbytes[shard]) & problem.allowed[item] & (widths[item] == 0)
-            if not room.any():
-                lost.append((item, units))
-                continue
-            device = int(np.where(room, ms, np.inf).argmin())
-            widths[item, device], load[device] = units, ms[device]
-            free[device] -= problem.nbytes[shard]
-    if squeeze(problem, widths, free, lost) and within_budget(problem, widths):
-        where, at = np.nonzero(widths != state.widths)
-        if len(where):
-            state.change(where, at, widths[where, at])
-
-
-def within_budget(problem: Problem, widths: Widths) -> bool:
-    held = problem.held
-    return held is None or held.budget_bytes is None or held.total(widths) <= held.budget_bytes
-
-
-def _parts(problem: Problem, item: int, heavy: float, rng: np.random.Generator) -> list[int]:
-    """Units of the parts that an item is cut into: seldom more than it must be, more often where it is heavy; half of the
-    cuts as even as can be, half anywhere."""
-    widest, most = int(problem.widest[item]), int(problem.places[item])
-    size, largest = int(problem.nbytes[problem.whole[item]]), int(problem.memory[problem.allowed[item]].max())
-    fewest = max(-(-widest // int(problem.cap[item])), -(-size // max(largest, 1)))
-    count = fewest + (int(rng.integers(1, 4)) if rng.random() < 0.1 + heavy else 0)
-    least = int(problem.least[item])
-    count = max(1, min(count, most, widest // least))
-    if count > 1 and rng.random() < 0.5:
-        places = least * np.sort(rng.choice(np.arange(1, widest // least), size=count - 1, replace=False))
-        parts = np.diff(places, prepend=0, append=widest)
-        if parts.max() <= problem.cap[item]:
-            return [*map(int, sorted(parts, reverse=True))]
-    return [widest // count + (part < widest % count) for part in range(count)]

@@ -74,6 +74,15 @@ class Watch:
         finally:
             self.ends = ends
 
+    @contextmanager
+    def without_bar(self) -> Iterator[None]:
+        """What is done in here is no round."""
+        bar, self.bar = self.bar, None
+        try:
+            yield
+        finally:
+            self.bar = bar
+
     @property
     def stopped(self) -> bool:
         """Whether somebody asked it to stop."""
