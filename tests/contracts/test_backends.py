@@ -115,7 +115,8 @@ class TestBackend:
     ) -> None:
         again = make()
         again.close()
-        calm = {"calm_exchange_ms": again.bench.calm_exchange_ms}  # as it happens to be when a run begins
+        # as calm as it happens to be when a run begins
+        calm = {name: getattr(again.bench, name) for name in ("calm_exchange_ms", "calm_compute_ms")}
         assert again.bench == backend.bench.model_copy(update=calm)
         assert backend.bench.hardware.kind == backend.bench.backend
         assert (backend.bench.batch_size, backend.bench.warmup, backend.bench.repeats) == (65, 1, 3)

@@ -12,12 +12,14 @@ from neuroshard.core.table import Table
 from neuroshard.files.traces import Lookups, Traces, write_traces
 from neuroshard.measure import hardware
 from neuroshard.measure.backends import Settings
+from neuroshard.measure.calm import SHARES
 from neuroshard.measure.exchange import Measured
-from neuroshard.measure.hardware import OnMachine, cpu
+from neuroshard.measure.hardware import LOT_SECONDS, OnMachine, cpu
 from neuroshard.measure.harness import Timing
 from neuroshard.measure.machine import CpuMachine
 from neuroshard.measure.run import measure
 from neuroshard.measure.schedule import Step
+from neuroshard.measure.sets import Lot
 from neuroshard.measure.worker import Crew
 
 MIB = 2**20
@@ -107,6 +109,8 @@ def test_a_run_that_goes_on_keeps_its_memory_limit_and_what_it_is_scaled_to(back
     fresh.close()
     assert fresh.bench != backend.bench
     assert list(fresh.bench.calm_exchange_ms) == ["2"]
+    assert fresh.bench.calm_compute_ms.keys() == SHARES.keys()
+    assert min(fresh.bench.calm_compute_ms.values()) > 0
     assert cpu(ALL, unsaid, backend.bench).bench == backend.bench
 
 
@@ -137,6 +141,40 @@ def test_an_exchange_on_a_machine_half_as_fast_is_scaled_to_its_calm_speed(
     monkeypatch.setattr(backend.all, "ask", lambda case, count: slow)
     cost = backend.exchange(case, 0)
     assert (cost.forward_ms, cost.backward_ms) == ((7.0, 2.0), (2.0, 2.0))
+
+
+def test_table_sets_are_dealt_to_the_workers_with_what_they_are_scaled_to(
+    backend: OnMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And come back in the order in which they were given."""
+    dealt: list[Lot] = []
+
+    def answered(lots: list[Lot]) -> list[list[str]]:
+        dealt.extend(lots)
+        return [[case.case_id for case, _ in lot.cases] for lot in lots]
+
+    monkeypatch.setattr(CpuMachine, "abreast", lambda self: 2)
+    monkeypatch.setattr(backend.sets, "ask_each", answered)
+    given = [(FEW, 0), (MANY, 0), (WIDE, 1)]
+    assert backend.compute_abreast(given) == [case.case_id for case, _ in given]
+    assert [lot.cases for lot in dealt] == [((FEW, 0), (WIDE, 1)), ((MANY, 0),)]
+    assert all(lot.calm_ms == backend.bench.calm_compute_ms for lot in dealt)
+
+
+def test_of_long_table_sets_fewer_are_measured_together(backend: OnMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = []
+    for seconds in (0.01, 1.0, 100.0):
+        monkeypatch.setattr(backend, "seconds_a_set", seconds)
+        together.append(backend.abreast)
+    assert together == [CpuMachine().in_turns(), LOT_SECONDS, 1]
+
+
+def test_a_set_that_runs_out_of_memory_spoils_none_that_is_measured_with_it(backend: OnMachine) -> None:
+    endless = ComputeCase(tables=(table("endless", pooling_factor=1e9),))
+    costs = backend.compute_abreast([(FEW, 0), (endless, 0), (FEW, 1)])
+    assert [(cost.case_id, cost.round) for cost in costs] == [(FEW.case_id, 0), (endless.case_id, 0), (FEW.case_id, 1)]
+    assert [bool(cost.error) for cost in costs] == [False, True, False]
+    assert (costs[1].error or "").startswith("out of memory")
 
 
 def test_traces_are_looked_up_as_they_are(tmp_path: Path) -> None:

@@ -70,18 +70,27 @@ class Bench(Value):
     notes: tuple[str, ...] = ()
     # of the sentinel, by devices: what labels are scaled to
     calm_exchange_ms: dict[str, Milliseconds] = Field(default_factory=dict)
+    # of the two things that are timed beside table sets
+    calm_compute_ms: dict[str, Milliseconds] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
     def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"memory_limit_bytes": None, "facts": {}, "calm_exchange_ms": {}})
+        unsaid: dict[str, Any] = {
+            "memory_limit_bytes": None,
+            "facts": {},
+            "calm_exchange_ms": {},
+            "calm_compute_ms": {},
+        }
+        return without_defaults(fields(self), unsaid)
 
 
 class ComputeCost(Value):
-    """ms of one ComputeCase (of its fastest repeat, on a device), or the error that it met (out of memory, say). Exactly one.
+    """ms of one ComputeCase, or the error that it met (out of memory, say). Exactly one.
 
-    Spreads are half the interquartile range of the repeats; their medians are kept beside. `round` 0 is the label; later rounds
-    are the same case measured again, from which the noise of the labels is told. `disturbed` says that something else was at
-    work on the device meanwhile.
+    On a CPU they are of a machine as calm as in the bench's `calm_compute_ms`, on a GPU of the fastest repeat. Spreads are half
+    the interquartile range of the repeats, in the same ms; medians are of the repeats as they were timed. `round` 0 is the label;
+    later rounds are the same case measured again, from which the noise of the labels is told. `disturbed` says that the label
+    is uncertain: its visits, or its fastest repeats, disagree.
     """
 
     case_id: str

@@ -9,7 +9,8 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -212,10 +213,8 @@ def _joined(costs: Costs, more: Costs, where: str) -> Costs:
     capped = {
         "capped_tables": tuple(sorted({name for bench in benches for name in bench.capped_tables})),
         "row_cap_bytes": min((b.row_cap_bytes for b in benches if b.row_cap_bytes is not None), default=None),
-        "calm_exchange_ms": {
-            devices: min(bench.calm_exchange_ms[devices] for bench in benches if devices in bench.calm_exchange_ms)
-            for devices in sorted({devices for bench in benches for devices in bench.calm_exchange_ms})
-        },
+        "calm_exchange_ms": _least(bench.calm_exchange_ms for bench in benches),
+        "calm_compute_ms": _least(bench.calm_compute_ms for bench in benches),
     }
     bench, other = (bench.model_copy(update=capped) for bench in benches)
     if bench != other:
@@ -223,6 +222,13 @@ def _joined(costs: Costs, more: Costs, where: str) -> Costs:
     return Costs(
         bench=bench, compute=_with_rounds(costs.compute, more.compute), comm=_with_rounds(costs.comm, more.comm)
     )
+
+
+def _least(calm_ms: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The least of each name that any has."""
+    known = list(calm_ms)
+    names = sorted({name for one in known for name in one})
+    return {name: min(one[name] for one in known if name in one) for name in names}
 
 
 def _with_rounds(
@@ -303,5 +309,7 @@ def difference(one: Value, other: Value) -> str:
         if isinstance(before, dict):
             key = min(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
             return f"{name}.{key}: {before.get(key)} there, {now.get(key)} now"
+        if isinstance(before, tuple):
+            before, now = next((pair for pair in zip_longest(before, now) if pair[0] != pair[1]), (before, now))
         return f"{name}: {before!s:.80} there, {now!s:.80} now"
     return "no difference"

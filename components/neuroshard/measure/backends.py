@@ -58,13 +58,16 @@ class Backend(Protocol):
 
     bench: Bench
     most_devices: int | None  # largest exchange that can be measured here; None for any
-    abreast: int  # table sets that can be measured side by side
+
+    @property
+    def abreast(self) -> int:
+        """How many table sets are best measured at once, side by side or in turns: just now, as they take long or not."""
 
     def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
         """The cost of a table set. Out of memory is a cost with its error. Raises WorkerLost, MeasureError."""
 
     def compute_abreast(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
-        """The costs of at most `abreast` table sets in their rounds, measured side by side. Raises as `compute`."""
+        """The costs of at most `abreast` table sets in their rounds, measured at once. Raises as `compute`."""
 
     def exchange(self, case: CommCase, round_: int) -> CommCost:
         """The cost of an exchange. Raises WorkerLost, MeasureError."""

@@ -19,7 +19,7 @@ from neuroshard.measure.worker import one_line
 
 COLLECTIVES = {"cpu": "gloo", "cuda": "nccl"}
 BACKWARDS = 3  # to one forward, which takes longer for its delays: short times need more repeats for the same certainty
-BURSTS = 4  # of a forward and its backwards, to one repeat of a table set; as many as repeats where they take long
+BURSTS = 2  # of a forward and its backwards, to one repeat of a table set; as many as repeats where they take long
 LONG_EXCHANGE_SECONDS = 1.0
 SENTINEL_DIM = 256  # of each device, in the exchange that is measured beside each case on CPUs
 CALM_LOOKS = 5  # at the sentinel when a run begins; the calmest is what labels are scaled to

@@ -1,4 +1,4 @@
-"""The compute cost of a table set: FBGEMM's table-batched embedding operator, timed in a worker process.
+"""The steps of a table set: FBGEMM's table-batched embedding operator, forward and backward.
 
 One operator serves all tables of a device that are alike in element type, pooling and weighting, as TorchRec groups them;
 where there are several, forward is that of all of them, one after another as a trainer runs them, and backward likewise.
@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from neuroshard.core.case import ComputeCase
-from neuroshard.core.cost import ComputeCost
 from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
 from neuroshard.measure.backends import Settings
-from neuroshard.measure.harness import compute_cost, open_device, out_of_memory, time_case
+from neuroshard.measure.harness import open_device
 from neuroshard.measure.lookups import TableLookups
 from neuroshard.measure.rowcap import capped_rows, case_cap
-from neuroshard.measure.worker import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +70,7 @@ class HostBuffers:
 
 
 class TableBatchedEmbedding:
-    """Serves compute cases in a worker: `(case, round) -> ComputeCost`."""
+    """Makes the steps of compute cases, on one device. On the CPU those of one case at a time: the next has the same buffers."""
 
     def __init__(
         self, kind: str, index: int, settings: Settings, limit: int | None, weight_bytes: int, state_bytes: int
@@ -82,18 +80,7 @@ class TableBatchedEmbedding:
         self.lookups = TableLookups(settings.seed, settings.traces)
         self.buffers = HostBuffers(weight_bytes, state_bytes) if kind == "cpu" else None
 
-    def __call__(self, message: tuple[ComputeCase, int]) -> ComputeCost:
-        case, round_ = message
-        try:
-            forward, backward = self._steps(case)
-            timed = time_case(self.device, forward, backward, self.settings.warmup, self.settings.repeats)
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            return ComputeCost(case_id=case.case_id, round=round_, error=f"out of memory ({one_line(error)})")
-        return compute_cost(case, round_, *timed)
-
-    def _steps(self, case: ComputeCase) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    def steps(self, case: ComputeCase) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
         """Forward, and backward from what forward returned."""
         import torch
 

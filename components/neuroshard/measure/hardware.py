@@ -6,8 +6,10 @@ device.
 
 import contextlib
 import importlib.util
+import math
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +29,10 @@ from neuroshard.measure.exchange import (
     at_speed,
     sentinel,
 )
-from neuroshard.measure.harness import AGREEING, LONG_CASE_MS, MIN_REPEATS, SETTLED, comm_cost
+from neuroshard.measure.harness import comm_cost
 from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine, installed_versions
 from neuroshard.measure.rowcap import buffer_bytes, capped_tables, least_cap
+from neuroshard.measure.sets import Lot
 from neuroshard.measure.worker import Crew, WorkerLost
 
 # gloo otherwise looks for the address of this host's name, which a container may not have
@@ -38,6 +41,7 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() el
 # Of small pages each process gets others, and with them a speed of its own: labels of two differed by 3 % more than those of one.
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}  # torch's allocator then asks Linux for them
 CALM_TRIES = 2  # of looking how calm the machine is, where a worker is lost
+LOT_SECONDS = 5.0  # that table sets measured in turns may take together: as much is lost when a run is killed
 
 
 class OnMachine:
@@ -54,26 +58,41 @@ class OnMachine:
         self.counts = tuple(sorted(n for n in counts if self.most_devices is None or n <= self.most_devices))
 
         limit = bench.memory_limit_bytes
-        self.abreast = machine.abreast()
+        self.seconds_a_set = math.inf  # of the last that were measured
         buffers = buffer_bytes(cases.compute, settings.optimizer, limit)
         machine.check_room(sum(buffers))
         serving = (settings, limit, *buffers)
+        workers = machine.abreast()
         environment = {"OMP_NUM_THREADS": str(settings.threads), **LOOPBACK, **HUGE_PAGES}
         self.sets = Crew(
-            "neuroshard.measure.fbgemm:TableBatchedEmbedding",
-            lambda: [(machine.kind, index, *serving) for index in range(self.abreast)],
+            "neuroshard.measure.sets:TableSets",
+            lambda: [(machine.kind, index, *serving) for index in range(workers)],
             settings.timeout_seconds,
             environment,
         )
         self.all = Crew("neuroshard.measure.exchange:Rank", self._ranks, settings.timeout_seconds, environment)
-        calm = begun.calm_exchange_ms if begun else self._calm_exchange_ms()
-        self.bench = bench.model_copy(update={"calm_exchange_ms": calm})
+        # each table set and each exchange is scaled to these, so a run that goes on keeps them
+        calm = {
+            "calm_exchange_ms": begun.calm_exchange_ms if begun else self._calm_exchange_ms(),
+            "calm_compute_ms": (begun and begun.calm_compute_ms) or self._calm_compute_ms(bool(cases.compute)),
+        }
+        self.bench = bench.model_copy(update=calm)
+
+    @property
+    def abreast(self) -> int:
+        together = min(LOT_SECONDS, self.settings.timeout_seconds / 4) / self.seconds_a_set
+        return self.machine.abreast() * max(1, min(self.machine.in_turns(), int(together)))
 
     def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
         return self.compute_abreast([(case, round_)])[0]
 
     def compute_abreast(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
-        return self.sets.ask_each(cases)
+        began = time.monotonic()
+        workers = min(len(cases), self.machine.abreast())
+        lots = [Lot(tuple(cases[worker::workers]), self.bench.calm_compute_ms) for worker in range(workers)]
+        answers = self.sets.ask_each(lots)
+        self.seconds_a_set = (time.monotonic() - began) / len(lots[0].cases)
+        return [answers[place % workers][place // workers] for place in range(len(cases))]
 
     def exchange(self, case: CommCase, round_: int) -> CommCost:
         answers = self.all.ask(case, count=len(case.device_dims))
@@ -107,6 +126,19 @@ class OnMachine:
                 break
         seen = [(str(n), sentinel_ms(answers)) for n, answers in looks if not any(isinstance(a, str) for a in answers)]
         return {devices: min(ms for n, ms in seen if n == devices) for devices in sorted({n for n, _ in seen})}
+
+    def _calm_compute_ms(self, wanted: bool) -> dict[str, float]:
+        """What the sentinel of table sets takes in calm; nothing where there is none."""
+        if self.machine.kind != "cpu" or not wanted:
+            return {}
+        for more in reversed(range(CALM_TRIES)):
+            try:
+                return dict(self.sets.ask(None, count=1)[0])
+            except WorkerLost:
+                if not more:
+                    self.close()
+                    raise
+        raise AssertionError("unreachable")
 
     def close(self) -> None:
         self.sets.close()
@@ -142,8 +174,7 @@ def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | 
         facts=machine.facts(),
         notes=(
             *machine.notes(),
-            f"of a table set the fastest repeat counts, of {settings.repeats} or, until the fastest {AGREEING} are within "
-            f"{SETTLED:.0%}, of up to {2 * settings.repeats}; in {LONG_CASE_MS:.0f} ms at least of {MIN_REPEATS}",
+            machine.what_counts(settings.repeats),
             f"of an exchange the lower decile counts, of {BURSTS * settings.repeats} forwards and {BACKWARDS} times as many "
             f"backwards or, in {LONG_EXCHANGE_SECONDS:g} s, at least of {settings.repeats}",
             f"exchanges in fp32 over {COLLECTIVES[machine.kind]}, all devices on one host",

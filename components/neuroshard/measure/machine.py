@@ -7,9 +7,11 @@ from neuroshard import __version__, devices
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.units import format_bytes
+from neuroshard.measure import calm
+from neuroshard.measure.calm import READS, SENTINEL_BYTES, SHARES, SMALL_SET, dealt_out
 from neuroshard.measure.cores import may_go_first
 from neuroshard.measure.gpu_facts import gpu_facts
-from neuroshard.measure.harness import last_level_cache_bytes
+from neuroshard.measure.harness import AGREEING, LONG_CASE_MS, MIN_REPEATS, SETTLED, last_level_cache_bytes
 from neuroshard.measure.rowcap import available_bytes, default_memory_limit
 
 
@@ -39,6 +41,12 @@ class Machine(Protocol):
     def abreast(self) -> int:
         """How many table sets can be measured side by side without one disturbing the other."""
 
+    def in_turns(self) -> int:
+        """Of how many table sets each side is best measured in turns."""
+
+    def what_counts(self, repeats: int) -> str:
+        """What a label of a table set is made of."""
+
     def facts(self) -> dict[str, str]:
         """Of the hardware, beyond its kind. The same at every start."""
 
@@ -62,14 +70,27 @@ class CpuMachine:
         return default_memory_limit()
 
     def check_room(self, buffer_bytes: int) -> None:
-        if buffer_bytes > (available := available_bytes()):
+        if buffer_bytes + SENTINEL_BYTES > (available := available_bytes()):
             raise MeasureError(
-                f"the tables of a case take up to {format_bytes(buffer_bytes)}, and {format_bytes(available)} of memory are "
+                f"the tables of a case take up to {format_bytes(buffer_bytes)}, and {format_bytes(SENTINEL_BYTES)} what is timed "
+                f"beside them, and {format_bytes(available)} of memory are "
                 "available; measure with a smaller --memory-limit"
             )
 
     def abreast(self) -> int:
         return 1  # cores share the last-level cache and the memory
+
+    def in_turns(self) -> int:
+        return 12  # neighbours on the host keep it slow for a second and more, in which as many are visited
+
+    def what_counts(self, repeats: int) -> str:
+        visits, each = dealt_out(repeats)
+        return (
+            f"of a table set the median of {visits * each} repeats counts, in {visits} visits apart, each scaled by what random "
+            f"reads (to the power {SHARES[READS]:g}) and a small table set ({SHARES[SMALL_SET]:g}) right after it take of "
+            f"calm_compute_ms; while the standard error of the visits is above {calm.SETTLED:.0%}, of up to twice as many; in "
+            f"{LONG_CASE_MS:.0f} ms at least of {MIN_REPEATS}"
+        )
 
     def facts(self) -> dict[str, str]:
         return {}
@@ -124,6 +145,15 @@ class CudaMachine:
         import torch
 
         return torch.cuda.device_count()
+
+    def in_turns(self) -> int:
+        return 1  # a GPU is one's own
+
+    def what_counts(self, repeats: int) -> str:
+        return (
+            f"of a table set the fastest repeat counts, scaled by nothing, of {repeats} or, until the fastest {AGREEING} are "
+            f"within {SETTLED:.0%}, of up to {2 * repeats}; in {LONG_CASE_MS:.0f} ms at least of {MIN_REPEATS}"
+        )
 
     def facts(self) -> dict[str, str]:
         return gpu_facts()

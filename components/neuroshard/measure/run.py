@@ -5,7 +5,7 @@ Started again on the same folder it goes on where it stopped, whether it was out
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ def measure(steps: Sequence[Step], backend: Backend, deadline: float = math.inf)
     """
     lost: list[tuple[Step, Cost]] = []
     went_well: dict[str, Step] = {}
-    for chunk in side_by_side(steps, backend.abreast):
+    for chunk in side_by_side(steps, lambda: backend.abreast):
         if time.monotonic() >= deadline:
             break
         together = _together(chunk, backend)
@@ -72,12 +72,15 @@ def _can_be_had(step: Step | None, backend: Backend) -> bool:
         return False
 
 
-def side_by_side(steps: Sequence[Step], abreast: int) -> Iterator[list[Step]]:
-    """The steps in order, up to `abreast` table sets at a time. Alone are an exchange, and the sentinel: always on one device."""
+def side_by_side(steps: Sequence[Step], abreast: Callable[[], int]) -> Iterator[list[Step]]:
+    """The steps in order, up to `abreast` table sets at a time. Alone are an exchange, and the sentinel: always on one device.
+
+    `abreast` is asked whenever there is a step: of long ones fewer may be wanted.
+    """
     chunk: list[Step] = []
     for step in steps:
         alone = step.kind == "comm" or step.round_ == SENTINEL
-        if chunk and (alone or len(chunk) == abreast):
+        if chunk and (alone or len(chunk) >= abreast()):
             yield chunk
             chunk = []
         chunk.append(step)

@@ -99,7 +99,8 @@ def run(
     labels = {cost.case_id: cost for _, cost in chosen}
     try:
         notes = _same_kind(bench, opened.bench, folder)
-        steps = [Step(case, VERIFYING) for case, _ in chosen]
+        # exchanges last, as table sets are measured several at once
+        steps = sorted((Step(case, VERIFYING) for case, _ in chosen), key=lambda step: step.kind != "compute")
         possible = [s for s in steps if isinstance(s.case, ComputeCase) or _has_devices(s.case, opened.most_devices)]
         with progress(f"verify on {opened.bench.hardware.name}", len(possible), "cases") as bar:
             for step, cost in measure(possible, opened):
