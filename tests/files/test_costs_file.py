@@ -1,5 +1,6 @@
 """The folder of costs: parts that appear whole, a run that goes on where another stopped."""
 
+import json
 import os
 import random
 import signal
@@ -9,9 +10,10 @@ import sys
 import pytest
 
 from neuroshard.core.case import CommCase, ComputeCase
-from neuroshard.core.cost import Bench, CommCost, ComputeCost, Hardware
+from neuroshard.core.cost import READS, SHARES, SMALL_SET, Bench, CommCost, ComputeCost, Hardware
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.files.costs import CostWriter, read_costs
+from neuroshard.measure import merge
 
 BENCH = Bench(
     backend="synthetic",
@@ -235,3 +237,36 @@ def test_machines_that_were_differently_calm_are_one_bench(tmp_path, tables, com
     joined = read_costs(tmp_path / "0", tmp_path / "1")
     assert joined.bench.calm_exchange_ms == {"2": 0.25, "4": 1.5}
     assert len(joined.compute) == 2
+
+
+def test_table_sets_of_a_machine_that_was_less_calm_are_scaled_to_the_calmer_and_still_known_again(
+    tmp_path, tables, compute
+):
+    calm = {READS: 0.4, SMALL_SET: 0.8}
+    for place, factor in enumerate((1.0, 2.0)):
+        bench = BENCH.model_copy(update={"calm_compute_ms": {part: factor * ms for part, ms in calm.items()}})
+        with CostWriter(tmp_path / str(place), bench, tables) as writer:
+            writer.add_compute(compute[place], timed(compute[place], 6.0))
+    merge.run([tmp_path / "1", tmp_path / "0"], tmp_path / "both")
+
+    joined = read_costs(tmp_path / "both", tmp_path / "1", tmp_path / "0")
+    assert joined.bench.calm_compute_ms == calm
+    by_case = {cost.case_id: cost.forward_ms for _, cost in joined.compute}
+    assert by_case == {
+        compute[0].case_id: 6.0,
+        compute[1].case_id: pytest.approx(6.0 / 2 ** sum(SHARES.values())),
+    }
+    assert len(joined.compute) == 2
+
+
+@pytest.mark.parametrize(
+    "calm", [{READS: 1.0}, {READS: 1.0, SMALL_SET: 0.0}, {READS: 1.0, SMALL_SET: 1.0, "more": 1.0}]
+)
+def test_a_calm_that_nothing_can_be_scaled_by_is_told(tmp_path, tables, calm):
+    CostWriter(tmp_path, BENCH, tables).__exit__(None, None, None)
+    path = tmp_path / "costs.json"
+    told = json.loads(path.read_text())
+    told["bench"]["calm_compute_ms"] = calm
+    path.write_text(json.dumps(told))
+    with pytest.raises(InvalidInput, match=r"costs\.json.*calm_compute_ms"):
+        read_costs(tmp_path)

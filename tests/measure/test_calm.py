@@ -5,16 +5,13 @@ from typing import Any
 
 import pytest
 
+from neuroshard.core.cost import READS, SHARES, SMALL_SET, slowness
 from neuroshard.measure.calm import (
-    READS,
-    SHARES,
-    SMALL_SET,
     VISITS,
     Repeat,
     case_timing,
     dealt_out,
     enough,
-    slowness,
     visit,
 )
 from neuroshard.measure.harness import LONG_CASE_MS, MIN_REPEATS

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.cost import SHARES
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
 from neuroshard.files.traces import Lookups, Traces, write_traces
 from neuroshard.measure import hardware
 from neuroshard.measure.backends import Settings
-from neuroshard.measure.calm import SHARES
 from neuroshard.measure.exchange import Measured
 from neuroshard.measure.hardware import LOT_SECONDS, OnMachine, cpu
 from neuroshard.measure.harness import Timing

@@ -1,14 +1,26 @@
 """What was measured: costs of cases, on which bench, on which hardware."""
 
+import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from neuroshard.core.case import CommCase, ComputeCase
 from neuroshard.core.value import Value, canonical_json, sha256, without_defaults
 
 MOST_MS = 1e9  # eleven days: beyond, it is no step that was measured, and squares of it are no numbers soon
 Milliseconds = Annotated[float, Field(ge=0, le=MOST_MS)]
+
+READS, SMALL_SET = "random reads", "small table set"  # timed beside each repeat of a table set on a CPU
+# How much a table set slows down with each, fitted to six kinds of sets. They add up to less than 1, as both scatter too.
+SHARES: dict[str, float] = {READS: 0.4, SMALL_SET: 0.2}
+
+
+def slowness(now_ms: Mapping[str, float], calm_ms: Mapping[str, float]) -> float:
+    """How long table sets take of what they take in calm, where READS and SMALL_SET take `now_ms`."""
+    slower: list[float] = [(now_ms[part] / calm_ms[part]) ** share for part, share in SHARES.items()]
+    return math.prod(slower)
 
 
 class Hardware(Value):
@@ -71,7 +83,14 @@ class Bench(Value):
     # of the sentinel, by devices: what labels are scaled to
     calm_exchange_ms: dict[str, Milliseconds] = Field(default_factory=dict)
     # of the two things that are timed beside table sets
-    calm_compute_ms: dict[str, Milliseconds] = Field(default_factory=dict)
+    calm_compute_ms: dict[str, Annotated[float, Field(gt=0, le=MOST_MS)]] = Field(default_factory=dict)
+
+    @field_validator("calm_compute_ms")
+    @classmethod
+    def _all_parts(cls, calm_ms: dict[str, float]) -> dict[str, float]:
+        if calm_ms and calm_ms.keys() != SHARES.keys():
+            raise ValueError(f"must be of {' and '.join(SHARES)}, not of {', '.join(sorted(calm_ms))!r:.80}")
+        return calm_ms
 
     @model_serializer(mode="wrap")
     def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -114,6 +133,13 @@ class ComputeCost(Value):
     def _times_or_error(self) -> Self:
         check_times_or_error(self.case_id, self.forward_ms, self.backward_ms, self.error)
         return self
+
+    def scaled(self, by: float) -> Self:
+        """The same on a machine as much slower. Medians stay, as they are what was timed."""
+        if self.error is not None:
+            return self
+        times = ("forward_ms", "backward_ms", "forward_spread_ms", "backward_spread_ms")
+        return self.model_copy(update={name: getattr(self, name) * by for name in times})
 
     @property
     def total_ms(self) -> float:

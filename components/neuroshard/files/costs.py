@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, TypeVar
 import pyarrow as pa
 
 from neuroshard.core.case import CommCase, ComputeCase
-from neuroshard.core.cost import Bench, CommCost, ComputeCost, Costs
+from neuroshard.core.cost import Bench, CommCost, ComputeCost, Costs, slowness
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import Table
 from neuroshard.core.value import Value, check_format, decode_json
@@ -198,9 +198,9 @@ def read_costs(folder: Path, *more: Path) -> Costs:
     """A whole cost set, errors included. Raises InvalidInput that names file and row; also where a row occurs twice.
 
     Several folders are read as one set, which InvalidInput refuses where they are of different benches; only what follows from
-    the cases, which tables were capped and how far, and how calm each machine was, may differ, and is joined. A case that
-    several have measured has further rounds; one and the same measurement in two folders, copied from one to the other, counts
-    once.
+    the cases, which tables were capped and how far, and how calm each machine was, may differ, and is joined: table sets are
+    scaled to the calmer. A case that several have measured has further rounds; one and the same measurement in two folders,
+    copied from one to the other, counts once.
     """
     costs = _read_folder(folder)
     for other in more:
@@ -220,8 +220,18 @@ def _joined(costs: Costs, more: Costs, where: str) -> Costs:
     if bench != other:
         raise InvalidInput(f"{where} ({difference(bench, other)}); costs of two benches are never mixed")
     return Costs(
-        bench=bench, compute=_with_rounds(costs.compute, more.compute), comm=_with_rounds(costs.comm, more.comm)
+        bench=bench,
+        compute=_with_rounds(*(_as_calm_as(bench.calm_compute_ms, each) for each in (costs, more))),
+        comm=_with_rounds(costs.comm, more.comm),
     )
+
+
+def _as_calm_as(calm_ms: Mapping[str, float], costs: Costs) -> tuple[tuple[ComputeCase, ComputeCost], ...]:
+    """Table sets scaled to another calm than that of the machine when their run began."""
+    was_ms = costs.bench.calm_compute_ms
+    if not was_ms or was_ms == calm_ms:
+        return costs.compute
+    return tuple((case, cost.scaled(1 / slowness(was_ms, calm_ms))) for case, cost in costs.compute)
 
 
 def _least(calm_ms: Iterable[Mapping[str, float]]) -> dict[str, float]:

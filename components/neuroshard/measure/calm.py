@@ -7,25 +7,24 @@ sets in between: docs/decisions/0051-calm-labels.md.
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from neuroshard.core.case import ComputeCase
+from neuroshard.core.cost import READS, SHARES, SMALL_SET, slowness
 from neuroshard.core.table import Table
 from neuroshard.measure.backends import Settings
-from neuroshard.measure.exchange import lower_decile
 from neuroshard.measure.fbgemm import TableBatchedEmbedding
 from neuroshard.measure.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, Device, timing
 
 VISITS = 4  # of a table set, to which its repeats are dealt out; up to twice as many while they disagree
 SETTLED = 0.03  # standard error of a label, by its visits
 DISTURBED = 0.05
-LOOKS = 40  # at the sentinel when a run begins; the lower decile is what labels are scaled to
+LOOKS = 40  # at the sentinel when a run begins; the fastest is what labels are scaled to …
+PAUSE_SECONDS = 0.01  # … and they are apart, to see the machine in more than one state
 
-READS, SMALL_SET = "random reads", "small table set"
-# How much a step slows down with each, fitted to six kinds of table sets. They add up to less than 1, as both scatter too.
-SHARES = {READS: 0.4, SMALL_SET: 0.2}
 READ_BYTES = 256 * 2**20  # far more than a last-level cache
 READ_DIM = 64
 READ_ROWS = 6_000
@@ -74,14 +73,10 @@ class Sentinel:
         """What each takes at the calmest of some looks."""
         looks = []
         for _ in range(LOOKS):
+            time.sleep(PAUSE_SECONDS)
             self.device.flush()
             looks.append(self.ms())
-        return {part: lower_decile([look[part] for look in looks]) for part in SHARES}
-
-
-def slowness(now_ms: Mapping[str, float], calm_ms: Mapping[str, float]) -> float:
-    """How long steps take of what they take in calm, where the sentinel's parts take `now_ms`."""
-    return math.prod((now_ms[part] / calm_ms[part]) ** share for part, share in SHARES.items())
+        return {part: min(look[part] for look in looks) for part in SHARES}
 
 
 def dealt_out(repeats: int) -> tuple[int, int]:

@@ -4,11 +4,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, Protocol
 
 from neuroshard import __version__, devices
-from neuroshard.core.cost import Hardware
+from neuroshard.core.cost import READS, SHARES, SMALL_SET, Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.units import format_bytes
 from neuroshard.measure import calm
-from neuroshard.measure.calm import READS, SENTINEL_BYTES, SHARES, SMALL_SET, dealt_out
+from neuroshard.measure.calm import SENTINEL_BYTES, dealt_out
 from neuroshard.measure.cores import may_go_first
 from neuroshard.measure.gpu_facts import gpu_facts
 from neuroshard.measure.harness import AGREEING, LONG_CASE_MS, MIN_REPEATS, SETTLED, last_level_cache_bytes
