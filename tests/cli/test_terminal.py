@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from helpers.plans import make_plan, row_plan
 from neuroshard.cli import app
+from neuroshard.core.plan import Plan
 from neuroshard.core.text import bar, wrapped
 from neuroshard.files.plan import read_plan, write_plan
 
@@ -135,6 +136,16 @@ def test_a_plan_that_splits_rows_says_which_and_its_diff_says_which_rows_move(tm
     said = json.loads(run(tmp_path, "diff columns.json rows.json --json").stdout)
     assert said["moved_bytes"] == 4 * (1000 * 16 // 2 + 300 * 4 + 7 * 4) + 4 * (300 + 7)
     assert max(map(len, (shown + forth + back).splitlines())) <= 80
+
+
+def test_one_shard_that_moves_is_one_piece(tmp_path):
+    old = make_plan()
+    first, *others = old.shards
+    moved = first.model_copy(update={"device": 1 - first.device})
+    write_plan(tmp_path / "old.json", old)
+    write_plan(tmp_path / "new.json", Plan(task=old.task, shards=(moved, *others), provenance=old.provenance))
+
+    assert "to move in 1 piece\n" in run(tmp_path, "diff old.json new.json").stdout
 
 
 def test_text_that_the_terminal_cannot_show_is_no_traceback(folder, neuroshard):

@@ -14,7 +14,7 @@ from neuroshard.core.errors import InvalidInput, NeuroshardError, NewerFormat
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import load_cost_model, save_cost_model
 from neuroshard.costmodel.protocol import device_costs
-from neuroshard.costmodel.report import Fit
+from neuroshard.costmodel.report import Errors, Fit, NetReport, Report
 
 
 @pytest.fixture
@@ -238,6 +238,23 @@ def test_predictions_beyond_what_was_measured_are_told():
     assert model.caveats(2) == model.caveats(5) == model.caveats(1) == ()
     assert model.caveats(64) == ("costs of an exchange between 64 devices are extrapolated: 2 to 8 were measured",)
     assert "a batch of 131,072 samples are extrapolated" in model.at_batch_size(131072).caveats(4)[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (0.4, ()),
+        (12.3, ("the cost model is 1,230% off for tables that are new to it; measure more cases",)),
+        (None, ("the cost model was tested on no table that is new to it; it learned from 1 set of tables",)),
+    ],
+)
+def test_a_plan_says_of_a_cost_model_that_it_is_far_off_or_was_not_tested(error, told):
+    errors = None if error is None else Errors(values=9, mse=1.0, mape=error, r2=None, kendall_tau=None)
+    fit = Fit(train_cases=1, valid_cases=1, epochs=1, best_epoch=1)
+    report = Report(nets=(NetReport(kind="compute", fit=fit, splits={"test_tables": errors}),))
+
+    assert with_manifest(report=report).caveats(2, random_tables(3)) == told
+    assert with_manifest(report=report).caveats(64, random_tables(3))[1:] == told
 
 
 def test_every_device_is_as_uncertain_as_the_slowest_that_it_waits_for():

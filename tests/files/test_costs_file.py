@@ -90,6 +90,28 @@ def test_an_undisturbed_measurement_is_the_label_whatever_its_round(tmp_path, ta
     ]
 
 
+def test_a_label_is_the_best_measurement_that_any_machine_has(tmp_path, tables, compute, comm):
+    no_room, dead = ComputeCost(case_id=compute[0].case_id, error="out of memory"), "worker died"
+    disturbed = timed(compute[1], 9.0).model_copy(update={"disturbed": True})
+    exchange = CommCost(case_id=comm.case_id, forward_ms=(1.0, 0.5), backward_ms=(0.25, 0.5))
+    with CostWriter(tmp_path / "busy", BENCH, tables) as writer:
+        writer.add_compute(compute[0], no_room)
+        writer.add_compute(compute[1], disturbed)
+        writer.add_comm(comm, CommCost(case_id=comm.case_id, error=dead))
+    with CostWriter(tmp_path / "calm", BENCH, tables) as writer:
+        writer.add_compute(compute[0], timed(compute[0], 8.0).model_copy(update={"disturbed": True}))
+        writer.add_compute(compute[1], timed(compute[1], 1.0))
+        writer.add_comm(comm, exchange)
+
+    for folders in (("busy", "calm"), ("calm", "busy")):
+        costs = read_costs(*(tmp_path / name for name in folders))
+        assert {(cost.case_id, cost.forward_ms) for _, cost in costs.compute if cost.round == 0} == {
+            (compute[0].case_id, 8.0),
+            (compute[1].case_id, 1.0),
+        }
+        assert [cost.error for _, cost in sorted(costs.comm, key=lambda row: row[1].round)] == [None, dead]
+
+
 def test_a_run_goes_on_where_another_stopped(tmp_path, tables, compute):
     with CostWriter(tmp_path, BENCH, tables) as writer:
         writer.add_compute(compute[0], timed(compute[0]))

@@ -83,7 +83,7 @@ def test_pooling_and_weights_are_read(tmp_path, suffix):
     ]
     one, other = imported(tmp_path, suffix, rows).tables
     assert (one.pooling, one.weighted, other.pooling, other.weighted) == ("mean", False, "sum", True)
-    with pytest.raises(InvalidInput, match=r"pooling: input should be 'sum' or 'mean', not 'max'"):
+    with pytest.raises(InvalidInput, match=r"pooling: must be 'sum' or 'mean', not 'max'"):
         imported(tmp_path, suffix, [{**ROW, "pooling": "max"}])
 
 
@@ -147,9 +147,8 @@ def test_json_is_a_list_or_an_object_with_one(tmp_path):
         ({"tabels": []}, 'expected {"tables": [...]} or a list, found tables = None'),
         (3, "expected a JSON object, found int"),
         ([3], "tables[0]: expected an object with name, rows, dim, pooling_factor, not 3"),
-        ([{**ROW, "pooling_factor": float("nan")}], "tables[0] (a): pooling_factor: input should be a finite number, not nan"),
-        ([{**ROW, "rows": "many"}], "tables[0] (a): rows: input should be a valid integer, unable to parse string as an "
-         "integer, not 'many'"),
+        ([{**ROW, "pooling_factor": float("nan")}], "tables[0] (a): pooling_factor: must be a finite number, not nan"),
+        ([{**ROW, "rows": "many"}], "tables[0] (a): rows: must be a whole number, not 'many'"),
         ({"format_version": 2, "tables": [ROW]}, "format_version 2 is from a newer neuroshard; this one reads up to 1: "
          "upgrade it"),
     ],
@@ -169,9 +168,8 @@ def test_json_of_another_shape_is_refused(tmp_path, data, message):
         ("name,rows,dim,pooling_factor\na,1,4,1\n\nb,many,4,1\n", "line 4: column 'rows' is 'many', not a number"),
         ("name,rows,dim,pooling_factor\na,1_000,4,1\n", "line 2: column 'rows' is '1_000', not a number"),
         ("name,rows,dim,pooling_factor\na,1,4,nan\n", "line 2: column 'pooling_factor' is 'nan', not a number"),
-        ("name,rows,dim,pooling_factor\na,12.5,4,1\n", "line 2 (a): rows: input should be a valid integer, got a number "
-         "with a fractional part, not 12.5"),
-        ("name,rows,dim,pooling_factor\na,1,4,1e999\n", "line 2 (a): pooling_factor: input should be a finite number, not inf"),
+        ("name,rows,dim,pooling_factor\na,12.5,4,1\n", "line 2 (a): rows: must be a whole number, not 12.5"),
+        ("name,rows,dim,pooling_factor\na,1,4,1e999\n", "line 2 (a): pooling_factor: must be a finite number, not inf"),
         ('name,rows,dim,pooling_factor\n"a,1,4,1\n', "line 2: not CSV: unexpected end of data"),
     ],
 )  # fmt: skip

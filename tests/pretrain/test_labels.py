@@ -6,7 +6,7 @@ from neuroshard.core.case import CommCase, ComputeCase
 from neuroshard.core.cost import CommCost, ComputeCost
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import Table
-from neuroshard.pretrain.labels import check_one_time_a_device, check_unseen, collect
+from neuroshard.pretrain.labels import check_one_time_a_device, check_unseen, collect, forward_ms
 
 
 def case(name, split="train"):
@@ -37,6 +37,15 @@ def test_rows_with_an_error_are_left_out():
 
     assert labels.cases == (b,)
     assert labels.twice.size == 0
+
+
+def test_labels_of_no_time_are_left_out():
+    a, b, two = case("a"), case("b"), CommCase(device_dims=(4, 8), start_delays_ms=(0, 0))
+    good, stuck = ((1.0, 2.0), (3.0, 4.0)), ((1.0, 2.0), (0.0, 4.0))
+    exchanges = [CommCost(case_id=two.case_id, forward_ms=f, backward_ms=b) for f, b in (good, stuck)]
+
+    assert collect([(a, cost(a, 0.0)), (b, cost(b, 2.0))], lambda cost: cost.total_ms).cases == (b,)
+    assert [len(collect([(two, one)], forward_ms).cases) for one in exchanges] == [1, 0]
 
 
 def test_a_test_table_that_was_trained_on_is_refused():

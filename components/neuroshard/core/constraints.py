@@ -7,10 +7,11 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.text import counted
-from neuroshard.core.value import Value, without_defaults
+from neuroshard.core.value import Value, Whole, without_defaults
 
-LeastDim = Annotated[int, Field(ge=DIM_STEP, multiple_of=DIM_STEP)]
-MostShards = Annotated[int, Field(ge=1)]
+LeastDim = Annotated[Whole, Field(ge=DIM_STEP, multiple_of=DIM_STEP)]
+MostShards = Annotated[Whole, Field(ge=1)]
+DeviceNumber = Annotated[Whole, Field(ge=0)]
 
 
 class TableRule(Value):
@@ -18,7 +19,7 @@ class TableRule(Value):
     over all devices instead. None means no rule of its own."""
 
     table: str
-    devices: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    devices: tuple[DeviceNumber, ...] | None = None
     min_dim: LeastDim | None = None
     max_shards: MostShards | None = None
     row_wise: bool | None = None

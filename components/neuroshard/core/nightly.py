@@ -16,7 +16,7 @@ from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.release import MODEL_NAME
 from neuroshard.core.units import parse_bytes, parse_memory
-from neuroshard.core.value import Value, decode_json
+from neuroshard.core.value import Value, Whole, decode_json
 
 WORK_FOLDER = "_measuring"
 MAX_DEVICES = 4096  # as in a sharding task
@@ -32,7 +32,7 @@ class Order(Value):
 
     name: Annotated[str, Field(pattern=MODEL_NAME)]
     tables: str
-    devices: Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+    devices: Annotated[Whole, Field(ge=1, le=MAX_DEVICES)]
     memory: str
     hardware: str = ""
     constraints: dict[str, Any] = Field(default_factory=dict)

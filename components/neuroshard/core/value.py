@@ -4,11 +4,20 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from neuroshard.core.errors import InvalidInput, NewerFormat
+
+
+def _no_truth(value: Any) -> Any:
+    if isinstance(value, bool):  # pydantic would take true for 1
+        raise ValueError(f"must be a whole number, not {str(value).lower()}")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_no_truth)]
 
 
 class Value(BaseModel):
@@ -95,6 +104,23 @@ def check_format(data: Any, newest: int, where: str) -> dict[str, Any]:
     return data
 
 
+# pydantic's kinds of faults that speak of Python, in the words of who writes a file
+_PLAIN = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "dict_type": "must be an object",
+    "finite_number": "must be a finite number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "model_type": "must be an object",
+    "string_type": "must be a text",
+    "tuple_type": "must be a list",
+}
+
+
 def explain(error: ValidationError) -> str:
     """The first fault of a pydantic error as one line: `tables[3].dim: must be a multiple of 4, not 6`."""
     fault = error.errors(include_url=False)[0]
@@ -105,6 +131,7 @@ def explain(error: ValidationError) -> str:
     if fault["type"] == "missing":
         message = "is missing"
     elif fault["type"] != "value_error":  # our own rules already carry the value
+        message = _PLAIN.get(fault["type"], message.replace("Input should be", "must be"))
         message = f"{message[:1].lower()}{message[1:]}, not {shown(fault['input'])}"
     more = error.error_count() - 1
     suffix = f" (and {more} more)" if more else ""

@@ -129,7 +129,7 @@ class TrainedCostModel:
             if measured and asked > 1 and not min(measured) <= asked <= max(measured):
                 known = f"{min(measured):,}" if len(measured) == 1 else f"{min(measured):,} to {max(measured):,}"
                 found.append(f"costs of {what.format(asked)} are extrapolated: {known} were measured")
-        return (*found, *(unlike_trained(self.nets.compute.scale, tables) if tables else ()))
+        return (*found, *self.report.doubts, *unlike_trained(self.nets.compute.scale, tables)) if tables else (*found,)
 
     def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
         """(N,) tables and the widths they are cut to -> (N, K). Not negative."""

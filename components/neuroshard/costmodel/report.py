@@ -6,10 +6,13 @@ from typing import Any, Final, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from neuroshard.core.case import Split
+from neuroshard.core.text import counted
 from neuroshard.core.value import Value
 
 # Tables in a set, from and to: few, some, many, and beyond what the paper measured.
 SET_SIZES: Final[tuple[tuple[int, int | None], ...]] = ((1, 3), (4, 8), (9, 15), (16, None))
+
+FAR_OFF: Final = 0.5  # mean error on unseen tables, beyond which a plan says so
 
 
 class Errors(Value):
@@ -92,7 +95,7 @@ class NetReport(Value):
 
 
 class Report(Value):
-    """All nets of a cost model, how many rows were left out because their case met an error, and what is missing."""
+    """All nets of a cost model, how many rows were left out (their case met an error, or took no time), and what is missing."""
 
     nets: tuple[NetReport, ...]
     left_out: int = 0
@@ -104,6 +107,22 @@ class Report(Value):
         errors = [net.splits.get("test_tables") for net in self.nets if net.kind == "compute"]
         return errors[0].mape if errors and errors[0] else None
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What a plan should say of its cost model: that it was not tested on unseen tables, or is far off there."""
+        told = []
+        for net in (net for net in self.nets if net.kind == "compute"):
+            errors, learned = net.splits.get("test_tables"), counted(net.fit.train_cases, "set")
+            if errors is None:
+                told.append(
+                    f"the cost model was tested on no table that is new to it; it learned from {learned} of tables"
+                )
+            elif errors.mape > FAR_OFF:
+                told.append(
+                    f"the cost model is {errors.mape:,.0%} off for tables that are new to it; measure more cases"
+                )
+        return tuple(told)
+
     def text(self) -> str:
         """The report in lines of at most 80 columns. Errors are of predicted against measured ms, on cases held back."""
         lines = ["error on cases held back       values     MAPE       R2      tau        MSE/ms2"]
@@ -112,7 +131,7 @@ class Report(Value):
         notes = [f"note: {gap}" for gap in self.gaps]
         if self.left_out:
             notes.append(
-                f"note: {self.left_out:,} measured rows were left out: their case met an error, as out of memory"
+                f"note: {self.left_out:,} measured rows were left out: their case met an error, as out of memory, or took 0 ms"
             )
         return "\n".join([*lines, *(part for note in notes for part in wrap(note, 80, subsequent_indent="  "))])
 

@@ -9,13 +9,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from neuroshard.core.constraints import Constraints, LeastDim, MostShards, TableRule
+from neuroshard.core.constraints import Constraints, DeviceNumber, LeastDim, MostShards, TableRule
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.units import parse_bytes
-from neuroshard.core.value import Value, check_format, decode_json, explain
+from neuroshard.core.value import Value, check_format, decode_json, explain, shown
 from neuroshard.files.disk import read_bytes
 
 CONSTRAINTS_FORMAT = 1
@@ -27,7 +27,7 @@ class MatchedRule(Value):
     by rows over all devices."""
 
     match: Pattern
-    devices: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    devices: tuple[DeviceNumber, ...] | None = None
     split: bool = True
     min_dim: LeastDim | None = None
     max_shards: MostShards | None = None
@@ -48,12 +48,25 @@ class ConstraintsFile(Value):
     """constraints.json, with patterns in place of tables."""
 
     format_version: Literal[1] = 1
-    reserve: str | int = 0
+    reserve: int = 0
     min_dim: LeastDim = DIM_STEP
     max_shards: MostShards | None = None
     row_wise: bool = False
     tables: tuple[MatchedRule, ...] = ()
     together: tuple[tuple[Pattern, ...], ...] = ()
+
+    @field_validator("reserve", mode="before")
+    @classmethod
+    def _reserve(cls, reserve: Any) -> Any:
+        if isinstance(reserve, str):
+            try:
+                return parse_bytes(reserve)
+            except UsageError as error:
+                raise ValueError(str(error)) from None
+        number = isinstance(reserve, int | float) and not isinstance(reserve, bool)
+        if not (number and reserve >= 0 and reserve % 1 == 0):
+            raise ValueError(f"must be bytes or a text with a unit, as in 2GiB, not {shown(reserve)}")
+        return int(reserve)
 
 
 def read_constraints(path: Path) -> ConstraintsFile:
@@ -120,7 +133,7 @@ def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Cons
     )
     try:
         return Constraints(
-            reserve_bytes=given.reserve if isinstance(given.reserve, int) else parse_bytes(given.reserve),
+            reserve_bytes=given.reserve,
             min_dim=given.min_dim,
             max_shards=given.max_shards,
             row_wise=given.row_wise,

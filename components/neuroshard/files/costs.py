@@ -221,8 +221,8 @@ def _joined(costs: Costs, more: Costs, where: str) -> Costs:
         raise InvalidInput(f"{where} ({difference(bench, other)}); costs of two benches are never mixed")
     return Costs(
         bench=bench,
-        compute=_with_rounds(*(_as_calm_as(bench.calm_compute_ms, each) for each in (costs, more))),
-        comm=_with_rounds(costs.comm, more.comm),
+        compute=_labels_first(_with_rounds(*(_as_calm_as(bench.calm_compute_ms, each) for each in (costs, more)))),
+        comm=_labels_first(_with_rounds(costs.comm, more.comm)),
     )
 
 
@@ -271,22 +271,28 @@ def _read_folder(folder: Path) -> Costs:
     for row, where in _rows(folder, "comm", COMM_FIELDS, seen):
         lists = {name: row[name] or () for name in COMM_LISTS}
         comm.append((comm_case_from_row(row, where), CommCost.parse({**row, **lists}, where)))
-    return Costs(bench=manifest.bench, compute=_undisturbed_first(compute), comm=tuple(comm))
+    return Costs(bench=manifest.bench, compute=_labels_first(compute), comm=_labels_first(comm))
 
 
-def _undisturbed_first(rows: list[tuple[ComputeCase, ComputeCost]]) -> tuple[tuple[ComputeCase, ComputeCost], ...]:
-    """The rows, with the rounds of a disturbed label and of the first undisturbed measurement of its case exchanged."""
-    places: dict[str, dict[int, int]] = {}
-    for place, (_, cost) in enumerate(rows):
-        places.setdefault(cost.case_id, {})[cost.round] = place
+def _labels_first(rows: Iterable[tuple[_Case, _Cost]]) -> tuple[tuple[_Case, _Cost], ...]:
+    """The rows, where a label was disturbed or is an error with its round and that of its case's first better row exchanged."""
     ordered = list(rows)
+    places: dict[str, dict[int, int]] = {}
+    for place, (_, cost) in enumerate(ordered):
+        places.setdefault(cost.case_id, {})[cost.round] = place
     for rounds in places.values():
-        calm = [n for n in sorted(rounds) if not rows[rounds[n]][1].disturbed and rows[rounds[n]][1].error is None]
-        if 0 in rounds and rows[rounds[0]][1].disturbed and calm:
-            for round_, other in ((0, calm[0]), (calm[0], 0)):
-                case, cost = rows[rounds[round_]]
+        worth = {round_: _worth(ordered[place][1]) for round_, place in sorted(rounds.items())}
+        best = max(worth, key=lambda round_: worth[round_])  # the first of equals
+        if 0 in rounds and worth[best] > worth[0]:
+            for round_, other in ((0, best), (best, 0)):
+                case, cost = ordered[rounds[round_]]
                 ordered[rounds[round_]] = (case, cost.model_copy(update={"round": other}))
     return tuple(ordered)
+
+
+def _worth(cost: ComputeCost | CommCost) -> int:
+    """An error tells less than a disturbed measurement, and that less than any other."""
+    return 0 if cost.error is not None else 1 if isinstance(cost, ComputeCost) and cost.disturbed else 2
 
 
 def _rows(

@@ -18,7 +18,7 @@ Cost = TypeVar("Cost", ComputeCost, CommCost)
 
 @dataclass(frozen=True)
 class Labels(Generic[Case]):
-    """Cases that were measured without error. `ms` is (N,), or (N, D) for exchanges of D devices."""
+    """Cases that were measured. `ms` is (N,), or (N, D) for exchanges of D devices."""
 
     cases: tuple[Case, ...]
     ms: Floats
@@ -29,12 +29,21 @@ class Labels(Generic[Case]):
         return np.array([i for i, case in enumerate(self.cases) if case.split in splits], dtype=np.int64)
 
 
+def teaches(cost: ComputeCost | CommCost) -> bool:
+    """Is there something to learn from? Not where a case met an error, nor from 0 ms, which no clock gives that runs."""
+    if cost.error is not None:
+        return False
+    if isinstance(cost, ComputeCost):
+        return cost.total_ms > 0
+    return min(*forward_ms(cost), *backward_ms(cost)) > 0
+
+
 def collect(rows: Iterable[tuple[Case, Cost]], ms: Callable[[Cost], float | tuple[float, ...]]) -> Labels[Case]:
-    """The rows of round 0 as labels, and each later round beside its label. Rows with an error are left out.
+    """The rows of round 0 as labels, and each later round beside its label. Rows that teach nothing are left out.
 
     A later round that was disturbed, where the label was not, tells nothing of the label's noise and is left out too.
     """
-    good = [(case, cost) for case, cost in rows if cost.error is None]
+    good = [(case, cost) for case, cost in rows if teaches(cost)]
     first = {case.case_id: (case, ms(cost)) for case, cost in good if cost.round == 0}
     calm = {cost.case_id for _, cost in good if cost.round == 0 and not _disturbed(cost)}
     twice = [

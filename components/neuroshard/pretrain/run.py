@@ -40,6 +40,7 @@ from neuroshard.pretrain.labels import (
     check_unseen,
     collect,
     forward_ms,
+    teaches,
 )
 from neuroshard.pretrain.train import one_thread
 
@@ -130,14 +131,14 @@ def pretrain(
         costs.bench,
         Report(
             nets=(report, *exchange_reports),
-            left_out=sum(cost.error is not None for rows in (costs.compute, costs.comm) for _, cost in rows),
+            left_out=sum(not teaches(cost) for rows in (costs.compute, costs.comm) for _, cost in rows),
             gaps=tuple(gaps),
         ),
         Provenance(
             neuroshard_version=__version__,
             seed=seed,
-            compute_cases=len({cost.case_id for _, cost in costs.compute if cost.error is None}),
-            comm_cases=len({cost.case_id for _, cost in costs.comm if cost.error is None}),
+            compute_cases=len({cost.case_id for _, cost in costs.compute if teaches(cost)}),
+            comm_cases=len({cost.case_id for _, cost in costs.comm if teaches(cost)}),
             started_from=None if start is None else start.name,
         ),
         max_dim=max_dim,
@@ -152,6 +153,8 @@ def _compute_net(costs: Costs, training: Training) -> tuple[ComputeNet, int, tup
     if not len(labels.of_split("train")):
         errors = [cost.error for _, cost in costs.compute if cost.error]
         why = f"{len(errors)} of {len(costs.compute)} rows are errors"
+        if zeros := sum(not teaches(cost) for _, cost in costs.compute) - len(errors):
+            why += f", {zeros} take 0 ms"
         first = f", the first: {shown(errors[0], 200)}" if errors else ""
         raise InvalidInput(f"no set of tables of the train split was measured ({why}{first}); measure more cases")
     generator = training.generator("compute")
@@ -185,7 +188,7 @@ def _exchange_nets(
     usable: dict[int, list[tuple[CommCase, CommCost]]] = {}
     for devices in sorted({len(case.device_dims) for case, _ in costs.comm}):
         rows = [(case, cost) for case, cost in costs.comm if len(case.device_dims) == devices]
-        count = sum(cost.error is None and cost.round == 0 and case.split == "train" for case, cost in rows)
+        count = sum(teaches(cost) and cost.round == 0 and case.split == "train" for case, cost in rows)
         if count >= FEWEST_EXCHANGES:
             usable[devices] = rows
             continue

@@ -64,8 +64,9 @@ def diff_text(old: Plan, new: Plan) -> str:
     found = moves(old, new)
     data = _diff(old, new, found)
     moving = sorted((m for m in found if m.from_device is not None), key=lambda m: -m.nbytes)
+    moved = f"{format_bytes(data['moved_bytes'])} to move in {counted(len(moving), 'piece')}"
     lines = [
-        f"plan {old.digest()[:12]} -> {new.digest()[:12]}: {format_bytes(data['moved_bytes'])} to move in {len(moving)} pieces",
+        f"plan {old.digest()[:12]} -> {new.digest()[:12]}: {moved}",
         *_gain_lines(data),
     ]
     for names, what in ((data["tables_new"], "new"), (data["tables_gone"], "no longer there")):
@@ -88,7 +89,7 @@ def diff_text(old: Plan, new: Plan) -> str:
         lines.append(f"the {len(shown)} with most to take; {len(data['devices']) - len(shown)} more with --json")
     lines += _move_lines(moving[:MOVES_SHOWN], {table.name: table.rows for table in new.task.tables})
     if len(moving) > MOVES_SHOWN:
-        lines.append(f"and {len(moving) - MOVES_SHOWN} smaller pieces (--json lists all)")
+        lines.append(f"and {counted(len(moving) - MOVES_SHOWN, 'smaller piece')} (--json lists all)")
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from neuroshard.core.cost import Costs
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
+from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import MANIFEST, TrainedCostModel
@@ -111,7 +112,7 @@ def _change_told(changed: Change) -> dict[str, Any]:
         "compared": changed.cost_ms is not None,
         "moved": format_bytes(changed.moved_bytes),
         "made": format_bytes(changed.made_bytes),
-        "pieces": f"{changed.pieces:,}",
+        "pieces": counted(changed.pieces, "piece"),
         "left_out": changed.left_out,
     }
 

@@ -1,0 +1,47 @@
+"""constraints.json as people write it by hand, with faults: each is told in their words, by its place."""
+
+import json
+
+import pytest
+
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"tables": [{"match": "a", "devices": [1.5]}]}, "tables[0].devices[0]: must be a whole number, not 1.5"),
+        ({"tables": [{"match": "a", "devices": [True]}]}, "tables[0].devices[0]: must be a whole number, not true"),
+        ({"tables": [{"match": "a", "devices": ["x"]}]}, "tables[0].devices[0]: must be a whole number, not 'x'"),
+        ({"tables": [{"match": "a", "devices": 1}]}, "tables[0].devices: must be a list, not 1"),
+        ({"tables": [{"match": 3}]}, "tables[0].match: must be a text, not 3"),
+        ({"tables": [{"match": "a", "split": "maybe"}]}, "tables[0].split: must be true or false, not 'maybe'"),
+        ({"tables": ["a"]}, "tables[0]: must be an object, not 'a'"),
+        ({"together": "a,b"}, "together: must be a list, not 'a,b'"),
+        ({"max_shards": True}, "max_shards: must be a whole number, not true"),
+        ({"min_dim": 6}, "min_dim: must be a multiple of 4, not 6"),
+        ({"reserve": True}, "reserve: must be bytes or a text with a unit, as in 2GiB, not True"),
+        ({"reserve": -1}, "reserve: must be bytes or a text with a unit, as in 2GiB, not -1"),
+        ({"reserve": 1.5}, "reserve: must be bytes or a text with a unit, as in 2GiB, not 1.5"),
+        ({"reserve": "2 gigs"}, "reserve: '2 gigs' is not an amount of memory; write bytes or a unit, as in 32GiB or 80GB"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_told_by_its_place_in_plain_words(tmp_path, data, message):
+    path = tmp_path / "constraints.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(InvalidInput) as caught:
+        read_constraints(path)
+    assert str(caught.value) == f"{path}: {message}"
+
+
+@pytest.mark.parametrize(("written", "reserve"), [(0, 0), (1e9, 10**9), ("2GiB", 2 * 2**30), ("1024", 1024)])
+def test_an_amount_to_reserve_is_bytes_or_a_text(tmp_path, written, reserve):
+    path = tmp_path / "constraints.json"
+    path.write_text(json.dumps({"reserve": written}))
+    assert read_constraints(path).reserve == reserve
+
+
+def test_a_flag_that_is_no_amount_is_told_as_a_constraint():
+    with pytest.raises(UsageError, match="constraints: reserve: 'much' is not an amount of memory"):
+        with_flags(ConstraintsFile(), reserve="much")
