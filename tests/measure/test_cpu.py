@@ -20,7 +20,7 @@ from neuroshard.measure.machine import CpuMachine
 from neuroshard.measure.run import measure
 from neuroshard.measure.schedule import Step
 from neuroshard.measure.sets import Lot
-from neuroshard.measure.worker import Crew
+from neuroshard.measure.worker import Crew, WorkerLost
 
 MIB = 2**20
 SETTINGS = Settings(batch_size=256, warmup=1, repeats=5, memory_limit_bytes=64 * MIB, timeout_seconds=30)
@@ -141,6 +141,17 @@ def test_an_exchange_on_a_machine_half_as_fast_is_scaled_to_its_calm_speed(
     monkeypatch.setattr(backend.all, "ask", lambda case, count: slow)
     cost = backend.exchange(case, 0)
     assert (cost.forward_ms, cost.backward_ms) == ((7.0, 2.0), (2.0, 2.0))
+
+
+def test_where_workers_are_always_lost_nobody_sees_how_calm_it_is_and_the_run_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(self: Crew, message: object, count: int | None = None) -> list[object]:
+        raise WorkerLost("worker died (killed by SIGKILL)")
+
+    monkeypatch.setattr(Crew, "ask", lost)
+    with pytest.raises(MeasureError, match="worker died"):
+        cpu(cases_of(FEW), SETTINGS, None)
 
 
 def test_table_sets_are_dealt_to_the_workers_with_what_they_are_scaled_to(

@@ -17,7 +17,7 @@ from neuroshard.core.cost import READS, SHARES, SMALL_SET, slowness
 from neuroshard.core.table import Table
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.fbgemm import TableBatchedEmbedding
-from neuroshard.measure.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, Device, timing
+from neuroshard.measure.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, Device, Timing, timing
 
 VISITS = 4  # of a table set, to which its repeats are dealt out; up to twice as many while they disagree
 SETTLED = 0.03  # standard error of a label, by its visits
@@ -118,7 +118,7 @@ def case_timing(visits: Sequence[Sequence[Repeat]]) -> CaseTiming:
     """The median of the scaled repeats. Spreads are theirs too; the medians beside are of the repeats as they were timed."""
     repeats = [repeat for one in visits for repeat in one]
 
-    def of(times: Sequence[float]) -> Any:
+    def of(times: Sequence[float]) -> Timing:
         scaled = timing([ms / repeat.slowness for ms, repeat in zip(times, repeats, strict=True)], statistics.median)
         return scaled._replace(median=statistics.median(times))
 

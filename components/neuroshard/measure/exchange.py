@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 from neuroshard.core.case import CommCase
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.cores import take_core
-from neuroshard.measure.harness import Timing, open_device, out_of_memory, timing
+from neuroshard.measure.harness import Timing, disagreement, open_device, out_of_memory, timing
 from neuroshard.measure.worker import one_line
 
 COLLECTIVES = {"cpu": "gloo", "cuda": "nccl"}
 BACKWARDS = 3  # to one forward, which takes longer for its delays: short times need more repeats for the same certainty
-BURSTS = 2  # of a forward and its backwards, to one repeat of a table set; as many as repeats where they take long
+BURSTS = 2  # of a forward and its backwards, to one repeat of a table set; as many as repeats where they take long …
+MOST_BURSTS = 4  # … and up to so many while the fastest differ by more than ALIKE
+ALIKE = 0.1
 LONG_EXCHANGE_SECONDS = 1.0
 SENTINEL_DIM = 256  # of each device, in the exchange that is measured beside each case on CPUs
 CALM_LOOKS = 5  # at the sentinel when a run begins; the calmest is what labels are scaled to
@@ -35,6 +37,11 @@ def samples_per_device(batch_size: int, devices: int) -> list[int]:
 def lower_decile(samples: Sequence[float]) -> float:
     """Of at least one sample. Of few the fastest."""
     return sorted(samples)[len(samples) // 10]
+
+
+def alike(*sampled: Sequence[float]) -> bool:
+    """Do the fastest of each agree? Of none, too."""
+    return all(disagreement(samples) <= ALIKE for samples in sampled if samples)
 
 
 def sentinel(devices: int) -> CommCase:
@@ -113,8 +120,12 @@ class Rank:
         beside = self.sentinels.get(devices)
         warmup, repeats = self.settings.warmup, self.settings.repeats
         until = time.monotonic() + LONG_EXCHANGE_SECONDS
-        for burst in range(warmup + BURSTS * repeats):
+        for burst in range(warmup + MOST_BURSTS * repeats):
             if burst >= warmup + repeats and not self._all_say(devices, time.monotonic() < until):
+                break
+            if burst >= warmup + BURSTS * repeats and self._all_say(
+                devices, alike(forwards[warmup:], backwards[BACKWARDS * warmup :], sentinels[warmup:])
+            ):
                 break
             forwards.append(self._timed(forward, devices, delay_ms))
             backwards += [self._timed(backward, devices, 0.0) for _ in range(BACKWARDS)]

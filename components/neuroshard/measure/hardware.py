@@ -20,11 +20,13 @@ from neuroshard.core.errors import MeasureError
 from neuroshard.core.units import format_bytes
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.exchange import (
+    ALIKE,
     BACKWARDS,
     BURSTS,
     CALM_LOOKS,
     COLLECTIVES,
     LONG_EXCHANGE_SECONDS,
+    MOST_BURSTS,
     Measured,
     at_speed,
     sentinel,
@@ -72,10 +74,14 @@ class OnMachine:
         )
         self.all = Crew("neuroshard.measure.exchange:Rank", self._ranks, settings.timeout_seconds, environment)
         # each table set and each exchange is scaled to these, so a run that goes on keeps them
-        calm = {
-            "calm_exchange_ms": begun.calm_exchange_ms if begun else self._calm_exchange_ms(),
-            "calm_compute_ms": (begun and begun.calm_compute_ms) or self._calm_compute_ms(bool(cases.compute)),
-        }
+        try:
+            calm = {
+                "calm_exchange_ms": begun.calm_exchange_ms if begun else self._calm_exchange_ms(),
+                "calm_compute_ms": (begun and begun.calm_compute_ms) or self._calm_compute_ms(bool(cases.compute)),
+            }
+        except BaseException:
+            self.close()
+            raise
         self.bench = bench.model_copy(update=calm)
 
     @property
@@ -136,7 +142,6 @@ class OnMachine:
                 return dict(self.sets.ask(None, count=1)[0])
             except WorkerLost:
                 if not more:
-                    self.close()
                     raise
         raise AssertionError("unreachable")
 
@@ -176,7 +181,8 @@ def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | 
             *machine.notes(),
             machine.what_counts(settings.repeats),
             f"of an exchange the lower decile counts, of {BURSTS * settings.repeats} forwards and {BACKWARDS} times as many "
-            f"backwards or, in {LONG_EXCHANGE_SECONDS:g} s, at least of {settings.repeats}",
+            f"backwards or, until the fastest are within {ALIKE:.0%}, of up to {MOST_BURSTS * settings.repeats}; in "
+            f"{LONG_EXCHANGE_SECONDS:g} s at least of {settings.repeats}",
             f"exchanges in fp32 over {COLLECTIVES[machine.kind]}, all devices on one host",
             "lookups from traces" if settings.traces else "lookups drawn to match the tables' reuse bins",
         ),
