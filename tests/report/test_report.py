@@ -18,6 +18,7 @@ from helpers.plans import make_plan, row_plan
 from helpers.releasing import NOW
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes
+from neuroshard.core.plan import Shard
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.costmodel.given import Given, GivenCosts
@@ -93,6 +94,20 @@ def test_what_a_shard_adds_is_what_its_device_saves_without_it(parts):
         without = price_shards(model, tables, others, plan.task.devices)
         device = plan.shards[left_out].device
         assert prices.adds_ms[left_out] == pytest.approx(prices.compute_ms[device] - without.compute_ms[device])
+
+
+def test_a_shard_that_is_alone_adds_all_that_its_device_computes():
+    plan, model = make_plan(), random_model(2)
+    first = plan.task.tables[0]
+    alone = Shard(table=first.name, rows=first.rows, dim=first.dim, device=0)
+
+    prices = price_shards(model, {first.name: first}, [alone], 1)
+
+    assert prices is not None
+    assert (
+        model.compute_ms(np.zeros((1, 64))) > 0
+    )  # of a device that holds something: one that does not computes nothing
+    assert prices.adds_ms.tolist() == prices.alone_ms.tolist() == prices.compute_ms.tolist()
 
 
 def test_rows_of_a_table_are_priced_as_a_table_of_their_own():

@@ -125,3 +125,21 @@ def test_a_plan_that_breaks_a_constraint_cannot_be_made(make_task, model):
     data = {**plan.model_dump(), "task": other.model_dump(), "task_digest": other.digest()}
     with pytest.raises(InvalidInput, match=f"table 't0' has a shard on device {device}, to which it is not pinned"):
         Plan.parse(data, "here")
+
+
+def test_a_table_in_one_shard_more_than_allowed_is_no_plan(make_task):
+    task = constrained(make_task([(1000, 16, 1.0)], [1, 1]), max_shards=2)
+    thirds = [
+        {"table": "t0", "rows": 1000, "column_offset": at, "dim": dim, "device": 0}
+        for at, dim in ((0, 8), (8, 4), (12, 4))
+    ]
+    data = {
+        "task": task.model_dump(),
+        "task_digest": task.digest(),
+        "provenance": {"neuroshard_version": "0", "algorithm": "by hand"},
+    }
+
+    with pytest.raises(InvalidInput, match="table 't0' is in 3 shards; at most 2 are allowed"):
+        Plan.parse({**data, "shards": thirds}, "here")
+    halves = [{**thirds[0]}, {**thirds[1], "dim": 8}]
+    assert len(Plan.parse({**data, "shards": halves}, "here").shards) == 2

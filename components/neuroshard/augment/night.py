@@ -9,7 +9,8 @@ from neuroshard.augment.run import augment
 from neuroshard.augment.source import load_tables
 from neuroshard.core.case import Cases
 from neuroshard.core.nightly import Job, Order, Survey, Work
-from neuroshard.core.table import Table
+from neuroshard.core.table import MAX_NAME, Table
+from neuroshard.core.value import sha256
 from neuroshard.files.cases import write_cases
 from neuroshard.store.folders import delete_folder, patiently
 from neuroshard.store.open import open_store
@@ -60,8 +61,14 @@ def all_tables(orders: Sequence[Order]) -> tuple[Table, ...]:
     for order in orders:
         tables, notes = load_tables(order.tables)
         print(*(f"note: {order.name}: {note}\n" for note in notes), sep="", end="", file=sys.stderr)
-        named += [table.model_copy(update={"name": f"{order.name}/{table.name}"}) for table in tables]
+        named += [table.model_copy(update={"name": _name(order, table)}) for table in tables]
     return tuple(named)
+
+
+def _name(order: Order, table: Table) -> str:
+    """A digest in place of the end of what is too long for a name."""
+    name = f"{order.name}/{table.name}"
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 17]}#{sha256(name.encode())[:16]}"
 
 
 def device_counts(work: Work, orders: Sequence[Order]) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from neuroshard.core.reuse import REFERENCE_BATCH_SIZE, REUSE_BINS, uniform_bins
 from neuroshard.core.value import Value, shown, without_defaults
 
 DIM_STEP = 4  # FBGEMM's fused kernels need widths divisible by 4
+MAX_NAME = 500  # characters
 MAX_ROWS = 2**40
 MAX_DIM = 2**16
 
@@ -29,7 +30,7 @@ class Table(Value):
     `weighted` says that each lookup comes with a weight of its own (TorchRec's `is_weighted`).
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=500)]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
     rows: int
     dim: int
     pooling_factor: float
