@@ -60,9 +60,10 @@ def test_a_plan_for_other_tables_is_refused(url, tables, words):
         assert word in str(caught.value)
 
 
-def test_a_plan_for_another_world_size_is_refused(url):
-    with pytest.raises(InvalidInput, match="is for 2 ranks, but the trainer has 8"):
-        load_plan(url, "m", world_size=8)
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_a_plan_for_another_world_size_is_refused(url, ranks):
+    with pytest.raises(InvalidInput, match=f"is for 2 ranks, but the trainer has {ranks}"):
+        load_plan(url, "m", world_size=ranks)
 
 
 def test_a_model_that_was_never_deployed_is_named(url):

@@ -1,5 +1,7 @@
 """Whole files or nothing."""
 
+import os
+
 import pytest
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError
@@ -19,8 +21,6 @@ def test_a_file_that_is_written_can_be_read_by_others(tmp_path):
 
 
 def _umask() -> int:
-    import os
-
     mask = os.umask(0)
     os.umask(mask)
     return mask
@@ -32,6 +32,19 @@ def test_a_full_disk_is_told_in_one_line_and_leaves_the_old_file(tmp_path, full_
     with full_disk(), pytest.raises(NeuroshardError, match=r"x: cannot write it: File too large$"):
         write_bytes(path, b"n" * 1000)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"x": b"old"}
+
+
+def test_what_is_written_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    path, flushed = tmp_path / "a.json", []
+
+    def fsync(descriptor: int) -> None:
+        flushed.append((os.fstat(descriptor).st_size, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_bytes(path, b"whole")
+
+    assert flushed == [(5, False)]
+    assert path.read_bytes() == b"whole"
 
 
 def test_an_error_while_writing_leaves_the_old_file(tmp_path):
