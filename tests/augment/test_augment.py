@@ -94,7 +94,7 @@ def test_tables_too_large_for_a_device_are_left_out_and_counted(capsys):
     cases = made((*TABLES, huge))
     assert "huge" not in names(cases, "train", "valid", "test_sets", "test_tables")
     assert cases.tables[-1] == huge
-    assert "1 tables are too large for a device" in capsys.readouterr().err
+    assert "1 table is too large for a device" in capsys.readouterr().err
 
 
 def test_where_no_table_fits_the_smallest_need_is_told():

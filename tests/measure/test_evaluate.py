@@ -105,7 +105,7 @@ def test_on_this_machine_every_device_and_the_exchange_are_measured() -> None:
     told = str(one)
     assert one.rounds_differ is not None
     assert f"rounds of a device's compute differ by {one.rounds_differ:.1%}" in " ".join(told.split())
-    assert "1 tables were run with fewer rows" in told
+    assert "1 table was run with fewer rows" in told
     assert "predicted for synthetic (formula of an H100): elsewhere compare the devices" in " ".join(told.split())
     assert max(map(len, told.splitlines())) <= 80
 

@@ -21,6 +21,7 @@ from neuroshard.core.case import Cases, CommCase, ComputeCase, Split
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.table import DIM_STEP, MAX_DIM, Table
 from neuroshard.core.task import MAX_DEVICES
+from neuroshard.core.text import agreeing
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.open import open_cost_model
@@ -242,6 +243,6 @@ def _distinct(kinds: Sequence[_Kind], draw: Callable[[_Kind], _Case], bar: Bar, 
 
 def _shortfall(tables_left_out: int, cases_missing: int) -> str:
     """What the user did not get, or nothing."""
-    tables = f"{tables_left_out} tables are too large for a device" if tables_left_out else ""
+    tables = f"{agreeing(tables_left_out, 'table', 'is', 'are')} too large for a device" if tables_left_out else ""
     cases = f"{cases_missing} fewer than asked: there are no more distinct cases" if cases_missing else ""
     return "; ".join(filter(None, (tables, cases)))

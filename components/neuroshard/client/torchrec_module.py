@@ -12,7 +12,7 @@ from neuroshard.client.load import check_shapes
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import OPTIMIZER_BYTES
-from neuroshard.core.text import counted
+from neuroshard.core.text import agreeing, counted
 from neuroshard.core.units import format_bytes
 
 DIVIDED = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)  # at the end, by the collection, if means
@@ -130,11 +130,11 @@ def warn_of_shared_tables(collections: dict[str, EmbeddingBagCollection]) -> Non
     configs = [config for collection in collections.values() for config in collection.embedding_bag_configs()]
     shared = [config for config in configs if len(config.feature_names) > 1]
     if shared:
-        first = shared[0]
+        first, features = shared[0], len(shared[0].feature_names)
         warnings.warn(
-            f"{len(shared)} tables are read by several features ({first.name!r} by {len(first.feature_names)}): the plan is "
+            f"{agreeing(len(shared), 'table', 'is', 'are')} read by several features ({first.name!r} by {features}): the plan is "
             f"right, but its predicted exchange counts {first.embedding_dim} columns of {first.name!r}, not "
-            f"{first.embedding_dim * len(first.feature_names)}",
+            f"{first.embedding_dim * features}",
             ShardingWarning,
             stacklevel=3,
         )

@@ -13,6 +13,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def agreeing(number: int, noun: str, one: str, several: str) -> str:
+    """A counted noun with the verb that agrees with it: `1 table is`, `2 tables are`."""
+    return f"{counted(number, noun)} {one if number == 1 else several}"
+
+
 def spanned(first: int, count: int) -> str:
     """`0-999,999`: so many rows or columns from the first on."""
     return f"{first:,}-{first + count - 1:,}"

@@ -173,7 +173,7 @@ class TrainedCostModel:
             known = f"{measured[0]} devices" if measured else "one device"
             raise InvalidInput(
                 f"the cost model was measured for {known}, not {devices}; run `neuroshard augment --devices "
-                f"{','.join(map(str, (*measured, devices)))}`, measure and pretrain again"
+                f"{','.join(map(str, (*measured, devices)))}` with enough --comm-cases, measure and pretrain again"
             )
         return net
 

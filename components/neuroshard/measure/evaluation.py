@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from neuroshard.core.cost import Bench
 from neuroshard.core.plan import DeviceCost
-from neuroshard.core.text import counted, wrapped
+from neuroshard.core.text import agreeing, counted, wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value
 
@@ -100,8 +100,8 @@ class Evaluation(Value):
             )
         if self.bench.capped_tables:
             yield (
-                f"{len(self.bench.capped_tables)} tables were run with fewer rows, so that each device's fit "
-                f"{format_bytes(self.bench.memory_limit_bytes or 0)}"
+                f"{agreeing(len(self.bench.capped_tables), 'table', 'was', 'were')} run with fewer rows, so that each device's "
+                f"fit {format_bytes(self.bench.memory_limit_bytes or 0)}"
             )
         if self.foreign:
             yield f"predicted for {self.predicted_for}: elsewhere compare the devices with each other, not the ms"
