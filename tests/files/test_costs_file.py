@@ -12,7 +12,7 @@ import pytest
 from neuroshard.core.case import CommCase, ComputeCase
 from neuroshard.core.cost import READS, SHARES, SMALL_SET, Bench, CommCost, ComputeCost, Hardware
 from neuroshard.core.errors import InvalidInput, NeuroshardError
-from neuroshard.files.costs import CostWriter, read_costs
+from neuroshard.files.costs import CostWriter, difference, read_costs
 from neuroshard.measure import merge
 
 BENCH = Bench(
@@ -292,3 +292,13 @@ def test_a_calm_that_nothing_can_be_scaled_by_is_told(tmp_path, tables, calm):
     path.write_text(json.dumps(told))
     with pytest.raises(InvalidInput, match=r"costs\.json.*calm_compute_ms"):
         read_costs(tmp_path)
+
+
+def test_of_long_notes_is_told_where_they_differ():
+    before = "of a table set the median of 8 repeats counts, in 4 visits apart, each scaled by what is timed after it, up to "
+    one, other = (
+        BENCH.model_copy(update={"notes": ("alike", f"{before}{times} as many")}) for times in ("twice", "thrice")
+    )
+    assert difference(one, other) == (
+        "notes: …ed after it, up to twice as many there, …ed after it, up to thrice as many now"
+    )

@@ -327,5 +327,13 @@ def difference(one: Value, other: Value) -> str:
             return f"{name}.{key}: {before.get(key)} there, {now.get(key)} now"
         if isinstance(before, tuple):
             before, now = next((pair for pair in zip_longest(before, now) if pair[0] != pair[1]), (before, now))
-        return f"{name}: {before!s:.80} there, {now!s:.80} now"
+        return f"{name}: {' there, '.join(_where_they_differ(str(before), str(now)))} now"
     return "no difference"
+
+
+def _where_they_differ(one: str, other: str) -> tuple[str, str]:
+    """At most 80 characters of each; of long ones those from a little before where they begin to differ."""
+    alike = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    begin = max(0, alike - 20) if max(len(one), len(other)) > 80 else 0
+    mark = "…" if begin else ""
+    return mark + one[begin : begin + 80], mark + other[begin : begin + 80]
