@@ -93,7 +93,8 @@ def _go_live(
         stays = f"release {live.release.number} stays live" if live else "nothing is live"
         raise Refused(
             f"{store.url}: cost model {artifact.digest[:12]} of {line.name} is published, but does not go live: its error on "
-            f"unseen tables {found}, and at most {asked.max_error:.1%} is asked for ({stays}; --force or --max-error override)"
+            f"unseen tables {found}, and at most {asked.max_error:.1%} is asked for ({stays}); measure more cases, or make it "
+            "live all the same by `neuroshard publish-model` with --force or --max-error"
         )
     release = ModelRelease(
         number=next_number(live, store, line),
