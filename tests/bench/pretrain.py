@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scipy.stats import kendalltau
 
 from bench.pretraining import paper
-from bench.pretraining.curves import TESTS, Point, curve, needed, predicted
+from bench.pretraining.curves import AIM, TESTS, Point, curve, needed, predicted
 from bench.pretraining.plans import errors_on_plans
 from bench.searching.tasks import pool
 from helpers.costs import BENCH, comm_cost, compute_cost, formula_costs
@@ -70,7 +70,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--paper-epochs", type=int, default=paper.EPOCHS)
     parser.add_argument("--speed-epochs", type=int, default=20, help="of the paper's, measured and extrapolated")
     parser.add_argument("--sizes", type=int, nargs="+", default=[500, 1000, 1500, 2000, 4000])
-    parser.add_argument("--acquired", type=int, nargs="+", default=[1500], help="acquired cases, in as many rounds")
+    parser.add_argument("--acquired", type=int, nargs="*", default=[1500], help="acquired cases, in as many rounds")
     parser.add_argument("--draws", type=int, default=3, help="of tables, cases and seeds, for the curves")
     parser.add_argument("--curve-epochs", type=int, help="at most, for the curves")
     options = parser.parse_args()
@@ -93,7 +93,7 @@ class Bench:
         shown = "  ".join(
             f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in figures.items()
         )
-        print(f"{name:<44}{shown}", flush=True)
+        print(f"{name:<53} {shown}", flush=True)
 
     def write(self) -> None:
         self.options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -219,24 +219,34 @@ class Bench:
             self.say(f"speed, ours, {name}, times as fast", faster=whole / seconds)
 
     def curves(self) -> None:
-        """The target itself: cases to the error of 4,000 random ones, on tables, cases and seeds of several draws."""
+        """The target itself: cases to the error of 4,000 random ones, by our nets and by the paper's, on tables, cases and seeds
+        of several draws."""
         tables = pool("meta", self.options.tables_dir) if self.options.tables_dir else self.tables
         sizes, acquired = self.options.sizes, self.options.acquired
         points: list[Point] = []
         for draw in range(self.options.draws):
-            for point in curve(tables, draw, sizes, acquired, self.options.curve_epochs, self.labelled):
+            for point in curve(
+                tables, draw, sizes, acquired, self.options.curve_epochs, self.labelled, self.paper_says
+            ):
                 points.append(point)
                 name = f"curve, draw {draw}, {point.chosen}, {point.cases} cases"
                 self.say(name, plans=point.plans, sets=point.sets)
-        for chosen, counts in (("random", sizes), ("acquired", acquired)):
+        for chosen, counts in (("random", sizes), ("paper", [min(AIM, max(sizes))]), ("acquired", acquired)):
             for cases in counts:
                 those = [point for point in points if (point.chosen, point.cases) == (chosen, cases)]
                 errors = {test: float(np.median([getattr(point, test) for point in those])) for test in TESTS}
                 self.say(f"curve, median, {chosen}, {cases} cases", **errors)
+        aims = [("random", "paper"), *[("acquired", "random"), ("acquired", "paper")] * bool(acquired)]
         for test in TESTS:
-            found = [needed(points, draw, test) for draw in range(self.options.draws)]
-            median = float(np.median([np.inf if cases is None else cases for cases in found]))
-            self.say(f"curve, acquired cases to the error of random, {test}", median=median, each=found)
+            for chosen, beside in aims:
+                found = [needed(points, draw, test, chosen, beside) for draw in range(self.options.draws)]
+                median = float(np.median([np.inf if cases is None else cases for cases in found]))
+                self.say(f"curve, {chosen} cases to the error of {beside}, {test}", median=median, each=found)
+
+    def paper_says(self, costs: Costs, test: list) -> np.ndarray:
+        """What the paper's net, trained on these costs by its recipe, says of the cases, in ms."""
+        torch.manual_seed(0)
+        return self.paper_compute(list(costs.compute), [(case, None) for case in test], self.options.paper_epochs)[0]
 
     def transfer(self) -> None:
         """A model of one hardware as the start on another: error by the number of its cases."""

@@ -1,5 +1,7 @@
 """How many measured cases a compute net needs: its error by their number, drawn at random or acquired, over some draws.
 
+Beside it the paper's net and recipe, after as many random cases as its error is to be reached with fewer of.
+
 Each draw has tables of its own, of which up to TABLES are taken, cases of its own and a seed of its own. Nets are tested on
 devices of plans and on random sets of the same tables, against the formula without noise.
 """
@@ -29,6 +31,9 @@ AIM = 4000  # random cases, whose error is to be reached with fewer
 MEMORY_BYTES = 80 * 2**30
 
 Label = Callable[[list[ComputeCase]], Costs]  # a tenth of them held back
+Said = Callable[
+    [Costs, list[ComputeCase]], Floats
+]  # what the paper's net, trained on the one, says of the other, in ms
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,18 @@ class Point:
 
 
 def curve(
-    tables: Sequence[Table], draw: int, sizes: Sequence[int], acquired: Sequence[int], epochs: int | None, label: Label
+    tables: Sequence[Table],
+    draw: int,
+    sizes: Sequence[int],
+    acquired: Sequence[int],
+    epochs: int | None,
+    label: Label,
+    paper: Said,
 ) -> Iterator[Point]:
-    """Errors with so many random cases, and with the fewest of `sizes` at random and all further ones `acquired`."""
+    """Errors with so many random cases, and with the fewest of `sizes` at random and all further ones `acquired`.
+
+    Those of `paper` are of AIM random cases, or of the most that there are.
+    """
     rng = np.random.default_rng([7, draw])
     some = [tables[i] for i in rng.permutation(len(tables))[:TABLES]]
     tests = [_cases(some, TESTED, 100 * draw + kind, plan_share=float(kind), vary_share=0.0) for kind in (1, 0)]
@@ -53,14 +67,20 @@ def curve(
 
     def point(chosen: str, cases: list[ComputeCase]) -> tuple[Point, TrainedCostModel]:
         model = pretrain(label(cases), seed=draw, epochs=epochs)
-        errors = [float(np.abs(predicted(model, t) / ms - 1).mean()) for t, ms in zip(tests, truths, strict=True)]
-        return Point(draw, chosen, len(cases), *errors), model
+        return Point(draw, chosen, len(cases), *off([predicted(model, test) for test in tests])), model
+
+    def off(said: Sequence[Floats]) -> list[float]:
+        return [float(np.abs(one / ms - 1).mean()) for one, ms in zip(said, truths, strict=True)]
 
     random = _cases(some, max(sizes), 100 * draw + 2)
     models = {}
     for size in sizes:
         found, models[size] = point("random", random[:size])
         yield found
+
+    shown = random[: min(AIM, max(sizes))]
+    together = paper(label(shown), [case for test in tests for case in test])
+    yield Point(draw, "paper", len(shown), *off(np.split(together, [len(tests[0])])))
 
     cases, model = random[: min(sizes)], models[min(sizes)]
     for size in acquired:
@@ -75,13 +95,17 @@ def curve(
         yield found
 
 
-def needed(points: Sequence[Point], draw: int, test: str) -> float | None:
-    """Cases at which the acquired curve of a draw, begun at random, has the error of AIM random ones; None where none has."""
+def needed(
+    points: Sequence[Point], draw: int, test: str, chosen: str = "acquired", beside: str = "random"
+) -> float | None:
+    """Cases at which a draw's curve, begun at random, has the error that AIM random ones give `beside`; None where none has."""
     of = {(p.chosen, p.cases): getattr(p, test) for p in points if p.draw == draw}
-    most = max(cases for chosen, cases in of if chosen == "random")
-    aim = of["random", min(AIM, most)]
+    most = max(cases for kind, cases in of if kind == "random")
+    aim = of[beside, min(AIM, most)]
     fewest = min(cases for _, cases in of)
-    found = {cases: error for (chosen, cases), error in of.items() if chosen == "acquired" or cases == fewest}
+    found = {
+        cases: error for (kind, cases), error in of.items() if kind == chosen or (kind, cases) == ("random", fewest)
+    }
     return reached(sorted(found), [found[cases] for cases in sorted(found)], aim)
 
 
