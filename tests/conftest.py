@@ -22,6 +22,14 @@ def _cache_of_its_own(tmp_path_factory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _a_short_look() -> Iterator[None]:
+    """Tests that measure on this CPU do not look for 10 s how calm it can be; commands in processes of their own do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("neuroshard.measure.hardware.CALM_SECONDS", 0.3)
+        yield
+
+
 @pytest.fixture(scope="session")
 def neuroshard() -> CommandLine:
     """Runs the real command in a process of its own: `neuroshard("show", plan)`."""

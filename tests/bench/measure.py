@@ -26,7 +26,7 @@ from neuroshard.files.presets import preset
 from neuroshard.measure import calm
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.fbgemm import TableBatchedEmbedding
-from neuroshard.measure.hardware import HUGE_PAGES
+from neuroshard.measure.hardware import CALM_SECONDS, HUGE_PAGES
 from neuroshard.measure.harness import compute_cost
 from neuroshard.measure.lookups import TableLookups
 from neuroshard.measure.machine import CpuMachine
@@ -88,7 +88,7 @@ def main() -> None:
     ours = TableSets("cpu", 0, settings, limit, *buffer_bytes(cases, settings.optimizer, limit))
     sentinel = ours.sentinel
     assert sentinel
-    calm_ms = sentinel.calm_ms()
+    calm_ms = sentinel.calm_ms(CALM_SECONDS)
     starting = time.perf_counter() - began
     fresh = Fresh(settings, limit)
     ways: dict[str, Callable[[Sequence[ComputeCase]], list[ComputeCost]]] = {

@@ -22,8 +22,7 @@ from neuroshard.measure.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, De
 VISITS = 4  # of a table set, to which its repeats are dealt out; up to twice as many while they disagree
 SETTLED = 0.03  # standard error of a label, by its visits
 DISTURBED = 0.05
-LOOKS = 40  # at the sentinel when a run begins; the fastest is what labels are scaled to …
-PAUSE_SECONDS = 0.01  # … and they are apart, to see the machine in more than one state
+CALMEST = 0.01  # share of the looks at the sentinel that are faster than what labels are scaled to
 
 READ_BYTES = 256 * 2**20  # far more than a last-level cache
 READ_DIM = 64
@@ -69,14 +68,14 @@ class Sentinel:
         """As `slowness`, now."""
         return slowness(self.ms(), calm_ms)
 
-    def calm_ms(self) -> dict[str, float]:
-        """What each takes at the calmest of some looks."""
-        looks = []
-        for _ in range(LOOKS):
-            time.sleep(PAUSE_SECONDS)
+    def calm_ms(self, seconds: float) -> dict[str, float]:
+        """What each takes at the calmest of the looks that there is time for; of one at least."""
+        looks: list[dict[str, float]] = []
+        began = time.monotonic()
+        while not looks or time.monotonic() < began + seconds:
             self.device.flush()
             looks.append(self.ms())
-        return {part: min(look[part] for look in looks) for part in SHARES}
+        return {part: sorted(look[part] for look in looks)[int(CALMEST * len(looks))] for part in SHARES}
 
 
 def dealt_out(repeats: int) -> tuple[int, int]:

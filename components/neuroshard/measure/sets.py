@@ -21,7 +21,7 @@ class Lot(NamedTuple):
 
 
 class TableSets:
-    """Serves lots, `Lot -> list[ComputeCost]`, and what the sentinel takes in calm, `None -> dict[str, float]`."""
+    """Serves lots, `Lot -> list[ComputeCost]`, and what the sentinel takes in calm, `seconds of looking -> dict[str, float]`."""
 
     def __init__(
         self, kind: str, index: int, settings: Settings, limit: int | None, weight_bytes: int, state_bytes: int
@@ -30,9 +30,9 @@ class TableSets:
         self.sets = TableBatchedEmbedding(kind, index, settings, limit, weight_bytes, state_bytes)
         self.sentinel = calm.Sentinel(self.sets.device, settings.threads) if kind == "cpu" else None
 
-    def __call__(self, lot: Lot | None) -> list[ComputeCost] | dict[str, float]:
-        if lot is None:
-            return self.sentinel.calm_ms() if self.sentinel else {}
+    def __call__(self, lot: Lot | float) -> list[ComputeCost] | dict[str, float]:
+        if not isinstance(lot, Lot):
+            return self.sentinel.calm_ms(lot) if self.sentinel else {}
         timed = [self._at_once(case) for case, _ in lot.cases] if self.sentinel is None else self._in_turns(lot)
         return [
             ComputeCost(case_id=case.case_id, round=round_, error=one)
