@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from helpers.costs import bent_both_ways, random_model
-from neuroshard.costmodel.compute_net import MEMBERS, TABLE_WIDTHS, FeatureScale, Layer
-from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS
+from neuroshard.core.table import Table
+from neuroshard.costmodel.compute_net import MEMBERS, OWN, ROWS, TABLE_WIDTHS, THRESHOLDS, FeatureScale, Layer, steps
+from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS, split_features, table_features
+from neuroshard.costmodel.protocol import slope_by_differences
 
 K = MEMBERS * TABLE_WIDTHS[-1]
 
@@ -127,6 +129,111 @@ def test_a_dip_that_is_on_one_side_all_over_the_range_costs_the_bound_nothing(be
     low, high = dips.min(axis=0) + 1000, dips.max(axis=0) + 1000
 
     assert far.convex_below(low, high).ms(sums) == pytest.approx(far.ms(sums))
+
+
+@pytest.fixture
+def rated():
+    """A compute net whose cost bends both ways, and with rates by rows that are about half of it."""
+    net = bent_both_ways(random_model(rates=True).nets.compute)
+    return replace(net, floor=1e-3, rates=net.rates * 0.3)
+
+
+@pytest.fixture
+def devices(rated, rng):
+    """Vectors of 6 tables each on 3,000 devices, of a row to 2^33."""
+    tables = [
+        Table(name="t", rows=int(2 ** rng.uniform(0, 33)), dim=4, pooling_factor=float(60 ** rng.uniform()))
+        for _ in range(500)
+    ]
+    vectors = rated.vectors(table_features(tables, np.full(500, 4), 65536))
+    return vectors[rng.integers(0, 500, (3000, 6))]
+
+
+def test_rates_rise_from_three_quarters_of_a_threshold_and_are_all_there_at_it():
+    shares = steps(np.array([0.0, 192.0, 240.0, 256.0, 384.0, 448.0, 2.0**60]))
+
+    assert shares[:, 0].tolist() == [0, 0, 0.75, 1, 1, 1, 1]
+    assert shares[:, 1].tolist() == [0, 0, 0, 0, 0, 0.5, 1]
+    assert shares[:, 2:].sum(axis=1).tolist() == [0] * 6 + [len(THRESHOLDS) - 2]
+
+
+def test_what_rates_add_by_hand(rated, devices):
+    sums = devices.sum(axis=1)
+    members = sums[:, :K].reshape(-1, MEMBERS, TABLE_WIDTHS[-1])
+    added = np.einsum("nmk,mkt,nt->n", members, rated.rates, steps(sums[:, ROWS])) * rated.unit_ms / MEMBERS
+
+    without = replace(rated, rates=None).ms(sums[:, :K])
+
+    assert rated.ms(sums) == pytest.approx(without + added)
+    assert 0.1 < np.median(added / without) < 10
+    assert rated._members(sums).mean(axis=0) * rated.unit_ms == pytest.approx(rated.ms(sums))
+    assert rated.disagreements(sums).min() > 0
+
+
+def test_rows_are_counted_to_the_last_one(rated):
+    rows = [1, 3, 2**31 - 1, 10**12 + 1]
+    tables = [Table(name="t", rows=count, dim=4, pooling_factor=1.0) for count in rows]
+
+    vectors = rated.split_vectors(split_features(tables, np.full(4, 4), 65536))
+
+    assert vectors[:, ROWS].tolist() == rows
+    assert rated.vectors(table_features(tables, np.full(4, 4), 65536)) == pytest.approx(vectors)
+
+
+def test_with_rates_lifted_sums_and_batches_tell_the_same(rated, devices):
+    sums, lifted = devices.sum(axis=1), rated.mean.lifted(devices)
+
+    assert rated.mean.ms(lifted.sum(axis=1)) == pytest.approx(rated.ms(sums))
+    for some in range(0, 3000, 300):
+        assert rated.ms(sums[some]) == pytest.approx(rated.ms(sums)[some])
+        assert rated.slope(sums[some]) == pytest.approx(rated.slope(sums)[some])
+        assert rated.spread_ms(sums[some]) == pytest.approx(rated.spread_ms(sums)[some])
+
+
+def test_with_rates_a_table_more_never_costs_less(rated, devices):
+    held = devices[:, :5].sum(axis=1)
+    pairs = [(held[i::7], devices[: len(held[i::7]), 5]) for i in range(7)] * 4
+    before, more = (np.concatenate(some) for some in zip(*pairs, strict=True))
+    less_of_it = before + more * np.random.default_rng(1).random((len(more), 1))
+
+    assert len(before) >= 10_000
+    assert rated.monotone
+    assert (rated.ms(before + more) >= rated.ms(before)).all()
+    assert (rated.ms(before + more) >= rated.ms(less_of_it) * (1 - 1e-12)).all()
+    assert not replace(rated, rates=-rated.rates).monotone
+
+
+def test_the_slope_tells_of_rows_where_rates_set_in(rated, devices):
+    sums = devices[:20].sum(axis=1)
+    sums[:, ROWS] = 0.9 * THRESHOLDS[:20]
+
+    slope = rated.slope(sums)
+
+    by_hand = slope_by_differences(rated.ms, sums)
+    assert slope[:, ROWS] == pytest.approx(by_hand[:, ROWS], rel=1e-3)
+    assert slope[:, :K] == pytest.approx(by_hand[:, :K], rel=1e-3)
+    assert (slope[:, OWN] == 0).all()
+    assert slope[:, ROWS].min() > 0
+
+
+def test_what_parts_ask_for_by_themselves_is_convex_and_no_more_than_the_rates(rated, devices):
+    sums = devices.sum(axis=1)
+    dips = sums @ rated.dips.weight + rated.dips.bias
+
+    below = rated.convex_below(dips.min(axis=0), dips.max(axis=0))
+
+    assert not rated.convex
+    assert below.convex
+    assert below.monotone
+    assert (below.ms(sums) <= rated.ms(sums) * (1 + 1e-12)).all()
+    middle = below.ms((sums[:1500] + sums[1500:]) / 2)
+    assert (middle <= (below.ms(sums[:1500]) + below.ms(sums[1500:])) / 2 + 1e-9).all()
+    tangent = below.ms(sums) + (below.slope(sums) * (sums[::-1] - sums)).sum(axis=1)
+    assert (tangent <= below.ms(sums[::-1]) + 1e-6).all()
+    alone, one = devices[:, 0], replace(rated, head=Layer(abs(rated.head.weight), rated.head.bias))
+    one = replace(one, out=Layer(abs(rated.out.weight), rated.out.bias))  # without dips
+    nothing = np.zeros(0)
+    assert one.convex_below(nothing, nothing).ms(alone) == pytest.approx(one.ms(alone))  # of one part, all of them
 
 
 def test_the_slope_lies_below_the_cost_everywhere(signed, rng):

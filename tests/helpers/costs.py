@@ -84,8 +84,10 @@ def formula_costs(
     )
 
 
-def random_model(*device_counts: int, seed: int = 0) -> TrainedCostModel:
-    """A cost model that knows nothing: every number of its nets is drawn from 0.1 … 1.1. It has seen every table."""
+def random_model(*device_counts: int, seed: int = 0, rates: bool = False) -> TrainedCostModel:
+    """A cost model that knows nothing: every number of its nets is drawn from 0.1 … 1.1. It has seen every table.
+
+    With `rates` by rows, if asked for."""
     rng = np.random.default_rng(seed)
 
     def drawn(node: Any) -> Any:
@@ -95,7 +97,7 @@ def random_model(*device_counts: int, seed: int = 0) -> TrainedCostModel:
             return tuple(map(drawn, node))
         return None if node is None else node * 0 + 0.1 + rng.random(np.shape(node))
 
-    nets = drawn(blank_nets(bool(device_counts)))
+    nets = drawn(blank_nets(bool(device_counts), rates))
     everything = np.full(len(FEATURES), 1e3)
     scale = replace(nets.compute.scale, low=-everything, high=everything)
     nets = replace(nets, compute=replace(nets.compute, scale=scale))

@@ -389,7 +389,7 @@ def test_the_metrics_of_a_run_are_one_number_a_net_and_split(model):
 
 
 def test_thousands_of_states_are_predicted_in_a_few_milliseconds(model):
-    sums, dims = np.random.default_rng(0).random((4000, 4, 64)), np.full((4000, 4), 256.0)
+    sums, dims = np.random.default_rng(0).random((4000, 4, model.nets.compute.width)), np.full((4000, 4), 256.0)
 
     began = time.process_time()
     model.compute_ms(sums)

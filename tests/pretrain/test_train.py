@@ -1,10 +1,14 @@
 """Training: what the tensors hold, and that NumPy predicts what PyTorch learned."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from neuroshard.pretrain.compute import SetSamples, train_compute
+from neuroshard.core.table import Table
+from neuroshard.costmodel.compute_net import THRESHOLDS
+from neuroshard.pretrain.compute import FEWEST_APART, SetSamples, _Ensemble, train_compute
 from neuroshard.pretrain.exchange import ExchangeSamples, predicted_ms, train_exchange
 from neuroshard.pretrain.labels import backward_ms, collect, forward_ms
 from neuroshard.pretrain.train import Net, Recipe, fit_net, kept_positive, one_thread
@@ -30,7 +34,7 @@ BATCHES = np.full(40, 65536)
 def test_a_batch_holds_the_tables_of_its_cases_and_no_other(sets):
     samples = SetSamples(sets, BATCHES, PLACES[0])
 
-    features, places, cases = samples.inputs(torch.tensor([7, 3]))
+    features, _, places, cases = samples.inputs(torch.tensor([7, 3]))
 
     counts = [len(sets.cases[i].tables) for i in (7, 3)]
     starts = np.cumsum([0, *(len(case.tables) for case in sets.cases)])
@@ -55,6 +59,67 @@ def test_rows_of_an_exchange_are_its_devices_with_their_labels_and_waits(exchang
     assert (samples.measured(chosen) * samples.unit_ms).tolist() == pytest.approx(expected, rel=1e-5)
     sent = [dims * (1 - 1 / len(case.device_dims)) for case in (pair, four) for dims in case.device_dims]
     assert (features[:, 0] * samples.unit_bytes / 65536 / 4).tolist() == pytest.approx(sent, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def many(costs):
+    return collect(costs.compute[:300], lambda cost: cost.total_ms)
+
+
+def test_rates_are_learned_where_enough_cases_lie_on_both_sides_of_a_threshold(many):
+    batches, train, valid = np.full(300, 65536), np.arange(250), np.arange(250, 300)
+    net, _ = train_compute(many, batches, train, valid, 3, torch.Generator().manual_seed(0))
+    rows = np.array([sum(table.rows for table in case.tables) for case in many.cases])[train]
+
+    apart = [min((rows >= t).sum(), (rows <= 0.75 * t).sum()) >= FEWEST_APART for t in THRESHOLDS]
+
+    assert 3 < sum(apart) < 20
+    assert net.rates.any(axis=(0, 1)).tolist() == apart
+    assert net.monotone
+
+
+def test_where_all_cases_have_rows_alike_there_are_no_rates(many):
+    huge = Table(name="huge", rows=10**9, dim=4, pooling_factor=1.0)
+    with_it = [case.model_copy(update={"tables": (*case.tables, huge)}) for case in many.cases]
+    same = replace(many, cases=tuple(with_it))
+    net, _ = train_compute(same, np.full(300, 65536), np.arange(250), np.arange(250, 300), 1, torch.Generator())
+
+    assert net.rates is None
+
+
+@pytest.mark.parametrize("before", [40, 300])
+def test_a_net_with_rates_begins_from_one_with_or_without(many, before):
+    batches, generator = np.full(300, 65536), torch.Generator().manual_seed(0)
+    first, _ = train_compute(many, batches, np.arange(30 * before // 40), np.arange(before), 30, generator)
+    net, _ = train_compute(many, batches, np.arange(250), np.arange(250, 300), 1, generator, start=first)
+    samples = SetSamples(many, batches, np.arange(250), first.scale)
+
+    off = np.log(net.ms(samples.sums(net, np.arange(300))) / many.ms)
+
+    assert (first.rates is None) == (before == 40)
+    assert net.rates is not None
+    assert np.abs(off).mean() < 0.3
+
+
+def test_of_few_cases_a_net_keeps_the_rates_that_it_begins_with(many):
+    batches, generator = np.full(300, 65536), torch.Generator().manual_seed(0)
+    first, _ = train_compute(many, batches, np.arange(250), np.arange(250, 300), 3, generator)
+    net, _ = train_compute(many, batches, np.arange(30), np.arange(30, 40), 1, generator, start=first)
+
+    assert (net.rates.any(axis=(0, 1)) == first.rates.any(axis=(0, 1))).all()
+
+
+@pytest.mark.parametrize("monotone", [True, False])
+def test_with_rates_numpy_predicts_what_the_ensemble_does(many, monotone):
+    generator, train = torch.Generator().manual_seed(0), np.arange(300)
+    samples = SetSamples(many, np.full(300, 65536), train)
+    ensemble = _Ensemble(generator, monotone, samples.floor, samples.told_apart(train))
+    net = ensemble.as_numpy(samples.scale, samples.unit_ms)
+
+    with torch.no_grad():
+        predicted = ensemble(*samples.inputs(torch.from_numpy(train))).mean(0).numpy() * samples.unit_ms
+
+    assert net.ms(samples.sums(net, train)) == pytest.approx(predicted, rel=1e-3)
 
 
 class OneNumber(Net):

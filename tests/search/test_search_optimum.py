@@ -108,9 +108,10 @@ def test_with_a_head_and_an_exchange_a_plan_is_within_one_percent_of_the_best_of
     assert optimum * (1 - 1e-9) <= plan.cost_ms <= optimum * 1.01
 
 
-def with_dips(task: ShardingTask, seed: int) -> tuple[ShardingTask, CostModel]:
-    """The task for random nets whose compute cost bends down and up about where its devices lie; and these."""
-    drawn = random_model(task.devices, 4, seed=seed)
+def with_dips(task: ShardingTask, seed: int, rates: bool = False) -> tuple[ShardingTask, CostModel]:
+    """The task for random nets whose compute cost bends down and up about where its devices lie; and these.
+    With `rates` also by the rows of a device."""
+    drawn = random_model(task.devices, 4, seed=seed, rates=rates)
     task = task.model_copy(update={"batch_size": drawn.batch_size})
     vectors = drawn.table_vectors(task.tables, np.array([t.dim for t in task.tables]))
     bent = bent_both_ways(drawn.nets.compute, seed)
@@ -120,8 +121,9 @@ def with_dips(task: ShardingTask, seed: int) -> tuple[ShardingTask, CostModel]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_where_costs_bend_both_ways_the_bound_is_below_the_best_of_all_placements(seed: int) -> None:
-    task, model = with_dips(tiny(seed, tables=3, devices=2, tightness=1.8), seed)
+@pytest.mark.parametrize("rates", [False, True])
+def test_where_costs_bend_both_ways_the_bound_is_below_the_best_of_all_placements(seed: int, rates: bool) -> None:
+    task, model = with_dips(tiny(seed, tables=3, devices=2, tightness=1.8), seed, rates)
 
     optimum, plan = (
         exhaustive_ms(task, model),
@@ -135,8 +137,8 @@ def test_where_costs_bend_both_ways_the_bound_is_below_the_best_of_all_placement
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("dips", [False, True])
-def test_where_tables_may_be_by_rows_the_bound_is_below_the_best_of_all_plans(seed: int, dips: bool) -> None:
+@pytest.mark.parametrize("bends", ["not", "dips", "rates"])
+def test_where_tables_may_be_by_rows_the_bound_is_below_the_best_of_all_plans(seed: int, bends: str) -> None:
     """From few rows on, so that last blocks are smaller; and for one of three tasks the heaviest table stays by columns."""
     rng, free = np.random.default_rng(seed), tiny(seed, tables=3, devices=2 + seed % 2, tightness=1.6)
     tables = [
@@ -153,7 +155,7 @@ def test_where_tables_may_be_by_rows_the_bound_is_below_the_best_of_all_plans(se
             "constraints": Constraints(tables=allowed),
         }
     )
-    task, model = with_dips(task, seed) if dips else (task, AnalyticModel(task.batch_size))
+    task, model = (task, AnalyticModel(task.batch_size)) if bends == "not" else with_dips(task, seed, bends == "rates")
     optimum = optimum_ms(task, model)
     for algorithm in ("neuroshard", "random"):
         plan = search(task, model, algorithm=algorithm, rounds=2)

@@ -115,7 +115,9 @@ def plainly(plan: Plan, model: CostModel) -> list[tuple[float, float, float]]:
     return list(zip(compute, forward, backward, strict=True))
 
 
-@pytest.mark.parametrize("model", [AnalyticModel(), random_model(5)], ids=["analytic", "nets"])
+@pytest.mark.parametrize(
+    "model", [AnalyticModel(), random_model(5), random_model(5, rates=True)], ids=["analytic", "nets", "rates"]
+)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_plan_costs_what_the_model_says_of_one_device_at_a_time(make_task, model, algorithm):
     rng = np.random.default_rng(3)

@@ -103,7 +103,7 @@ def test_a_plan_says_what_splitting_by_rows_would_save_only_where_it_would(make_
 
 @pytest.mark.parametrize(
     "model",
-    [AnalyticModel(), random_model(5), Analytic("h100", 65536), Formula(65536)],
+    [AnalyticModel(), random_model(5), random_model(5, rates=True), Analytic("h100", 65536), Formula(65536)],
     ids=lambda model: type(model).__name__,
 )
 def test_a_plan_costs_what_the_model_says_of_its_rectangles_and_is_never_worse_than_by_columns(make_task, model):

@@ -31,7 +31,8 @@ from neuroshard.costmodel.unseen import unlike_trained
 from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
 from neuroshard.store.bundles import BUNDLE_FILES
 
-MODEL_FORMAT: Final = 2
+MODEL_FORMAT: Final = 3
+WITHOUT_RATES: Final = 2  # the format of nets that have no rates by rows
 TENSORS, MANIFEST = BUNDLE_FILES
 
 
@@ -48,7 +49,7 @@ class Provenance(Value):
 class Manifest(Value):
     """model.json."""
 
-    format_version: Literal[2] = 2
+    format_version: Literal[2, 3]
     feature_version: int
     features: tuple[str, ...]
     bench: Bench
@@ -105,6 +106,10 @@ class TrainedCostModel:
     @property
     def dips(self) -> Dips:
         return self.nets.compute.dips
+
+    @property
+    def convex(self) -> bool:
+        return self.nets.compute.convex
 
     def convex_below(self, low: Floats, high: Floats) -> "TrainedCostModel":
         return replace(self, nets=replace(self.nets, compute=self.nets.compute.convex_below(low, high)))
@@ -190,6 +195,7 @@ def cost_model(
 ) -> TrainedCostModel:
     """A cost model from its nets, with a manifest that answers for their exact numbers."""
     manifest = Manifest(
+        format_version=WITHOUT_RATES if nets.compute.rates is None else MODEL_FORMAT,
         feature_version=FEATURE_VERSION,
         features=FEATURES,
         bench=bench,
@@ -227,7 +233,7 @@ def load_cost_model(folder: Path) -> TrainedCostModel:
         )
     where = str(path)
     raw = check_format(decode_json(read_bytes(path), where), MODEL_FORMAT, where)
-    if raw.get("format_version", 1) < MODEL_FORMAT:
+    if raw.get("format_version", 1) < WITHOUT_RATES:
         raise InvalidInput(
             f"{where}: a cost model of an older neuroshard, whose nets this one cannot use; run `neuroshard pretrain` again, "
             "from the same costs"
@@ -249,5 +255,6 @@ def load_cost_model(folder: Path) -> TrainedCostModel:
             f"{folder / TENSORS}: sha256 {sha256(tensors)[:12]}… is not the {manifest.tensors_sha256[:12]}… of {MANIFEST}: the "
             "file is damaged or of another model"
         )
-    nets = from_tensors(tensors, bool(manifest.device_counts), str(folder / TENSORS))
+    rates = manifest.format_version > WITHOUT_RATES
+    nets = from_tensors(tensors, bool(manifest.device_counts), rates, str(folder / TENSORS))
     return TrainedCostModel(manifest, nets, _main_batch_size(manifest))

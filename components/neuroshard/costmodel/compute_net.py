@@ -8,20 +8,27 @@ With its share of the skip, a hidden neuron of weights w and bias b that counts 
 larger of two sums without a negative weight, and |c| min(w+ x, w- x - b) where c < 0, the smaller. Fused kernels have both:
 what takes longer hides the other, and what a further pass or a full cache costs grows with the lookups, up to all of them. The
 first is convex. Below the second, which is called a dip, lies a chord on any range, and bounds are drawn from that.
+
+Beside the head there may be rates: what lookups take longer once the rows of all tables together are more than so many, since
+kernels sort row numbers by as many digits as these have. A sum of vectors then has two columns more: `OWN`, what the parts would
+ask for by their own rows alone, and `ROWS`. As no part has more rows than its device, the first is below the rates, and linear.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from neuroshard.costmodel.features import BY_WIDTH, SHARE_COLUMNS, SplitFeatures
+from neuroshard.costmodel.features import BY_WIDTH, ROW_COLUMN, SHARE_COLUMNS, SplitFeatures
 from neuroshard.costmodel.protocol import Dips, Floats
 
 MEMBERS: Final = 4  # nets of the compute ensemble: together they cost what one of twice their widths would
 TABLE_WIDTHS: Final = (64, 16)  # of a member's layers after the features; the last is the vector that is summed
 HEAD_WIDTH: Final = 32
+THRESHOLDS: Final[Floats] = np.exp2(np.arange(8, 33))  # rows of a device, up to which the rates of each are all there
+SETS_IN: Final = 0.75  # of a threshold: rates rise from nothing there
+OWN, ROWS = -2, -1  # columns of a sum of vectors, where there are rates
 FEW: Final = 40  # devices asked about at once, up to which one layer of all members is faster than a layer each
 
 
@@ -81,12 +88,23 @@ def least_skip(head: Floats, out: Floats) -> Floats:
     return falls
 
 
+def steps(rows: Floats, thresholds: Floats = THRESHOLDS) -> Floats:
+    """How much of the rates of each threshold counts: (…) -> (…, T)."""
+    share = rows[..., None] * (1 / (1 - SETS_IN) / thresholds)
+    share -= SETS_IN / (1 - SETS_IN)
+    np.minimum(np.maximum(share, 0.0, out=share), 1.0, out=share)
+    return share
+
+
 @dataclass(frozen=True)
 class ComputeNet:
     """An ensemble: of each member a vector a table, summed over the tables of a device, then a head.
 
-    A head is a hidden layer, and a `skip` of shape (members, K, 1) beside it. What is predicted is the mean of the members, in
-    units of `unit_ms`, and at least `floor`. How far it may be off: see `spread_ms`.
+    A head is a hidden layer, and a `skip` of shape (members, K, 1) beside it; and `rates` (members, K, T), if any, of what
+    lookups take more beyond each of the THRESHOLDS. What is predicted is the mean of the members, in units of `unit_ms`, and at
+    least `floor`. How far it may be off: see `spread_ms`.
+
+    A sum of vectors has the components of all members, and with rates OWN and ROWS after these: `width` in all.
     """
 
     scale: FeatureScale
@@ -98,11 +116,23 @@ class ComputeNet:
     floor: float
     disagreement: float  # how many standard deviations of the logarithm it is worth when the members differ by one
     least_spread: float  # the standard deviation of the logarithm where they all agree
+    rates: Floats | None = None
+
+    @property
+    def width(self) -> int:
+        """Components of a vector."""
+        return len(self.mean.skip)
 
     @property
     def monotone(self) -> bool:
         """Growing with each of the vector sums, by its weights."""
-        return bool((self.skip >= least_skip(self.head.weight, self.out.weight)).all())
+        grows = self.rates is None or (self.rates >= 0).all()
+        return bool(grows and (self.skip >= least_skip(self.head.weight, self.out.weight)).all())
+
+    @property
+    def convex(self) -> bool:
+        """Where it is monotone, convex as well."""
+        return not len(self.mean.thresholds) and not len(self.dips.bias)
 
     @cached_property
     def dips(self) -> Dips:
@@ -112,7 +142,8 @@ class ComputeNet:
 
     def convex_below(self, low: Floats, high: Floats) -> "ComputeNet":
         """A convex net that grows with each of the vector sums, and is not above this one wherever each dip's weight times them,
-        plus its bias, is `low` to `high` (J,): there each has its chord instead."""
+        plus its bias, is `low` to `high` (J,): there each has its chord instead. Of the rates it has what parts ask for by
+        themselves."""
         low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
         slope = np.zeros(self.mean.out.shape)
         slope[self.mean.out < 0] = high / np.maximum(high - low, np.finfo(np.float64).tiny)
@@ -121,23 +152,27 @@ class ComputeNet:
         by_member = self.out.weight.shape
         falling = np.minimum(self.out.weight, 0.0) * slope.reshape(by_member)
         before = self.head.bias.swapaxes(1, 2) - reach.reshape(by_member)
+        whole = (
+            self if self.rates is None else _ByOwnRows(**{one.name: getattr(self, one.name) for one in fields(self)})
+        )
         return replace(
-            self,
+            whole,
             out=Layer(np.maximum(self.out.weight, 0.0), self.out.bias + (falling * before).sum(axis=1, keepdims=True)),
             skip=self.skip + np.matmul(self.head.weight, falling),
         )
 
     def vectors(self, features: Floats) -> Floats:
-        """(…, F) -> (…, K of all members). Never negative, so that a sum only grows."""
+        """(…, F) -> (…, width). Never negative, so that a sum only grows."""
         flat = self.scale.apply(features).reshape(-1, features.shape[-1])
         before = self.table[0](flat)
         np.maximum(before, 0.0, out=before)
         by_member = self.table[1](before)
         np.maximum(by_member, 0.0, out=by_member)
-        return by_member.swapaxes(0, 1).reshape(*features.shape[:-1], len(by_member) * by_member.shape[2])
+        vectors = by_member.swapaxes(0, 1).reshape(len(flat), len(by_member) * by_member.shape[2])
+        return self._with_rows(vectors, features[..., ROW_COLUMN].ravel()).reshape(*features.shape[:-1], self.width)
 
     def split_vectors(self, features: SplitFeatures) -> Floats:
-        """The same of N shards of few tables -> (N, K of all members); the layer on a table's own features is asked once."""
+        """The same of N shards of few tables -> (N, width); the layer on a table's own features is asked once."""
         hidden, scale = self.table[0], self.scale
         fixed = scale.apply(features.fixed)
         fixed[:, BY_WIDTH] = 0.0
@@ -149,7 +184,16 @@ class ComputeNet:
             before += of_table[member].take(features.index, axis=0)
             np.maximum(before, 0.0, out=before)
             np.maximum(before @ weight[member] + bias[member], 0.0, out=vectors[:, member])
-        return vectors.reshape(len(vectors), -1)
+        return self._with_rows(vectors.reshape(len(vectors), -1), features.fixed[features.index, ROW_COLUMN])
+
+    def _with_rows(self, vectors: Floats, log2_rows: Floats) -> Floats:
+        """(N, K of all members), and OWN and ROWS where there are rates."""
+        if self.rates is None:
+            return vectors
+        rows = np.rint(np.exp2(log2_rows))  # whole, so that sums of them are exact
+        whole = np.concatenate([vectors, np.zeros((len(vectors), 1)), rows[:, None]], axis=1)
+        whole[:, OWN] = self.mean.beyond(whole)
+        return whole
 
     @cached_property
     def _by_width(self) -> Floats:
@@ -162,7 +206,7 @@ class ComputeNet:
         return MeanHead.of(self)
 
     def ms(self, vector_sums: Floats) -> Floats:
-        """Forward + backward ms: (…, K of all members) -> (…)."""
+        """Forward + backward ms: (…, width) -> (…)."""
         mean, flat = self.mean, vector_sums.reshape(-1, vector_sums.shape[-1])
         if len(flat) > FEW:
             hidden = self.head(self._by_member(vector_sums))
@@ -177,40 +221,57 @@ class ComputeNet:
         return ms.reshape(vector_sums.shape[:-1])
 
     def slope(self, vector_sums: Floats) -> Floats:
-        """The gradient of `ms`, at a kink that of one side: (…, K) -> (…, K)."""
+        """The gradient of `ms`, at a kink that of one side: (…, width) -> (…, width)."""
         mean, flat = self.mean, vector_sums.reshape(-1, vector_sums.shape[-1])
         hidden = mean.hidden(flat)
         slope: Floats = ((hidden > 0) * mean.out) @ mean.weight.T
         slope += mean.skip
+        if len(mean.thresholds):
+            mean.add_slope(flat, slope)
         ms = hidden @ mean.out
         mean.finish(flat, ms)
         slope[ms <= 0] = 0.0
         return slope.reshape(vector_sums.shape)
 
     def spread_ms(self, vector_sums: Floats) -> Floats:
-        """One standard deviation of the error of `ms`: (…, K) -> (…)."""
+        """One standard deviation of the error of `ms`: (…, width) -> (…)."""
         spread = np.hypot(self.disagreement * self.disagreements(vector_sums), self.least_spread)
         return self.ms(vector_sums) * spread
 
     def disagreements(self, vector_sums: Floats) -> Floats:
-        """Standard deviation of the logarithm over the members: (…, K) -> (…)."""
+        """Standard deviation of the logarithm over the members: (…, width) -> (…)."""
         members = np.maximum(self._members(vector_sums), self.floor)
         found: Floats = np.log(members).std(axis=0)
         return found
 
     def _members(self, vector_sums: Floats) -> Floats:
-        """What each member predicts, in units: (…, K of all members) -> (members, …)."""
+        """What each member predicts, in units: (…, width) -> (members, …)."""
         sums = self._by_member(vector_sums)
         hidden = self.head(sums)
         np.maximum(hidden, 0.0, out=hidden)
         predicted = self.out(hidden) + np.matmul(sums, self.skip)
+        if self.rates is not None:
+            shares = steps(vector_sums[..., ROWS]).reshape(-1, len(THRESHOLDS))
+            predicted[..., 0] += np.einsum("mnt,nt->mn", np.matmul(sums, self.rates), shares)
         answers: Floats = predicted.reshape(len(sums), *vector_sums.shape[:-1])
         return answers
 
     def _by_member(self, vector_sums: Floats) -> Floats:
-        """(…, K of all members) -> (members, N, K), without a copy."""
-        members = len(self.skip)
-        return vector_sums.reshape(-1, members, vector_sums.shape[-1] // members).swapaxes(0, 1)
+        """(…, width) -> (members, N, K), without a copy."""
+        members, into, _ = self.skip.shape
+        flat = vector_sums.reshape(-1, vector_sums.shape[-1])
+        return flat[:, : members * into].reshape(-1, members, into).swapaxes(0, 1)
+
+
+class _ByOwnRows(ComputeNet):
+    """A net below one with rates: of those it has what the parts of a device ask for by themselves."""
+
+    @cached_property
+    def mean(self) -> "MeanHead":
+        mean = MeanHead.of(self)
+        skip = mean.skip.copy()
+        skip[OWN] = 1.0
+        return replace(mean, skip=skip, rates=np.zeros((len(skip), 0)), thresholds=np.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -220,10 +281,12 @@ class MeanHead:
     A search asks about few devices at a time, and then each array operation costs more than the numbers in it.
     """
 
-    weight: Floats  # (K of all members, hidden of all members), zero between a member's vectors and another's layer
+    weight: Floats  # (width, hidden of all members), zero between a member's vectors and another's layer
     bias: Floats  # (hidden of all members,)
     out: Floats  # (hidden of all members,)
-    skip: Floats  # (K of all members,)
+    skip: Floats  # (width,)
+    rates: Floats  # (width, T), of those that are not all zero, and
+    thresholds: Floats  # (T,) theirs
     above_ms: float  # what is added, less `floor_ms`
     floor_ms: float
 
@@ -232,44 +295,75 @@ class MeanHead:
         members, into, hidden = net.head.weight.shape
         weight, share = np.zeros((members, into, members, hidden)), net.unit_ms / members
         weight[np.arange(members), :, np.arange(members)] = net.head.weight
+        rates = np.zeros((members * into, 0)) if net.rates is None else net.rates.reshape(members * into, -1) * share
+        used = np.flatnonzero(rates.any(axis=0))
+        beside = ((0, 0 if net.rates is None else 2), (0, 0))  # the head knows nothing of OWN and ROWS
         return cls(
-            weight=weight.reshape(members * into, members * hidden),
+            weight=np.pad(weight.reshape(members * into, members * hidden), beside),
             bias=net.head.bias.ravel(),
             out=net.out.weight.ravel() * share,
-            skip=net.skip.ravel() * share,
+            skip=np.pad(net.skip.ravel() * share, beside[0]),
+            rates=np.pad(rates[:, used], beside),
+            thresholds=THRESHOLDS[used],
             above_ms=float(net.out.bias.sum()) * share - net.floor * net.unit_ms,
             floor_ms=net.floor * net.unit_ms,
         )
 
     def lifted(self, vectors: Floats) -> Floats:
-        """What the hidden layer and the skip make of vectors: (…, K of all members) -> (…, hidden of all members + 1).
+        """What the hidden layer and the skip make of vectors: (…, width) -> (…, hidden of all members + 1). What rates make of
+        them follows, T numbers, and their rows, where there are any.
 
         No bias is in it, so it can be summed in their place, and the head's largest product need not be made of every sum.
         """
-        lifted = np.empty((*vectors.shape[:-1], len(self.bias) + 1))
-        np.matmul(vectors, self.weight, out=lifted[..., :-1])
-        np.matmul(vectors, self.skip, out=lifted[..., -1])
+        hidden, rates = len(self.bias), len(self.thresholds)
+        lifted = np.empty((*vectors.shape[:-1], hidden + 1 + rates + (rates > 0)))
+        np.matmul(vectors, self.weight, out=lifted[..., :hidden])
+        np.matmul(vectors, self.skip, out=lifted[..., hidden])
+        if rates:
+            np.matmul(vectors, self.rates, out=lifted[..., hidden + 1 : ROWS])
+            lifted[..., ROWS] = vectors[..., ROWS]
         return lifted
 
     def ms(self, lifted_sums: Floats) -> Floats:
         """What `ComputeNet.ms` tells of sums of vectors, from the sums of what they are `lifted` to."""
-        hidden = lifted_sums[..., :-1] + self.bias
+        width = len(self.bias)
+        hidden = lifted_sums[..., :width] + self.bias
         np.maximum(hidden, 0.0, out=hidden)
         ms: Floats = hidden @ self.out
-        ms += lifted_sums[..., -1]
+        ms += lifted_sums[..., width]
+        if len(self.thresholds):
+            shares = steps(lifted_sums[..., ROWS], self.thresholds)
+            shares *= lifted_sums[..., width + 1 : ROWS]
+            ms += shares.sum(axis=-1)
         ms += self.above_ms
         np.maximum(ms, 0.0, out=ms)
         ms += self.floor_ms
         return ms
 
     def hidden(self, vector_sums: Floats) -> Floats:
-        """(N, K of all members) -> (N, hidden of all members)."""
+        """(N, width) -> (N, hidden of all members)."""
         hidden: Floats = vector_sums @ self.weight
         hidden += self.bias
         np.maximum(hidden, 0.0, out=hidden)
         return hidden
 
     def finish(self, vector_sums: Floats, ms: Floats) -> None:
-        """Make of what the hidden layer says of (N, K of all members) ms above the floor, or below it, in place: (N,)."""
+        """Make of what the hidden layer says of (N, width) ms above the floor, or below it, in place: (N,)."""
         ms += vector_sums @ self.skip
+        if len(self.thresholds):
+            ms += self.beyond(vector_sums)
         ms += self.above_ms
+
+    def beyond(self, vector_sums: Floats) -> Floats:
+        """What rates add: (N, width) -> (N,) ms."""
+        shares = steps(vector_sums[:, ROWS], self.thresholds)
+        shares *= vector_sums @ self.rates
+        added: Floats = shares.sum(axis=1)
+        return added
+
+    def add_slope(self, vector_sums: Floats, slope: Floats) -> None:
+        """Add to the slope at (N, width) that of the rates, in place."""
+        shares = steps(vector_sums[:, ROWS], self.thresholds)
+        slope += shares @ self.rates.T
+        steep = np.where((shares > 0) & (shares < 1), 1 / (1 - SETS_IN) / self.thresholds, 0.0)
+        slope[:, ROWS] += (steep * (vector_sums @ self.rates)).sum(axis=1)

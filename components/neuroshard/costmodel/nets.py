@@ -4,7 +4,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.costmodel.compute_net import HEAD_WIDTH, MEMBERS, TABLE_WIDTHS, ComputeNet, FeatureScale, Layer
+from neuroshard.costmodel.compute_net import (
+    HEAD_WIDTH,
+    MEMBERS,
+    TABLE_WIDTHS,
+    THRESHOLDS,
+    ComputeNet,
+    FeatureScale,
+    Layer,
+)
 from neuroshard.costmodel.exchange_net import (
     BY_DEVICES,
     DEVICE_INPUTS,
@@ -29,8 +37,8 @@ class Nets:
         return self.compute.monotone and all(net.convex for net in (self.forward, self.backward) if net is not None)
 
 
-def blank_nets(exchange: bool) -> Nets:
-    """Nets of the right shapes and no knowledge, with those of the exchange or without."""
+def blank_nets(exchange: bool, rates: bool = False) -> Nets:
+    """Nets of the right shapes and no knowledge, with those of the exchange or without, and with rates by rows or without."""
 
     def layer(into: int, out: int) -> Layer:
         return Layer(np.zeros((MEMBERS, into, out)), np.zeros((MEMBERS, 1, out)))
@@ -58,6 +66,7 @@ def blank_nets(exchange: bool) -> Nets:
             floor=1.0,
             disagreement=1.0,
             least_spread=1.0,
+            rates=np.zeros((MEMBERS, vector, len(THRESHOLDS))) if rates else None,
         ),
         forward=exchange_net if exchange else None,
         backward=exchange_net if exchange else None,

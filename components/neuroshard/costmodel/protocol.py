@@ -47,7 +47,7 @@ class CostModel(Protocol):
     def bounded(self) -> bool:
         """True where a search may draw lower bounds from it.
 
-        Then vectors are not negative; `compute_ms` falls with no component and is convex, but for the dips of a `Dipping` model;
+        Then vectors are not negative; `compute_ms` falls with no component and is convex, but for what a `Bending` model says;
         and for a fixed number of devices the exchange of each without its waiting is convex in the dims of all, falls with none
         of them, and stays what it is where the others are numbered otherwise. So all together take least where they hold the same
         dims, and one where all others do.
@@ -85,8 +85,12 @@ class Dips:
 
 
 @runtime_checkable
-class Dipping(CostModel, Protocol):
-    """A cost model whose compute cost is convex but for its dips."""
+class Bending(CostModel, Protocol):
+    """A cost model whose compute cost may not be convex: it has dips, or costs that set in with the rows of a device."""
+
+    @property
+    def convex(self) -> bool:
+        """True where it is."""
 
     @property
     def dips(self) -> Dips:

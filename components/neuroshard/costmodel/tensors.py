@@ -19,8 +19,8 @@ def to_tensors(nets: Nets) -> bytes:
     return data
 
 
-def from_tensors(data: bytes, exchange: bool, where: str) -> Nets:
-    """Nets from safetensors bytes, with those of the exchange or without.
+def from_tensors(data: bytes, exchange: bool, rates: bool, where: str) -> Nets:
+    """Nets from safetensors bytes, with those of the exchange or without, and with rates by rows or without.
 
     Raises InvalidInput where a tensor is missing, unknown, misshapen or not finite.
     """
@@ -28,7 +28,7 @@ def from_tensors(data: bytes, exchange: bool, where: str) -> Nets:
         tensors: dict[str, Floats] = load(data)
     except (SafetensorError, KeyError) as error:  # KeyError: an element type that NumPy lacks
         raise InvalidInput(f"{where}: not a whole safetensors file ({error}); copy or train the model again") from None
-    blank = blank_nets(exchange)
+    blank = blank_nets(exchange, rates)
     expected = dict(_leaves(blank))
     for name in sorted(expected.keys() ^ tensors.keys()):
         raise InvalidInput(

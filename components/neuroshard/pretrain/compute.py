@@ -12,13 +12,15 @@ from neuroshard.core.case import ComputeCase
 from neuroshard.costmodel.compute_net import (
     HEAD_WIDTH,
     MEMBERS,
+    SETS_IN,
     TABLE_WIDTHS,
+    THRESHOLDS,
     ComputeNet,
     FeatureScale,
     Layer,
     least_skip,
 )
-from neuroshard.costmodel.features import FEATURES, table_features
+from neuroshard.costmodel.features import FEATURES, ROW_COLUMN, table_features
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Fit
 from neuroshard.pretrain.calibrate import calibrated
@@ -30,6 +32,10 @@ from neuroshard.pretrain.train import LEARNING_RATE, Net, Recipe, fit_net, kept_
 WEIGHT_DECAY: Final = 0.3
 STARTED_RATE: Final = LEARNING_RATE / 2  # of nets that know something already
 DIPS: Final = 8e-3  # of the loss, for what dips can take off a cost
+SURPLUS: Final = 0.03  # of the loss, for what rates add beyond what parts ask for by themselves, as a share of a cost
+TOLD_APART: Final = 0.05  # of the cases are below where a threshold sets in, and as many above it: else it has no rates
+FEWEST_APART: Final = 20  # cases
+FIRST_RATES: Final = 0.02  # of a layer's usual weights
 BEYOND: Final = 0.3  # of a layer's usual weights: so much of the skip, at the start, is no hidden neuron's
 ROUNDED: Final = 1e-9  # by such a share more than its least, the skip is no less than that on any machine
 NOWHERE: Final[Ints] = np.empty(0, dtype=np.int64)
@@ -55,7 +61,10 @@ def train_compute(
     hardware, to begin from.
     """
     samples = SetSamples(labels, batch_sizes, train, start.scale if start else None)
-    net = _Ensemble(generator, monotone, samples.floor)
+    told_apart = samples.told_apart(train)
+    if start is not None and start.rates is not None:
+        told_apart = np.union1d(told_apart, np.flatnonzero(start.rates.any(axis=(0, 1))))
+    net = _Ensemble(generator, monotone, samples.floor, told_apart)
     recipe = Recipe(epochs, WEIGHT_DECAY)
     if start is not None:
         net.begin(start)
@@ -96,6 +105,7 @@ class SetSamples:
         here = FeatureScale.of(self.plain[trained])
         self.scale = here if scale is None else _joined(scale, here)
         self.features = torch.from_numpy(self.scale.apply(self.plain).astype(np.float32))
+        self.rows = torch.from_numpy(np.exp2(self.plain[:, ROW_COLUMN]).astype(np.float32))
         self.counts = torch.from_numpy(counts)
         self.starts = self.counts.cumsum(0) - self.counts
         self.unit_ms = max(float(np.median(labels.ms[train])), CLOCK_MS)
@@ -103,22 +113,29 @@ class SetSamples:
         self.floor = max(float(labels.ms[train].min()) / 2, CLOCK_MS) / self.unit_ms
 
     def inputs(self, cases: Tensor) -> tuple[Tensor, ...]:
-        """Features of all tables of the cases, the place of each table's case, and the number of cases."""
-        places, rows = self._rows(cases)
-        return self.features[rows], places, torch.tensor(len(cases))
+        """Features and rows of all tables of the cases, the place of each table's case, and the number of cases."""
+        places, tables = self._tables(cases)
+        return self.features[tables], self.rows[tables], places, torch.tensor(len(cases))
+
+    def told_apart(self, cases: Ints) -> Ints:
+        """Places of the thresholds that enough of the cases' rows lie on both sides of."""
+        places, tables = self._tables(torch.from_numpy(cases))
+        rows = np.bincount(places.numpy(), self.rows[tables].double().numpy())[:, None]
+        above, below = (rows >= THRESHOLDS).sum(axis=0), (rows <= SETS_IN * THRESHOLDS).sum(axis=0)
+        return np.flatnonzero(np.minimum(above, below) >= max(TOLD_APART * len(cases), FEWEST_APART))
 
     def measured(self, cases: Tensor) -> Tensor:
         return self.labels[cases]
 
     def sums(self, net: ComputeNet, cases: Ints) -> Floats:
         """Vectors of the cases' tables, summed a case: (cases, K)."""
-        places, rows = self._rows(torch.from_numpy(cases))
-        vectors = net.vectors(self.plain[rows.numpy()])
+        places, tables = self._tables(torch.from_numpy(cases))
+        vectors = net.vectors(self.plain[tables.numpy()])
         sums = np.zeros((len(cases), vectors.shape[1]))
         np.add.at(sums, places.numpy(), vectors)
         return sums
 
-    def _rows(self, cases: Tensor) -> tuple[Tensor, Tensor]:
+    def _tables(self, cases: Tensor) -> tuple[Tensor, Tensor]:
         counts = self.counts[cases]
         places = torch.repeat_interleave(torch.arange(len(cases)), counts)
         within = torch.arange(len(places)) - (counts.cumsum(0) - counts)[places]
@@ -139,10 +156,11 @@ def _joined(before: FeatureScale, here: FeatureScale) -> FeatureScale:
 class _Ensemble(Net):
     """ComputeNet for training. Of its skip, the parameter is what is beyond the least; if `monotone`, its absolute value.
 
-    Dips make bounds loose, so there should be few: the loss grows with what they can take off, as a share of the cost.
+    Dips make bounds loose, so there should be few: the loss grows with what they can take off, as a share of the cost; likewise
+    with what rates add beyond what each part asks for by itself. `told_apart` are the places of the thresholds that have rates.
     """
 
-    def __init__(self, generator: torch.Generator, monotone: bool, floor: float) -> None:
+    def __init__(self, generator: torch.Generator, monotone: bool, floor: float, told_apart: Ints) -> None:
         super().__init__()
         self.monotone, self.floor = monotone, floor
         widths, vector = (len(FEATURES), *TABLE_WIDTHS, HEAD_WIDTH, 1), TABLE_WIDTHS[-1]
@@ -153,8 +171,14 @@ class _Ensemble(Net):
         with torch.no_grad():
             self.skip.abs_().mul_(BEYOND)  # also where it may turn negative: costs grow
             self.biases[3].fill_(0.1)
+        self.told_apart = told_apart
+        self.thresholds = torch.from_numpy(THRESHOLDS[told_apart]).float()
+        if len(told_apart):
+            self.rates = uniform(MEMBERS, vector, len(told_apart), fan_in=1, generator=generator)
+            with torch.no_grad():
+                self.rates.abs_().mul_(FIRST_RATES)
 
-    def forward(self, features: Tensor, places: Tensor, cases: Tensor) -> Tensor:
+    def forward(self, features: Tensor, rows: Tensor, places: Tensor, cases: Tensor) -> Tensor:
         """(members, cases)."""
         hidden = torch.relu(torch.matmul(features, self.weights[0]) + self.biases[0])
         vectors = torch.relu(torch.baddbmm(self.biases[1], hidden, self.weights[1]))
@@ -162,15 +186,27 @@ class _Ensemble(Net):
         head, out = self.weights[2:]
         hidden = torch.relu(torch.baddbmm(self.biases[2], sums, head))
         falls = torch.bmm(torch.relu(-head), torch.relu(out)) + torch.bmm(torch.relu(head), torch.relu(-out))
-        predicted = torch.baddbmm(self.biases[3], hidden, out) + torch.bmm(sums, falls + self._beyond())
-        answer = kept_positive(predicted.squeeze(2), self.floor)
+        predicted = torch.baddbmm(self.biases[3], hidden, out) + torch.bmm(sums, falls + self._positive(self.skip))
+        predicted, surplus = predicted.squeeze(2), torch.zeros(())
+        if len(self.told_apart):
+            rates = self._positive(self.rates)
+            rows_a_case = torch.zeros(int(cases)).index_add_(0, places, rows)
+            added = (torch.bmm(sums, rates) * self._steps(rows_a_case)).sum(2)
+            alone = (torch.matmul(vectors, rates) * self._steps(rows)).sum(2)
+            surplus = added - torch.zeros_like(added).index_add_(1, places, alone)
+            predicted = predicted + added
+        answer = kept_positive(predicted, self.floor)
         if self.monotone:
             taken = torch.bmm(sums, torch.bmm(head.abs(), torch.relu(-out))).squeeze(2)
-            self.extra_loss = DIPS * (taken / answer.detach().clamp(min=self.floor)).mean()
+            loose = DIPS * taken + SURPLUS * surplus
+            self.extra_loss = (loose / answer.detach().clamp(min=self.floor)).mean()
         return answer
 
-    def _beyond(self) -> Tensor:
-        return self.skip.abs() if self.monotone else self.skip
+    def _steps(self, rows: Tensor) -> Tensor:
+        return ((rows[:, None] / self.thresholds - SETS_IN) / (1 - SETS_IN)).clamp(0.0, 1.0)
+
+    def _positive(self, parameter: Tensor) -> Tensor:
+        return parameter.abs() if self.monotone else parameter
 
     def begin(self, net: ComputeNet) -> None:
         """Take the weights of another net."""
@@ -180,19 +216,32 @@ class _Ensemble(Net):
                 weight.copy_(torch.from_numpy(layer.weight))
                 bias.copy_(torch.from_numpy(layer.bias))
             self.skip.copy_(torch.from_numpy(net.skip - least_skip(net.head.weight, net.out.weight)))
+            if len(self.told_apart) and net.rates is not None:
+                self.rates.copy_(torch.from_numpy(net.rates[..., self.told_apart]))
 
     def grow(self, factor: float) -> None:
         """Answer `factor` times as much."""
         with torch.no_grad():
-            for parameter in (self.weights[3], self.biases[3], self.skip):
+            for parameter in (
+                self.weights[3],
+                self.biases[3],
+                self.skip,
+                *([self.rates] if len(self.told_apart) else []),
+            ):
                 parameter.mul_(factor)
 
     def as_numpy(self, scale: FeatureScale, unit_ms: float) -> ComputeNet:
         """The same net for NumPy, not calibrated."""
         layers = [Layer(_numpy(w), _numpy(bias)) for w, bias in zip(self.weights, self.biases, strict=True)]
         least = least_skip(layers[2].weight, layers[3].weight)
-        skip = least * (1 + ROUNDED) + _numpy(self._beyond())
-        return ComputeNet(scale, (layers[0], layers[1]), layers[2], layers[3], skip, unit_ms, self.floor, 1.0, 1.0)
+        skip = least * (1 + ROUNDED) + _numpy(self._positive(self.skip))
+        rates = None
+        if len(self.told_apart):
+            rates = np.zeros((*skip.shape[:2], len(THRESHOLDS)))
+            rates[..., self.told_apart] = _numpy(self._positive(self.rates))
+        return ComputeNet(
+            scale, (layers[0], layers[1]), layers[2], layers[3], skip, unit_ms, self.floor, 1.0, 1.0, rates
+        )
 
 
 def _numpy(tensor: Tensor) -> Floats:

@@ -20,7 +20,14 @@ from neuroshard.core.case import CommCase
 from neuroshard.core.cost import CommCost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.value import canonical_json, sha256, shown
-from neuroshard.costmodel.bundle import Provenance, TrainedCostModel, cost_model, load_cost_model, save_cost_model
+from neuroshard.costmodel.bundle import (
+    MODEL_FORMAT,
+    Provenance,
+    TrainedCostModel,
+    cost_model,
+    load_cost_model,
+    save_cost_model,
+)
 from neuroshard.costmodel.compute_net import ComputeNet
 from neuroshard.costmodel.exchange_net import ExchangeNet
 from neuroshard.costmodel.nets import Nets
@@ -67,7 +74,7 @@ class Training:
         if self.folder is None:
             return Checkpoint(None)
         start = self.start.name if self.start else ""
-        facts = [net, self.seed, self.epochs, self.monotone, start, __version__, torch.__version__]
+        facts = [net, self.seed, self.epochs, self.monotone, start, MODEL_FORMAT, __version__, torch.__version__]
         cases = [[case.case_id for case in one.cases] for one in labels]
         numbers = b"".join(array.tobytes() for array in (*(one.ms for one in labels), *places))
         key = sha256(canonical_json([*facts, *cases]) + numbers)

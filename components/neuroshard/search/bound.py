@@ -4,8 +4,8 @@ The device that is ready last is so no earlier than all are on average, and a co
 at most the mean cost (Jensen). The sum depends on the cuts, so all of them are allowed for: a tangent of the cost at any point
 is below it, and the sum that is cheapest along the tangent is found table by table. The best tangent is sought (Frank and Wolfe).
 
-Where a compute cost is convex but for some dips, one stands for it that is convex, and not above it on any device of a plan of
-that cost (`reach.py` tells how far these can be into a dip).
+Where a compute cost is not convex, one stands for it that is, and is not above it on any device of a plan of that cost
+(`reach.py` tells how far these can be into a dip).
 
 Parts are left out that no device has memory for, and those that by themselves take longer than some cost: no plan of that cost
 has any of them. If what is left cannot be had for that cost, there is no such plan. The highest such cost is the bound.
@@ -19,7 +19,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from neuroshard.costmodel.protocol import CostModel, Dipping
+from neuroshard.costmodel.protocol import Bending, CostModel
 from neuroshard.search.cases import Case, Cases
 from neuroshard.search.cuts import cheapest_cuts
 from neuroshard.search.problem import Problem
@@ -44,7 +44,7 @@ ASSUMPTIONS_BY_ROWS = (
     "what a single shard needs is looked at",
 )
 CONVEX = "is convex and grows with every vector"
-CONVEX_BUT_FOR_DIPS = "grows with every vector and is convex, but for dips that are allowed for"
+CONVEX_INSTEAD = "grows with every vector, and where it is not convex one below it that is stands for it"
 NOT_BOUNDED = "nothing is proven: the cost model is not known to grow with every vector"
 
 
@@ -62,12 +62,12 @@ def lower_bound(problem: Problem, plan: State) -> Bound:
         return Bound(None, (NOT_BOUNDED,))
     problem.price(np.arange(1, len(problem.item)))
     why = ASSUMPTIONS_BY_ROWS if len(problem.row_blocks.items) else ASSUMPTIONS
-    bends = CONVEX_BUT_FOR_DIPS if _has_dips(problem.model) else CONVEX
+    bends = CONVEX_INSTEAD if _bends(problem.model) else CONVEX
     return Bound(_Proof(problem, plan).bound_ms(plan.cost), tuple(line.format(bends=bends) for line in why))
 
 
-def _has_dips(model: CostModel) -> TypeGuard[Dipping]:
-    return isinstance(model, Dipping) and len(model.dips.bias) > 0
+def _bends(model: CostModel) -> TypeGuard[Bending]:
+    return isinstance(model, Bending) and not model.convex
 
 
 class _Proof:
@@ -140,7 +140,7 @@ class _Proof:
     def _convex(self, cost_ms: float) -> CostModel:
         """A cost model whose compute cost is convex, and not above the problem's on any device of a plan of at most `cost_ms`."""
         model, enough = self.problem.model, (cost_ms - self.all.ahead) * (1 + 1e-9)
-        if not _has_dips(model):
+        if not _bends(model):
             return model
         reach = Reach(self.problem, self.all.alone <= enough, len(self.cases.order) > 0, model.dips)
         below = model.convex_below(*reach.anywhere())

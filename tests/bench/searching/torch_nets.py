@@ -5,8 +5,9 @@ import torch
 
 from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import TrainedCostModel
+from neuroshard.costmodel.compute_net import steps
 from neuroshard.costmodel.exchange_net import ExchangeNet, by_devices, latencies
-from neuroshard.costmodel.features import table_features
+from neuroshard.costmodel.features import ROW_COLUMN, table_features
 
 
 class TorchNets:
@@ -17,7 +18,7 @@ class TorchNets:
         self.scale, self.unit_ms, self.floor = net.scale, net.unit_ms, net.floor
         layers = (*net.table, net.head, net.out)
         self.layers = [(_tensor(layer.weight), _tensor(layer.bias)) for layer in layers]
-        self.skip = _tensor(net.skip)
+        self.skip, self.rates = _tensor(net.skip), None if net.rates is None else _tensor(net.rates)
         if devices > 1:
             self.forward_net, self.backward_net = (
                 Exchange(net, devices, 4.0 * self.batch_size)
@@ -26,15 +27,21 @@ class TorchNets:
             )
 
     def features(self, table: Table, dim: int) -> torch.Tensor:
+        """As the net scales them, and the rows."""
         features = table_features([table], np.array([dim]), self.batch_size)
-        return torch.from_numpy(self.scale.apply(features)[0])
+        rows = np.rint(np.exp2(features[0, ROW_COLUMN]))
+        return torch.from_numpy(np.append(self.scale.apply(features)[0], rows))
 
     def compute(self, features: torch.Tensor) -> torch.Tensor:
-        """(tables, F) -> ms of one device that holds them."""
+        """(tables, F + 1) -> ms of one device that holds them."""
         hidden, vector, head, out = self.layers
+        features, rows = features[:, :-1], features[:, -1].sum()
         vectors = torch.relu(torch.relu(features @ hidden[0] + hidden[1]) @ vector[0] + vector[1])
         sums = vectors.sum(dim=1, keepdim=True)
         members = torch.relu(sums @ head[0] + head[1]) @ out[0] + out[1] + sums @ self.skip
+        if self.rates is not None:
+            shares = torch.from_numpy(steps(rows.numpy()))
+            members = members + (sums @ self.rates * shares).sum(dim=2, keepdim=True)
         return members.mean().clamp(min=self.floor) * self.unit_ms
 
     def forward(self, dims: torch.Tensor, start_delays_ms: torch.Tensor) -> torch.Tensor:
