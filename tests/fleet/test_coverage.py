@@ -13,7 +13,7 @@ from neuroshard.cli import app
 from neuroshard.core.cost import Hardware
 from neuroshard.core.release import ModelRelease
 from neuroshard.core.value import canonical_json, sha256
-from neuroshard.costmodel.bundle import MODEL_FORMAT
+from neuroshard.costmodel.bundle import MODEL_FORMAT, WITHOUT_RATES
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES
 from neuroshard.deploy.golive import go_live, next_number, put
 from neuroshard.fleet.coverage import Coverage, coverage, known_models
@@ -40,6 +40,7 @@ def make_live(
     days_old: float = 1.0,
     error: float | None = 0.08,
     features: tuple[str, ...] = FEATURES,
+    format_version: int = MODEL_FORMAT,
 ) -> str:
     """A bundle as far as the store looks into it, live since `days_old` days; its digest."""
     fingerprint, tensors = hardware.fingerprint, b"numbers"
@@ -47,7 +48,7 @@ def make_live(
         {
             "hardware_fingerprint": fingerprint,
             "tensors_sha256": sha256(tensors),
-            "format_version": MODEL_FORMAT,
+            "format_version": format_version,
             "feature_version": FEATURE_VERSION,
             "features": features,
             "bench": {"hardware": hardware.model_dump(mode="json")},
@@ -86,6 +87,14 @@ def test_a_kind_is_covered_by_its_own_live_model_whatever_node_it_was_measured_o
     one = stands(store, kind(), max_age_seconds=2 * DAY, max_error=0.1)
     assert (one.state, one.to_measure, one.bundle, one.release) == ("covered", False, digest, 1)
     assert one.why == f"cost model {digest[:12]}, 1.0 days old, error on unseen tables 8.0%"
+
+
+@pytest.mark.parametrize(
+    ("version", "state"), [(WITHOUT_RATES, "covered"), (1, "other version"), (MODEL_FORMAT + 1, "other version")]
+)
+def test_a_model_of_every_format_that_can_be_read_covers_its_kind(store: FolderStore, version: int, state: str) -> None:
+    make_live(store, kind().hardware, format_version=version)
+    assert stands(store, kind()).state == state
 
 
 def test_an_empty_store_and_a_kind_that_was_never_seen(store: FolderStore) -> None:
