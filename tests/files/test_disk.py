@@ -1,6 +1,7 @@
 """Whole files or nothing."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,6 +70,17 @@ def test_a_path_that_cannot_be_is_told_in_one_line(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path, there):
+    link, target = tmp_path / "plan.json", tmp_path / "shared" / "plan.json"
+    if there:
+        write_bytes(target, b"old")
+    link.symlink_to(target)
+    write_bytes(link, b"new")
+    assert (link.is_symlink(), target.read_bytes()) == (True, b"new")
+    assert [path.name for path in target.parent.iterdir()] == ["plan.json"]
+
+
 def test_reading_names_the_path_and_what_is_wrong_with_it(tmp_path):
     with pytest.raises(InvalidInput, match="ghost: no such file"):
         read_bytes(tmp_path / "ghost")
@@ -91,6 +103,24 @@ def test_what_cannot_be_written_is_told_beforehand_and_nothing_is_made(tmp_path,
     with pytest.raises(NeuroshardError, match=r"file/x/y: cannot write it: \S+file is not a folder$"):
         write(tmp_path / "file" / "x" / "y")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (0, r"user \d+ may not write to \S+there; check its permissions, or give another path$"),
+        (os.ST_RDONLY, r"\S+there is on a read-only file system; give another path$"),
+    ],
+)
+def test_a_folder_that_may_not_be_written_to_is_named_with_the_reason_and_the_way_out(
+    tmp_path, monkeypatch, flags, told
+):
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # whoever runs the tests may be allowed all
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=flags))
+
+    with pytest.raises(NeuroshardError, match=rf"plan\.json: cannot write it: {told}"):
+        write_bytes(tmp_path / "there" / "plan.json", b"")
 
 
 def test_where_something_can_be_written_asking_makes_nothing(tmp_path):

@@ -11,15 +11,23 @@ from pathlib import Path
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 
 MAX_JSON_BYTES = 256 * 2**20
+WAYS_OUT = {
+    errno.EACCES: "; check its permissions, or give another path",
+    errno.EPERM: "; check its permissions, or give another path",
+    errno.EROFS: "; give another path",
+    errno.ENOSPC: "; free some space, or give another path",
+    errno.EDQUOT: "; free some space, or give another path",
+}
 
 
 @contextmanager
 def disk_errors(path: Path, doing: str) -> Iterator[None]:
-    """Turn an OSError (disk full, no permission, is a directory) into one line that names the path."""
+    """Turn an OSError (disk full, no permission, is a directory) into one line: the path, what is wrong, the way out."""
     try:
         yield
     except OSError as error:
-        raise NeuroshardError(f"{path}: cannot {doing}: {error.strerror or error}") from None
+        way_out = WAYS_OUT.get(error.errno or 0, "")
+        raise NeuroshardError(f"{path}: cannot {doing}: {error.strerror or error}{way_out}") from None
 
 
 def check_can_write(path: Path, *, folder: bool = False) -> None:
@@ -27,11 +35,14 @@ def check_can_write(path: Path, *, folder: bool = False) -> None:
     with disk_errors(path, "write it"):
         if path.is_dir() and not folder:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        there = next(one for one in ((path, *path.parents) if folder else path.parents) if one.exists())
+        target = _target(path)
+        there = next(one for one in ((target, *target.parents) if folder else target.parents) if one.exists())
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{there} is not a folder")
         if not os.access(there, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            if os.statvfs(there).f_flag & os.ST_RDONLY:
+                raise OSError(errno.EROFS, f"{there.absolute()} is on a read-only file system")
+            raise PermissionError(errno.EACCES, f"user {os.getuid()} may not write to {there.absolute()}")
 
 
 def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
@@ -54,11 +65,15 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; at the end of the block it is flushed and renamed to `path`, on an error removed."""
+    """A temporary path beside `path`; at the end of the block it is flushed and renamed to `path`, on an error removed.
+
+    Where `path` is a link, what it leads to is written, as by any other program.
+    """
     check_can_write(path)
     with disk_errors(path, "write it"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        target = _target(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         os.close(handle)
         temporary = Path(name)
         try:
@@ -66,7 +81,7 @@ def writing(path: Path) -> Iterator[Path]:
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             temporary.chmod(0o666 & ~_umask())
-            temporary.replace(path)
+            temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -83,6 +98,11 @@ def writing_folder(path: Path) -> Iterator[Path]:
             temporary.replace(path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _target(path: Path) -> Path:
+    """What a link leads to, be it there or not; any other path as it is."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def _umask() -> int:
