@@ -100,6 +100,8 @@ def test_the_command_line_measures_a_share_and_merges(
     done = neuroshard("merge", tmp_path / "costs-1", tmp_path / "costs-2", "-o", tmp_path / "costs")
     assert (done.returncode, done.stderr) == (0, "")
     assert "of 2 folders" in done.stdout
+    alone = neuroshard("merge", tmp_path / "costs-1", "-o", tmp_path / "copy")
+    assert alone.stdout.endswith("of 1 folder\n")
     wrong = neuroshard("measure", cases_folder, "--backend", "synthetic", "--shard", "3/2", "-o", tmp_path / "x")
     assert (wrong.returncode, wrong.stderr) == (
         2,

@@ -149,4 +149,5 @@ def merge(
     from neuroshard.measure.merge import run
 
     costs = run(folders, out)
-    typer.echo(f"{out}: {len(costs.compute)} table sets and {len(costs.comm)} exchanges of {len(folders)} folders")
+    sets, exchanges = counted(len(costs.compute), "table set"), counted(len(costs.comm), "exchange")
+    typer.echo(f"{out}: {sets} and {exchanges} of {counted(len(folders), 'folder')}")
