@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -185,6 +186,31 @@ def test_two_runs_do_not_write_one_folder(tmp_path, tables):
     CostWriter(tmp_path, BENCH, tables).__exit__(None, None, None)
 
 
+@pytest.mark.parametrize("then", ["nothing", "moved", "begun anew"])
+def test_a_folder_that_is_gone_while_costs_are_written_is_told_and_gets_no_part_without_a_bench(
+    tmp_path, tables, compute, then
+):
+    folder = tmp_path / "costs"
+
+    def write() -> None:
+        with CostWriter(folder, BENCH, tables) as writer:
+            writer.add_compute(compute[0], timed(compute[0]))
+            writer.flush()
+            if then == "moved":
+                folder.rename(tmp_path / "elsewhere")
+            else:
+                shutil.rmtree(folder)
+            if then == "begun anew":
+                CostWriter(folder, BENCH, tables).__exit__(None, None, None)
+            writer.add_compute(compute[1], timed(compute[1]))
+
+    with pytest.raises(NeuroshardError, match="costs: was deleted or moved while costs were written to it; "):
+        write()
+    assert not list(folder.glob("*.parquet"))
+    if then == "moved":
+        assert len(read_costs(tmp_path / "elsewhere").compute) == 1
+
+
 def test_a_row_that_occurs_twice_is_found_out(tmp_path, tables, compute):
     with CostWriter(tmp_path, BENCH, tables) as writer:
         writer.add_compute(compute[0], timed(compute[0]))
@@ -292,6 +318,12 @@ def test_a_calm_that_nothing_can_be_scaled_by_is_told(tmp_path, tables, calm):
     path.write_text(json.dumps(told))
     with pytest.raises(InvalidInput, match=r"costs\.json.*calm_compute_ms"):
         read_costs(tmp_path)
+
+
+def test_of_notes_of_which_one_goes_on_is_told_where_it_does():
+    long = "lookups drawn to match the tables' reuse bins, and " * 3
+    one, other = (BENCH.model_copy(update={"notes": (note,)}) for note in (long, f"{long}more"))
+    assert difference(one, other) == f"notes: …{long[-20:]} there, …{long[-20:]}more now"
 
 
 def test_of_long_notes_is_told_where_they_differ():

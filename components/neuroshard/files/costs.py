@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from neuroshard.core.case import CommCase, ComputeCase
 from neuroshard.core.cost import Bench, CommCost, ComputeCost, Costs, slowness
-from neuroshard.core.errors import InvalidInput
+from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.table import Table
 from neuroshard.core.value import Value, check_format, decode_json
 from neuroshard.files.cases import (
@@ -148,7 +148,15 @@ class CostWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Put what was added since the last flush on disk, as one new part of each kind."""
+        """Put what was added since the last flush on disk, as one new part of each kind.
+
+        Raises NeuroshardError where the folder is not the one any more that was opened: a part that says no bench is no use.
+        """
+        if not _holds(self.lock, self.folder):
+            raise NeuroshardError(
+                f"{self.folder}: was deleted or moved while costs were written to it; measure again, or, where it was moved, "
+                "go on with -o and its new name"
+            )
         for kind, fields in (("compute", COMPUTE_FIELDS), ("comm", COMM_FIELDS)):
             if self.rows[kind]:
                 parts = _parts(self.folder, kind)
@@ -184,6 +192,15 @@ def _lock(folder: Path) -> int:
         for unfinished in folder.glob(".*.parquet.*"):
             unfinished.unlink()
     return lock
+
+
+def _holds(lock: int, folder: Path) -> bool:
+    """Is the folder there still, with its bench, and is it the one that was locked?"""
+    try:
+        there = os.stat(folder / ".lock")
+    except OSError:
+        return False
+    return os.path.samestat(os.fstat(lock), there) and (folder / "costs.json").exists()
 
 
 def read_manifest(folder: Path) -> CostsManifest:
@@ -333,7 +350,7 @@ def difference(one: Value, other: Value) -> str:
 
 def _where_they_differ(one: str, other: str) -> tuple[str, str]:
     """At most 80 characters of each; of long ones those from a little before where they begin to differ."""
-    alike = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    alike = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     begin = max(0, alike - 20) if max(len(one), len(other)) > 80 else 0
     mark = "…" if begin else ""
     return mark + one[begin : begin + 80], mark + other[begin : begin + 80]
