@@ -86,6 +86,29 @@ def test_a_plan_goes_live_if_it_is_better_by_more_than_asked(store, cost_ms, gat
     assert load_plan(store.url, "m") == (new if verdict == "passed" else old)
 
 
+@pytest.mark.parametrize(
+    ("cost_ms", "gate", "error", "told"),
+    [
+        (9.0, Gate(), 0.05, ", more than the 5.0% that its cost model is off by"),
+        (9.6, Gate(), 0.05, ", not more than the 5.0% that its cost model is off by"),
+        (9.6, Gate(min_gain=0.06), 0.05, ", not more than the 6.0% asked for"),
+        (
+            1.0,
+            Gate(),
+            1.2,
+            ", not more than the 120.0% that its cost model is off by, and no gain ever is: measure more cases, or say by "
+            "--min-gain what is enough",
+        ),
+        (1.0, Gate(min_gain=0.5), 1.2, ", more than the 50.0% asked for"),
+    ],
+)
+def test_it_is_told_where_the_least_gain_comes_from_and_what_to_do_where_none_is_enough(
+    store, cost_ms, gate, error, told
+):
+    deploy(plan_of(10.0), store, "m", now=NOW)
+    assert decision_of(store, plan_of(cost_ms, error=error, note="new"), gate).why.endswith(f"{told}; 0 B to move")
+
+
 def test_a_plan_that_is_kept_back_is_published_recorded_and_can_be_promoted(store):
     old, new = plan_of(10.0), plan_of(10.0, note="new")
     first = deploy(old, store, "m", now=NOW)

@@ -56,11 +56,23 @@ class Decision(Value):
         if self.gain is None or self.cost_ms is None or self.live_cost_ms is None:
             return self.comparison
         change = f"{abs(self.gain):.1%} {'lower' if self.gain >= 0 else 'higher'}"
-        limit = f"{'more' if self.verdict == 'passed' else 'not more'} than the {self.min_gain or 0:.1%} asked for"
         moved = "" if self.moved_bytes is None else f"; {format_bytes(self.moved_bytes)} to move"
         return (
-            f"predicted {self.cost_ms:.4g} ms, {change} than the live plan's {self.live_cost_ms:.4g} ms, {limit}{moved}"
+            f"predicted {self.cost_ms:.4g} ms, {change} than the live plan's {self.live_cost_ms:.4g} ms, "
+            f"{self._against_limit}{moved}"
         )
+
+    @property
+    def _against_limit(self) -> str:
+        """How the gain compares with the least gain, and where that comes from: asked for, or as far as the model is off."""
+        least = self.min_gain or 0.0
+        if least != self.cost_model_error:
+            return f"{'more' if self.verdict == 'passed' else 'not more'} than the {least:.1%} asked for"
+        if self.verdict == "passed":
+            return f"more than the {least:.1%} that its cost model is off by"
+        way_out = "measure more cases, or say by --min-gain what is enough"
+        never = f", and no gain ever is: {way_out}" if least >= 1 else ""
+        return f"not more than the {least:.1%} that its cost model is off by{never}"
 
 
 class Sealed(Value):
