@@ -13,7 +13,7 @@ from neuroshard.core.cost import Bench, CommCost, ComputeCost
 from neuroshard.core.errors import InvalidInput, MeasureError, UsageError
 from neuroshard.files.cases import write_cases
 from neuroshard.files.costs import read_costs, read_manifest
-from neuroshard.measure.run import NO_CALMER, measure, run, side_by_side
+from neuroshard.measure.run import NO_CALMER, in_chunks, measure, run
 from neuroshard.measure.schedule import SENTINEL, Step, schedule
 from neuroshard.measure.synthetic import Synthetic
 from neuroshard.measure.worker import WorkerLost
@@ -76,15 +76,15 @@ def test_table_sets_go_side_by_side_and_exchanges_and_the_sentinel_alone(cases: 
     one, two, three = (Step(case, 0) for case in cases.compute[:3])
     exchange, sentinel = Step(cases.comm[0], 0), Step(cases.compute[0], SENTINEL)
     steps = [sentinel, one, two, three, exchange, one, sentinel, two]
-    chunks = list(side_by_side(steps, lambda: 2))
+    chunks = list(in_chunks(steps, lambda: 2))
     assert chunks == [[sentinel], [one, two], [three], [exchange], [one], [sentinel], [two]]
-    assert list(side_by_side(steps, lambda: 1)) == [[step] for step in steps]
+    assert list(in_chunks(steps, lambda: 1)) == [[step] for step in steps]
 
 
 def test_of_long_table_sets_fewer_are_taken_together(cases: Cases) -> None:
     steps = [Step(case, 0) for case in cases.compute[:6]]
     wanted = iter([3, 3, 1, 1, 1])
-    assert [len(chunk) for chunk in side_by_side(steps, lambda: next(wanted))] == [3, 1, 1, 1]
+    assert [len(chunk) for chunk in in_chunks(steps, lambda: next(wanted))] == [3, 1, 1, 1]
 
 
 class Scripted:

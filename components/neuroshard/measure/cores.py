@@ -12,11 +12,18 @@ def may_go_first() -> bool:
     if sys.platform != "linux":
         return False
     policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    may = _go_first()
+    if may:
+        os.sched_setscheduler(0, policy, parameters)
+    return may
+
+
+def _go_first() -> bool:
+    """Run ahead of others from now on, where that is allowed; and say whether it is."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(FIRST))
     except OSError:
         return False
-    os.sched_setscheduler(0, policy, parameters)
     return True
 
 
@@ -31,7 +38,5 @@ def take_core(rank: int) -> None:
         cores = sorted(os.sched_getaffinity(0))
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.sched_setaffinity(0, {cores[rank % len(cores)]})
-            if may_go_first():
-                os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(FIRST))
-            else:
+            if not _go_first():
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

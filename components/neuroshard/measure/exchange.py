@@ -15,7 +15,7 @@ from neuroshard.core.case import CommCase
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.cores import take_core
 from neuroshard.measure.harness import Timing, disagreement, open_device, out_of_memory, timing
-from neuroshard.measure.worker import one_line
+from neuroshard.measure.worker import first_line
 
 COLLECTIVES = {"cpu": "gloo", "cuda": "nccl"}
 BACKWARDS = 3  # to one forward, which takes longer for its delays: short times need more repeats for the same certainty
@@ -110,7 +110,7 @@ class Rank:
         except Exception as caught:
             if not out_of_memory(caught):
                 raise
-            error = f"out of memory on device {self.rank} ({one_line(caught)})"
+            error = f"out of memory on device {self.rank} ({first_line(caught)})"
         if not self._all_say(devices, not error):
             return error
 

@@ -35,14 +35,13 @@ from neuroshard.measure.harness import comm_cost
 from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine, installed_versions
 from neuroshard.measure.rowcap import buffer_bytes, capped_tables, least_cap
 from neuroshard.measure.sets import Lot
-from neuroshard.measure.worker import Crew, WorkerLost
+from neuroshard.measure.worker import Crew, WorkerLost, tried
 
 # gloo otherwise looks for the address of this host's name, which a container may not have
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() else {}
 
 # Of small pages each process gets others, and with them a speed of its own: labels of two differed by 3 % more than those of one.
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}  # torch's allocator then asks Linux for them
-CALM_TRIES = 2  # of looking how calm the machine is, where a worker is lost
 # Of looking how calm a machine can be, when a run begins: over 10 s the calmest is had again within 4 %, over 0.3 s within 10.
 CALM_SECONDS = 10.0
 LOT_SECONDS = 5.0  # that table sets measured in turns may take together: as much is lost when a run is killed
@@ -128,10 +127,10 @@ class OnMachine:
         if self.machine.kind != "cpu":
             return {}
         looks: list[tuple[int, list[Any]]] = []
-        for _ in range(CALM_TRIES):
-            with contextlib.suppress(WorkerLost):
-                looks = [(n, self.all.ask(sentinel(n), count=n)) for _ in range(CALM_LOOKS) for n in self.counts]
-                break
+        with contextlib.suppress(WorkerLost):
+            looks = tried(
+                lambda: [(n, self.all.ask(sentinel(n), count=n)) for _ in range(CALM_LOOKS) for n in self.counts]
+            )
         seen = [(str(n), sentinel_ms(answers)) for n, answers in looks if not any(isinstance(a, str) for a in answers)]
         return {devices: min(ms for n, ms in seen if n == devices) for devices in sorted({n for n, _ in seen})}
 
@@ -139,13 +138,8 @@ class OnMachine:
         """What the sentinel of table sets takes in calm; nothing where there is none."""
         if self.machine.kind != "cpu" or not wanted:
             return {}
-        for more in reversed(range(CALM_TRIES)):
-            try:
-                return dict(self.sets.ask(min(CALM_SECONDS, self.settings.timeout_seconds / 4), count=1)[0])
-            except WorkerLost:
-                if not more:
-                    raise
-        raise AssertionError("unreachable")
+        seconds = min(CALM_SECONDS, self.settings.timeout_seconds / 4)
+        return dict(tried(lambda: self.sets.ask(seconds, count=1)[0]))
 
     def close(self) -> None:
         self.sets.close()

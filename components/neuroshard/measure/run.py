@@ -17,13 +17,12 @@ from neuroshard.core.text import counted
 from neuroshard.measure.backends import Backend, Settings, open_backend
 from neuroshard.measure.schedule import SENTINEL, Step, schedule
 from neuroshard.measure.summary import Measured, comm_repeatability, compute_repeatability, drift
-from neuroshard.measure.worker import WorkerLost
+from neuroshard.measure.worker import WorkerLost, tried
 from neuroshard.progress import progress
 
 if TYPE_CHECKING:
     from neuroshard.files.costs import CostWriter
 
-TRIES = 2  # of a case whose worker was lost; after them the loss is the case's error
 NO_CALMER = 10  # second looks in a row that were disturbed too: then the others are left to a later run
 LOST_IN_A_ROW = 3  # cases; then it may be the machine instead, and the run stops if it is
 
@@ -39,7 +38,7 @@ def measure(steps: Sequence[Step], backend: Backend, deadline: float = math.inf)
     """
     lost: list[tuple[Step, Cost]] = []
     went_well: dict[str, Step] = {}
-    for chunk in side_by_side(steps, lambda: backend.abreast):
+    for chunk in in_chunks(steps, lambda: backend.abreast):
         if time.monotonic() >= deadline:
             break
         together = _together(chunk, backend)
@@ -72,7 +71,7 @@ def _can_be_had(step: Step | None, backend: Backend) -> bool:
         return False
 
 
-def side_by_side(steps: Sequence[Step], abreast: Callable[[], int]) -> Iterator[list[Step]]:
+def in_chunks(steps: Sequence[Step], abreast: Callable[[], int]) -> Iterator[list[Step]]:
     """The steps in order, up to `abreast` table sets at a time. Alone are an exchange, and the sentinel: always on one device.
 
     `abreast` is asked whenever there is a step: of long ones fewer may be wanted.
@@ -103,16 +102,11 @@ def _together(chunk: Sequence[Step], backend: Backend) -> list[ComputeCost] | No
 
 
 def _measured(step: Step, backend: Backend) -> Cost:
-    """The cost of a step, at the last of TRIES where workers are lost."""
-    for more in reversed(range(TRIES)):
-        try:
-            if isinstance(step.case, ComputeCase):
-                return backend.compute(step.case, max(step.round_, 0))
-            return backend.exchange(step.case, max(step.round_, 0))
-        except WorkerLost:
-            if not more:
-                raise
-    raise AssertionError("unreachable")
+    """The cost of a step. Raises WorkerLost."""
+    case, round_ = step.case, max(step.round_, 0)
+    if isinstance(case, ComputeCase):
+        return tried(lambda: backend.compute(case, round_))
+    return tried(lambda: backend.exchange(case, round_))
 
 
 def _failed(step: Step, error: str) -> Cost:

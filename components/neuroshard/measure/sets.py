@@ -10,7 +10,7 @@ from neuroshard.measure import calm
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.fbgemm import TableBatchedEmbedding
 from neuroshard.measure.harness import CaseTiming, compute_cost, out_of_memory, time_case
-from neuroshard.measure.worker import one_line
+from neuroshard.measure.worker import first_line
 
 
 class Lot(NamedTuple):
@@ -72,4 +72,4 @@ def _memory(error: Exception) -> str:
     """What is told where memory ran out. Raises what is anything else."""
     if not out_of_memory(error):
         raise error
-    return f"out of memory ({one_line(error)})"
+    return f"out of memory ({first_line(error)})"

@@ -14,8 +14,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any
+from typing import Any, TypeVar
 
 from neuroshard.core.errors import MeasureError, NeuroshardError
 
@@ -23,13 +24,23 @@ STARTUP_SECONDS = (
     300.0  # torch from a cold disk takes a minute; touching a 4 GiB buffer in a fresh virtual machine 10 s
 )
 CLOSE_SECONDS = 5.0
+TRIES = 2  # of a question whose worker was lost
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Serve = Callable[[Any], Any]
+T = TypeVar("T")
 
 
 class WorkerLost(MeasureError):
     """A worker died or hung, or failed in a way that leaves its state unknown. A fresh one may succeed."""
+
+
+def tried(ask: Callable[[], T]) -> T:
+    """What `ask` returns, at the last of TRIES where workers are lost. Raises WorkerLost."""
+    for _ in range(TRIES - 1):
+        with suppress(WorkerLost):
+            return ask()
+    return ask()
 
 
 class Worker:
@@ -63,7 +74,7 @@ class Worker:
         except (EOFError, OSError):
             raise WorkerLost(self.death()) from None
         except Exception as error:  # what a broken process may write has no end
-            raise WorkerLost(f"worker gave an answer that cannot be read ({one_line(error)})") from None
+            raise WorkerLost(f"worker gave an answer that cannot be read ({first_line(error)})") from None
         if kind == "refused":
             raise MeasureError(value)
         if kind == "failed":
@@ -190,7 +201,7 @@ def main(descriptor: int, target: str) -> None:
     except NeuroshardError as error:
         connection.send(("refused", str(error)))
     except Exception as error:
-        connection.send(("failed", one_line(error)))
+        connection.send(("failed", first_line(error)))
     # not sys.exit: leaving a process group whose peers are gone can wait for ever
     os._exit(0)
 
@@ -201,7 +212,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def one_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """Type and first line of an exception: `RuntimeError: CUDA error: an illegal memory access was encountered`."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__
