@@ -27,5 +27,9 @@ def within(seconds: float, where: str, read: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     if not results:
-        raise Unreachable(f"{where}: no answer within {round(seconds, 1):g} s")
+        raise too_late(where, seconds)
     return results[0]
+
+
+def too_late(where: str, seconds: float) -> Unreachable:
+    return Unreachable(f"{where}: no answer within {round(seconds, 1):g} s")

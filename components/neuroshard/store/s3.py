@@ -1,4 +1,4 @@
-"""A store in an S3 bucket, AWS's or any other that speaks its protocol. The only importer of boto3.
+"""A store in an S3 bucket, AWS's or any other that speaks its protocol. With s3_errors.py the only importer of boto3.
 
 Endpoint, region, profile and credentials come from boto3's own chain: AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, a web
 identity … An endpoint of one's own is addressed path-style. Encryption is the bucket's default; where a bucket's policy wants
@@ -10,44 +10,22 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from boto3.session import Session
 from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    CredentialRetrievalError,
-    HTTPClientError,
-    IncompleteReadError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    ResponseStreamingError,
-)
-from botocore.exceptions import (
-    ConnectionError as BotoConnectionError,
-)
+from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
-from neuroshard.core.errors import (
-    PASSING_STATUSES,
-    Conflict,
-    InvalidInput,
-    NeuroshardError,
-    NotFound,
-    StoreError,
-    Unreachable,
-)
-from neuroshard.core.text import one_line
-from neuroshard.store.deadline import within
+from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound, StoreError
+from neuroshard.store.deadline import too_late, within
 from neuroshard.store.protocol import MAX_BYTES, Entry, check_key, is_key
+from neuroshard.store.s3_errors import ATTEMPTS, BROKEN_OFF, Busy, told
 
-ATTEMPTS = 4  # boto3's "standard" mode: again after 500, 502, 503, 504, throttling and timeouts; never after 403 or 404
 # For a request with all its attempts, which take 95 s if each of them hangs: read_timeout starts anew with every byte that
 # trickles in, and a credential_process may never end.
 REQUEST_SECONDS = 120.0
@@ -73,17 +51,7 @@ CHATTY = {
     "botocore.credentials": logging.CRITICAL,
 }
 
-# What an error code means where its status does not say it.
-EXPIRED = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "ExpiredTokenException"}
-PASSING = {"RequestTimeout", "RequestTimeoutException", "SlowDown", "Throttling", "ThrottlingException", "BadDigest"}
-# urllib3's own where it breaks off in an error's text
-BROKEN_OFF = (IncompleteReadError, ResponseStreamingError, HTTPError)
-
 T = TypeVar("T")
-
-
-class Busy(Conflict):
-    """409: another write of the key is under way. Nothing was written, and nothing is known of its end."""
 
 
 class S3Store:
@@ -213,8 +181,8 @@ class S3Store:
         began = time.monotonic()
         while chunk := body.read(2**14):
             data += chunk
-            if time.monotonic() - began > REQUEST_SECONDS:
-                raise Unreachable(f"{self.url}/{key}: not whole after {REQUEST_SECONDS:.0f} s; the store is too slow")
+            if time.monotonic() - began > REQUEST_SECONDS:  # who waited has left, and nothing else ends this thread
+                raise too_late(f"{self.url}/{key}", REQUEST_SECONDS)
             if len(data) > max_bytes:
                 raise InvalidInput(f"{self.url}/{key}: more than the {max_bytes:,} bytes that it may have")
         return bytes(data)
@@ -284,86 +252,5 @@ class S3Store:
             return True
         return False
 
-    @contextmanager
-    def _errors(self, key: str, has_condition: bool = False) -> Iterator[None]:
-        """Turn boto3's exceptions into ours, in one line and without their texts, which may quote a secret."""
-        where = f"{self.url}/{key}"
-        try:
-            yield
-        except ClientError as error:
-            raise self._answered(error, where, has_condition) from None
-        except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as error:
-            raise StoreError(
-                f"{where}: no usable credentials ({type(error).__name__}); set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY"
-            ) from None
-        except BROKEN_OFF:
-            raise Unreachable(f"{where}: the answer broke off, {ATTEMPTS} times; try again") from None
-        except (BotoConnectionError, HTTPClientError) as error:
-            raise Unreachable(
-                f"{where}: cannot reach the store at {self._endpoint()} ({type(error).__name__}); check AWS_ENDPOINT_URL "
-                "and the network"
-            ) from None
-        except RecursionError:  # boto3 asks for the bucket's region, is redirected, asks for the bucket's region, …
-            raise StoreError(
-                f"{where}: the store redirects in a circle; check AWS_REGION and AWS_ENDPOINT_URL"
-            ) from None
-        except OSError as error:  # boto3 reads a token, a certificate or what a credential_process names
-            raise StoreError(
-                f"{where}: boto3 cannot read {error.filename or 'a file of its configuration'} ({type(error).__name__}); check "
-                "AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CA_BUNDLE and the AWS configuration files"
-            ) from None
-        except (
-            BotoCoreError,
-            LookupError,
-            ValueError,
-        ) as error:  # an answer that is not S3's, or was damaged on its way
-            raise StoreError(
-                f"{where}: the store's answer makes no sense ({type(error).__name__}); is AWS_ENDPOINT_URL that of an S3 store?"
-            ) from None
-
-    def _answered(self, error: ClientError, where: str, has_condition: bool) -> StoreError:
-        """What an error status of the store means."""
-        status = error.response["ResponseMetadata"]["HTTPStatusCode"]
-        code = one_line(error.response["Error"].get("Code", "without a code"), 60)
-        if error.operation_name.startswith("AssumeRole") and status < 500:
-            return StoreError(
-                f"{where}: no usable credentials ({error.operation_name} answered {status} {code}); check AWS_ROLE_ARN, "
-                "AWS_WEB_IDENTITY_TOKEN_FILE and what the role trusts"
-            )
-        if code == "NoSuchBucket":
-            return NotFound(f"s3://{self.bucket}: no such bucket at {self._endpoint()}")
-        if has_condition and status == 409:
-            return Busy(f"{where}: another write of it is under way (409 {code}), {ATTEMPTS} times")
-        if has_condition and (status == 412 or code == "NoSuchKey"):
-            return Conflict(f"{where}: somebody else changed it in between")
-        if status == 404:
-            return NotFound(f"{where}: does not exist")
-        if code in EXPIRED:
-            return StoreError(f"{where}: the credentials have expired ({status} {code}); renew them, then try again")
-        if code == "RequestTimeTooSkewed":
-            return StoreError(f"{where}: this machine's clock is too far from the store's ({status} {code}); set it")
-        if code.startswith("KMS."):
-            return StoreError(
-                f"{where}: its encryption key cannot be used ({status} {code}); check NEUROSHARD_SSE_KMS_KEY, the key "
-                "and its policy"
-            )
-        if status in (401, 403):
-            return StoreError(
-                f"{where}: access denied ({status} {code}); check the credentials; they need s3:GetObject, s3:PutObject and "
-                "s3:ListBucket here, and s3:DeleteObject for gc"
-            )
-        if status == 501 and has_condition:
-            return StoreError(
-                f"{self.url}: this store has no conditional writes (501); if nobody else deploys here, give --single-writer"
-            )
-        passing = status in PASSING_STATUSES or code in PASSING
-        if not passing and (300 <= status < 400 or status == 400):
-            return StoreError(f"{where}: the store answered {status} {code}; check AWS_REGION and AWS_ENDPOINT_URL")
-        kind = Unreachable if passing else StoreError
-        return kind(f"{where}: the store answered {status} {code}; try again")
-
-    def _endpoint(self) -> str:
-        """Host and port of the endpoint: its URL may carry a password."""
-        parts = urlsplit(self.client.meta.endpoint_url)
-        return f"{parts.hostname}:{parts.port}" if parts.port else f"{parts.hostname}"
+    def _errors(self, key: str, has_condition: bool = False) -> AbstractContextManager[None]:
+        return told(f"{self.url}/{key}", self.client.meta.endpoint_url, has_condition)

@@ -1,0 +1,120 @@
+"""What boto3's exceptions and an S3 store's error statuses mean, in one line, without their texts, which may quote a secret."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ResponseStreamingError,
+)
+from botocore.exceptions import (
+    ConnectionError as BotoConnectionError,
+)
+from urllib3.exceptions import HTTPError
+
+from neuroshard.core.errors import PASSING_STATUSES, Conflict, NotFound, StoreError, Unreachable
+from neuroshard.core.text import one_line
+
+ATTEMPTS = 4  # boto3's "standard" mode: again after 500, 502, 503, 504, throttling and timeouts; never after 403 or 404
+
+# What an error code means where its status does not say it.
+EXPIRED = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "ExpiredTokenException"}
+PASSING = {"RequestTimeout", "RequestTimeoutException", "SlowDown", "Throttling", "ThrottlingException", "BadDigest"}
+# urllib3's own where it breaks off in an error's text
+BROKEN_OFF = (IncompleteReadError, ResponseStreamingError, HTTPError)
+
+
+class Busy(Conflict):
+    """409: another write of the key is under way. Nothing was written, and nothing is known of its end."""
+
+
+@contextmanager
+def told(where: str, endpoint_url: str, has_condition: bool = False) -> Iterator[None]:
+    """Turn what goes wrong with a request for `where` (s3://bucket/key) into a StoreError. A write may have a condition."""
+    try:
+        yield
+    except ClientError as error:
+        raise _answered(error, where, _host(endpoint_url), has_condition) from None
+    except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as error:
+        raise StoreError(
+            f"{where}: no usable credentials ({type(error).__name__}); set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY"
+        ) from None
+    except BROKEN_OFF:
+        raise Unreachable(f"{where}: the answer broke off, {ATTEMPTS} times; try again") from None
+    except (BotoConnectionError, HTTPClientError) as error:
+        raise Unreachable(
+            f"{where}: cannot reach the store at {_host(endpoint_url)} ({type(error).__name__}); check AWS_ENDPOINT_URL "
+            "and the network"
+        ) from None
+    except RecursionError:  # boto3 asks for the bucket's region, is redirected, asks for the bucket's region, …
+        raise StoreError(f"{where}: the store redirects in a circle; check AWS_REGION and AWS_ENDPOINT_URL") from None
+    except OSError as error:  # boto3 reads a token, a certificate or what a credential_process names
+        raise StoreError(
+            f"{where}: boto3 cannot read {error.filename or 'a file of its configuration'} ({type(error).__name__}); check "
+            "AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CA_BUNDLE and the AWS configuration files"
+        ) from None
+    except (
+        BotoCoreError,
+        LookupError,
+        ValueError,
+    ) as error:  # an answer that is not S3's, or was damaged on its way
+        raise StoreError(
+            f"{where}: the store's answer makes no sense ({type(error).__name__}); is AWS_ENDPOINT_URL that of an S3 store?"
+        ) from None
+
+
+def _answered(error: ClientError, where: str, host: str, has_condition: bool) -> StoreError:
+    """What an error status of the store means."""
+    status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+    bucket = "/".join(where.split("/")[:3])
+    code = one_line(error.response["Error"].get("Code", "without a code"), 60)
+    if error.operation_name.startswith("AssumeRole") and status < 500:
+        return StoreError(
+            f"{where}: no usable credentials ({error.operation_name} answered {status} {code}); check AWS_ROLE_ARN, "
+            "AWS_WEB_IDENTITY_TOKEN_FILE and what the role trusts"
+        )
+    if code == "NoSuchBucket":
+        return NotFound(f"{bucket}: no such bucket at {host}")
+    if has_condition and status == 409:
+        return Busy(f"{where}: another write of it is under way (409 {code}), {ATTEMPTS} times")
+    if has_condition and (status == 412 or code == "NoSuchKey"):
+        return Conflict(f"{where}: somebody else changed it in between")
+    if status == 404:
+        return NotFound(f"{where}: does not exist")
+    if code in EXPIRED:
+        return StoreError(f"{where}: the credentials have expired ({status} {code}); renew them, then try again")
+    if code == "RequestTimeTooSkewed":
+        return StoreError(f"{where}: this machine's clock is too far from the store's ({status} {code}); set it")
+    if code.startswith("KMS."):
+        return StoreError(
+            f"{where}: its encryption key cannot be used ({status} {code}); check NEUROSHARD_SSE_KMS_KEY, the key "
+            "and its policy"
+        )
+    if status in (401, 403):
+        return StoreError(
+            f"{where}: access denied ({status} {code}); check the credentials; they need s3:GetObject, s3:PutObject and "
+            "s3:ListBucket here, and s3:DeleteObject for gc"
+        )
+    if status == 501 and has_condition:
+        return StoreError(
+            f"{bucket}: this store has no conditional writes (501); if nobody else deploys here, give --single-writer"
+        )
+    passing = status in PASSING_STATUSES or code in PASSING
+    if not passing and (300 <= status < 400 or status == 400):
+        return StoreError(f"{where}: the store answered {status} {code}; check AWS_REGION and AWS_ENDPOINT_URL")
+    kind = Unreachable if passing else StoreError
+    return kind(f"{where}: the store answered {status} {code}; try again")
+
+
+def _host(endpoint_url: str) -> str:
+    """Host and port of the endpoint: its URL may carry a password."""
+    parts = urlsplit(endpoint_url)
+    return f"{parts.hostname}:{parts.port}" if parts.port else f"{parts.hostname}"
