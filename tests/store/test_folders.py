@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from helpers.memory_store import MemoryStore
-from neuroshard.core.errors import Conflict, Unreachable
+from neuroshard.core.errors import Conflict, StoreError, Unreachable
 from neuroshard.store import folders
-from neuroshard.store.folders import delete_folder, fetch_folder, kept, patiently
+from neuroshard.store.folders import delete_folder, fetch_folder, kept, patiently, send_folder
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +65,40 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path: Path) -> None:
     with kept(store, "w", tmp_path):
         (tmp_path / "part").write_text("1")
     assert (store.read("w/part"), len(tries)) == (b"1", 4)
+
+
+def test_what_cannot_be_sent_meanwhile_is_told_once_each_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, tries, sent = MemoryStore(), [], threading.Event()
+    create = store.create
+
+    def expired(key: str, data: bytes) -> None:
+        tries.append(key)
+        if len(tries) < 4:
+            raise StoreError("the credentials have expired")
+        create(key, data)
+        sent.set()
+
+    store.create = expired  # type: ignore[method-assign]
+    (tmp_path / "part").write_text("1")
+    with kept(store, "w", tmp_path, every_seconds=0.01):
+        assert sent.wait(10)
+    assert capsys.readouterr().err == (
+        "note: the credentials have expired; until that is mended, nothing new is kept there\n"
+    )
+
+
+def test_of_two_that_fill_one_folder_the_second_sends_no_part(tmp_path: Path) -> None:
+    store, one, other = MemoryStore(), tmp_path / "one", tmp_path / "other"
+    for folder, part in ((one, "b-0"), (other, "a-0")):
+        folder.mkdir()
+        (folder / part).write_text("a part")
+        (folder / "costs.json").write_text(f"of {folder.name}")
+    send_folder(store, "w", one, set())
+    with pytest.raises(Conflict):
+        send_folder(store, "w", other, set())
+    assert [entry.key for entry in store.list("w/")] == ["w/b-0", "w/costs.json"]
 
 
 def test_patience_ends_and_a_refusal_is_told_at_once() -> None:

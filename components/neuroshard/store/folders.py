@@ -1,5 +1,6 @@
 """A folder of files that are each written once, kept in a store while it grows: what a pod measures outlives the pod."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,8 +40,12 @@ def fetch_folder(store: Store, prefix: str, folder: Path) -> tuple[str, ...]:
 
 
 def send_folder(store: Store, prefix: str, folder: Path, sent: set[str]) -> None:
-    """Create the files of `folder` under `prefix`, but for those in `sent`, which grows. Scratch (.name) stays here."""
-    for path in sorted(folder.rglob("*")):
+    """Create the files of `folder` under `prefix`, but for those in `sent`, which grows. Scratch (.name) stays here.
+
+    JSON, which tells of the rest, goes first: of two pods that fill one folder the second then sends nothing at all, rather than
+    parts that lie beside the other's.
+    """
+    for path in sorted(folder.rglob("*"), key=lambda path: (path.suffix != ".json", path)):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name not in sent and not any(part.startswith(".") for part in name.split("/")):
             store.create(f"{prefix}/{name}", path.read_bytes())
@@ -63,11 +68,15 @@ def kept(store: Store, prefix: str, folder: Path, every_seconds: float = EVERY_S
     ended = threading.Event()
 
     def send_now_and_then() -> None:
+        said = ""
         while not ended.wait(every_seconds):
             try:
                 send_folder(store, prefix, folder, sent)
-            except StoreError:  # the block goes on; the end tells if it stays so
-                continue
+                said = ""
+            except StoreError as error:  # the block goes on; the end tells if it stays so
+                if str(error) != said:
+                    said = str(error)
+                    print(f"note: {error}; until that is mended, nothing new is kept there", file=sys.stderr)
 
     thread = threading.Thread(target=send_now_and_then, daemon=True)
     thread.start()
