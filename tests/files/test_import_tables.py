@@ -11,6 +11,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
 from neuroshard.files.import_tables import import_tables
+from neuroshard.files.tables import read_tables, write_tables
 
 ROW = {"name": "a", "rows": 1000, "dim": 2048, "pooling_factor": 2.5}
 BINS = [0.5, 0.25, 0.25, *[0.0] * 14]
@@ -100,6 +101,31 @@ def test_repeated_names_are_numbered_around_those_that_exist(tmp_path, suffix):
     one = imported(tmp_path, suffix, [{**ROW, "name": name} for name in ("a", "a", "a_2", "b", "a")])
     assert [table.name for table in one.tables] == ["a", "a_3", "a_2", "b", "a_4"]
     assert one.notes == (f"{tmp_path}/t.{suffix}: repeated names were numbered: 'a' became 'a_3' and 1 more",)
+
+
+@every_format
+def test_a_repeated_name_as_long_as_can_be_keeps_within_that_with_its_number(tmp_path, suffix):
+    tables = imported(tmp_path, suffix, [{**ROW, "name": "x" * 500}] * 11).tables
+    assert [table.name for table in tables[:2]] == ["x" * 500, "x" * 498 + "_2"]
+    assert tables[-1].name == "x" * 497 + "_11"
+    write_tables(tmp_path / "tables.json", tables)
+    assert read_tables(tmp_path / "tables.json") == (tables, ())
+
+
+def test_a_column_that_nobody_reads_may_hold_what_cannot_be_read(tmp_path):
+    path = as_parquet(tmp_path / "t.parquet", [ROW])
+    strange = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    pq.write_table(pq.read_table(path).append_column("owner", strange), path)
+    assert import_tables(path).tables == (Table(**ROW),)
+
+
+def test_text_of_parquet_that_is_no_text_is_told_in_one_line(tmp_path):
+    path = as_parquet(tmp_path / "t.parquet", [ROW])
+    table = pq.read_table(path)
+    strange = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    pq.write_table(table.set_column(table.column_names.index("name"), "name", strange), path)
+    with pytest.raises(InvalidInput, match=r"t\.parquet: not a whole Parquet file \("):
+        import_tables(path)
 
 
 @every_format

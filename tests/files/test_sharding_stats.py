@@ -239,6 +239,7 @@ def test_the_last_of_several_printouts_counts(columns, mixed, tmp_path):
             "holds no Parameter Info",
         ),
         (lambda text: text.replace("Batch Size: 512", "Batch Size:"), "no line 'Batch Size'"),
+        (lambda text: text.replace("Batch Size: 512", f"Batch Size: {'9' * 5000}"), "no line 'Batch Size'"),
         (lambda text: text.replace(" 5000 ", " many "), "line 2[0-9]: not a line of the planner's Parameter Info"),
         (lambda text: text.replace("   unweighted   ", "   ", 1), "line [12][0-9]: has 15 cells.*16 columns"),
         (lambda text: text.replace("      0-3   ", "      0-2   "), "user is in 4 shards of columns, on 3 ranks"),

@@ -181,6 +181,9 @@ def test_other_safetensors_files_are_no_traces(tmp_path):
     save(path, {"a.indices": one.astype(np.int32), "a.lengths": one}, {"format_version": "1"})
     with pytest.raises(InvalidInput, match="must be a vector of int64, not int32"):
         read_traces(path)
+    save(path, {"a.indices": one}, {"format_version": "9" * 5000})
+    with pytest.raises(InvalidInput, match="its metadata has no format_version"):
+        read_traces(path)
     save(path, {}, {"format_version": "2"})
     with pytest.raises(NewerFormat, match="upgrade"):
         read_traces(path)

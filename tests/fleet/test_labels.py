@@ -167,7 +167,16 @@ def test_labels_that_cannot_be_become_a_note_and_the_others_are_seen(change: dic
     assert message in note
 
 
-@pytest.mark.parametrize("data", [None, [], {"metadata": {}}, {"metadata": {"name": "n", "labels": 3}}])
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        {"metadata": {}},
+        {"metadata": {"name": "n", "labels": 3}},
+        {"metadata": {"name": "n"}, "status": {"allocatable": {"nvidia.com/gpu": "9" * 5000}}},
+    ],
+)
 def test_what_is_no_node_is_told(data: Any) -> None:
     with pytest.raises(InvalidInput, match=r"^here"):
         Node.from_json(data, "here")

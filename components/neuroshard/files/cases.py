@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from neuroshard.core.case import Cases, CommCase, ComputeCase
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import Table
+from neuroshard.core.text import one_line
 from neuroshard.core.value import Value, check_format, decode_json, explain
 from neuroshard.files.disk import disk_errors, read_bytes, write_bytes, writing
 
@@ -167,15 +168,15 @@ def read_rows(path: Path, fields: list[tuple[str, pa.DataType]]) -> list[dict[st
     try:
         table = pq.read_table(path, memory_map=False, partitioning=None, page_checksum_verification=True)
         names = table.column_names
+        for name, kind in fields:
+            if name not in names and name in LATER_COLUMNS:
+                table = table.append_column(name, pa.nulls(len(table), kind))
+            if name not in table.column_names:
+                raise InvalidInput(f"{path}: column {name!r} is missing")
+            if table.schema.field(name).type != kind:
+                raise InvalidInput(f"{path}: column {name!r} is {table.schema.field(name).type}, expected {kind}")
+        rows: list[dict[str, Any]] = table.select([name for name, _ in fields]).to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InvalidInput(f"{path}: not a whole Parquet file ({first[:120]}); make it again") from None
-    for name, kind in fields:
-        if name not in names and name in LATER_COLUMNS:
-            table = table.append_column(name, pa.nulls(len(table), kind))
-        if name not in table.column_names:
-            raise InvalidInput(f"{path}: column {name!r} is missing")
-        if table.schema.field(name).type != kind:
-            raise InvalidInput(f"{path}: column {name!r} is {table.schema.field(name).type}, expected {kind}")
-    rows: list[dict[str, Any]] = table.select([name for name, _ in fields]).to_pylist()
+        said = one_line(error, 120) or type(error).__name__
+        raise InvalidInput(f"{path}: not a whole Parquet file ({said}); make it again") from None
     return rows

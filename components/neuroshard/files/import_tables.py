@@ -7,6 +7,7 @@ A table is an object or a row with name, rows, dim, pooling_factor and whatever 
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
+from neuroshard.core.text import one_line
 from neuroshard.core.value import shown
 from neuroshard.files.disk import read_bytes
 from neuroshard.files.dlrm_datasets import read_dlrm_dataset
@@ -95,13 +97,15 @@ def read_parquet(path: Path) -> tuple[list[Entry], set[str]]:
     if not path.exists():
         raise InvalidInput(f"{path}: no such file")
     try:
-        rows = pq.read_table(path, partitioning=None)
-        columns = _columns(rows.column_names, path)
+        table = pq.read_table(path, partitioning=None)
+        columns = _columns(table.column_names, path)
+        known = [name for name in columns if name in KNOWN]  # what else is there may be of any type, or too large
+        rows = table.rename_columns(columns).select(known).to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path}: not a whole Parquet file ({str(error).splitlines()[0]:.120})") from None
-    entries = [
-        Entry.of(f"{path}: row {index}", row) for index, row in enumerate(rows.rename_columns(columns).to_pylist())
-    ]
+        raise InvalidInput(
+            f"{path}: not a whole Parquet file ({one_line(error, 120) or type(error).__name__})"
+        ) from None
+    entries = [Entry.of(f"{path}: row {index}", row) for index, row in enumerate(rows)]
     for where, fields in entries:
         for name in NUMBERS & fields.keys():
             if isinstance(fields[name], bool) or not isinstance(fields[name], int | float):
@@ -119,9 +123,9 @@ READERS: dict[str, Callable[[Path], tuple[list[Entry], set[str]]]] = {
 def _columns(header: Iterable[str], path: Path) -> list[str]:
     """Column names under our names. Raises InvalidInput where one that must be there is not, or one occurs twice."""
     columns = [ALIASES.get(name, name) for name in header]
-    for name in columns:
-        if columns.count(name) > 1:
-            raise InvalidInput(f"{path}: column {name!r} occurs {columns.count(name)} times")
+    for name, times in Counter(columns).items():
+        if times > 1:
+            raise InvalidInput(f"{path}: column {name!r} occurs {times} times")
     for name in REQUIRED:
         if name not in columns:
             raise InvalidInput(f"{path}: column {name!r} is missing; there are {shown(', '.join(columns), 200)}")

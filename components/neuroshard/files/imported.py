@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
+from neuroshard.core.table import ELEMENT_BYTES, MAX_NAME, OPTIMIZER_BYTES, Table
 from neuroshard.core.text import counted
 from neuroshard.core.value import check_format, decode_json, shown
 from neuroshard.files.access import BinsOf, access_bins
@@ -108,15 +108,21 @@ def table_defaults(*, access: str = "uniform", dtype: str = "fp32", optimizer: s
 
 
 def number_repeats(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Names made distinct (the second `x` becomes `x_2`, or the next free number), and a note where that was needed."""
+    """Names made distinct (the second `x` becomes `x_2`, or the next free number), and a note where that was needed.
+
+    The end of a name makes room for the number where it would be too long with it.
+    """
     taken = set(names)
     seen: set[str] = set()
+    numbers: dict[str, int] = {}  # the next of each name: names may repeat a million times
     distinct: list[str] = []
     renamed: list[str] = []
     for name in names:
-        new, number = name, 2
+        new, number = name, numbers.get(name, 2)
         while new in seen or (new != name and new in taken):
-            new, number = f"{name}_{number}", number + 1
+            end = f"_{number}"
+            new, number = name[: MAX_NAME - len(end)] + end, number + 1
+        numbers[name] = number
         if new != name:
             renamed.append(f"{name!r} became {new!r}")
         seen.add(new)

@@ -57,7 +57,7 @@ def _checked(pairs: Iterable[tuple[str, Any]], where: str) -> dict[str, float]:
     for name, value in pairs:
         try:
             factor = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             factor = math.nan
         if not 0 <= factor <= 1e9:
             raise InvalidInput(

@@ -75,7 +75,7 @@ def read_stats(path: Path) -> Printed:
             "keep the lines whole"
         )
     ranks = [_rank_ms(where, cells) for where, cells in _rows(path, lines, "Rank", "Perf (ms)")]
-    batch_size = re.search(r"^Batch Size: ([0-9]+)$", "\n".join(texts), re.M)
+    batch_size = re.search(r"^Batch Size: ([0-9]{1,10})$", "\n".join(texts), re.M)
     if batch_size is None:
         raise InvalidInput(f"{path}: the printout has no line 'Batch Size'; is it whole?")
     return Printed(

@@ -74,7 +74,7 @@ def read_traces(path: Path) -> Traces:
 
 def _check_version(metadata: Mapping[str, str] | None, where: str) -> None:
     version = (metadata or {}).get("format_version", "")
-    if not version.isdecimal():
+    if not version.isdecimal() or len(version) > 9:
         raise InvalidInput(f"{where}: not a traces file: its metadata has no format_version")
     check_format({"format_version": int(version)}, TRACES_FORMAT, where)
 

@@ -59,7 +59,7 @@ class Node(Value):
                 },
                 where,
             )
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"{where}: is no node of Kubernetes: {type(error).__name__}: {shown(error)}") from None
 
     def takes_work(self, tolerations: Sequence[Toleration]) -> bool:
