@@ -39,7 +39,8 @@ def test_a_day_of_releases(tmp_path, neuroshard, place):
     assert step("deploy", "old.json") == f"store: m release 1 is live, plan {old}\ngate: nothing is live\n"
     assert step("deploy", "equal.json", "--tables", "tables.json") == (
         f"store: kept the live plan: m release 1, plan {old}\n"
-        "gate: predicted 1.95 ms, 2.5% lower than the live plan's 2 ms, not more than the 5.0% that its cost model is off by; 0 B to move\n"
+        "gate: predicted 1.95 ms, 2.5% lower than the live plan's 2 ms, not more than the 5.0% that its cost model is off by; "
+        "0 B to move\n"
     )
     assert step("deploy", "better.json", "--tables", "others.json", code=1).startswith(
         f"error: store: plan {better} of 'm' does not go live: it has table 'user', which the model lacks"
