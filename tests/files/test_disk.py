@@ -1,6 +1,7 @@
 """Whole files or nothing."""
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -81,6 +82,19 @@ def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path, there):
     assert [path.name for path in target.parent.iterdir()] == ["plan.json"]
 
 
+def test_a_pipe_gets_the_bytes_and_stays_a_pipe(tmp_path):
+    """As /dev/null should, which a run as root could otherwise replace by a file."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_bytes(path, b"plan")
+        assert os.read(reading, 100) == b"plan"
+    finally:
+        os.close(reading)
+    assert (path.is_fifo(), [one.name for one in tmp_path.iterdir()]) == (True, ["pipe"])
+
+
 def test_reading_names_the_path_and_what_is_wrong_with_it(tmp_path):
     with pytest.raises(InvalidInput, match="ghost: no such file"):
         read_bytes(tmp_path / "ghost")
@@ -91,6 +105,8 @@ def test_reading_names_the_path_and_what_is_wrong_with_it(tmp_path):
     write_bytes(tmp_path / "big", b"12345")
     with pytest.raises(InvalidInput, match="5 bytes, more than the 4"):
         read_bytes(tmp_path / "big", max_bytes=4)
+    with pytest.raises(InvalidInput, match="more than the 4 bytes"):
+        read_bytes(Path("/dev/zero"), max_bytes=4)
 
 
 @pytest.mark.parametrize("write", [check_can_write, lambda path: write_bytes(path, b"")])

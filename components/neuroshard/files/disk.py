@@ -35,6 +35,8 @@ def check_can_write(path: Path, *, folder: bool = False) -> None:
     with disk_errors(path, "write it"):
         if path.is_dir() and not folder:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if _is_sink(path) and not folder:
+            return
         target = _target(path)
         there = next(one for one in ((target, *target.parents) if folder else target.parents) if one.exists())
         if not there.is_dir():
@@ -54,7 +56,11 @@ def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
             raise InvalidInput(
                 f"{path}: {path.stat().st_size:,} bytes, more than the {max_bytes:,} that such a file may have"
             )
-        return path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:  # a pipe or a device says no size
+            raise InvalidInput(f"{path}: more than the {max_bytes:,} bytes that such a file may have")
+        return data
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -67,17 +73,22 @@ def write_bytes(path: Path, data: bytes) -> None:
 def writing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`; at the end of the block it is flushed and renamed to `path`, on an error removed.
 
-    Where `path` is a link, what it leads to is written, as by any other program.
+    Where `path` is a link, what it leads to is written, and where it is a pipe or a device (/dev/null, /dev/stdout), that gets
+    the bytes, as from any other program.
     """
     check_can_write(path)
     with disk_errors(path, "write it"):
-        target = _target(path)
+        target, is_sink = _target(path), _is_sink(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        handle, name = tempfile.mkstemp(dir=None if is_sink else target.parent, prefix=f".{target.name}.")
         os.close(handle)
         temporary = Path(name)
         try:
             yield temporary
+            if is_sink:
+                with temporary.open("rb") as data, path.open("wb") as sink:
+                    shutil.copyfileobj(data, sink)
+                return
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             temporary.chmod(0o666 & ~_umask())
@@ -103,6 +114,11 @@ def writing_folder(path: Path) -> Iterator[Path]:
 def _target(path: Path) -> Path:
     """What a link leads to, be it there or not; any other path as it is."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def _is_sink(path: Path) -> bool:
+    """A pipe or a device, which takes what is written to it and which nothing may take the place of."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _umask() -> int:
