@@ -48,6 +48,7 @@ def made(tmp_path_factory, neuroshard) -> Path:
     ("change", "words"),
     [
         ({"dim": 6}, ["tables[1]", "dim", "multiple of 4", "6"]),
+        ({"dim": 10**100}, ["tables[1]", "dim", "at most 65536, not 1000", "…"]),
         ({"rows": 0}, ["tables[1]", "rows", "0"]),
         ({"rows": -5}, ["tables[1]", "rows", "-5"]),
         ({"pooling_factor": math.nan}, ["tables[1]", "pooling_factor", "nan"]),
@@ -227,6 +228,8 @@ def test_a_package_that_is_not_installed_is_named(made, missing, words):
         ("search tables.json --model model --devices 2 --memory 1GiB --rounds 1000000 -o cases", ["Is a directory"]),
         ("evaluate plan.json --backend cpu --rounds 1000 -o model", ["Is a directory"]),
         ("pretrain costs -o plan.json", ["plan.json is not a folder"]),
+        ("augment tables.json --devices 2 --memory 1GiB -o plan.json", ["plan.json is not a folder"]),
+        ("measure cases --backend synthetic -o /dev/null", ["/dev/null is not a folder"]),
     ],
 )
 def test_what_cannot_be_written_is_told_before_the_work(made, neuroshard, command, words):

@@ -27,6 +27,7 @@ from neuroshard.core.value import sha256
 from neuroshard.costmodel.open import open_cost_model
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.cases import write_cases
+from neuroshard.files.disk import check_can_write
 from neuroshard.files.tables import read_tables
 from neuroshard.progress import Bar, progress
 
@@ -171,6 +172,7 @@ def run(
 
     `acquire_for` names a cost model, as `--model` does. Raises what `augment` raises, and InvalidInput.
     """
+    check_can_write(out, folder=True)
     tables, notes = read_tables(tables_path)
     print(*(f"note: {note}\n" for note in notes), sep="", end="", file=sys.stderr)
     cases = augment(

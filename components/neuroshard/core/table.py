@@ -88,9 +88,11 @@ class Table(Value):
     @classmethod
     def _dim(cls, dim: int) -> int:
         if dim < DIM_STEP or dim % DIM_STEP:
-            raise ValueError(f"must be a positive multiple of {DIM_STEP} (FBGEMM's fused kernels need it), not {dim}")
+            raise ValueError(
+                f"must be a positive multiple of {DIM_STEP} (FBGEMM's fused kernels need it), not {shown(dim)}"
+            )
         if dim > MAX_DIM:
-            raise ValueError(f"must be at most {MAX_DIM}, not {dim}")
+            raise ValueError(f"must be at most {MAX_DIM}, not {shown(dim)}")
         return dim
 
     @field_validator("pooling_factor")
@@ -104,7 +106,7 @@ class Table(Value):
     @classmethod
     def _element_bytes(cls, element_bytes: int) -> int:
         if element_bytes not in ELEMENT_BYTES.values():
-            raise ValueError(f"must be 4 (fp32) or 2 (fp16), not {element_bytes}")
+            raise ValueError(f"must be 4 (fp32) or 2 (fp16), not {shown(element_bytes)}")
         return element_bytes
 
     @field_validator("reuse_bins")

@@ -141,8 +141,10 @@ def run(
     """
     from neuroshard.files.cases import read_cases
     from neuroshard.files.costs import CostWriter, read_costs, read_manifest
+    from neuroshard.files.disk import check_can_write
 
     began = time.monotonic()
+    check_can_write(out, folder=True)
     settings = Settings(
         batch_size=batch_size,
         warmup=warmup,
