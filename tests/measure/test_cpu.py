@@ -1,5 +1,9 @@
 """The real thing on this machine's CPU: FBGEMM in a worker, gloo between processes."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -224,3 +228,18 @@ def test_without_fbgemm_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: None if name == "fbgemm_gpu" else object())
     with pytest.raises(MeasureError, match=r"backend cpu needs fbgemm_gpu.*pip install 'neuroshard\[measure\]'"):
         cpu(ALL, SETTINGS, None)
+
+
+def test_workers_keep_the_memory_that_a_step_frees() -> None:
+    asked = """
+import resource, torch
+def new_pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    results = [torch.ones(int(mib * 2**18)) for mib in (20, 1, 8, 3, 0.25, 15)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print([new_pages() for _ in range(8)])
+"""
+    worker = {**os.environ, **hardware.MEMORY}
+    told = subprocess.run([sys.executable, "-c", asked], check=True, env=worker, capture_output=True, text=True).stdout
+    first, *_, last = json.loads(told)
+    assert first > 10 > last

@@ -40,8 +40,20 @@ from neuroshard.measure.worker import Crew, WorkerLost, tried
 # gloo otherwise looks for the address of this host's name, which a container may not have
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() else {}
 
-# Of small pages each process gets others, and with them a speed of its own: labels of two differed by 3 % more than those of one.
-HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}  # torch's allocator then asks Linux for them
+# How glibc gets workers' memory: docs/decisions/0059-memory-that-is-kept.md. It gives back to Linux what a step frees, or not,
+# by what was freed before it, and the next step pays for new pages; here all of less than the highest threshold it takes is
+# kept. And of small pages each process gets others, and with them a speed of its own; of huge ones it does not.
+MEMORY = {
+    "GLIBC_TUNABLES": ":".join(
+        f"glibc.malloc.{name}={value}"
+        for name, value in {
+            "hugetlb": 1,
+            "mmap_threshold": 32 * 2**20,
+            "trim_threshold": 2**40,
+            "top_pad": 64 * 2**20,
+        }.items()
+    )
+}
 # Of looking how calm a machine can be, when a run begins: over 10 s the calmest is had again within 4 %, over 0.3 s within 10.
 CALM_SECONDS = 10.0
 LOT_SECONDS = 5.0  # that table sets measured in turns may take together: as much is lost when a run is killed
@@ -66,7 +78,7 @@ class OnMachine:
         machine.check_room(sum(buffers))
         serving = (settings, limit, *buffers)
         workers = machine.abreast()
-        environment = {"OMP_NUM_THREADS": str(settings.threads), **LOOPBACK, **HUGE_PAGES}
+        environment = {"OMP_NUM_THREADS": str(settings.threads), **LOOPBACK, **MEMORY}
         self.sets = Crew(
             "neuroshard.measure.sets:TableSets",
             lambda: [(machine.kind, index, *serving) for index in range(workers)],

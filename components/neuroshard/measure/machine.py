@@ -100,7 +100,7 @@ class CpuMachine:
             "with one thread, compute is in ms of CPU time, so that waiting for a busy core does not count",
             f"measured on a CPU: an exchange is among processes that share {devices.cores()} cores, "
             + ("ahead of all others there" if may_go_first() else "in turn with all others there"),
-            "memory in huge pages, where Linux grants them",
+            "memory in huge pages, where Linux grants them, and kept",
             "exchanges scaled to the calmest of a few looks at one that is measured beside each (calm_exchange_ms)",
             f"before each timed step {format_bytes(2 * last_level_cache_bytes())} were written, twice the last-level cache",
         )
