@@ -61,6 +61,8 @@ def test_a_run_with_other_parameters_has_another_digest() -> None:
         ("store: 2026-02-31", "not YAML: day is out of range"),
         ("models: '[]'", "models must be a JSON list of at least one model"),
         ("a: &a [*a]", "is no parameter"),
+        ("store: x\nbackend: cpu\nstore: y", "the key 'store' is there twice in one mapping; leave one"),
+        ("min_gain: .inf", "min_gain must be a number, not inf"),
     ],
 )
 def test_parameters_that_cannot_be_are_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -69,6 +71,10 @@ def test_parameters_that_cannot_be_are_one_line(tmp_path: Path, text: str, messa
         read_parameters(path, None)
     assert str(told.value).startswith(str(path))
     assert "\n" not in str(told.value)
+
+
+# ten lines that say a thousand million items
+LAUGHS = "- &a0 [x]\n" + "".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
 
 
 @pytest.mark.parametrize(
@@ -97,6 +103,8 @@ def test_parameters_that_cannot_be_are_one_line(tmp_path: Path, text: str, messa
         ("[{name: _measuring, tables: t, devices: 8, memory: 1GiB}]", r"models\[0\]: name"),
         ("[{name: on, tables: t, devices: 8, memory: 1GiB}]", r"models\[0\]: name: .*not True"),
         ("- &a {name: a, tables: t, devices: 1, memory: 1GiB}\n- *a", "model 'a' is asked for 2 times"),
+        ("[{name: a, name: b, tables: t, devices: 1, memory: 1GiB}]", "the key 'name' is there twice"),
+        (LAUGHS, r"more than 1,048,576 characters with all that it refers to$"),
         ("[{name: a, tables: 2026-01-01, devices: 8, memory: 1GiB}]", "date is not JSON serializable; quote dates"),
         ("[{name: a, tables: t, devices: .inf, memory: 1GiB}]", "devices|JSON"),
         ("\x00", "not YAML"),

@@ -1,6 +1,8 @@
 """The compiled pipeline that this package carries, and what a run of it is given: parameters, models, settings."""
 
+import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -46,7 +48,7 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
         given |= read
     if models is not None:
         try:
-            given["models"] = json.dumps(_read(models))
+            given["models"] = _as_json(_read(models), str(models))
         except (TypeError, ValueError) as error:  # a date; a list that holds itself
             raise InvalidInput(f"{models}: cannot be said in JSON: {error}; quote dates") from None
     for setting in settings:
@@ -92,7 +94,8 @@ def _check(name: object, value: object, where: str) -> None:
             f"{where}: {shown(name)} is no parameter of the pipeline; there are {', '.join(sorted(known_parameters()))}"
         )
     told, kind = TYPES[known_parameters()[str(name)]]
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+    endless = isinstance(value, float) and not math.isfinite(value)
+    if endless or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         quoted = f'; quote it: {name}: "{value}"' if kind is str and not isinstance(value, dict | list) else ""
         raise InvalidInput(f"{where}: {name} must be {told}, not {shown(value)}{quoted}")
 
@@ -105,11 +108,32 @@ def _read(path: Path) -> Any:
         raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start})") from None
 
 
+def _as_json(value: Any, where: str) -> str:
+    """What YAML gave, as JSON. Raises InvalidInput where what it refers to again and again (*name) makes it too large."""
+    text = io.StringIO()
+    for piece in json.JSONEncoder().iterencode(value):
+        if text.tell() > MAX_BYTES:
+            raise InvalidInput(f"{where}: more than {MAX_BYTES:,} characters with all that it refers to")
+        text.write(piece)
+    return text.getvalue()
+
+
 def _decoded(text: str, where: str) -> Any:
-    """The first document of a YAML text. Raises InvalidInput."""
+    """The first document of a YAML text. Raises InvalidInput, also where a key occurs twice: PyYAML would let the last win."""
     import yaml
 
+    class Distinct(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            seen = set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if (key.tag, key.value) in seen:
+                    twice = f"the key {shown(key.value)} is there twice in one mapping; leave one"
+                    raise yaml.MarkedYAMLError(problem=twice, problem_mark=key.start_mark)
+                seen.add((key.tag, key.value))
+            return node
+
     try:
-        return next(yaml.safe_load_all(text), None)
+        return next(yaml.load_all(text, Loader=Distinct), None)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
         raise InvalidInput(f"{where}: not YAML: {one_line(error, 200)}") from None
