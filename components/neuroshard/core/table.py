@@ -66,7 +66,8 @@ class Table(Value):
     @field_validator("name")
     @classmethod
     def _name(cls, name: str) -> str:
-        if any(ord(character) < 32 or ord(character) == 127 for character in name):  # messages and reports are of lines
+        # messages and reports are of lines, and a terminal obeys control characters, those beyond ASCII too
+        if any(char < " " or "\x7f" <= char < "\xa0" for char in name):
             raise ValueError(f"must have no line breaks or control characters, not {name!r:.80}")
         return name
 
