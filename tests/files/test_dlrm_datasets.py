@@ -137,6 +137,14 @@ def test_a_sidecar_that_does_not_fit_is_refused(path):
         (tensors()[:2], "found 'tuple'"),
         ((*tensors()[:2], 3), "found ['torch.int64', 'torch.int64', 'int']"),
         ((*tensors()[:2], torch.ones(3, 4)), "'torch.float32']"),
+        (
+            (*tensors()[:2], torch.ones(3, 4, dtype=torch.int64).to_sparse()),
+            "found one that is torch.sparse_coo on cpu",
+        ),
+        (
+            (*tensors()[:2], torch.ones(3, 4, dtype=torch.int64, device="meta")),
+            "found one that is torch.strided on meta",
+        ),
         ((*tensors()[:2], torch.tensor([1])), "found shapes (8,), (13,), (1,)"),
         (tensors(offsets=OFFSETS[:-1]), "12 offsets for 12 samples; there must be one more"),
         (tensors(indices=INDICES[:-1]), "the offsets go from 0 to 8, but there are 7 indices"),

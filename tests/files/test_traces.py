@@ -136,14 +136,13 @@ def test_a_truncated_file_is_told_in_one_line(tmp_path, traces, kept):
     assert "\n" not in str(caught.value)
 
 
-def save(path, arrays, metadata) -> None:
-    """A safetensors file by hand: length of the header, header, data."""
+def save(path, arrays, metadata, kind=None) -> None:
+    """A safetensors file by hand: length of the header, header, data. `kind` is another element type, of bytes."""
     header, data = {"__metadata__": metadata}, b""
     for name, array in arrays.items():
-        kind = {"int64": "I64", "int32": "I32"}[str(array.dtype)]
         header[name] = {
-            "dtype": kind,
-            "shape": list(array.shape),
+            "dtype": kind or {"int64": "I64", "int32": "I32"}[str(array.dtype)],
+            "shape": [array.nbytes] if kind else list(array.shape),
             "data_offsets": [len(data), len(data) + array.nbytes],
         }
         data += array.tobytes()
@@ -183,6 +182,9 @@ def test_other_safetensors_files_are_no_traces(tmp_path):
         read_traces(path)
     save(path, {"a.indices": one}, {"format_version": "9" * 5000})
     with pytest.raises(InvalidInput, match="its metadata has no format_version"):
+        read_traces(path)
+    save(path, {"a.indices": one}, {"format_version": "1"}, kind="F8_E8M0")
+    with pytest.raises(InvalidInput, match=r"t\.safetensors: lookups and lengths must be int64 \("):
         read_traces(path)
     save(path, {}, {"format_version": "2"})
     with pytest.raises(NewerFormat, match="upgrade"):

@@ -90,6 +90,8 @@ def _load(path: Path) -> tuple[Ints, Ints, Ints]:
         raise InvalidInput(f"{kind}, found {shown(type(tensors).__name__)}")
     if not all(isinstance(t, torch.Tensor) and t.dtype in (torch.int64, torch.int32) for t in tensors):
         raise InvalidInput(f"{kind}, found {shown([str(getattr(t, 'dtype', type(t).__name__)) for t in tensors])}")
+    if odd := [t for t in tensors if t.layout is not torch.strided or t.device.type != "cpu"]:
+        raise InvalidInput(f"{kind}, found one that is {odd[0].layout} on {odd[0].device}; save them dense, on the CPU")
     indices, offsets, lengths = (t.contiguous().numpy() for t in tensors)
     if (indices.ndim, offsets.ndim, lengths.ndim) != (1, 1, 2) or not lengths.size:
         raise InvalidInput(f"{kind}, found shapes {indices.shape}, {offsets.shape}, {lengths.shape}")

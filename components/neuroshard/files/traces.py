@@ -63,6 +63,8 @@ def read_traces(path: Path) -> Traces:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no dict
     except SafetensorError as error:
         raise InvalidInput(f"{where}: not a whole safetensors file ({str(error).splitlines()[0]:.120})") from None
+    except (AttributeError, KeyError, TypeError) as error:  # an element type that NumPy lacks
+        raise InvalidInput(f"{where}: lookups and lengths must be int64 ({error})") from None
     names = [key.removesuffix(".indices") for key in arrays if key.endswith(".indices")]
     if sorted(arrays) != sorted(f"{name}.{kind}" for name in names for kind in Lookups._fields):
         raise InvalidInput(f"{where}: expected the tensors NAME.indices and NAME.lengths of each table")
