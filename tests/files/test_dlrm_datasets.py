@@ -190,6 +190,13 @@ def test_what_is_no_file_of_tensors_is_told_in_one_line(path, data):
     assert fault(path).startswith("not a whole file of tensors (")
 
 
+def test_of_tables_and_traces_both_are_written_or_neither(path, tmp_path, neuroshard):
+    (tmp_path / "file").write_bytes(b"")
+    done = neuroshard("tables", "--from", path, "--traces", tmp_path / "t.safetensors", "-o", tmp_path / "file" / "x")
+    assert (done.returncode, done.stderr.splitlines()[-1][:7]) == (1, "error: ")
+    assert not (tmp_path / "t.safetensors").exists()
+
+
 def test_a_missing_file_is_named(tmp_path):
     assert fault(tmp_path / "ghost.pt.gz") == "no such file"
 

@@ -78,7 +78,7 @@ def tables(
     from neuroshard.core.value import canonical_json
     from neuroshard.files import tables_source
     from neuroshard.files.check_tables import findings_json, findings_text
-    from neuroshard.files.disk import write_bytes
+    from neuroshard.files.disk import check_can_write, write_bytes
     from neuroshard.files.plan import write_plan
     from neuroshard.files.pooling_factors import pooling_factors as read_factors
     from neuroshard.files.sharding_stats_plan import given_costs, stats_plan
@@ -98,6 +98,8 @@ def tables(
     ):
         if given and not there:
             raise UsageError(f"{option} is for {needed}")
+    for path in filter(None, (out, plan_out, costs_out, traces)):
+        check_can_write(path)  # of several files all or none, and lookups take minutes to read
     word = dtype or "fp32"
     match preset, source, torchrec, stats:
         case str(), None, None, None:
