@@ -19,11 +19,13 @@ from typing import TypeGuard
 
 import numpy as np
 
-from neuroshard.costmodel.protocol import Bending, CostModel
+from neuroshard.costmodel.protocol import Bending, CostModel, Floats
 from neuroshard.search.cases import Case, Cases
 from neuroshard.search.cuts import cheapest_cuts
+from neuroshard.search.filled import Filled
 from neuroshard.search.problem import Problem
 from neuroshard.search.reach import Reach
+from neuroshard.search.row_levels import row_levels
 from neuroshard.search.state import State
 
 TANGENTS = 60
@@ -78,6 +80,9 @@ class _Proof:
         self.start = plan.sums.mean(axis=0)
         self.all = self.cases.of(0)
         self.below = self._convex(plan.cost)
+        self.filled = Filled(problem, self.below, plan.cost)
+        self.all = self.filled.of(self.all)
+        self.levels = row_levels(problem, *self._tangent(self.below))
 
     def bound_ms(self, cost_ms: float) -> float:
         """The bound, where there is a plan of `cost_ms`: the least of all cases of which tables are by rows."""
@@ -87,10 +92,13 @@ class _Proof:
         for count in range(told_apart):
             if best <= low * (1 + LEAST_GAIN):
                 return low
-            if count and self._even(self.cases.of(count), best, best) > best:  # no better one has as many by rows
+            if count and self._even(self._case(count), best, best) > best:  # no better one has as many by rows
                 return best
-            best = self._of(self.cases.of(count, next_not=True), low, best)
-        return self._of(self.cases.of(told_apart), low, best) if told_apart else low
+            best = self._of(self._case(count, next_not=True), low, best)
+        return self._of(self._case(told_apart), low, best) if told_apart else low
+
+    def _case(self, count: int, *, next_not: bool = False) -> Case:
+        return self.filled.of(self.cases.of(count, next_not=next_not))
 
     def _of(self, case: Case, low: float, high: float) -> float:
         """The bound of the plans of a case, where that is between these.
@@ -102,7 +110,7 @@ class _Proof:
             if high - low < LEAST_GAIN * high:
                 break
             middle = (low + high) / 2
-            if self._even(case, middle, middle) > middle:
+            if self._even(case, middle, middle) > middle or (self.levels and self.levels.none_of(case, middle)):
                 low = middle
             else:
                 high = middle
@@ -122,11 +130,11 @@ class _Proof:
             if not np.array_equal(slope, before):  # else it is the same tangent: heads are linear in pieces
                 if vain == VAIN or best > enough:
                     break
-                cuts = cheapest_cuts(problem, slope, shards)
-                sums, bound = cuts.sums, np.inf
+                cuts, bound = cheapest_cuts(problem, np.where(shards, problem.vectors @ slope, np.inf)), np.inf
+                sums: Floats = cuts.times @ problem.vectors[cuts.shards]
                 intercept = float(model.compute_ms(point)) - float(slope @ point)
                 if not len(case.sure):
-                    bound = _over_devices(intercept, cuts.total, devices, case.back) + case.ahead
+                    bound = _over_devices(intercept, cuts.total, case)
                 if len(by_rows):
                     cheapest, sums = case.cheaper_by_rows(cuts, slope, by_rows)
                     bound = min(bound, intercept + cheapest / devices + case.back + case.ahead)
@@ -145,19 +153,23 @@ class _Proof:
         reach = Reach(self.problem, self.all.alone <= enough, len(self.cases.order) > 0, model.dips)
         below = model.convex_below(*reach.anywhere())
         for _ in range(NARROWED):
-            slope = np.maximum(below.compute_slope(self.start), 0.0)
-            intercept = float(below.compute_ms(self.start)) - float(slope @ self.start)
+            slope, intercept = self._tangent(below)
             below = model.convex_below(*reach.within(slope, enough - intercept))
         return below
 
+    def _tangent(self, below: CostModel) -> tuple[Floats, float]:
+        """Slope and intercept of the tangent at the mean device of the plan."""
+        slope: Floats = np.maximum(below.compute_slope(self.start), 0.0)
+        return slope, float(below.compute_ms(self.start)) - float(slope @ self.start)
 
-def _over_devices(intercept: float, total: float, devices: int, back: float) -> float:
-    """The least that the last device is ready, where compute is at least `intercept` plus its share of `total`.
 
-    Devices may stay empty, and compute nothing then; so the least is taken over how many do not. All devices' backward
-    exchanges take `back` on average. Of devices that hold tables, the mean of compute alone is a bound as well.
+def _over_devices(intercept: float, total: float, case: Case) -> float:
+    """The least that a plan costs, where a device computes at least `intercept` plus its share of `total`.
+
+    Devices may stay empty, and compute nothing then; so the least is taken over how many do not. The mean of all devices is a
+    bound, and that of those that hold tables.
     """
+    devices = len(case.of_used)
     used = np.arange(1, devices + 1)
-    all_devices = used / devices * intercept + total / devices + back
-    used_alone = intercept + total / used
-    return float(np.maximum(all_devices, used_alone).min())
+    all_devices = used / devices * intercept + total / devices + case.back + case.ahead
+    return float(np.maximum(all_devices, intercept + total / used + case.of_used).min())

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from neuroshard.core.table import DIM_STEP
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.cuts import Cuts
 from neuroshard.search.problem import Problem
 from neuroshard.search.state import transfers
+
+BEYOND_MEAN = 1.1  # columns of a device, up to which its exchanges are told
 
 
 @dataclass(frozen=True)
@@ -22,16 +25,24 @@ class Case:
 
     `alone` (S,) is what each shard takes at least beside the blocks of these items, compute and its own backward exchange in ms;
     `rows_alone` (P,) likewise a block of each item that may be by rows. Infinite where there is no room, or it may not be.
-    Without waiting the forward exchange takes `ahead`, all devices' backward exchanges `back` on average; each item more by rows
-    adds `exchange` (P,) to both, summed over all devices. `blocks` (P, K) are the sums of each item's blocks.
+    All devices hold so many `columns` of these blocks, and at least `beside` (K,) of each component. A device of 0, 4, 8 …
+    columns in all takes at least `exchange_ms` for its own backward exchange and the forward one together; beyond the last of
+    these no less. Without waiting the forward exchange takes `ahead`, all devices' backward exchanges `back` on average; each
+    item more by rows adds `exchange` (P,) to both, summed over all devices. `of_used` (D,) is what both take a device, on
+    average over those that hold something, where these are one, two …, and none is by rows. `blocks` (P, K) are the sums of
+    each item's blocks.
     """
 
     problem: Problem
     sure: Ints  # places among the P
     alone: Floats
     rows_alone: Floats
+    columns: int
+    beside: Floats
+    exchange_ms: Floats
     ahead: float
     back: float
+    of_used: Floats
     blocks: Floats
     exchange: Floats
 
@@ -82,6 +93,10 @@ class Cases:
         narrow = problem.numbers(np.arange(len(problem.whole)), -(-problem.widest // problem.places))
         narrow_ms = np.where(problem.nbytes[narrow] <= problem.roomiest(), problem.alone_ms(narrow), np.inf)
         self.order: Ints = np.argsort(-narrow_ms[blocks.items], kind="stable")
+        used = np.arange(1, devices + 1)
+        held = np.tri(devices)  # all that hold something alike: exchanges are convex
+        both = np.add(*transfers(problem, held * (problem.mean_columns * devices / used)[:, None]))
+        self.of_used: Floats = (both * held).sum(axis=1) / used
 
     def of(self, count: int, *, next_not: bool = False) -> Case:
         """Where at least the first `count` are by rows; and, with `next_not`, the next one is not."""
@@ -109,8 +124,34 @@ class Cases:
         exchange = ((devices - 1) * self._a_column_ms(mean)) * rows.dims.astype(np.float64)
         exchange[sure] = 0.0
         return Case(
-            problem, sure, alone, rows_alone, float(forward.mean()), float(backward.mean()), self.blocks, exchange
+            problem=problem,
+            sure=sure,
+            alone=alone,
+            rows_alone=rows_alone,
+            columns=columns,
+            beside=beside,
+            exchange_ms=self._exchange_ms(mean),
+            ahead=float(forward.mean()),
+            back=float(backward.mean()),
+            of_used=self.of_used,
+            blocks=self.blocks,
+            exchange=exchange,
         )
+
+    def _exchange_ms(self, mean: float) -> Floats:
+        """Both exchanges at least of a device of 0, 4, 8 … columns, where all hold `mean` or more; none where these do not tell
+        what more columns take.
+
+        They take least where all others hold the same, and are convex: once they grow they do not fall again.
+        """
+        devices = self.problem.devices
+        own = DIM_STEP * np.arange(int(BEYOND_MEAN * mean / DIM_STEP) + 3, dtype=np.float64)
+        others = np.maximum(mean * devices - own, 0.0) / max(devices - 1, 1)
+        forward, backward = transfers(
+            self.problem, np.concatenate([own[:, None], np.repeat(others[:, None], devices - 1, axis=1)], axis=1)
+        )
+        both: Floats = forward.max(axis=1) + backward[:, 0]
+        return both if both[-1] > both[-2] else both[:0]
 
     def _a_column_ms(self, mean: float) -> float:
         """What a column more on every device adds to both exchanges at least, where all hold so many: what the last of those

@@ -1,4 +1,4 @@
-"""The cheapest way to cut all items by columns, where a part costs so much a component of its vector: for the bound."""
+"""The cheapest way to cut all items by columns, where each part has a price: for the bound."""
 
 from dataclasses import dataclass
 
@@ -13,37 +13,33 @@ CUT_EXACTLY = 64  # units, 256 columns
 
 @dataclass(frozen=True)
 class Cuts:
-    """The cheapest cuts of all items: their total, infinite where an item has none, and their sum of vectors (K,).
+    """The cheapest cuts of all items, and their total, infinite where an item has none.
 
     They are of so many `times` (S,) each of the `shards` (S,); `none` are the items that have no cut.
     """
 
     total: float
-    sums: Floats
     shards: Ints
     times: Floats
     none: Ints
 
 
-def cheapest_cuts(problem: Problem, slope: Floats, possible: NDArray[np.bool_]) -> Cuts:
-    """The cheapest way to cut every item where a part costs `slope` times its vector.
+def cheapest_cuts(problem: Problem, price: Floats) -> Cuts:
+    """The cheapest way to cut every item where each shard has a price (S,), infinite where there is none.
 
     Where no part is cheaper a column than the item whole, whole is cheapest. The others are cut by dynamic programming, up to
     CUT_EXACTLY units wide; wider ones as if they were made of their cheapest part a column, be it in fractions.
     """
-    price = np.where(possible, problem.vectors @ slope, np.inf)
     a_unit = price / np.maximum(problem.units, 1)
-    a_unit[~possible] = np.inf
     least = np.minimum.reduceat(a_unit, problem.first + 1)  # of the item's parts, narrowest first
     whole = problem.whole
-    kept = possible[whole] & (a_unit[whole] <= least)
+    kept = np.isfinite(price[whole]) & (a_unit[whole] <= least)
     wide = ~kept & (problem.widest > CUT_EXACTLY)
 
     best = np.lexsort((a_unit, problem.item))[np.searchsorted(problem.item, np.arange(len(whole)))]
     shares = np.where(kept, 1.0, problem.widest / np.maximum(problem.units[best], 1))[kept | wide]
     counted = np.where(kept, whole, best)[kept | wide]
     total = float(price[counted] @ shares)
-    sums: Floats = shares @ problem.vectors[counted]
     chosen, none = [counted], [np.flatnonzero(wide & ~np.isfinite(least))]
 
     limit = np.where(problem.most * problem.least < problem.widest, problem.most, 0)
@@ -51,12 +47,11 @@ def cheapest_cuts(problem: Problem, slope: Floats, possible: NDArray[np.bool_]) 
         items = np.flatnonzero(~kept & ~wide & (limit == most))
         shards, able = _cut(price, problem.first[items], problem.least[items], problem.widest[items], most)
         total += float(price[shards].sum())
-        sums += problem.vectors[shards].sum(axis=0)
         chosen.append(shards)
         none.append(items[~able])
     without, parts = np.concatenate(none), np.concatenate(chosen)
     times = np.append(shares, np.ones(len(parts) - len(shares)))
-    return Cuts(np.inf if len(without) else total, sums, parts, times, without)
+    return Cuts(np.inf if len(without) else total, parts, times, without)
 
 
 def _cut(price: Floats, first: Ints, least: Ints, widest: Ints, most: int) -> tuple[Ints, NDArray[np.bool_]]:

@@ -1,0 +1,121 @@
+"""The bound where lookups take longer by the rows of a device, and where a heavy part leaves columns to the others."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from helpers.costs import random_model
+from helpers.exhaustive import optimum_ms
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.bundle import TrainedCostModel
+from neuroshard.costmodel.compute_net import THRESHOLDS, Layer
+from neuroshard.costmodel.protocol import Floats
+from neuroshard.search import bound
+from neuroshard.search.row_levels import game
+from neuroshard.search.run import search
+
+
+def by_rows_of_devices(seed: int) -> tuple[ShardingTask, TrainedCostModel]:
+    """Two to four tables of 64 to a million rows on two or three devices with little memory to spare, and nets whose rates set in
+    at some of these numbers of rows, from hardly to mostly what a device takes."""
+    rng = np.random.default_rng(seed)
+    devices = int(rng.choice([2, 2, 3]))
+    tables = tuple(
+        Table(
+            name=f"t{i}",
+            rows=int(2 ** rng.uniform(6, 20)),
+            dim=int(rng.choice([4, 8, 16] if devices == 2 else [4, 8])),
+            pooling_factor=float(np.exp(rng.uniform(0, 5))),
+            optimizer_bytes_per_row=int(rng.choice([0, 4])),
+        )
+        for i in range(int(rng.integers(2, 5)))
+    )
+    nbytes = [table.memory_bytes for table in tables]
+    memory = max(rng.uniform(1.2, 2.0) * sum(nbytes) / devices, max(nbytes)) * rng.uniform(1.0, 1.2, devices)
+    drawn = random_model(devices, devices + 1, seed=seed, rates=True)
+    some = (THRESHOLDS <= 2**20) & (rng.random(len(THRESHOLDS)) < 0.3)
+    task = ShardingTask(tables=tables, device_memory_bytes=tuple(int(m) for m in memory), batch_size=drawn.batch_size)
+    return task, with_rates(drawn, task, some * np.exp(rng.uniform(-3, 3)))
+
+
+def with_rates(model: TrainedCostModel, task: ShardingTask, times: Floats) -> TrainedCostModel:
+    """The nets with rates of so many `times` (T,) what the skip takes, bends where devices lie, and hardly an exchange."""
+    net = model.nets.compute
+    vectors = model.table_vectors(task.tables, np.array([table.dim for table in task.tables]))
+    bends = (vectors.mean(axis=0) @ net.mean.weight).reshape(net.head.bias.shape)
+    net = replace(net, rates=net.skip * times, head=Layer(net.head.weight, -1.0 * bends))
+    forward, backward = (replace(one, unit_ms=1e-8) for one in (model.nets.forward, model.nets.backward) if one)
+    return replace(model, nets=replace(model.nets, compute=net, forward=forward, backward=backward))
+
+
+def proven_ms(task: ShardingTask, model: TrainedCostModel, algorithm: str = "neuroshard") -> float:
+    found = search(task, model, algorithm=algorithm, rounds=1).lower_bound_ms
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_the_bound_is_below_the_best_of_all_plans(seed: int) -> None:
+    task, model = by_rows_of_devices(seed)
+    optimum = optimum_ms(task, model)
+    for algorithm in ("neuroshard", "random"):
+        assert 0.5 * optimum < proven_ms(task, model, algorithm) <= optimum * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_where_large_tables_take_the_memory_the_bound_is_below_the_best_of_all_plans(seed: int) -> None:
+    """One to three large tables, which not every device has room for, small ones with most of the lookups, one step of rates."""
+    rng = np.random.default_rng(seed)
+    devices, large = 2 + seed % 2, int(rng.integers(1, 4))
+    shapes = [(100_000, int(rng.choice([4, 8])), rng.uniform(1, 5)) for _ in range(large)]
+    shapes += [(int(2 ** rng.uniform(6, 15.5)), 4, rng.uniform(10, 30)) for _ in range(6 - devices)]
+    tables = tuple(Table(name=f"t{i}", rows=r, dim=d, pooling_factor=p) for i, (r, d, p) in enumerate(shapes))
+    memory = int(max(t.memory_bytes for t in tables) * rng.choice([1.02, 1.5, 2.1]))
+    task = ShardingTask(tables=tables, device_memory_bytes=(memory,) * devices, batch_size=65536)
+    drawn = random_model(devices, devices + 1, seed=seed, rates=True)
+    model = with_rates(drawn, task, rng.uniform(1, 20) * (THRESHOLDS == 2**16))
+    optimum = optimum_ms(task, model)
+    if np.isfinite(optimum):
+        assert 0.5 * optimum < proven_ms(task, model, "size") <= optimum * (1 + 1e-9)
+
+
+def test_where_each_device_has_a_large_table_all_lookups_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No device has room for both large tables: so all small tables lie beside one of them."""
+    shapes = [(100_000, 8, 1.0)] * 2 + [(100, 8, 20.0 + i) for i in range(6)]
+    tables = tuple(Table(name=f"t{i}", rows=r, dim=d, pooling_factor=p) for i, (r, d, p) in enumerate(shapes))
+    task = ShardingTask(tables=tables, device_memory_bytes=(int(1.3 * tables[0].memory_bytes),) * 2, batch_size=65536)
+    model = with_rates(random_model(2, 3, rates=True), task, 20.0 * (THRESHOLDS == 2**16))
+    plan = search(task, model, rounds=3)
+    monkeypatch.setattr(bound, "row_levels", lambda *_: None)
+    assert plan.gap < 0.1
+    assert plan.lower_bound_ms > 1.1 * proven_ms(task, model)
+
+
+def test_what_a_device_with_a_heavy_part_leaves_to_the_others_counts(make_task, model, monkeypatch) -> None:
+    """The heavy table's narrowest part takes by far the longest, and the columns of all others have to lie somewhere."""
+    task = make_task([(1000, 4, 9000.0), *[(1000, 64, 60.0)] * 12], [1] * 4)
+    gap = search(task, model, rounds=5).gap
+    monkeypatch.setattr(bound.Filled, "of", lambda _, case: case)
+    assert gap < 0.5 * search(task, model, rounds=5).gap
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_game_is_played_as_a_linear_program_says(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    payoffs = rng.standard_normal((rng.integers(1, 12), rng.integers(1, 10))) * 10.0 ** rng.integers(-3, 4)
+    strategy, gain = game(payoffs)
+    choices, own = payoffs.shape
+    best = linprog(
+        np.append(np.zeros(own), -1.0),
+        A_ub=np.hstack([-payoffs, np.ones((choices, 1))]),
+        b_ub=np.zeros(choices),
+        A_eq=np.append(np.ones(own), 0.0)[None],
+        b_eq=[1.0],
+        bounds=[*[(0, None)] * own, (None, None)],
+    )
+    assert strategy.min() >= 0
+    assert strategy.sum() == pytest.approx(1)
+    assert gain == pytest.approx(-best.fun, abs=1e-6 * np.abs(payoffs).max())
