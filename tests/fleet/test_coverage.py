@@ -156,6 +156,16 @@ def test_a_bundle_that_never_went_live_covers_nothing(store: FolderStore) -> Non
     assert known_models(store) == {}
 
 
+def test_a_live_bundle_whose_files_are_lost_is_told_and_its_kind_measured_anew(
+    store: FolderStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = make_live(store, kind().hardware)
+    store.delete(models_of(kind().fingerprint).keys(digest)[-1])
+    one = stands(store, kind())
+    assert (one.state, one.to_measure) == ("new", True)
+    assert f"{digest}/model.json: does not exist, though it is live; " in capsys.readouterr().err
+
+
 def command(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["fleet", *arguments])
 

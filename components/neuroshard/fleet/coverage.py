@@ -1,5 +1,6 @@
 """Which kinds of a fleet a live cost model covers, and why the others need measuring."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
@@ -53,7 +54,10 @@ class Coverage(Value):
 
 
 def known_models(store: Store) -> dict[str, Known]:
-    """The live cost models of a store, by fingerprint. Raises StoreError and InvalidInput."""
+    """The live cost models of a store, by fingerprint. Raises StoreError and InvalidInput.
+
+    One whose files are gone is told on stderr and left out: its kind is then measured anew, and holds up no other.
+    """
     known = {}
     for fingerprint in fingerprints(store):
         try:
@@ -61,7 +65,11 @@ def known_models(store: Store) -> dict[str, Known]:
         except NotFound:  # published, none of them live
             continue
         key = f"{HARDWARE}/{fingerprint}/{release.bundle_digest}/model.json"
-        raw = decode_json(store.read(key), f"{store.url}/{key}")
+        try:
+            raw = decode_json(store.read(key), f"{store.url}/{key}")
+        except NotFound as error:
+            print(f"note: {error}, though it is live; its hardware counts as without a cost model", file=sys.stderr)
+            continue
         bench = raw.get("bench") if isinstance(raw, dict) else None
         if not isinstance(bench, dict):
             raise InvalidInput(f"{store.url}/{key}: has no bench, so it is no cost model")
