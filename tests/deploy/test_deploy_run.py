@@ -202,7 +202,9 @@ def test_a_plan_that_is_not_the_deployed_one_is_neither_loaded_nor_rolled_back_t
 def test_deploying_the_live_plan_again_restores_a_file_that_was_deleted(store):
     deploy(A, store, "m", now=NOW)
     (store.root / plan_key("m", A.digest())).unlink()
-    with pytest.raises(NotFound, match="plans"):
+    with pytest.raises(
+        NotFound, match=r"json: does not exist: the plan was deleted there; `neuroshard deploy` it again"
+    ):
         load_plan(store.url, "m")
     deploy(A, store, "m", now=NOW)
 

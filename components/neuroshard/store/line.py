@@ -148,7 +148,12 @@ def all_releases(store: Store, line: Line[R]) -> tuple[R, ...]:
 
 def read_artifact(store: Store, line: Line[R], digest: str) -> Artifact:
     """An artifact, its digest checked before anything in it is believed. Raises NotFound, InvalidInput or NewerFormat."""
-    files = {key: store.read(key, MAX_ARTIFACT_BYTES) for key in line.keys(digest)}
+    try:
+        files = {key: store.read(key, MAX_ARTIFACT_BYTES) for key in line.keys(digest)}
+    except NotFound as error:
+        raise NotFound(
+            f"{error}: the {line.noun} was deleted there; `neuroshard {line.verb}` it again, or promote another"
+        ) from None
     key, data = list(files.items())[-1]
     where = f"{store.url}/{key}"
     if sha256(data) != digest:
