@@ -58,23 +58,31 @@ def test_a_model_read_back_is_the_model_that_was_written(saved):
         assert (one == other).all()
 
 
-@pytest.mark.parametrize(("rates", "format_version"), [(False, 2), (True, 3)])
-def test_only_nets_with_rates_by_rows_are_of_the_newer_format(tmp_path, rates, format_version):
+@pytest.mark.parametrize(("rates", "format_version", "width"), [(0, 2, 64), (25, 3, 66), (37, 4, 67)])
+def test_a_format_tells_which_rates_nets_have(tmp_path, rates, format_version, width):
     model = random_model(2, 4, rates=rates)
     save_cost_model(tmp_path, model)
     again, tables, dims = load_cost_model(tmp_path), random_tables(20), np.full(20, 16)
     vectors = again.table_vectors(tables, dims)
 
     assert json.loads((tmp_path / "model.json").read_text())["format_version"] == format_version
-    assert ("compute.rates" in load((tmp_path / "nets.safetensors").read_bytes())) == rates
-    assert vectors.shape == (20, 66 if rates else 64)
+    assert ("compute.rates" in load((tmp_path / "nets.safetensors").read_bytes())) == (rates > 0)
+    assert vectors.shape == (20, width)
     assert (vectors == model.table_vectors(tables, dims)).all()
     assert (again.compute_ms(vectors) == model.compute_ms(vectors)).all()
     assert (again.compute_slope(vectors) == model.compute_slope(vectors)).all()
     assert again.bounded
 
 
-@pytest.mark.parametrize(("rates", "told", "words"), [(True, 2, "is not one of"), (False, 3, "is missing")])
+@pytest.mark.parametrize(
+    ("rates", "told", "words"),
+    [
+        (25, 2, "is not one of"),
+        (0, 3, "is missing"),
+        (25, 4, "is float64 (4, 16, 25)"),
+        (37, 3, "is float64 (4, 16, 37)"),
+    ],
+)
 def test_a_format_that_is_not_that_of_the_nets_is_refused(tmp_path, rates, told, words):
     save_cost_model(tmp_path, random_model(4, rates=rates))
     change_manifest(tmp_path, format_version=told)
@@ -178,7 +186,7 @@ def test_tensors_that_are_not_safetensors_are_refused(saved):
     assert "not a whole safetensors file" in fault(saved)
 
 
-@pytest.mark.parametrize("change", [{"format_version": 4}, {"feature_version": 3}])
+@pytest.mark.parametrize("change", [{"format_version": 5}, {"feature_version": 3}])
 def test_a_model_from_the_future_is_refused(saved, change):
     change_manifest(saved, **change)
 

@@ -7,7 +7,19 @@ import pytest
 
 from helpers.costs import bent_both_ways, random_model
 from neuroshard.core.table import Table
-from neuroshard.costmodel.compute_net import MEMBERS, OWN, ROWS, TABLE_WIDTHS, THRESHOLDS, FeatureScale, Layer, steps
+from neuroshard.costmodel.compute_net import (
+    BY_BYTES,
+    BY_ROWS,
+    BYTES,
+    MEMBERS,
+    OWN,
+    ROWS,
+    TABLE_WIDTHS,
+    THRESHOLDS,
+    FeatureScale,
+    Layer,
+    steps,
+)
 from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS, split_features, table_features
 from neuroshard.costmodel.protocol import slope_by_differences
 
@@ -131,10 +143,10 @@ def test_a_dip_that_is_on_one_side_all_over_the_range_costs_the_bound_nothing(be
     assert far.convex_below(low, high).ms(sums) == pytest.approx(far.ms(sums))
 
 
-@pytest.fixture
-def rated():
-    """A compute net whose cost bends both ways, and with rates by rows that are about half of it."""
-    net = bent_both_ways(random_model(rates=True).nets.compute)
+@pytest.fixture(params=[len(BY_ROWS), len(THRESHOLDS)], ids=["by rows", "by bytes too"])
+def rated(request):
+    """A compute net whose cost bends both ways, and with rates that are about half of it."""
+    net = bent_both_ways(random_model(rates=request.param).nets.compute)
     return replace(net, floor=1e-3, rates=net.rates * 0.3)
 
 
@@ -150,17 +162,33 @@ def devices(rated, rng):
 
 
 def test_rates_rise_from_three_quarters_of_a_threshold_and_are_all_there_at_it():
-    shares = steps(np.array([0.0, 192.0, 240.0, 256.0, 384.0, 448.0, 2.0**60]))
+    sums = np.zeros((7, 3))
+    sums[:, ROWS] = [0.0, 192.0, 240.0, 256.0, 384.0, 448.0, 2.0**60]
+    shares = steps(sums, np.arange(len(THRESHOLDS)))
 
     assert shares[:, 0].tolist() == [0, 0, 0.75, 1, 1, 1, 1]
     assert shares[:, 1].tolist() == [0, 0, 0, 0, 0, 0.5, 1]
-    assert shares[:, 2:].sum(axis=1).tolist() == [0] * 6 + [len(THRESHOLDS) - 2]
+    assert shares[:, 2:].sum(axis=1).tolist() == [0] * 6 + [len(BY_ROWS) - 2]
+
+
+def test_rates_by_bytes_rise_from_a_quarter_of_a_threshold_and_are_all_there_at_it():
+    sums = np.zeros((6, 3))
+    sums[:, BYTES] = [0.0, 4096.0, 7168.0, 16384.0, 28672.0, 2.0**60]
+    shares = steps(sums, np.arange(len(THRESHOLDS)))[:, len(BY_ROWS) :]
+
+    assert shares[:, 0].tolist() == pytest.approx([0, 0, 0.25, 1, 1, 1])
+    assert shares[:, 1].tolist() == pytest.approx([0, 0, 0, 0, 0.25, 1])
+    assert shares[:, 2:].sum(axis=1).tolist() == [0] * 5 + [len(BY_BYTES) - 2]
 
 
 def test_what_rates_add_by_hand(rated, devices):
     sums = devices.sum(axis=1)
     members = sums[:, :K].reshape(-1, MEMBERS, TABLE_WIDTHS[-1])
-    added = np.einsum("nmk,mkt,nt->n", members, rated.rates, steps(sums[:, ROWS])) * rated.unit_ms / MEMBERS
+    added = (
+        np.einsum("nmk,mkt,nt->n", members, rated.rates, steps(sums, np.arange(rated.rates.shape[2])))
+        * rated.unit_ms
+        / MEMBERS
+    )
 
     without = replace(rated, rates=None).ms(sums[:, :K])
 
@@ -201,17 +229,20 @@ def test_with_rates_a_table_more_never_costs_less(rated, devices, rng):
     assert not replace(rated, rates=-rated.rates).monotone
 
 
-def test_the_slope_tells_of_rows_where_rates_set_in(rated, devices):
+def test_the_slope_tells_of_rows_and_bytes_where_rates_set_in(rated, devices):
     sums = devices[:20].sum(axis=1)
-    sums[:, ROWS] = 0.9 * THRESHOLDS[:20]
+    sums[:, ROWS] = 0.9 * BY_ROWS[:20]
+    counted = [ROWS, BYTES][: rated.counts - 1]
+    if BYTES in counted:
+        sums[:, BYTES] = 0.6 * BY_BYTES[np.arange(20) % len(BY_BYTES)]
 
     slope = rated.slope(sums)
 
     by_hand = slope_by_differences(rated.ms, sums)
-    assert slope[:, ROWS] == pytest.approx(by_hand[:, ROWS], rel=1e-3)
+    assert slope[:, counted] == pytest.approx(by_hand[:, counted], rel=1e-3)
     assert slope[:, :K] == pytest.approx(by_hand[:, :K], rel=1e-3)
     assert (slope[:, OWN] == 0).all()
-    assert slope[:, ROWS].min() > 0
+    assert slope[:, counted].min() > 0
 
 
 def test_what_parts_ask_for_by_themselves_is_convex_and_no_more_than_the_rates(rated, devices):
@@ -225,7 +256,7 @@ def test_what_parts_ask_for_by_themselves_is_convex_and_no_more_than_the_rates(r
     assert below.monotone
     assert (below.ms(sums) <= rated.ms(sums) * (1 + 1e-12)).all()
     middle = below.ms((sums[:1500] + sums[1500:]) / 2)
-    assert (middle <= (below.ms(sums[:1500]) + below.ms(sums[1500:])) / 2 + 1e-9).all()
+    assert (middle <= (below.ms(sums[:1500]) + below.ms(sums[1500:])) / 2 * (1 + 1e-12)).all()
     tangent = below.ms(sums) + (below.slope(sums) * (sums[::-1] - sums)).sum(axis=1)
     assert (tangent <= below.ms(sums[::-1]) + 1e-6).all()
     alone, one = devices[:, 0], replace(rated, head=Layer(abs(rated.head.weight), rated.head.bias))

@@ -13,7 +13,7 @@ from neuroshard.cli import app
 from neuroshard.core.cost import Hardware
 from neuroshard.core.release import ModelRelease
 from neuroshard.core.value import canonical_json, sha256
-from neuroshard.costmodel.bundle import MODEL_FORMAT, WITHOUT_RATES
+from neuroshard.costmodel.bundle import MODEL_FORMAT, RATES_OF
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES
 from neuroshard.deploy.golive import go_live, next_number, put
 from neuroshard.fleet.coverage import Coverage, coverage, known_models
@@ -90,7 +90,13 @@ def test_a_kind_is_covered_by_its_own_live_model_whatever_node_it_was_measured_o
 
 
 @pytest.mark.parametrize(
-    ("version", "state"), [(WITHOUT_RATES, "covered"), (1, "other version"), (MODEL_FORMAT + 1, "other version")]
+    ("version", "state"),
+    [
+        (min(RATES_OF), "covered"),
+        (min(RATES_OF) + 1, "covered"),
+        (1, "other version"),
+        (MODEL_FORMAT + 1, "other version"),
+    ],
 )
 def test_a_model_of_every_format_that_can_be_read_covers_its_kind(store: FolderStore, version: int, state: str) -> None:
     make_live(store, kind().hardware, format_version=version)

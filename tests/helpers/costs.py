@@ -84,10 +84,10 @@ def formula_costs(
     )
 
 
-def random_model(*device_counts: int, seed: int = 0, rates: bool = False) -> TrainedCostModel:
+def random_model(*device_counts: int, seed: int = 0, rates: int = 0) -> TrainedCostModel:
     """A cost model that knows nothing: every number of its nets is drawn from 0.1 … 1.1. It has seen every table.
 
-    With `rates` by rows, if asked for."""
+    With `rates` of so many thresholds, if asked for."""
     rng = np.random.default_rng(seed)
 
     def drawn(node: Any) -> Any:

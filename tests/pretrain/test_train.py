@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from neuroshard.core.table import Table
-from neuroshard.costmodel.compute_net import THRESHOLDS
+from neuroshard.costmodel.compute_net import BY_BYTES, BY_ROWS, THRESHOLDS
+from neuroshard.costmodel.features import TOUCHED_COLUMN, table_features
 from neuroshard.pretrain.compute import FEWEST_APART, SetSamples, _Ensemble, train_compute
 from neuroshard.pretrain.exchange import ExchangeSamples, predicted_ms, train_exchange
 from neuroshard.pretrain.labels import backward_ms, collect, forward_ms
@@ -70,21 +71,45 @@ def test_rates_are_learned_where_enough_cases_lie_on_both_sides_of_a_threshold(m
     batches, train, valid = np.full(300, 65536), np.arange(250), np.arange(250, 300)
     net, _ = train_compute(many, batches, train, valid, 3, torch.Generator().manual_seed(0))
     rows = np.array([sum(table.rows for table in case.tables) for case in many.cases])[train]
+    touched = np.array([_touched_bytes(case.tables) for case in many.cases])[train]
 
-    apart = [min((rows >= t).sum(), (rows <= 0.75 * t).sum()) >= FEWEST_APART for t in THRESHOLDS]
+    by_rows = [min((rows >= t).sum(), (rows <= 0.75 * t).sum()) >= FEWEST_APART for t in BY_ROWS]
+    by_bytes = [min((touched >= t).sum(), (touched <= 0.25 * t).sum()) >= FEWEST_APART for t in BY_BYTES]
 
-    assert 3 < sum(apart) < 20
-    assert net.rates.any(axis=(0, 1)).tolist() == apart
+    assert 3 < sum(by_rows) < 20
+    assert 1 < sum(by_bytes) < 10
+    assert net.rates.any(axis=(0, 1)).tolist() == by_rows + by_bytes
     assert net.monotone
 
 
-def test_where_all_cases_have_rows_alike_there_are_no_rates(many):
-    huge = Table(name="huge", rows=10**9, dim=4, pooling_factor=1.0)
+def test_few_tables_teach_no_rates_by_bytes(many):
+    names = sorted({table.name for case in many.cases for table in case.tables})[:20]
+    few = [
+        case.model_copy(update={"tables": tuple(t.model_copy(update={"name": names[i % 20]}) for t in case.tables)})
+        for i, case in enumerate(many.cases)
+    ]
+    same = replace(many, cases=tuple(few))
+    net, _ = train_compute(same, np.full(300, 65536), np.arange(250), np.arange(250, 300), 1, torch.Generator())
+
+    assert net.rates.shape[2] == len(BY_ROWS)
+
+
+def _touched_bytes(tables):
+    features = table_features(tables, np.array([table.dim for table in tables]), 65536)
+    return features[:, TOUCHED_COLUMN].sum() * 2**30
+
+
+@pytest.mark.parametrize(
+    ("pooling_factor", "kinds"), [(1.0, len(THRESHOLDS)), (1e6, 0)], ids=["rows alike", "rows and bytes alike"]
+)
+def test_where_all_cases_are_alike_there_are_no_rates(many, pooling_factor, kinds):
+    huge = Table(name="huge", rows=10**9, dim=128, pooling_factor=pooling_factor)
     with_it = [case.model_copy(update={"tables": (*case.tables, huge)}) for case in many.cases]
     same = replace(many, cases=tuple(with_it))
     net, _ = train_compute(same, np.full(300, 65536), np.arange(250), np.arange(250, 300), 1, torch.Generator())
 
-    assert net.rates is None
+    assert (0 if net.rates is None else net.rates.shape[2]) == kinds
+    assert net.rates is None or not net.rates[..., : len(BY_ROWS)].any()
 
 
 @pytest.mark.parametrize("before", [40, 300])

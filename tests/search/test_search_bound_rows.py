@@ -11,16 +11,18 @@ from helpers.exhaustive import optimum_ms
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel
-from neuroshard.costmodel.compute_net import THRESHOLDS, Layer
+from neuroshard.costmodel.compute_net import BY_BYTES, BY_ROWS, COUNTED_IN, ROWS, THRESHOLDS, Layer
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.search import bound
 from neuroshard.search.row_levels import game
 from neuroshard.search.run import search
 
+ROWS_16 = (THRESHOLDS == 2**16) & (COUNTED_IN == ROWS)  # one step of rates, at 65,536 rows
+
 
 def by_rows_of_devices(seed: int) -> tuple[ShardingTask, TrainedCostModel]:
     """Two to four tables of 64 to a million rows on two or three devices with little memory to spare, and nets whose rates set in
-    at some of these numbers of rows, from hardly to mostly what a device takes."""
+    at some of these numbers of rows, and of bytes touched, from hardly to mostly what a device takes."""
     rng = np.random.default_rng(seed)
     devices = int(rng.choice([2, 2, 3]))
     tables = tuple(
@@ -35,8 +37,8 @@ def by_rows_of_devices(seed: int) -> tuple[ShardingTask, TrainedCostModel]:
     )
     nbytes = [table.memory_bytes for table in tables]
     memory = max(rng.uniform(1.2, 2.0) * sum(nbytes) / devices, max(nbytes)) * rng.uniform(1.0, 1.2, devices)
-    drawn = random_model(devices, devices + 1, seed=seed, rates=True)
-    some = (THRESHOLDS <= 2**20) & (rng.random(len(THRESHOLDS)) < 0.3)
+    drawn = random_model(devices, devices + 1, seed=seed, rates=len(THRESHOLDS))
+    some = np.append(BY_ROWS <= 2**20, BY_BYTES <= 2**28) & (rng.random(len(THRESHOLDS)) < 0.3)
     task = ShardingTask(tables=tables, device_memory_bytes=tuple(int(m) for m in memory), batch_size=drawn.batch_size)
     return task, with_rates(drawn, task, some * np.exp(rng.uniform(-3, 3)))
 
@@ -75,8 +77,8 @@ def test_where_large_tables_take_the_memory_the_bound_is_below_the_best_of_all_p
     tables = tuple(Table(name=f"t{i}", rows=r, dim=d, pooling_factor=p) for i, (r, d, p) in enumerate(shapes))
     memory = int(max(t.memory_bytes for t in tables) * rng.choice([1.02, 1.5, 2.1]))
     task = ShardingTask(tables=tables, device_memory_bytes=(memory,) * devices, batch_size=65536)
-    drawn = random_model(devices, devices + 1, seed=seed, rates=True)
-    model = with_rates(drawn, task, rng.uniform(1, 20) * (THRESHOLDS == 2**16))
+    drawn = random_model(devices, devices + 1, seed=seed, rates=len(THRESHOLDS))
+    model = with_rates(drawn, task, rng.uniform(1, 20) * ROWS_16)
     optimum = optimum_ms(task, model)
     if np.isfinite(optimum):
         assert 0.5 * optimum < proven_ms(task, model, "size") <= optimum * (1 + 1e-9)
@@ -87,7 +89,7 @@ def test_where_each_device_has_a_large_table_all_lookups_take_longer(monkeypatch
     shapes = [(100_000, 8, 1.0)] * 2 + [(100, 8, 20.0 + i) for i in range(6)]
     tables = tuple(Table(name=f"t{i}", rows=r, dim=d, pooling_factor=p) for i, (r, d, p) in enumerate(shapes))
     task = ShardingTask(tables=tables, device_memory_bytes=(int(1.3 * tables[0].memory_bytes),) * 2, batch_size=65536)
-    model = with_rates(random_model(2, 3, rates=True), task, 20.0 * (THRESHOLDS == 2**16))
+    model = with_rates(random_model(2, 3, rates=len(THRESHOLDS)), task, 20.0 * ROWS_16)
     plan = search(task, model, rounds=3)
     monkeypatch.setattr(bound, "row_levels", lambda *_: None)
     assert plan.gap < 0.1

@@ -13,7 +13,7 @@ from helpers.exhaustive import optimum_ms
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.compute_net import Layer
+from neuroshard.costmodel.compute_net import THRESHOLDS, Layer
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.all_plans import cheapest_of_all
@@ -111,7 +111,7 @@ def test_with_a_head_and_an_exchange_a_plan_is_within_one_percent_of_the_best_of
 def with_dips(task: ShardingTask, seed: int, rates: bool = False) -> tuple[ShardingTask, CostModel]:
     """The task for random nets whose compute cost bends down and up about where its devices lie; and these.
     With `rates` also by the rows of a device."""
-    drawn = random_model(task.devices, 4, seed=seed, rates=rates)
+    drawn = random_model(task.devices, 4, seed=seed, rates=len(THRESHOLDS) if rates else 0)
     task = task.model_copy(update={"batch_size": drawn.batch_size})
     vectors = drawn.table_vectors(task.tables, np.array([t.dim for t in task.tables]))
     bent = bent_both_ways(drawn.nets.compute, seed)

@@ -15,6 +15,7 @@ from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.compute_net import THRESHOLDS
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.algorithms import ALGORITHMS
 from neuroshard.search.baselines import KEYS
@@ -116,7 +117,9 @@ def plainly(plan: Plan, model: CostModel) -> list[tuple[float, float, float]]:
 
 
 @pytest.mark.parametrize(
-    "model", [AnalyticModel(), random_model(5), random_model(5, rates=True)], ids=["analytic", "nets", "rates"]
+    "model",
+    [AnalyticModel(), random_model(5), random_model(5, rates=len(THRESHOLDS))],
+    ids=["analytic", "nets", "rates"],
 )
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_plan_costs_what_the_model_says_of_one_device_at_a_time(make_task, model, algorithm):

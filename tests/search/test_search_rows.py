@@ -18,6 +18,7 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import Analytic
+from neuroshard.costmodel.compute_net import THRESHOLDS
 from neuroshard.costmodel.features import FEATURES
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.protocol import CostModel, device_costs
@@ -103,7 +104,7 @@ def test_a_plan_says_what_splitting_by_rows_would_save_only_where_it_would(make_
 
 @pytest.mark.parametrize(
     "model",
-    [AnalyticModel(), random_model(5), random_model(5, rates=True), Analytic("h100", 65536), Formula(65536)],
+    [AnalyticModel(), random_model(5), random_model(5, rates=len(THRESHOLDS)), Analytic("h100", 65536), Formula(65536)],
     ids=lambda model: type(model).__name__,
 )
 def test_a_plan_costs_what_the_model_says_of_its_rectangles_and_is_never_worse_than_by_columns(make_task, model):

@@ -21,6 +21,7 @@ from neuroshard.core.errors import InvalidInput, NewerFormat
 from neuroshard.core.table import Table
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.value import Value, check_format, decode_json, sha256
+from neuroshard.costmodel.compute_net import BY_ROWS, THRESHOLDS, ComputeNet
 from neuroshard.costmodel.exchange_net import ExchangeNet
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, split_features
 from neuroshard.costmodel.nets import Nets
@@ -31,8 +32,8 @@ from neuroshard.costmodel.unseen import unlike_trained
 from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
 from neuroshard.store.bundles import BUNDLE_FILES
 
-MODEL_FORMAT: Final = 3
-WITHOUT_RATES: Final = 2  # the format of nets that have no rates by rows
+RATES_OF: Final = {2: 0, 3: len(BY_ROWS), 4: len(THRESHOLDS)}  # format -> the thresholds that its nets have rates for
+MODEL_FORMAT: Final = max(RATES_OF)
 TENSORS, MANIFEST = BUNDLE_FILES
 
 
@@ -49,7 +50,7 @@ class Provenance(Value):
 class Manifest(Value):
     """model.json."""
 
-    format_version: Literal[2, 3]
+    format_version: Literal[2, 3, 4]
     feature_version: int
     features: tuple[str, ...]
     bench: Bench
@@ -195,7 +196,7 @@ def cost_model(
 ) -> TrainedCostModel:
     """A cost model from its nets, with a manifest that answers for their exact numbers."""
     manifest = Manifest(
-        format_version=WITHOUT_RATES if nets.compute.rates is None else MODEL_FORMAT,
+        format_version=_format_of(nets.compute),
         feature_version=FEATURE_VERSION,
         features=FEATURES,
         bench=bench,
@@ -209,6 +210,12 @@ def cost_model(
         provenance=provenance,
     )
     return TrainedCostModel(manifest, nets, _main_batch_size(manifest))
+
+
+def _format_of(net: ComputeNet) -> Literal[2, 3, 4]:
+    if net.rates is None:
+        return 2
+    return 3 if net.rates.shape[2] == RATES_OF[3] else 4
 
 
 def _main_batch_size(manifest: Manifest) -> int:
@@ -233,7 +240,7 @@ def load_cost_model(folder: Path) -> TrainedCostModel:
         )
     where = str(path)
     raw = check_format(decode_json(read_bytes(path), where), MODEL_FORMAT, where)
-    if raw.get("format_version", 1) < WITHOUT_RATES:
+    if raw.get("format_version", 1) < min(RATES_OF):
         raise InvalidInput(
             f"{where}: a cost model of an older neuroshard, whose nets this one cannot use; run `neuroshard pretrain` again, "
             "from the same costs"
@@ -255,6 +262,6 @@ def load_cost_model(folder: Path) -> TrainedCostModel:
             f"{folder / TENSORS}: sha256 {sha256(tensors)[:12]}… is not the {manifest.tensors_sha256[:12]}… of {MANIFEST}: the "
             "file is damaged or of another model"
         )
-    rates = manifest.format_version > WITHOUT_RATES
+    rates = RATES_OF[manifest.format_version]
     nets = from_tensors(tensors, bool(manifest.device_counts), rates, str(folder / TENSORS))
     return TrainedCostModel(manifest, nets, _main_batch_size(manifest))

@@ -10,8 +10,10 @@ what takes longer hides the other, and what a further pass or a full cache costs
 first is convex. Below the second, which is called a dip, lies a chord on any range, and bounds are drawn from that.
 
 Beside the head there may be rates: what lookups take longer once the rows of all tables together are more than so many, since
-kernels sort row numbers by as many digits as these have. A sum of vectors then has two columns more: `OWN`, what the parts would
-ask for by their own rows alone, and `ROWS`. As no part has more rows than its device, the first is below the rates, and linear.
+kernels sort row numbers by as many digits as these have; and once the bytes of all rows that a batch touches are, since caches
+hold only so many. A sum of vectors then has columns more: `OWN`, what the parts would ask for by their own rows and bytes alone,
+`ROWS`, and where there are rates by bytes, `BYTES`. As no part has more of either than its device, `OWN` is below the rates, and
+linear.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -20,15 +22,22 @@ from typing import Final
 
 import numpy as np
 
-from neuroshard.costmodel.features import BY_WIDTH, ROW_COLUMN, SHARE_COLUMNS, SplitFeatures
-from neuroshard.costmodel.protocol import Dips, Floats
+from neuroshard.costmodel.features import BY_WIDTH, ROW_COLUMN, SHARE_COLUMNS, TOUCHED_COLUMN, SplitFeatures
+from neuroshard.costmodel.protocol import Dips, Floats, Ints
 
 MEMBERS: Final = 4  # nets of the compute ensemble: together they cost what one of twice their widths would
 TABLE_WIDTHS: Final = (64, 16)  # of a member's layers after the features; the last is the vector that is summed
 HEAD_WIDTH: Final = 32
-THRESHOLDS: Final[Floats] = np.exp2(np.arange(8, 33))  # rows of a device, up to which the rates of each are all there
-SETS_IN: Final = 0.75  # of a threshold: rates rise from nothing there
-OWN, ROWS = -2, -1  # columns of a sum of vectors, where there are rates
+BY_ROWS: Final[Floats] = np.exp2(np.arange(8, 33))  # rows of a device, up to which the rates of each are all there, and
+BY_BYTES: Final[Floats] = np.exp2(np.arange(14, 37, 2))  # bytes of all different rows that a batch touches
+THRESHOLDS: Final[Floats] = np.concatenate([BY_ROWS, BY_BYTES])
+SETS_IN: Final[Floats] = np.repeat(
+    [0.75, 0.25], [len(BY_ROWS), len(BY_BYTES)]
+)  # of each: rates rise from nothing there
+BYTES, OWN, ROWS = -3, -2, -1  # columns of a sum of vectors, where there are rates
+_STEEPNESS: Final[Floats] = 1 / (1 - SETS_IN) / THRESHOLDS
+_SHIFT: Final[Floats] = SETS_IN / (1 - SETS_IN)
+COUNTED_IN: Final = np.repeat([ROWS, BYTES], [len(BY_ROWS), len(BY_BYTES)])
 FEW: Final = 40  # devices asked about at once, up to which one layer of all members is faster than a layer each
 
 
@@ -88,10 +97,11 @@ def least_skip(head: Floats, out: Floats) -> Floats:
     return falls
 
 
-def steps(rows: Floats, thresholds: Floats = THRESHOLDS) -> Floats:
-    """How much of the rates of each threshold counts: (…) -> (…, T)."""
-    share = rows[..., None] * (1 / (1 - SETS_IN) / thresholds)
-    share -= SETS_IN / (1 - SETS_IN)
+def steps(vector_sums: Floats, used: Ints) -> Floats:
+    """How much of the rates of each of the thresholds `used` counts, by the last columns of sums: (…, width) -> (…, T)."""
+    share = np.take(vector_sums, COUNTED_IN[used], axis=-1)
+    share *= _STEEPNESS[used]
+    share -= _SHIFT[used]
     np.minimum(np.maximum(share, 0.0, out=share), 1.0, out=share)
     return share
 
@@ -101,10 +111,11 @@ class ComputeNet:
     """An ensemble: of each member a vector a table, summed over the tables of a device, then a head.
 
     A head is a hidden layer, and a `skip` of shape (members, K, 1) beside it; and `rates` (members, K, T), if any, of what
-    lookups take more beyond each of the THRESHOLDS. What is predicted is the mean of the members, in units of `unit_ms`, and at
-    least `floor`. How far it may be off: see `spread_ms`.
+    lookups take more beyond each of the THRESHOLDS, or of those BY_ROWS alone. What is predicted is the mean of the members, in
+    units of `unit_ms`, and at least `floor`. How far it may be off: see `spread_ms`.
 
-    A sum of vectors has the components of all members, and with rates OWN and ROWS after these: `width` in all.
+    A sum of vectors has the components of all members, and with rates BYTES (if there are rates by these), OWN and ROWS after
+    these: `width` in all.
     """
 
     scale: FeatureScale
@@ -124,6 +135,13 @@ class ComputeNet:
         return len(self.mean.skip)
 
     @property
+    def counts(self) -> int:
+        """Components of a vector beside those of the members."""
+        if self.rates is None:
+            return 0
+        return 3 if self.rates.shape[2] > len(BY_ROWS) else 2
+
+    @property
     def monotone(self) -> bool:
         """Growing with each of the vector sums, by its weights."""
         grows = self.rates is None or (self.rates >= 0).all()
@@ -132,7 +150,7 @@ class ComputeNet:
     @property
     def convex(self) -> bool:
         """Where it is monotone, convex as well."""
-        return not len(self.mean.thresholds) and not len(self.dips.bias)
+        return not len(self.mean.used) and not len(self.dips.bias)
 
     @cached_property
     def dips(self) -> Dips:
@@ -169,7 +187,8 @@ class ComputeNet:
         by_member = self.table[1](before)
         np.maximum(by_member, 0.0, out=by_member)
         vectors = by_member.swapaxes(0, 1).reshape(len(flat), len(by_member) * by_member.shape[2])
-        return self._with_rows(vectors, features[..., ROW_COLUMN].ravel()).reshape(*features.shape[:-1], self.width)
+        rows, touched = (features[..., column].ravel() for column in (ROW_COLUMN, TOUCHED_COLUMN))
+        return self._with_counts(vectors, rows, touched).reshape(*features.shape[:-1], self.width)
 
     def split_vectors(self, features: SplitFeatures) -> Floats:
         """The same of N shards of few tables -> (N, width); the layer on a table's own features is asked once."""
@@ -184,14 +203,18 @@ class ComputeNet:
             before += of_table[member].take(features.index, axis=0)
             np.maximum(before, 0.0, out=before)
             np.maximum(before @ weight[member] + bias[member], 0.0, out=vectors[:, member])
-        return self._with_rows(vectors.reshape(len(vectors), -1), features.fixed[features.index, ROW_COLUMN])
+        rows, touched = features.fixed[features.index, ROW_COLUMN], features.by_width[:, BY_WIDTH.index(TOUCHED_COLUMN)]
+        return self._with_counts(vectors.reshape(len(vectors), -1), rows, touched)
 
-    def _with_rows(self, vectors: Floats, log2_rows: Floats) -> Floats:
-        """(N, K of all members), and OWN and ROWS where there are rates."""
+    def _with_counts(self, vectors: Floats, log2_rows: Floats, touched_gib: Floats) -> Floats:
+        """(N, K of all members), and BYTES, OWN and ROWS where there are rates."""
         if self.rates is None:
             return vectors
-        rows = np.rint(np.exp2(log2_rows))  # whole, so that sums of them are exact
-        whole = np.concatenate([vectors, np.zeros((len(vectors), 1)), rows[:, None]], axis=1)
+        whole = np.zeros((len(vectors), self.width))
+        whole[:, : vectors.shape[1]] = vectors
+        if self.counts > 2:
+            whole[:, BYTES] = touched_gib * 2**30
+        whole[:, ROWS] = np.rint(np.exp2(log2_rows))  # whole, so that sums of them are exact
         whole[:, OWN] = self.mean.beyond(whole)
         return whole
 
@@ -226,7 +249,7 @@ class ComputeNet:
         hidden = mean.hidden(flat)
         slope: Floats = ((hidden > 0) * mean.out) @ mean.weight.T
         slope += mean.skip
-        if len(mean.thresholds):
+        if len(mean.used):
             mean.add_slope(flat, slope)
         ms = hidden @ mean.out
         mean.finish(flat, ms)
@@ -251,7 +274,8 @@ class ComputeNet:
         np.maximum(hidden, 0.0, out=hidden)
         predicted = self.out(hidden) + np.matmul(sums, self.skip)
         if self.rates is not None:
-            shares = steps(vector_sums[..., ROWS]).reshape(-1, len(THRESHOLDS))
+            used = np.arange(self.rates.shape[2])
+            shares = steps(vector_sums, used).reshape(-1, len(used))
             predicted[..., 0] += np.einsum("mnt,nt->mn", np.matmul(sums, self.rates), shares)
         answers: Floats = predicted.reshape(len(sums), *vector_sums.shape[:-1])
         return answers
@@ -271,7 +295,7 @@ class _ByOwnRows(ComputeNet):
         mean = MeanHead.of(self)
         skip = mean.skip.copy()
         skip[OWN] = 1.0
-        return replace(mean, skip=skip, rates=np.zeros((len(skip), 0)), thresholds=np.zeros(0))
+        return replace(mean, skip=skip, rates=np.zeros((len(skip), 0)), used=mean.used[:0])
 
 
 @dataclass(frozen=True)
@@ -286,7 +310,8 @@ class MeanHead:
     out: Floats  # (hidden of all members,)
     skip: Floats  # (width,)
     rates: Floats  # (width, T), of those that are not all zero, and
-    thresholds: Floats  # (T,) theirs
+    used: Ints  # (T,), the places of their thresholds
+    counts: int  # of the last columns of vectors that only rates know
     above_ms: float  # what is added, less `floor_ms`
     floor_ms: float
 
@@ -297,31 +322,32 @@ class MeanHead:
         weight[np.arange(members), :, np.arange(members)] = net.head.weight
         rates = np.zeros((members * into, 0)) if net.rates is None else net.rates.reshape(members * into, -1) * share
         used = np.flatnonzero(rates.any(axis=0))
-        beside = ((0, 0 if net.rates is None else 2), (0, 0))  # the head knows nothing of OWN and ROWS
+        beside = ((0, net.counts), (0, 0))  # the head knows nothing of these
         return cls(
             weight=np.pad(weight.reshape(members * into, members * hidden), beside),
             bias=net.head.bias.ravel(),
             out=net.out.weight.ravel() * share,
             skip=np.pad(net.skip.ravel() * share, beside[0]),
             rates=np.pad(rates[:, used], beside),
-            thresholds=THRESHOLDS[used],
+            used=used,
+            counts=net.counts,
             above_ms=float(net.out.bias.sum()) * share - net.floor * net.unit_ms,
             floor_ms=net.floor * net.unit_ms,
         )
 
     def lifted(self, vectors: Floats) -> Floats:
         """What the hidden layer and the skip make of vectors: (…, width) -> (…, hidden of all members + 1). What rates make of
-        them follows, T numbers, and their rows, where there are any.
+        them follows, T numbers, and the last columns of the vectors, where there are any.
 
         No bias is in it, so it can be summed in their place, and the head's largest product need not be made of every sum.
         """
-        hidden, rates = len(self.bias), len(self.thresholds)
-        lifted = np.empty((*vectors.shape[:-1], hidden + 1 + rates + (rates > 0)))
+        hidden, rates = len(self.bias), len(self.used)
+        lifted = np.empty((*vectors.shape[:-1], hidden + 1 + rates + (self.counts if rates else 0)))
         np.matmul(vectors, self.weight, out=lifted[..., :hidden])
         np.matmul(vectors, self.skip, out=lifted[..., hidden])
         if rates:
-            np.matmul(vectors, self.rates, out=lifted[..., hidden + 1 : ROWS])
-            lifted[..., ROWS] = vectors[..., ROWS]
+            np.matmul(vectors, self.rates, out=lifted[..., hidden + 1 : -self.counts])
+            lifted[..., -self.counts :] = vectors[..., -self.counts :]
         return lifted
 
     def ms(self, lifted_sums: Floats) -> Floats:
@@ -331,9 +357,9 @@ class MeanHead:
         np.maximum(hidden, 0.0, out=hidden)
         ms: Floats = hidden @ self.out
         ms += lifted_sums[..., width]
-        if len(self.thresholds):
-            shares = steps(lifted_sums[..., ROWS], self.thresholds)
-            shares *= lifted_sums[..., width + 1 : ROWS]
+        if len(self.used):
+            shares = steps(lifted_sums, self.used)
+            shares *= lifted_sums[..., width + 1 : -self.counts]
             ms += shares.sum(axis=-1)
         ms += self.above_ms
         np.maximum(ms, 0.0, out=ms)
@@ -350,20 +376,22 @@ class MeanHead:
     def finish(self, vector_sums: Floats, ms: Floats) -> None:
         """Make of what the hidden layer says of (N, width) ms above the floor, or below it, in place: (N,)."""
         ms += vector_sums @ self.skip
-        if len(self.thresholds):
+        if len(self.used):
             ms += self.beyond(vector_sums)
         ms += self.above_ms
 
     def beyond(self, vector_sums: Floats) -> Floats:
         """What rates add: (N, width) -> (N,) ms."""
-        shares = steps(vector_sums[:, ROWS], self.thresholds)
+        shares = steps(vector_sums, self.used)
         shares *= vector_sums @ self.rates
         added: Floats = shares.sum(axis=1)
         return added
 
     def add_slope(self, vector_sums: Floats, slope: Floats) -> None:
         """Add to the slope at (N, width) that of the rates, in place."""
-        shares = steps(vector_sums[:, ROWS], self.thresholds)
+        shares = steps(vector_sums, self.used)
         slope += shares @ self.rates.T
-        steep = np.where((shares > 0) & (shares < 1), 1 / (1 - SETS_IN) / self.thresholds, 0.0)
-        slope[:, ROWS] += (steep * (vector_sums @ self.rates)).sum(axis=1)
+        steep = np.where((shares > 0) & (shares < 1), _STEEPNESS[self.used], 0.0)
+        steep *= vector_sums @ self.rates
+        for column in np.unique(COUNTED_IN[self.used]):
+            slope[:, column] += steep[:, COUNTED_IN[self.used] == column].sum(axis=1)

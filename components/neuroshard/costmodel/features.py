@@ -44,6 +44,7 @@ FEATURES: Final = (
 SHARE_COLUMNS: Final = slice(3, 3 + REUSE_BINS)
 _PLACE: Final = {name: place for place, name in enumerate(FEATURES)}
 ROW_COLUMN: Final = _PLACE["log2_rows"]
+TOUCHED_COLUMN: Final = _PLACE["gib_distinct"]
 # Those that follow the width that a table is cut to
 BY_WIDTH: Final = [
     _PLACE[name] for name in ("log2_dim", "log2_weight_bytes", "gib_looked_up", "gib_distinct", "gib_pooled")

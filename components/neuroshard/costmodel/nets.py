@@ -8,7 +8,6 @@ from neuroshard.costmodel.compute_net import (
     HEAD_WIDTH,
     MEMBERS,
     TABLE_WIDTHS,
-    THRESHOLDS,
     ComputeNet,
     FeatureScale,
     Layer,
@@ -37,8 +36,8 @@ class Nets:
         return self.compute.monotone and all(net.convex for net in (self.forward, self.backward) if net is not None)
 
 
-def blank_nets(exchange: bool, rates: bool = False) -> Nets:
-    """Nets of the right shapes and no knowledge, with those of the exchange or without, and with rates by rows or without."""
+def blank_nets(exchange: bool, rates: int = 0) -> Nets:
+    """Nets of the right shapes and no knowledge, with those of the exchange or without, and with rates of so many thresholds."""
 
     def layer(into: int, out: int) -> Layer:
         return Layer(np.zeros((MEMBERS, into, out)), np.zeros((MEMBERS, 1, out)))
@@ -66,7 +65,7 @@ def blank_nets(exchange: bool, rates: bool = False) -> Nets:
             floor=1.0,
             disagreement=1.0,
             least_spread=1.0,
-            rates=np.zeros((MEMBERS, vector, len(THRESHOLDS))) if rates else None,
+            rates=np.zeros((MEMBERS, vector, rates)) if rates else None,
         ),
         forward=exchange_net if exchange else None,
         backward=exchange_net if exchange else None,

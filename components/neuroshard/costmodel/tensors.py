@@ -19,8 +19,8 @@ def to_tensors(nets: Nets) -> bytes:
     return data
 
 
-def from_tensors(data: bytes, exchange: bool, rates: bool, where: str) -> Nets:
-    """Nets from safetensors bytes, with those of the exchange or without, and with rates by rows or without.
+def from_tensors(data: bytes, exchange: bool, rates: int, where: str) -> Nets:
+    """Nets from safetensors bytes, with those of the exchange or without, and with rates of so many thresholds.
 
     Raises InvalidInput where a tensor is missing, unknown, misshapen or not finite.
     """

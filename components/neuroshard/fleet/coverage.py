@@ -9,7 +9,7 @@ from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, NotFound
 from neuroshard.core.release import HARDWARE, ModelRelease
 from neuroshard.core.value import Value, decode_json
-from neuroshard.costmodel.bundle import MODEL_FORMAT, WITHOUT_RATES
+from neuroshard.costmodel.bundle import RATES_OF
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES
 from neuroshard.fleet.kinds import Kind
 from neuroshard.store.bundles import fingerprints, models_of
@@ -75,7 +75,7 @@ def known_models(store: Store) -> dict[str, Known]:
             raise InvalidInput(f"{store.url}/{key}: has no bench, so it is no cost model")
         hardware = Hardware.parse(bench.get("hardware"), f"{store.url}/{key}: bench.hardware")
         made_for = (raw.get("feature_version"), raw.get("features"))
-        readable = raw.get("format_version") in (WITHOUT_RATES, MODEL_FORMAT)
+        readable = raw.get("format_version") in RATES_OF
         known[fingerprint] = Known(release, hardware, readable and made_for == (FEATURE_VERSION, list(FEATURES)))
     return known
 

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from neuroshard.core.case import ComputeCase
 from neuroshard.costmodel.compute_net import (
+    BY_ROWS,
+    BYTES,
+    COUNTED_IN,
     HEAD_WIDTH,
     MEMBERS,
     SETS_IN,
@@ -20,7 +23,7 @@ from neuroshard.costmodel.compute_net import (
     Layer,
     least_skip,
 )
-from neuroshard.costmodel.features import FEATURES, ROW_COLUMN, table_features
+from neuroshard.costmodel.features import FEATURES, ROW_COLUMN, TOUCHED_COLUMN, table_features
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Fit
 from neuroshard.pretrain.calibrate import calibrated
@@ -35,9 +38,11 @@ DIPS: Final = 8e-3  # of the loss, for what dips can take off a cost
 SURPLUS: Final = 0.03  # of the loss, for what rates add beyond what parts ask for by themselves, as a share of a cost
 TOLD_APART: Final = 0.05  # of the cases are below where a threshold sets in, and as many above it: else it has no rates
 FEWEST_APART: Final = 20  # cases
+FEWEST_TABLES: Final = 40  # of fewer, bytes tell little more than which tables there are: no rates by these
 FIRST_RATES: Final = 0.02  # of a layer's usual weights
 BEYOND: Final = 0.3  # of a layer's usual weights: so much of the skip, at the start, is no hidden neuron's
 ROUNDED: Final = 1e-9  # by such a share more than its least, the skip is no less than that on any machine
+COUNTS: Final = (COUNTED_IN == BYTES).astype(np.int64)  # of each threshold: rows, or bytes
 NOWHERE: Final[Ints] = np.empty(0, dtype=np.int64)
 
 
@@ -100,12 +105,14 @@ class SetSamples:
     ) -> None:
         tables = [table for case in labels.cases for table in case.tables]
         counts = np.array([len(case.tables) for case in labels.cases])
+        self.names = [table.name for table in tables]
         self.plain = table_features(tables, np.array([table.dim for table in tables]), np.repeat(batch_sizes, counts))
         trained = np.repeat(np.isin(np.arange(len(counts)), train), counts)
         here = FeatureScale.of(self.plain[trained])
         self.scale = here if scale is None else _joined(scale, here)
         self.features = torch.from_numpy(self.scale.apply(self.plain).astype(np.float32))
-        self.rows = torch.from_numpy(np.exp2(self.plain[:, ROW_COLUMN]).astype(np.float32))
+        rows, touched = np.exp2(self.plain[:, ROW_COLUMN]), self.plain[:, TOUCHED_COLUMN] * 2**30
+        self.counted = torch.from_numpy(np.stack([rows, touched], axis=1).astype(np.float32))
         self.counts = torch.from_numpy(counts)
         self.starts = self.counts.cumsum(0) - self.counts
         self.unit_ms = max(float(np.median(labels.ms[train])), CLOCK_MS)
@@ -113,16 +120,20 @@ class SetSamples:
         self.floor = max(float(labels.ms[train].min()) / 2, CLOCK_MS) / self.unit_ms
 
     def inputs(self, cases: Tensor) -> tuple[Tensor, ...]:
-        """Features and rows of all tables of the cases, the place of each table's case, and the number of cases."""
+        """Features of all tables of the cases, and what rates go by (rows, and bytes of those touched), the place of each
+        table's case, and the number of cases."""
         places, tables = self._tables(cases)
-        return self.features[tables], self.rows[tables], places, torch.tensor(len(cases))
+        return self.features[tables], self.counted[tables], places, torch.tensor(len(cases))
 
     def told_apart(self, cases: Ints) -> Ints:
-        """Places of the thresholds that enough of the cases' rows lie on both sides of."""
+        """Places of the thresholds that enough of the cases lie on both sides of."""
         places, tables = self._tables(torch.from_numpy(cases))
-        rows = np.bincount(places.numpy(), self.rows[tables].double().numpy())[:, None]
-        above, below = (rows >= THRESHOLDS).sum(axis=0), (rows <= SETS_IN * THRESHOLDS).sum(axis=0)
-        return np.flatnonzero(np.minimum(above, below) >= max(TOLD_APART * len(cases), FEWEST_APART))
+        counted = torch.zeros(len(cases), 2, dtype=torch.float64).index_add_(0, places, self.counted[tables].double())
+        of_each = counted.numpy()[:, COUNTS]
+        few = len({self.names[table] for table in tables.tolist()}) < FEWEST_TABLES
+        above, below = (of_each >= THRESHOLDS).sum(axis=0), (of_each <= SETS_IN * THRESHOLDS).sum(axis=0)
+        apart = np.minimum(above, below) >= max(TOLD_APART * len(cases), FEWEST_APART)
+        return np.flatnonzero(apart & ~(few & (COUNTED_IN == BYTES)))
 
     def measured(self, cases: Tensor) -> Tensor:
         return self.labels[cases]
@@ -172,13 +183,14 @@ class _Ensemble(Net):
             self.skip.abs_().mul_(BEYOND)  # also where it may turn negative: costs grow
             self.biases[3].fill_(0.1)
         self.told_apart = told_apart
-        self.thresholds = torch.from_numpy(THRESHOLDS[told_apart]).float()
+        self.counts = torch.from_numpy(COUNTS[told_apart])
+        self.thresholds, self.sets_in = (torch.from_numpy(of[told_apart]).float() for of in (THRESHOLDS, SETS_IN))
         if len(told_apart):
             self.rates = uniform(MEMBERS, vector, len(told_apart), fan_in=1, generator=generator)
             with torch.no_grad():
                 self.rates.abs_().mul_(FIRST_RATES)
 
-    def forward(self, features: Tensor, rows: Tensor, places: Tensor, cases: Tensor) -> Tensor:
+    def forward(self, features: Tensor, counted: Tensor, places: Tensor, cases: Tensor) -> Tensor:
         """(members, cases)."""
         hidden = torch.relu(torch.matmul(features, self.weights[0]) + self.biases[0])
         vectors = torch.relu(torch.baddbmm(self.biases[1], hidden, self.weights[1]))
@@ -190,9 +202,9 @@ class _Ensemble(Net):
         predicted, surplus = predicted.squeeze(2), torch.zeros(())
         if len(self.told_apart):
             rates = self._positive(self.rates)
-            rows_a_case = torch.zeros(int(cases)).index_add_(0, places, rows)
-            added = (torch.bmm(sums, rates) * self._steps(rows_a_case)).sum(2)
-            alone = (torch.matmul(vectors, rates) * self._steps(rows)).sum(2)
+            counted_a_case = torch.zeros(int(cases), counted.shape[1]).index_add_(0, places, counted)
+            added = (torch.bmm(sums, rates) * self._steps(counted_a_case)).sum(2)
+            alone = (torch.matmul(vectors, rates) * self._steps(counted)).sum(2)
             surplus = added - torch.zeros_like(added).index_add_(1, places, alone)
             predicted = predicted + added
         answer = kept_positive(predicted, self.floor)
@@ -202,8 +214,8 @@ class _Ensemble(Net):
             self.extra_loss = (loose / answer.detach().clamp(min=self.floor)).mean()
         return answer
 
-    def _steps(self, rows: Tensor) -> Tensor:
-        return ((rows[:, None] / self.thresholds - SETS_IN) / (1 - SETS_IN)).clamp(0.0, 1.0)
+    def _steps(self, counted: Tensor) -> Tensor:
+        return ((counted[:, self.counts] / self.thresholds - self.sets_in) / (1 - self.sets_in)).clamp(0.0, 1.0)
 
     def _positive(self, parameter: Tensor) -> Tensor:
         return parameter.abs() if self.monotone else parameter
@@ -217,7 +229,9 @@ class _Ensemble(Net):
                 bias.copy_(torch.from_numpy(layer.bias))
             self.skip.copy_(torch.from_numpy(net.skip - least_skip(net.head.weight, net.out.weight)))
             if len(self.told_apart) and net.rates is not None:
-                self.rates.copy_(torch.from_numpy(net.rates[..., self.told_apart]))
+                before = np.zeros((*net.rates.shape[:2], len(THRESHOLDS)))
+                before[..., : net.rates.shape[2]] = net.rates
+                self.rates.copy_(torch.from_numpy(before[..., self.told_apart]))
 
     def grow(self, factor: float) -> None:
         """Answer `factor` times as much."""
@@ -237,7 +251,8 @@ class _Ensemble(Net):
         skip = least * (1 + ROUNDED) + _numpy(self._positive(self.skip))
         rates = None
         if len(self.told_apart):
-            rates = np.zeros((*skip.shape[:2], len(THRESHOLDS)))
+            by_bytes = self.told_apart.max() >= len(BY_ROWS)
+            rates = np.zeros((*skip.shape[:2], len(THRESHOLDS if by_bytes else BY_ROWS)))
             rates[..., self.told_apart] = _numpy(self._positive(self.rates))
         return ComputeNet(
             scale, (layers[0], layers[1]), layers[2], layers[3], skip, unit_ms, self.floor, 1.0, 1.0, rates

@@ -11,7 +11,7 @@ import numpy as np
 
 from neuroshard.core.table import DIM_STEP
 from neuroshard.costmodel.bundle import TrainedCostModel
-from neuroshard.costmodel.compute_net import OWN, ROWS, MeanHead, steps
+from neuroshard.costmodel.compute_net import OWN, MeanHead, steps
 from neuroshard.costmodel.protocol import CostModel, Floats
 from neuroshard.search.cases import Case
 from neuroshard.search.problem import Problem
@@ -73,12 +73,12 @@ class Filled:
         return added
 
     def _adds(self, vectors: Floats, slope: Floats, there: Floats) -> Floats:
-        """What each of these adds at least: rates by rows are at least those of what is there already."""
+        """What each of these adds at least: rates are at least those of what is there already."""
         if self.head is None:
             added: Floats = vectors @ slope
             return added
         beside = slope.copy()
         beside[OWN] = 0.0
-        shares = steps(np.maximum(vectors[:, ROWS], there[ROWS]), self.head.thresholds)
+        shares = steps(np.maximum(vectors, there), self.head.used)
         with_rates: Floats = vectors @ beside + slope[OWN] * (shares * self.rates).sum(axis=1)
         return with_rates

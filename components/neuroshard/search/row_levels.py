@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.costmodel.bundle import TrainedCostModel
-from neuroshard.costmodel.compute_net import OWN, ROWS, steps
+from neuroshard.costmodel.compute_net import COUNTED_IN, OWN, ROWS, THRESHOLDS, steps
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.cases import Case
 from neuroshard.search.cuts import cheapest_cuts
@@ -67,21 +67,22 @@ class RowLevels:
         head = model.nets.compute.mean
         self.problem, self.intercept = problem, intercept
         whole = problem.vectors[problem.whole]
-        unsure = ((1 - steps(whole[:, ROWS], head.thresholds)) * (whole @ head.rates)).sum(axis=0)
-        unsure[head.thresholds > whole[:, ROWS].sum()] = 0.0  # no device has so many rows
+        by_rows = COUNTED_IN[head.used] == ROWS
+        thresholds = THRESHOLDS[head.used[by_rows]]
+        unsure = ((1 - steps(whole, head.used)) * (whole @ head.rates)).sum(axis=0)[by_rows]
+        unsure[thresholds > whole[:, ROWS].sum()] = 0.0  # no device has so many rows
         chosen = np.sort(np.argsort(-unsure, kind="stable")[:levels])
-        self.low: Floats = np.append(0.0, head.thresholds[chosen])
-        self.high: Floats = np.append(head.thresholds[chosen], np.inf)
+        self.low: Floats = np.append(0.0, thresholds[chosen])
+        self.high: Floats = np.append(thresholds[chosen], np.inf)
         self.counts = [tuple(one) for one in _dealt(problem.devices, len(self.low)).tolist()]
         vectors, beside = problem.vectors, slope.copy()
         beside[OWN] = 0.0
         self.rows = vectors[:, ROWS]
-        rows = np.maximum(self.rows[:, None], self.low)
-        rates = (steps(rows, head.thresholds) * (vectors @ head.rates)[:, None]).sum(axis=-1)
+        there = np.repeat(vectors[:, None], len(self.low), axis=1)
+        there[..., ROWS] = np.maximum(self.rows[:, None], self.low)
+        rates = (steps(there, head.used) * (vectors @ head.rates)[:, None]).sum(axis=-1)
         self.load: Floats = (vectors @ beside)[:, None] + slope[OWN] * rates
         self.least = self.load.min(axis=1)
-        there = np.repeat(vectors[:, None], len(self.low), axis=1)
-        there[..., ROWS] = rows
         alone = np.where(self.rows[:, None] < self.high, model.compute_ms(there), np.inf)
         self.more: Floats = alone - model.compute_ms(vectors)[:, None]
         most = np.sort(problem.memory)[::-1].astype(np.float64)

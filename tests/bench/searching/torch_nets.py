@@ -7,7 +7,7 @@ from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import steps
 from neuroshard.costmodel.exchange_net import ExchangeNet, by_devices, latencies
-from neuroshard.costmodel.features import ROW_COLUMN, table_features
+from neuroshard.costmodel.features import ROW_COLUMN, TOUCHED_COLUMN, table_features
 
 
 class TorchNets:
@@ -27,20 +27,21 @@ class TorchNets:
             )
 
     def features(self, table: Table, dim: int) -> torch.Tensor:
-        """As the net scales them, and the rows."""
+        """As the net scales them, the bytes touched, a column that is not used, and the rows."""
         features = table_features([table], np.array([dim]), self.batch_size)
         rows = np.rint(np.exp2(features[0, ROW_COLUMN]))
-        return torch.from_numpy(np.append(self.scale.apply(features)[0], rows))
+        counted = [features[0, TOUCHED_COLUMN] * 2**30, 0.0, rows]
+        return torch.from_numpy(np.append(self.scale.apply(features)[0], counted))
 
     def compute(self, features: torch.Tensor) -> torch.Tensor:
-        """(tables, F + 1) -> ms of one device that holds them."""
+        """(tables, F + 3) -> ms of one device that holds them."""
         hidden, vector, head, out = self.layers
-        features, rows = features[:, :-1], features[:, -1].sum()
+        features, counted = features[:, :-3], features[:, -3:].sum(dim=0)
         vectors = torch.relu(torch.relu(features @ hidden[0] + hidden[1]) @ vector[0] + vector[1])
         sums = vectors.sum(dim=1, keepdim=True)
         members = torch.relu(sums @ head[0] + head[1]) @ out[0] + out[1] + sums @ self.skip
         if self.rates is not None:
-            shares = torch.from_numpy(steps(rows.numpy()))
+            shares = torch.from_numpy(steps(counted.numpy(), np.arange(self.rates.shape[2])))
             members = members + (sums @ self.rates * shares).sum(dim=2, keepdim=True)
         return members.mean().clamp(min=self.floor) * self.unit_ms
 
