@@ -8,6 +8,7 @@ from scipy.optimize import linprog
 
 from helpers.costs import random_model
 from helpers.exhaustive import optimum_ms
+from neuroshard.core.constraints import Constraints
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel
@@ -76,7 +77,12 @@ def test_where_large_tables_take_the_memory_the_bound_is_below_the_best_of_all_p
     shapes += [(int(2 ** rng.uniform(6, 15.5)), 4, rng.uniform(10, 30)) for _ in range(6 - devices)]
     tables = tuple(Table(name=f"t{i}", rows=r, dim=d, pooling_factor=p) for i, (r, d, p) in enumerate(shapes))
     memory = int(max(t.memory_bytes for t in tables) * rng.choice([1.02, 1.5, 2.1]))
-    task = ShardingTask(tables=tables, device_memory_bytes=(memory,) * devices, batch_size=65536)
+    task = ShardingTask(
+        tables=tables,
+        device_memory_bytes=(memory,) * devices,
+        batch_size=65536,
+        constraints=Constraints(row_wise=seed % 4 > 1),
+    )
     drawn = random_model(devices, devices + 1, seed=seed, rates=len(THRESHOLDS))
     model = with_rates(drawn, task, rng.uniform(1, 20) * ROWS_16)
     optimum = optimum_ms(task, model)

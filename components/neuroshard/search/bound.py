@@ -92,7 +92,7 @@ class _Proof:
         for count in range(told_apart):
             if best <= low * (1 + LEAST_GAIN):
                 return low
-            if count and self._even(self._case(count), best, best) > best:  # no better one has as many by rows
+            if count and self._none_of(self._case(count), best):  # no better one has as many by rows
                 return best
             best = self._of(self._case(count, next_not=True), low, best)
         return self._of(self._case(told_apart), low, best) if told_apart else low
@@ -110,11 +110,17 @@ class _Proof:
             if high - low < LEAST_GAIN * high:
                 break
             middle = (low + high) / 2
-            if self._even(case, middle, middle) > middle or (self.levels and self.levels.none_of(case, middle)):
+            if self._none_of(case, middle):
                 low = middle
             else:
                 high = middle
         return low
+
+    def _none_of(self, case: Case, cost_ms: float) -> bool:
+        """Whether no plan of a case costs at most so much."""
+        if self._even(case, cost_ms, cost_ms) > cost_ms:
+            return True
+        return self.levels is not None and self.levels.none_of(case, cost_ms)
 
     def _even(self, case: Case, cost_ms: float, enough: float) -> float:
         """What plans of a case and of at most `cost_ms` cost at least, were all devices alike; infinite where there are none.

@@ -36,12 +36,7 @@ def row_levels(problem: Problem, slope: Floats, intercept: float) -> "RowLevels 
     `slope` and `intercept` are of a tangent that is below what a device computes, with what its parts ask for by their own rows.
     """
     model = problem.model
-    if (
-        problem.devices == 1
-        or len(problem.row_blocks.items)
-        or not isinstance(model, TrainedCostModel)
-        or model.nets.compute.rates is None
-    ):
+    if problem.devices == 1 or not isinstance(model, TrainedCostModel) or model.nets.compute.rates is None:
         return None
     of_levels = [len(_dealt(problem.devices, levels + 1)) for levels in range(MOST_LEVELS + 1)]
     levels = max(n for n in range(MOST_LEVELS + 1) if of_levels[n] <= MOST_COUNTS)
@@ -60,7 +55,9 @@ class RowLevels:
     """L levels: a device of level l holds at least `low[l]` rows and fewer than `high[l]`.
 
     By level, of each shard: `load` (S, L), what the tangent and the rates say it takes at least, in ms; and `more` (S, L),
-    what a device of the level takes more than by the rows of the shard alone, infinite where none of the level can hold it.
+    what a device of the level takes more than by the rows of the shard alone, infinite where none of the level can hold it;
+    `alone` (S, L), what it takes with nothing beside it. Of blocks of rows likewise `block_load` (P, 2, L). Rows and bytes, as
+    shares of what the largest memory holds, are `rows`, `share`, `block_rows` and `block_share`.
     """
 
     def __init__(self, problem: Problem, model: TrainedCostModel, slope: Floats, intercept: float, levels: int) -> None:
@@ -77,27 +74,37 @@ class RowLevels:
         self.counts = [tuple(one) for one in _dealt(problem.devices, len(self.low)).tolist()]
         vectors, beside = problem.vectors, slope.copy()
         beside[OWN] = 0.0
+
+        def by_level(some: Floats) -> tuple[Floats, Floats]:
+            there = np.repeat(some[..., None, :], len(self.low), axis=-2)
+            there[..., ROWS] = np.maximum(there[..., ROWS], self.low)
+            rates = (steps(there, head.used) * (some @ head.rates)[..., None, :]).sum(axis=-1)
+            load: Floats = (some @ beside)[..., None] + slope[OWN] * rates
+            return there, load
+
         self.rows = vectors[:, ROWS]
-        there = np.repeat(vectors[:, None], len(self.low), axis=1)
-        there[..., ROWS] = np.maximum(self.rows[:, None], self.low)
-        rates = (steps(there, head.used) * (vectors @ head.rates)[:, None]).sum(axis=-1)
-        self.load: Floats = (vectors @ beside)[:, None] + slope[OWN] * rates
+        there, self.load = by_level(vectors)
         self.least = self.load.min(axis=1)
-        alone = np.where(self.rows[:, None] < self.high, model.compute_ms(there), np.inf)
-        self.more: Floats = alone - model.compute_ms(vectors)[:, None]
+        self.alone: Floats = np.where(self.rows[:, None] < self.high, model.compute_ms(there), np.inf)
+        self.more: Floats = self.alone - model.compute_ms(vectors)[:, None]
+        blocks = problem.row_blocks.vectors if len(problem.row_blocks.items) else np.zeros((0, 2, vectors.shape[1]))
+        self.block_rows, self.block_load = blocks[..., ROWS], by_level(blocks)[1]
         most = np.sort(problem.memory)[::-1].astype(np.float64)
         self.room = np.append(0.0, np.cumsum(most)) / most[0]  # of so many devices, in shares of the largest
-        self.share = problem.nbytes / most[0]
+        self.share, self.block_share = problem.nbytes / most[0], problem.row_blocks.nbytes / most[0]
         self.left = IN_ALL // len(problem.item)
         self.found: dict[tuple[int, ...], Floats] = {}  # multipliers that showed it
 
     def none_of(self, case: Case, cost_ms: float) -> bool:
         """Whether it is shown that no plan of a case costs at most so much."""
         enough = (cost_ms - case.ahead) * (1 + SURE)
-        possible = case.alone[:, None] + self.more <= enough
+        beside_none = case.alone[:, None] + self.more
+        possible = (np.maximum(case.alone[:, None], self.alone) if len(case.sure) else beside_none) <= enough
         least = cheapest_cuts(self.problem, np.where(possible.any(axis=1), self.least, np.inf))
         fewer = self.intercept + least.total / np.arange(1, self.problem.devices) + case.of_used[:-1]
-        may_be_empty = bool((fewer <= cost_ms * (1 + SURE)).any())
+        may_be_empty = not len(case.sure) and bool(
+            (fewer <= cost_ms * (1 + SURE)).any()
+        )  # none is where some are by rows
         for place, counts in enumerate(self.counts):
             if not self._none_of(case, np.array(counts), possible, cost_ms, may_be_empty):
                 self.counts.insert(0, self.counts.pop(place))  # next time it is asked first
@@ -142,6 +149,12 @@ class _Relaxed:
         self.intercept, self.cost_ms = levels.intercept, cost_ms
         self.may_take, self.back = cost_ms - case.ahead, levels.problem.devices * case.back
         self.load, self.rows, self.share = levels.load[:, used], levels.rows[:, None] / levels.high[used], levels.share
+        self.by_rows = case.rows_alone <= self.may_take * (1 + SURE)
+        self.by_rows &= (levels.block_rows.min(axis=1)[:, None] < levels.high[used]).all(axis=1)
+        self.exchange, self.blocks = case.exchange, levels.problem.row_blocks.items
+        block_rows = levels.block_rows[..., None] / levels.high[used]
+        block_share = np.broadcast_to(levels.block_share[..., None], block_rows.shape)
+        self.of_blocks = np.stack([levels.block_load[..., used], block_rows, block_share])  # (3, P, 2, L)
         self.room = np.stack([np.where(np.isfinite(levels.high[used]), counts, 0), levels.room[counts]])
         self.may_be_empty = may_be_empty and bool(used[0] == 0)
 
@@ -154,18 +167,39 @@ class _Relaxed:
         price = times * self.load + self.cost_ms * (of_rows * self.rows + of_bytes * self.share[:, None])
         price[~self.possible] = np.inf
         level = price.argmin(axis=1)
-        cuts = cheapest_cuts(self.problem, price[np.arange(len(price)), level])
-        if not np.isfinite(cuts.total):
+        least_price, least = price[np.arange(len(price)), level], int(times.argmin())
+        cuts = cheapest_cuts(self.problem, least_price)
+        item = self.problem.item[cuts.shards]
+        of_item = np.zeros(len(self.problem.whole))
+        np.add.at(of_item, item, least_price[cuts.shards] * cuts.times)
+        of_item[cuts.none] = np.inf
+        split, of_split = self._by_rows(np.stack([times, self.cost_ms * of_rows, self.cost_ms * of_bytes]))
+        better = self.by_rows & (split + times[least] * self.exchange < of_item[self.blocks])
+        of_item[self.blocks[better]] = 0.0
+        if not np.isfinite(of_item).all():
             return True, np.zeros_like(at)
-        parts, on = cuts.shards, level[cuts.shards]
+        kept = ~np.isin(item, self.blocks[better])
+        parts, on, often = cuts.shards[kept], level[cuts.shards[kept]], cuts.times[kept]
         amounts = self.load[parts, on], self.rows[parts, on], self.share[parts]
-        held: Floats = np.stack([np.bincount(on, cuts.times * amount, len(counts)) for amount in amounts])
+        held: Floats = of_split[:, better].sum(axis=1)
+        held += np.stack([np.bincount(on, often * amount, len(counts)) for amount in amounts])
+        held[0, least] += float(self.exchange[better].sum())
         held[0] /= counts
         held[1:] = self.cost_ms * (held[1:] - self.room)
-        apart, least = float(at @ held.ravel()), int(times.argmin())
+        apart = float(at @ held.ravel())
         held[0] += self.intercept - self.may_take
         held[0, least] += self.back / counts[least]
         return self._too_late(apart, weights, float(times[least]) * self.back), held.ravel()
+
+    def _by_rows(self, prices: Floats) -> tuple[Floats, Floats]:
+        """What each item by rows costs at least, (P,), by prices (3, L), on all devices together; and what it takes: (3, P, L).
+        The last block, which may be smaller, lies on the level where that saves most."""
+        of_level = np.einsum("apbl,al->pbl", self.of_blocks, prices)
+        saved = of_level[:, 0] - of_level[:, 1]
+        last, place = saved.argmax(axis=1), np.arange(len(saved))
+        taken: Floats = self.of_blocks[:, :, 0] * self.counts
+        taken[:, place, last] -= self.of_blocks[:, place, 0, last] - self.of_blocks[:, place, 1, last]
+        return of_level[:, 0] @ self.counts - saved[place, last], taken
 
     def _too_late(self, apart: float, weights: Floats, back: float) -> bool:
         """Whether the last device is ready too late, where what is dealt out takes so much beside what devices begin with.
