@@ -60,15 +60,14 @@ def _cut(price: Floats, first: Ints, least: Ints, widest: Ints, most: int) -> tu
     cost = np.full((layers + 1, units_most + 1, len(first)), np.inf)
     last = np.zeros((layers + 1, units_most + 1, len(first)), dtype=np.int64)
     cost[:, 0] = 0.0
+    part = np.arange(1, units_most + 1)[:, None]
+    by_part = np.where((part >= least) & (part <= widest), price[first + np.minimum(part, widest)], np.inf)
     for layer in range(1, layers + 1):
         before = cost[layer - 1 if most else layer]
         for units in range(1, units_most + 1):
-            some = np.flatnonzero(widest >= units)
-            part = np.arange(1, units + 1)[:, None]
-            tried = price[first[some] + part] + before[units - part[:, 0]][:, some]
-            tried[part < least[some]] = np.inf
-            last[layer, units, some] = tried.argmin(axis=0) + 1
-            cost[layer, units, some] = tried.min(axis=0)
+            tried = by_part[:units] + before[units - 1 :: -1]
+            last[layer, units] = tried.argmin(axis=0) + 1
+            cost[layer, units] = tried.min(axis=0)
     at = np.arange(len(first))
     able = np.isfinite(cost[layers, widest, at])
     shards: list[Ints] = []
