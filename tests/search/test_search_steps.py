@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from neuroshard.search import swaps
 from neuroshard.search.baselines import KEYS, baseline
 from neuroshard.search.improve import descend, improve
 from neuroshard.search.packing import pack
@@ -12,6 +13,7 @@ from neuroshard.search.promising import promising
 from neuroshard.search.splits import halves
 from neuroshard.search.state import State
 from neuroshard.search.steps import changes, price
+from neuroshard.search.view import View
 from neuroshard.search.watch import Watch
 
 
@@ -86,6 +88,22 @@ def test_plans_in_lockstep_end_where_each_would_alone(make_task, model):
             pass
     assert [one.cost[0] for one in alone] == pytest.approx(together.cost.tolist(), rel=1e-9)
     assert all((one.widths[0] == widths).all() for one, widths in zip(alone, together.widths, strict=True))
+
+
+def test_where_devices_hold_very_many_shards_some_that_fit_are_offered_for_swaps(make_task, model, monkeypatch):
+    problem = Problem(make_task([(1000, 64, float(pooling)) for pooling in range(1, 61)], [1] * 2), model)
+    start = whole(problem, [0] * 30 + [1] * 30)
+    of_all = improved(start).cost
+    monkeypatch.setattr(swaps, "OFFERS", 7)
+    plans, zero = Plans([start]), np.zeros(1, dtype=np.int64)
+    view = View(plans, Level(Yardstick.of(problem, 6), plans.compute, plans.dims), zero, zero + 1, zero[:, None])
+    offers = swaps._Offers.of(view)
+    assert offers is not None
+    offers.fits[0, ::2] = False
+    some = offers.thinned()
+    assert some.take.tolist() == [[1, 5, 9, 13, 17, 21, 25]]
+    assert some.fits.all()
+    assert improved(start).cost == pytest.approx(of_all, rel=1e-3)
 
 
 def test_a_step_changes_the_yardstick_by_what_was_priced(make_task, model):

@@ -11,6 +11,7 @@ from neuroshard.search.view import View
 
 Bools = NDArray[np.bool_]
 
+OFFERS = 512  # for a device to choose from, at most
 TRIED = 24  # swaps for each piece that a linear guess is made of in full
 PARTLY = 0.5  # what a swap is off the level of two devices counts by so much, since parts of it may level them
 NARROW = 0.95  # columns count where a device comes to hold so much of the most that any has
@@ -81,6 +82,14 @@ class _Offers(NamedTuple):
             spare=view.free[:, None] - came,
         )
 
+    def thinned(self) -> "_Offers":
+        """OFFERS of each job that fit, evenly by what they weigh: where devices hold hundreds of shards, many are alike."""
+        order = np.argsort(np.where(self.fits, self.take_ms, np.inf), axis=1, kind="stable")
+        fitting = np.maximum(np.count_nonzero(self.fits, axis=1), OFFERS)[:, None]
+        return self.chosen(
+            np.arange(len(order)), np.take_along_axis(order, np.arange(OFFERS) * fitting // OFFERS, axis=1)
+        )
+
     def chosen(self, job: Ints, best: Ints) -> "_Offers":
         """For each piece those that are tried with it: two (G,) and (G, S) -> (G, S)."""
         tried: list[Any] = [of_all[job[:, None], best] for of_all in self]
@@ -93,6 +102,8 @@ def swaps(view: View) -> Steps:
     if offers is None:
         nothing = np.zeros(0, dtype=np.int64)
         return view.steps(nothing, nothing, nothing, nothing, nothing)
+    if offers.take.shape[1] > OFFERS:
+        offers = offers.thinned()
     each = np.arange(len(view.job))[:, None]
     give_ms = view.whole[each, offers.column[view.job]]
     give_ms += view.leaves[:, None]
