@@ -37,7 +37,7 @@ LEAST_GAIN = 1e-4  # share by which a bound must be better to count as better
 ASSUMPTIONS = (
     "the cost model's compute cost {bends}, its exchanges are convex in the columns of all devices "
     "and the same however these are numbered, and waiting is added by rule",
-    "columns are cut in steps of 4, rows are not cut; of memory, what a single shard needs and what devices have together is looked at",
+    "columns are cut in steps of 4, rows are not cut; of memory, what a shard needs and what all devices have is looked at",
 )
 ASSUMPTIONS_BY_ROWS = (
     "the cost model's compute cost {bends}, its exchanges are convex in the columns of all "
