@@ -276,8 +276,8 @@ def on_this_cpu(settings: Settings) -> Section:
     model = measured.cost_nets(settings.folder, settings.out / ("cpu-quick" if settings.quick else "cpu"), *effort)
     found: list[Figures] = []
     for seed in range(1, 2 if settings.quick else 7):
-        for method, plan in measured.plans(model, seed, settings.folder).items():
-            ms, predicted_ms = measured.compute_ms(plan)
+        plans = measured.plans(model, seed, settings.folder)
+        for method, (ms, predicted_ms) in measured.compute_ms(plans, model).items():
             task = f"{measured.TABLES} tables #{seed}"
             found.append({"task": task, "method": method, "measured_ms": ms, "predicted_ms": predicted_ms})
     lines = [

@@ -1,23 +1,26 @@
-"""Plans measured again on this CPU: cost nets from what this CPU measured, plans by several methods, and each plan's device sets
-run as `neuroshard evaluate` runs them, one device after the other.
+"""Plans measured again on this CPU: cost nets from what this CPU measured, plans by several methods, and the device sets of all
+plans of a task run as `neuroshard evaluate` runs those of one, in turns.
 
 Only compute is compared: exchanges between more processes than cores say more of the machine than of a plan.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from bench.searching import tasks
 from neuroshard.augment.run import run as augment
+from neuroshard.core.case import Cases, ComputeCase
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model
 from neuroshard.files.tables import write_tables
 from neuroshard.measure.backends import Settings
-from neuroshard.measure.evaluate import evaluate
+from neuroshard.measure.evaluate import device_tables
+from neuroshard.measure.hardware import cpu
 from neuroshard.measure.run import run as measure
 from neuroshard.pretrain.run import run as pretrain
 from neuroshard.search.run import search
@@ -26,6 +29,7 @@ DEVICES, TABLES, BATCH_SIZE = 4, 16, 1024
 MOST_ROWS, MOST_POOLING = 30_000, 60.0  # what a CPU does in milliseconds, and holds
 DIMS = (16, 32, 64, 128)
 TIGHTNESS = 1.3
+ROUNDS = 5  # of all devices of all plans of a task
 
 
 def drawn(count: int, seed: int, folder: Path) -> tuple[Table, ...]:
@@ -73,8 +77,29 @@ def plans(model: TrainedCostModel, seed: int, folder: Path) -> dict[str, Plan]:
     return found
 
 
-def compute_ms(plan: Plan) -> tuple[float, float]:
-    """Compute of the slowest device, measured here and predicted."""
-    found = evaluate(plan, "cpu", Settings(batch_size=BATCH_SIZE), most_processes=1)
-    measured: Sequence[float] = [d.measured.compute_ms for d in found.devices if d.measured]
-    return max(measured), max(cost.compute_ms for cost in plan.predicted or ())
+def compute_ms(found: Mapping[str, Plan], model: TrainedCostModel) -> dict[str, tuple[float, float]]:
+    """Compute of the slowest device of each plan, measured here and predicted.
+
+    Devices of all plans are measured in turns, in ms of the same calm as the labels that the cost nets learned from: what a run
+    of its own takes for calm differs from another's by more than plans do.
+    """
+    cases = {
+        name: [ComputeCase(tables=tuple(tables)) for tables in device_tables(plan) if tables]
+        for name, plan in found.items()
+    }
+    steps = [case for of_plan in cases.values() for case in of_plan]
+    tables = next(iter(found.values())).task.tables
+    drawn = Cases(tables=tables, compute=tuple(dict.fromkeys(steps)), comm=(), max_dim=max(DIMS), seed=0)
+    opened = cpu(drawn, Settings(batch_size=BATCH_SIZE), model.manifest.bench)
+    try:
+        rounds = [opened.compute_abreast([(case, round_) for case in steps]) for round_ in range(ROUNDS)]
+    finally:
+        opened.close()
+    taken = {case.case_id: median(costs[place].total_ms for costs in rounds) for place, case in enumerate(steps)}
+    return {
+        name: (
+            max(taken[case.case_id] for case in of_plan),
+            max(cost.compute_ms for cost in found[name].predicted or ()),
+        )
+        for name, of_plan in cases.items()
+    }
