@@ -17,7 +17,8 @@ from neuroshard.search.cases import Case
 from neuroshard.search.problem import Problem
 
 NEAR = 0.75  # share of a plan's cost that parts must take by themselves, to be looked at
-MOST = 256  # parts that are, the heaviest of these
+MOST = 256  # parts that are, the heaviest of these, and
+MOST_PRICED = 1_000_000  # shards that are priced beside all of them, in 0.5 s of CPU
 
 
 class Filled:
@@ -35,7 +36,8 @@ class Filled:
         problem = self.problem
         whole = case.alone + case.ahead
         near = np.flatnonzero((whole > NEAR * self.cost_ms) & (whole <= self.cost_ms * (1 + 1e-9)))
-        near = near[np.argsort(-whole[near], kind="stable")[:MOST]]
+        most = min(MOST, MOST_PRICED // len(problem.vectors))
+        near = near[np.argsort(-whole[near], kind="stable")[:most]]
         if not len(near) or not len(case.exchange_ms):
             return case
         alone, there = case.alone.copy(), case.beside + problem.vectors[near]
