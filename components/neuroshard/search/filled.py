@@ -18,7 +18,7 @@ from neuroshard.search.problem import Problem
 
 NEAR = 0.75  # share of a plan's cost that parts must take by themselves, to be looked at
 MOST = 256  # parts that are, the heaviest of these, and
-MOST_PRICED = 1_000_000  # shards that are priced beside all of them, in 0.5 s of CPU
+MOST_PRICED = 300_000  # shards that are priced beside all of them, in 0.15 s of CPU
 
 
 class Filled:
