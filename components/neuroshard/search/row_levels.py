@@ -11,6 +11,7 @@ of devices: whatever these are, if the cheapest cuts where parts are priced by t
 """
 
 from itertools import combinations_with_replacement
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,15 +39,12 @@ def row_levels(problem: Problem, slope: Floats, intercept: float) -> "RowLevels 
     model = problem.model
     if problem.devices == 1 or not isinstance(model, TrainedCostModel) or model.nets.compute.rates is None:
         return None
-    of_levels = [len(_dealt(problem.devices, levels + 1)) for levels in range(MOST_LEVELS + 1)]
-    levels = max(n for n in range(MOST_LEVELS + 1) if of_levels[n] <= MOST_COUNTS)
+    levels = max(n for n in range(MOST_LEVELS + 1) if comb(problem.devices + n, n) <= MOST_COUNTS)
     return RowLevels(problem, model, slope, intercept, levels) if levels else None
 
 
 def _dealt(devices: int, kinds: int) -> Ints:
     """Every way to make so many kinds of so many devices: how many of each (N, kinds)."""
-    if (devices + 1) ** (kinds - 1) > MOST_COUNTS * 10:
-        return np.zeros((MOST_COUNTS + 1, kinds), dtype=np.int64)
     dealt = [np.bincount(one, minlength=kinds) for one in combinations_with_replacement(range(kinds), devices)]
     return np.array(dealt, dtype=np.int64)
 
