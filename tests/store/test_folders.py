@@ -51,17 +51,25 @@ def test_what_is_there_already_is_not_sent_again(tmp_path: Path) -> None:
     assert store.read("w/part") == b"1"
 
 
-def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path: Path) -> None:
-    store, tries = MemoryStore(), []
+def fails_thrice(store: MemoryStore, error: Exception) -> tuple[list[str], threading.Event]:
+    """The keys that are tried from now on, of which the first three are refused, and whether one has been created since."""
+    tries, sent = list[str](), threading.Event()
     create = store.create
 
-    def away(key: str, data: bytes) -> None:
+    def refused(key: str, data: bytes) -> None:
         tries.append(key)
         if len(tries) < 4:
-            raise Unreachable("no answer")
+            raise error
         create(key, data)
+        sent.set()
 
-    store.create = away  # type: ignore[method-assign]
+    store.create = refused  # type: ignore[method-assign]
+    return tries, sent
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    store = MemoryStore()
+    tries, _ = fails_thrice(store, Unreachable("no answer"))
     with kept(store, "w", tmp_path):
         (tmp_path / "part").write_text("1")
     assert (store.read("w/part"), len(tries)) == (b"1", 4)
@@ -70,17 +78,8 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path: Path) -> None:
 def test_what_cannot_be_sent_meanwhile_is_told_once_each_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store, tries, sent = MemoryStore(), [], threading.Event()
-    create = store.create
-
-    def expired(key: str, data: bytes) -> None:
-        tries.append(key)
-        if len(tries) < 4:
-            raise StoreError("the credentials have expired")
-        create(key, data)
-        sent.set()
-
-    store.create = expired  # type: ignore[method-assign]
+    store = MemoryStore()
+    _, sent = fails_thrice(store, StoreError("the credentials have expired"))
     (tmp_path / "part").write_text("1")
     with kept(store, "w", tmp_path, every_seconds=0.01):
         assert sent.wait(10)
