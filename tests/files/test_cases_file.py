@@ -112,10 +112,20 @@ def changed(folder, column: str, values: list[object]) -> None:
         ),
         ("dim", [[64, 32, 4, 2048], [4, 8, 6], [32]], "row 1: table 'user' has 1000 rows, dim 6"),
         ("rows", [[1000, 40000, 7, 2**40], [1000] * 3, [0]], "row 2: table 'item' has 0 rows"),
-        ("rows", [[1000, 40000, 7, 2**40], [1000] * 2, [17]], "row 1: .*shorter|row 1: .*longer"),
+        (
+            "rows",
+            [[1000, 40000, 7, 2**40], [1000] * 2, [17]],
+            "row 1: table, rows, dim and pooling_factor are not lists of",
+        ),
+        (
+            "rows",
+            [[1000, 40000, 7, 2**40], [1000, None, 1000], [17]],
+            "row 1: table, rows, dim and pooling_factor are not",
+        ),
+        ("case_id", ["x\x1b[31m" * 300] * 3, r"row 0: case_id 'x.{,60} does not match its contents \([0-9a-f]{16}\)$"),
         ("split", ["train", "test_sets", "holiday"], "row 2: split: .*'holiday'"),
         ("pooling_factor", [[2.5, 1, 0.25, 0], [2.5, 2.5, 9.0], [1 / 3]], "row 1: case_id '.*' does not match"),
-        ("table", [["user", "item", 'ünïcode, "quoted"', "never"], None, ["item"]], "row 1: "),
+        ("table", [["user", "item", 'ünïcode, "quoted"', "never"], None, ["item"]], "row 1: table, rows"),
     ],
 )
 def test_a_row_at_fault_is_named(tmp_path, cases, column, values, message):
@@ -142,3 +152,62 @@ def test_columns_must_be_there_and_of_their_type(tmp_path):
     write_rows(path, [{"case_id": 3}], [("case_id", pa.int64()), *COMPUTE_CASE_FIELDS[1:]])
     with pytest.raises(InvalidInput, match="column 'case_id' is int64, expected string"):
         read_rows(path, COMPUTE_CASE_FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        ("case_id", pa.large_string()),
+        ("case_id", pa.string_view()),
+        ("split", pa.dictionary(pa.int32(), pa.string())),
+        ("table", pa.large_list(pa.large_string())),
+        ("rows", pa.list_(pa.float64())),
+        ("dim", pa.list_(pa.int64())),
+        ("pooling_factor", pa.list_(pa.decimal128(38, 20))),
+        ("batch_size", pa.null()),
+    ],
+)
+def test_types_with_which_other_programs_write_the_same_are_read(tmp_path, cases, column, kind):
+    cases = cases.model_copy(update={"compute": cases.compute[:2]})  # whose pooling factors are decimals of 20 digits
+    write_cases(tmp_path, cases)
+    path = tmp_path / "compute.parquet"
+    table = pq.read_table(path)
+    place = table.column_names.index(column)
+    values = table.column(column)
+    other = values.dictionary_encode() if pa.types.is_dictionary(kind) else pa.array(values.to_pylist()).cast(kind)
+    pq.write_table(table.set_column(place, column, other), path)
+    assert pq.read_table(path).schema.field(column).type == kind
+    assert read_cases(tmp_path) == cases
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("case_id", pa.array([b"a"] * 3)),
+        ("batch_size", pa.array([0.5, 1, 2])),
+        ("batch_size", pa.array(["8"] * 3)),
+        ("rows", pa.array([1, 2, 3])),
+        ("dim", pa.array([[2**40]] * 3)),
+        ("table", pa.array([[[1]]] * 3)),
+    ],
+)
+def test_columns_that_say_something_else_are_refused(tmp_path, cases, column, values):
+    write_cases(tmp_path, cases)
+    path = tmp_path / "compute.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.column_names.index(column), column, values), path)
+    with pytest.raises(InvalidInput, match=rf"compute\.parquet: column '{column}' is .*, expected "):
+        read_cases(tmp_path)
+
+
+def test_a_column_that_is_there_twice_and_a_folder_in_place_of_a_file_are_told_as_that(tmp_path, cases):
+    write_cases(tmp_path, cases)
+    path = tmp_path / "compute.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("rows", table.column("rows")), path)
+    with pytest.raises(InvalidInput, match=r"compute\.parquet: column 'rows' is there 2 times$"):
+        read_cases(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(InvalidInput, match=r"compute\.parquet: not a file$"):
+        read_cases(tmp_path)

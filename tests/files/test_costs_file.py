@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from pydantic import ValidationError
 
 from neuroshard.core.case import CommCase, ComputeCase
 from neuroshard.core.cost import READS, SHARES, SMALL_SET, Bench, CommCost, ComputeCost, Hardware
@@ -121,6 +122,24 @@ def test_a_run_goes_on_where_another_stopped(tmp_path, tables, compute):
         for case in compute[:2]:
             writer.add_compute(case, timed(case, 9.9))
     assert [cost.forward_ms for _, cost in read_costs(tmp_path).compute] == [1.5, 9.9]
+
+
+def test_parts_beyond_99999_are_read_and_none_is_written_over(tmp_path, tables, compute):
+    for case in compute[:3]:
+        with CostWriter(tmp_path, BENCH, tables) as writer:
+            writer.add_compute(case, timed(case))
+        (tmp_path / "compute-00000.parquet").rename(tmp_path / "compute-99999.parquet") if case == compute[0] else None
+    assert sorted(p.name for p in tmp_path.glob("*.parquet")) == [
+        "compute-100000.parquet",
+        "compute-100001.parquet",
+        "compute-99999.parquet",
+    ]
+    assert [case for case, _ in read_costs(tmp_path).compute] == compute[:3]
+
+
+def test_a_round_below_the_label_is_refused(tmp_path, tables, compute):
+    with pytest.raises(ValidationError, match="round"):
+        timed(compute[0], round_=-1)
 
 
 def test_a_killed_run_leaves_whole_parts_only(tmp_path, tables):

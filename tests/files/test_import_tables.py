@@ -1,6 +1,7 @@
 """Tables from JSON, CSV and Parquet that other people wrote."""
 
 import json
+from decimal import Decimal
 
 import pandas as pd
 import pyarrow as pa
@@ -222,6 +223,13 @@ def test_pandas_writes_what_we_read(tmp_path):
     frame.to_parquet(tmp_path / "t.parquet")
     wanted = (Table(**ROW), Table(**{**ROW, "name": "b", "element_bytes": 2}))
     assert import_tables(tmp_path / "t.csv").tables == import_tables(tmp_path / "t.parquet").tables == wanted
+
+
+def test_decimals_of_parquet_are_numbers(tmp_path):
+    table = pa.Table.from_pylist([{**ROW, "rows": Decimal(40), "pooling_factor": Decimal("2.5")}])
+    pq.write_table(table, tmp_path / "t.parquet")
+    (read,) = import_tables(tmp_path / "t.parquet").tables
+    assert (read.rows, read.pooling_factor) == (40, 2.5)
 
 
 def test_text_in_a_number_column_of_parquet_is_named(tmp_path):

@@ -113,7 +113,7 @@ class ComputeCost(Value):
     """
 
     case_id: str
-    round: int = 0
+    round: int = Field(0, ge=0)
     forward_ms: Milliseconds | None = None
     backward_ms: Milliseconds | None = None
     forward_spread_ms: Milliseconds = 0.0
@@ -156,7 +156,7 @@ class CommCost(Value):
     """
 
     case_id: str
-    round: int = 0
+    round: int = Field(0, ge=0)
     forward_ms: tuple[Milliseconds, ...] | None = None
     backward_ms: tuple[Milliseconds, ...] | None = None
     forward_spread_ms: tuple[Milliseconds, ...] = ()

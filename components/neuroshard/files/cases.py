@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from neuroshard.core.case import Cases, CommCase, ComputeCase
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import Table
-from neuroshard.core.text import one_line
-from neuroshard.core.value import Value, check_format, decode_json, explain
+from neuroshard.core.value import Value, check_format, decode_json, explain, shown
+from neuroshard.files import parquet
 from neuroshard.files.disk import disk_errors, read_bytes, write_bytes, writing
 
 _Case = TypeVar("_Case", ComputeCase, CommCase)
@@ -121,8 +121,10 @@ def comm_case_row(case: CommCase) -> dict[str, Any]:
 
 def compute_case_from_row(row: Mapping[str, Any], base: Mapping[str, Table], where: str) -> ComputeCase:
     """A row of lists as a ComputeCase; `base` gives what the row does not say. Raises InvalidInput."""
+    columns = (row["table"], row["rows"], row["dim"], row["pooling_factor"])
+    if any(column is None or None in column for column in columns) or len(set(map(len, columns))) > 1:
+        raise InvalidInput(f"{where}: table, rows, dim and pooling_factor are not lists of one length, without nulls")
     try:
-        columns = (row["table"], row["rows"], row["dim"], row["pooling_factor"])
         tables = [
             # the base table is valid and a shape takes nothing from the rules but these three, checked below
             base[name].model_copy(update={"rows": rows, "dim": dim, "pooling_factor": pooling})
@@ -138,8 +140,6 @@ def compute_case_from_row(row: Mapping[str, Any], base: Mapping[str, Table], whe
         raise InvalidInput(f"{where}: table {error} is not among the base tables") from None
     except ValidationError as error:
         raise InvalidInput(f"{where}: {explain(error)}") from None
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{where}: {error}") from None
     return check_case_id(case, row, where)
 
 
@@ -151,7 +151,7 @@ def comm_case_from_row(row: Mapping[str, Any], where: str) -> CommCase:
 def check_case_id(case: _Case, row: Mapping[str, Any], where: str) -> _Case:
     """`case`, if the id that the row says is its own. Raises InvalidInput."""
     if case.case_id != row["case_id"]:
-        raise InvalidInput(f"{where}: case_id {row['case_id']!r} does not match its contents ({case.case_id})")
+        raise InvalidInput(f"{where}: case_id {shown(row['case_id'])} does not match its contents ({case.case_id})")
     return case
 
 
@@ -163,20 +163,19 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], fields: list[tuple
 
 def read_rows(path: Path, fields: list[tuple[str, pa.DataType]]) -> list[dict[str, Any]]:
     """Rows of a Parquet file. Raises InvalidInput where it is missing, damaged, not Parquet, or lacks a column."""
-    if not path.exists():
-        raise InvalidInput(f"{path}: no such file")
-    try:
-        table = pq.read_table(path, memory_map=False, partitioning=None, page_checksum_verification=True)
-        names = table.column_names
+    with parquet.opened(path) as table:
+        columns: dict[str, pa.ChunkedArray] = {}
         for name, kind in fields:
-            if name not in names and name in LATER_COLUMNS:
-                table = table.append_column(name, pa.nulls(len(table), kind))
-            if name not in table.column_names:
-                raise InvalidInput(f"{path}: column {name!r} is missing")
-            if table.schema.field(name).type != kind:
+            times = table.column_names.count(name)
+            if times == 0 and name in LATER_COLUMNS:
+                columns[name] = pa.nulls(len(table), kind)
+                continue
+            if times != 1:
+                raise InvalidInput(
+                    f"{path}: column {name!r} {'is missing' if times == 0 else f'is there {times} times'}"
+                )
+            columns[name] = parquet.column(table, name, kind)
+            if columns[name] is None:
                 raise InvalidInput(f"{path}: column {name!r} is {table.schema.field(name).type}, expected {kind}")
-        rows: list[dict[str, Any]] = table.select([name for name, _ in fields]).to_pylist()
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        said = one_line(error, 120) or type(error).__name__
-        raise InvalidInput(f"{path}: not a whole Parquet file ({said}); make it again") from None
+        rows: list[dict[str, Any]] = pa.table(columns).to_pylist()
     return rows

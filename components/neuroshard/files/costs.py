@@ -7,6 +7,7 @@ appears by rename: a run killed at any moment leaves only whole parts, and the n
 
 import fcntl
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -37,6 +38,7 @@ from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
 _Case = TypeVar("_Case")
 _Cost = TypeVar("_Cost", ComputeCost, CommCost)
 
+_PART = re.compile(r"[a-z]+-[0-9]{5,9}\.parquet")  # 99,999 parts are six days of measuring
 FLUSH_SECONDS = 5.0  # of costs are lost at most when a run is killed
 
 COMPUTE_FIELDS = [
@@ -160,7 +162,7 @@ class CostWriter:
         for kind, fields in (("compute", COMPUTE_FIELDS), ("comm", COMM_FIELDS)):
             if self.rows[kind]:
                 parts = _parts(self.folder, kind)
-                number = int(parts[-1].stem.rpartition("-")[2]) + 1 if parts else 0
+                number = _number(parts[-1]) + 1 if parts else 0
                 write_rows(self.folder / f"{kind}-{number:05d}.parquet", self.rows[kind], fields)
                 self.rows[kind] = []
         self.flushed_at = time.monotonic()
@@ -328,7 +330,11 @@ def _rows(
 
 
 def _parts(folder: Path, kind: str) -> list[Path]:
-    return sorted(folder.glob(f"{kind}-[0-9][0-9][0-9][0-9][0-9].parquet"))
+    return sorted((part for part in folder.glob(f"{kind}-*.parquet") if _PART.fullmatch(part.name)), key=_number)
+
+
+def _number(part: Path) -> int:
+    return int(part.stem.rpartition("-")[2])
 
 
 def difference(one: Value, other: Value) -> str:

@@ -9,16 +9,14 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
-from neuroshard.core.text import one_line
 from neuroshard.core.value import shown
+from neuroshard.files import parquet
 from neuroshard.files.disk import read_bytes
 from neuroshard.files.dlrm_datasets import read_dlrm_dataset
 from neuroshard.files.imported import (
@@ -94,20 +92,15 @@ def read_csv(path: Path) -> tuple[list[Entry], set[str]]:
 
 def read_parquet(path: Path) -> tuple[list[Entry], set[str]]:
     """A row a table; `reuse_bins` is a list column. Null says nothing."""
-    if not path.exists():
-        raise InvalidInput(f"{path}: no such file")
-    try:
-        table = pq.read_table(path, partitioning=None)
+    with parquet.opened(path) as table:
         columns = _columns(table.column_names, path)
         known = [name for name in columns if name in KNOWN]  # what else is there may be of any type, or too large
         rows = table.rename_columns(columns).select(known).to_pylist()
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(
-            f"{path}: not a whole Parquet file ({one_line(error, 120) or type(error).__name__})"
-        ) from None
     entries = [Entry.of(f"{path}: row {index}", row) for index, row in enumerate(rows)]
     for where, fields in entries:
         for name in NUMBERS & fields.keys():
+            if isinstance(fields[name], Decimal):
+                fields[name] = float(fields[name])
             if isinstance(fields[name], bool) or not isinstance(fields[name], int | float):
                 raise _not_a_number(where, name, fields[name])
     return entries, set(columns) - KNOWN
