@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from neuroshard.files.costs import read_costs
+
 GOOD = {"name": "a", "rows": 1000, "dim": 64, "pooling_factor": 2.0}
 
 
@@ -220,6 +222,27 @@ def test_a_package_that_is_not_installed_is_named(made, missing, words):
     done = subprocess.run([sys.executable, "-c", script], cwd=made, capture_output=True, text=True, timeout=60)
 
     assert_one_line(done, 1, *words)
+
+
+def test_a_package_whose_libraries_do_not_fit_is_told_in_one_line(made, tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.12: cannot open it')")
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv[1:] = 'pretrain costs -o x'.split(); "
+        "import neuroshard.cli as c; c.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=made, capture_output=True, text=True, timeout=60)
+
+    assert_one_line(done, 1, "libcudart.so.12: cannot open it", "neuroshard doctor")
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_what_a_shell_has_closed_is_not_spoken_to_and_no_file_takes_its_place(made, tmp_path, closed):
+    """A cron job may close them. The first file that is opened then gets the number of stderr."""
+    command = f"{sys.executable} -m neuroshard.cli measure {made}/cases --backend synthetic -o costs {closed}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, timeout=60)
+    assert done.returncode == 0
+    assert read_costs(tmp_path / "costs") == read_costs(made / "costs")
 
 
 @pytest.mark.parametrize(

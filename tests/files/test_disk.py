@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError
-from neuroshard.files.disk import check_can_write, read_bytes, write_bytes, writing
+from neuroshard.files.disk import check_can_write, read_bytes, write_bytes, writing, writing_folder
 
 
 def test_what_is_written_is_read_back_and_folders_are_made(tmp_path):
@@ -15,6 +15,14 @@ def test_what_is_written_is_read_back_and_folders_are_made(tmp_path):
     write_bytes(path, b"123")
     assert read_bytes(path) == b"123"
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "\u65e5" * 85, os.fsdecode(b"\xff\xfe")])
+def test_any_name_that_the_disk_takes_is_written(tmp_path, name):
+    write_bytes(tmp_path / name, b"123")
+    with writing_folder(tmp_path / f"{name[:-1]}f") as folder:
+        (folder / "x").touch()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, f"{name[:-1]}f"])
 
 
 def test_a_file_that_is_written_can_be_read_by_others(tmp_path):

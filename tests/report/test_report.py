@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import re
 from dataclasses import replace
 from html import unescape
@@ -195,6 +196,13 @@ def test_a_bare_plan_says_what_to_give(tmp_path):
         assert f"<code>{option}" in text
     assert data_of(text)["moves"] is None
     assert "--evaluation" in text
+
+
+def test_a_plan_whose_file_has_a_name_that_is_no_text_is_shown(tmp_path):
+    named = tmp_path / os.fsdecode(b"plan\xff.json")
+    write_plan(named, make_plan())
+    run(named, tmp_path / "report.html")
+    assert "plan?.json" in (tmp_path / "report.html").read_text()
 
 
 def test_a_plan_that_was_run_shows_what_was_measured(tmp_path, parts):

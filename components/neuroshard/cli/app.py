@@ -1,6 +1,7 @@
 """The application: how a subcommand is registered, and how an error ends."""
 
 import io
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -54,6 +55,7 @@ def note(lines: Iterable[str]) -> None:
 
 def main() -> None:
     """Entry point of the `neuroshard` command."""
+    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without our characters gets ? for them
@@ -67,6 +69,13 @@ def main() -> None:
             raise
         typer.echo(f"error: this needs the package {error.name}, of an extra: pip install 'neuroshard[all]'", err=True)
         sys.exit(1)
+    except ImportError as error:  # a library that a package brings does not fit this machine
+        if (error.name or "").partition(".")[0] == "neuroshard":
+            raise
+        typer.echo(
+            f"error: a package cannot be loaded ({one_line(error)}); `neuroshard doctor` looks at all of them", err=True
+        )
+        sys.exit(1)
     except BrokenPipeError:  # `neuroshard show plan.json | head`
         sys.stderr.close()
         sys.exit(1)
@@ -76,3 +85,12 @@ def main() -> None:
     except MemoryError as error:  # as many cases or devices as no machine holds
         typer.echo(f"error: not enough memory: {one_line(error) or 'ask for less at once'}", err=True)
         sys.exit(1)
+
+
+def _open_what_is_closed() -> None:
+    """Let nobody speak into a file of ours: where a shell closed stdin, stdout or stderr, the next file would get its number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")

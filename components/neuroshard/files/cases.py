@@ -158,7 +158,9 @@ def check_case_id(case: _Case, row: Mapping[str, Any], where: str) -> _Case:
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], fields: list[tuple[str, pa.DataType]]) -> None:
     """Rows as one Parquet file, whole or not at all."""
     with writing(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(list(rows), schema=pa.schema(fields)), temporary, write_page_checksum=True)
+        table = pa.Table.from_pylist(list(rows), schema=pa.schema(fields))
+        with temporary.open("wb") as file:  # of a path pyarrow wants to know whether it is a URL
+            pq.write_table(table, file, write_page_checksum=True)
 
 
 def read_rows(path: Path, fields: list[tuple[str, pa.DataType]]) -> list[dict[str, Any]]:

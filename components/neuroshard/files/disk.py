@@ -80,7 +80,7 @@ def writing(path: Path) -> Iterator[Path]:
     with disk_errors(path, "write it"):
         target, is_sink = _target(path), _is_sink(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=None if is_sink else target.parent, prefix=f".{target.name}.")
+        handle, name = tempfile.mkstemp(dir=None if is_sink else target.parent, prefix=_scratch(target))
         os.close(handle)
         temporary = Path(name)
         try:
@@ -102,7 +102,7 @@ def writing_folder(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path`, which may be there only if empty; at the end it is renamed, on an error removed."""
     with disk_errors(path, "write it"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=_scratch(path)))
         try:
             yield temporary
             temporary.chmod(0o777 & ~_umask())
@@ -114,6 +114,11 @@ def writing_folder(path: Path) -> Iterator[Path]:
 def _target(path: Path) -> Path:
     """What a link leads to, be it there or not; any other path as it is."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def _scratch(path: Path) -> str:
+    """How a temporary name begins, which may be no longer than 255 bytes, as any name."""
+    return f".{path.name[:50]}."
 
 
 def _is_sink(path: Path) -> bool:

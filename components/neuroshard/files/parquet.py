@@ -20,8 +20,8 @@ def opened(path: Path) -> Iterator[pa.Table]:
     if not path.is_file():
         raise InvalidInput(f"{path}: not a file")
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            yield file.read()
+        with path.open("rb") as file:
+            yield pq.ParquetFile(file, page_checksum_verification=True).read()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         said = one_line(error, 120) or type(error).__name__
         raise InvalidInput(f"{path}: not a whole Parquet file ({said}); make it again") from None

@@ -153,6 +153,6 @@ def run(
         fleet=None if fleet is None else fleet_rows(fleet),
         evaluated=None if evaluation is None else read_evaluation(evaluation, plan),
         files=files,
-    ).encode()
+    ).encode(errors="replace")  # a file's name may be no text
     write_bytes(out, html)
     return len(html)
