@@ -26,7 +26,7 @@ from neuroshard.files.presets import preset
 from neuroshard.measure import calm
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.fbgemm import TableBatchedEmbedding
-from neuroshard.measure.hardware import CALM_SECONDS, MEMORY
+from neuroshard.measure.hardware import CALM_SECONDS, kept_memory
 from neuroshard.measure.harness import compute_cost
 from neuroshard.measure.lookups import TableLookups
 from neuroshard.measure.machine import CpuMachine
@@ -71,8 +71,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_CASES} cases instead of {CASES}")
     parser.add_argument("--batch-size", type=int, default=BATCH)
     asked = parser.parse_args()
-    if not MEMORY.items() <= os.environ.items():  # for both ways, as workers have it: glibc looks when a process begins
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, **MEMORY})
+    memory = kept_memory(os.environ)
+    if not memory.items() <= os.environ.items():  # for both ways, as workers have it: glibc looks when a process begins
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **memory})
     warnings.simplefilter("ignore")  # FBGEMM's, while it is imported
 
     drawn = augment(

@@ -239,7 +239,15 @@ def new_pages():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 print([new_pages() for _ in range(8)])
 """
-    worker = {**os.environ, **hardware.MEMORY}
+    worker = {**os.environ, **hardware.kept_memory({})}
     told = subprocess.run([sys.executable, "-c", asked], check=True, env=worker, capture_output=True, text=True).stdout
     first, *_, last = json.loads(told)
     assert first > 10 > last
+
+
+def test_what_else_a_user_has_set_of_glibc_reaches_the_workers() -> None:
+    (ours,) = hardware.kept_memory({}).values()
+    theirs = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1::glibc.malloc.top_pad=0:glibc.rtld.nns=8"}
+    merged = hardware.kept_memory(theirs)
+    assert merged == {"GLIBC_TUNABLES": f"glibc.malloc.arena_max=1:glibc.rtld.nns=8:{ours}"}
+    assert hardware.kept_memory(merged) == merged

@@ -7,10 +7,11 @@ device.
 import contextlib
 import importlib.util
 import math
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,10 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() el
 # by what was freed before it, and the next step pays for new pages; here all of less than the highest threshold it takes is
 # kept. And of small pages each process gets others, and with them a speed of its own; of huge ones it does not.
 MEMORY = {
-    "GLIBC_TUNABLES": ":".join(
-        f"glibc.malloc.{name}={value}"
-        for name, value in {
-            "hugetlb": 1,
-            "mmap_threshold": 32 * 2**20,
-            "trim_threshold": 2**40,
-            "top_pad": 64 * 2**20,
-        }.items()
-    )
+    "glibc.malloc.hugetlb": 1,
+    "glibc.malloc.mmap_threshold": 32 * 2**20,
+    "glibc.malloc.trim_threshold": 2**40,
+    "glibc.malloc.top_pad": 64 * 2**20,
 }
 # Of looking how calm a machine can be, when a run begins: over 10 s the calmest is had again within 4 %, over 0.3 s within 10.
 CALM_SECONDS = 10.0
@@ -78,7 +74,7 @@ class OnMachine:
         machine.check_room(sum(buffers))
         serving = (settings, limit, *buffers)
         workers = machine.abreast()
-        environment = {"OMP_NUM_THREADS": str(settings.threads), **LOOPBACK, **MEMORY}
+        environment = {"OMP_NUM_THREADS": str(settings.threads), **LOOPBACK, **kept_memory(os.environ)}
         self.sets = Crew(
             "neuroshard.measure.sets:TableSets",
             lambda: [(machine.kind, index, *serving) for index in range(workers)],
@@ -161,6 +157,16 @@ class OnMachine:
         """Arguments of each rank, with a new folder to meet in, which rank 0 removes when they have met."""
         folder = tempfile.mkdtemp(prefix="neuroshard-exchange-")
         return [(self.machine.kind, rank, self.counts, folder, self.settings) for rank in range(max(self.counts))]
+
+
+def kept_memory(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variable that makes a worker keep its memory; what else `environment` has of glibc's settings stays as it is."""
+    others = [
+        setting
+        for setting in environment.get("GLIBC_TUNABLES", "").split(":")
+        if setting and setting.partition("=")[0] not in MEMORY
+    ]
+    return {"GLIBC_TUNABLES": ":".join([*others, *(f"{name}={value}" for name, value in MEMORY.items())])}
 
 
 def sentinel_ms(answers: Sequence[Measured]) -> float:
