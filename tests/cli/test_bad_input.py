@@ -264,6 +264,9 @@ def test_what_cannot_be_written_is_told_before_the_work(made, neuroshard, comman
     [
         ("augment tables.json --devices 2147483647 --memory 1GiB -o no", ["4,096", "2,147,483,647"]),
         ("augment tables.json --devices 2 --memory 1GiB --max-delay inf -o no", ["latest start", "inf"]),
+        ("augment tables.json --devices 2 --memory 1GiB --max-delay 1e308 -o no", ["latest start", "1,000,000,000"]),
+        ("augment tables.json --devices 2 --memory 1GiB --max-tables 99999999 -o no", ["100,000", "99,999,999"]),
+        ("augment tables.json --devices 2 --memory 1GiB --comm-cases 99999999999 -o no", ["99,999,999,999"]),
         ("measure cases --backend synthetic --batch-size 99999999999 -o no", ["batch_size", "99,999,999,999"]),
     ],
 )

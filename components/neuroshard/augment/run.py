@@ -18,6 +18,7 @@ from neuroshard.augment.plans import draw_device
 from neuroshard.augment.pools import Pool, hold_out
 from neuroshard.augment.sets import SetSizes, draw_set, in_order
 from neuroshard.core.case import Cases, CommCase, ComputeCase, Split
+from neuroshard.core.cost import MOST_MS
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.table import DIM_STEP, MAX_DIM, Table
 from neuroshard.core.task import MAX_DEVICES
@@ -34,6 +35,8 @@ from neuroshard.progress import Bar, progress
 DEFAULT_MAX_DIM = 128  # as in the paper
 TEST_TABLES_SHARE = 0.125  # of the compute cases are of tables never seen in training
 VALID_SHARE = TEST_SETS_SHARE = 0.1  # of the other cases, and of the exchanges
+MOST_CASES = 10_000_000  # a hundred times the paper's; MOST_TABLES is all of a large task on one device
+MOST_TABLES = 100_000
 _TRIES = 1000  # draws of a case that all turn out to be known: then no other is looked for
 
 _Case = TypeVar("_Case", ComputeCase, CommCase)
@@ -88,8 +91,13 @@ def augment(
             f"1 table in a set, not {max_tables}"
         )
 
-    if not 0 <= max_delay_ms < np.inf:
-        raise UsageError(f"the latest start must be at least 0 ms, not {max_delay_ms:g}")
+    if not 0 <= max_delay_ms <= MOST_MS:
+        raise UsageError(f"the latest start must be from 0 to {MOST_MS:,.0f} ms, not {max_delay_ms:g}")
+    if max(compute_cases, comm_cases) > MOST_CASES or (max_tables or 0) > MOST_TABLES:
+        raise UsageError(
+            f"at most {MOST_CASES:,} table sets and as many exchanges can be drawn, of {MOST_TABLES:,} tables each, not "
+            f"{compute_cases:,} and {comm_cases:,}" + (f" of {max_tables:,}" if max_tables else "")
+        )
     if max(devices) > MAX_DEVICES:
         raise UsageError(f"an exchange is of at most {MAX_DEVICES:,} devices, not {max(devices):,}")
 

@@ -104,6 +104,10 @@ def measure(
 ) -> None:
     """Measure what the cases cost on this machine. Started again, it goes on where it stopped."""
     if verify is not None:
+        if cases or out or backend:
+            raise UsageError(
+                "--verify measures what its costs are of, as they were measured: leave out CASES, -o and --backend"
+            )
         _verify(verify, count, timeout, traces)
         return
     if cases is None or out is None or backend is None:
