@@ -30,6 +30,7 @@ GOOD = {"name": "a", "rows": 1000, "dim": 64, "pooling_factor": 2.0}
         ({"name": ""}, "at least 1 character"),
         ({"name": "a\nb"}, "line breaks"),
         ({"name": "a\x9b31mb"}, "control characters"),
+        ({"name": "a\u2028b"}, "line breaks"),
         ({"element_bytes": 3}, r"4 \(fp32\) or 2 \(fp16\)"),
         ({"reuse_bins": [1.0]}, "17 shares, not 1"),
         ({"reuse_bins": [0.5] * REUSE_BINS}, "sum to 1"),

@@ -67,7 +67,7 @@ class Table(Value):
     @classmethod
     def _name(cls, name: str) -> str:
         # messages and reports are of lines, and a terminal obeys control characters, those beyond ASCII too
-        if any(char < " " or "\x7f" <= char < "\xa0" for char in name):
+        if any(char < " " or "\x7f" <= char < "\xa0" or char in "\u2028\u2029" for char in name):
             raise ValueError(f"must have no line breaks or control characters, not {name!r:.80}")
         return name
 

@@ -23,7 +23,7 @@ def cheapest_of_all(problem: Problem) -> list[State]:
         return []
     deals = []
     for item in items.tolist():
-        deals.append(_deals(problem, item))
+        deals.append(_all_deals(problem, item))
         if np.prod([len(one) for one in deals], dtype=np.float64) > FEW:
             return []
     counts = [len(one) for one in deals]
@@ -59,7 +59,7 @@ def _costs(problem: Problem, items: Ints, deals: list[Widths], ways: Ints) -> Fl
     return cost
 
 
-def _deals(problem: Problem, item: int) -> Widths:
+def _all_deals(problem: Problem, item: int) -> Widths:
     """Every way to deal an item's units to the devices that may hold them: (N, D)."""
     allowed, least, cap = problem.allowed[item], int(problem.least[item]), int(problem.cap[item])
 

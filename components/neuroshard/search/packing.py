@@ -88,7 +88,7 @@ def _exhaustive(problem: Problem, order: Ints, at_most: int) -> Widths | None:
         if depth == len(items):
             return True
         item = items[depth]
-        for deal in _deals(problem, item, free):
+        for deal in _deals_with_room(problem, item, free):
             tried += 1
             if tried > at_most:
                 raise GaveUp
@@ -100,7 +100,7 @@ def _exhaustive(problem: Problem, order: Ints, at_most: int) -> Widths | None:
     return widths if place(0, problem.memory.copy()) else None
 
 
-def _deals(problem: Problem, item: int, free: Ints) -> Iterator[list[int]]:
+def _deals_with_room(problem: Problem, item: int, free: Ints) -> Iterator[list[int]]:
     """Every way to deal an item's units to devices with room, roomiest devices and widest shards first.
 
     Of devices that nothing tells apart, the first gets the most.
