@@ -38,6 +38,18 @@ def test_workers_answer_in_order_and_stay_the_same() -> None:
     assert not any(map(exists, first))
 
 
+def test_modules_of_the_working_directory_do_not_take_the_place_of_pythons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tempfile.py").write_text("raise SystemExit('not that one')")
+    monkeypatch.chdir(tmp_path)
+    adder = crew(int.__add__, 3)
+    try:
+        assert adder.ask(4) == [7]
+    finally:
+        adder.close()
+
+
 @pytest.mark.parametrize(
     ("function", "message", "told"),
     [

@@ -71,7 +71,8 @@ def operator_check(kind: str, python: str = sys.executable) -> Check:
     mend = f"look at versions above; pip install 'neuroshard[{extra}]'"
     try:
         done = subprocess.run(
-            [python, "-m", "neuroshard.doctor.operator", kind],
+            [python, "-P", "-m", "neuroshard.doctor.operator", kind],  # what lies in the working directory is not ours
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,
             text=True,
             timeout=OPERATOR_SECONDS,

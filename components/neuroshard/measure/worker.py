@@ -1,6 +1,7 @@
 """Processes for work that may crash or hang: asked over a pipe, and answering in bounded time or declared lost.
 
-A worker runs `python -m neuroshard.measure.worker FD MODULE:FUNCTION`. It calls the function once with the arguments that come
+A worker runs `python -P -m neuroshard.measure.worker FD MODULE:FUNCTION`; without -P a user's own random.py or queue.py, where
+the command is run, would be imported in place of Python's. It calls the function once with the arguments that come
 first, and answers every further message with what the returned callable makes of it. It ends when its parent does.
 """
 
@@ -50,7 +51,7 @@ class Worker:
         self.connection, theirs = Pipe()
         self.output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the worker
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "neuroshard.measure.worker", str(theirs.fileno()), target],
+            [sys.executable, "-P", "-W", "ignore", "-m", "neuroshard.measure.worker", str(theirs.fileno()), target],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
             pass_fds=[theirs.fileno()],
             start_new_session=True,  # Ctrl-C is for the parent, which then closes its workers
