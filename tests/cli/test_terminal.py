@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -212,7 +213,8 @@ main()
 STOPPED = """
 import signal, sys
 times, handler, budget = int(sys.argv[1]), getattr(signal, sys.argv[2]), sys.argv[3]
-signal.signal(signal.SIGINT, handler)
+number = signal.Signals(int(sys.argv[4]))
+signal.signal(number, handler)
 from neuroshard.cli import main
 from neuroshard.search import improve
 shake = improve.shake
@@ -220,7 +222,7 @@ def pressed(*given):
     global times
     if times:
         times -= 1
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
     shake(*given)
 improve.shake = pressed
 sys.argv[1:] = "search t.json --model analytic:h100 --batch-size 64 --devices 2 --memory 1GiB -o plan.json".split()
@@ -229,10 +231,10 @@ main()
 """
 
 
-def searched_and_interrupted(folder, times, handler, budget):
+def searched_and_interrupted(folder, times, handler, budget, by=signal.SIGINT):
     tables = [{"name": f"t{i}", "rows": 1000 * i + 10, "dim": 64, "pooling_factor": 3.0 * i} for i in range(9)]
     (folder / "t.json").write_text(json.dumps({"tables": tables}))
-    command = [sys.executable, "-c", STOPPED, str(times), handler, budget]
+    command = [sys.executable, "-c", STOPPED, str(times), handler, budget, str(int(by))]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
@@ -253,6 +255,19 @@ def test_ctrl_c_during_a_search_writes_the_best_so_far_and_twice_leaves_without(
         plan = read_plan(tmp_path / "plan.json")
         assert plan.cost_ms <= min(max(one.predicted_ms) for one in plan.baselines if one.predicted_ms)
         assert any(note.startswith("the search was stopped by hand") for note in plan.provenance.notes)
+
+
+@pytest.mark.parametrize(
+    ("times", "exit_code", "written"), [(1, 128 + signal.SIGTERM, True), (2, -signal.SIGTERM, False)]
+)
+def test_sigterm_during_a_search_does_what_ctrl_c_does(tmp_path, times, exit_code, written):
+    done = searched_and_interrupted(tmp_path, times, "SIG_DFL", "10m", signal.SIGTERM)
+    assert done.returncode == exit_code
+    assert "stopping: the best plan so far is written; a second SIGTERM leaves at once" in done.stderr
+    assert (tmp_path / "plan.json").exists() is written
+    if written:
+        notes = read_plan(tmp_path / "plan.json").provenance.notes
+        assert any(note.startswith("the search was stopped by hand") for note in notes)
 
 
 def test_a_search_in_the_background_is_not_stopped_by_ctrl_c(tmp_path):

@@ -1,4 +1,4 @@
-"""Ctrl-C for work that can be cut short: the first asks it to come to an end, the second ends it."""
+"""Ctrl-C and SIGTERM for work that can be cut short: the first asks it to come to an end, the second ends it."""
 
 import signal
 import threading
@@ -8,28 +8,41 @@ from types import FrameType
 
 import typer
 
-INTERRUPTED = 130  # exit code, as of a shell: 128 + SIGINT
+AGAIN = {
+    signal.SIGINT: "Ctrl-C again",
+    signal.SIGTERM: "a second SIGTERM",
+}  # who runs a command for so long sends the latter
+
+
+class Stop(threading.Event):
+    """Set by the first signal, which leaves its exit code here, as a shell has it: 128 and its number."""
+
+    exit_code = 0
 
 
 @contextmanager
-def asked_to_stop(what: str) -> Iterator[threading.Event]:
-    """An event that is set by the first Ctrl-C in here, which is told `what` happens now.
+def asked_to_stop(what: str) -> Iterator[Stop]:
+    """An event that is set by the first Ctrl-C or SIGTERM in here, which is told `what` happens now.
 
     A run that a shell put in the background, where Ctrl-C is ignored, goes on ignoring it.
     """
-    asked = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:
-        yield asked
-        return
+    asked = Stop()
+    before = {number: signal.getsignal(number) for number in AGAIN}
+    listened_to = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
 
-    def ask(_signal: int, _frame: FrameType | None) -> None:
+    def ask(number: int, _frame: FrameType | None) -> None:
+        asked.exit_code = 128 + number
         asked.set()
-        signal.signal(signal.SIGINT, before)
-        typer.echo(f"\nstopping: {what}; Ctrl-C again leaves at once", err=True)
+        leave()
+        typer.echo(f"\nstopping: {what}; {AGAIN[signal.Signals(number)]} leaves at once", err=True)
 
-    signal.signal(signal.SIGINT, ask)
+    def leave() -> None:
+        for number in listened_to:
+            signal.signal(number, before[number])
+
+    for number in listened_to:
+        signal.signal(number, ask)
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        leave()

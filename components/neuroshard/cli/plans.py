@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from neuroshard.cli.app import command
-from neuroshard.cli.interrupt import INTERRUPTED, asked_to_stop
+from neuroshard.cli.interrupt import asked_to_stop
 from neuroshard.cli.options import AsJson, Seed, out_file
 from neuroshard.core.errors import UsageError
 from neuroshard.core.units import format_bytes, parse_bytes, parse_duration, parse_memory
@@ -114,7 +114,7 @@ def search(
     typer.echo(plan_text(plan))
     typer.echo(f"{out}: written")
     if stop.is_set():
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(stop.exit_code)
 
 
 @command("neuroshard show plan.json", "Show a plan, as numbers and bars.")
