@@ -5,7 +5,8 @@ import pytest
 
 from neuroshard.search import swaps
 from neuroshard.search.baselines import KEYS, baseline
-from neuroshard.search.improve import descend, improve
+from neuroshard.search.descent import MANY, descend
+from neuroshard.search.improve import improve
 from neuroshard.search.packing import pack
 from neuroshard.search.plans import Level, Plans, Yardstick, sources
 from neuroshard.search.problem import Placement, Problem
@@ -57,16 +58,17 @@ def test_more_rounds_are_never_worse(make_task, model):
 
 def crowd(make_task, model, seed: int, count: int, devices: int = 4) -> Plans:
     """Some plans of one task, at random."""
-    rng = np.random.default_rng(seed)
-    shapes = [(int(10 ** rng.uniform(3, 6)), int(rng.integers(1, 33)) * 4, rng.uniform(0, 100)) for _ in range(15)]
+    rng, tables = np.random.default_rng(seed), max(15, 3 * devices)
+    shapes = [(int(10 ** rng.uniform(3, 6)), int(rng.integers(1, 33)) * 4, rng.uniform(0, 100)) for _ in range(tables)]
     problem = Problem(make_task(shapes, [1] * devices), model)
-    return Plans([whole(problem, rng.integers(0, devices, 15).tolist()) for _ in range(count)])
+    return Plans([whole(problem, rng.integers(0, devices, tables).tolist()) for _ in range(count)])
 
 
-def test_what_plans_count_after_many_steps_is_what_they_would_count_anew(make_task, model):
-    plans = crowd(make_task, model, 2, 3)
+@pytest.mark.parametrize("devices", [4, MANY + 3])
+def test_what_plans_count_after_many_steps_is_what_they_would_count_anew(make_task, model, devices):
+    plans = crowd(make_task, model, 2, 3, devices)
     rounds = 0
-    for changed in descend(plans, Yardstick.of(plans.problem, 4)):
+    for changed in descend(plans, Yardstick.of(plans.problem, 4), np.random.default_rng(0)):
         assert set(changed) <= {0, 1, 2}
         rounds += 1
         for plan, widths in enumerate(plans.widths):
@@ -84,10 +86,31 @@ def test_plans_in_lockstep_end_where_each_would_alone(make_task, model):
     stick = Yardstick.of(together.problem, 6)
     alone = [Plans([State(apart.problem, widths)]) for widths in apart.widths]
     for plans in (together, *alone):
-        for _ in descend(plans, stick):
+        for _ in descend(plans, stick, np.random.default_rng(0)):
             pass
     assert [one.cost[0] for one in alone] == pytest.approx(together.cost.tolist(), rel=1e-9)
     assert all((one.widths[0] == widths).all() for one, widths in zip(alone, together.widths, strict=True))
+
+
+def test_on_many_devices_a_round_takes_steps_from_several(make_task, model):
+    plans = crowd(make_task, model, 7, 1, 2 * MANY)
+    cells = next(descend(plans, Yardstick.of(plans.problem, 6), np.random.default_rng(0)))[0]
+    assert len(cells) > 3
+    changed = [device for _, devices, _ in cells for device in set(devices.tolist())]
+    assert len(changed) == len(set(changed)) == 2 * len(cells)
+
+
+def test_on_many_devices_those_with_more_load_take_what_the_least_loaded_have_no_room_for(make_task, model):
+    """30 devices with less load are full; only nine that hold more have room."""
+    shapes = [*[(1000, 4, 100.0)] * 30, *[(10**6, 4, 1800.0)] * 30, *[(1000, 4, 2000.0)] * 9]
+    devices = [0] * 30 + list(range(1, 40))
+    full = whole(Problem(make_task(shapes, [1] * 40), model), devices)
+    used = 2**30 - full.free
+    start = whole(Problem(make_task(shapes, [*(used[:31] / 2**30), *[1] * 9]), model), devices)
+    better = improved(start)
+    assert start.compute.argmax() == 0
+    assert start.compute[1:31].max() < start.compute[31:].min()
+    assert better.compute.max() < 0.7 * start.compute[0]
 
 
 def test_where_devices_hold_very_many_shards_some_that_fit_are_offered_for_swaps(make_task, model, monkeypatch):
