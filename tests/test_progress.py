@@ -1,5 +1,8 @@
 """Progress as plain lines, by a clock that the test moves."""
 
+import errno
+import io
+
 import pytest
 
 from neuroshard import progress as module
@@ -28,6 +31,21 @@ def test_a_line_says_what_how_far_how_long_still_and_the_figure(clock, capsys):
         "measure: 10/100 cases, 40 s, 6 min left, 2 errors",
         "measure: 100/100 cases, 40 s, 2 errors",
     ]
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, "Broken pipe"), OSError(errno.ENOSPC, "No space left")])
+def test_a_log_that_takes_nothing_more_does_not_end_the_work(monkeypatch, error):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise error
+
+    monkeypatch.setattr(module.sys, "stderr", Gone())
+    done = 0
+    with progress("measure", total=3) as bar:
+        for _ in range(3):
+            bar.advance(1)
+            done += 1
+    assert done == 3
 
 
 def test_no_more_is_left_than_the_budget_has(clock, capsys):

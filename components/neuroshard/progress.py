@@ -10,7 +10,7 @@ that a night has some hundred of them. All of it goes to stderr.
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from neuroshard.core.units import format_duration
@@ -50,7 +50,8 @@ class _Lines:
             left = f", {format_duration(seconds)} left"
         figure = f", {self.figure}" if self.figure else ""
         of = f"{self.done:.0f}/{self.total:.0f} {self.unit}".rstrip()
-        print(f"{self.what}: {of}, {format_duration(spent)}{left}{figure}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # hours of work do not end because nobody reads on, or the disk of the log is full
+            print(f"{self.what}: {of}, {format_duration(spent)}{left}{figure}", file=sys.stderr, flush=True)
 
 
 class _Rich:
