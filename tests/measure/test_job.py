@@ -9,7 +9,7 @@ from helpers.servers import KEY, SECRET, rclone
 from neuroshard.augment.night import device_counts
 from neuroshard.augment.night import run as draw
 from neuroshard.core.cost import Hardware
-from neuroshard.core.errors import MeasureError, StoreError
+from neuroshard.core.errors import InvalidInput, MeasureError, StoreError
 from neuroshard.core.nightly import Job, Order, Survey, Work
 from neuroshard.files.costs import read_costs
 from neuroshard.measure import job as job_module
@@ -73,6 +73,28 @@ def test_a_pod_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name in kept} == kept
     costs = read_costs(tmp_path / "costs")
     assert len({case.case_id for case, _ in costs.comm}) == 12
+
+
+def test_a_part_that_a_store_damaged_is_measured_again_and_taken_out_of_the_store(tmp_path: Path) -> None:
+    [job] = drawn(tmp_path, 1)
+    measure(job, tmp_path)
+    (tmp_path / job.work.folder / "ended-1-of-1.json").unlink()
+    part = tmp_path / job.folder / "compute-00000.parquet"
+    part.write_bytes(part.read_bytes()[:-1])
+    measure(job, tmp_path)
+    assert not part.exists()
+    merge_shares(job.work, str(tmp_path), tmp_path / "costs")
+    assert len({case.case_id for case, _ in read_costs(tmp_path / "costs").compute}) == 30
+
+
+def test_costs_that_cannot_be_merged_are_told_with_where_they_lie_in_the_store(tmp_path: Path) -> None:
+    [job] = drawn(tmp_path, 1)
+    measure(job, tmp_path)
+    (tmp_path / job.folder / "comm-00000.parquet").write_bytes(b"")
+    with pytest.raises(InvalidInput) as caught:
+        merge_shares(job.work, str(tmp_path), tmp_path / "costs")
+    assert "comm-00000.parquet: not a whole Parquet file" in str(caught.value)
+    assert str(caught.value).endswith(f" (of {tmp_path}/_measuring/f/1; once that is deleted, a run measures anew)")
 
 
 def test_what_another_bench_began_is_begun_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

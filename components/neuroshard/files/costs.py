@@ -38,7 +38,7 @@ from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
 _Case = TypeVar("_Case")
 _Cost = TypeVar("_Cost", ComputeCost, CommCost)
 
-_PART = re.compile(r"[a-z]+-[0-9]{5,9}\.parquet")  # 99,999 parts are six days of measuring
+BROKEN = ".broken"  # after the name of a part that could not be read
 FLUSH_SECONDS = 5.0  # of costs are lost at most when a run is killed
 
 COMPUTE_FIELDS = [
@@ -124,7 +124,7 @@ class CostWriter:
 
     def _set_aside(self, part: Path, error: InvalidInput) -> None:
         """Keep a part that a broken disk or copy left unreadable out of the way: what it held is then measured again."""
-        aside = part.with_name(f"{part.name}.broken")
+        aside = part.with_name(part.name + BROKEN)
         with disk_errors(part, "set it aside"):
             part.replace(aside)
         print(f"note: {error}; set aside as {aside.name}, and what it held is measured again", file=sys.stderr)
@@ -161,8 +161,11 @@ class CostWriter:
             )
         for kind, fields in (("compute", COMPUTE_FIELDS), ("comm", COMM_FIELDS)):
             if self.rows[kind]:
-                parts = _parts(self.folder, kind)
-                number = _number(parts[-1]) + 1 if parts else 0
+                taken = [
+                    *_parts(self.folder, kind),
+                    *_parts(self.folder, kind, BROKEN),
+                ]  # a name is of one part for ever
+                number = max(map(_number, taken), default=-1) + 1
                 write_rows(self.folder / f"{kind}-{number:05d}.parquet", self.rows[kind], fields)
                 self.rows[kind] = []
         self.flushed_at = time.monotonic()
@@ -329,12 +332,13 @@ def _rows(
     return rows
 
 
-def _parts(folder: Path, kind: str) -> list[Path]:
-    return sorted((part for part in folder.glob(f"{kind}-*.parquet") if _PART.fullmatch(part.name)), key=_number)
+def _parts(folder: Path, kind: str, end: str = "") -> list[Path]:
+    whole_name = re.compile(rf"{kind}-[0-9]{{5,9}}\.parquet{re.escape(end)}")  # 99,999 parts are six days of measuring
+    return sorted((part for part in folder.glob(f"{kind}-*") if whole_name.fullmatch(part.name)), key=_number)
 
 
 def _number(part: Path) -> int:
-    return int(part.stem.rpartition("-")[2])
+    return int(part.name.partition(".")[0].rpartition("-")[2])
 
 
 def difference(one: Value, other: Value) -> str:

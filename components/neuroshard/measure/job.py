@@ -13,6 +13,7 @@ from pathlib import Path
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.nightly import Job, Work
 from neuroshard.core.value import canonical_json
+from neuroshard.files.costs import BROKEN
 from neuroshard.measure import merge
 from neuroshard.measure.run import run as measure
 from neuroshard.store.folders import delete_folder, fetch_folder, kept, patiently
@@ -69,6 +70,8 @@ def run(
             delete_folder(store, job.folder)
             shutil.rmtree(costs)
             measured = go_on()
+        for broken in costs.glob(f"*{BROKEN}"):  # what it held is in other parts now
+            patiently(lambda key=f"{job.folder}/{broken.stem}": store.delete(key))  # type: ignore[misc]
     patiently(lambda: store.create(ended, canonical_json({"format_version": 1, "measured": measured})))
 
 
@@ -76,7 +79,12 @@ def merge_shares(work: Work, store_url: str, out: Path) -> None:
     """Every share of a work's costs, those of an earlier number of pods too -> one folder of costs. Raises InvalidInput."""
     store = open_store(store_url)
     with tempfile.TemporaryDirectory(prefix="neuroshard-merge-") as scratch:
-        merge.run([_fetched(store, folder, Path(scratch)) for folder in _shares(work, store)], out)
+        folders = [_fetched(store, folder, Path(scratch)) for folder in _shares(work, store)]
+        try:
+            merge.run(folders, out)
+        except InvalidInput as error:
+            where = f"{store.url}/{work.folder}"
+            raise InvalidInput(f"{error} (of {where}; once that is deleted, a run measures anew)") from None
 
 
 def _shares(work: Work, store: Store) -> list[str]:
