@@ -122,6 +122,20 @@ def test_cases_are_drawn_once_for_all_nights_and_again_where_a_killed_run_left_h
     assert (cases / "compute.parquet").read_bytes() != before["compute.parquet"]
 
 
+@pytest.mark.parametrize("name", ["compute.parquet", "comm.parquet", "cases.json"])
+def test_cases_that_a_store_damaged_are_drawn_again(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [job] = drawn(tmp_path, 1)
+    path = tmp_path / "_measuring/f/1/cases" / name
+    path.write_bytes(path.read_bytes()[:-1])
+    drawn(tmp_path, 1)
+    assert "drawn again, for " in capsys.readouterr().err
+    measure(job, tmp_path)
+    merge_shares(job.work, str(tmp_path), tmp_path / "costs")
+    assert len({case.case_id for case, _ in read_costs(tmp_path / "costs").compute}) == 30
+
+
 def test_a_fleet_that_is_covered_reads_no_tables_and_has_no_jobs(tmp_path: Path) -> None:
     orders = (Order(name="ads", tables="s3://not-there/tables.json", devices=4, memory="80GiB"),)
     covered = Survey(orders=orders, hardware={}, works=())

@@ -8,11 +8,12 @@ from pathlib import Path
 from neuroshard.augment.run import augment
 from neuroshard.augment.source import load_tables
 from neuroshard.core.case import Cases
+from neuroshard.core.errors import InvalidInput
 from neuroshard.core.nightly import Job, Order, Survey, Work
 from neuroshard.core.table import MAX_NAME, Table
 from neuroshard.core.value import sha256
-from neuroshard.files.cases import write_cases
-from neuroshard.store.folders import delete_folder, patiently
+from neuroshard.files.cases import read_cases, write_cases
+from neuroshard.store.folders import delete_folder, fetch_folder, patiently
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 
@@ -30,7 +31,7 @@ def run(
     tables = all_tables(night.orders) if night.works else ()
     store = open_store(store_url, single_writer=single_writer)
     for work in night.works:
-        if not patiently(lambda key=f"{work.folder}/cases/{FILES[-1]}": store.list(key)):  # type: ignore[misc]
+        if not _are_whole(store, f"{work.folder}/cases"):
             counts = device_counts(work, night.orders)
             cases = augment(
                 tables,
@@ -43,6 +44,19 @@ def run(
             _put(cases, store, f"{work.folder}/cases")
         jobs += [Job(work=work, share=share) for share in range(1, work.pods + 1)]
     return jobs
+
+
+def _are_whole(store: Store, prefix: str) -> bool:
+    """Whether the cases there can be measured: an earlier run may have been killed, or the store may have damaged them."""
+    with tempfile.TemporaryDirectory(prefix="neuroshard-cases-") as scratch:
+        if FILES[-1] not in fetch_folder(store, prefix, Path(scratch)):
+            return False
+        try:
+            read_cases(Path(scratch))
+        except InvalidInput as error:
+            print(f"note: {store.url}/{prefix}: drawn again, for {error}", file=sys.stderr)
+            return False
+    return True
 
 
 def _put(cases: Cases, store: Store, prefix: str) -> None:
