@@ -1,6 +1,7 @@
 """Which kinds need measuring, and why, by cost models in a folder store; and the command that tells it."""
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -162,14 +163,21 @@ def test_a_bundle_that_never_went_live_covers_nothing(store: FolderStore) -> Non
     assert known_models(store) == {}
 
 
-def test_a_live_bundle_whose_files_are_lost_is_told_and_its_kind_measured_anew(
-    store: FolderStore, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("file", [0, 1])
+@pytest.mark.parametrize(
+    ("damage", "told"), [(None, "does not exist"), (b"numb3rs", "it is cut off or was changed|damaged")]
+)
+def test_a_live_bundle_whose_files_are_lost_or_damaged_is_told_and_its_kind_measured_anew(
+    store: FolderStore, capsys: pytest.CaptureFixture[str], file: int, damage: bytes | None, told: str
 ) -> None:
     digest = make_live(store, kind().hardware)
-    store.delete(models_of(kind().fingerprint).keys(digest)[-1])
+    key = models_of(kind().fingerprint).keys(digest)[file]
+    store.delete(key)
+    if damage is not None:
+        store.create(key, damage)
     one = stands(store, kind())
     assert (one.state, one.to_measure) == ("new", True)
-    assert f"{digest}/model.json: does not exist, though it is live; " in capsys.readouterr().err
+    assert re.search(rf"without a cost model, though one is live: .*{digest}/.*({told})", capsys.readouterr().err)
 
 
 def command(*arguments: str) -> Any:

@@ -7,13 +7,13 @@ from typing import Literal, NamedTuple
 
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, NotFound
-from neuroshard.core.release import HARDWARE, ModelRelease
-from neuroshard.core.value import Value, decode_json
+from neuroshard.core.release import ModelRelease
+from neuroshard.core.value import Value
 from neuroshard.costmodel.bundle import RATES_OF
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES
 from neuroshard.fleet.kinds import Kind
 from neuroshard.store.bundles import fingerprints, models_of
-from neuroshard.store.line import read_pointer
+from neuroshard.store.line import read_artifact, read_pointer
 from neuroshard.store.protocol import Store
 
 State = Literal[
@@ -56,7 +56,7 @@ class Coverage(Value):
 def known_models(store: Store) -> dict[str, Known]:
     """The live cost models of a store, by fingerprint. Raises StoreError and InvalidInput.
 
-    One whose files are gone is told on stderr and left out: its kind is then measured anew, and holds up no other.
+    One whose files are gone or damaged is told on stderr and left out: its kind is then measured anew, and holds up no other.
     """
     known = {}
     for fingerprint in fingerprints(store):
@@ -64,13 +64,13 @@ def known_models(store: Store) -> dict[str, Known]:
             release = read_pointer(store, models_of(fingerprint)).release
         except NotFound:  # published, none of them live
             continue
-        key = f"{HARDWARE}/{fingerprint}/{release.bundle_digest}/model.json"
+        line = models_of(fingerprint)
         try:
-            raw = decode_json(store.read(key), f"{store.url}/{key}")
-        except NotFound as error:
-            print(f"note: {error}, though it is live; its hardware counts as without a cost model", file=sys.stderr)
+            raw = read_artifact(store, line, release.bundle_digest).value
+        except (NotFound, InvalidInput) as error:
+            print(f"note: its hardware counts as without a cost model, though one is live: {error}", file=sys.stderr)
             continue
-        bench = raw.get("bench") if isinstance(raw, dict) else None
+        key, bench = line.keys(release.bundle_digest)[-1], raw.get("bench")
         if not isinstance(bench, dict):
             raise InvalidInput(f"{store.url}/{key}: has no bench, so it is no cost model")
         hardware = Hardware.parse(bench.get("hardware"), f"{store.url}/{key}: bench.hardware")
