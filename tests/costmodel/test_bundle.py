@@ -58,7 +58,7 @@ def test_a_model_read_back_is_the_model_that_was_written(saved):
         assert (one == other).all()
 
 
-@pytest.mark.parametrize(("rates", "format_version", "width"), [(0, 2, 64), (25, 3, 66), (37, 4, 67)])
+@pytest.mark.parametrize(("rates", "format_version", "width"), [(0, 2, 64), (25, 3, 66), (37, 4, 67), (62, 5, 67)])
 def test_a_format_tells_which_rates_nets_have(tmp_path, rates, format_version, width):
     model = random_model(2, 4, rates=rates)
     save_cost_model(tmp_path, model)
@@ -81,6 +81,7 @@ def test_a_format_tells_which_rates_nets_have(tmp_path, rates, format_version, w
         (0, 3, "is missing"),
         (25, 4, "is float64 (4, 16, 25)"),
         (37, 3, "is float64 (4, 16, 37)"),
+        (62, 4, "is float64 (4, 16, 62)"),
     ],
 )
 def test_a_format_that_is_not_that_of_the_nets_is_refused(tmp_path, rates, told, words):
@@ -186,7 +187,7 @@ def test_tensors_that_are_not_safetensors_are_refused(saved):
     assert "not a whole safetensors file" in fault(saved)
 
 
-@pytest.mark.parametrize("change", [{"format_version": 5}, {"feature_version": 3}])
+@pytest.mark.parametrize("change", [{"format_version": 6}, {"feature_version": 3}])
 def test_a_model_from_the_future_is_refused(saved, change):
     change_manifest(saved, **change)
 

@@ -9,6 +9,7 @@ from helpers.costs import bent_both_ways, random_model
 from neuroshard.core.table import Table
 from neuroshard.costmodel.compute_net import (
     BY_BYTES,
+    BY_DIGITS,
     BY_ROWS,
     BYTES,
     MEMBERS,
@@ -143,7 +144,7 @@ def test_a_dip_that_is_on_one_side_all_over_the_range_costs_the_bound_nothing(be
     assert far.convex_below(low, high).ms(sums) == pytest.approx(far.ms(sums))
 
 
-@pytest.fixture(params=[len(BY_ROWS), len(THRESHOLDS)], ids=["by rows", "by bytes too"])
+@pytest.fixture(params=[25, 37, 62], ids=["by rows", "by bytes too", "by digits too"])
 def rated(request):
     """A compute net whose cost bends both ways, and with rates that are about half of it."""
     net = bent_both_ways(random_model(rates=request.param).nets.compute)
@@ -168,17 +169,26 @@ def test_rates_rise_from_three_quarters_of_a_threshold_and_are_all_there_at_it()
 
     assert shares[:, 0].tolist() == [0, 0, 0.75, 1, 1, 1, 1]
     assert shares[:, 1].tolist() == [0, 0, 0, 0, 0, 0.5, 1]
-    assert shares[:, 2:].sum(axis=1).tolist() == [0] * 6 + [len(BY_ROWS) - 2]
+    assert shares[:, 2 : len(BY_ROWS)].sum(axis=1).tolist() == [0] * 6 + [len(BY_ROWS) - 2]
 
 
 def test_rates_by_bytes_rise_from_a_quarter_of_a_threshold_and_are_all_there_at_it():
     sums = np.zeros((6, 3))
     sums[:, BYTES] = [0.0, 4096.0, 7168.0, 16384.0, 28672.0, 2.0**60]
-    shares = steps(sums, np.arange(len(THRESHOLDS)))[:, len(BY_ROWS) :]
+    shares = steps(sums, np.arange(len(BY_ROWS), len(BY_ROWS) + len(BY_BYTES)))
 
     assert shares[:, 0].tolist() == pytest.approx([0, 0, 0.25, 1, 1, 1])
     assert shares[:, 1].tolist() == pytest.approx([0, 0, 0, 0, 0.25, 1])
     assert shares[:, 2:].sum(axis=1).tolist() == [0] * 5 + [len(BY_BYTES) - 2]
+
+
+def test_rates_by_digits_rise_just_beyond_what_so_many_digits_count():
+    sums = np.zeros((6, 3))
+    sums[:, ROWS] = [0.0, 256.0, 258.0, 260.0, 512.0, 2.0**60]
+    shares = steps(sums, np.arange(len(THRESHOLDS))[-len(BY_DIGITS) :])
+
+    assert shares[:, 0] == pytest.approx([0, 0, 0.5, 1, 1, 1])
+    assert shares[:, 1:].sum(axis=1) == pytest.approx([0] * 5 + [len(BY_DIGITS) - 1])
 
 
 def test_what_rates_add_by_hand(rated, devices):

@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from neuroshard.core.table import Table
-from neuroshard.costmodel.compute_net import BY_BYTES, BY_ROWS, THRESHOLDS
+from neuroshard.costmodel.compute_net import (
+    BY_BYTES,
+    BY_DIGITS,
+    BY_ROWS,
+    BYTES,
+    COUNTED_IN,
+    MEMBERS,
+    TABLE_WIDTHS,
+)
 from neuroshard.costmodel.features import TOUCHED_COLUMN, table_features
 from neuroshard.pretrain.compute import FEWEST_APART, SetSamples, _Ensemble, train_compute
 from neuroshard.pretrain.exchange import ExchangeSamples, predicted_ms, train_exchange
@@ -73,25 +81,29 @@ def test_rates_are_learned_where_enough_cases_lie_on_both_sides_of_a_threshold(m
     rows = np.array([sum(table.rows for table in case.tables) for case in many.cases])[train]
     touched = np.array([_touched_bytes(case.tables) for case in many.cases])[train]
 
-    by_rows = [min((rows >= t).sum(), (rows <= 0.75 * t).sum()) >= FEWEST_APART for t in BY_ROWS]
+    by_digits = [min((rows >= t).sum(), (rows <= 64 / 65 * t).sum()) >= FEWEST_APART for t in BY_DIGITS]
     by_bytes = [min((touched >= t).sum(), (touched <= 0.25 * t).sum()) >= FEWEST_APART for t in BY_BYTES]
 
-    assert 3 < sum(by_rows) < 20
+    assert 3 < sum(by_digits) < 20
     assert 1 < sum(by_bytes) < 10
-    assert net.rates.any(axis=(0, 1)).tolist() == by_rows + by_bytes
+    assert net.rates.any(axis=(0, 1)).tolist() == [False] * len(BY_ROWS) + by_bytes + by_digits
     assert net.monotone
 
 
-def test_few_tables_teach_no_rates_by_bytes(many):
+def test_few_tables_teach_no_rates_by_bytes_nor_steps(many):
     names = sorted({table.name for case in many.cases for table in case.tables})[:20]
     few = [
         case.model_copy(update={"tables": tuple(t.model_copy(update={"name": names[i % 20]}) for t in case.tables)})
         for i, case in enumerate(many.cases)
     ]
-    same = replace(many, cases=tuple(few))
-    net, _ = train_compute(same, np.full(300, 65536), np.arange(250), np.arange(250, 300), 1, torch.Generator())
+    same, batches, places = replace(many, cases=tuple(few)), np.full(300, 65536), (np.arange(250), np.arange(250, 300))
+    net, _ = train_compute(same, batches, *places, 1, torch.Generator())
+    begun, _ = train_compute(many, batches, *places, 1, torch.Generator())
+    begun, _ = train_compute(same, batches, *places, 1, torch.Generator(), start=begun)
 
     assert net.rates.shape[2] == len(BY_ROWS)
+    assert begun.rates.shape[2] == len(BY_ROWS) + len(BY_BYTES)
+    assert begun.rates[..., : len(BY_ROWS)].any()
 
 
 def _touched_bytes(tables):
@@ -100,7 +112,9 @@ def _touched_bytes(tables):
 
 
 @pytest.mark.parametrize(
-    ("pooling_factor", "kinds"), [(1.0, len(THRESHOLDS)), (1e6, 0)], ids=["rows alike", "rows and bytes alike"]
+    ("pooling_factor", "kinds"),
+    [(1.0, len(BY_ROWS) + len(BY_BYTES)), (1e6, 0)],
+    ids=["rows alike", "rows and bytes alike"],
 )
 def test_where_all_cases_are_alike_there_are_no_rates(many, pooling_factor, kinds):
     huge = Table(name="huge", rows=10**9, dim=128, pooling_factor=pooling_factor)
@@ -109,7 +123,7 @@ def test_where_all_cases_are_alike_there_are_no_rates(many, pooling_factor, kind
     net, _ = train_compute(same, np.full(300, 65536), np.arange(250), np.arange(250, 300), 1, torch.Generator())
 
     assert (0 if net.rates is None else net.rates.shape[2]) == kinds
-    assert net.rates is None or not net.rates[..., : len(BY_ROWS)].any()
+    assert net.rates is None or (COUNTED_IN[net.mean.used] == BYTES).all()
 
 
 @pytest.mark.parametrize("before", [40, 300])
@@ -132,6 +146,21 @@ def test_of_few_cases_a_net_keeps_the_rates_that_it_begins_with(many):
     net, _ = train_compute(many, batches, np.arange(30), np.arange(30, 40), 1, generator, start=first)
 
     assert (net.rates.any(axis=(0, 1)) == first.rates.any(axis=(0, 1))).all()
+
+
+@pytest.mark.parametrize("thresholds", [25, 37])
+def test_rates_of_an_older_net_go_on_as_steps_beside_new_ones(many, thresholds):
+    batches, generator = np.full(300, 65536), torch.Generator().manual_seed(0)
+    first, _ = train_compute(many, batches, np.arange(250), np.arange(250, 300), 3, generator)
+    rates = np.zeros((MEMBERS, TABLE_WIDTHS[-1], thresholds))
+    rates[..., 5] = 1e-3
+    older = replace(first, rates=rates)
+    net, _ = train_compute(many, batches, np.arange(250), np.arange(250, 300), 1, generator, start=older)
+
+    begun = net.rates.any(axis=(0, 1))
+    assert not begun[: len(BY_ROWS)].any()
+    assert begun[-len(BY_DIGITS) :][5]
+    assert (begun | ~first.rates.any(axis=(0, 1))).all()
 
 
 @pytest.mark.parametrize("monotone", [True, False])

@@ -12,13 +12,13 @@ from neuroshard.core.constraints import Constraints
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel
-from neuroshard.costmodel.compute_net import BY_BYTES, BY_ROWS, COUNTED_IN, ROWS, THRESHOLDS, Layer
+from neuroshard.costmodel.compute_net import BY_BYTES, BY_DIGITS, BY_ROWS, COUNTED_IN, ROWS, THRESHOLDS, Layer
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.search import bound
 from neuroshard.search.row_levels import game
 from neuroshard.search.run import search
 
-ROWS_16 = (THRESHOLDS == 2**16) & (COUNTED_IN == ROWS)  # one step of rates, at 65,536 rows
+ROWS_16 = (BY_DIGITS[8] == THRESHOLDS) & (COUNTED_IN == ROWS)  # one step of rates, just beyond 65,536 rows
 
 
 def by_rows_of_devices(seed: int) -> tuple[ShardingTask, TrainedCostModel]:
@@ -39,7 +39,8 @@ def by_rows_of_devices(seed: int) -> tuple[ShardingTask, TrainedCostModel]:
     nbytes = [table.memory_bytes for table in tables]
     memory = max(rng.uniform(1.2, 2.0) * sum(nbytes) / devices, max(nbytes)) * rng.uniform(1.0, 1.2, devices)
     drawn = random_model(devices, devices + 1, seed=seed, rates=len(THRESHOLDS))
-    some = np.append(BY_ROWS <= 2**20, BY_BYTES <= 2**28) & (rng.random(len(THRESHOLDS)) < 0.3)
+    some = np.concatenate([BY_ROWS <= 2**20, BY_BYTES <= 2**28, BY_DIGITS <= 2**21])
+    some &= rng.random(len(THRESHOLDS)) < 0.3
     task = ShardingTask(tables=tables, device_memory_bytes=tuple(int(m) for m in memory), batch_size=drawn.batch_size)
     return task, with_rates(drawn, task, some * np.exp(rng.uniform(-3, 3)))
 

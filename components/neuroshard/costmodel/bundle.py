@@ -21,7 +21,7 @@ from neuroshard.core.errors import InvalidInput, NewerFormat
 from neuroshard.core.table import Table
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.value import Value, check_format, decode_json, sha256
-from neuroshard.costmodel.compute_net import BY_ROWS, THRESHOLDS, ComputeNet
+from neuroshard.costmodel.compute_net import RATES, ComputeNet
 from neuroshard.costmodel.exchange_net import ExchangeNet
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, split_features
 from neuroshard.costmodel.nets import Nets
@@ -32,7 +32,9 @@ from neuroshard.costmodel.unseen import unlike_trained
 from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
 from neuroshard.store.bundles import BUNDLE_FILES
 
-RATES_OF: Final = {2: 0, 3: len(BY_ROWS), 4: len(THRESHOLDS)}  # format -> the thresholds that its nets have rates for
+Format = Literal[2, 3, 4, 5]
+# How many thresholds nets of a format have rates for
+RATES_OF: Final[dict[Format, int]] = {2: 0, 3: RATES[0], 4: RATES[1], 5: RATES[2]}
 MODEL_FORMAT: Final = max(RATES_OF)
 TENSORS, MANIFEST = BUNDLE_FILES
 
@@ -50,7 +52,7 @@ class Provenance(Value):
 class Manifest(Value):
     """model.json."""
 
-    format_version: Literal[2, 3, 4]
+    format_version: Format
     feature_version: int
     features: tuple[str, ...]
     bench: Bench
@@ -212,10 +214,9 @@ def cost_model(
     return TrainedCostModel(manifest, nets, _main_batch_size(manifest))
 
 
-def _format_of(net: ComputeNet) -> Literal[2, 3, 4]:
-    if net.rates is None:
-        return 2
-    return 3 if net.rates.shape[2] == RATES_OF[3] else 4
+def _format_of(net: ComputeNet) -> Format:
+    thresholds = 0 if net.rates is None else net.rates.shape[2]
+    return next(version for version, rates in RATES_OF.items() if rates == thresholds)
 
 
 def _main_batch_size(manifest: Manifest) -> int:

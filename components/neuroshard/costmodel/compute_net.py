@@ -29,15 +29,20 @@ MEMBERS: Final = 4  # nets of the compute ensemble: together they cost what one 
 TABLE_WIDTHS: Final = (64, 16)  # of a member's layers after the features; the last is the vector that is summed
 HEAD_WIDTH: Final = 32
 BY_ROWS: Final[Floats] = np.exp2(np.arange(8, 33))  # rows of a device, up to which the rates of each are all there, and
-BY_BYTES: Final[Floats] = np.exp2(np.arange(14, 37, 2))  # bytes of all different rows that a batch touches
-THRESHOLDS: Final[Floats] = np.concatenate([BY_ROWS, BY_BYTES])
-SETS_IN: Final[Floats] = np.repeat(
-    [0.75, 0.25], [len(BY_ROWS), len(BY_BYTES)]
-)  # of each: rates rise from nothing there
+BY_BYTES: Final[Floats] = np.exp2(
+    np.arange(14, 37, 2)
+)  # bytes of all different rows that a batch touches; and once more
+BY_DIGITS: Final[Floats] = BY_ROWS * (
+    1 + 1 / 64
+)  # rows: beyond 2^k of them it takes a binary digit more to number them
+THRESHOLDS: Final[Floats] = np.concatenate([BY_ROWS, BY_BYTES, BY_DIGITS])
+_KINDS: Final = [len(BY_ROWS), len(BY_BYTES), len(BY_DIGITS)]
+RATES: Final = np.cumsum(_KINDS).tolist()  # so many of them a net may have rates for
+SETS_IN: Final[Floats] = np.repeat([0.75, 0.25, 64 / 65], _KINDS)  # of each: rates rise from nothing there
 BYTES, OWN, ROWS = -3, -2, -1  # columns of a sum of vectors, where there are rates
 _STEEPNESS: Final[Floats] = 1 / (1 - SETS_IN) / THRESHOLDS
 _SHIFT: Final[Floats] = SETS_IN / (1 - SETS_IN)
-COUNTED_IN: Final = np.repeat([ROWS, BYTES], [len(BY_ROWS), len(BY_BYTES)])
+COUNTED_IN: Final = np.repeat([ROWS, BYTES, ROWS], _KINDS)
 FEW: Final = 40  # devices asked about at once, up to which one layer of all members is faster than a layer each
 
 
@@ -111,8 +116,9 @@ class ComputeNet:
     """An ensemble: of each member a vector a table, summed over the tables of a device, then a head.
 
     A head is a hidden layer, and a `skip` of shape (members, K, 1) beside it; and `rates` (members, K, T), if any, of what
-    lookups take more beyond each of the THRESHOLDS, or of those BY_ROWS alone. What is predicted is the mean of the members, in
-    units of `unit_ms`, and at least `floor`. How far it may be off: see `spread_ms`.
+    lookups take more beyond each of the first T of the THRESHOLDS, T one of RATES; none of those BY_ROWS beside those BY_DIGITS.
+    What is predicted is the mean of the members, in units of `unit_ms`, and at least `floor`. How far it may be off: see
+    `spread_ms`.
 
     A sum of vectors has the components of all members, and with rates BYTES (if there are rates by these), OWN and ROWS after
     these: `width` in all.

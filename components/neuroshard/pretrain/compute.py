@@ -1,6 +1,7 @@
 """Sets of tables and their labels -> the compute net, all members of the ensemble trained at once."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -10,11 +11,13 @@ from torch import Tensor, nn
 
 from neuroshard.core.case import ComputeCase
 from neuroshard.costmodel.compute_net import (
+    BY_DIGITS,
     BY_ROWS,
     BYTES,
     COUNTED_IN,
     HEAD_WIDTH,
     MEMBERS,
+    RATES,
     SETS_IN,
     TABLE_WIDTHS,
     THRESHOLDS,
@@ -38,11 +41,13 @@ DIPS: Final = 8e-3  # of the loss, for what dips can take off a cost
 SURPLUS: Final = 0.03  # of the loss, for what rates add beyond what parts ask for by themselves, as a share of a cost
 TOLD_APART: Final = 0.05  # of the cases are below where a threshold sets in, and as many above it: else it has no rates
 FEWEST_APART: Final = 20  # cases
-FEWEST_TABLES: Final = 40  # of fewer, bytes tell little more than which tables there are: no rates by these
+FEWEST_TABLES: Final = 40  # of fewer, bytes tell little more than which tables there are, and steps by rows likewise
 FIRST_RATES: Final = 0.02  # of a layer's usual weights
 BEYOND: Final = 0.3  # of a layer's usual weights: so much of the skip, at the start, is no hidden neuron's
 ROUNDED: Final = 1e-9  # by such a share more than its least, the skip is no less than that on any machine
 COUNTS: Final = (COUNTED_IN == BYTES).astype(np.int64)  # of each threshold: rows, or bytes
+SLOW: Final = slice(len(BY_ROWS))  # thresholds by rows whose rates rise slowly, and those that rise in steps
+STEPS: Final = slice(-len(BY_DIGITS), None)
 NOWHERE: Final[Ints] = np.empty(0, dtype=np.int64)
 
 
@@ -68,7 +73,9 @@ def train_compute(
     samples = SetSamples(labels, batch_sizes, train, start.scale if start else None)
     told_apart = samples.told_apart(train)
     if start is not None and start.rates is not None:
-        told_apart = np.union1d(told_apart, np.flatnonzero(start.rates.any(axis=(0, 1))))
+        rates = _of_kind(start.rates, samples.few(train))
+        start = replace(start, rates=rates)
+        told_apart = np.union1d(told_apart, np.flatnonzero(rates.any(axis=(0, 1))))
     net = _Ensemble(generator, monotone, samples.floor, told_apart)
     recipe = Recipe(epochs, WEIGHT_DECAY)
     if start is not None:
@@ -130,10 +137,18 @@ class SetSamples:
         places, tables = self._tables(torch.from_numpy(cases))
         counted = torch.zeros(len(cases), 2, dtype=torch.float64).index_add_(0, places, self.counted[tables].double())
         of_each = counted.numpy()[:, COUNTS]
-        few = len({self.names[table] for table in tables.tolist()}) < FEWEST_TABLES
         above, below = (of_each >= THRESHOLDS).sum(axis=0), (of_each <= SETS_IN * THRESHOLDS).sum(axis=0)
         apart = np.minimum(above, below) >= max(TOLD_APART * len(cases), FEWEST_APART)
-        return np.flatnonzero(apart & ~(few & (COUNTED_IN == BYTES)))
+        if self.few(cases):
+            apart[SLOW.stop :] = False
+        else:
+            apart[SLOW] = False
+        return np.flatnonzero(apart)
+
+    def few(self, cases: Ints) -> bool:
+        """Whether these cases are of so few tables that sums over them tell little more than which there are."""
+        _, tables = self._tables(torch.from_numpy(cases))
+        return len({self.names[table] for table in tables.tolist()}) < FEWEST_TABLES
 
     def measured(self, cases: Tensor) -> Tensor:
         return self.labels[cases]
@@ -229,9 +244,9 @@ class _Ensemble(Net):
                 bias.copy_(torch.from_numpy(layer.bias))
             self.skip.copy_(torch.from_numpy(net.skip - least_skip(net.head.weight, net.out.weight)))
             if len(self.told_apart) and net.rates is not None:
-                before = np.zeros((*net.rates.shape[:2], len(THRESHOLDS)))
-                before[..., : net.rates.shape[2]] = net.rates
-                self.rates.copy_(torch.from_numpy(before[..., self.told_apart]))
+                before = net.rates[..., self.told_apart]
+                known = before.any(axis=(0, 1))  # the others begin as always: an absolute value has no slope at 0
+                self.rates[..., torch.from_numpy(known)] = torch.from_numpy(before[..., known]).float()
 
     def grow(self, factor: float) -> None:
         """Answer `factor` times as much."""
@@ -251,12 +266,21 @@ class _Ensemble(Net):
         skip = least * (1 + ROUNDED) + _numpy(self._positive(self.skip))
         rates = None
         if len(self.told_apart):
-            by_bytes = self.told_apart.max() >= len(BY_ROWS)
-            rates = np.zeros((*skip.shape[:2], len(THRESHOLDS if by_bytes else BY_ROWS)))
+            thresholds = next(count for count in RATES if count > self.told_apart.max())
+            rates = np.zeros((*skip.shape[:2], thresholds))
             rates[..., self.told_apart] = _numpy(self._positive(self.rates))
         return ComputeNet(
             scale, (layers[0], layers[1]), layers[2], layers[3], skip, unit_ms, self.floor, 1.0, 1.0, rates
         )
+
+
+def _of_kind(rates: Floats, slow: bool) -> Floats:
+    """A net's rates (members, K, T) for all thresholds, those by rows all as `slow` ones, or all as steps."""
+    whole = np.zeros((*rates.shape[:2], len(THRESHOLDS)))
+    whole[..., : rates.shape[2]] = rates
+    by_rows = whole[..., SLOW] + whole[..., STEPS]
+    whole[..., SLOW], whole[..., STEPS] = (by_rows, 0.0) if slow else (0.0, by_rows)
+    return whole
 
 
 def _numpy(tensor: Tensor) -> Floats:
