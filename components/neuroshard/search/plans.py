@@ -87,7 +87,8 @@ class Plans:
             guessed = self._guessed[plan[:, None, None], devices[..., None], shards[:, None]]
             return guessed
         self.problem.price(shards.ravel())
-        guessed = np.matmul(self.slope[plan[:, None], devices], self.problem.vectors[shards].swapaxes(1, 2))
+        slope = self.slope[plan[:, None], devices].astype(np.float32)
+        guessed = np.matmul(slope, self.problem.rough[shards].swapaxes(1, 2)).astype(np.float64)
         return guessed
 
     def put(self, plan: Ints, devices: Ints, sums: Floats, dims: Floats, compute: Floats) -> None:

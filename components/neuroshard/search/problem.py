@@ -42,8 +42,8 @@ class Problem:
     it is never cut. Shard 0 is no shard: no columns, no bytes, a vector of zeros.
 
     Per shard: `item`, `units`, `dims` (columns), `nbytes` (weights and optimizer state), and, once `price` has seen it, `vectors`
-    (K). Per item: `whole` (its widest shard), `least` and `cap` (units of a shard), `most` (shards), `allowed` (I, D),
-    `places` (devices that can hold one of its shards at once).
+    (K) and, for guesses about many, `rough`, the same in single precision. Per item: `whole` (its widest shard), `least` and
+    `cap` (units of a shard), `most` (shards), `allowed` (I, D), `places` (devices that can hold one of its shards at once).
 
     Items that may be split by rows over all devices are those of `row_blocks`. Which of them are is fixed: none here, others in
     a problem that `with_rows` gives, where all devices hold their blocks beforehand (`base`, and less `memory`) and their `whole`
@@ -99,6 +99,7 @@ class Problem:
 
         self.held: Held | None = None  # what lies where already, where a plan is to be changed
         self.vectors: Floats = np.zeros((len(self.item), 0))
+        self.rough: NDArray[np.float32] = np.zeros((len(self.item), 0), dtype=np.float32)
         self._priced = np.zeros(len(self.item), dtype=bool)
         self._priced[0] = True
         self._all_priced = False
@@ -189,10 +190,14 @@ class Problem:
                 f"{tables[bad].name!r}; train it again"
             )
         if not self.vectors.shape[1]:
-            self.vectors = np.zeros((len(self.item), vectors.shape[1]))  # untouched pages cost no memory
+            shape = len(self.item), vectors.shape[1]
+            self.vectors, self.rough = (
+                np.zeros(shape),
+                np.zeros(shape, dtype=np.float32),
+            )  # untouched pages cost no memory
         if len(row) > len(new):
             vectors = np.add.reduceat(vectors, np.flatnonzero(np.diff(row, prepend=-1)))
-        self.vectors[new] = vectors
+        self.vectors[new], self.rough[new] = vectors, vectors
         self._priced[new] = True
 
     def alone_ms(self, shards: Ints) -> Floats:
