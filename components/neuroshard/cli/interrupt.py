@@ -8,10 +8,8 @@ from types import FrameType
 
 import typer
 
-AGAIN = {
-    signal.SIGINT: "Ctrl-C again",
-    signal.SIGTERM: "a second SIGTERM",
-}  # who runs a command for so long sends the latter
+# The latter is sent by what runs commands for people, with some seconds left
+AGAIN = {signal.SIGINT: "Ctrl-C again", signal.SIGTERM: "a second SIGTERM"}
 
 
 class Stop(threading.Event):

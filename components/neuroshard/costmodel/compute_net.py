@@ -28,13 +28,11 @@ from neuroshard.costmodel.protocol import Dips, Floats, Ints
 MEMBERS: Final = 4  # nets of the compute ensemble: together they cost what one of twice their widths would
 TABLE_WIDTHS: Final = (64, 16)  # of a member's layers after the features; the last is the vector that is summed
 HEAD_WIDTH: Final = 32
-BY_ROWS: Final[Floats] = np.exp2(np.arange(8, 33))  # rows of a device, up to which the rates of each are all there, and
-BY_BYTES: Final[Floats] = np.exp2(
-    np.arange(14, 37, 2)
-)  # bytes of all different rows that a batch touches; and once more
-BY_DIGITS: Final[Floats] = BY_ROWS * (
-    1 + 1 / 64
-)  # rows: beyond 2^k of them it takes a binary digit more to number them
+# Up to so many rows of a device, and bytes of all different rows that a batch touches, the rates of each have set in; and rows
+# beyond 2^k, which it takes a binary digit more to number
+BY_ROWS: Final[Floats] = np.exp2(np.arange(8, 33))
+BY_BYTES: Final[Floats] = np.exp2(np.arange(14, 37, 2))
+BY_DIGITS: Final[Floats] = BY_ROWS * (1 + 1 / 64)
 THRESHOLDS: Final[Floats] = np.concatenate([BY_ROWS, BY_BYTES, BY_DIGITS])
 _KINDS: Final = [len(BY_ROWS), len(BY_BYTES), len(BY_DIGITS)]
 RATES: Final = np.cumsum(_KINDS).tolist()  # so many of them a net may have rates for

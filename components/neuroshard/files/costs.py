@@ -161,10 +161,8 @@ class CostWriter:
             )
         for kind, fields in (("compute", COMPUTE_FIELDS), ("comm", COMM_FIELDS)):
             if self.rows[kind]:
-                taken = [
-                    *_parts(self.folder, kind),
-                    *_parts(self.folder, kind, BROKEN),
-                ]  # a name is of one part for ever
+                # a name is of one part for ever
+                taken = [*_parts(self.folder, kind), *_parts(self.folder, kind, BROKEN)]
                 number = max(map(_number, taken), default=-1) + 1
                 write_rows(self.folder / f"{kind}-{number:05d}.parquet", self.rows[kind], fields)
                 self.rows[kind] = []
