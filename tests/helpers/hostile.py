@@ -3,6 +3,6 @@
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>",
     "<!--<script>alert(2)</script>",
-    "{{ 7 * 7 }}${alert(3)}\u2028'\"`",
+    "{{ 7 * 7 }}${alert(3)}'\"`",
     "__proto__",
 )
