@@ -49,12 +49,12 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
     if kinds.is_list(other):
         lists = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
         return kinds.is_null(one) or (any(is_one(one) for is_one in lists) and _alike(one.value_type, other.value_type))
-    return one == other or kinds.is_null(one) or any(is_one(one) and is_one(other) for is_one in (is_text, is_number))
+    return one == other or kinds.is_null(one) or any(is_one(one) and is_one(other) for is_one in (_is_text, _is_number))
 
 
-def is_text(kind: pa.DataType) -> bool:
+def _is_text(kind: pa.DataType) -> bool:
     return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
 
 
-def is_number(kind: pa.DataType) -> bool:
+def _is_number(kind: pa.DataType) -> bool:
     return bool(kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_decimal(kind))

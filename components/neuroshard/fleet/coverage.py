@@ -60,11 +60,11 @@ def known_models(store: Store) -> dict[str, Known]:
     """
     known = {}
     for fingerprint in fingerprints(store):
+        line = models_of(fingerprint)
         try:
-            release = read_pointer(store, models_of(fingerprint)).release
+            release = read_pointer(store, line).release
         except NotFound:  # published, none of them live
             continue
-        line = models_of(fingerprint)
         try:
             raw = read_artifact(store, line, release.bundle_digest).value
         except (NotFound, InvalidInput) as error:

@@ -191,10 +191,8 @@ class Problem:
             )
         if not self.vectors.shape[1]:
             shape = len(self.item), vectors.shape[1]
-            self.vectors, self.rough = (
-                np.zeros(shape),
-                np.zeros(shape, dtype=np.float32),
-            )  # untouched pages cost no memory
+            # untouched pages cost no memory
+            self.vectors, self.rough = np.zeros(shape), np.zeros(shape, dtype=np.float32)
         if len(row) > len(new):
             vectors = np.add.reduceat(vectors, np.flatnonzero(np.diff(row, prepend=-1)))
         self.vectors[new], self.rough[new] = vectors, vectors
