@@ -1,5 +1,6 @@
 """Parquet files as anybody may have written them: one line for what is wrong with one, and types that say the same."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,9 @@ def opened(path: Path) -> Iterator[pa.Table]:
     if not path.is_file():
         raise InvalidInput(f"{path}: not a file")
     try:
-        with path.open("rb") as file:
+        # of a file that Python opened, a thread of Arrow's may let go while Python ends, and abort the process; of a path
+        # pyarrow wants to know whether it is a URL
+        with pa.OSFile(os.fsencode(path)) as file:
             yield pq.ParquetFile(file, page_checksum_verification=True).read()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         said = one_line(error, 120) or type(error).__name__
