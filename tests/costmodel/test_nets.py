@@ -55,10 +55,10 @@ def test_the_compute_net_is_the_mean_of_its_members(nets, rng):
 
 def test_sums_of_what_vectors_are_lifted_to_tell_what_sums_of_vectors_do(nets, rng):
     vectors, net = rng.random((3, 40, 5, K)), nets.compute
-    below = np.zeros((1, K))
+    lifted, nothing = net.mean.lifted(vectors), np.zeros((1, K))
 
-    assert net.mean.ms(net.mean.lifted(vectors).sum(axis=2)) == pytest.approx(net.ms(vectors.sum(axis=2)))
-    assert net.mean.ms(net.mean.lifted(below)) == pytest.approx(net.ms(below))
+    assert net.mean.ms(lifted.sum(axis=2) + net.mean.ground) == pytest.approx(net.ms(vectors.sum(axis=2)))
+    assert net.mean.ms(net.mean.ground[None]) == pytest.approx(net.ms(nothing))
 
 
 def test_a_batch_predicts_what_each_one_would(nets, rng):
@@ -221,7 +221,7 @@ def test_rows_are_counted_to_the_last_one(rated):
 def test_with_rates_lifted_sums_and_batches_tell_the_same(rated, devices):
     sums, lifted = devices.sum(axis=1), rated.mean.lifted(devices)
 
-    assert rated.mean.ms(lifted.sum(axis=1)) == pytest.approx(rated.ms(sums))
+    assert rated.mean.ms(lifted.sum(axis=1) + rated.mean.ground) == pytest.approx(rated.ms(sums))
     for some in range(0, 3000, 300):
         assert rated.ms(sums[some]) == pytest.approx(rated.ms(sums)[some])
         assert rated.slope(sums[some]) == pytest.approx(rated.slope(sums)[some])

@@ -340,35 +340,37 @@ class MeanHead:
         )
 
     def lifted(self, vectors: Floats) -> Floats:
-        """What the hidden layer and the skip make of vectors: (…, width) -> (…, hidden of all members + 1). What rates make of
-        them follows, T numbers, and the last columns of the vectors, where there are any.
+        """What the hidden layer and the skip make of vectors: (…, width) -> (…, hidden of all members + 1). Where there are
+        rates, what these make of them follows, and how far they lead towards each threshold, T numbers each.
 
-        No bias is in it, so it can be summed in their place, and the head's largest product need not be made of every sum.
+        No constant is in it, so it can be summed in their place, and the head's largest product need not be made of every sum.
         """
         hidden, rates = len(self.bias), len(self.used)
-        lifted = np.empty((*vectors.shape[:-1], hidden + 1 + rates + (self.counts if rates else 0)))
+        lifted = np.empty((*vectors.shape[:-1], hidden + 1 + 2 * rates))
         np.matmul(vectors, self.weight, out=lifted[..., :hidden])
         np.matmul(vectors, self.skip, out=lifted[..., hidden])
         if rates:
-            np.matmul(vectors, self.rates, out=lifted[..., hidden + 1 : -self.counts])
-            lifted[..., -self.counts :] = vectors[..., -self.counts :]
+            np.matmul(vectors, self.rates, out=lifted[..., hidden + 1 : -rates])
+            np.multiply(vectors[..., COUNTED_IN[self.used]], _STEEPNESS[self.used], out=lifted[..., -rates:])
         return lifted
 
+    @cached_property
+    def ground(self) -> Floats:
+        """What a device is lifted to before there is anything on it, all constants: (width of what is lifted,)."""
+        above = np.array([self.above_ms + self.floor_ms])
+        return np.concatenate([self.bias, above, np.zeros(len(self.used)), -_SHIFT[self.used]])
+
     def ms(self, lifted_sums: Floats) -> Floats:
-        """What `ComputeNet.ms` tells of sums of vectors, from the sums of what they are `lifted` to."""
-        width = len(self.bias)
-        hidden = lifted_sums[..., :width] + self.bias
-        np.maximum(hidden, 0.0, out=hidden)
-        ms: Floats = hidden @ self.out
+        """What `ComputeNet.ms` tells of sums of vectors, from the sums of what they are `lifted` to, and of the `ground`."""
+        width, rates = len(self.bias), len(self.used)
+        ms: Floats = np.maximum(lifted_sums[..., :width], 0.0) @ self.out
         ms += lifted_sums[..., width]
-        if len(self.used):
-            shares = steps(lifted_sums, self.used)
-            shares *= lifted_sums[..., width + 1 : -self.counts]
+        if rates:
+            shares = np.maximum(lifted_sums[..., -rates:], 0.0)
+            np.minimum(shares, 1.0, out=shares)
+            shares *= lifted_sums[..., width + 1 : -rates]
             ms += shares.sum(axis=-1)
-        ms += self.above_ms
-        np.maximum(ms, 0.0, out=ms)
-        ms += self.floor_ms
-        return ms
+        return np.maximum(ms, self.floor_ms, out=ms)
 
     def hidden(self, vector_sums: Floats) -> Floats:
         """(N, width) -> (N, hidden of all members)."""

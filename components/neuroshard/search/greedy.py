@@ -39,7 +39,7 @@ def place(
     memory: Ints,
     weigh: Weigh,
     allowed: NDArray[np.bool_] | None = None,
-    base: tuple[Floats, int] | None = None,
+    ground: tuple[Floats, int] | None = None,
     soft: bool = False,
 ) -> Placed:
     """Place S shards each, in their `orders` (B, S), in B x G rows.
@@ -47,8 +47,8 @@ def place(
     vectors (V, K), dims (V,) in columns, nbytes (V,) and the devices that are `allowed` (V, D) describe the shards that are in
     orders; caps (B, G) is how many columns a device may hold, memory (D,) how many bytes. Among equally light devices the one
     with the most free memory is taken, then the first. A shard of no columns changes nothing, so orders of different lengths
-    may be padded. `base` is what lies on the devices beforehand: vectors (D, K), and columns on each. Caps that are `soft`
-    give way where no device has room under them: to the one of the fewest columns.
+    may be padded. `ground` is what sums begin with (D, K), and how many columns lie on each device beforehand. Caps that are
+    `soft` give way where no device has room under them: to the one of the fewest columns.
     """
     (batch, grid), steps = caps.shape, orders.shape[1]
     rows, count = batch * grid, len(memory)
@@ -56,10 +56,11 @@ def place(
     left = np.empty((2, rows, count), dtype=np.int64)  # bytes, and columns under the cap
     left[0], left[1] = memory, np.minimum(caps, NO_CAP).astype(np.int64).reshape(rows, 1)
     columns = left[1].copy()
-    if base is not None and base[1]:
-        sums += np.tile(base[0], (rows, 1))
-        load += weigh(base[0])
-        left[1] -= base[1]
+    if ground is not None:
+        sums += np.tile(ground[0], (rows, 1))
+        if ground[1]:
+            load += weigh(ground[0])
+            left[1] -= ground[1]
     devices = np.empty((steps, rows), dtype=np.int64)
     fits, excess = np.ones(rows, dtype=bool), np.zeros(rows)
     free, spare, loads = left[0], left.reshape(-1), load.reshape(-1)  # views
@@ -147,7 +148,7 @@ def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: boo
         problem.memory,
         model.compute_ms if head is None else head.ms,
         None if problem.free_to_go else problem.allowed[problem.item[shards]] | (shards == 0)[:, None],
-        (base if head is None else head.lifted(base), problem.base_dims),
+        (base if head is None else head.lifted(base) + head.ground, problem.base_dims),
         soft,
     )
     forward, backward = exchange_costs(model, placed.load, placed.dims)
