@@ -136,7 +136,7 @@ def compare(settings: Settings) -> Section:
 
 def clock(settings: Settings) -> Section:
     """CPU time of the published search, a prediction at a time, and ours until it has as good a plan; a process each."""
-    sizes = {(35, 4): (9, 300), (57, 8): (7, 300), (200, 16): (7, 500)}  # tasks, and the target
+    sizes = {(35, 4): (25, 300), (57, 8): (25, 300), (200, 16): (9, 500)}  # tasks, and the target
     if settings.quick:
         sizes = {(35, 4): (1, 300)}
     lines = [
