@@ -47,6 +47,7 @@ def test_a_fault_says_place_rule_and_value():
         "here: tables[1].dim: must be a positive multiple of 4 (FBGEMM's fused kernels need it), not 6"
     )
     assert fault({**TABLE, "rows": "many"}).endswith("rows: must be a whole number, not 'many'")
+    assert fault({**TABLE, "rows": 1e30}).endswith("rows: must be a smaller whole number, not 1e+30")
     assert fault({**TABLE, "pooling_factor": float("nan")}).endswith("not nan")
     assert fault({"name": "a", "dim": 4, "pooling_factor": 1}) == "here: rows: is missing"
     assert fault({"dim": 6, "rows": 0, "name": "a", "pooling_factor": 1}).endswith("not 0 (and 1 more)")

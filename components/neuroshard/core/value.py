@@ -114,6 +114,7 @@ _PLAIN = {
     "float_type": "must be a number",
     "int_from_float": "must be a whole number",
     "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a smaller whole number",
     "int_type": "must be a whole number",
     "model_type": "must be an object",
     "string_type": "must be a text",
