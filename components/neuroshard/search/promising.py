@@ -44,7 +44,7 @@ def moves(view: View) -> Steps:
     there, first = view.there[:, None], view.first[:, None, None]
     kept, joined = mine[:, None] - out, there + out
     fits = view.fit(kept, joined, there)
-    arrived = problem.nbytes[first + np.minimum(joined, view.cap[:, None, None])] - view.bytes(there, first)
+    arrived = problem.nbytes.take(first + np.minimum(joined, view.cap[:, None, None])) - view.bytes(there, first)
     fits &= arrived <= view.free_there[job][:, None]
     if not problem.free_to_go:
         fits &= problem.allowed[view.item[:, None], view.receivers[job]][:, None]

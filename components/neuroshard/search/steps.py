@@ -55,17 +55,22 @@ def price(plans: Plans, level: Level, steps: Steps) -> Priced:
     devices = np.stack([steps.source, steps.to])
     sums, dims = plans.sums[plan, devices], plans.dims[plan, devices]
     taking = np.flatnonzero(steps.take >= 0)
-    for on, items, units, rows in (
-        (0, steps.give, -steps.out, slice(None)),
-        (1, steps.give, steps.out, slice(None)),
-        (0, steps.take[taking], steps.into[taking], taking),
-        (1, steps.take[taking], -steps.into[taking], taking),
-    ):
-        before = plans.widths[plan[rows], items, devices[on, rows]]
-        old, new = problem.numbers(items, before), problem.numbers(items, before + units)
-        problem.price(new)
-        sums[on, rows] += problem.vectors[new] - problem.vectors[old]
-        dims[on, rows] += problem.dims[new] - problem.dims[old]
+    some, into = steps[taking], steps.into[taking]
+    # what is given leaves the source and joins the other; of some steps, what is taken the other way round
+    items = np.concatenate([steps.give, steps.give, some.take, some.take])
+    units = np.concatenate([-steps.out, steps.out, into, -into])
+    where = np.concatenate([devices.ravel(), some.source, some.to])
+    before = plans.widths[np.concatenate([plan, plan, some.plan, some.plan]), items, where]
+    old, new = problem.numbers(items, before), problem.numbers(items, before + units)
+    problem.price(new)
+    vectors, columns = problem.vectors.take(new, axis=0), problem.dims.take(new)
+    vectors -= problem.vectors.take(old, axis=0)
+    columns -= problem.dims.take(old)
+    for on, (given, taken) in enumerate(zip((0, count), (2 * count, 2 * count + len(taking)), strict=True)):
+        sums[on] += vectors[given : given + count]
+        dims[on] += columns[given : given + count]
+        sums[on, taking] += vectors[taken : taken + len(taking)]
+        dims[on, taking] += columns[taken : taken + len(taking)]
     compute = problem.model.compute_ms(sums.reshape(2 * count, -1)).reshape(2, count)
     compute = np.where(dims > 0, compute, 0.0)
     load = level.stick.load(compute, dims)

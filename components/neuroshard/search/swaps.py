@@ -47,29 +47,33 @@ class _Offers(NamedTuple):
         count = np.bincount(at, minlength=len(plan))
         pieces = np.arange(int(count.max(initial=0)))
         place = np.minimum((np.cumsum(count) - count)[:, None] + pieces, len(at) - 1)
-        take, column, theirs = item[place], column[place], view.wide[at, column, item][place]
-        first, rows = problem.first[take], np.arange(len(plan))[:, None]
+        take, column, theirs = item.take(place), column.take(place), view.wide[at, column, item].take(place)
+        first, rows = problem.first.take(take), np.arange(len(plan))[:, None]
         shards = first + theirs
         problem.price(shards.ravel())
         to = view.receivers[rows, column]
-        vectors, dims, nbytes = problem.vectors[shards], problem.dims[shards], problem.nbytes[shards]
+        vectors, dims, nbytes = (
+            problem.vectors.take(shards, axis=0),
+            problem.dims.take(shards),
+            problem.nbytes.take(shards),
+        )
         slopes = plans.slope[plan]
         comes = np.matmul(vectors, slopes[rows[:, 0], view.source][..., None])[..., 0]
         goes = np.einsum("jsk,jsk->js", vectors, slopes[rows, to])
         here = plans.widths[plan[:, None], take, view.source[:, None]]
-        cap = problem.cap[take]
+        cap = problem.cap.take(take)
         fits = (pieces < count[:, None]) & (here + theirs <= cap)
         if not problem.free_to_go:
             fits &= problem.allowed[take, view.source[:, None]]
-        came = problem.nbytes[first + np.minimum(here + theirs, cap)] - view.bytes(here, first)
+        came = problem.nbytes.take(first + np.minimum(here + theirs, cap)) - view.bytes(here, first)
         load_there = view.load_there[rows, column]
         return cls(
             take=take,
             column=column,
             theirs=theirs,
             first=first,
-            least=problem.least[take],
-            may_split=(here == 0) & (plans.shards[plan[:, None], take] < problem.most[take]),
+            least=problem.least.take(take),
+            may_split=(here == 0) & (plans.shards[plan[:, None], take] < problem.most.take(take)),
             fits=fits,
             comes=comes,
             goes=goes,
@@ -92,7 +96,8 @@ class _Offers(NamedTuple):
 
     def chosen(self, job: Ints, best: Ints) -> "_Offers":
         """For each piece those that are tried with it: two (G,) and (G, S) -> (G, S)."""
-        tried: list[Any] = [of_all[job[:, None], best] for of_all in self]
+        place = job[:, None] * self.take.shape[1] + best
+        tried: list[Any] = [of_all.take(place) for of_all in self]
         return _Offers(*tried)
 
 
@@ -161,8 +166,8 @@ def _fit(view: View, offers: _Offers, out: Ints, into: Ints) -> Bools:
     there = view.there[np.arange(len(view.job))[:, None], offers.column]
     cap, released, bytes_there = view.cap[:, None], view.nbytes[:, None], view.bytes(there, first)
     kept, joined, filled, left = mine - out, there + out, there + mine, offers.theirs - into
-    grown = problem.nbytes[first + np.minimum(filled, cap)] - bytes_there
-    arrived = problem.nbytes[first + np.minimum(joined, cap)] - bytes_there
+    grown = problem.nbytes.take(first + np.minimum(filled, cap)) - bytes_there
+    arrived = problem.nbytes.take(first + np.minimum(joined, cap)) - bytes_there
     fits = offers.fits & (item != offers.take)
     if not problem.free_to_go:
         fits &= problem.allowed[item, view.receivers[view.job[:, None], offers.column]]
@@ -170,10 +175,10 @@ def _fit(view: View, offers: _Offers, out: Ints, into: Ints) -> Bools:
     fit = np.empty((len(out), 3, out.shape[1]), dtype=bool)
     np.logical_and(whole, (grown <= offers.free_there) & (spare >= 0), out=fit[:, 0])
     fit[:, 1] = fits & (kept > 0) & view.fit(kept[:, None], joined[:, None], there[:, None])[:, 0]
-    fit[:, 1] &= (arrived <= offers.free_there) & (spare - problem.nbytes[first + kept] >= 0)
+    fit[:, 1] &= (arrived <= offers.free_there) & (spare - problem.nbytes.take(first + kept) >= 0)
     fit[:, 2] = whole & offers.may_split & (left >= offers.least) & (into >= offers.least) & (left > 0)
-    fit[:, 2] &= grown <= offers.free_there - problem.nbytes[offers.first + left]
-    fit[:, 2] &= problem.nbytes[offers.first + into] - released <= view.free[view.job][:, None]
+    fit[:, 2] &= grown <= offers.free_there - problem.nbytes.take(offers.first + left)
+    fit[:, 2] &= problem.nbytes.take(offers.first + into) - released <= view.free[view.job][:, None]
     return fit
 
 
@@ -191,7 +196,7 @@ def _change(view: View, offers: _Offers, out: Ints, into: Ints) -> Floats:
     np.subtract(view.unit[:, None] * out, offers.dims, out=moved[:, 1])
     np.subtract(view.columns[:, None], offers.dims * share, out=moved[:, 2])
     here_ms[:, 0], there_ms[:, 1] = gone, view.joining(begin, there, there + out)
-    here_ms[:, 1] = gone + view.flat[view.begin[:, -1, None] + (mine - out)]
+    here_ms[:, 1] = gone + view.flat.take(view.begin[:, -1, None] + (mine - out))
     here_ms[:, 2] = gone + offers.comes * (share - 1)
     arrives = view.joining(begin, there, np.minimum(there + mine, view.cap[:, None]))
     there_ms[:, 0], there_ms[:, 2] = arrives - offers.goes, arrives - offers.goes * share

@@ -22,10 +22,10 @@ class View:
         self.wide = plans.widths[plan[:, None], :, receivers]  # (J, R, I)
         job, item = self.job, self.item = np.nonzero(held)
         self.mine, self.there = held[job, item], self.wide[job, :, item]  # (G,), (G, R)
-        self.first, self.least, self.cap = problem.first[item], problem.least[item], problem.cap[item]
-        self.room_for_more = plans.shards[plan[job], item] < problem.most[item]
-        self.nbytes = problem.nbytes[self.first + self.mine]
-        self.columns = problem.dims[self.first + self.mine].astype(np.float64)
+        self.first, self.least, self.cap = (of.take(item) for of in (problem.first, problem.least, problem.cap))
+        self.room_for_more = plans.shards[plan[job], item] < problem.most.take(item)
+        shards = self.first + self.mine
+        self.nbytes, self.columns = problem.nbytes.take(shards), problem.dims.take(shards).astype(np.float64)
         self.unit = self.columns / self.mine
 
         known = np.maximum(self.cap, np.maximum(self.mine, self.there.max(axis=1)))
@@ -36,7 +36,7 @@ class View:
         self.longest = len(width)
         self.begin = self.longest * np.arange(self.added.shape[0] * self.added.shape[1]).reshape(self.added.shape[:2])
         self.flat = self.added.reshape(-1)
-        self.whole = self.flat[self.begin + self.mine[:, None]]  # (G, R + 1)
+        self.whole = self.flat.take(self.begin + self.mine[:, None])  # (G, R + 1)
         self.leaves = self.whole[:, -1]
         of_job = plan[:, None]
         self.load, self.load_there = level.load[plan, source], level.load[of_job, receivers]
@@ -52,12 +52,12 @@ class View:
         return fits
 
     def bytes(self, units: Ints, first: Ints) -> Ints:
-        return self.problem.nbytes[np.where(units > 0, first + units, 0)]
+        return self.problem.nbytes.take(np.where(units > 0, first + units, 0))
 
     def joining(self, begin: Ints, there: Ints, joined: Ints) -> Floats:
         """Ms that a device is guessed to need more where it has `joined` units instead of `there`."""
-        more: Floats = self.flat[begin + np.minimum(joined, self.longest - 1)]
-        more -= self.flat[begin + there]
+        more: Floats = self.flat.take(begin + np.minimum(joined, self.longest - 1))
+        more -= self.flat.take(begin + there)
         return more
 
     def change(self, load: Floats, dims: Floats, column: Ints) -> Floats:
