@@ -56,7 +56,7 @@ def beam_search(problem: Problem, width: Width, watch: Watch) -> BeamState:
     best = states[0]
     watch.note(best.cost_ms)
     for _ in range(width.depth):
-        lists = [child for s in states for child in children(problem, s.placement.shards, width.candidates)]
+        lists = [child for s in states for child in _children(problem, s.placement.shards, width.candidates)]
         if not lists or watch.expired:
             break
         states = sorted(evaluate(problem, costliest_first(problem, lists), width.grid), key=_cost)[: width.beam]
@@ -70,7 +70,7 @@ def _cost(state: BeamState) -> float:
     return state.cost_ms
 
 
-def children(problem: Problem, shards: Ints, candidates: int) -> list[Ints]:
+def _children(problem: Problem, shards: Ints, candidates: int) -> list[Ints]:
     """One split more: of each of the costliest and of the largest shards. `shards` are in order of cost."""
     wanted = np.arange(len(shards)) < candidates
     wanted[np.argsort(-problem.nbytes[shards], kind="stable")[:candidates]] = True
