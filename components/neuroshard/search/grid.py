@@ -20,7 +20,7 @@ COLUMNS = (1.04, 1.1, np.inf)  # a device holds at most so many times the mean c
 # or about as many as all must hold where so many devices have next to none: where a piece outweighs all else on a device of its
 # own, how fast a plan is depends on the most columns that another one holds
 ALONE = (0, 1, 2)
-LIKELY = 6  # of the costliest pieces, and as many of the largest, parts are priced beforehand
+LIKELY = 6  # of the costliest pieces, whose parts are priced beforehand
 
 
 def greedy_plans(problem: Problem, lists: Sequence[Ints], most: int, watch: Watch | None) -> list[State]:
@@ -54,10 +54,9 @@ def _caps(problem: Problem) -> Floats:
 
 
 def _parts(problem: Problem, shards: Ints) -> list[Ints]:
-    """Halves, quarters, … of the costliest and the largest shards, which are likely to be tried."""
+    """Halves, quarters, … of the costliest shards, which are likely to be tried."""
     (ordered,) = costliest_first(problem, [shards])
-    largest = np.argsort(-problem.nbytes[ordered], kind="stable")
-    parts = [np.concatenate([ordered[:LIKELY], ordered[largest[:LIKELY]]])]
+    parts = [ordered[:LIKELY]]
     for _ in range(HALVINGS):
         parts.append(np.concatenate(halves(problem, parts[-1])))
     return parts
