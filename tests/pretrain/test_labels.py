@@ -29,6 +29,18 @@ def test_only_the_first_round_is_a_label_and_the_second_stands_beside_it():
     assert labels.of_split("train").tolist() == [1]
 
 
+def test_a_label_of_a_set_of_tables_is_the_sum_of_its_parts():
+    a, b = case("a"), case("b")
+    apart = [
+        ComputeCost(case_id=of.case_id, forward_ms=of_forward, backward_ms=3.0) for of, of_forward in ((a, 1), (b, 2))
+    ]
+
+    labels = collect([(a, apart[0]), (a, cost(a, 9.0, 1)), (b, apart[1])], lambda cost: cost.total_ms)
+
+    assert labels.parts.tolist() == [[1, 3], [2, 3]]
+    assert labels.ms.tolist() == [4, 5]
+
+
 def test_rows_with_an_error_are_left_out():
     a, b = case("a"), case("b")
     rows = [(a, ComputeCost(case_id=a.case_id, error="out of memory")), (a, cost(a, 3.0, 1)), (b, cost(b, 2.0))]

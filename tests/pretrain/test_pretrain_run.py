@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load, save
 
 from helpers.costs import BENCH, formula_costs, random_tables
 from neuroshard.core.cost import CommCost, ComputeCost, Costs
@@ -118,7 +119,7 @@ def test_the_head_is_used_where_it_bends(model):
 
 
 def test_a_net_in_which_a_table_may_lower_a_cost_is_not_said_to_give_bounds():
-    model = pretrain(few(compute=60), monotone=False, epochs=20)
+    model = pretrain(few(compute=60), monotone=False, epochs=100)  # after a few it still grows, by chance
 
     assert not model.bounded
 
@@ -256,15 +257,18 @@ def test_a_run_cut_off_goes_on_and_ends_as_one_that_was_not(tmp_path, monkeypatc
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["model.json", "nets.safetensors"]
 
 
-@pytest.mark.parametrize("damage", ["other settings", "torn"])
+@pytest.mark.parametrize("damage", ["other settings", "torn", "another net"])
 def test_a_checkpoint_that_is_not_of_this_run_is_not_used(tmp_path, monkeypatch, damage):
     monkeypatch.setattr("neuroshard.pretrain.checkpoint.SAVE_EVERY_SECONDS", 0.0)
     costs, folder = few(compute=40), tmp_path / "checkpoints"
     expected = pretrain(costs, epochs=3)
     pretrain(costs, epochs=3, seed=1 if damage == "other settings" else 0, checkpoints=folder)
+    path = folder / "compute.safetensors"
     if damage == "torn":
-        path = folder / "compute.safetensors"
         path.write_bytes(path.read_bytes()[:1000])
+    if damage == "another net":  # of an older neuroshard
+        tensors = {name: tensor for name, tensor in load(path.read_bytes()).items() if "skip" not in name}
+        path.write_bytes(save(tensors))
 
     assert pretrain(costs, epochs=3, checkpoints=folder).name == expected.name
 

@@ -17,7 +17,7 @@ from neuroshard.costmodel.compute_net import (
     TABLE_WIDTHS,
 )
 from neuroshard.costmodel.features import TOUCHED_COLUMN, table_features
-from neuroshard.pretrain.compute import FEWEST_APART, SetSamples, _Ensemble, train_compute
+from neuroshard.pretrain.compute import FEWEST_APART, WEIGHT_DECAY, SetSamples, _Ensemble, train_compute
 from neuroshard.pretrain.exchange import ExchangeSamples, predicted_ms, train_exchange
 from neuroshard.pretrain.labels import backward_ms, collect, forward_ms
 from neuroshard.pretrain.train import Net, Recipe, fit_net, kept_positive, one_thread
@@ -65,7 +65,7 @@ def test_rows_of_an_exchange_are_its_devices_with_their_labels_and_waits(exchang
     expected = [max(case.start_delays_ms) - delay for case in (pair, four) for delay in case.start_delays_ms]
     assert (waits * samples.unit_ms).tolist() == pytest.approx(expected, abs=1e-4)
     expected = np.concatenate([labels[0].ms[3], labels[1].ms[5]])
-    assert (samples.measured(chosen) * samples.unit_ms).tolist() == pytest.approx(expected, rel=1e-5)
+    assert (samples.measured(chosen)[0] * samples.unit_ms).tolist() == pytest.approx(expected, rel=1e-5)
     sent = [dims * (1 - 1 / len(case.device_dims)) for case in (pair, four) for dims in case.device_dims]
     assert (features[:, 0] * samples.unit_bytes / 65536 / 4).tolist() == pytest.approx(sent, rel=1e-5)
 
@@ -171,9 +171,10 @@ def test_with_rates_numpy_predicts_what_the_ensemble_does(many, monotone):
     net = ensemble.as_numpy(samples.scale, samples.unit_ms)
 
     with torch.no_grad():
-        predicted = ensemble(*samples.inputs(torch.from_numpy(train))).mean(0).numpy() * samples.unit_ms
+        predicted, *parts = ensemble(*samples.inputs(torch.from_numpy(train))).mean(0).numpy() * samples.unit_ms
 
     assert net.ms(samples.sums(net, train)) == pytest.approx(predicted, rel=1e-3)
+    assert sum(parts) == pytest.approx(predicted, rel=1e-3)
 
 
 class OneNumber(Net):
@@ -184,7 +185,7 @@ class OneNumber(Net):
         self.ms = torch.nn.Parameter(torch.tensor([1.0]))
 
     def forward(self, cases):
-        return self.ms.expand(1, len(cases))
+        return self.ms.expand(1, 1, len(cases))
 
 
 class LeadAway:
@@ -196,7 +197,7 @@ class LeadAway:
         return (cases,)
 
     def measured(self, cases):
-        return torch.tensor([10.0] * 8 + [1.1] * 2)[cases]
+        return torch.tensor([10.0] * 8 + [1.1] * 2)[cases][None]
 
 
 def test_the_net_is_that_of_the_best_epoch():
@@ -211,6 +212,51 @@ def test_the_net_is_that_of_the_best_epoch():
     assert np.argmin(fit.valid_errors) + 1 == fit.best_epoch
     assert fit.train_errors[-1] < fit.train_errors[0]
     assert float(net.ms.detach()) == pytest.approx(1.1, abs=0.01)
+
+
+class TwoNumbers(Net):
+    """A whole, and a part that it knows nothing of."""
+
+    def __init__(self):
+        super().__init__()
+        self.ms = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
+
+    def forward(self, cases):
+        return self.ms[None, :, None].expand(1, 2, len(cases))
+
+
+class WholeAndPart:
+    unit_ms = 1.0
+
+    def inputs(self, cases):
+        return (cases,)
+
+    def measured(self, cases):
+        return torch.tensor([[1.0], [0.5]]).expand(2, len(cases))
+
+
+def test_what_a_cost_is_made_of_is_learned_too_but_tells_no_error():
+    net = TwoNumbers()
+
+    fit = fit_net("test", net, WholeAndPart(), (np.arange(8), np.arange(8, 10)), Recipe(100), torch.Generator())
+
+    assert fit.best_epoch == 1  # the whole is right from the start
+    assert set(fit.train_errors) == set(fit.valid_errors) == {0.0}
+    whole, part = net.ms.tolist()
+    assert 0.5 < part < whole == 1.0  # left as after that epoch
+
+
+def test_an_ensemble_learns_forward_and_backward_apart(many):
+    generator, train, valid = torch.Generator().manual_seed(0), np.arange(250), np.arange(250, 300)
+    samples = SetSamples(many, np.full(300, 65536), train)
+    net = _Ensemble(generator, True, samples.floor, samples.told_apart(train))
+    fit_net("test", net, samples, (train, valid), Recipe(60, WEIGHT_DECAY), generator)
+
+    with torch.no_grad():
+        _, *parts = net(*samples.inputs(torch.from_numpy(valid))).mean(0).numpy() * samples.unit_ms
+
+    for part, measured in zip(parts, many.parts[valid].T, strict=True):
+        assert np.abs(part / measured - 1).mean() < 0.1
 
 
 def test_training_stops_when_the_error_has_stopped_falling(sets):

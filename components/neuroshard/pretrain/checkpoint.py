@@ -47,7 +47,7 @@ class Checkpoint:
     def resume(self, net: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> Progress:
         """The state that was saved, put into all three; a fresh one where none of this training is there."""
         state = Progress(mean_net=_copied(net.state_dict()), best_net=_copied(net.state_dict()))
-        tensors = self._read()
+        tensors = self._read(state.best_net)
         if tensors is None:
             return state
         scalars = tensors["scalars"].tolist()
@@ -81,8 +81,9 @@ class Checkpoint:
         write_bytes(self.path, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
         self.saved_at = time.monotonic()
 
-    def _read(self) -> dict[str, Tensor] | None:
-        """The saved tensors; None where there are none, or of another training, or damaged: then it begins anew."""
+    def _read(self, net: dict[str, Tensor]) -> dict[str, Tensor] | None:
+        """The saved tensors; None where there are none, or of another training, or not of a net like `net`, or damaged: it begins
+        anew then."""
         if self.path is None or not self.path.exists():
             return None
         try:
@@ -90,7 +91,7 @@ class Checkpoint:
         except (SafetensorError, OSError):
             return None
         same = bytes(tensors.get("key", torch.empty(0, dtype=torch.uint8)).tolist()) == self.key.encode()
-        return tensors if same and _under(tensors, "mean.") else None
+        return tensors if same and _shapes(_under(tensors, "net.")) == _shapes(net) else None
 
 
 NONE: Final = Checkpoint(None)
@@ -98,6 +99,10 @@ NONE: Final = Checkpoint(None)
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -42,6 +42,7 @@ SURPLUS: Final = 0.03  # of the loss, for what rates add beyond what parts ask f
 TOLD_APART: Final = 0.05  # of the cases are below where a threshold sets in, and as many above it: else it has no rates
 FEWEST_APART: Final = 20  # cases
 FEWEST_TABLES: Final = 40  # of fewer, bytes tell little more than which tables there are, and steps by rows likewise
+PARTS: Final = 2  # of a cost: forward and backward, each of which says more of what it is made of than their sum
 FIRST_RATES: Final = 0.02  # of a layer's usual weights
 BEYOND: Final = 0.3  # of a layer's usual weights: so much of the skip, at the start, is no hidden neuron's
 ROUNDED: Final = 1e-9  # by such a share more than its least, the skip is no less than that on any machine
@@ -91,7 +92,7 @@ def _ratio(net: "_Ensemble", samples: "SetSamples", train: Ints) -> float:
     """How many times what `net` predicts is the usual label."""
     cases = torch.from_numpy(train)
     with torch.no_grad():
-        off = torch.log(samples.measured(cases) / net(*samples.inputs(cases)).mean(0))
+        off = torch.log(samples.measured(cases)[0] / net(*samples.inputs(cases)).mean(0)[0])
     return math.exp(float(off.median()))
 
 
@@ -123,7 +124,7 @@ class SetSamples:
         self.counts = torch.from_numpy(counts)
         self.starts = self.counts.cumsum(0) - self.counts
         self.unit_ms = max(float(np.median(labels.ms[train])), CLOCK_MS)
-        self.labels = torch.from_numpy(labels.ms / self.unit_ms).float()
+        self.labels = torch.from_numpy(np.vstack([labels.ms, labels.parts.T]) / self.unit_ms).float()
         self.floor = max(float(labels.ms[train].min()) / 2, CLOCK_MS) / self.unit_ms
 
     def inputs(self, cases: Tensor) -> tuple[Tensor, ...]:
@@ -151,7 +152,8 @@ class SetSamples:
         return len({self.names[table] for table in tables.tolist()}) < FEWEST_TABLES
 
     def measured(self, cases: Tensor) -> Tensor:
-        return self.labels[cases]
+        """The whole, forward and backward: (3, cases)."""
+        return self.labels[:, cases]
 
     def sums(self, net: ComputeNet, cases: Ints) -> Floats:
         """Vectors of the cases' tables, summed a case: (cases, K)."""
@@ -180,7 +182,8 @@ def _joined(before: FeatureScale, here: FeatureScale) -> FeatureScale:
 
 
 class _Ensemble(Net):
-    """ComputeNet for training. Of its skip, the parameter is what is beyond the least; if `monotone`, its absolute value.
+    """ComputeNet for training, with a head for forward and one for backward, of the same hidden layer, that add up to its own.
+    Of their skips, the parameter is what is beyond the least; if `monotone`, its absolute value.
 
     Dips make bounds loose, so there should be few: the loss grows with what they can take off, as a share of the cost; likewise
     with what rates add beyond what each part asks for by itself. `told_apart` are the places of the thresholds that have rates.
@@ -189,45 +192,47 @@ class _Ensemble(Net):
     def __init__(self, generator: torch.Generator, monotone: bool, floor: float, told_apart: Ints) -> None:
         super().__init__()
         self.monotone, self.floor = monotone, floor
-        widths, vector = (len(FEATURES), *TABLE_WIDTHS, HEAD_WIDTH, 1), TABLE_WIDTHS[-1]
+        widths, vector = (len(FEATURES), *TABLE_WIDTHS, HEAD_WIDTH, PARTS), TABLE_WIDTHS[-1]
         shapes = list(pairwise(widths))
         self.weights = nn.ParameterList(uniform(MEMBERS, i, o, fan_in=i, generator=generator) for i, o in shapes)
         self.biases = nn.ParameterList(uniform(MEMBERS, 1, o, fan_in=i, generator=generator) for i, o in shapes)
-        self.skip = uniform(MEMBERS, vector, 1, fan_in=vector, generator=generator)
+        self.skip = uniform(MEMBERS, vector, PARTS, fan_in=vector, generator=generator)
         with torch.no_grad():
             self.skip.abs_().mul_(BEYOND)  # also where it may turn negative: costs grow
-            self.biases[3].fill_(0.1)
+            self.biases[3].fill_(0.1 / PARTS)
         self.told_apart = told_apart
         self.counts = torch.from_numpy(COUNTS[told_apart])
         self.thresholds, self.sets_in = (torch.from_numpy(of[told_apart]).float() for of in (THRESHOLDS, SETS_IN))
         if len(told_apart):
             self.rates = uniform(MEMBERS, vector, len(told_apart), fan_in=1, generator=generator)
+            self.in_backward = nn.Parameter(torch.zeros(MEMBERS, 1, len(told_apart)))
             with torch.no_grad():
                 self.rates.abs_().mul_(FIRST_RATES)
 
     def forward(self, features: Tensor, counted: Tensor, places: Tensor, cases: Tensor) -> Tensor:
-        """(members, cases)."""
+        """The whole, forward and backward: (members, 3, cases)."""
         hidden = torch.relu(torch.matmul(features, self.weights[0]) + self.biases[0])
         vectors = torch.relu(torch.baddbmm(self.biases[1], hidden, self.weights[1]))
         sums = torch.zeros(MEMBERS, int(cases), vectors.shape[2]).index_add_(1, places, vectors)
         head, out = self.weights[2:]
         hidden = torch.relu(torch.baddbmm(self.biases[2], sums, head))
         falls = torch.bmm(torch.relu(-head), torch.relu(out)) + torch.bmm(torch.relu(head), torch.relu(-out))
-        predicted = torch.baddbmm(self.biases[3], hidden, out) + torch.bmm(sums, falls + self._positive(self.skip))
-        predicted, surplus = predicted.squeeze(2), torch.zeros(())
+        parts = torch.baddbmm(self.biases[3], hidden, out) + torch.bmm(sums, falls + self._positive(self.skip))
+        surplus = torch.zeros(())
         if len(self.told_apart):
             rates = self._positive(self.rates)
             counted_a_case = torch.zeros(int(cases), counted.shape[1]).index_add_(0, places, counted)
-            added = (torch.bmm(sums, rates) * self._steps(counted_a_case)).sum(2)
+            added = torch.bmm(sums, rates) * self._steps(counted_a_case)
             alone = (torch.matmul(vectors, rates) * self._steps(counted)).sum(2)
-            surplus = added - torch.zeros_like(added).index_add_(1, places, alone)
-            predicted = predicted + added
-        answer = kept_positive(predicted, self.floor)
+            surplus = added.sum(2) - torch.zeros(MEMBERS, int(cases)).index_add_(1, places, alone)
+            of_backward = (added * torch.sigmoid(self.in_backward)).sum(2)
+            parts = parts + torch.stack([added.sum(2) - of_backward, of_backward], dim=2)
+        answer = kept_positive(parts.sum(2), self.floor)
         if self.monotone:
-            taken = torch.bmm(sums, torch.bmm(head.abs(), torch.relu(-out))).squeeze(2)
+            taken = torch.bmm(sums, torch.bmm(head.abs(), torch.relu(-out.sum(2, keepdim=True)))).squeeze(2)
             loose = DIPS * taken + SURPLUS * surplus
             self.extra_loss = (loose / answer.detach().clamp(min=self.floor)).mean()
-        return answer
+        return torch.cat([answer[:, None], kept_positive(parts, self.floor / PARTS).swapaxes(1, 2)], dim=1)
 
     def _steps(self, counted: Tensor) -> Tensor:
         return ((counted[:, self.counts] / self.thresholds - self.sets_in) / (1 - self.sets_in)).clamp(0.0, 1.0)
@@ -236,13 +241,14 @@ class _Ensemble(Net):
         return parameter.abs() if self.monotone else parameter
 
     def begin(self, net: ComputeNet) -> None:
-        """Take the weights of another net."""
-        layers = (*net.table, net.head, net.out)
+        """Take the weights of another net, whose head is shared out evenly."""
+        layers = (*net.table, net.head, Layer(net.out.weight / PARTS, net.out.bias / PARTS))
+        beyond = (net.skip - least_skip(net.head.weight, net.out.weight)) / PARTS
         with torch.no_grad():
             for layer, weight, bias in zip(layers, self.weights, self.biases, strict=True):
                 weight.copy_(torch.from_numpy(layer.weight))
                 bias.copy_(torch.from_numpy(layer.bias))
-            self.skip.copy_(torch.from_numpy(net.skip - least_skip(net.head.weight, net.out.weight)))
+            self.skip.copy_(torch.from_numpy(beyond))
             if len(self.told_apart) and net.rates is not None:
                 before = net.rates[..., self.told_apart]
                 known = before.any(axis=(0, 1))  # the others begin as always: an absolute value has no slope at 0
@@ -262,16 +268,22 @@ class _Ensemble(Net):
     def as_numpy(self, scale: FeatureScale, unit_ms: float) -> ComputeNet:
         """The same net for NumPy, not calibrated."""
         layers = [Layer(_numpy(w), _numpy(bias)) for w, bias in zip(self.weights, self.biases, strict=True)]
-        least = least_skip(layers[2].weight, layers[3].weight)
-        skip = least * (1 + ROUNDED) + _numpy(self._positive(self.skip))
+        head, parts = layers[2:]
+        least = sum(least_skip(head.weight, part) for part in np.split(parts.weight, PARTS, axis=2))
+        skip = least * (1 + ROUNDED) + _whole(_numpy(self._positive(self.skip)))
+        out = Layer(_whole(parts.weight), _whole(parts.bias))
         rates = None
         if len(self.told_apart):
             thresholds = next(count for count in RATES if count > self.told_apart.max())
             rates = np.zeros((*skip.shape[:2], thresholds))
             rates[..., self.told_apart] = _numpy(self._positive(self.rates))
-        return ComputeNet(
-            scale, (layers[0], layers[1]), layers[2], layers[3], skip, unit_ms, self.floor, 1.0, 1.0, rates
-        )
+        return ComputeNet(scale, (layers[0], layers[1]), head, out, skip, unit_ms, self.floor, 1.0, 1.0, rates)
+
+
+def _whole(parts: Floats) -> Floats:
+    """Forward and backward together: (…, PARTS) -> (…, 1)."""
+    whole: Floats = parts.sum(axis=-1, keepdims=True)
+    return whole
 
 
 def _of_kind(rates: Floats, slow: bool) -> Floats:

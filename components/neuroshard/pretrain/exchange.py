@@ -110,7 +110,7 @@ class ExchangeSamples:
         return self.features[rows], self.latencies[rows], self.waits[rows]
 
     def measured(self, cases: Tensor) -> Tensor:
-        return self.labels[self._rows(cases)]
+        return self.labels[self._rows(cases)][None]
 
     def _rows(self, cases: Tensor) -> Tensor:
         counts = self.counts[cases]
@@ -145,7 +145,7 @@ class _ExchangeNet(Net):
     def forward(self, features: Tensor, counts: Tensor, waits: Tensor) -> Tensor:
         hidden = torch.relu(features @ self.weight.abs() + self.bias)
         transfer = hidden @ self.out.abs() + features @ self.skip.abs() + counts @ self.latency.abs()
-        return (kept_positive(transfer, 1e-6) + waits)[None]
+        return (kept_positive(transfer, 1e-6) + waits)[None, None]
 
     def as_numpy(self, unit_bytes: float, unit_ms: float) -> ExchangeNet:
         def numpy(parameter: Tensor) -> Floats:

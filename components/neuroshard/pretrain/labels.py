@@ -18,11 +18,13 @@ Cost = TypeVar("Cost", ComputeCost, CommCost)
 
 @dataclass(frozen=True)
 class Labels(Generic[Case]):
-    """Cases that were measured. `ms` is (N,), or (N, D) for exchanges of D devices."""
+    """Cases that were measured. `ms` is (N,), or (N, D) for exchanges of D devices; of sets of tables it is the sum of `parts`
+    (N, 2), forward and backward."""
 
     cases: tuple[Case, ...]
     ms: Floats
     twice: Floats  # (2, …): the label, and the same case measured again later
+    parts: Floats
 
     def of_split(self, *splits: Split) -> Ints:
         """Places of the cases of these splits."""
@@ -44,7 +46,7 @@ def collect(rows: Iterable[tuple[Case, Cost]], ms: Callable[[Cost], float | tupl
     A later round that was disturbed, where the label was not, tells nothing of the label's noise and is left out too.
     """
     good = [(case, cost) for case, cost in rows if teaches(cost)]
-    first = {case.case_id: (case, ms(cost)) for case, cost in good if cost.round == 0}
+    first = {case.case_id: (case, ms(cost), _parts(cost)) for case, cost in good if cost.round == 0}
     calm = {cost.case_id for _, cost in good if cost.round == 0 and not _disturbed(cost)}
     twice = [
         (first[c.case_id][1], ms(cost))
@@ -52,14 +54,24 @@ def collect(rows: Iterable[tuple[Case, Cost]], ms: Callable[[Cost], float | tupl
         if cost.round > 0 and c.case_id in first and not (_disturbed(cost) and c.case_id in calm)
     ]
     return Labels(
-        cases=tuple(case for case, _ in first.values()),
-        ms=np.array([label for _, label in first.values()], dtype=np.float64),
+        cases=tuple(case for case, *_ in first.values()),
+        ms=np.array([label for _, label, _ in first.values()], dtype=np.float64),
         twice=np.array(twice, dtype=np.float64).swapaxes(0, 1) if twice else np.empty((2, 0)),
+        parts=np.array([parts for *_, parts in first.values()], dtype=np.float64),
     )
 
 
 def _disturbed(cost: ComputeCost | CommCost) -> bool:
     return isinstance(cost, ComputeCost) and cost.disturbed
+
+
+def _parts(cost: ComputeCost | CommCost) -> tuple[float, ...]:
+    """Of a cost without error."""
+    if not isinstance(cost, ComputeCost):
+        return ()
+    assert cost.forward_ms is not None
+    assert cost.backward_ms is not None
+    return cost.forward_ms, cost.backward_ms
 
 
 def forward_ms(cost: CommCost) -> tuple[float, ...]:

@@ -76,7 +76,9 @@ class Training:
         start = self.start.name if self.start else ""
         facts = [net, self.seed, self.epochs, self.monotone, start, MODEL_FORMAT, __version__, torch.__version__]
         cases = [[case.case_id for case in one.cases] for one in labels]
-        numbers = b"".join(array.tobytes() for array in (*(one.ms for one in labels), *places))
+        numbers = b"".join(
+            array.tobytes() for array in (*(one.ms for one in labels), *(one.parts for one in labels), *places)
+        )
         key = sha256(canonical_json([*facts, *cases]) + numbers)
         return Checkpoint(self.folder / f"{net}.safetensors", key)
 

@@ -38,7 +38,10 @@ OUTLIER: Final = 0.1  # log error from which on a label pulls no harder: a distu
 
 
 class Net(nn.Module):
-    """A net that answers (members, values), and what its last answer adds to the loss beside its errors."""
+    """A net that answers (members, kinds, values), and what its last answer adds to the loss beside its errors.
+
+    The first kind is what it is for. Others teach it what that is made of: they count as much, all together, while it trains.
+    """
 
     extra_loss: Tensor | float = 0.0
 
@@ -52,7 +55,7 @@ class Samples(Protocol):
         """What the net takes for these cases."""
 
     def measured(self, cases: Tensor) -> Tensor:
-        """What it should answer, in units: (values,)."""
+        """What it should answer, in units: (kinds, values)."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,10 @@ def fit_net(
             trained = torch.zeros((), dtype=torch.float64)
             for chosen in torch.split(cases[torch.randperm(len(cases), generator=generator)], batch):
                 off = _log_errors(net(*samples.inputs(chosen)), samples, chosen)
-                loss = functional.smooth_l1_loss(off, torch.zeros_like(off), beta=OUTLIER) + net.extra_loss
+                losses = functional.smooth_l1_loss(off, torch.zeros_like(off), beta=OUTLIER, reduction="none")
+                loss = losses[:, 0].mean() + net.extra_loss
+                if losses.shape[1] > 1:
+                    loss = loss + losses[:, 1:].mean()
                 optimizer.zero_grad()
                 (loss * len(off)).backward()  # type: ignore[no-untyped-call]
                 falling = (1 + math.cos(math.pi * step / (epochs * steps))) / 2
@@ -103,12 +109,12 @@ def fit_net(
                 step += 1
                 for name, weight in net.state_dict().items():
                     state.mean_net[name].lerp_(weight, 1 / min(step, SMOOTHED_STEPS))
-                trained += off.detach().abs().mean() * len(chosen)
+                trained += off[:, 0].detach().abs().mean() * len(chosen)
 
             state.epoch += 1
             with torch.no_grad():
                 mean = functional_call(net, state.mean_net, samples.inputs(held_out)).mean(0)
-                error = float(_log_errors(mean, samples, held_out).abs().mean())
+                error = float(_log_errors(mean, samples, held_out)[0].abs().mean())
             state.errors.append((_shortened(float(trained) / len(cases)), _shortened(error)))
             if error < state.best:
                 state.keep(error)
@@ -132,7 +138,7 @@ def _shortened(error: float) -> float:
 
 
 def _log_errors(predicted: Tensor, samples: Samples, cases: Tensor) -> Tensor:
-    """log(predicted / measured) of the cases: (…, values)."""
+    """log(predicted / measured) of the cases: (…, kinds, values)."""
     floor = CLOCK_MS / samples.unit_ms
     return torch.log((predicted + floor) / (samples.measured(cases) + floor))
 
