@@ -57,6 +57,7 @@ def test_a_fifth_start_together_and_the_others_within_the_longest_delay():
 
 def test_without_delays_all_start_together():
     assert not exchanges(max_delay_ms=0.0, count=50)[1].any()
+    assert not exchanges(max_delay_ms=-0.0, count=50)[1].any()
 
 
 def test_one_table_is_an_exchange_too():

@@ -56,7 +56,8 @@ def made(tmp_path_factory, neuroshard) -> Path:
         ({"pooling_factor": math.nan}, ["tables[1]", "pooling_factor", "nan"]),
         ({"pooling_factor": -1}, ["tables[1]", "pooling_factor", "-1"]),
         ({"rows": "many"}, ["tables[1]", "rows", "many"]),
-        ({"rows": True}, ["tables[1]", "rows", "True"]),
+        ({"rows": True}, ["tables[1]", "rows", "must be a whole number, not true"]),
+        ({"rows": "1000"}, ["tables[1]", "rows", "must be a whole number, not '1000'"]),
         ({"name": "t0"}, ["tables[1]", "tables[0]", "t0"]),
         ({"reuse_bins": [1.0]}, ["tables[1]", "reuse_bins", "17"]),
     ],
@@ -163,6 +164,17 @@ def test_a_file_from_the_future_is_refused(made, tmp_path, neuroshard, file):
     assert_one_line(done, 1, Path(file).name, "99", "newer")
 
 
+def test_what_is_misspelt_in_constraints_and_what_breaks_a_task_are_told_as_such(made, tmp_path, neuroshard):
+    """A constraint that contradicts the task is no fault of the tables."""
+    (tmp_path / "constraints.json").write_text(json.dumps({"tabels": []}))
+    search = ("search", made / "tables.json", "--model", made / "model", "--devices", 2, "--memory", "1GiB")
+    typed = neuroshard(*search, "--constraints", "constraints.json", "--rounds", 0, "-o", "plan.json", cwd=tmp_path)
+    assert typed.returncode == 0
+    assert "note: constraints.json: ignored unknown keys, which constrain nothing: tabels\n" in typed.stderr
+    pinned = neuroshard(*search, "--pin", "t0=5", "-o", "no", cwd=tmp_path)
+    assert_one_line(pinned, 1, "error: the task: table 't0' is pinned to device 5, but there are 2")
+
+
 def changed_shard(data: dict, **change: int) -> dict:
     shards = [{**data["shards"][0], **change}, *data["shards"][1:]]
     return {**data, "shards": shards}
@@ -177,6 +189,11 @@ def changed_shard(data: dict, **change: int) -> dict:
         (lambda d: changed_shard(d, dim=6), ["multiples of 4"]),
         (lambda d: {**d, "task": {**d["task"], "batch_size": 1}}, ["task_digest"]),
         (lambda d: {**d, "predicted_ms": [1.0]}, ["predicted_ms"]),
+        (lambda d: {**d, "predicted_ms": [1e300, 1.0]}, ["predicted_ms[0]", "less than or equal to"]),
+        (
+            lambda d: {**d, "predicted": [{**d["predicted"][0], "compute_ms": -1e300}, d["predicted"][1]]},
+            ["predicted[0].compute_ms", "greater than or equal to 0"],
+        ),
     ],
 )
 def test_a_plan_with_a_fault_is_neither_shown_nor_deployed(made, tmp_path, neuroshard, change, words):
@@ -268,6 +285,8 @@ def test_what_cannot_be_written_is_told_before_the_work(made, neuroshard, comman
         ("augment tables.json --devices 2 --memory 1GiB --max-tables 99999999 -o no", ["100,000", "99,999,999"]),
         ("augment tables.json --devices 2 --memory 1GiB --comm-cases 99999999999 -o no", ["99,999,999,999"]),
         ("measure cases --backend synthetic --batch-size 99999999999 -o no", ["batch_size", "99,999,999,999"]),
+        ("measure cases --backend synthetic --repeats 99999999999 -o no", ["repeats", "1,000,000", "99,999,999,999"]),
+        ("search tables.json --model model --devices 2 --memory 1GiB --max-shards 99999999999 -o no", ["max_shards"]),
     ],
 )
 def test_numbers_beyond_all_reason_are_refused_at_once(made, neuroshard, command, words):

@@ -45,7 +45,7 @@ def test_where_it_may_a_search_splits_a_heavy_table_by_rows_and_says_so(folder: 
     refused = neuroshard(*ask, "heavy", "--never-split", "heavy", cwd=folder)
     assert refused.returncode == 1
     assert refused.stderr.splitlines() == [
-        "error: tables.json: table 'heavy' may be split by rows, over all 2 devices, but may have 1 shard at most; "
+        "error: the task: table 'heavy' may be split by rows, over all 2 devices, but may have 1 shard at most; "
         "say one of them"
     ]
 

@@ -81,6 +81,11 @@ def test_a_plan_under_given_costs(tmp_path: Path) -> None:
         ('{"tables": [{"name": "t0"}]}', "t0"),
         ('{"tables": [{"name": "t0", "cost_ms": 1, "compute_ms": 1}]}', "t0"),
         ('{"tables": [{"name": "t0", "cost_ms": -1}]}', "cost_ms"),
+        ('{"tables": [{"name": "t0", "cost_ms": "1"}]}', "cost_ms: must be a number, not '1'"),
+        (
+            '{"tables": [{"name": "t0", "cost_ms": 1, "dim": 18446744073709551616}]}',
+            "dim: must be less than or equal to 65536",
+        ),
         ('{"tables": [{"name": "t0", "cost_ms": 1}, {"name": "t0", "cost_ms": 2}]}', "t0.*two costs"),
         ('{"tables": [{"name": "t0", "cost_ms": 1}], "narrow": [{"below": 64, "factor": 0.5}]}', "factor"),
         ('{"tables": [{"name": "t0", "cost_ms": 1}], "format_version": 2}', "newer"),
@@ -99,7 +104,7 @@ def test_a_file_that_is_wrong_gets_one_line_that_names_it(tmp_path: Path, text: 
     [
         ("costs.csv", "name,cost_ms\nt0\n", "line 2"),
         ("costs.csv", "name,cost_ms\nt0,1,2\n", "line 2"),
-        ("costs.csv", "name,cost_ms\nt0,many\n", "many"),
+        ("costs.csv", "name,cost_ms\nt0,many\n", "line 2: column 'cost_ms' is 'many', not a number"),
         ("costs.csv", "name,cost_ms\n", "tables"),
         ("costs.txt", "", r"\.json, \.csv"),
         ("missing.json", None, "no such file"),

@@ -14,6 +14,9 @@ from neuroshard.files.constraints import ConstraintsFile, read_constraints, with
         ({"tables": [{"match": "a", "devices": [1.5]}]}, "tables[0].devices[0]: must be a whole number, not 1.5"),
         ({"tables": [{"match": "a", "devices": [True]}]}, "tables[0].devices[0]: must be a whole number, not true"),
         ({"tables": [{"match": "a", "devices": ["x"]}]}, "tables[0].devices[0]: must be a whole number, not 'x'"),
+        ({"tables": [{"match": "a", "devices": ["1"]}]}, "tables[0].devices[0]: must be a whole number, not '1'"),
+        ({"min_dim": "8"}, "min_dim: must be a whole number, not '8'"),
+        ({"max_shards": 2**63}, "max_shards: must be less than or equal to 2147483648, not 9223372036854775808"),
         ({"tables": [{"match": "a", "devices": 1}]}, "tables[0].devices: must be a list, not 1"),
         ({"tables": [{"match": 3}]}, "tables[0].match: must be a text, not 3"),
         ({"tables": [{"match": "a", "split": "maybe"}]}, "tables[0].split: must be true or false, not 'maybe'"),
@@ -39,7 +42,17 @@ def test_a_fault_is_told_by_its_place_in_plain_words(tmp_path, data, message):
 def test_an_amount_to_reserve_is_bytes_or_a_text(tmp_path, written, reserve):
     path = tmp_path / "constraints.json"
     path.write_text(json.dumps({"reserve": written}))
-    assert read_constraints(path).reserve == reserve
+    assert read_constraints(path)[0].reserve == reserve
+
+
+def test_keys_that_nobody_reads_are_told_for_a_misspelt_rule_constrains_nothing(tmp_path):
+    path = tmp_path / "constraints.json"
+    path.write_text(json.dumps({"mindim": 8, "tables": [{"match": "a", "pin": [0]}, {"match": "b", "split": False}]}))
+    given, notes = read_constraints(path)
+    assert given == ConstraintsFile.parse({"tables": [{"match": "a"}, {"match": "b", "split": False}]}, "")
+    assert notes == (f"{path}: ignored unknown keys, which constrain nothing: mindim, pin of tables",)
+    path.write_text(json.dumps({"format_version": 1, "min_dim": 8}))
+    assert read_constraints(path)[1] == ()
 
 
 def test_a_flag_that_is_no_amount_is_told_as_a_constraint():

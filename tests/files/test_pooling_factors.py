@@ -20,13 +20,15 @@ def test_json_and_csv_say_the_same_and_options_win(tmp_path, name, text):
     [
         ("f.json", "[1]", "expected an object of lookups by name"),
         ("f.json", '{"a": "many"}', "a has 'many' lookups"),
+        ("f.json", '{"a": "2"}', "a has '2' lookups"),
+        ("f.csv", "name,pooling_factor\na,many\n", "a has 'many' lookups"),
         ("f.json", f'{{"a": 1{"0" * 400}}}', "a has 1000"),
         ("f.json", '{"a": true}', "a has True lookups"),
         ("f.json", '{"a": 1, "a": 2}', "'a' is there twice in one object, as 1 and 2"),
         ("f.csv", "table,lookups\n", "must begin with the line name,pooling_factor"),
         ("f.csv", "name,pooling_factor\na\n", "line 2: has 1 cells"),
         ("f.csv", "name,pooling_factor\na,1\na,2\n", "a is there twice"),
-        ("f.csv", "name,pooling_factor\na,-1\n", "a has '-1' lookups"),
+        ("f.csv", "name,pooling_factor\na,-1\n", "a has -1.0 lookups"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path, name, text, words):

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.core.errors import InvalidInput, NewerFormat
@@ -32,6 +32,7 @@ some_tables = st.lists(
 ).map(tuple)
 
 
+@settings(deadline=None)
 @given(some_tables)
 def test_tables_read_back_are_the_tables_that_were_written(tmp_path_factory, tables):
     path = tmp_path_factory.mktemp("tables") / "tables.json"

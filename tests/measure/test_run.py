@@ -40,7 +40,8 @@ def test_a_budget_stops_cleanly_and_a_later_run_goes_on(cases: Cases, cases_fold
     out = tmp_path / "costs"
     stopped = run(cases_folder, out, backend="synthetic", batch_size=512, budget_seconds=1e-9)
     assert (stopped.measured, stopped.left) == (0, len(planned(cases)))
-    assert "the budget is used up" in str(stopped)
+    assert "the start took all of the budget: run it again, for the next start" in str(stopped)
+    assert str(stopped).endswith("or give more than 1s")
     bench = read_manifest(out).bench
     finished = run(cases_folder, out, backend="synthetic", batch_size=512)
     assert (finished.now, finished.left) == (len(planned(cases)), 0)
@@ -182,7 +183,7 @@ def test_what_was_disturbed_is_measured_once_more(
     costs = read_costs(tmp_path / "costs").compute
     assert {cost.case_id for _, cost in costs if cost.round == 0 and cost.disturbed} == {always}
     assert {cost.case_id for _, cost in costs if cost.round == 1} >= chosen | {always}
-    assert (measured.disturbed, "1 labels are of moments when the machine was disturbed" in str(measured)) == (1, True)
+    assert (measured.disturbed, "1 label is of a moment when the machine was disturbed" in str(measured)) == (1, True)
     again = len(costs)
     run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512)
     assert len(read_costs(tmp_path / "costs").compute) == again

@@ -1,6 +1,8 @@
 """What must hold of every plan: it tiles, it fits, it costs what the cost model says, and no heuristic is better."""
 
 import json
+import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,12 @@ from hypothesis import strategies as st
 from helpers.analytic import AnalyticModel
 from helpers.costs import random_model
 from helpers.exhaustive import optimum_ms
-from neuroshard.core.errors import Infeasible, UsageError
+from neuroshard.core.constraints import Constraints
+from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.compute_net import THRESHOLDS
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.algorithms import ALGORITHMS
@@ -231,9 +235,28 @@ def test_no_effort_is_a_usage_error(make_task, model, effort, words):
         search(make_task([(10, 4, 1.0)], [1.0]), model, **effort)
 
 
-def test_a_cost_model_that_predicts_nothing_is_told_in_one_line(make_task, model):
-    model.compute_ms = lambda sums: np.full(sums.shape[:-1], np.nan)
-    with pytest.raises(
-        Exception, match="cost model analytic predicts nan ms for 4 columns of table 't0'; train it again"
-    ):
-        search(make_task([(10, 4, 1.0)], [1.0]), model)
+@pytest.mark.parametrize("row_wise", [False, True])
+@pytest.mark.parametrize("ms", [np.nan, np.inf, -1.0, 1e300])
+def test_a_cost_model_that_predicts_no_cost_is_told_in_one_line(make_task, model, ms, row_wise):
+    model.compute_ms = lambda sums: np.full(sums.shape[:-1], ms)
+    task = make_task([(10, 4, 1.0)], [1.0, 1.0])
+    if row_wise:
+        task = task.model_copy(update={"constraints": Constraints(row_wise=True)})
+    told = re.escape(f"cost model analytic predicts {ms} ms for 4 columns of table 't0'; train it again")
+    with pytest.raises(InvalidInput, match=told):
+        search(task, model)
+
+
+def test_a_search_by_a_cost_model_of_nothing_but_exchanges_ends(make_task):
+    """Where no device computes anything, a step that changes nothing is not to count as a gain for the last bit of a sum."""
+    model = Analytic("h100", 64)
+    model.compute_ms = lambda sums: np.zeros(sums.shape[:-1])
+    model.compute_slope = np.zeros_like
+    stop = threading.Event()
+    late = threading.Timer(20, stop.set)
+    late.start()
+    plan = search(make_task([(1000, dim, 5.0) for dim in (8, 76, 24)], [1.0] * 4), model, rounds=3, stop=stop)
+    late.cancel()
+    assert not stop.is_set()
+    widest = max(sum(s.dim for s in plan.shards if s.device == device) for device in range(4))
+    assert widest == 28  # as even as (8 + 76 + 24) / 4 columns in steps of 4 can be

@@ -93,6 +93,14 @@ LAUGHS = "- &a0 [x]\n" + "".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n"
             "constraints of model 'a': pins is no key",
         ),
         (
+            "[{name: a, tables: t, devices: 8, memory: 1GiB, constraints: {tables: [{match: b, pin: 0}]}}]",
+            r"constraints of model 'a': tables\[0\]: pin is no key of it; there are match, devices",
+        ),
+        (
+            "[{name: a, tables: t, devices: '8', memory: 1GiB}]",
+            r"models\[0\]: devices: must be a whole number, not '8'",
+        ),
+        (
             "[{name: a, tables: t, devices: 8, memory: 1GiB, hardwere: h200}]",
             "model 'a': hardwere is no key of it; there are name",
         ),

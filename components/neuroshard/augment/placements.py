@@ -41,7 +41,7 @@ def draw_exchange(dims: Ints, devices: int, max_delay_ms: float, rng: np.random.
 
     delays = np.zeros(devices)
     if rng.random() >= SAME_START_SHARE:
-        delays = rng.uniform(0, rng.random() * max_delay_ms, size=devices)
+        delays = rng.uniform(0, rng.random() * abs(max_delay_ms), size=devices)  # to NumPy no range ends at -0.0
     delays = np.round(delays - delays.min(), 3)  # no process starts more punctually than a microsecond
     return Exchange(tuple(device_dims.tolist()), tuple(delays.tolist()))
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from neuroshard.cli.app import command
+from neuroshard.cli.app import command, note
 from neuroshard.cli.interrupt import asked_to_stop
 from neuroshard.cli.options import AsJson, Seed, out_file
 from neuroshard.core.errors import UsageError
@@ -84,7 +84,8 @@ def search(
     from neuroshard.report.text import plan_text
     from neuroshard.search.run import run
 
-    given = ConstraintsFile() if constraints is None else read_constraints(constraints)
+    given, notes = (ConstraintsFile(), ()) if constraints is None else read_constraints(constraints)
+    note(notes)
     with asked_to_stop("the best plan so far is written") as stop:
         plan = run(
             tables_json,

@@ -10,7 +10,7 @@ from neuroshard.core.text import counted
 from neuroshard.core.value import Value, Whole, without_defaults
 
 LeastDim = Annotated[Whole, Field(ge=DIM_STEP, multiple_of=DIM_STEP)]
-MostShards = Annotated[Whole, Field(ge=1)]
+MostShards = Annotated[Whole, Field(ge=1, le=2**31)]
 DeviceNumber = Annotated[Whole, Field(ge=0)]
 
 

@@ -27,12 +27,16 @@ class Shard(Value):
     device: Annotated[int, Field(ge=0)]
 
 
+MOST_PREDICTED_MS = 1e24  # tables may be given costs of 1e9 ms, a million times as much where they are narrow
+PredictedMs = Annotated[float, Field(ge=0, le=MOST_PREDICTED_MS)]
+
+
 class DeviceCost(Value):
     """Predicted milliseconds of one device in a step. `forward_comm_ms` includes waiting for the slowest device."""
 
-    compute_ms: float
-    forward_comm_ms: float
-    backward_comm_ms: float
+    compute_ms: PredictedMs
+    forward_comm_ms: PredictedMs
+    backward_comm_ms: PredictedMs
 
     @property
     def total_ms(self) -> float:
@@ -46,7 +50,7 @@ class Baseline(Value):
     """
 
     algorithm: str
-    predicted_ms: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    predicted_ms: tuple[PredictedMs, ...] | None = None
     cuts: int = 0
     error: str | None = None
 
@@ -60,7 +64,7 @@ class Improvement(Value):
     """A plan better than all before it, which a search met after so many `steps`: changes of the plan at hand that it took."""
 
     step: Annotated[int, Field(ge=0)]
-    cost_ms: Annotated[float, Field(ge=0)]
+    cost_ms: PredictedMs
 
 
 class Provenance(Value):
@@ -99,10 +103,10 @@ class Plan(Value):
     task: ShardingTask
     task_digest: str = ""
     shards: tuple[Shard, ...]
-    predicted_ms: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    predicted_ms: tuple[PredictedMs, ...] | None = None
     predicted: tuple[DeviceCost, ...] | None = None
     baselines: tuple[Baseline, ...] = ()
-    lower_bound_ms: Annotated[float, Field(ge=0)] | None = None
+    lower_bound_ms: PredictedMs | None = None
     bound_assumptions: tuple[str, ...] = ()
     improvements: tuple[Improvement, ...] = ()
     provenance: Provenance

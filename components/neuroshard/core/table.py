@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from neuroshard.core.reuse import REFERENCE_BATCH_SIZE, REUSE_BINS, uniform_bins
-from neuroshard.core.value import Value, shown, without_defaults
+from neuroshard.core.value import Number, Value, Whole, shown, without_defaults
 
 DIM_STEP = 4  # FBGEMM's fused kernels need widths divisible by 4
 MAX_NAME = 500  # characters
@@ -31,14 +31,14 @@ class Table(Value):
     """
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
-    rows: int
-    dim: int
-    pooling_factor: float
+    rows: Whole
+    dim: Whole
+    pooling_factor: Number
     reuse_bins: tuple[float, ...]
-    reuse_batch_size: Annotated[int, Field(gt=0, le=2**31)] = REFERENCE_BATCH_SIZE
-    element_bytes: int = 4
-    optimizer_bytes_per_row: Annotated[int, Field(ge=0, le=64)] = 4
-    optimizer_bytes_per_element: Annotated[int, Field(ge=0, le=64)] = 0
+    reuse_batch_size: Annotated[Whole, Field(gt=0, le=2**31)] = REFERENCE_BATCH_SIZE
+    element_bytes: Whole = 4
+    optimizer_bytes_per_row: Annotated[Whole, Field(ge=0, le=64)] = 4
+    optimizer_bytes_per_element: Annotated[Whole, Field(ge=0, le=64)] = 0
     pooling: Pooling = "sum"
     weighted: bool = False
 
@@ -70,13 +70,6 @@ class Table(Value):
         if any(char < " " or "\x7f" <= char < "\xa0" or char in "\u2028\u2029" for char in name):
             raise ValueError(f"must have no line breaks or control characters, not {name!r:.80}")
         return name
-
-    @field_validator("rows", "dim", "pooling_factor", mode="before")
-    @classmethod
-    def _number(cls, value: Any) -> Any:
-        if isinstance(value, bool):  # pydantic would take true for 1
-            raise ValueError(f"must be a number, not {value}")
-        return value
 
     @field_validator("rows")
     @classmethod

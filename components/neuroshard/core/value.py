@@ -11,13 +11,20 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from neuroshard.core.errors import InvalidInput, NewerFormat
 
 
-def _no_truth(value: Any) -> Any:
-    if isinstance(value, bool):  # pydantic would take true for 1
-        raise ValueError(f"must be a whole number, not {str(value).lower()}")
-    return value
+def _written_as(kind: str) -> BeforeValidator:
+    """Refuses what pydantic would take for a number: true for 1, "8" for 8."""
+
+    def refuse(value: Any) -> Any:
+        if isinstance(value, bool | str):
+            raise ValueError(f"must be a {kind}, not {str(value).lower() if isinstance(value, bool) else shown(value)}")
+        return value
+
+    return BeforeValidator(refuse)
 
 
-Whole = Annotated[int, BeforeValidator(_no_truth)]
+# Numbers of files that people write; of those that only programs write, nothing is asked that costs time
+Whole = Annotated[int, _written_as("whole number")]
+Number = Annotated[float, _written_as("number")]
 
 
 class Value(BaseModel):

@@ -15,25 +15,27 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from neuroshard.core.cost import Milliseconds
+from neuroshard.core.cost import MOST_MS
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.table import Table
-from neuroshard.core.value import Value, check_format, decode_json
+from neuroshard.core.table import MAX_DIM, Table
+from neuroshard.core.value import Number, Value, Whole, check_format, decode_json
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.files.disk import read_bytes
+from neuroshard.files.import_tables import read_number
 
 GIVEN_FORMAT: Literal[1] = 1
+GivenMs = Annotated[Number, Field(ge=0, le=MOST_MS)]
 
 
 class TableCost(Value):
     """What one table costs a step, whole: `cost_ms`, or its parts. `dim` is the width that this is for, else the table's."""
 
     name: Annotated[str, Field(min_length=1)]
-    cost_ms: Milliseconds | None = None
-    compute_ms: Milliseconds | None = None
-    forward_comm_ms: Milliseconds = 0.0
-    backward_comm_ms: Milliseconds = 0.0
-    dim: Annotated[int, Field(gt=0)] | None = None
+    cost_ms: GivenMs | None = None
+    compute_ms: GivenMs | None = None
+    forward_comm_ms: GivenMs = 0.0
+    backward_comm_ms: GivenMs = 0.0
+    dim: Annotated[Whole, Field(gt=0, le=MAX_DIM)] | None = None
 
     @model_validator(mode="after")
     def _one_cost(self) -> Self:
@@ -49,11 +51,14 @@ class TableCost(Value):
         return self.compute_ms + self.forward_comm_ms + self.backward_comm_ms
 
 
+NUMBERS = TableCost.model_fields.keys() - {"name"}
+
+
 class Narrow(Value):
     """Shards of fewer than `below` columns cost `factor` times their share."""
 
-    below: Annotated[int, Field(gt=0)]
-    factor: Annotated[float, Field(ge=1, le=1e6)]
+    below: Annotated[Whole, Field(gt=0)]
+    factor: Annotated[Number, Field(ge=1, le=1e6)]
 
 
 class GivenCosts(Value):
@@ -61,9 +66,9 @@ class GivenCosts(Value):
 
     format_version: Literal[1] = GIVEN_FORMAT
     tables: Annotated[tuple[TableCost, ...], Field(min_length=1)]
-    fixed_ms: Milliseconds = 0.0
+    fixed_ms: GivenMs = 0.0
     narrow: tuple[Narrow, ...] = ()
-    batch_size: Annotated[int, Field(gt=0, le=2**31)] | None = None
+    batch_size: Annotated[Whole, Field(gt=0, le=2**31)] | None = None
     device_name: str = "costs as given"
 
     @model_validator(mode="after")
@@ -80,7 +85,7 @@ class Given:
     """A protocol.CostModel of given costs. The vector of a shard is its ms, one number."""
 
     backend = "given"
-    max_dim = 2**16
+    max_dim = MAX_DIM
     device_counts: tuple[int, ...] = ()  # any number
     bounded = True
 
@@ -169,7 +174,13 @@ def _read_csv(path: Path) -> dict[str, Any]:
         raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start}); is it a CSV file?") from None
     except csv.Error as error:
         raise InvalidInput(f"{path}: not CSV: {error}") from None
+    tables: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=2):
+        where = f"{path}: line {number}"
         if None in line or None in line.values():
-            raise InvalidInput(f"{path}: line {number} has more or fewer cells than there are columns")
-    return {"tables": [{name: cell.strip() for name, cell in line.items() if cell.strip()} for line in lines]}
+            raise InvalidInput(f"{where} has more or fewer cells than there are columns")
+        said = {name: cell.strip() for name, cell in line.items() if cell.strip()}
+        tables.append(
+            {name: read_number(name, cell, where) if name in NUMBERS else cell for name, cell in said.items()}
+        )
+    return {"tables": tables}

@@ -69,10 +69,16 @@ class ConstraintsFile(Value):
         return int(reserve)
 
 
-def read_constraints(path: Path) -> ConstraintsFile:
-    """Raises InvalidInput or NewerFormat in one line."""
+def read_constraints(path: Path) -> tuple[ConstraintsFile, tuple[str, ...]]:
+    """The constraints of a constraints.json, and a note on what was ignored. Raises InvalidInput or NewerFormat in one line."""
     where = str(path)
-    return ConstraintsFile.parse(check_format(decode_json(read_bytes(path), where), CONSTRAINTS_FORMAT, where), where)
+    raw = check_format(decode_json(read_bytes(path), where), CONSTRAINTS_FORMAT, where)
+    given = ConstraintsFile.parse(raw, where)
+    of_rules = {key for rule in raw.get("tables", ()) for key in rule} - MatchedRule.model_fields.keys()
+    unknown = sorted(raw.keys() - ConstraintsFile.model_fields.keys()) + [
+        f"{key} of tables" for key in sorted(of_rules)
+    ]
+    return given, (f"{where}: ignored unknown keys, which constrain nothing: {', '.join(unknown)}",) if unknown else ()
 
 
 def with_flags(

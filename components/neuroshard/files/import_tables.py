@@ -128,11 +128,12 @@ def _columns(header: Iterable[str], path: Path) -> list[str]:
 def _value(column: str, cell: str, where: str) -> Any:
     """A cell of a CSV file as its column wants it. Raises InvalidInput."""
     if column == "reuse_bins":
-        return [_number(column, share, where) for share in cell.split()]
-    return _number(column, cell, where) if column in NUMBERS else cell
+        return [read_number(column, share, where) for share in cell.split()]
+    return read_number(column, cell, where) if column in NUMBERS else cell
 
 
-def _number(column: str, cell: str, where: str) -> float:
+def read_number(column: str, cell: str, where: str) -> float:
+    """A cell that is a number. Raises InvalidInput."""
     if not _NUMBER.fullmatch(cell):
         raise _not_a_number(where, column, cell)
     return int(cell) if cell.lstrip("+-").isdigit() and len(cell) < 20 else float(cell)

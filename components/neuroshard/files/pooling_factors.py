@@ -24,7 +24,7 @@ def pooling_factors(path: Path | None, options: Sequence[str]) -> dict[str, floa
         name, equals, value = option.rpartition("=")
         if not equals or not name:
             raise UsageError(f"--pooling-factor {option!r} is not NAME=LOOKUPS, as in user_id=3.0")
-        factors |= _checked([(name, value)], "--pooling-factor")
+        factors |= _checked([(name, _from_text(value))], "--pooling-factor")
     return factors
 
 
@@ -43,7 +43,7 @@ def _pairs(path: Path) -> Iterable[tuple[str, Any]]:
         for number, row in enumerate(rows[1:], 2):
             if row and len(row) != len(COLUMNS):
                 raise InvalidInput(f"{path}: line {number}: has {len(row)} cells, not name and pooling_factor")
-        return [(row[0].strip(), row[1]) for row in rows[1:] if row]
+        return [(row[0].strip(), _from_text(row[1])) for row in rows[1:] if row]
     data = decode_json(read_bytes(path), str(path))
     if not isinstance(data, dict):
         raise InvalidInput(
@@ -52,12 +52,19 @@ def _pairs(path: Path) -> Iterable[tuple[str, Any]]:
     return list(data.items())
 
 
+def _from_text(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _checked(pairs: Iterable[tuple[str, Any]], where: str) -> dict[str, float]:
     factors: dict[str, float] = {}
     for name, value in pairs:
         try:
-            factor = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError, OverflowError):
+            factor = math.nan if isinstance(value, bool | str) else float(value)
+        except (TypeError, OverflowError):
             factor = math.nan
         if not 0 <= factor <= 1e9:
             raise InvalidInput(

@@ -17,6 +17,7 @@ BACKENDS = {
     "cuda": "neuroshard.measure.hardware:cuda",
 }
 MAX_BATCH_SIZE = 2**31  # as in a sharding task
+MAX_REPEATS = 1_000_000
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad")  # that FBGEMM fuses into backward on the CPU and on CUDA alike
 
 
@@ -47,8 +48,9 @@ class Settings:
         for name, least in (("batch_size", 1), ("warmup", 0), ("repeats", 1), ("threads", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if self.batch_size > MAX_BATCH_SIZE:
-            raise UsageError(f"batch_size must be at most {MAX_BATCH_SIZE:,}, not {self.batch_size:,}")
+        for name, most in (("batch_size", MAX_BATCH_SIZE), ("warmup", MAX_REPEATS), ("repeats", MAX_REPEATS)):
+            if getattr(self, name) > most:
+                raise UsageError(f"{name} must be at most {most:,}, not {getattr(self, name):,}")
         if self.timeout_seconds <= 0:
             raise UsageError(f"timeout_seconds must be above 0, not {self.timeout_seconds}")
 

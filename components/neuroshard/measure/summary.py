@@ -1,10 +1,12 @@
 """How a run went, and how far its costs can be trusted: repetitions against labels, and the drift of one case."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from neuroshard.core.cost import Costs
+from neuroshard.core.text import agreeing, counted
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,24 @@ class Measured:
 
     def __str__(self) -> str:
         text = [
-            f"{self.measured} of {self.planned} measured ({self.now} now, in {self.seconds:.0f} s), {self.errors} errors"
+            f"{self.measured} of {self.planned} measured ({self.now} now, in {self.seconds:.0f} s), "
+            f"{counted(self.errors, 'error')}"
         ]
-        if self.left:
+        if self.left and not self.now:
+            # workers start, and a first run looks how calm the machine is
+            text.append(
+                f"the start took all of the budget: run it again, for the next start into this folder is no slower and may be "
+                f"quicker, or give more than {math.ceil(self.seconds)}s"
+            )
+        elif self.left:
             text.append(f"the budget is used up with {self.left} left: run it again to go on")
         if self.disturbed:
-            text.append(f"{self.disturbed} labels are of moments when the machine was disturbed, and are marked")
+            disturbed = agreeing(self.disturbed, "label", "is of a moment", "are of moments")
+            text.append(
+                f"{disturbed} when the machine was disturbed, and {'are' if self.disturbed > 1 else 'is'} marked"
+            )
         if self.impossible:
-            text.append(f"{self.impossible} exchanges left out, among more devices than there are here")
+            text.append(f"{counted(self.impossible, 'exchange')} left out, among more devices than there are here")
         for name, value in (
             ("compute", self.compute_repeatability),
             ("forward exchanges", self.forward_comm_repeatability),

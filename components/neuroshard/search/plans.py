@@ -10,6 +10,7 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem import Problem
 from neuroshard.search.state import State, transfers
 
+NO_LOAD = 1e-6  # of the exchange
 GUESSED_BYTES = 16 * 2**20  # of what every shard is guessed to add to every device, if all are kept
 
 
@@ -112,8 +113,11 @@ class Level:
     def __init__(self, stick: Yardstick, compute: Floats, dims: Floats) -> None:
         self.stick = stick
         self.load = stick.load(compute, dims)  # (B, D)
-        self.slowest = np.maximum(self.load.max(axis=1), 1e-30)  # (B,)
         self.widest = np.maximum(dims.max(axis=1), 1.0)
+        # where no device has a load to speak of, of what is exchanged so much that the last bits of sums are no gain
+        self.slowest = np.maximum(
+            self.load.max(axis=1), np.maximum(NO_LOAD * stick.all_ms * self.widest, 1e-30)
+        )  # (B,)
         self.busy = stick.soft(self.load / self.slowest[:, None])  # (B, D)
         self.wide = stick.soft(dims / self.widest[:, None])
         # of a soft maximum m = (sum x^p)^(1/p) the derivative by the sum is m^(1-p) / p; both terms in ms

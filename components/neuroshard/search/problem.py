@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.plan import MOST_PREDICTED_MS
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
@@ -199,13 +200,14 @@ class Problem:
         self._priced[new] = True
 
     def alone_ms(self, shards: Ints) -> Floats:
-        """Compute ms of each of these shards on a device of its own. Raises InvalidInput where that is no number."""
+        """Compute ms of each of these shards on a device of its own. Raises InvalidInput where that is no cost."""
         self.price(shards)
         alone: Floats = np.where(shards > 0, self.model.compute_ms(self.vectors[shards]), 0.0)
-        if not np.isfinite(alone).all():
-            bad = shards[~np.isfinite(alone)][0]
+        none = ~((alone >= 0) & (alone <= MOST_PREDICTED_MS))
+        if none.any():
+            bad = shards[none][0]
             raise InvalidInput(
-                f"cost model {self.model.name} predicts {alone[~np.isfinite(alone)][0]} ms for {self.dims[bad]} columns of "
+                f"cost model {self.model.name} predicts {alone[none][0]} ms for {self.dims[bad]} columns of "
                 f"{self.name(self.item[bad])}; train it again"
             )
         return alone

@@ -79,6 +79,7 @@ def search(
         raise UsageError("a move budget is for a search that starts from a plan; give it with --from")
     watch = Watch(time_budget_s, on_improvement, stop)
     problem, rng = feasible(task, cost_model), np.random.default_rng(seed)
+    problem.alone_ms(problem.whole)  # whose costs are none is told before anybody reckons with them
     if len(problem.row_blocks.items):
         if not prices_rows(cost_model):
             raise UsageError(
@@ -167,7 +168,7 @@ def run(
             "batch_size": model.batch_size if batch_size is None else batch_size,
             "constraints": resolve(constraints or ConstraintsFile(), tables, "constraints"),
         },
-        str(tables_path),
+        "the task",
     )
     # The folder's name would make the digests of equal plans differ
     short = tuple(note.replace(str(tables_path), tables_path.name) for note in notes)

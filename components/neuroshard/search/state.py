@@ -3,6 +3,7 @@
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.plan import MOST_PREDICTED_MS
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem import Placement, Problem, Widths
 
@@ -24,7 +25,7 @@ class State:
         self.compute: Floats = np.where(self.dims > 0, problem.model.compute_ms(self.sums), 0.0)
         self.forward, self.backward = transfers(problem, self.dims)
         self._settle()
-        if not np.isfinite(self.cost):
+        if not 0 <= self.cost <= MOST_PREDICTED_MS:
             raise InvalidInput(f"cost model {problem.model.name} predicts {self.cost} ms for a plan; train it again")
 
     @classmethod

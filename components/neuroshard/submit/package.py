@@ -12,7 +12,7 @@ from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.nightly import Order, read_orders
 from neuroshard.core.text import one_line
 from neuroshard.core.value import Value, canonical_json, sha256, shown
-from neuroshard.files.constraints import ConstraintsFile
+from neuroshard.files.constraints import ConstraintsFile, MatchedRule
 from neuroshard.files.disk import read_bytes
 
 PACKAGE = Path(__file__).with_name("neuroshard.yaml")
@@ -64,8 +64,11 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
         try:
             for told, order in zip(*_both(given["models"]), strict=True):
                 _no_others(told, Order, f"model {order.name!r}")
-                ConstraintsFile.parse(order.constraints, f"constraints of model {order.name!r}")
-                _no_others(order.constraints, ConstraintsFile, f"constraints of model {order.name!r}")
+                constraints = f"constraints of model {order.name!r}"
+                ConstraintsFile.parse(order.constraints, constraints)
+                _no_others(order.constraints, ConstraintsFile, constraints)
+                for place, rule in enumerate(order.constraints.get("tables", ())):
+                    _no_others(rule, MatchedRule, f"{constraints}: tables[{place}]")
         except NeuroshardError as error:
             raise InvalidInput(f"{where}: {error}") from None
     return given
