@@ -90,10 +90,14 @@ def test_the_command_line_verifies_and_says_what_it_needs(
     done = neuroshard("measure", "--verify", costs, "-n", 20)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "20 cases measured again" in done.stdout
-    for more in (["cases"], ["-o", "again"], ["--backend", "cpu"]):
+    for more, told in (
+        (["cases", "-o", "again", "--backend", "cpu"], "leave out --backend, -o, CASES"),
+        (["--batch-size", "65536"], "leave out --batch-size"),
+        (["--shard", "1/2"], "leave out --shard"),
+    ):
         both = neuroshard("measure", *more, "--verify", costs)
         assert (both.returncode, both.stderr.count("\n")) == (2, 1)
-        assert "leave out CASES, -o and --backend" in both.stderr
+        assert both.stderr.endswith(f"{told}\n")
     bare = neuroshard("measure")
     assert (bare.returncode, bare.stderr.count("\n")) == (2, 1)
     assert "measure needs a folder of cases, --backend and -o" in bare.stderr

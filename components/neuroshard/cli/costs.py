@@ -62,11 +62,15 @@ def augment(
     typer.echo(f"{out}: {counted(len(cases.compute), 'compute case')}, {counted(len(cases.comm), 'exchange case')}")
 
 
+VERIFYING = {"verify", "count", "timeout", "traces"}  # what `measure --verify` may be told
+
+
 @command(
     "neuroshard measure cases/ --backend cpu --batch-size 512 --budget 3m -o costs/",
     "Measure what the cases cost on this machine.",
 )
 def measure(
+    context: typer.Context,
     cases: Annotated[Path | None, typer.Argument(help="Folder that `neuroshard augment` wrote.")] = None,
     out: Annotated[Path | None, out_file("Folder of costs", "; one that a cut-off run left is continued")] = None,
     backend: Annotated[
@@ -104,9 +108,9 @@ def measure(
 ) -> None:
     """Measure what the cases cost on this machine. Started again, it goes on where it stopped."""
     if verify is not None:
-        if cases or out or backend:
+        if said := [_as_typed(name) for name in context.params if name not in VERIFYING and _is_said(context, name)]:
             raise UsageError(
-                "--verify measures what its costs are of, as they were measured: leave out CASES, -o and --backend"
+                f"--verify measures what its costs are of, as they were measured: leave out {', '.join(sorted(said))}"
             )
         _verify(verify, count, timeout, traces)
         return
@@ -133,6 +137,15 @@ def measure(
         **chosen,
     )
     typer.echo("\n".join(wrapped(f"{out}: {summary}")))
+
+
+def _is_said(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _as_typed(name: str) -> str:
+    return {"cases": "CASES", "out": "-o"}.get(name) or "--" + name.replace("_", "-")
 
 
 def _verify(costs: Path, count: int, timeout: str, traces: Path | None) -> None:
