@@ -129,6 +129,17 @@ def test_an_exchange_that_was_not_measured_is_refused_with_the_way_out():
         random_model().forward_comm_ms(np.ones(3), np.zeros(3))
 
 
+@pytest.mark.parametrize("devices", [2, 3, 16])
+def test_both_transfers_asked_at_once_are_what_each_is_by_itself(devices):
+    model = random_model(2, 8)
+    dims = np.random.default_rng(0).integers(0, 2000, size=(5, devices)).astype(np.float64)
+
+    forward, backward = model.transfers_ms(dims)
+
+    np.testing.assert_allclose(forward, model.forward_comm_ms(dims, np.zeros_like(dims)), rtol=1e-12)
+    np.testing.assert_allclose(backward, model.backward_comm_ms(dims), rtol=1e-12)
+
+
 def test_a_folder_without_a_model_says_how_to_make_one(tmp_path):
     assert "neuroshard pretrain" in fault(tmp_path / "nowhere")
 

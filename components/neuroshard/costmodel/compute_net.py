@@ -253,10 +253,8 @@ class ComputeNet:
         hidden = mean.hidden(flat)
         slope: Floats = ((hidden > 0) * mean.out) @ mean.weight.T
         slope += mean.skip
-        if len(mean.used):
-            mean.add_slope(flat, slope)
         ms = hidden @ mean.out
-        mean.finish(flat, ms)
+        mean.finish(flat, ms, slope)
         slope[ms <= 0] = 0.0
         return slope.reshape(vector_sums.shape)
 
@@ -321,18 +319,22 @@ class MeanHead:
 
     @classmethod
     def of(cls, net: ComputeNet) -> "MeanHead":
-        members, into, hidden = net.head.weight.shape
-        weight, share = np.zeros((members, into, members, hidden)), net.unit_ms / members
-        weight[np.arange(members), :, np.arange(members)] = net.head.weight
-        rates = np.zeros((members * into, 0)) if net.rates is None else net.rates.reshape(members * into, -1) * share
-        used = np.flatnonzero(rates.any(axis=0))
-        beside = ((0, net.counts), (0, 0))  # the head knows nothing of these
+        (members, into, hidden), share = net.head.weight.shape, net.unit_ms / len(net.head.weight)
+        known, width = members * into, members * into + net.counts  # the head knows nothing of what is counted
+        weight, skip = np.zeros((width, members * hidden)), np.zeros(width)
+        for member, one in enumerate(net.head.weight):
+            weight[member * into : (member + 1) * into, member * hidden : (member + 1) * hidden] = one
+        skip[:known] = net.skip.ravel() * share
+        every = np.zeros((known, 0)) if net.rates is None else net.rates.reshape(known, -1) * share
+        used = np.flatnonzero(every.any(axis=0))
+        rates = np.zeros((width, len(used)))
+        rates[:known] = every[:, used]
         return cls(
-            weight=np.pad(weight.reshape(members * into, members * hidden), beside),
+            weight=weight,
             bias=net.head.bias.ravel(),
             out=net.out.weight.ravel() * share,
-            skip=np.pad(net.skip.ravel() * share, beside[0]),
-            rates=np.pad(rates[:, used], beside),
+            skip=skip,
+            rates=rates,
             used=used,
             counts=net.counts,
             above_ms=float(net.out.bias.sum()) * share - net.floor * net.unit_ms,
@@ -340,37 +342,43 @@ class MeanHead:
         )
 
     def lifted(self, vectors: Floats) -> Floats:
-        """What the hidden layer and the skip make of vectors: (…, width) -> (…, hidden of all members + 1). Where there are
-        rates, what these make of them follows, and how far they lead towards each threshold, T numbers each.
+        """What the hidden layer makes of vectors, and how far they lead towards each threshold of the rates, if any; what the
+        rates make of them, and the skip: (…, width) -> (…, hidden of all members + 2 T + 1).
 
         No constant is in it, so it can be summed in their place, and the head's largest product need not be made of every sum.
         """
         hidden, rates = len(self.bias), len(self.used)
-        lifted = np.empty((*vectors.shape[:-1], hidden + 1 + 2 * rates))
+        lifted = np.empty((*vectors.shape[:-1], hidden + 2 * rates + 1))
         np.matmul(vectors, self.weight, out=lifted[..., :hidden])
-        np.matmul(vectors, self.skip, out=lifted[..., hidden])
+        np.matmul(vectors, self.skip, out=lifted[..., -1])
         if rates:
-            np.matmul(vectors, self.rates, out=lifted[..., hidden + 1 : -rates])
-            np.multiply(vectors[..., COUNTED_IN[self.used]], _STEEPNESS[self.used], out=lifted[..., -rates:])
+            towards = lifted[..., hidden : hidden + rates]
+            np.multiply(vectors[..., COUNTED_IN[self.used]], _STEEPNESS[self.used], out=towards)
+            np.matmul(vectors, self.rates, out=lifted[..., hidden + rates : -1])
         return lifted
 
     @cached_property
     def ground(self) -> Floats:
         """What a device is lifted to before there is anything on it, all constants: (width of what is lifted,)."""
         above = np.array([self.above_ms + self.floor_ms])
-        return np.concatenate([self.bias, above, np.zeros(len(self.used)), -_SHIFT[self.used]])
+        return np.concatenate([self.bias, -_SHIFT[self.used], np.zeros(len(self.used)), above])
 
     def ms(self, lifted_sums: Floats) -> Floats:
         """What `ComputeNet.ms` tells of sums of vectors, from the sums of what they are `lifted` to, and of the `ground`."""
-        width, rates = len(self.bias), len(self.used)
-        ms: Floats = np.maximum(lifted_sums[..., :width], 0.0) @ self.out
-        ms += lifted_sums[..., width]
-        if rates:
-            shares = np.maximum(lifted_sums[..., -rates:], 0.0)
+        hidden, counted = len(self.bias), len(self._counted)
+        terms = np.maximum(lifted_sums[..., :counted], 0.0)
+        if counted > hidden:
+            shares = terms[..., hidden:]
             np.minimum(shares, 1.0, out=shares)
-            shares *= lifted_sums[..., width + 1 : -rates]
-            ms += shares.sum(axis=-1)
+            shares *= lifted_sums[..., counted:-1]
+        ms: Floats = terms @ self._counted
+        ms += lifted_sums[..., -1]
         return np.maximum(ms, self.floor_ms, out=ms)
+
+    @cached_property
+    def _counted(self) -> Floats:
+        """What hidden neurons count for, and rates as they are."""
+        return np.concatenate([self.out, np.ones(len(self.used))])
 
     def hidden(self, vector_sums: Floats) -> Floats:
         """(N, width) -> (N, hidden of all members)."""
@@ -379,25 +387,27 @@ class MeanHead:
         np.maximum(hidden, 0.0, out=hidden)
         return hidden
 
-    def finish(self, vector_sums: Floats, ms: Floats) -> None:
-        """Make of what the hidden layer says of (N, width) ms above the floor, or below it, in place: (N,)."""
+    def finish(self, vector_sums: Floats, ms: Floats, slope: Floats | None = None) -> None:
+        """Make of what the hidden layer says of (N, width) ms above the floor, or below it, in place: (N,). To the `slope` there,
+        if any, (N, width), that of the rates is added."""
         ms += vector_sums @ self.skip
         if len(self.used):
-            ms += self.beyond(vector_sums)
+            ms += self.beyond(vector_sums, slope)
         ms += self.above_ms
 
-    def beyond(self, vector_sums: Floats) -> Floats:
-        """What rates add: (N, width) -> (N,) ms."""
-        shares = steps(vector_sums, self.used)
-        shares *= vector_sums @ self.rates
+    def beyond(self, vector_sums: Floats, slope: Floats | None = None) -> Floats:
+        """What rates add: (N, width) -> (N,) ms, and to the `slope` there, if any, in place."""
+        shares, rates = steps(vector_sums, self.used), vector_sums @ self.rates
+        if slope is not None:
+            slope += shares @ self.rates.T
+            slope += (((shares > 0) & (shares < 1)) * rates) @ self._steepness
+        shares *= rates
         added: Floats = shares.sum(axis=1)
         return added
 
-    def add_slope(self, vector_sums: Floats, slope: Floats) -> None:
-        """Add to the slope at (N, width) that of the rates, in place."""
-        shares = steps(vector_sums, self.used)
-        slope += shares @ self.rates.T
-        steep = np.where((shares > 0) & (shares < 1), _STEEPNESS[self.used], 0.0)
-        steep *= vector_sums @ self.rates
-        for column in (ROWS, BYTES)[: self.counts - 1]:  # np.unique would import for 10 ms
-            slope[:, column] += steep[:, COUNTED_IN[self.used] == column].sum(axis=1)
+    @cached_property
+    def _steepness(self) -> Floats:
+        """How much of each rate a unit of each component adds where it sets in: (T, width)."""
+        steepness = np.zeros(self.rates.shape[::-1])
+        steepness[np.arange(len(self.used)), COUNTED_IN[self.used]] = _STEEPNESS[self.used]
+        return steepness

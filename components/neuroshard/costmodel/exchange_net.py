@@ -45,15 +45,8 @@ class ExchangeNet:
     def ms(self, device_bytes: Floats, start_delays_ms: Floats | None = None) -> Floats:
         """Ms of every device, waiting included, from the bytes of all samples' embeddings on each: (…, D) -> (…, D)."""
         own, shared = exchange_inputs(device_bytes / self.unit_bytes)
-        devices, split = device_bytes.shape[-1], own.shape[-1]
-        if devices not in self._of_devices:
-            by = by_devices(devices)
-            self._of_devices[devices] = (
-                np.tensordot(by, self.weight, 1),
-                by @ self.skip,
-                float(latencies(devices) @ self.latency),
-            )
-        weight, skip, latency = self._of_devices[devices]
+        weight, skip, latency = self.between(device_bytes.shape[-1])
+        split = own.shape[-1]
         hidden = own @ weight[:split]
         hidden += shared @ weight[split:] + self.bias
         np.maximum(hidden, 0.0, out=hidden)
@@ -64,10 +57,55 @@ class ExchangeNet:
         transfer *= self.unit_ms
         return transfer if start_delays_ms is None else transfer + waiting_ms(start_delays_ms)
 
+    def between(self, devices: int) -> tuple[Floats, Floats, float]:
+        """Weight (inputs, hidden), skip (inputs,), and latency of an exchange between so many devices."""
+        if devices not in self._of_devices:
+            by = by_devices(devices)
+            self._of_devices[devices] = (
+                (by @ self.weight.reshape(BY_DEVICES, -1)).reshape(self.weight.shape[1:]),
+                by @ self.skip,
+                float(latencies(devices) @ self.latency),
+            )
+        return self._of_devices[devices]
+
     @cached_property
     def _of_devices(self) -> dict[int, tuple[Floats, Floats, float]]:
-        """For each number of devices asked about: weight (inputs, hidden), skip (inputs,), and latency."""
+        """Of each number of devices asked about."""
         return {}
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """Forward and backward exchange between one number of devices without waiting, both nets as one: what a search asks for at
+    every step. Weights hold the units, and the skips stand beside the hidden layers."""
+
+    weight: Floats  # (inputs, hidden of both + 2)
+    bias: Floats  # (hidden of both + 2,)
+    out: Floats  # (hidden of both, 2)
+
+    @classmethod
+    def of(cls, nets: tuple[ExchangeNet, ExchangeNet], devices: int) -> "Transfers":
+        hidden = sum(len(net.bias) for net in nets)
+        inputs = nets[0].weight.shape[1]
+        weight, bias, out = np.zeros((inputs, hidden + 2)), np.zeros(hidden + 2), np.zeros((hidden, 2))
+        begin = 0
+        for place, net in enumerate(nets):
+            of_net, beside = slice(begin, begin + len(net.bias)), hidden + place
+            layer, skip, latency = net.between(devices)
+            weight[:, of_net], weight[:, beside] = layer / net.unit_bytes, skip * (net.unit_ms / net.unit_bytes)
+            bias[of_net], bias[beside], out[of_net, place] = net.bias, latency * net.unit_ms, net.out * net.unit_ms
+            begin += len(net.bias)
+        return cls(weight, bias, out)
+
+    def ms(self, device_bytes: Floats) -> Floats:
+        """Forward and backward, of every device: (…, D) -> (…, D, 2)."""
+        own, shared = exchange_inputs(device_bytes)
+        split, hidden = own.shape[-1], len(self.out)
+        both = own @ self.weight[:split]
+        both += shared @ self.weight[split:] + self.bias
+        ms: Floats = np.maximum(both[..., :hidden], 0.0) @ self.out
+        ms += both[..., hidden:]
+        return ms
 
 
 def exchange_inputs(device_bytes: Floats) -> tuple[Floats, Floats]:
