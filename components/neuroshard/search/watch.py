@@ -29,24 +29,24 @@ class Watch:
         self.bar: Bar | None = None
         self.best_ms = float("inf")
         self.steps = 0
-        self._improvements: list[Improvement] = []
+        self._improvements: list[tuple[int, float]] = []  # step and cost in ms
 
     def note(self, cost_ms: float, steps: int = 0) -> None:
         """A plan of this cost is at hand, so many steps after the one before."""
         self.steps += steps
         if cost_ms < self.best_ms:
             self.best_ms = cost_ms
-            self._improvements.append(Improvement(step=self.steps, cost_ms=cost_ms))
+            self._improvements.append((self.steps, cost_ms))
             if self.on_improvement is not None:
                 self.on_improvement(time.perf_counter() - self.began, cost_ms)
 
     @property
     def improvements(self) -> tuple[Improvement, ...]:
         """All of them, or of many so many as a curve needs, the first and the last among them."""
-        last = len(self._improvements) - 1
-        if last < MOST_TOLD:
-            return tuple(self._improvements)
-        return tuple(self._improvements[last * place // (MOST_TOLD - 1)] for place in range(MOST_TOLD))
+        told, last = self._improvements, len(self._improvements) - 1
+        if last >= MOST_TOLD:
+            told = [told[last * place // (MOST_TOLD - 1)] for place in range(MOST_TOLD)]
+        return tuple(Improvement(step=step, cost_ms=cost_ms) for step, cost_ms in told)
 
     def advance(self) -> None:
         """One round of the search is done. With a time budget the bar shows seconds of it."""
