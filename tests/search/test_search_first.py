@@ -5,6 +5,7 @@ import pytest
 
 from neuroshard.search.problem import Problem
 from neuroshard.search.start import first_plans
+from neuroshard.search.state import State
 from neuroshard.search.watch import Watch
 
 
@@ -23,8 +24,20 @@ def test_beside_pieces_that_outweigh_all_else_the_other_devices_hold_as_few_colu
     assert plan.dims.max() < 12 * devices * 16 / (devices - alone) + 16  # less than a table above their mean
 
 
-def test_first_plans_ask_of_no_widths_but_those_that_they_try(make_task, model):
+def test_first_plans_of_few_shards_ask_once_about_all(make_task, model, monkeypatch):
+    asked = list[int]()
+    table_vectors = type(model).table_vectors
+    monkeypatch.setattr(type(model), "table_vectors", lambda *args: asked.append(len(args[1])) or table_vectors(*args))
     problem = Problem(make_task([(1000, 64, 1.0)] * 30, [8] * 4), model)
+
+    first_plans(problem, 1)
+
+    assert problem.all_priced
+    assert asked == [30 * 64 // 4]
+
+
+def test_first_plans_of_many_shards_ask_of_no_widths_but_those_that_they_try(make_task, model):
+    problem = Problem(make_task([(1000, 64, 1.0)] * 100, [8] * 4), model)
 
     first_plans(problem, 1)
 
@@ -53,3 +66,14 @@ def test_first_plans_are_there_where_no_device_may_hold_more_than_its_share_of_c
 
     assert plan.widths.sum(axis=1).tolist() == [32] * 3
     assert np.abs(np.diff(plan.dims)) <= 64
+
+
+def test_plans_counted_together_are_what_each_is_by_itself(make_task, model):
+    problem = Problem(make_task([(1000, 64, 9.0 * i) for i in range(30)], [8] * 4), model)
+    widths = [plan.widths for plan in first_plans(problem, 3)]
+
+    together, alone = State.each(problem, widths), [State(problem, one) for one in widths]
+
+    for name in ("cost", "sums", "dims", "free", "compute", "forward", "backward", "shards"):
+        for one, other in zip(together, alone, strict=True):
+            np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-12)

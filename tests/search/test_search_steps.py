@@ -27,6 +27,11 @@ def improved(state: State, rounds: int = 0) -> State:
     return improve([state], rounds, np.random.default_rng(0), Watch())[0]
 
 
+def test_what_is_guessed_to_be_very_many_times_the_slowest_counts_as_infinite(make_task, model):
+    stick = Yardstick.of(Problem(make_task([(1000, 8, 1.0)] * 2, [8] * 2), model), 6)
+    assert stick.soft(np.array([-1.0, 0.5, 1.0, 1e6])).tolist() == [0.0, 0.5**64, 1.0, np.inf]
+
+
 def test_improvement_balances_what_lies_all_on_one_device(make_task, model):
     problem = Problem(make_task([(1000, 64, 20.0)] * 8, [1, 1]), model)
     assert improved(whole(problem, [0] * 8)).cost == pytest.approx(whole(problem, [0, 1] * 4).cost)

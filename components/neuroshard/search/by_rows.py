@@ -139,7 +139,7 @@ class _Guess:
 
     def order(self) -> Ints:
         """Devices, the one whose ease would help most first."""
-        return np.argsort(-self.level.before(0, np.arange(len(self.load))), kind="stable")
+        return np.argsort(-self.level.counts[0], kind="stable")
 
 
 def turned(state: State, stick: Yardstick, rng: np.random.Generator) -> State | None:
@@ -229,5 +229,5 @@ def _changed(guess: _Guess, load: Floats, dims: Ints) -> Floats:
     """What the yardstick changes by where all devices get so many ms and columns more: two (C, D) -> (C,)."""
     level = guess.level
     change: Floats = level.soft((guess.load + load).T, (guess.dims + dims).T, 0)
-    change -= level.before(0, np.arange(len(guess.load))).sum()
+    change -= level.counts[0].sum()
     return change

@@ -49,7 +49,7 @@ def _from_many(plans: Plans, stick: Yardstick, rng: np.random.Generator) -> Iter
         vain = np.zeros(len(plans), dtype=np.int64)
         while len(active := np.flatnonzero(vain < IN_VAIN)):
             level = Level(stick, plans.compute, plans.dims)
-            order = np.argsort(-level.before(active[:, None], np.arange(devices)), axis=1, kind="stable")
+            order = np.argsort(-level.counts[active], axis=1, kind="stable")
             others = rng.permuted(np.repeat(order[:, jobs:], jobs, axis=0), axis=1)
             steps = towards(
                 plans, level, np.repeat(active, jobs), order[:, :jobs].ravel(), others[:, : devices // jobs]

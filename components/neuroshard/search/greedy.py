@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.costmodel.bundle import TrainedCostModel
-from neuroshard.costmodel.protocol import Floats, Ints, exchange_costs
+from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem import Problem
+from neuroshard.search.state import transfers
 
 # Of a device, from the sum of its shards' vectors: (…, K) -> (…). A cost model's compute_ms, or a baseline's plain sum.
 Weigh = Callable[[Floats], Floats]
@@ -67,7 +68,7 @@ def place(
     begins = count * np.arange(2 * rows).reshape(2, rows)
     placing = np.repeat(orders.T, grid, axis=1)  # (S, rows)
     needs = np.stack([nbytes[placing], dims[placing]], axis=1)  # (S, 2, rows)
-    padded = (needs[:, 1] == 0).any(axis=1).tolist()
+    padding = (needs[:, 1] == 0).any(axis=1).tolist()
 
     for step in range(steps):
         need, shard = needs[step], placing[step]
@@ -80,8 +81,10 @@ def place(
         lightest = price == least[:, None]
         alone = np.count_nonzero(lightest) == rows
         chosen = lightest.argmax(axis=1) if alone else np.where(lightest, free, -1).argmax(axis=1)
-        to, into = chosen, slice(None)
-        if least.max() == np.inf:
+        if least.max() < np.inf:
+            devices[step] = chosen
+            both = begins + chosen
+        else:
             found = least < np.inf
             if soft:
                 lost = np.flatnonzero(~found)
@@ -90,16 +93,15 @@ def place(
                 found[lost] = there.any(axis=1)
             fits &= found
             excess += np.where(found, 0, np.maximum(need[0] - free.max(axis=1), 0))
-            to, into = np.where(found, chosen, -1), found
-        devices[step] = to
-        both = (begins + chosen)[:, into]
+            devices[step] = np.where(found, chosen, -1)
+            both, need, shard = (begins + chosen)[:, found], need[:, found], shard[found]
         at = both[0]
         placed = sums.take(at, axis=0)
-        placed += vectors.take(shard[into], axis=0)
+        placed += vectors.take(shard, axis=0)
         sums[at] = placed
-        spare[both] -= need[:, into]
+        spare[both] -= need
         weighed = weigh(placed)
-        loads[at] = np.where(need[1, into] > 0, weighed, loads[at]) if padded[step] else weighed
+        loads[at] = np.where(need[1] > 0, weighed, loads[at]) if padding[step] else weighed
     shape = (batch, grid)
     columns -= left[1]
     return Placed(
@@ -119,6 +121,14 @@ def costliest_first(problem: Problem, lists: Sequence[Ints]) -> list[Ints]:
     return [one[np.lexsort((one, -problem.nbytes[one], -alone_ms[one]))] for one in lists]
 
 
+def padded(lists: Sequence[Ints]) -> Ints:
+    """Lists as rows of one array, filled up with shard 0."""
+    rows = np.zeros((len(lists), max(map(len, lists))), dtype=np.int64)
+    for row, shards in zip(rows, lists, strict=True):
+        row[: len(shards)] = shards
+    return rows
+
+
 def _asked(problem: Problem, lists: Sequence[Ints]) -> tuple[Ints, Ints]:
     """The shards that are in any of the lists, and shard 0; and the place of every shard among them."""
     asked = np.zeros(len(problem.item), dtype=bool)
@@ -131,8 +141,8 @@ def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: boo
 
     Returns them with what each costs (B, G), in ms; infinite where a shard found no room.
     """
-    model, longest = problem.model, max(map(len, lists))
-    orders = np.stack([np.pad(shards, (0, longest - len(shards))) for shards in lists])
+    model = problem.model
+    orders = padded(lists)
     shards, number = _asked(problem, lists)
     problem.price(shards)
     # sums of what vectors are lifted to are faster to weigh
@@ -151,5 +161,6 @@ def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: boo
         (base if head is None else head.lifted(base) + head.ground, problem.base_dims),
         soft,
     )
-    forward, backward = exchange_costs(model, placed.load, placed.dims)
-    return placed, np.where(placed.fits, (placed.load + forward + backward).max(axis=-1), np.inf)
+    forward, backward = transfers(problem, placed.dims)
+    costs = (placed.load + backward).max(axis=-1) + forward.max(axis=-1)
+    return placed, np.where(placed.fits, costs, np.inf)

@@ -10,7 +10,7 @@ import numpy as np
 from neuroshard.core.table import DIM_STEP
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.greedy import costliest_first, place_lists
-from neuroshard.search.problem import Placement, Problem
+from neuroshard.search.problem import Placement, Problem, Widths
 from neuroshard.search.splits import halves, split
 from neuroshard.search.state import State
 from neuroshard.search.watch import Watch
@@ -24,13 +24,14 @@ LIKELY = 6  # of the costliest pieces, whose parts are priced beforehand
 
 
 def greedy_plans(problem: Problem, lists: Sequence[Ints], most: int, watch: Watch | None) -> list[State]:
-    """At most so many plans, from lists of pieces: the first is halved further. Cheapest first; `watch` is told of each."""
-    # all at once, since every question to the cost model takes as long as a hundred shards do
-    problem.price(np.concatenate([*lists, *_parts(problem, lists[0])]))
+    """At most so many plans, from lists of pieces: the first is halved further. Cheapest first; `watch` is told."""
+    # all at once, since every question to the cost model takes as long as some hundred shards do
+    if not problem.all_priced:
+        problem.price(np.concatenate([*lists, *_parts(problem, lists[0])]))
     every = costliest_first(problem, [*lists, *_halved(problem, lists[0])])
     tried = list({shards.tobytes(): shards for shards in every}.values())
     placed, costs = place_lists(problem, tried, _caps(problem), soft=True)
-    found: dict[bytes, State] = {}
+    found: dict[bytes, Widths] = {}
     for place in np.argsort(costs, axis=None, kind="stable").tolist():
         row, cap = divmod(place, costs.shape[1])
         if len(found) == most or not np.isfinite(costs[row, cap]):
@@ -40,10 +41,13 @@ def greedy_plans(problem: Problem, lists: Sequence[Ints], most: int, watch: Watc
         # shards of an item together may be too wide for one
         if key in found or (widths > problem.cap[:, None]).any():
             continue
-        found[key] = State(problem, widths)
-        if watch is not None:
-            watch.note(found[key].cost)
-    return sorted(found.values(), key=lambda state: state.cost)
+        found[key] = widths
+    if not found:
+        return []
+    states = sorted(State.each(problem, list(found.values())), key=lambda state: state.cost)
+    if watch is not None:
+        watch.note(states[0].cost)
+    return states
 
 
 def _caps(problem: Problem) -> Floats:

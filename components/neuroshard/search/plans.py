@@ -48,8 +48,9 @@ class Yardstick:
     def soft(self, level: Floats) -> Floats:
         """Shares of a maximum, as they count in the soft one; overwritten."""
         np.maximum(level, 0.0, out=level)
-        for _ in range(self.sharpness):
-            np.multiply(level, level, out=level)
+        with np.errstate(over="ignore"):  # what is guessed to be 10^5 times the maximum counts as infinite
+            for _ in range(self.sharpness):
+                np.multiply(level, level, out=level)
         return level
 
 
@@ -71,7 +72,7 @@ class Plans:
         problem.price_rest()
         if problem.all_priced and 8 * self.dims.size * len(problem.item) <= GUESSED_BYTES:
             self._guessed = self.slope @ problem.vectors.T
-        self._settle()
+        self.cost: Floats = np.array([s.cost for s in states])
 
     def __len__(self) -> int:
         return len(self.widths)
@@ -79,7 +80,7 @@ class Plans:
     def _settle(self) -> None:
         forward, backward = transfers(self.problem, self.dims)
         ready = self.compute + backward
-        self.cost: Floats = ready.max(axis=1) + forward.max(axis=1)
+        self.cost = ready.max(axis=1) + forward.max(axis=1)
 
     def added(self, plan: Ints, devices: Ints, shards: Ints) -> Floats:
         """Ms that shards (G, U) are guessed to add to each of some devices (G, R) of a plan (G,): (G, R, U)."""
@@ -125,6 +126,8 @@ class Level:
         # the slowest counts 1, unless all tables cost nothing
         self.load_weight = self.slowest * np.maximum(self.busy.sum(axis=1), 1.0) ** exponent  # (B,)
         self.wide_weight = stick.all_ms * self.widest * self.wide.sum(axis=1) ** exponent
+        self.counts: Floats = self.load_weight[:, None] * self.busy  # what devices add to it now: (B, D)
+        self.counts += self.wide_weight[:, None] * self.wide
 
     def soft(self, load: Floats, dims: Floats, plan: Ints | int) -> Floats:
         """What N devices that come to so much load and columns add to the yardstick of their plan, which says what these are
@@ -138,12 +141,6 @@ class Level:
             wide *= self.wide_weight[plan]
             added += wide
         return added
-
-    def before(self, plan: Ints | int, device: Ints) -> Floats:
-        """What devices add to it now."""
-        busy: Floats = self.load_weight[plan] * self.busy[plan, device]
-        busy += self.wide_weight[plan] * self.wide[plan, device]
-        return busy
 
     def order(self) -> tuple[Ints, Ints]:
         """Devices of every plan (B, D), the slowest first; and those with the most columns first."""

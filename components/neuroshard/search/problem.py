@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Widths = NDArray[np.int64]  # (I, D): how many units of each item lie on each device
 AT_ONCE = 8192  # shards priced in one batch
+AT_A_GO = 1000  # shards that are all priced once any is
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Problem:
         self._priced = np.zeros(len(self.item), dtype=bool)
         self._priced[0] = True
         self._all_priced = False
+        self._alone = np.where(self._priced, 0.0, np.nan)  # what `alone_ms` has been asked
 
     @property
     def all_priced(self) -> bool:
@@ -163,7 +165,8 @@ class Problem:
         """Make `vectors` of these shards known; those that are not yet are asked for in one batch."""
         if self._all_priced or self._priced[shards].all():
             return
-        wanted = np.zeros(len(self._priced), dtype=bool)
+        # a question takes as long as some hundred shards do, so few are all asked about in one
+        wanted = np.full(len(self._priced), len(self._priced) <= AT_A_GO)
         wanted[shards] = True
         new = np.flatnonzero(wanted & ~self._priced)
         for begin in range(0, len(new), AT_ONCE):
@@ -202,7 +205,10 @@ class Problem:
     def alone_ms(self, shards: Ints) -> Floats:
         """Compute ms of each of these shards on a device of its own. Raises InvalidInput where that is no cost."""
         self.price(shards)
-        alone: Floats = np.where(shards > 0, self.model.compute_ms(self.vectors[shards]), 0.0)
+        new = shards[np.isnan(self._alone[shards])]
+        if len(new):
+            self._alone[new] = self.model.compute_ms(self.vectors[new])
+        alone: Floats = self._alone[shards]
         none = ~((alone >= 0) & (alone <= MOST_PREDICTED_MS))
         if none.any():
             bad = shards[none][0]

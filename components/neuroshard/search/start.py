@@ -5,11 +5,13 @@ heaviest piece of every row on the device with the least compute ms. Where memor
 guesses and let memory and columns count beside ms; and what finds no room is cut to fill devices.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.greedy import padded
 from neuroshard.search.grid import greedy_plans
 from neuroshard.search.problem import Problem, Widths
 from neuroshard.search.state import State, transfers
@@ -64,7 +66,7 @@ def first_plans(problem: Problem, most: int, watch: Watch | None = None) -> list
     if not problem.whole.any():  # all by rows
         return [State(problem, np.zeros((len(problem.whole), problem.devices), dtype=np.int64))]
     shares = Shares.of(problem)
-    found = greedy_plans(problem, [_pieces(problem, shares.ms, fine) for fine in FINENESS], most, watch)
+    found = greedy_plans(problem, _pieces(problem, [(shares.ms, fine) for fine in FINENESS]), most, watch)
     if len(found) < most:
         found += _guessed(problem, shares)
     return sorted(found, key=lambda state: state.cost)[:most]
@@ -77,18 +79,23 @@ def _guessed(problem: Problem, shares: Shares) -> list[State]:
         for fine in GUESSED_FINENESS
         for memory, columns in BESIDES
     ]
-    pieces = [_pieces(problem, weight, fine) for fine, weight, _, _ in weights]
+    pieces = _pieces(problem, [(weight, fine) for fine, weight, _, _ in weights])
     rows = _lockstep(problem, shares, pieces, np.array([(memory, columns) for _, _, memory, columns in weights]))
     return [State(problem, widths) for widths in {plan.tobytes(): plan for plan in rows}.values()]
 
 
-def _pieces(problem: Problem, weight: Floats, fine: float) -> Ints:
-    """Shards of all items, none heavier than `fine` mean loads nor larger than what the roomiest device holds, heaviest first."""
-    shares = np.maximum(np.ceil(weight / fine), -(-problem.widest // problem.cap))
-    largest = problem.roomiest()
-    shares = np.maximum(shares, np.ceil(problem.nbytes[problem.whole] / np.maximum(largest, 1)))
-    most = np.minimum(problem.widest // problem.least, problem.places)
-    count = np.where(problem.whole > 0, np.clip(shares, 1, most), 0).astype(np.int64)
+def _pieces(problem: Problem, wanted: Sequence[tuple[Floats, float]]) -> list[Ints]:
+    """For each weight of the items, and `fine`: shards of all items, none heavier than `fine` mean loads nor larger than what the
+    roomiest device holds, heaviest first."""
+    fewest = np.maximum(-(-problem.widest // problem.cap), 1)
+    fewest = np.maximum(fewest, np.ceil(problem.nbytes[problem.whole] / np.maximum(problem.roomiest(), 1)))
+    most = np.where(problem.whole > 0, np.minimum(problem.widest // problem.least, problem.places), 0)
+    counts = (np.minimum(np.maximum(np.ceil(weight / fine), fewest), most) for weight, fine in wanted)
+    return [_cut(problem, weight, count.astype(np.int64)) for (weight, _), count in zip(wanted, counts, strict=True)]
+
+
+def _cut(problem: Problem, weight: Floats, count: Ints) -> Ints:
+    """Shards of all items, each cut into so many, the heaviest first."""
     item = np.repeat(np.arange(len(count)), count)
     nth = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
     units = problem.widest[item] // count[item] + (nth < problem.widest[item] % count[item])
@@ -100,8 +107,7 @@ def _pieces(problem: Problem, weight: Floats, fine: float) -> Ints:
 
 def _lockstep(problem: Problem, shares: Shares, pieces: list[Ints], besides: Floats) -> list[Widths]:
     """The placements of all rows that could be completed."""
-    count, longest = len(pieces), max(map(len, pieces))
-    orders = np.stack([np.pad(shards, (0, longest - len(shards))) for shards in pieces], axis=1)  # (S, R)
+    count, orders = len(pieces), padded(pieces).T  # (S, R)
     items, units = problem.item[orders], problem.units[orders]
     share = units / problem.widest[items]
     size, ms = problem.nbytes[orders], share * shares.ms[items]
@@ -111,7 +117,7 @@ def _lockstep(problem: Problem, shares: Shares, pieces: list[Ints], besides: Flo
     widths = np.zeros((count, len(problem.whole), problem.devices), dtype=np.int64)
     free, load = np.tile(problem.memory, (count, 1)), np.zeros((count, problem.devices))
     lost: list[list[tuple[int, int]]] = [[] for _ in pieces]
-    for step in range(longest):
+    for step in range(len(orders)):
         held = widths[rows, items[step]]
         room = (free >= size[step][:, None]) & (held == 0)
         if not problem.free_to_go:

@@ -1,9 +1,12 @@
 """A plan in the making: units of every item on every device, with the sums and costs of each device."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import MOST_PREDICTED_MS
+from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem import Placement, Problem, Widths
 
@@ -16,14 +19,32 @@ class State:
     """
 
     def __init__(self, problem: Problem, widths: Widths) -> None:
-        self.problem, self.widths = problem, widths
-        placement = problem.placement(widths)
-        self.sums, self.dims, nbytes = problem.sums(placement)
-        self.base = problem.base
+        self._fill(problem, widths, *(of[0] for of in _counted(problem, widths[None])))
+
+    @classmethod
+    def each(cls, problem: Problem, plans: Sequence[Widths]) -> list["State"]:
+        """Of several plans: the cost model is asked about all at once."""
+        states = []
+        for widths, *counted in zip(plans, *_counted(problem, np.stack(plans)), strict=True):
+            states.append(object.__new__(cls))
+            states[-1]._fill(problem, widths, *counted)
+        return states
+
+    def _fill(
+        self,
+        problem: Problem,
+        widths: Widths,
+        sums: Floats,
+        dims: Floats,
+        nbytes: Ints,
+        compute: Floats,
+        forward: Floats,
+        backward: Floats,
+    ) -> None:
+        self.problem, self.widths, self.sums, self.dims, self.base = problem, widths, sums, dims, problem.base
         self.free: Ints = problem.memory - nbytes
         self.shards = np.count_nonzero(widths, axis=1)
-        self.compute: Floats = np.where(self.dims > 0, problem.model.compute_ms(self.sums), 0.0)
-        self.forward, self.backward = transfers(problem, self.dims)
+        self.compute, self.forward, self.backward = compute, forward, backward
         self._settle()
         if not 0 <= self.cost <= MOST_PREDICTED_MS:
             raise InvalidInput(f"cost model {problem.model.name} predicts {self.cost} ms for a plan; train it again")
@@ -71,9 +92,35 @@ class State:
         self._settle()
 
 
+def _counted(problem: Problem, plans: Widths) -> tuple[Floats, Floats, Ints, Floats, Floats, Floats]:
+    """What lies on each device of B plans (B, I, D): sum of vectors (B, D, K), columns, bytes of what is not by rows; and ms of
+    compute, forward and backward exchange (B, D)."""
+    count, items, devices = plans.shape
+    widths = plans.swapaxes(1, 2).reshape(-1, items)  # of one device after another
+    on, item = np.nonzero(widths)
+    shards = problem.first[item] + widths[on, item]
+    problem.price(shards)
+    held = np.bincount(on, minlength=len(widths))
+    some = np.flatnonzero(held)
+    flat, nbytes = np.zeros((len(widths), problem.vectors.shape[1])), np.zeros(len(widths), dtype=np.int64)
+    if len(some):
+        begins = (np.cumsum(held) - held)[some]
+        flat[some] = np.add.reduceat(problem.vectors[shards], begins)
+        nbytes[some] = np.add.reduceat(problem.nbytes[shards], begins)
+    columns = np.bincount(on, problem.dims[shards], len(widths)).astype(np.float64)  # of nothing it counts in integers
+    sums: Floats = flat.reshape(count, devices, -1)
+    dims: Floats = columns.reshape(count, -1)
+    if len(problem.by_rows):
+        sums, dims = sums + problem.base, dims + problem.base_dims
+    compute = np.where(dims > 0, problem.model.compute_ms(sums), 0.0)
+    return sums, dims, nbytes.reshape(count, -1), compute, *transfers(problem, dims)
+
+
 def transfers(problem: Problem, device_dims: Floats) -> tuple[Floats, Floats]:
     """Forward and backward exchange ms of every device without waiting: (…, D) -> two (…, D)."""
     if problem.devices == 1:
         return np.zeros_like(device_dims), np.zeros_like(device_dims)
+    if isinstance(problem.model, TrainedCostModel):
+        return problem.model.transfers_ms(device_dims)
     together = np.zeros_like(device_dims)
     return problem.model.forward_comm_ms(device_dims, together), problem.model.backward_comm_ms(device_dims)

@@ -76,7 +76,7 @@ def price(plans: Plans, level: Level, steps: Steps) -> Priced:
     load = level.stick.load(compute, dims)
     change = level.soft(load, dims.copy(), plan)
     for device in devices:
-        change -= level.before(plan, device)
+        change -= level.counts[plan, device]
     return Priced(change, sums, dims, compute)
 
 

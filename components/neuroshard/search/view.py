@@ -39,6 +39,7 @@ class View:
         self.whole = self.flat.take(self.begin + self.mine[:, None])  # (G, R + 1)
         self.leaves = self.whole[:, -1]
         of_job = plan[:, None]
+        self.counted = level.counts[plan, source][:, None] + level.counts[of_job, receivers]
         self.load, self.load_there = level.load[plan, source], level.load[of_job, receivers]
         self.dims, self.dims_there = plans.dims[plan, source], plans.dims[of_job, receivers]
         self.free, self.free_there = plans.free[plan, source], plans.free[of_job, receivers]
@@ -65,8 +66,7 @@ class View:
         (2, G, P, S), overwritten -> (G, P, S)."""
         level, plan, job = self.level, self.plan, self.job
         change = level.soft(load, dims, plan[job][:, None, None])
-        before = level.before(plan, self.source)[:, None] + level.before(plan[:, None], self.receivers)
-        change -= before[job[:, None, None], column]
+        change -= self.counted[job[:, None, None], column]
         return change
 
     def best(self, change: Floats) -> tuple[Ints, Ints]:
