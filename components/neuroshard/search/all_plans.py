@@ -9,32 +9,37 @@ from neuroshard.costmodel.protocol import Floats, Ints, device_costs
 from neuroshard.search.problem import Problem, Widths
 from neuroshard.search.state import State
 
-FEW = 20_000  # plans: a tenth of a second or two
+FEW = 20_000  # plans that fit: pricing them takes a tenth of a second or two
+TRIED = 300_000  # ways to deal some of the items, of which memory alone is looked at: a hundredth of a second
 DEVICES, WIDEST = 4, 32  # of more devices, or for items of more units, there are too many
 AT_ONCE = 4096  # priced in one batch
 
 
 def cheapest_of_all(problem: Problem) -> list[State]:
-    """The cheapest plan by columns that fits, and keeps a move budget; none where there is none, or there are more than FEW."""
+    """The cheapest plan by columns that fits, and keeps a move budget; none where there is none, or where there are more than FEW
+    or finding them takes more than TRIED."""
     items = np.flatnonzero(problem.whole)
     if not 1 < problem.devices <= DEVICES or not len(items) or problem.widest[items].max() > WIDEST:
         return []
-    if np.log(np.maximum(problem.places[items], 1)).sum() > np.log(FEW):
+    if np.log(np.maximum(problem.places[items], 1)).sum() > np.log(TRIED):
         return []
-    deals = []
+    items = items[np.argsort(-problem.nbytes[problem.whole[items]], kind="stable")]  # the largest leave the fewest ways
+    deals: list[Widths] = []
+    ways, filled = np.zeros((1, 0), dtype=np.int64), np.zeros((1, problem.devices), dtype=np.int64)
     for item in items.tolist():
         deals.append(_all_deals(problem, item))
-        if np.prod([len(one) for one in deals], dtype=np.float64) > FEW:
+        if len(ways) * len(deals[-1]) > TRIED:
             return []
-    counts = [len(one) for one in deals]
-    if not all(counts):
+        whole = filled[:, None] + problem.nbytes[problem.numbers(np.full(deals[-1].shape, item), deals[-1])]
+        way, deal = np.nonzero((whole <= problem.memory).all(axis=2))
+        ways, filled = np.column_stack([ways[way], deal]), whole[way, deal]
+    if not 0 < len(ways) <= FEW:
         return []
     problem.price(np.arange(1, len(problem.item)))
-    ways = np.stack(np.unravel_index(np.arange(np.prod(counts)), counts), axis=1)  # (P, I)
     costs = np.concatenate(
         [_costs(problem, items, deals, ways[at : at + AT_ONCE]) for at in range(0, len(ways), AT_ONCE)]
     )
-    for way in np.argsort(costs, kind="stable")[: np.count_nonzero(np.isfinite(costs))].tolist():
+    for way in np.argsort(costs, kind="stable").tolist():
         widths = np.zeros((len(problem.whole), problem.devices), dtype=np.int64)
         widths[items] = [of[place] for of, place in zip(deals, ways[way].tolist(), strict=True)]
         held = problem.held
@@ -44,18 +49,17 @@ def cheapest_of_all(problem: Problem) -> list[State]:
 
 
 def _costs(problem: Problem, items: Ints, deals: list[Widths], ways: Ints) -> Floats:
-    """Ms of the slowest device of each of these plans, infinite where it does not fit: (P,)."""
+    """Ms of the slowest device of each of these plans: (P,)."""
     shape = (len(ways), problem.devices)
-    sums, nbytes = problem.base, np.zeros(shape, dtype=np.int64)
+    sums: Floats = problem.base
     dims: Floats = np.full(shape, float(problem.base_dims))
     for place, item in enumerate(items.tolist()):
         units = deals[place][ways[:, place]]
         shards = problem.numbers(np.full(units.shape, item), units)
         sums = sums + problem.vectors[shards]
-        dims, nbytes = dims + problem.dims[shards], nbytes + problem.nbytes[shards]
+        dims = dims + problem.dims[shards]
     compute, forward, backward = device_costs(problem.model, sums, dims)
-    fits = (nbytes <= problem.memory).all(axis=1)
-    cost: Floats = np.where(fits, (compute + forward + backward).max(axis=1), np.inf)
+    cost: Floats = (compute + forward + backward).max(axis=1)
     return cost
 
 
