@@ -180,7 +180,9 @@ def test_with_hardly_a_byte_to_spare_a_plan_of_few_tables_is_the_best_there_is(
 def test_of_very_many_plans_that_hardly_ever_fit_the_cheapest_is_found() -> None:
     tables = tuple(Table(name=f"t{i}", rows=1000 + 300 * i, dim=12, pooling_factor=50.0 - 9 * i) for i in range(5))
     memory = int(1.1 * sum(table.memory_bytes for table in tables) / 3)
-    task = ShardingTask(tables=tables, device_memory_bytes=(memory,) * 3, batch_size=4096)  # each dealt in one of 10 ways
+    task = ShardingTask(
+        tables=tables, device_memory_bytes=(memory,) * 3, batch_size=4096
+    )  # each dealt in one of 10 ways
     model = AnalyticModel(4096)
     [best] = cheapest_of_all(Problem(task, model))
     assert best.cost == pytest.approx(optimum_ms(task, model))
