@@ -138,6 +138,8 @@ def explain(error: ValidationError) -> str:
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "missing":
         message = "is missing"
+    elif fault["type"] == "too_short" and not fault["ctx"]["actual_length"]:
+        message = "is empty"
     elif fault["type"] != "value_error":  # our own rules already carry the value
         message = _PLAIN.get(fault["type"], message.replace("Input should be", "must be"))
         message = f"{message[:1].lower()}{message[1:]}, not {shown(fault['input'])}"

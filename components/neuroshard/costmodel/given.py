@@ -18,10 +18,11 @@ from pydantic import Field, model_validator
 from neuroshard.core.cost import MOST_MS
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import MAX_DIM, Table
+from neuroshard.core.text import counted
 from neuroshard.core.value import Number, Value, Whole, check_format, decode_json
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.files.disk import read_bytes
-from neuroshard.files.import_tables import read_number
+from neuroshard.files.import_tables import check_once, read_number
 
 GIVEN_FORMAT: Literal[1] = 1
 GivenMs = Annotated[Number, Field(ge=0, le=MOST_MS)]
@@ -138,7 +139,8 @@ class Given:
     def _cost(self, table: Table) -> TableCost:
         if table.name not in self._by_name:
             raise InvalidInput(
-                f"table {table.name!r} has no given cost; there are costs of {len(self._by_name):,} tables: add one of this name"
+                f"table {table.name!r} has no given cost; there are costs of "
+                f"{counted(len(self._by_name), 'table')}: add one of this name"
             )
         return self._by_name[table.name]
 
@@ -169,7 +171,9 @@ def _read_csv(path: Path) -> dict[str, Any]:
     """A header line and a line a table, with the names of TableCost. An empty cell says nothing."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
-        lines = list(csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True))
+        reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+        check_once(reader.fieldnames or (), path)
+        lines = list(reader)
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start}); is it a CSV file?") from None
     except csv.Error as error:

@@ -116,13 +116,18 @@ READERS: dict[str, Callable[[Path], tuple[list[Entry], set[str]]]] = {
 def _columns(header: Iterable[str], path: Path) -> list[str]:
     """Column names under our names. Raises InvalidInput where one that must be there is not, or one occurs twice."""
     columns = [ALIASES.get(name, name) for name in header]
-    for name, times in Counter(columns).items():
-        if times > 1:
-            raise InvalidInput(f"{path}: column {name!r} occurs {times} times")
+    check_once(columns, path)
     for name in REQUIRED:
         if name not in columns:
             raise InvalidInput(f"{path}: column {name!r} is missing; there are {shown(', '.join(columns), 200)}")
     return columns
+
+
+def check_once(columns: Iterable[str], path: Path) -> None:
+    """Raise InvalidInput where a column of a file occurs twice."""
+    for name, times in Counter(columns).items():
+        if times > 1:
+            raise InvalidInput(f"{path}: column {name!r} occurs {times} times")
 
 
 def _value(column: str, cell: str, where: str) -> Any:
