@@ -19,9 +19,8 @@ def open_cost_model(spec: str | Path, batch_size: int | None = None) -> CostMode
         return analytic_model(rest, batch_size)
     if colon and kind == "given":
         return load_given(Path(rest), batch_size)
-    if ("#" in str(spec) or "://" in str(spec)) and not Path(
-        spec
-    ).exists():  # a store's URL without hardware is told as such
+    in_a_store = "#" in str(spec) or "://" in str(spec)  # a store's URL without hardware is told as such
+    if in_a_store and not Path(spec).exists():
         return at_batch_size(open_published(str(spec)), batch_size)
     return at_batch_size(load_cost_model(Path(spec)), batch_size)
 
