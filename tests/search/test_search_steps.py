@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neuroshard.search import swaps
+from neuroshard.search import swaps, view, watch
 from neuroshard.search.baselines import KEYS, baseline
 from neuroshard.search.descent import MANY, descend
 from neuroshard.search.improve import improve
@@ -124,14 +124,55 @@ def test_where_devices_hold_very_many_shards_some_that_fit_are_offered_for_swaps
     of_all = improved(start).cost
     monkeypatch.setattr(swaps, "OFFERS", 7)
     plans, zero = Plans([start]), np.zeros(1, dtype=np.int64)
-    view = View(plans, Level(Yardstick.of(problem, 6), plans.compute, plans.dims), zero, zero + 1, zero[:, None])
-    offers = swaps._Offers.of(view)
+    level = Level(Yardstick.of(problem, 6), plans.compute, plans.dims)
+
+    def seen() -> View:
+        return View(plans, level, zero, zero + 1, zero[:, None], np.random.default_rng(0))
+
+    offers = swaps._Offers.of(seen())
     assert offers is not None
     offers.fits[0, ::2] = False
     some = offers.thinned()
     assert some.take.tolist() == [[1, 5, 9, 13, 17, 21, 25]]
     assert some.fits.all()
+    monkeypatch.setattr(swaps, "SEEN", 10)
+    weighed = swaps._Offers.of(seen())
+    assert weighed is not None
+    assert weighed.fits.all()
+    assert 5 <= len(set(weighed.take[0].tolist())) == weighed.take.size <= 15
     assert improved(start).cost == pytest.approx(of_all, rel=1e-3)
+
+
+def test_where_a_device_holds_very_many_shards_steps_are_sought_for_some_of_them_drawn_anew(make_task, model, monkeypatch):
+    problem = Problem(make_task([(1000, 64, float(pooling)) for pooling in range(1, 61)], [1] * 2), model)
+    start = whole(problem, [0] * 58 + [1] * 2)
+    of_all = improved(start).cost
+    monkeypatch.setattr(view, "PIECES", 10)
+    plans, zero, rng = Plans([start]), np.zeros(1, dtype=np.int64), np.random.default_rng(0)
+    level = Level(Yardstick.of(problem, 6), plans.compute, plans.dims)
+    drawn = [set(View(plans, level, zero, zero, zero[:, None] + 1, rng).item.tolist()) for _ in range(60)]
+    assert set.union(*drawn) == set(range(58))
+    assert 8 <= np.mean([len(some) for some in drawn]) <= 12
+    assert improved(start).cost == pytest.approx(of_all, rel=1e-3)
+
+
+def test_progress_is_told_within_a_round_and_counts_rounds_alone(make_task, model, monkeypatch):
+    class Told:
+        def __init__(self):
+            self.steps = []
+
+        def advance(self, steps=1, figure=""):
+            self.steps.append((steps, figure))
+
+    monkeypatch.setattr(watch, "SHOWN_EVERY_S", 0.0)
+    bar, told = Told(), Watch()
+    told.bar = bar
+    problem = Problem(make_task([(1000, 64, 20.0)] * 8, [1, 1]), model)
+    best = improve([whole(problem, [0] * 8)], 2, np.random.default_rng(0), told)[0]
+    steps = [steps for steps, _ in bar.steps]
+    assert steps[:2] == [0.0, 0.0]
+    assert sum(steps) == 2
+    assert bar.steps[-1][1] == f"best {best.cost:.3f} ms"
 
 
 def test_a_step_changes_the_yardstick_by_what_was_priced(make_task, model):
@@ -144,7 +185,7 @@ def test_a_step_changes_the_yardstick_by_what_was_priced(make_task, model):
         wide = stick.soft(one.dims / level.widest[plan])
         return float(level.load_weight[plan] * load.sum() + level.wide_weight[plan] * wide.sum())
 
-    steps = promising(plans, level, *np.nonzero(sources(level, range(2))))
+    steps = promising(plans, level, *np.nonzero(sources(level, range(2))), np.random.default_rng(0))
     assert (steps.take >= 0).any()
     assert (steps.take < 0).any()
     assert set(steps.plan.tolist()) == {0, 1}

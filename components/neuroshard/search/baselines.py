@@ -6,7 +6,7 @@ size, dim, lookup and size-lookup are those of the original NeuroShard, which pu
 random takes any device, here random keys balance by chance.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from neuroshard.search.greedy import place
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.splits import split, split_oversized
 
+Attempt = Placement | str  # a placement, or why there is none
 Key = Callable[[Problem, Ints, np.random.Generator], Floats]
 
 
@@ -56,7 +57,7 @@ KEYS: dict[str, Key] = {
 def baseline(problem: Problem, name: str, rng: np.random.Generator) -> Placement:
     """The placement of one heuristic. Raises Infeasible that says what found no room though it was cut as far as allowed."""
     shards = split_oversized(problem, problem.whole)
-    while not (placement := _place(problem, shards, KEYS[name](problem, shards, rng))).fits:
+    while not (placement := _place(problem, shards, [KEYS[name](problem, shards, rng)])[0]).fits:
         cut = split(problem, placement.shards, np.flatnonzero(placement.devices < 0))
         # a cut only adds bytes, for each part keeps the optimizer's state of a row: past all memory no further one can help
         if cut is None or problem.nbytes[cut].sum() > sum(problem.memory.tolist()):
@@ -65,18 +66,33 @@ def baseline(problem: Problem, name: str, rng: np.random.Generator) -> Placement
     return placement
 
 
-def _place(problem: Problem, shards: Ints, keys: Floats) -> Placement:
-    """The shards on the devices, largest key first; -1 where one found no room."""
-    order = np.lexsort((shards, -problem.nbytes[shards], -keys))
-    shards = shards[order]
+def baselines(problem: Problem, seed: int) -> dict[str, Attempt]:
+    """The placement of each heuristic, or why there is none; those that need no cuts in lockstep."""
+    shards = split_oversized(problem, problem.whole)
+    placed = _place(problem, shards, [key(problem, shards, np.random.default_rng(seed)) for key in KEYS.values()])
+    attempts: dict[str, Attempt] = dict(zip(KEYS, placed, strict=True))
+    for name, placement in zip(KEYS, placed, strict=True):
+        if not placement.fits:
+            try:
+                attempts[name] = baseline(problem, name, np.random.default_rng(seed))
+            except Infeasible as error:
+                attempts[name] = str(error)
+    return attempts
+
+
+def _place(problem: Problem, shards: Ints, keys: Sequence[Floats]) -> list[Placement]:
+    """The shards on the devices by each of the keys, largest first; -1 where one found no room."""
+    orders = np.stack([np.lexsort((shards, -problem.nbytes[shards], -key)) for key in keys])
+    rows = len(shards) * np.arange(len(keys))[:, None]
+    every = np.tile(shards, len(keys))
     placed = place(
-        vectors=keys[order][:, None],
-        orders=np.arange(len(shards))[None],
-        dims=problem.dims[shards],
-        nbytes=problem.nbytes[shards],
-        caps=np.array([[np.inf]]),
+        vectors=np.concatenate(keys)[:, None],
+        orders=rows + orders,
+        dims=problem.dims[every],
+        nbytes=problem.nbytes[every],
+        caps=np.full((len(keys), 1), np.inf),
         memory=problem.memory,
         weigh=lambda sums: sums[..., 0],
-        allowed=problem.allowed[problem.item[shards]],
+        allowed=None if problem.free_to_go else problem.allowed[problem.item[every]],
     )
-    return Placement(shards, placed.devices[0, 0])
+    return [Placement(shards[order], devices[0]) for order, devices in zip(orders, placed.devices, strict=True)]

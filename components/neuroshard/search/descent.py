@@ -38,7 +38,7 @@ def descend(plans: Plans, stick: Yardstick, rng: np.random.Generator) -> Iterato
     """
     if plans.problem.devices >= MANY:
         yield from _from_many(plans, stick, rng)
-    yield from _from_slowest(plans, stick)
+    yield from _from_slowest(plans, stick, rng)
 
 
 def _from_many(plans: Plans, stick: Yardstick, rng: np.random.Generator) -> Iterator[Changed]:
@@ -51,9 +51,8 @@ def _from_many(plans: Plans, stick: Yardstick, rng: np.random.Generator) -> Iter
             level = Level(stick, plans.compute, plans.dims)
             order = np.argsort(-level.counts[active], axis=1, kind="stable")
             others = rng.permuted(np.repeat(order[:, jobs:], jobs, axis=0), axis=1)
-            steps = towards(
-                plans, level, np.repeat(active, jobs), order[:, :jobs].ravel(), others[:, : devices // jobs]
-            )
+            some = order[:, :jobs].ravel(), others[:, : devices // jobs]
+            steps = towards(plans, level, np.repeat(active, jobs), *some, rng)
             changed = _taken(plans, level, steps)
             few = np.array([len(changed.get(int(plan), ())) * PART < jobs for plan in active])
             vain[active] = np.where(few, vain[active] + 1, 0)
@@ -62,7 +61,7 @@ def _from_many(plans: Plans, stick: Yardstick, rng: np.random.Generator) -> Iter
         jobs //= 2
 
 
-def _from_slowest(plans: Plans, stick: Yardstick) -> Iterator[Changed]:
+def _from_slowest(plans: Plans, stick: Yardstick, rng: np.random.Generator) -> Iterator[Changed]:
     """Steps from the devices that are slowest, then from those with the most columns, until there is none."""
     moving = np.full(len(plans), plans.problem.devices > 1)
     while moving.any():
@@ -70,7 +69,7 @@ def _from_slowest(plans: Plans, stick: Yardstick) -> Iterator[Changed]:
         changed: Changed = {}
         for places in SOURCES:
             plan, source = np.nonzero(sources(level, places) & trying[:, None])
-            changed |= _taken(plans, level, promising(plans, level, plan, source))
+            changed |= _taken(plans, level, promising(plans, level, plan, source, rng))
             trying[list(changed)] = False
             if not trying.any():
                 break

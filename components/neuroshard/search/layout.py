@@ -9,11 +9,10 @@ from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Proven
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.costmodel.bundle import TrainedCostModel
+from neuroshard.search.baselines import Attempt
 from neuroshard.search.bound import Bound
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.rows import row_shards
-
-Attempt = Placement | str  # a placement, or why there is none
 
 
 def make_plan(

@@ -55,6 +55,7 @@ class Problem:
     def __init__(self, task: ShardingTask, model: CostModel) -> None:
         self.task, self.model = task, model
         self.members = _items(task)
+        self._count = np.array([len(one) for one in self.members])
         rules, constraints = task.constraints.rules(), task.constraints
         cuts = [constraints.allowed(rules.get(one[0].name), one[0].dim) for one in self.members]
         never = np.array([len(one) > 1 or most == 1 for one, (_, most) in zip(self.members, cuts, strict=True)])
@@ -180,7 +181,7 @@ class Problem:
 
     def _price(self, new: Ints) -> None:
         dims, row, items = self.dims[new], np.arange(len(new)), self.item[new]
-        counts = np.array([len(one) for one in self.members])[items]
+        counts = self._count[items]
         tables = [table for item in items.tolist() for table in self.members[item]]
         if counts.max() > 1:
             row = np.repeat(row, counts)

@@ -11,19 +11,21 @@ from neuroshard.search.view import View
 RECEIVERS = 24  # devices that are tried at a step where none are named, the least loaded ones
 
 
-def promising(plans: Plans, level: Level, plan: Ints, source: Ints) -> Steps:
+def promising(plans: Plans, level: Level, plan: Ints, source: Ints, rng: np.random.Generator) -> Steps:
     """`towards` the least loaded devices."""
     devices = plans.problem.devices
     receivers = (source[:, None] + np.arange(1, devices)) % devices
     if devices - 1 > RECEIVERS:
         least = np.argpartition(level.load[plan[:, None], receivers], RECEIVERS, axis=1)[:, :RECEIVERS]
         receivers = np.take_along_axis(receivers, least, axis=1)
-    return towards(plans, level, plan, source, receivers)
+    return towards(plans, level, plan, source, receivers, rng)
 
 
-def towards(plans: Plans, level: Level, plan: Ints, source: Ints, receivers: Ints) -> Steps:
+def towards(
+    plans: Plans, level: Level, plan: Ints, source: Ints, receivers: Ints, rng: np.random.Generator
+) -> Steps:
     """Of each table of each job (J,) the move and the swap that fit and have the best linear guess, to some devices (J, R)."""
-    view = View(plans, level, plan, source, receivers)
+    view = View(plans, level, plan, source, receivers, rng)
     return moves(view) + swaps(view)
 
 

@@ -39,7 +39,8 @@ def row_levels(problem: Problem, slope: Floats, intercept: float) -> "RowLevels 
     model = problem.model
     if problem.devices == 1 or not isinstance(model, TrainedCostModel) or model.nets.compute.rates is None:
         return None
-    levels = max(n for n in range(MOST_LEVELS + 1) if comb(problem.devices + n, n) <= MOST_COUNTS)
+    most = max(min(MOST_COUNTS, IN_ALL // len(problem.item)), 1)  # each needs a multiplier at least
+    levels = max(n for n in range(MOST_LEVELS + 1) if comb(problem.devices + n, n) <= most)
     return RowLevels(problem, model, slope, intercept, levels) if levels else None
 
 

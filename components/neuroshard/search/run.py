@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from neuroshard import __version__
-from neuroshard.core.errors import Infeasible, UsageError
+from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.open import error_on_unseen_tables, open_cost_model
@@ -24,13 +24,13 @@ from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import read_tables
 from neuroshard.search.algorithms import ALGORITHMS, ROUNDS, ROUNDS_AT_MOST, SEARCHES, Effort, at_least
-from neuroshard.search.baselines import KEYS, baseline
+from neuroshard.search.baselines import Attempt, baseline, baselines
 from neuroshard.search.beam import PAPER, Width
 from neuroshard.search.bound import lower_bound
 from neuroshard.search.by_rows import worth_allowing
 from neuroshard.search.feasibility import feasible
 from neuroshard.search.held import Held
-from neuroshard.search.layout import Attempt, caveats, make_plan
+from neuroshard.search.layout import caveats, make_plan
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.state import State
 from neuroshard.search.watch import OnImprovement, Watch
@@ -98,7 +98,7 @@ def search(
             rounds = ROUNDS if time_budget_s is None else ROUNDS_AT_MOST
         effort = Effort(rounds, width)
         found = SEARCHES[algorithm](problem, effort, rng, watch)
-        heuristics = {name: _attempt(problem, name, np.random.default_rng(seed)) for name in KEYS}
+        heuristics = baselines(problem, seed)
         if algorithm == "neuroshard" and move_budget_bytes is None:
             found = at_least(
                 problem, found, [one for one in heuristics.values() if isinstance(one, Placement)], rng, watch
@@ -124,13 +124,6 @@ def search(
     )
     bound = lower_bound(problem, state)
     return make_plan(problem, found, heuristics, bound, watch.improvements, provenance)
-
-
-def _attempt(problem: Problem, name: str, rng: np.random.Generator) -> Attempt:
-    try:
-        return baseline(problem, name, rng)
-    except Infeasible as error:
-        return str(error)
 
 
 def run(

@@ -11,7 +11,7 @@ from neuroshard.search.view import View
 
 Bools = NDArray[np.bool_]
 
-OFFERS = 512  # for a device to choose from, at most
+SEEN, OFFERS = 2048, 512  # that are weighed for a device, about, and of these to choose from, at most
 TRIED = 24  # swaps for each piece that a linear guess is made of in full
 PARTLY = 0.5  # what a swap is off the level of two devices counts by so much, since parts of it may level them
 NARROW = 0.95  # columns count where a device comes to hold so much of the most that any has
@@ -41,7 +41,7 @@ class _Offers(NamedTuple):
     def of(cls, view: View) -> "_Offers | None":
         """All of them; jobs that have fewer are filled up with what does not fit. None where there is nothing."""
         problem, plans, plan = view.problem, view.plans, view.plan
-        at, column, item = np.nonzero(view.wide)
+        at, column, item = view.some(*np.nonzero(view.wide), most=SEEN)
         if not len(at) or not len(view.job):
             return None
         count = np.bincount(at, minlength=len(plan))

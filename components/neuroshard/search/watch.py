@@ -12,6 +12,7 @@ OnImprovement = Callable[[float, float], None]  # seconds since the search began
 
 
 MOST_TOLD = 100  # improvements in a plan: a curve needs no more
+SHOWN_EVERY_S = 0.5  # at least, while a round takes long
 
 
 class Watch:
@@ -23,7 +24,7 @@ class Watch:
         on_improvement: OnImprovement | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        self.began = self.shown = time.perf_counter()
+        self.began = self.shown = self.told = time.perf_counter()
         self.ends = None if time_budget_s is None else self.began + time_budget_s
         self.on_improvement, self.stop = on_improvement, stop
         self.bar: Bar | None = None
@@ -39,6 +40,8 @@ class Watch:
             self._improvements.append((self.steps, cost_ms))
             if self.on_improvement is not None:
                 self.on_improvement(time.perf_counter() - self.began, cost_ms)
+        if self.bar is not None and time.perf_counter() >= self.told + SHOWN_EVERY_S:
+            self._show(0.0)
 
     @property
     def improvements(self) -> tuple[Improvement, ...]:
@@ -50,11 +53,14 @@ class Watch:
 
     def advance(self) -> None:
         """One round of the search is done. With a time budget the bar shows seconds of it."""
-        if self.bar is None:
-            return
-        steps = 1.0
+        if self.bar is not None:
+            self._show(1.0)
+
+    def _show(self, rounds: float) -> None:
+        assert self.bar is not None
+        steps, self.told = rounds, time.perf_counter()
         if self.ends is not None:
-            before, self.shown = self.shown, min(time.perf_counter(), self.ends)
+            before, self.shown = self.shown, min(self.told, self.ends)
             steps = self.shown - before
         self.bar.advance(steps, f"best {self.best_ms:.3f} ms")
 
