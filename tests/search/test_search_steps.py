@@ -143,7 +143,9 @@ def test_where_devices_hold_very_many_shards_some_that_fit_are_offered_for_swaps
     assert improved(start).cost == pytest.approx(of_all, rel=1e-3)
 
 
-def test_where_a_device_holds_very_many_shards_steps_are_sought_for_some_of_them_drawn_anew(make_task, model, monkeypatch):
+def test_where_a_device_holds_very_many_shards_steps_are_sought_for_some_of_them_drawn_anew(
+    make_task, model, monkeypatch
+):
     problem = Problem(make_task([(1000, 64, float(pooling)) for pooling in range(1, 61)], [1] * 2), model)
     start = whole(problem, [0] * 58 + [1] * 2)
     of_all = improved(start).cost

@@ -6,6 +6,7 @@ import numpy as np
 
 from neuroshard.search.all_plans import cheapest_of_all
 from neuroshard.search.beam import Width, beam_search
+from neuroshard.search.company import accompanied
 from neuroshard.search.feasibility import any_plan
 from neuroshard.search.held import Held
 from neuroshard.search.improve import Climb, improve
@@ -57,6 +58,8 @@ class ByColumns:
         """The plan to take of these, and of more by columns that were found since."""
         found = [*self.plans, *(self.climb.found if self.climb else ()), *more]
         held = self.begun.problem.held is not None
+        if not held:
+            found += accompanied(min(found, key=lambda plan: plan.cost))
         # nothing moves for a plan that costs more than what lies there
         best = trusted(found, self.published, at_most_ms=self.begun.cost if held else np.inf)
         # nor where next to nothing is gained

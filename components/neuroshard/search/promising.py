@@ -21,9 +21,7 @@ def promising(plans: Plans, level: Level, plan: Ints, source: Ints, rng: np.rand
     return towards(plans, level, plan, source, receivers, rng)
 
 
-def towards(
-    plans: Plans, level: Level, plan: Ints, source: Ints, receivers: Ints, rng: np.random.Generator
-) -> Steps:
+def towards(plans: Plans, level: Level, plan: Ints, source: Ints, receivers: Ints, rng: np.random.Generator) -> Steps:
     """Of each table of each job (J,) the move and the swap that fit and have the best linear guess, to some devices (J, R)."""
     view = View(plans, level, plan, source, receivers, rng)
     return moves(view) + swaps(view)

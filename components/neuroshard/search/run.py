@@ -31,7 +31,7 @@ from neuroshard.search.by_rows import worth_allowing
 from neuroshard.search.feasibility import feasible
 from neuroshard.search.held import Held
 from neuroshard.search.layout import caveats, make_plan
-from neuroshard.search.problem import Placement, Problem
+from neuroshard.search.problem import Placement
 from neuroshard.search.state import State
 from neuroshard.search.watch import OnImprovement, Watch
 

@@ -10,7 +10,9 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.plans import Level, Plans
 from neuroshard.search.steps import Steps
 
-PIECES = 64  # of each device that steps are sought for, about: of 1,900 tables on 16 devices in a third of the time, as far
+PIECES = (
+    64  # of each device that steps are sought for, about: of 1,900 tables on 16 devices in a third of the time, as far
+)
 
 
 class View:
