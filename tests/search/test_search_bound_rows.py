@@ -14,7 +14,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import BY_BYTES, BY_DIGITS, BY_ROWS, COUNTED_IN, ROWS, THRESHOLDS, Layer
 from neuroshard.costmodel.protocol import Floats
-from neuroshard.search import bound
+from neuroshard.search import bound, row_levels
+from neuroshard.search.problem import Problem
 from neuroshard.search.row_levels import game
 from neuroshard.search.run import search
 
@@ -128,3 +129,19 @@ def test_a_game_is_played_as_a_linear_program_says(seed: int) -> None:
     assert strategy.min() >= 0
     assert strategy.sum() == pytest.approx(1)
     assert gain == pytest.approx(-best.fun, abs=1e-6 * np.abs(payoffs).max())
+
+
+def test_devices_are_told_apart_by_as_many_thresholds_as_there_is_an_answer_for(make_task, monkeypatch):
+    problem = Problem(
+        make_task([(2**place, 64, 1.0) for place in range(8, 24)], [1] * 4), random_model(4, rates=len(THRESHOLDS))
+    )
+    problem.price(np.arange(1, len(problem.item)))
+    slope, shards = np.ones(problem.vectors.shape[1]), len(problem.item)
+
+    def thresholds(priced: int) -> int:
+        monkeypatch.setattr(row_levels, "IN_ALL", priced)
+        found = row_levels.row_levels(problem, slope, 0.0)
+        return 0 if found is None else len(found.low) - 1
+
+    # 5, 15 and 35 ways to deal four devices to two, three and four levels
+    assert [thresholds(times * shards) for times in (35, 34, 15, 14, 5, 4, 1)] == [3, 2, 2, 1, 1, 0, 0]

@@ -93,8 +93,8 @@ class View:
     def some(self, *of: Ints, most: int) -> tuple[Ints, ...]:
         """About `most` of what there is of each job, drawn by chance: where a device holds more, many are alike. The first
         tells the job of each."""
-        job, count = of[0], np.bincount(of[0])
-        if count.max(initial=0) <= most:
+        job = of[0]
+        if len(job) <= most or (count := np.bincount(job)).max() <= most:
             return of
         kept = self.rng.random(len(job)) * count[job] < most
         return tuple(one[kept] for one in of)
