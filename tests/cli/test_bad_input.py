@@ -104,6 +104,9 @@ def test_a_broken_tables_file_is_told_apart(tmp_path, neuroshard, text, words):
         ("measure cases --backend cuda -o x", 1, ["GPU"]),
         ("measure cases --backend synthetic --batch-size 128 -o costs", 1, ["batch_size", "65536", "128"]),
         ("pretrain nowhere -o x", 1, ["nowhere", "costs.json"]),
+        ("pretrain costs --start-from nowhere -o x", 1, ["nowhere", "model.json"]),
+        ("pretrain costs --start-from analytic:h100 -o x", 2, ["--start-from analytic:h100", "nothing was learned"]),
+        ("pretrain costs --publish http://x -o x", 2, ["http"]),
         (
             "search tables.json --model model --devices 2 --memory 1GiB --algorithm guess -o x",
             2,
@@ -242,6 +245,29 @@ def test_a_package_that_is_not_installed_is_named(made, missing, words):
     done = subprocess.run([sys.executable, "-c", script], cwd=made, capture_output=True, text=True, timeout=60)
 
     assert_one_line(done, 1, *words)
+
+
+def test_what_pretrain_lacks_is_told_before_torch_is_imported(made):
+    script = (
+        "import sys; sys.modules['torch'] = None; sys.argv[1:] = 'pretrain costs --start-from nowhere -o x'.split(); "
+        "import neuroshard.cli as c; c.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=made, capture_output=True, text=True, timeout=60)
+
+    assert_one_line(done, 1, "nowhere: no model.json here")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("show", ["show"]),
+        ("measure cases --backend synthetic -o", ["-o"]),
+        ("search tables.json --devices 2 --memory 1GiB -o x --model", ["--model"]),
+    ],
+)
+@pytest.mark.parametrize("empty", ["", " "])
+def test_a_variable_that_is_not_set_names_not_the_current_folder(made, neuroshard, command, words, empty):
+    assert_one_line(neuroshard(*command.split(), empty, cwd=made), 2, "is empty", *words)
 
 
 def test_a_package_whose_libraries_do_not_fit_is_told_in_one_line(made, tmp_path):

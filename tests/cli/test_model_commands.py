@@ -28,6 +28,30 @@ def step(tmp_path, neuroshard):
     return step
 
 
+def test_training_starts_from_a_cost_model_of_a_store(step, tmp_path):
+    step("publish-model", "good", "--store", "store")
+    step(
+        "augment",
+        "tables.json",
+        "--compute-cases",
+        30,
+        "--comm-cases",
+        0,
+        "--devices",
+        1,
+        "--memory",
+        "1GiB",
+        "-o",
+        "cases",
+    )
+    step("measure", "cases", "--backend", "synthetic", "-o", "costs")
+    for name, start in {"from-store": "store#test-device", "from-folder": "good"}.items():
+        step("pretrain", "costs", "--epochs", 1, "--start-from", start, "-o", name)
+    one, other = ((tmp_path / name / "model.json").read_bytes() for name in ("from-store", "from-folder"))
+    assert one == other
+    assert json.loads(one)["provenance"]["started_from"] == GOOD.name
+
+
 def test_a_life_of_cost_models(step, tmp_path):
     good, better, poor = (model.name[:12] for model in (GOOD, BETTER, POOR))
     assert step("models", "--store", "store") == "store: no cost model is published there\n"
@@ -75,7 +99,7 @@ def test_a_life_of_cost_models(step, tmp_path):
         (("--model", "good", "--store", "store", "--hardware", "x"), 2, "give one cost model"),
         ((), 2, "give one cost model"),
         (("--store", "store", "--hardware", "h200"), 1, "no cost model of hardware 'h200'"),
-        (("--store", "store", "--hardware", ""), 2, "STORE#HARDWARE"),
+        (("--store", "store", "--hardware", ""), 2, "of --hardware is empty"),
         (("--model", "#h200"), 2, "STORE#HARDWARE"),
     ],
 )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from neuroshard.core.errors import InvalidInput, NewerFormat
-from neuroshard.core.plan import Plan, Provenance, Shard, check_tiles
+from neuroshard.core.plan import DeviceCost, Plan, Provenance, Shard, check_tiles
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.value import canonical_json
@@ -171,6 +171,15 @@ def test_a_plan_costs_what_its_slowest_device_costs():
 def test_predictions_are_one_for_each_device():
     with pytest.raises(ValidationError, match="predicted_ms has 1 values for 2 devices"):
         whole_plan(predicted_ms=(1.5,))
+
+
+def test_the_parts_of_a_prediction_add_up_to_it():
+    parts = (DeviceCost(compute_ms=1.0, forward_comm_ms=0.25, backward_comm_ms=0.25),) * 2
+    assert whole_plan(predicted_ms=(1.5, 1.5), predicted=parts).cost_ms == 1.5
+    with pytest.raises(
+        ValidationError, match=r"device 1 is predicted to take 1 ms in predicted_ms, and 1\.5 ms in predicted"
+    ):
+        whole_plan(predicted_ms=(1.5, 1.0), predicted=parts)
 
 
 def test_a_plan_of_another_task_is_found_out():

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -227,15 +228,29 @@ def test_a_wrong_manifest_is_told_in_one_line(saved, change, words):
     assert words in fault(saved)
 
 
-def test_a_save_that_fails_leaves_nothing_that_looks_whole(saved, monkeypatch):
-    def full(path, data):
-        raise NeuroshardError("disk full")
+@pytest.mark.parametrize("step", range(3))
+def test_a_save_that_is_cut_off_leaves_the_old_bundle_or_nothing_that_looks_whole(saved, monkeypatch, step):
+    """Cut off before the old one's model.json goes, before the tensors are in place, before the new model.json is."""
+    before, steps = load_cost_model(saved).name, iter(range(9))
 
-    monkeypatch.setattr("neuroshard.costmodel.bundle.write_bytes", full)
-    with pytest.raises(NeuroshardError):
-        save_cost_model(saved, random_model(2, 4))
+    def cut_off(do):
+        def done(path, *arguments, **options):
+            if (path.name in ("model.json", "nets.safetensors") or arguments) and next(steps) == step:
+                raise OSError(28, "No space left on device")
+            return do(path, *arguments, **options)
 
-    assert "no model.json here" in fault(saved)
+        return done
+
+    monkeypatch.setattr(Path, "unlink", cut_off(Path.unlink))
+    monkeypatch.setattr(Path, "replace", cut_off(Path.replace))
+    with pytest.raises(NeuroshardError, match="No space left"):
+        save_cost_model(saved, random_model(2, 4, seed=7))
+
+    if step:
+        assert "no model.json here" in fault(saved)
+    else:
+        assert load_cost_model(saved).name == before
+    assert [path.name for path in saved.iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_folder_that_is_a_file_is_told_in_one_line(tmp_path):

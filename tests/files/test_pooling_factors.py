@@ -28,7 +28,8 @@ def test_json_and_csv_say_the_same_and_options_win(tmp_path, name, text):
         ("f.csv", "table,lookups\n", "must begin with the line name,pooling_factor"),
         ("f.csv", "name,pooling_factor\na\n", "line 2: has 1 cells"),
         ("f.csv", "name,pooling_factor\na,1\na,2\n", "a is there twice"),
-        ("f.csv", "name,pooling_factor\na,-1\n", "a has -1.0 lookups"),
+        ("f.csv", "name,pooling_factor\na,-1\n", "a has -1 lookups"),
+        ("f.csv", "name,pooling_factor\na,1_000\n", "a has '1_000' lookups"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path, name, text, words):
@@ -37,6 +38,12 @@ def test_a_bad_file_is_named(tmp_path, name, text, words):
     with pytest.raises(InvalidInput, match=words) as raised:
         pooling_factors(path, [])
     assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("number", ["1_000", "nan", "inf", "١"])
+def test_what_only_python_takes_for_a_number_is_refused(number):
+    with pytest.raises(InvalidInput, match=r"a has .* lookups"):
+        pooling_factors(None, [f"a={number}"])
 
 
 def test_an_option_that_is_no_pair_is_refused():

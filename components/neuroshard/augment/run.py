@@ -25,7 +25,7 @@ from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.text import agreeing
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import sha256
-from neuroshard.costmodel.open import open_cost_model
+from neuroshard.costmodel.open import open_trained
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.cases import write_cases
 from neuroshard.files.disk import check_can_write
@@ -195,20 +195,11 @@ def run(
         test_share=test_share,
         vary_share=vary_share,
         batch_sizes=batch_sizes,
-        acquire_for=None if acquire_for is None else _learned(acquire_for),
+        acquire_for=None if acquire_for is None else open_trained(acquire_for, "--acquire"),
         seed=seed,
     )
     write_cases(out, cases)
     return cases
-
-
-def _learned(spec: str | Path) -> CostModel:
-    """The cost model of that name. Raises UsageError for costs that are computed or given, of which no cases are measured."""
-    if str(spec).startswith(("analytic:", "given:")):
-        raise UsageError(
-            f"--acquire {spec}: nothing was learned there to be unsure of; name what `neuroshard pretrain` wrote"
-        )
-    return open_cost_model(spec)
 
 
 def _fitting(tables: Sequence[Table], memory_bytes: int) -> list[Table]:

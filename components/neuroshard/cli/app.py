@@ -5,15 +5,16 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 try:
     import typer
+    from typer.core import TyperCommand
 except ModuleNotFoundError:  # a trainer installs neither; its client has no need of them
     sys.exit("error: the neuroshard command needs typer and rich: pip install 'neuroshard[all]'")
 
 from neuroshard import __version__
-from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.text import one_line, wrapped
 
 app = typer.Typer(
@@ -41,11 +42,24 @@ def _root(
     pass
 
 
+class _Command(TyperCommand):
+    """A subcommand that takes no empty argument: a path of nothing would be the current folder, read or written into."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for before, argument in zip([self.name, *args], args, strict=False):
+            option, equals, value = argument.partition("=") if argument.startswith("--") else (before, "=", argument)
+            if equals and not value.strip():
+                raise UsageError(f"an argument of {option} is empty; is it a variable that is not set?")
+        return super().parse_args(ctx, args)
+
+
 def command(example: str, in_short: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a subcommand whose --help ends with `example`, and which the list of commands tells of `in_short`."""
     options = re.sub(r" (?!-)", "\N{NO-BREAK SPACE}", example)  # lines end before an option, never within quotes
     lines = " \\\n    ".join(wrapped(options, indent=0, width=70)).replace("\N{NO-BREAK SPACE}", " ")
-    return app.command(epilog=f"\b\nExample:\n  {lines}", short_help=in_short)  # \b: not to be wrapped again
+    return app.command(
+        cls=_Command, epilog=f"\b\nExample:\n  {lines}", short_help=in_short
+    )  # \b: not to be wrapped again
 
 
 def note(lines: Iterable[str]) -> None:

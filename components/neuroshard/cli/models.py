@@ -27,7 +27,10 @@ def pretrain(
     costs: Annotated[list[Path], typer.Argument(help="Folders that `neuroshard measure` wrote, all of one bench.")],
     out: Annotated[Path, out_file("Folder of the cost model", "; a cut-off training left there is continued")],
     start_from: Annotated[
-        Path | None, typer.Option(help="Cost model of other hardware, or older, to begin from: needs fewer cases.")
+        str | None,
+        typer.Option(
+            help="Cost model of other hardware, or older, to begin from: a folder, or STORE#HARDWARE. Needs fewer cases."
+        ),
     ] = None,
     monotone: Annotated[
         bool,
@@ -44,9 +47,21 @@ def pretrain(
     seed: Seed = 0,
 ) -> None:
     """Train the cost models, and tell their error on sets and on tables that they never saw."""
-    from neuroshard.pretrain.run import run
+    from neuroshard.costmodel.open import open_trained
+    from neuroshard.files.costs import read_manifest
+    from neuroshard.files.disk import check_can_write
+    from neuroshard.store.open import open_store
 
-    model = run(costs[0], out, *costs[1:], seed=seed, epochs=epochs, monotone=monotone, start_from=start_from)
+    check_can_write(out, folder=True)
+    for folder in costs:
+        read_manifest(folder)
+    if publish is not None:
+        open_store(publish)  # nothing is asked of it yet, but that it may be one
+    start = None if start_from is None else open_trained(start_from, "--start-from")
+
+    from neuroshard.pretrain.run import run  # torch, which takes seconds: what is wrong with the above is told before
+
+    model = run(costs[0], out, *costs[1:], seed=seed, epochs=epochs, monotone=monotone, start=start)
     typer.echo(model.report.text())
     source = "by a formula, not measured" if model.backend == "synthetic" else f"measured on {model.backend}"
     typer.echo(f"{out}: cost model {model.name[:12]} of costs {source} ({model.device_name})")

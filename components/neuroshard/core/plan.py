@@ -1,5 +1,6 @@
 """A sharding plan: which rectangle of which table lies on which device."""
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
@@ -135,6 +136,11 @@ class Plan(Value):
         for name, values in (("predicted_ms", self.predicted_ms), ("predicted", self.predicted)):
             if values is not None and len(values) != self.task.devices:
                 raise ValueError(f"{name} has {len(values)} values for {self.task.devices} devices")
+        for device, (whole, parts) in enumerate(zip(self.predicted_ms or (), self.predicted or (), strict=False)):
+            if not math.isclose(whole, parts.total_ms, rel_tol=1e-6, abs_tol=1e-9):
+                raise ValueError(
+                    f"device {device} is predicted to take {whole:g} ms in predicted_ms, and {parts.total_ms:g} ms in predicted"
+                )
         self._check_tiling()
         self._check_memory()
         self._check_constraints()

@@ -80,6 +80,16 @@ def parse_share(text: str) -> tuple[int, int]:
     return share, of
 
 
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def parse_number(text: str) -> float | None:
+    """`"1000"` as a whole number, `"1.5e3"` as any; None for what is none, `1_000` and `nan` among it."""
+    if not _NUMBER.fullmatch(text):
+        return None
+    return int(text) if text.lstrip("+-").isdigit() and len(text) < 20 else float(text)
+
+
 def parse_counts(text: str, option: str) -> tuple[int, ...]:
     """`"4"` or `"2,4,8"` as whole numbers above zero. Raises UsageError that names the option."""
     parts = [part.strip() for part in text.split(",")]

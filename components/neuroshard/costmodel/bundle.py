@@ -29,7 +29,7 @@ from neuroshard.costmodel.protocol import Dips, Floats, Ints
 from neuroshard.costmodel.report import Report
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
 from neuroshard.costmodel.unseen import unlike_trained
-from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
+from neuroshard.files.disk import read_bytes, writing
 from neuroshard.store.bundles import BUNDLE_FILES
 
 Format = Literal[2, 3, 4, 5]
@@ -239,11 +239,13 @@ def _main_batch_size(manifest: Manifest) -> int:
 
 
 def save_cost_model(folder: Path, model: TrainedCostModel) -> None:
-    """Write the bundle. model.json comes last, so that a cut-off run leaves no folder that looks whole."""
-    with disk_errors(folder, "write there"):
-        (folder / MANIFEST).unlink(missing_ok=True)
-    write_bytes(folder / TENSORS, to_tensors(model.nets))
-    write_bytes(folder / MANIFEST, model.manifest.canonical_json())
+    """Write the bundle. model.json comes last, so that a cut-off run leaves no folder that looks whole; what was there before
+    goes when both files of the new one are on the disk, so that a full one takes nothing away."""
+    with writing(folder / MANIFEST) as manifest:
+        manifest.write_bytes(model.manifest.canonical_json())
+        with writing(folder / TENSORS) as tensors:
+            tensors.write_bytes(to_tensors(model.nets))
+            (folder / MANIFEST).unlink(missing_ok=True)
 
 
 def load_cost_model(folder: Path) -> TrainedCostModel:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from neuroshard.core.errors import UsageError
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model
 from neuroshard.costmodel.given import load_given
@@ -14,6 +15,10 @@ def open_cost_model(spec: str | Path, batch_size: int | None = None) -> CostMode
 
     Raises InvalidInput, NewerFormat, UsageError and StoreError in one line.
     """
+    if not str(spec).strip():
+        raise UsageError(
+            "the cost model's name is empty; name a folder, STORE#HARDWARE, analytic:h100 or given:costs.json"
+        )
     kind, colon, rest = str(spec).partition(":")
     if colon and kind == "analytic":
         return analytic_model(rest, batch_size)
@@ -23,6 +28,18 @@ def open_cost_model(spec: str | Path, batch_size: int | None = None) -> CostMode
     if in_a_store and not Path(spec).exists():
         return at_batch_size(open_published(str(spec)), batch_size)
     return at_batch_size(load_cost_model(Path(spec)), batch_size)
+
+
+def open_trained(spec: str | Path, option: str) -> TrainedCostModel:
+    """The cost model that `option` names, which must have been trained: costs that are computed or given hold nothing learned.
+
+    Raises what `open_cost_model` raises.
+    """
+    if str(spec).startswith(("analytic:", "given:")):
+        raise UsageError(f"{option} {spec}: nothing was learned there; name what `neuroshard pretrain` wrote")
+    model = open_cost_model(spec)
+    assert isinstance(model, TrainedCostModel)
+    return model
 
 
 def at_batch_size(model: CostModel, batch_size: int | None) -> CostModel:

@@ -6,7 +6,6 @@ A table is an object or a row with name, rows, dim, pooling_factor and whatever 
 
 import csv
 import io
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from decimal import Decimal
@@ -15,6 +14,7 @@ from typing import Any
 
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
+from neuroshard.core.units import parse_number
 from neuroshard.core.value import shown
 from neuroshard.files import parquet
 from neuroshard.files.disk import read_bytes
@@ -31,7 +31,6 @@ from neuroshard.files.imported import (
 )
 
 NUMBERS = Table.model_fields.keys() - {"name", "reuse_bins", "pooling", "weighted"}
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def import_tables(
@@ -139,9 +138,10 @@ def _value(column: str, cell: str, where: str) -> Any:
 
 def read_number(column: str, cell: str, where: str) -> float:
     """A cell that is a number. Raises InvalidInput."""
-    if not _NUMBER.fullmatch(cell):
+    number = parse_number(cell)
+    if number is None:
         raise _not_a_number(where, column, cell)
-    return int(cell) if cell.lstrip("+-").isdigit() and len(cell) < 20 else float(cell)
+    return number
 
 
 def _not_a_number(where: str, column: str, value: Any) -> InvalidInput:

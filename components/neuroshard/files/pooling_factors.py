@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.units import parse_number
 from neuroshard.core.value import decode_json, shown
 from neuroshard.files.disk import read_bytes
 
@@ -53,10 +54,8 @@ def _pairs(path: Path) -> Iterable[tuple[str, Any]]:
 
 
 def _from_text(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    number = parse_number(text.strip())
+    return text if number is None else number
 
 
 def _checked(pairs: Iterable[tuple[str, Any]], where: str) -> dict[str, float]:

@@ -25,7 +25,6 @@ from neuroshard.costmodel.bundle import (
     Provenance,
     TrainedCostModel,
     cost_model,
-    load_cost_model,
     save_cost_model,
 )
 from neuroshard.costmodel.compute_net import ComputeNet
@@ -90,15 +89,14 @@ def run(
     seed: int = 0,
     epochs: int | None = None,
     monotone: bool = True,
-    start_from: Path | None = None,
+    start: TrainedCostModel | None = None,
 ) -> TrainedCostModel:
     """Read the costs in folder `costs`, and in `more` of the same bench, and write the cost model into folder `out`.
 
-    `start_from` is the folder of the cost model to begin from. Raises what `pretrain` does. A run that was cut off left its
+    `start` is the cost model to begin from. Raises what `pretrain` does. A run that was cut off left its
     checkpoints in `out`: the next with the same costs and settings goes on from there, and writes what the first would have.
     """
     check_can_write(out, folder=True)
-    start = None if start_from is None else load_cost_model(start_from)
     measured = read_costs(costs, *more)
     model = pretrain(measured, seed=seed, epochs=epochs, monotone=monotone, start=start, checkpoints=out / UNFINISHED)
     save_cost_model(out, model)
