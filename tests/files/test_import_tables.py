@@ -264,3 +264,13 @@ def test_an_unknown_suffix_lists_the_known_ones(tmp_path):
 def test_an_unknown_option_is_a_usage_error(tmp_path, option):
     with pytest.raises(UsageError):
         import_tables(as_json(tmp_path / "t.json", [ROW]), **option)
+
+
+def test_what_a_published_set_says_in_words_of_its_own_is_pointed_at(tmp_path):
+    path = tmp_path / "set.json"
+    tables = [{**ROW, "name": "a", "num_features": 3}, {**ROW, "name": "b", "num_features": 1}]
+    path.write_text(json.dumps({"bytes_per_element": 2, "tables": tables}))
+    found = import_tables(path)
+    assert [table.element_bytes for table in found.tables] == [4, 4]
+    assert found.notes[1] == f"{path}: bytes_per_element (2) is not read: say it as element_bytes, or by --dtype"
+    assert found.notes[2].startswith(f"{path}: read by several features: 1 table; all their lookups are counted")

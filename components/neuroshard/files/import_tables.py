@@ -7,13 +7,14 @@ A table is an object or a row with name, rows, dim, pooling_factor and whatever 
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
+from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import parse_number
 from neuroshard.core.value import shown
 from neuroshard.files import parquet
@@ -23,10 +24,12 @@ from neuroshard.files.imported import (
     ALIASES,
     KNOWN,
     REQUIRED,
+    WIDTH,
     Entry,
     Imported,
     pooled_tables,
     read_json,
+    several_features,
     table_defaults,
 )
 
@@ -60,7 +63,19 @@ def read_entries(path: Path) -> tuple[list[Entry], tuple[str, ...]]:
     if read is None:
         raise UsageError(f"{path}: its name does not say what it is; known: {', '.join(READERS)}, .pt, .pt.gz")
     entries, unknown = read(path)
-    return entries, (f"unknown keys were ignored: {', '.join(sorted(unknown))}",) if unknown else ()
+    notes = [f"unknown keys were ignored: {', '.join(sorted(unknown))}"] if unknown else []
+    return entries, (*notes, *_hints(entries))
+
+
+def _hints(entries: Sequence[Entry]) -> list[str]:
+    """What keys that are not read would have changed."""
+    hints = []
+    if widths := {shown(entry.fields[WIDTH]) for entry in entries if WIDTH in entry.fields}:
+        hints.append(f"{WIDTH} ({first_few(sorted(widths))}) is not read: say it as element_bytes, or by --dtype")
+    features = [entry.fields.get("num_features") for entry in entries]
+    if shared := sum(isinstance(count, int) and count > 1 for count in features):
+        hints.append(several_features(counted(shared, "table")))
+    return hints
 
 
 def read_csv(path: Path) -> tuple[list[Entry], set[str]]:

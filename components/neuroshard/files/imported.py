@@ -16,6 +16,7 @@ from neuroshard.files.traces import Traces
 
 REQUIRED = ("name", "rows", "dim", "pooling_factor")
 KNOWN = Table.model_fields.keys() | {"sequence"}
+WIDTH = "bytes_per_element"  # as some who publish table sets call it, of a table or of all at once
 ALIASES = {"num_embeddings": "rows", "embedding_dim": "dim", "is_weighted": "weighted"}
 
 
@@ -145,5 +146,6 @@ def read_json(path: Path) -> tuple[list[Entry], set[str]]:
             raise InvalidInput(
                 f"{path}: tables[{index}]: expected an object with {', '.join(REQUIRED)}, not {shown(table)}"
             )
-    entries = [Entry.of(f"{path}: tables[{index}]", table) for index, table in enumerate(tables)]
+    of_all = {} if isinstance(data, list) else {key: data[key] for key in data.keys() & {WIDTH}}
+    entries = [Entry.of(f"{path}: tables[{index}]", {**of_all, **table}) for index, table in enumerate(tables)]
     return entries, unknown | {key for entry in entries for key in entry.fields} - KNOWN
