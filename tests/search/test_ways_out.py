@@ -71,6 +71,14 @@ def devices(count: int) -> Callable[[ShardingTask], ShardingTask]:
             each("51MiB"),
             id="most shards of all",
         ),
+        pytest.param(  # no device holds more than 17 of the 128 units: what deals them out to 7 ends in nothing, late
+            [(82_000, 512, 5.0), SMALL],
+            [22] * 8,
+            {"max_shards": 2, "tables": (TableRule(table="t1", devices=(1, 2, 3, 5, 6)),)},
+            {"let tables have 8 shards instead of 2 (--max-shards)": rules(max_shards=8)},
+            rules(max_shards=7),
+            id="a wide table in few shards",
+        ),
         pytest.param(
             [BIG, SMALL],
             [200] * 4,

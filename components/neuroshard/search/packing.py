@@ -113,20 +113,34 @@ def _deals_with_room(problem: Problem, item: int, free: Ints) -> Iterator[list[i
         for k, d in enumerate(devices)
     ]
     first, least, cap = int(problem.first[item]), int(problem.least[item]), int(problem.cap[item])
+    sizes = problem.nbytes[first + 1 : first + cap + 1]  # of 1 unit, of 2, …
+    holds = np.searchsorted(sizes, free[devices], side="right").tolist()  # units that each has room for
     deal = [0] * problem.devices
+
+    def may(k: int, left: int, shards: int) -> bool:
+        """Whether the devices from `k` on can take so many units in so many shards: without this, ways that end in nothing are
+        followed without end."""
+        run = next((i for i in range(k, len(devices)) if not alike[i]), len(devices))
+        limit = deal[devices[k - 1]] if k else 0  # of the devices that nothing tells apart from the last one
+        rooms = [min(units, limit) for units in holds[k:run]] + holds[run:]
+        most = 0  # units in so many shards as there are, each of `least` to its room
+        for number, units in enumerate(sorted(rooms, reverse=True)[:shards], 1):
+            if most >= left or units < least or number * least > left:
+                break
+            most += units
+        return most >= left
 
     def to(k: int, left: int, shards: int) -> Iterator[list[int]]:
         if not left:
             yield deal
             return
-        if k == len(devices) or not shards:
-            return
         device = devices[k]
-        top = min(left, cap, deal[devices[k - 1]] if alike[k] else left)
+        top = min(left, holds[k], deal[devices[k - 1]] if alike[k] else left)
         for units in (*range(top, least - 1, -1), 0):
-            if problem.nbytes[first + units if units else 0] <= free[device]:
-                deal[device] = units
+            deal[device] = units
+            if may(k + 1, left - units, shards - (units > 0)):
                 yield from to(k + 1, left - units, shards - (units > 0))
         deal[device] = 0
 
-    yield from to(0, int(problem.widest[item]), int(problem.most[item]))
+    if may(0, int(problem.widest[item]), int(problem.most[item])):
+        yield from to(0, int(problem.widest[item]), int(problem.most[item]))
