@@ -7,9 +7,10 @@ import numpy as np
 
 from neuroshard.core.errors import Infeasible
 from neuroshard.progress import progress
+from neuroshard.search.alike import alike
 from neuroshard.search.baselines import KEYS
 from neuroshard.search.beam import PAPER, Width, beam_search
-from neuroshard.search.by_columns import ByColumns
+from neuroshard.search.by_columns import WORTH_MOVING, ByColumns
 from neuroshard.search.feasibility import misfit
 from neuroshard.search.improve import improve
 from neuroshard.search.problem import Placement, Problem
@@ -51,16 +52,21 @@ def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch
 def at_least(
     problem: Problem, found: Placement, others: Sequence[Placement], rng: np.random.Generator, watch: Watch
 ) -> Placement:
-    """What was found, or the best of the others, improved, where that is cheaper: so no heuristic is ever better."""
+    """What was found, or the best of the others or of those that treat all tables alike, improved, where that is cheaper: so no
+    heuristic is ever better. Where something lies already, it must be worth moving."""
+    others = [*others, *(state.placement for state in alike(problem))]
     costs = problem.worst_ms([found, *others])
     best = int(costs.argmin())
     if best == 0 and (not others or not len(problem.row_blocks.items)):
         return found
     # where rows may be split, also what a search by columns would have gone on from: so permission costs nothing
     other = int(costs[1:].argmin())
-    improved = improve([State(problem, problem.widths(others[other]))], 0, rng, watch)[0]
-    cheapest = (found, *others)[best]
-    return improved.placement if improved.cost < costs[best] or (best and improved.cost == costs[best]) else cheapest
+    improved = improve([State.of(problem, others[other])], 0, rng, watch)[0]
+    cheapest, cost = (found, *others)[best], costs[best]
+    if improved.cost < cost or (best and improved.cost == cost):
+        cheapest, cost = improved.placement, improved.cost
+    held = problem.held is not None
+    return found if held and cost > costs[0] * (1 - WORTH_MOVING) else cheapest
 
 
 def paper(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> Placement:

@@ -87,11 +87,23 @@ def _guessed(problem: Problem, shares: Shares) -> list[State]:
 def _pieces(problem: Problem, wanted: Sequence[tuple[Floats, float]]) -> list[Ints]:
     """For each weight of the items, and `fine`: shards of all items, none heavier than `fine` mean loads nor larger than what the
     roomiest device holds, heaviest first."""
-    fewest = np.maximum(-(-problem.widest // problem.cap), 1)
-    fewest = np.maximum(fewest, np.ceil(problem.nbytes[problem.whole] / np.maximum(problem.roomiest(), 1)))
-    most = np.where(problem.whole > 0, np.minimum(problem.widest // problem.least, problem.places), 0)
+    fewest, most = _parts(problem)
     counts = (np.minimum(np.maximum(np.ceil(weight / fine), fewest), most) for weight, fine in wanted)
     return [_cut(problem, weight, count.astype(np.int64)) for (weight, _), count in zip(wanted, counts, strict=True)]
+
+
+def in_parts(problem: Problem, shares: Shares, parts: Sequence[int]) -> list[Widths]:
+    """Placements of all items in so many parts each, as far as they may be, one for each of `parts` that can be completed."""
+    fewest, most = _parts(problem)
+    counts = (np.minimum(np.maximum(count, fewest), most).astype(np.int64) for count in parts)
+    return _lockstep(problem, shares, [_cut(problem, shares.ms, count) for count in counts], np.zeros((len(parts), 2)))
+
+
+def _parts(problem: Problem) -> tuple[Floats, Ints]:
+    """How many parts items must have at least, for what a shard may be and a device hold, and how many they may have."""
+    fewest = np.maximum(-(-problem.widest // problem.cap), 1)
+    fewest = np.maximum(fewest, np.ceil(problem.nbytes[problem.whole] / np.maximum(problem.roomiest(), 1)))
+    return fewest, np.where(problem.whole > 0, np.minimum(problem.widest // problem.least, problem.places), 0)
 
 
 def _cut(problem: Problem, weight: Floats, count: Ints) -> Ints:
