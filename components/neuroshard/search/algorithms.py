@@ -16,10 +16,12 @@ from neuroshard.search.improve import improve
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.side_by_side import with_rows
 from neuroshard.search.state import State
+from neuroshard.search.trust import trusted
 from neuroshard.search.watch import Watch
 
 ROUNDS = 40  # of shaking and descending again, where no time budget says otherwise
 ROUNDS_AT_MOST = 10**6  # where one does
+NEAR = 0.05  # share by which a plan may cost more than what was found, and be worth improving
 BEGIN_SHARE = 0.3  # of a time budget, until rows are tried too, where tables may be split by rows
 
 
@@ -52,21 +54,30 @@ def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch
 def at_least(
     problem: Problem, found: Placement, others: Sequence[Placement], rng: np.random.Generator, watch: Watch
 ) -> Placement:
-    """What was found, or the best of the others or of those that treat all tables alike, improved, where that is cheaper: so no
-    heuristic is ever better. Where something lies already, it must be worth moving."""
-    others = [*others, *(state.placement for state in alike(problem))]
+    """What was found, or the best of the others, improved, where that is cheaper: so no heuristic is ever better. Where something
+    lies already, it must be worth moving."""
     costs = problem.worst_ms([found, *others])
     best = int(costs.argmin())
     if best == 0 and (not others or not len(problem.row_blocks.items)):
         return found
     # where rows may be split, also what a search by columns would have gone on from: so permission costs nothing
     other = int(costs[1:].argmin())
-    improved = improve([State.of(problem, others[other])], 0, rng, watch)[0]
+    improved = improve([State(problem, problem.widths(others[other]))], 0, rng, watch)[0]
     cheapest, cost = (found, *others)[best], costs[best]
     if improved.cost < cost or (best and improved.cost == cost):
         cheapest, cost = improved.placement, improved.cost
-    held = problem.held is not None
-    return found if held and cost > costs[0] * (1 - WORTH_MOVING) else cheapest
+    return found if problem.held is not None and cost > costs[0] * (1 - WORTH_MOVING) else cheapest
+
+
+def or_alike(problem: Problem, found: Placement, rng: np.random.Generator, watch: Watch) -> Placement:
+    """What was found, or the cheapest plan that treats all tables alike, improved, where that is cheaper and not expected to be
+    slower; where something lies already, it must be worth moving."""
+    state, others = State.of(problem, found), sorted(alike(problem), key=lambda other: other.cost)
+    most = state.cost * (1 - WORTH_MOVING) if problem.held is not None else state.cost
+    if not others or others[0].cost > most * (1 + NEAR):
+        return found
+    best = improve(others[:1], 0, rng, watch)[0]
+    return trusted([best, state]).placement if best.cost < most else found
 
 
 def paper(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> Placement:

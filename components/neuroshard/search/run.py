@@ -23,7 +23,7 @@ from neuroshard.files.constraints import ConstraintsFile, resolve
 from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import read_tables
-from neuroshard.search.algorithms import ALGORITHMS, ROUNDS, ROUNDS_AT_MOST, SEARCHES, Effort, at_least
+from neuroshard.search.algorithms import ALGORITHMS, ROUNDS, ROUNDS_AT_MOST, SEARCHES, Effort, at_least, or_alike
 from neuroshard.search.baselines import Attempt, baseline, baselines
 from neuroshard.search.beam import PAPER, Width
 from neuroshard.search.bound import lower_bound
@@ -103,6 +103,7 @@ def search(
             found = at_least(
                 problem, found, [one for one in heuristics.values() if isinstance(one, Placement)], rng, watch
             )
+            found = or_alike(problem, found, rng, watch)
     else:
         found = baseline(problem, algorithm, rng)
     state = State.of(problem, found)
