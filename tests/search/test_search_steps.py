@@ -185,7 +185,7 @@ def test_a_step_changes_the_yardstick_by_what_was_priced(make_task, model):
     def measure(one: State, plan: int) -> float:
         load = stick.soft(stick.load(one.compute, one.dims) / level.slowest[plan])
         wide = stick.soft(one.dims / level.widest[plan])
-        return float(level.load_weight[plan] * load.sum() + level.wide_weight[plan] * wide.sum())
+        return float(level.weights[0, plan] * load.sum() + level.weights[1, plan] * wide.sum())
 
     steps = promising(plans, level, *np.nonzero(sources(level, range(2))), np.random.default_rng(0))
     assert (steps.take >= 0).any()

@@ -17,7 +17,7 @@ linear.
 """
 
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
@@ -41,6 +41,7 @@ BYTES, OWN, ROWS = -3, -2, -1  # columns of a sum of vectors, where there are ra
 _STEEPNESS: Final[Floats] = 1 / (1 - SETS_IN) / THRESHOLDS
 _SHIFT: Final[Floats] = SETS_IN / (1 - SETS_IN)
 COUNTED_IN: Final = np.repeat([ROWS, BYTES, ROWS], _KINDS)
+MANY: Final = 2**17  # numbers that may well lie in a cache twice
 FEW: Final = 40  # devices asked about at once, up to which one layer of all members is faster than a layer each
 MANY: Final = 2048  # above which arrays fit no cache: so many at a time are asked in half the time
 
@@ -108,6 +109,17 @@ def steps(vector_sums: Floats, used: Ints) -> Floats:
     share -= _SHIFT[used]
     np.minimum(np.maximum(share, 0.0, out=share), 1.0, out=share)
     return share
+
+
+def positive(x: Floats) -> Floats:
+    """The larger of each number and 0. NumPy takes half as long for that where zeros stand beside all as for a single one."""
+    found: Floats = np.maximum(x, _zeros(x.shape) if x.size <= MANY else 0.0)
+    return found
+
+
+@lru_cache(maxsize=4)
+def _zeros(shape: tuple[int, ...]) -> Floats:
+    return np.zeros(shape)
 
 
 @dataclass(frozen=True)
@@ -370,12 +382,12 @@ class MeanHead:
     def ms(self, lifted_sums: Floats) -> Floats:
         """What `ComputeNet.ms` tells of sums of vectors, from the sums of what they are `lifted` to, and of the `ground`."""
         hidden, counted = len(self.bias), len(self._counted)
-        terms = np.maximum(lifted_sums[..., :counted], 0.0)
+        terms = positive(lifted_sums)
         if counted > hidden:
-            shares = terms[..., hidden:]
+            shares = terms[..., hidden:counted]
             np.minimum(shares, 1.0, out=shares)
             shares *= lifted_sums[..., counted:-1]
-        ms: Floats = terms @ self._counted
+        ms: Floats = terms[..., :counted] @ self._counted
         ms += lifted_sums[..., -1]
         return np.maximum(ms, self.floor_ms, out=ms)
 

@@ -228,6 +228,6 @@ def _blocks(state: State, guess: _Guess, items: Ints) -> tuple[Floats, Ints]:
 def _changed(guess: _Guess, load: Floats, dims: Ints) -> Floats:
     """What the yardstick changes by where all devices get so many ms and columns more: two (C, D) -> (C,)."""
     level = guess.level
-    change: Floats = level.soft((guess.load + load).T, (guess.dims + dims).T, 0)
+    change: Floats = level.soft(np.stack([(guess.load + load).T, (guess.dims + dims).T]), np.zeros(1, dtype=np.int64))
     change -= level.counts[0].sum()
     return change

@@ -14,7 +14,7 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.plans import Level, Plans, Yardstick, sources
 from neuroshard.search.problem import Widths
 from neuroshard.search.promising import promising, towards
-from neuroshard.search.steps import Priced, Steps, changes, price
+from neuroshard.search.steps import Priced, Steps, cells, changes, price
 
 if TYPE_CHECKING:
     from neuroshard.search.held import Held
@@ -92,14 +92,17 @@ def _chosen(plans: Plans, level: Level, steps: Steps, change: Floats) -> list[in
     than there is a budget for."""
     budgets = [p.held if p.held is not None and p.held.budget_bytes is not None else None for p in plans.problems]
     gains = np.flatnonzero(change < -MIN_GAIN * level.slowest[steps.plan])
+    gains = gains[np.argsort(change[gains], kind="stable")]
+    # devices and items of all plans, a number each; of an item that is none that of the device that gives
+    plan, source, to, give, take = (of[gains] for of in (steps.plan, steps.source, steps.to, steps.give, steps.take))
+    count, items = plans.dims.size, len(plans.problem.first)
+    source, to, give = source * len(plans) + plan, to * len(plans) + plan, count + plan * items + give
+    touched = np.array([source, to, give, np.where(take < 0, source, count + plan * items + take)]).T.tolist()
     chosen: list[int] = []
-    used: set[tuple[int, int]] = set()
+    used: set[int] = set()
     bound: set[int] = set()
-    for index in gains[np.argsort(change[gains], kind="stable")].tolist():
-        plan, devices = int(steps.plan[index]), (int(steps.source[index]), int(steps.to[index]))
-        items = (-2 - int(steps.give[index]), -2 - int(steps.take[index]))
-        touched = {(plan, one) for one in (*devices, *items) if one != -1}
-        if used & touched:
+    for index, plan, touches in zip(gains.tolist(), plan.tolist(), touched, strict=True):
+        if not used.isdisjoint(touches):
             continue
         budget = budgets[plan]
         if budget and (plan in bound or not _affordable(budget, plans.widths[plan], steps, index)):
@@ -107,7 +110,7 @@ def _chosen(plans: Plans, level: Level, steps: Steps, change: Floats) -> list[in
         if budget:
             bound.add(plan)  # a step at a time, since each is held against what was moved before
         chosen.append(index)
-        used |= touched
+        used.update(touches)
     return chosen
 
 
@@ -121,16 +124,14 @@ def _affordable(held: "Held", widths: Widths, steps: Steps, index: int) -> bool:
 
 def _take(plans: Plans, steps: Steps, priced: Priced, chosen: Ints) -> Changed:
     """Change the plans by these steps."""
-    changed: Changed = {}
-    for index in chosen.tolist():
-        plan = int(steps.plan[index])
-        items, devices, units = changes(steps, index)
-        widths = plans.widths[plan]
-        before = widths[items, devices]
-        widths[items, devices] = before + units
-        plans.shards[plan, items] = np.count_nonzero(widths[items], axis=1)
-        changed.setdefault(plan, []).append((items, devices, before))
-    twice, touched = np.tile(steps.plan[chosen], 2), np.concatenate([steps.source[chosen], steps.to[chosen]])
+    taken, changed = steps[chosen], Changed()
+    plan, (items, devices, units) = taken.plan, cells(taken)
+    before = plans.widths[plan, items, devices]
+    # where a cell stands twice, as that of an item taken that is none, the last value counts
+    plans.widths[plan, items, devices] = before + units
+    plans.shards[plan, items] = np.count_nonzero(plans.widths[plan, items], axis=-1)
+    for place, one in enumerate(plan.tolist()):
+        changed.setdefault(one, []).append((items[:, place], devices[:, place], before[:, place]))
     after = (a[:, chosen].reshape(2 * len(chosen), *a.shape[2:]) for a in (priced.sums, priced.dims, priced.compute))
-    plans.put(twice, touched, *after)
+    plans.put(np.concatenate([plan, plan]), devices[2:].ravel(), *after)
     return changed

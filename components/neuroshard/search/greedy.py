@@ -77,11 +77,13 @@ def place(
         if allowed is not None:
             room &= allowed[shard]
         price = np.where(room, load, np.inf)
-        least = price.min(axis=1)
+        chosen = price.argmin(axis=1)
+        least = price.take(begins[0] + chosen)
         lightest = price == least[:, None]
-        alone = np.count_nonzero(lightest) == rows
-        chosen = lightest.argmax(axis=1) if alone else np.where(lightest, free, -1).argmax(axis=1)
-        if least.max() < np.inf:
+        alone = count > 1 and np.count_nonzero(lightest) == rows  # and not infinite, as that of all devices would be
+        if not alone:
+            chosen = np.where(lightest, free, -1).argmax(axis=1)
+        if alone or least.max() < np.inf:
             devices[step] = chosen
             both = begins + chosen
         else:

@@ -71,7 +71,7 @@ class Plans:
         self._guessed: Floats | None = None
         problem.price_rest()
         if problem.all_priced and 8 * self.dims.size * len(problem.item) <= GUESSED_BYTES:
-            self._guessed = self.slope @ problem.vectors.T
+            self._guessed = self._guess(self.slope)
         self.cost: Floats = np.array([s.cost for s in states])
 
     def __len__(self) -> int:
@@ -82,15 +82,37 @@ class Plans:
         ready = self.compute + backward
         self.cost = ready.max(axis=1) + forward.max(axis=1)
 
-    def added(self, plan: Ints, devices: Ints, shards: Ints) -> Floats:
-        """Ms that shards (G, U) are guessed to add to each of some devices (G, R) of a plan (G,): (G, R, U)."""
-        guessed: Floats
+    def _guess(self, slope: Floats) -> Floats:
+        """Ms that the units of each slot are guessed to add to devices of these slopes: (…, K) -> (…, slots)."""
+        return np.take(slope @ self.problem.vectors.T, self.problem.slot_shards, axis=-1)
+
+    def added(self, plan: Ints, devices: Ints, items: Ints, most: Ints) -> tuple[Floats, Ints]:
+        """Ms that 0 to `most` units (G,) of items are guessed to add to each of some devices (G, R) of a plan (G,), one after
+        another somewhere in one array, and where they begin (G, R)."""
+        problem = self.problem
         if self._guessed is not None:
-            guessed = self._guessed[plan[:, None, None], devices[..., None], shards[:, None]]
-            return guessed
-        self.problem.price(shards.ravel())
+            begins = (plan[:, None] * self.dims.shape[1] + devices) * self._guessed.shape[2] + problem.slots.take(items)[:, None]
+            return self._guessed.reshape(-1), begins
+        width = np.arange(int(most.max(initial=0)) + 1)
+        shards = np.where((width > 0) & (width <= most[:, None]), problem.first.take(items)[:, None] + width, 0)
+        problem.price(shards.ravel())
         slope = self.slope[plan[:, None], devices].astype(np.float32)
-        guessed = np.matmul(slope, self.problem.rough[shards].swapaxes(1, 2)).astype(np.float64)
+        guessed = np.matmul(slope, problem.rough[shards].swapaxes(1, 2)).astype(np.float64)
+        return guessed.reshape(-1), len(width) * np.arange(devices.size).reshape(devices.shape)
+
+    def added_each(self, plan: Ints, devices: Ints, items: Ints, units: Ints) -> Floats:
+        """Ms that so many units are guessed to add to a device of a plan each: (J, 1), and three (J, S) or of a shape like it ->
+        (J, S)."""
+        problem = self.problem
+        if self._guessed is not None:
+            begins = (plan * self.dims.shape[1] + devices) * self._guessed.shape[2]
+            return self._guessed.reshape(-1).take(begins + (problem.slots.take(items) + units))
+        shards = problem.slot_shards.take(problem.slots.take(items) + units)
+        problem.price(shards.ravel())
+        vectors, slope = problem.vectors.take(shards, axis=0), self.slope[plan, devices]
+        if devices.shape[1] == 1:
+            return np.matmul(vectors, slope.swapaxes(1, 2))[..., 0]
+        guessed: Floats = np.einsum("jsk,jsk->js", vectors, slope)
         return guessed
 
     def put(self, plan: Ints, devices: Ints, sums: Floats, dims: Floats, compute: Floats) -> None:
@@ -98,13 +120,12 @@ class Plans:
         problem = self.problem
         self.sums[plan, devices], self.dims[plan, devices], self.compute[plan, devices] = sums, dims, compute
         held = self.widths[plan, :, devices]
-        self.free[plan, devices] = self.memory[plan, devices] - problem.nbytes[
-            np.where(held > 0, problem.first + held, 0)
-        ].sum(axis=1)
+        held += problem.slots
+        self.free[plan, devices] = self.memory[plan, devices] - problem.slot_bytes.take(held).sum(axis=1)
         slope = problem.model.compute_slope(sums)
         self.slope[plan, devices] = slope
         if self._guessed is not None:
-            self._guessed[plan, devices] = slope @ problem.vectors.T
+            self._guessed[plan, devices] = self._guess(slope)
         self._settle()
 
 
@@ -119,27 +140,29 @@ class Level:
         self.slowest = np.maximum(
             self.load.max(axis=1), np.maximum(NO_LOAD * stick.all_ms * self.widest, 1e-30)
         )  # (B,)
-        self.busy = stick.soft(self.load / self.slowest[:, None])  # (B, D)
-        self.wide = stick.soft(dims / self.widest[:, None])
+        self.scales = np.stack([self.slowest, self.widest])  # what load and columns are shares of: (2, B)
+        soft = np.stack([self.load, dims])
+        soft /= self.scales[:, :, None]
+        self.busy, self.wide = stick.soft(soft)  # (B, D) each
         # of a soft maximum m = (sum x^p)^(1/p) the derivative by the sum is m^(1-p) / p; both terms in ms
         exponent = 1 / 2.0**stick.sharpness - 1
         # the slowest counts 1, unless all tables cost nothing
-        self.load_weight = self.slowest * np.maximum(self.busy.sum(axis=1), 1.0) ** exponent  # (B,)
-        self.wide_weight = stick.all_ms * self.widest * self.wide.sum(axis=1) ** exponent
-        self.counts: Floats = self.load_weight[:, None] * self.busy  # what devices add to it now: (B, D)
-        self.counts += self.wide_weight[:, None] * self.wide
+        self.weights = np.stack(
+            [
+                self.slowest * np.maximum(self.busy.sum(axis=1), 1.0) ** exponent,
+                stick.all_ms * self.widest * self.wide.sum(axis=1) ** exponent,
+            ]
+        )  # (2, B)
+        soft = soft * self.weights[:, :, None]
+        self.counts: Floats = soft[0] + soft[1]  # what devices add to it now: (B, D)
 
-    def soft(self, load: Floats, dims: Floats, plan: Ints | int) -> Floats:
-        """What N devices that come to so much load and columns add to the yardstick of their plan, which says what these are
-        shares of: two (N, …), overwritten -> (…)."""
-        load /= self.slowest[plan]
-        added: Floats = self.stick.soft(load).sum(axis=0)
-        added *= self.load_weight[plan]
-        if self.stick.all_ms:
-            dims /= self.widest[plan]
-            wide = self.stick.soft(dims).sum(axis=0)
-            wide *= self.wide_weight[plan]
-            added += wide
+    def soft(self, amounts: Floats, plan: Ints) -> Floats:
+        """What N devices that come to so much load, and to so many columns, add to the yardstick of their plan, which says what
+        these are shares of: (2, N, …), overwritten -> (…)."""
+        amounts /= self.scales[:, plan][:, None]
+        of_both: Floats = self.stick.soft(amounts).sum(axis=1)
+        of_both *= self.weights[:, plan]
+        added: Floats = of_both[0] + of_both[1]
         return added
 
     def order(self) -> tuple[Ints, Ints]:
@@ -149,7 +172,7 @@ class Level:
 
 def sources(level: Level, places: range) -> NDArray[np.bool_]:
     """The devices at these places by load, and by columns: (B, D)."""
-    wanted = np.zeros(level.load.shape, dtype=bool)
+    wanted, plan = np.zeros(level.load.shape, dtype=bool), np.arange(len(level.load))[:, None]
     for order in level.order():
-        np.put_along_axis(wanted, order[:, places.start : places.stop], True, axis=1)
+        wanted[plan, order[:, places.start : places.stop]] = True
     return wanted

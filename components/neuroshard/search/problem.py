@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -107,6 +108,24 @@ class Problem:
         self._priced[0] = True
         self._all_priced = False
         self._alone = np.where(self._priced, 0.0, np.nan)  # what `alone_ms` has been asked
+
+    @cached_property
+    def slots(self) -> Ints:
+        """Of each item the slot of no units of it: units u of item i have slot `slots[i] + u` (I,)."""
+        return self.first + np.arange(len(self.first))
+
+    @cached_property
+    def slot_shards(self) -> Ints:
+        """The shard of each slot, 0 where there are no units: what is told by slots need not look for items that are not there."""
+        shards = np.zeros(len(self.item) + len(self.first) - 1, dtype=np.int64)
+        numbers = np.arange(1, len(self.item))
+        shards[numbers + self.item[1:]] = numbers
+        return shards
+
+    @cached_property
+    def slot_bytes(self) -> Ints:
+        """The bytes of each slot."""
+        return self.nbytes[self.slot_shards]
 
     @property
     def all_priced(self) -> bool:

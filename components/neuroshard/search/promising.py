@@ -41,23 +41,23 @@ def moves(view: View) -> Steps:
     np.minimum(parts, mine[:, None], out=parts)
     out = parts.astype(np.int64)  # (G, 6, R)
 
-    there, first = view.there[:, None], view.first[:, None, None]
+    there, slot = view.there[:, None], view.slot[:, None, None]
     kept, joined = mine[:, None] - out, there + out
     fits = view.fit(kept, joined, there)
-    arrived = problem.nbytes.take(first + np.minimum(joined, view.cap[:, None, None])) - view.bytes(there, first)
-    fits &= arrived <= view.free_there[job][:, None]
+    np.minimum(joined, view.cap[:, None, None], out=joined)
+    fits &= view.bytes(slot + joined) <= view.free_there[job][:, None] + view.bytes(slot + there)
     if not problem.free_to_go:
         fits &= problem.allowed[view.item[:, None], view.receivers[job]][:, None]
     moved = unit[:, None] * out
     moved_ms = own * moved
-    load, dims = np.empty((2, 2, *out.shape))
-    np.take(view.flat, view.begin[:, -1, None, None] + kept, out=load[0])
-    load[0] += (view.load[job] - view.leaves)[:, None, None] - moved_ms
-    load[1] = view.joining(view.begin[:, None, :-1], there, joined)
-    load[1] += view.load_there[job][:, None] + moved_ms
+    load, dims = amounts = np.empty((2, 2, *out.shape))
+    np.subtract((view.load[job] - view.leaves)[:, None, None], moved_ms, out=load[0])
+    load[0] += view.flat.take(view.begin[:, -1, None, None] + kept)
+    np.add(view.load_there[job][:, None], moved_ms, out=load[1])
+    load[1] += view.joining(view.begin[:, None, :-1], there, joined)
     np.subtract(view.dims[job][:, None, None], moved, out=dims[0])
     np.add(view.dims_there[job][:, None], moved, out=dims[1])
-    change = view.change(load, dims, np.arange(out.shape[2]))
+    change = view.change(amounts, np.arange(out.shape[2]))
     change[~fits] = np.inf
     rows, best = view.best(change)
     part, column = np.divmod(best, out.shape[2])

@@ -52,32 +52,36 @@ class Priced:
 def price(plans: Plans, level: Level, steps: Steps) -> Priced:
     """The steps, by the cost model's compute ms of the two devices."""
     problem, count, plan = plans.problem, len(steps), steps.plan
-    devices = np.stack([steps.source, steps.to])
-    sums, dims = plans.sums[plan, devices], plans.dims[plan, devices]
-    taking = np.flatnonzero(steps.take >= 0)
-    some, into = steps[taking], steps.into[taking]
-    # what is given leaves the source and joins the other; of some steps, what is taken the other way round
-    items = np.concatenate([steps.give, steps.give, some.take, some.take])
-    units = np.concatenate([-steps.out, steps.out, into, -into])
-    where = np.concatenate([devices.ravel(), some.source, some.to])
-    before = plans.widths[np.concatenate([plan, plan, some.plan, some.plan]), items, where]
-    old, new = problem.numbers(items, before), problem.numbers(items, before + units)
-    problem.price(new)
+    items, devices, units = cells(steps)
+    both = devices[:2]
+    sums, dims = plans.sums[plan, both], plans.dims[plan, both]
+    slots = problem.slots.take(items) + plans.widths[plan, items, devices]
+    old, new = problem.slot_shards.take(slots), problem.slot_shards.take(slots + units)
+    problem.price(new.ravel())
     vectors, columns = problem.vectors.take(new, axis=0), problem.dims.take(new)
     vectors -= problem.vectors.take(old, axis=0)
     columns -= problem.dims.take(old)
-    for on, (given, taken) in enumerate(zip((0, count), (2 * count, 2 * count + len(taking)), strict=True)):
-        sums[on] += vectors[given : given + count]
-        dims[on] += columns[given : given + count]
-        sums[on, taking] += vectors[taken : taken + len(taking)]
-        dims[on, taking] += columns[taken : taken + len(taking)]
+    for given_or_taken in (slice(2, 4), slice(2)):
+        sums += vectors[given_or_taken]
+        dims += columns[given_or_taken]
     compute = problem.model.compute_ms(sums.reshape(2 * count, -1)).reshape(2, count)
     compute = np.where(dims > 0, compute, 0.0)
-    load = level.stick.load(compute, dims)
-    change = level.soft(load, dims.copy(), plan)
-    for device in devices:
-        change -= level.counts[plan, device]
+    change = level.soft(np.array([level.stick.load(compute, dims), dims]), plan)
+    for counts in level.counts[plan, both]:
+        change -= counts
     return Priced(change, sums, dims, compute)
+
+
+def cells(steps: Steps) -> tuple[Ints, Ints, Ints]:
+    """What steps change: items, devices, and how many units more or fewer, three (4, C).
+
+    What is taken joins the source and leaves the other, of none no units; then what is given, the other way round.
+    """
+    return (
+        np.array([steps.take, steps.take, steps.give, steps.give]),
+        np.array([steps.source, steps.to, steps.source, steps.to]),
+        np.array([steps.into, -steps.into, -steps.out, steps.out]),
+    )
 
 
 def changes(steps: Steps, chosen: int) -> tuple[Ints, Ints, Ints]:

@@ -1,6 +1,6 @@
 """Swaps of shards of two devices, by a linear guess: whole ones, a part for a whole one, and a whole one for a part."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,22 +20,23 @@ NARROW = 0.95  # columns count where a device comes to hold so much of the most 
 class _Offers(NamedTuple):
     """What lies on the receivers of each job (J, S): shards, and what they would do at the source and undo where they are."""
 
+    of_a_kind: tuple[Ints, Bools, Floats]  # all that follows, for some of the offers to be taken in three goes
     take: Ints  # item
     column: Ints  # which of the job's receivers has it
     theirs: Ints  # units
-    first: Ints  # number of the item's first shard
+    slot: Ints  # of no units of the item
     least: Ints  # units of a shard of it
+    free_there: Ints  # bytes, without it
+    spare: Ints  # bytes left at the source, with it
     may_split: Bools
     fits: Bools
     comes: Floats  # ms more at the source
     goes: Floats  # ms less where it is
     take_ms: Floats  # what it weighs in the level of the two
     half: Floats  # ms that bring the two to their level
-    dims: Ints
+    dims: Floats
     load_there: Floats
     dims_there: Floats
-    free_there: Ints  # bytes, without it
-    spare: Ints  # bytes left at the source, with it
 
     @classmethod
     def of(cls, view: View) -> "_Offers | None":
@@ -48,43 +49,36 @@ class _Offers(NamedTuple):
         pieces = np.arange(int(count.max(initial=0)))
         place = np.minimum((np.cumsum(count) - count)[:, None] + pieces, len(at) - 1)
         take, column, theirs = item.take(place), column.take(place), view.wide[at, column, item].take(place)
-        first, rows = problem.first.take(take), np.arange(len(plan))[:, None]
-        shards = first + theirs
-        problem.price(shards.ravel())
-        to = view.receivers[rows, column]
-        vectors, dims, nbytes = (
-            problem.vectors.take(shards, axis=0),
-            problem.dims.take(shards),
-            problem.nbytes.take(shards),
+        rows, of_job, source = np.arange(len(plan))[:, None], plan[:, None], view.source[:, None]
+        slot, cap = problem.slots.take(take), problem.cap.take(take)
+        shards = problem.slot_shards.take(slot + theirs)
+        here, to = plans.widths[of_job, take, source], view.receivers[rows, column]
+        filled, load_there = here + theirs, view.load_there[rows, column]
+        came = view.bytes(slot + np.minimum(filled, cap)) - view.bytes(slot + here)
+
+        of_a_kind = ints, bools, floats = (
+            np.empty((7, *take.shape), dtype=np.int64),
+            np.empty((2, *take.shape), dtype=bool),
+            np.empty((7, *take.shape)),
         )
-        slopes = plans.slope[plan]
-        comes = np.matmul(vectors, slopes[rows[:, 0], view.source][..., None])[..., 0]
-        goes = np.einsum("jsk,jsk->js", vectors, slopes[rows, to])
-        here = plans.widths[plan[:, None], take, view.source[:, None]]
-        cap = problem.cap.take(take)
-        fits = (pieces < count[:, None]) & (here + theirs <= cap)
+        ints[0], ints[1], ints[2], ints[3], ints[4] = take, column, theirs, slot, problem.least.take(take)
+        np.add(view.free_there[rows, column], problem.nbytes.take(shards), out=ints[5])
+        np.subtract(view.free[:, None], came, out=ints[6])
+        np.logical_and(here == 0, plans.shards[of_job, take] < problem.most.take(take), out=bools[0])
+        np.logical_and(pieces < count[:, None], filled <= cap, out=bools[1])
         if not problem.free_to_go:
-            fits &= problem.allowed[take, view.source[:, None]]
-        came = problem.nbytes.take(first + np.minimum(here + theirs, cap)) - view.bytes(here, first)
-        load_there = view.load_there[rows, column]
-        return cls(
-            take=take,
-            column=column,
-            theirs=theirs,
-            first=first,
-            least=problem.least.take(take),
-            may_split=(here == 0) & (plans.shards[plan[:, None], take] < problem.most.take(take)),
-            fits=fits,
-            comes=comes,
-            goes=goes,
-            take_ms=(comes + goes) / 2 + view.level.stick.own_ms * dims,
-            half=(view.load[:, None] - load_there) / 2,
-            dims=dims,
-            load_there=load_there,
-            dims_there=view.dims_there[rows, column],
-            free_there=view.free_there[rows, column] + nbytes,
-            spare=view.free[:, None] - came,
-        )
+            bools[1] &= problem.allowed[take, source]
+        comes, goes, take_ms = floats[:3]
+        comes[:] = plans.added_each(of_job, source, take, theirs)
+        goes[:] = plans.added_each(of_job, to, take, theirs)
+        floats[4] = problem.dims.take(shards)
+        np.add(comes, goes, out=take_ms)
+        take_ms /= 2
+        take_ms += view.level.stick.own_ms * floats[4]
+        np.subtract(view.load[:, None], load_there, out=floats[3])
+        floats[3] /= 2
+        floats[5], floats[6] = load_there, view.dims_there[rows, column]
+        return cls(of_a_kind, *ints, *bools, *floats)
 
     def thinned(self) -> "_Offers":
         """OFFERS of each job that fit, evenly by what they weigh: where devices hold hundreds of shards, many are alike."""
@@ -97,8 +91,12 @@ class _Offers(NamedTuple):
     def chosen(self, job: Ints, best: Ints) -> "_Offers":
         """For each piece those that are tried with it: two (G,) and (G, S) -> (G, S)."""
         place = job[:, None] * self.take.shape[1] + best
-        tried: list[Any] = [of_all.take(place) for of_all in self]
-        return _Offers(*tried)
+        ints, bools, floats = of_a_kind = (
+            self.of_a_kind[0].reshape(7, -1).take(place, axis=1),
+            self.of_a_kind[1].reshape(2, -1).take(place, axis=1),
+            self.of_a_kind[2].reshape(7, -1).take(place, axis=1),
+        )
+        return _Offers(of_a_kind, *ints, *bools, *floats)
 
 
 def swaps(view: View) -> Steps:
@@ -117,8 +115,8 @@ def swaps(view: View) -> Steps:
     best = _levelling(view, offers, give_ms)
     offers, give_ms = offers.chosen(view.job, best), give_ms[each, best]
     out, into = _parts(view, offers, give_ms)
-    change = _change(view, offers, out, into)
-    change[~_fit(view, offers, out, into)] = np.inf
+    change, fits = _changes(view, offers, out, into)
+    change[~fits] = np.inf
     rows, best = view.best(change)
     kind, piece = np.divmod(best, out.shape[1])
     out = np.where(kind == 1, out[rows, piece], view.mine[rows])
@@ -160,51 +158,55 @@ def _parts(view: View, offers: _Offers, give_ms: Floats) -> tuple[Ints, Ints]:
     return np.minimum(part, mine).astype(np.int64), np.minimum(back, offers.theirs).astype(np.int64)
 
 
-def _fit(view: View, offers: _Offers, out: Ints, into: Ints) -> Bools:
-    """Whether the whole two, a part for the other, and one for a part of the other may be swapped, and fit: (G, 3, S)."""
-    problem, item, first, mine = view.problem, view.item[:, None], view.first[:, None], view.mine[:, None]
-    there = view.there[np.arange(len(view.job))[:, None], offers.column]
-    cap, released, bytes_there = view.cap[:, None], view.nbytes[:, None], view.bytes(there, first)
-    kept, joined, filled, left = mine - out, there + out, there + mine, offers.theirs - into
-    grown = problem.nbytes.take(first + np.minimum(filled, cap)) - bytes_there
-    arrived = problem.nbytes.take(first + np.minimum(joined, cap)) - bytes_there
+def _changes(view: View, offers: _Offers, out: Ints, into: Ints) -> tuple[Floats, Bools]:
+    """What the yardstick is guessed to change by where the whole two, a part for the other, and one for a part of the other are
+    swapped, and whether these may be swapped, and fit: two (G, 3, S)."""
+    each, mine, slot, cap = np.arange(len(view.job))[:, None], view.mine[:, None], view.slot[:, None], view.cap[:, None]
+    there, kept = view.there[each, offers.column], mine - out
+    filled, joined = there + mine, there + out
+    slot_there, slot_kept = slot + there, slot + kept
+    slot_filled, slot_joined = slot + np.minimum(filled, cap), slot + np.minimum(joined, cap)
+
+    problem, item, released = view.problem, view.item[:, None], view.nbytes[:, None]
+    left, room = offers.theirs - into, offers.free_there + view.bytes(slot_there)
+    grown, spare = view.bytes(slot_filled), offers.spare + released
     fits = offers.fits & (item != offers.take)
     if not problem.free_to_go:
         fits &= problem.allowed[item, view.receivers[view.job[:, None], offers.column]]
-    whole, spare = fits & (filled <= cap), offers.spare + released
+    whole = fits & (filled <= cap)
     fit = np.empty((len(out), 3, out.shape[1]), dtype=bool)
-    np.logical_and(whole, (grown <= offers.free_there) & (spare >= 0), out=fit[:, 0])
-    fit[:, 1] = fits & (kept > 0) & view.fit(kept[:, None], joined[:, None], there[:, None])[:, 0]
-    fit[:, 1] &= (arrived <= offers.free_there) & (spare - problem.nbytes.take(first + kept) >= 0)
-    fit[:, 2] = whole & offers.may_split & (left >= offers.least) & (into >= offers.least) & (left > 0)
-    fit[:, 2] &= grown <= offers.free_there - problem.nbytes.take(offers.first + left)
-    fit[:, 2] &= problem.nbytes.take(offers.first + into) - released <= view.free[view.job][:, None]
-    return fit
+    np.logical_and(whole, (grown <= room) & (spare >= 0), out=fit[:, 0])
+    least = view.least[:, None]
+    np.logical_and(fits, (np.minimum(kept, joined) >= least) & (joined <= cap), out=fit[:, 1])
+    fit[:, 1] &= (there > 0) | view.room_for_more[:, None]
+    fit[:, 1] &= (view.bytes(slot_joined) <= room) & (spare >= view.bytes(slot_kept))
+    np.logical_and(whole & offers.may_split, np.minimum(left, into) >= offers.least, out=fit[:, 2])
+    fit[:, 2] &= grown <= room - view.bytes(offers.slot + left)
+    fit[:, 2] &= view.bytes(offers.slot + into) - released <= view.free[view.job][:, None]
 
-
-def _change(view: View, offers: _Offers, out: Ints, into: Ints) -> Floats:
-    """What the yardstick is guessed to change by, of the three: (G, 3, S)."""
-    job, mine, own_ms = view.job, view.mine[:, None], view.level.stick.own_ms
-    each = np.arange(len(job))[:, None]
-    there, begin = view.there[each, offers.column], view.begin[each, offers.column]
-    load, all_dims = np.empty((2, 2, len(job), 3, out.shape[1]))
+    # ms and columns at the source, and at the receiver
+    load, dims = amounts = np.empty((2, 2, *fit.shape))
     here_ms, there_ms = load
-    gone = view.load[job][:, None] - view.leaves[:, None] + offers.comes
+    begin = view.begin[each, offers.column] - slot
+    gone = (view.load[view.job] - view.leaves)[:, None] + offers.comes
     share = into / offers.theirs
-    moved = np.empty(here_ms.shape)
+    moved = np.empty(fit.shape)
     np.subtract(view.columns[:, None], offers.dims, out=moved[:, 0])
     np.subtract(view.unit[:, None] * out, offers.dims, out=moved[:, 1])
     np.subtract(view.columns[:, None], offers.dims * share, out=moved[:, 2])
-    here_ms[:, 0], there_ms[:, 1] = gone, view.joining(begin, there, there + out)
-    here_ms[:, 1] = gone + view.flat.take(view.begin[:, -1, None] + (mine - out))
-    here_ms[:, 2] = gone + offers.comes * (share - 1)
-    arrives = view.joining(begin, there, np.minimum(there + mine, view.cap[:, None]))
-    there_ms[:, 0], there_ms[:, 2] = arrives - offers.goes, arrives - offers.goes * share
+    here_ms[:, 0] = gone
+    np.add(gone, view.flat.take(view.begin[:, -1, None] + kept), out=here_ms[:, 1])
+    np.add(gone, offers.comes * (share - 1), out=here_ms[:, 2])
+    before = view.flat.take(begin + slot_there)
+    np.subtract(view.flat.take(begin + slot_joined), before, out=there_ms[:, 1])
+    arrives = view.flat.take(begin + slot_filled) - before
+    np.subtract(arrives, offers.goes, out=there_ms[:, 0])
+    np.subtract(arrives, offers.goes * share, out=there_ms[:, 2])
     there_ms[:, 1] -= offers.goes
     there_ms += offers.load_there[:, None]
-    moved_ms = own_ms * moved
+    moved_ms = view.level.stick.own_ms * moved
     here_ms -= moved_ms
     there_ms += moved_ms
-    np.subtract(view.dims[job][:, None, None], moved, out=all_dims[0])
-    np.add(offers.dims_there[:, None], moved, out=all_dims[1])
-    return view.change(load, all_dims, offers.column[:, None])
+    np.subtract(view.dims[view.job][:, None, None], moved, out=dims[0])
+    np.add(offers.dims_there[:, None], moved, out=dims[1])
+    return view.change(amounts, offers.column[:, None]), fit

@@ -29,20 +29,16 @@ class View:
         self.wide = plans.widths[plan[:, None], :, receivers]  # (J, R, I)
         job, item = self.job, self.item = self.some(*np.nonzero(held), most=PIECES)
         self.mine, self.there = held[job, item], self.wide[job, :, item]  # (G,), (G, R)
-        self.first, self.least, self.cap = (of.take(item) for of in (problem.first, problem.least, problem.cap))
+        self.slot, self.least, self.cap = (of.take(item) for of in (problem.slots, problem.least, problem.cap))
         self.room_for_more = plans.shards[plan[job], item] < problem.most.take(item)
-        shards = self.first + self.mine
+        shards = problem.slot_shards.take(self.slot + self.mine)
         self.nbytes, self.columns = problem.nbytes.take(shards), problem.dims.take(shards).astype(np.float64)
         self.unit = self.columns / self.mine
 
-        known = np.maximum(self.cap, np.maximum(self.mine, self.there.max(axis=1)))
-        width = np.arange(int(known.max(initial=0)) + 1)
-        shards = np.where((width > 0) & (width <= known[:, None]), self.first[:, None] + width, 0)
         devices = np.concatenate([receivers, source[:, None]], axis=1)
-        self.added = plans.added(plan[job], devices[job], shards)  # (G, R + 1, U)
-        self.longest = len(width)
-        self.begin = self.longest * np.arange(self.added.shape[0] * self.added.shape[1]).reshape(self.added.shape[:2])
-        self.flat = self.added.reshape(-1)
+        known = np.maximum(self.cap, np.maximum(self.mine, self.there.max(axis=1)))
+        # ms of every width on every receiver, and on the source, and where they begin: (G, R + 1)
+        self.flat, self.begin = plans.added(plan[job], devices[job], item, known)
         self.whole = self.flat.take(self.begin + self.mine[:, None])  # (G, R + 1)
         self.leaves = self.whole[:, -1]
         of_job = plan[:, None]
@@ -59,20 +55,21 @@ class View:
         fits &= joined >= least
         return fits
 
-    def bytes(self, units: Ints, first: Ints) -> Ints:
-        return self.problem.nbytes.take(np.where(units > 0, first + units, 0))
+    def bytes(self, slots: Ints) -> Ints:
+        nbytes: Ints = self.problem.slot_bytes.take(slots)
+        return nbytes
 
     def joining(self, begin: Ints, there: Ints, joined: Ints) -> Floats:
-        """Ms that a device is guessed to need more where it has `joined` units instead of `there`."""
-        more: Floats = self.flat.take(begin + np.minimum(joined, self.longest - 1))
+        """Ms that a device is guessed to need more where it has `joined` units instead of `there`, at most `cap`."""
+        more: Floats = self.flat.take(begin + joined)
         more -= self.flat.take(begin + there)
         return more
 
-    def change(self, load: Floats, dims: Floats, column: Ints) -> Floats:
-        """What the yardstick changes by where source and receiver come to so many ms and columns, negative is better: two
-        (2, G, P, S), overwritten -> (G, P, S)."""
+    def change(self, amounts: Floats, column: Ints) -> Floats:
+        """What the yardstick changes by where source and receiver come to so many ms, and columns, negative is better:
+        (2, 2, G, P, S), overwritten -> (G, P, S)."""
         level, plan, job = self.level, self.plan, self.job
-        change = level.soft(load, dims, plan[job][:, None, None])
+        change = level.soft(amounts, plan[job][:, None, None])
         change -= self.counted[job[:, None, None], column]
         return change
 
