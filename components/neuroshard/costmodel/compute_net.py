@@ -41,7 +41,8 @@ BYTES, OWN, ROWS = -3, -2, -1  # columns of a sum of vectors, where there are ra
 _STEEPNESS: Final[Floats] = 1 / (1 - SETS_IN) / THRESHOLDS
 _SHIFT: Final[Floats] = SETS_IN / (1 - SETS_IN)
 COUNTED_IN: Final = np.repeat([ROWS, BYTES, ROWS], _KINDS)
-MANY: Final = 2**17  # numbers that may well lie in a cache twice
+IN_CACHE: Final = 2**17  # numbers that may well lie in a cache twice
+AT_ONCE: Final = 200  # shards whose vectors are made at a time
 FEW: Final = 40  # devices asked about at once, up to which one layer of all members is faster than a layer each
 MANY: Final = 2048  # above which arrays fit no cache: so many at a time are asked in half the time
 
@@ -111,14 +112,9 @@ def steps(vector_sums: Floats, used: Ints) -> Floats:
     return share
 
 
-def positive(x: Floats) -> Floats:
-    """The larger of each number and 0. NumPy takes half as long for that where zeros stand beside all as for a single one."""
-    found: Floats = np.maximum(x, _zeros(x.shape) if x.size <= MANY else 0.0)
-    return found
-
-
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=1)
 def _zeros(shape: tuple[int, ...]) -> Floats:
+    """For what is asked many times of as many numbers: beside these NumPy compares in half the time that one zero takes."""
     return np.zeros(shape)
 
 
@@ -203,7 +199,9 @@ class ComputeNet:
         np.maximum(before, 0.0, out=before)
         by_member = self.table[1](before)
         np.maximum(by_member, 0.0, out=by_member)
-        vectors = by_member.swapaxes(0, 1).reshape(len(flat), len(by_member) * by_member.shape[2])
+        vectors = np.empty((len(flat), self.width))
+        known = len(by_member) * by_member.shape[2]
+        vectors[:, :known] = by_member.swapaxes(0, 1).reshape(len(flat), known)
         rows, touched = (features[..., column].ravel() for column in (ROW_COLUMN, TOUCHED_COLUMN))
         return self._with_counts(vectors, rows, touched).reshape(*features.shape[:-1], self.width)
 
@@ -214,26 +212,34 @@ class ComputeNet:
         fixed[:, BY_WIDTH] = 0.0
         by_width = (features.by_width - scale.mean[BY_WIDTH]) * scale.per_deviation[BY_WIDTH]
         of_table, (weight, bias) = hidden(fixed), (self.table[1].weight, self.table[1].bias)
-        vectors = np.empty((len(by_width), len(weight), weight.shape[2]))
-        for member in range(len(weight)):  # what all members need at once would not fit the caches: four times as long
-            before = by_width @ self._by_width[member]
-            before += of_table[member].take(features.index, axis=0)
-            np.maximum(before, 0.0, out=before)
-            np.maximum(before @ weight[member] + bias[member], 0.0, out=vectors[:, member])
+        vectors = np.empty((len(by_width), self.width))
+        by_member = vectors[:, : len(weight) * weight.shape[2]].reshape(len(by_width), len(weight), -1)
+        # what all members need of all shards would not fit the caches, and in a new process each page of it costs some 4 us
+        buffers = np.empty((2, min(AT_ONCE, len(by_width)), weight.shape[1]))
+        for begin in range(0, len(by_width), AT_ONCE):
+            some = slice(begin, begin + AT_ONCE)
+            before, of_tables = buffers[:, : len(by_width[some])]
+            for member in range(len(weight)):
+                np.matmul(by_width[some], self._by_width[member], out=before)
+                np.take(of_table[member], features.index[some], axis=0, out=of_tables, mode="clip")
+                before += of_tables
+                np.maximum(before, 0.0, out=before)
+                after = before @ weight[member]
+                after += bias[member]
+                np.maximum(after, 0.0, out=by_member[some, member])
         rows, touched = features.fixed[features.index, ROW_COLUMN], features.by_width[:, BY_WIDTH.index(TOUCHED_COLUMN)]
-        return self._with_counts(vectors.reshape(len(vectors), -1), rows, touched)
+        return self._with_counts(vectors, rows, touched)
 
     def _with_counts(self, vectors: Floats, log2_rows: Floats, touched_gib: Floats) -> Floats:
-        """(N, K of all members), and BYTES, OWN and ROWS where there are rates."""
+        """The vectors (N, width), with BYTES, OWN and ROWS filled in where there are rates."""
         if self.rates is None:
             return vectors
-        whole = np.zeros((len(vectors), self.width))
-        whole[:, : vectors.shape[1]] = vectors
         if self.counts > 2:
-            whole[:, BYTES] = touched_gib * 2**30
-        whole[:, ROWS] = np.rint(np.exp2(log2_rows))  # whole, so that sums of them are exact
-        whole[:, OWN] = self.mean.beyond(whole)
-        return whole
+            vectors[:, BYTES] = touched_gib * 2**30
+        vectors[:, ROWS] = np.rint(np.exp2(log2_rows))  # whole, so that sums of them are exact
+        vectors[:, OWN] = 0.0
+        vectors[:, OWN] = self.mean.beyond(vectors)
+        return vectors
 
     @cached_property
     def _by_width(self) -> Floats:
@@ -382,7 +388,7 @@ class MeanHead:
     def ms(self, lifted_sums: Floats) -> Floats:
         """What `ComputeNet.ms` tells of sums of vectors, from the sums of what they are `lifted` to, and of the `ground`."""
         hidden, counted = len(self.bias), len(self._counted)
-        terms = positive(lifted_sums)
+        terms = np.maximum(lifted_sums, _zeros(lifted_sums.shape) if lifted_sums.size <= IN_CACHE else 0.0)
         if counted > hidden:
             shares = terms[..., hidden:counted]
             np.minimum(shares, 1.0, out=shares)

@@ -101,14 +101,14 @@ def _chosen(plans: Plans, level: Level, steps: Steps, change: Floats) -> list[in
     chosen: list[int] = []
     used: set[int] = set()
     bound: set[int] = set()
-    for index, plan, touches in zip(gains.tolist(), plan.tolist(), touched, strict=True):
+    for index, of_plan, touches in zip(gains.tolist(), plan.tolist(), touched, strict=True):
         if not used.isdisjoint(touches):
             continue
-        budget = budgets[plan]
-        if budget and (plan in bound or not _affordable(budget, plans.widths[plan], steps, index)):
+        budget = budgets[of_plan]
+        if budget and (of_plan in bound or not _affordable(budget, plans.widths[of_plan], steps, index)):
             continue
         if budget:
-            bound.add(plan)  # a step at a time, since each is held against what was moved before
+            bound.add(of_plan)  # a step at a time, since each is held against what was moved before
         chosen.append(index)
         used.update(touches)
     return chosen

@@ -53,15 +53,14 @@ def place(
     """
     (batch, grid), steps = caps.shape, orders.shape[1]
     rows, count = batch * grid, len(memory)
-    sums, load = np.zeros((rows * count, vectors.shape[1])), np.zeros((rows, count))
+    sums, load = np.empty((rows * count, vectors.shape[1])), np.zeros((rows, count))
+    sums.reshape(rows, count, -1)[:] = 0.0 if ground is None else ground[0]
     left = np.empty((2, rows, count), dtype=np.int64)  # bytes, and columns under the cap
     left[0], left[1] = memory, np.minimum(caps, NO_CAP).astype(np.int64).reshape(rows, 1)
     columns = left[1].copy()
-    if ground is not None:
-        sums += np.tile(ground[0], (rows, 1))
-        if ground[1]:
-            load += weigh(ground[0])
-            left[1] -= ground[1]
+    if ground is not None and ground[1]:
+        load += weigh(ground[0])
+        left[1] -= ground[1]
     devices = np.empty((steps, rows), dtype=np.int64)
     fits, excess = np.ones(rows, dtype=bool), np.zeros(rows)
     free, spare, loads = left[0], left.reshape(-1), load.reshape(-1)  # views

@@ -84,35 +84,42 @@ class Plans:
 
     def _guess(self, slope: Floats) -> Floats:
         """Ms that the units of each slot are guessed to add to devices of these slopes: (…, K) -> (…, slots)."""
-        return np.take(slope @ self.problem.vectors.T, self.problem.slot_shards, axis=-1)
+        guessed: Floats = np.take(slope @ self.problem.vectors.T, self.problem.slot_shards, axis=-1)
+        return guessed
 
     def added(self, plan: Ints, devices: Ints, items: Ints, most: Ints) -> tuple[Floats, Ints]:
         """Ms that 0 to `most` units (G,) of items are guessed to add to each of some devices (G, R) of a plan (G,), one after
         another somewhere in one array, and where they begin (G, R)."""
         problem = self.problem
         if self._guessed is not None:
-            begins = (plan[:, None] * self.dims.shape[1] + devices) * self._guessed.shape[2] + problem.slots.take(items)[:, None]
+            begins = (plan[:, None] * self.dims.shape[1] + devices) * self._guessed.shape[2]
+            begins += problem.slots.take(items)[:, None]
             return self._guessed.reshape(-1), begins
         width = np.arange(int(most.max(initial=0)) + 1)
         shards = np.where((width > 0) & (width <= most[:, None]), problem.first.take(items)[:, None] + width, 0)
         problem.price(shards.ravel())
         slope = self.slope[plan[:, None], devices].astype(np.float32)
-        guessed = np.matmul(slope, problem.rough[shards].swapaxes(1, 2)).astype(np.float64)
+        guessed = np.matmul(slope, problem.roughly(shards).swapaxes(1, 2)).astype(np.float64)
         return guessed.reshape(-1), len(width) * np.arange(devices.size).reshape(devices.shape)
 
     def added_each(self, plan: Ints, devices: Ints, items: Ints, units: Ints) -> Floats:
         """Ms that so many units are guessed to add to a device of a plan each: (J, 1), and three (J, S) or of a shape like it ->
         (J, S)."""
         problem = self.problem
+        slots = problem.slots.take(items) + units
+        guessed: Floats
         if self._guessed is not None:
-            begins = (plan * self.dims.shape[1] + devices) * self._guessed.shape[2]
-            return self._guessed.reshape(-1).take(begins + (problem.slots.take(items) + units))
-        shards = problem.slot_shards.take(problem.slots.take(items) + units)
+            guessed = self._guessed.reshape(-1).take(
+                (plan * self.dims.shape[1] + devices) * self._guessed.shape[2] + slots
+            )
+            return guessed
+        shards = problem.slot_shards.take(slots)
         problem.price(shards.ravel())
         vectors, slope = problem.vectors.take(shards, axis=0), self.slope[plan, devices]
         if devices.shape[1] == 1:
-            return np.matmul(vectors, slope.swapaxes(1, 2))[..., 0]
-        guessed: Floats = np.einsum("jsk,jsk->js", vectors, slope)
+            guessed = np.matmul(vectors, slope.swapaxes(1, 2))[..., 0]
+        else:
+            guessed = np.einsum("jsk,jsk->js", vectors, slope)
         return guessed
 
     def put(self, plan: Ints, devices: Ints, sums: Floats, dims: Floats, compute: Floats) -> None:

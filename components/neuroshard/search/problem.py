@@ -76,7 +76,7 @@ class Problem:
         self.memory = _counted(task.usable_bytes)
 
         self.allowed = np.ones((len(first), self.devices), dtype=bool)
-        for item, one in enumerate(self.members):
+        for item, one in enumerate(self.members if rules else ()):
             for table in one:
                 rule = rules.get(table.name)
                 if rule is not None and rule.devices is not None:
@@ -116,7 +116,7 @@ class Problem:
 
     @cached_property
     def slot_shards(self) -> Ints:
-        """The shard of each slot, 0 where there are no units: what is told by slots need not look for items that are not there."""
+        """The shard of each slot, 0 where there are no units: what goes by slots need not ask whether an item is there."""
         shards = np.zeros(len(self.item) + len(self.first) - 1, dtype=np.int64)
         numbers = np.arange(1, len(self.item))
         shards[numbers + self.item[1:]] = numbers
@@ -193,13 +193,21 @@ class Problem:
             self._price(new[begin : begin + AT_ONCE])
         self._all_priced = bool(self._priced.all())
 
+    def roughly(self, shards: Ints) -> NDArray[np.float32]:
+        """Vectors of shards that are priced, in single precision: of few they are not kept so."""
+        return self.rough[shards] if self.rough.shape[1] else self.vectors[shards].astype(np.float32)
+
     def price_rest(self) -> None:
         """Make the vectors of all other shards known too, unless they are more than one batch."""
         if not self._all_priced and np.count_nonzero(~self._priced) <= AT_ONCE:
             self.price(np.arange(len(self._priced)))
 
     def _price(self, new: Ints) -> None:
-        dims, row, items = self.dims[new], np.arange(len(new)), self.item[new]
+        # all at once are kept as they come; no shard, the first, asks as the next one does
+        every = len(new) == len(self.item) - 1
+        if every:
+            new = np.arange(len(self.item))
+        dims, row, items = self.dims[np.maximum(new, 1)], np.arange(len(new)), self.item[new]
         counts = self._count[items]
         tables = [table for item in items.tolist() for table in self.members[item]]
         if counts.max() > 1:
@@ -213,13 +221,19 @@ class Problem:
                 f"cost model {self.model.name} knows no finite cost of {dims[bad]} columns of table "
                 f"{tables[bad].name!r}; train it again"
             )
-        if not self.vectors.shape[1]:
-            shape = len(self.item), vectors.shape[1]
-            # untouched pages cost no memory
-            self.vectors, self.rough = np.zeros(shape), np.zeros(shape, dtype=np.float32)
         if len(row) > len(new):
             vectors = np.add.reduceat(vectors, np.flatnonzero(np.diff(row, prepend=-1)))
-        self.vectors[new], self.rough[new] = vectors, vectors
+        if every:
+            vectors[0] = 0.0
+            self.vectors = vectors
+        elif not self.vectors.shape[1]:
+            self.vectors = np.zeros((len(self.item), vectors.shape[1]))  # untouched pages cost no memory
+        if not self.rough.shape[1] and len(self.item) > AT_A_GO:
+            self.rough = np.zeros(self.vectors.shape, dtype=np.float32)
+        if not every:
+            self.vectors[new] = vectors
+        if self.rough.shape[1]:
+            self.rough[new] = vectors
         self._priced[new] = True
 
     def alone_ms(self, shards: Ints) -> Floats:
@@ -291,6 +305,8 @@ class Problem:
 def _items(task: ShardingTask) -> list[tuple[Table, ...]]:
     """Tables that lie on one device together, and each other table by itself, in the order of the task."""
     group = {name: names for names in task.constraints.together for name in names}
+    if not group:
+        return [(table,) for table in task.tables]
     tables = {table.name: table for table in task.tables}
     items = {group.get(table.name, (table.name,)): None for table in task.tables}
     return [tuple(tables[name] for name in names) for names in items]

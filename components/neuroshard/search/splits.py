@@ -21,7 +21,9 @@ def split(problem: Problem, shards: Ints, wanted: Ints) -> Ints | None:
     if not can.any():
         return None
     cut = wanted[can]
-    return np.concatenate([np.delete(shards, cut), *halves(problem, shards[cut])])
+    stays = np.ones(len(shards), dtype=bool)
+    stays[cut] = False
+    return np.concatenate([shards[stays], *halves(problem, shards[cut])])
 
 
 def split_oversized(problem: Problem, shards: Ints) -> Ints:
