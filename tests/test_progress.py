@@ -33,9 +33,16 @@ def test_a_line_says_what_how_far_how_long_still_and_the_figure(clock, capsys):
     ]
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, "Broken pipe"), OSError(errno.ENOSPC, "No space left")])
-def test_a_log_that_takes_nothing_more_does_not_end_the_work(monkeypatch, error):
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [BrokenPipeError(errno.EPIPE, "Broken pipe"), OSError(errno.ENOSPC, "No space left"), OSError(errno.EIO, "I/O")],
+)
+def test_a_log_or_a_terminal_that_takes_nothing_more_does_not_end_the_work(monkeypatch, error, is_terminal):
     class Gone(io.StringIO):
+        def isatty(self):
+            return is_terminal
+
         def write(self, text):
             raise error
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import IO, Any, Protocol, TextIO, cast
 
 from neuroshard.core.units import format_duration
 
@@ -54,6 +54,25 @@ class _Lines:
             print(f"{self.what}: {of}, {format_duration(spent)}{left}{figure}", file=sys.stderr, flush=True)
 
 
+class _Told:
+    """A terminal that may be closed while work goes on: what cannot be written there is not said."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        self.terminal = terminal
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self.terminal.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self.terminal.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.terminal, name)
+
+
 class _Rich:
     """Progress as a bar on a terminal."""
 
@@ -73,7 +92,7 @@ class _Rich:
             TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}".rstrip(), table_column=Column(no_wrap=True)),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             TextColumn("{task.fields[figure]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
-            console=Console(stderr=True),
+            console=Console(file=cast(IO[str], _Told(sys.stderr))),
             expand=True,
         )
         self.columns.start()

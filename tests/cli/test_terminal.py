@@ -204,9 +204,9 @@ INTERRUPTED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal, also where these tests run in the background
 from neuroshard.cli import main
-from neuroshard.pretrain import run as room
+from neuroshard.augment import run as room
 room.run = lambda *_, **__: signal.raise_signal(signal.SIGINT)
-sys.argv[1:] = "pretrain costs/ -o model/".split()
+sys.argv[1:] = "augment tables.json --devices 2 --memory 1GiB -o cases/".split()
 main()
 """
 
@@ -258,20 +258,26 @@ def test_ctrl_c_during_a_search_writes_the_best_so_far_and_twice_leaves_without(
 
 
 @pytest.mark.parametrize(
-    ("times", "exit_code", "written"), [(1, 128 + signal.SIGTERM, True), (2, -signal.SIGTERM, False)]
+    ("by", "times", "exit_code", "written"),
+    [
+        (signal.SIGTERM, 1, 128 + signal.SIGTERM, True),
+        (signal.SIGTERM, 2, -signal.SIGTERM, False),
+        (signal.SIGHUP, 1, 128 + signal.SIGHUP, True),
+    ],
 )
-def test_sigterm_during_a_search_does_what_ctrl_c_does(tmp_path, times, exit_code, written):
-    done = searched_and_interrupted(tmp_path, times, "SIG_DFL", "10m", signal.SIGTERM)
+def test_sigterm_and_a_closed_terminal_do_what_ctrl_c_does(tmp_path, by, times, exit_code, written):
+    done = searched_and_interrupted(tmp_path, times, "SIG_DFL", "10m", by)
     assert done.returncode == exit_code
-    assert "stopping: the best plan so far is written; a second SIGTERM leaves at once" in done.stderr
+    assert f"stopping: the best plan so far is written; a second {by.name} leaves at once" in done.stderr
     assert (tmp_path / "plan.json").exists() is written
     if written:
         notes = read_plan(tmp_path / "plan.json").provenance.notes
         assert any(note.startswith("the search was stopped by hand") for note in notes)
 
 
-def test_a_search_in_the_background_is_not_stopped_by_ctrl_c(tmp_path):
-    done = searched_and_interrupted(tmp_path, 2, "SIG_IGN", "1s")
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGHUP])
+def test_a_search_in_the_background_is_not_stopped_by_ctrl_c_nor_by_logging_out(tmp_path, by):
+    done = searched_and_interrupted(tmp_path, 2, "SIG_IGN", "1s", by)
     assert done.returncode == 0
     assert "stopping" not in done.stderr
     assert not any("stopped by hand" in note for note in read_plan(tmp_path / "plan.json").provenance.notes)

@@ -1,15 +1,15 @@
-"""Ctrl-C and SIGTERM for work that can be cut short: the first asks it to come to an end, the second ends it."""
+"""Ctrl-C, SIGTERM and SIGHUP for work that can be cut short: the first asks it to come to an end, the second ends it."""
 
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import typer
 
-# The latter is sent by what runs commands for people, with some seconds left
-AGAIN = {signal.SIGINT: "Ctrl-C again", signal.SIGTERM: "a second SIGTERM"}
+# SIGTERM is sent by what runs commands for people, with some seconds left; SIGHUP where the terminal is closed
+AGAIN = {signal.SIGINT: "Ctrl-C again", signal.SIGTERM: "a second SIGTERM", signal.SIGHUP: "a second SIGHUP"}
 
 
 class Stop(threading.Event):
@@ -20,9 +20,9 @@ class Stop(threading.Event):
 
 @contextmanager
 def asked_to_stop(what: str) -> Iterator[Stop]:
-    """An event that is set by the first Ctrl-C or SIGTERM in here, which is told `what` happens now.
+    """An event that is set by the first of these signals in here, which is told `what` happens now.
 
-    A run that a shell put in the background, where Ctrl-C is ignored, goes on ignoring it.
+    A run that a shell put in the background, where Ctrl-C is ignored, goes on ignoring it; one under nohup ignores SIGHUP.
     """
     asked = Stop()
     before = {number: signal.getsignal(number) for number in AGAIN}
@@ -32,7 +32,8 @@ def asked_to_stop(what: str) -> Iterator[Stop]:
         asked.exit_code = 128 + number
         asked.set()
         leave()
-        typer.echo(f"\nstopping: {what}; {AGAIN[signal.Signals(number)]} leaves at once", err=True)
+        with suppress(OSError):  # the terminal may be gone
+            typer.echo(f"\nstopping: {what}; {AGAIN[signal.Signals(number)]} leaves at once", err=True)
 
     def leave() -> None:
         for number in listened_to:
