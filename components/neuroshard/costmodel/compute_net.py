@@ -112,10 +112,10 @@ def steps(vector_sums: Floats, used: Ints) -> Floats:
     return share
 
 
-@lru_cache(maxsize=1)
-def _zeros(shape: tuple[int, ...]) -> Floats:
+@lru_cache(maxsize=2)
+def _zeros(shape: tuple[int, ...], dtype: "np.dtype[np.floating]") -> Floats:
     """For what is asked many times of as many numbers: beside these NumPy compares in half the time that one zero takes."""
-    return np.zeros(shape)
+    return np.zeros(shape, dtype)
 
 
 @dataclass(frozen=True)
@@ -370,7 +370,7 @@ class MeanHead:
         No constant is in it, so it can be summed in their place, and the head's largest product need not be made of every sum.
         """
         hidden, rates = len(self.bias), len(self.used)
-        lifted = np.empty((*vectors.shape[:-1], hidden + 2 * rates + 1))
+        lifted = np.empty((*vectors.shape[:-1], hidden + 2 * rates + 1), self.out.dtype)
         np.matmul(vectors, self.weight, out=lifted[..., :hidden])
         np.matmul(vectors, self.skip, out=lifted[..., -1])
         if rates:
@@ -378,6 +378,12 @@ class MeanHead:
             np.multiply(vectors[..., COUNTED_IN[self.used]], _STEEPNESS[self.used], out=towards)
             np.matmul(vectors, self.rates, out=lifted[..., hidden + rates : -1])
         return lifted
+
+    @cached_property
+    def single(self) -> "MeanHead":
+        """The same in single precision, for what is priced again later."""
+        rough = ("weight", "bias", "out", "skip", "rates")
+        return replace(self, **{name: getattr(self, name).astype(np.float32) for name in rough})
 
     @cached_property
     def ground(self) -> Floats:
@@ -388,7 +394,8 @@ class MeanHead:
     def ms(self, lifted_sums: Floats) -> Floats:
         """What `ComputeNet.ms` tells of sums of vectors, from the sums of what they are `lifted` to, and of the `ground`."""
         hidden, counted = len(self.bias), len(self._counted)
-        terms = np.maximum(lifted_sums, _zeros(lifted_sums.shape) if lifted_sums.size <= IN_CACHE else 0.0)
+        few = lifted_sums.size <= IN_CACHE
+        terms = np.maximum(lifted_sums, _zeros(lifted_sums.shape, lifted_sums.dtype) if few else 0.0)
         if counted > hidden:
             shares = terms[..., hidden:counted]
             np.minimum(shares, 1.0, out=shares)
@@ -400,7 +407,7 @@ class MeanHead:
     @cached_property
     def _counted(self) -> Floats:
         """What hidden neurons count for, and rates as they are."""
-        return np.concatenate([self.out, np.ones(len(self.used))])
+        return np.concatenate([self.out, np.ones(len(self.used), self.out.dtype)])
 
     def hidden(self, vector_sums: Floats) -> Floats:
         """(N, width) -> (N, hidden of all members)."""

@@ -53,7 +53,7 @@ def place(
     """
     (batch, grid), steps = caps.shape, orders.shape[1]
     rows, count = batch * grid, len(memory)
-    sums, load = np.empty((rows * count, vectors.shape[1])), np.zeros((rows, count))
+    sums, load = np.empty((rows * count, vectors.shape[1]), vectors.dtype), np.zeros((rows, count))
     sums.reshape(rows, count, -1)[:] = 0.0 if ground is None else ground[0]
     left = np.empty((2, rows, count), dtype=np.int64)  # bytes, and columns under the cap
     left[0], left[1] = memory, np.minimum(caps, NO_CAP).astype(np.int64).reshape(rows, 1)
@@ -149,6 +149,8 @@ def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: boo
     # sums of what vectors are lifted to are faster to weigh
     head = model.nets.compute.mean if isinstance(model, TrainedCostModel) else None
     vectors, base = problem.vectors[shards], problem.base
+    if soft and head is not None:  # plans are taken from them and priced anew
+        head, vectors, base = head.single, vectors.astype(np.float32), base.astype(np.float32)
     caps = problem.mean_columns * caps
     placed = place(
         vectors if head is None else head.lifted(vectors),
