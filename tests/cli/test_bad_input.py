@@ -102,6 +102,7 @@ def test_a_broken_tables_file_is_told_apart(tmp_path, neuroshard, text, words):
         ("measure nowhere --backend synthetic -o x", 1, ["nowhere", "cases.json"]),
         ("measure cases --backend synthetic --budget soon -o x", 2, ["soon"]),
         ("measure cases --backend cuda -o x", 1, ["GPU"]),
+        ("measure cases --backend synthetic --traces cases -o x", 2, ["leave out --traces cases"]),
         ("measure cases --backend synthetic --batch-size 128 -o costs", 1, ["batch_size", "65536", "128"]),
         ("pretrain nowhere -o x", 1, ["nowhere", "costs.json"]),
         ("pretrain costs --start-from nowhere -o x", 1, ["nowhere", "model.json"]),
@@ -299,9 +300,13 @@ def test_what_a_shell_has_closed_is_not_spoken_to_and_no_file_takes_its_place(ma
         ("pretrain costs -o plan.json", ["plan.json is not a folder"]),
         ("augment tables.json --devices 2 --memory 1GiB -o plan.json", ["plan.json is not a folder"]),
         ("measure cases --backend synthetic -o /dev/null", ["/dev/null is not a folder"]),
+        ("pretrain costs -o loop", ["loop is a link that leads nowhere"]),
+        ("augment tables.json --devices 2 --memory 1GiB -o loop/cases", ["loop is a link that leads nowhere"]),
     ],
 )
 def test_what_cannot_be_written_is_told_before_the_work(made, neuroshard, command, words):
+    (made / "loop").unlink(missing_ok=True)
+    (made / "loop").symlink_to("loop")
     assert_one_line(neuroshard(*command.split(), cwd=made), 1, "cannot write it", *words)
 
 

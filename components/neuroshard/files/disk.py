@@ -38,6 +38,9 @@ def check_can_write(path: Path, *, folder: bool = False) -> None:
         if _is_sink(path) and not folder:
             return
         target = _target(path)
+        for above in (target, *target.parents) if folder else target.parents:
+            if above.is_symlink() and not above.exists():
+                raise NotADirectoryError(errno.ENOTDIR, f"{above} is a link that leads nowhere")
         there = next(one for one in ((target, *target.parents) if folder else target.parents) if one.exists())
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{there} is not a folder")

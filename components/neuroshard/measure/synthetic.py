@@ -8,7 +8,7 @@ import numpy as np
 from neuroshard import __version__
 from neuroshard.core.case import Cases, CommCase, ComputeCase
 from neuroshard.core.cost import Bench, CommCost, ComputeCost, Hardware
-from neuroshard.core.errors import MeasureError
+from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.measure import formula
@@ -27,6 +27,8 @@ class Synthetic:
     def __init__(self, cases: Cases, settings: Settings, begun: Bench | None) -> None:
         self.settings = settings
         memory_bytes = settings.memory_limit_bytes or formula.MEMORY_BYTES
+        if settings.traces is not None:
+            raise UsageError(f"the formula looks nothing up: leave out --traces {settings.traces}")
         nameless = Hardware(kind="synthetic", name=formula.DEVICE_NAME, memory_bytes=memory_bytes)
         if settings.hardware is not None and settings.hardware.kind != "synthetic":
             raise MeasureError(f"the formula measures no {settings.hardware.kind}: {settings.hardware.name}")
