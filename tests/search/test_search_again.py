@@ -147,7 +147,7 @@ def test_a_plan_for_other_tables_is_told_in_one_line(task, make_task):
     other = make_task([(10, 4, 1.0)], [1])
     renamed = other.model_copy(update={"tables": (other.tables[0].model_copy(update={"name": "else"}),)})
     old = search(renamed, AnalyticModel())
-    with pytest.raises(InvalidInput, match="is for other tables: it has 'else', and none of these 24"):
+    with pytest.raises(InvalidInput, match="is for other tables: it has 'else', and not 't0' nor any other of these"):
         search(task, AnalyticModel(), previous=old)
 
 

@@ -12,7 +12,8 @@ def compare(task_now: ShardingTask, old: Plan) -> tuple[str, ...]:
     common = now.keys() & then.keys()
     if not common:
         raise InvalidInput(
-            f"the plan to start from is for other tables: it has {next(iter(then))!r}, and none of these {len(now)}"
+            f"the plan to start from is for other tables: it has {next(iter(then))!r}, and not {next(iter(now))!r} nor any other "
+            "of these"
         )
     changed = [name for name in now if name in common and now[name].rows != then[name].rows]
     other = [name for name in now if name in common and now[name].dim != then[name].dim]
