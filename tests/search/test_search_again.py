@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from helpers.analytic import AnalyticModel
+from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes, moves
 from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import parse_bytes
+from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.search.by_columns import WORTH_MOVING
 from neuroshard.search.problem import Placement, Problem
 from neuroshard.search.run import search
@@ -190,3 +193,28 @@ def test_a_time_budget_cuts_the_search_short_with_the_best_so_far(task):
     plan = search(task, AnalyticModel(), time_budget_s=1e-9, on_improvement=lambda _, ms: told.append(ms))
     assert plan.cost_ms <= told[0] * (1 + 1e-12)
     assert search(task, AnalyticModel(), rounds=5).cost_ms <= plan.cost_ms
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_a_budget_that_is_enough_for_blocks_of_rows_is_used_for_them(seed):
+    """Several light tables by rows at once, which a change of one at a time does not lead to."""
+    rng = np.random.default_rng(seed)
+    tables = [
+        Table(
+            name=f"t{i}",
+            rows=int(10 ** rng.uniform(1, 4)),
+            dim=int(rng.choice([8, 16, 32, 64])),
+            pooling_factor=float(rng.choice([100, 200, 400, 20])),
+        )
+        for i in range(5)
+    ]
+    tables.append(Table(name="large", rows=10**7, dim=64, pooling_factor=2.0))
+    nbytes = sum(table.memory_bytes for table in tables)
+    task = ShardingTask(tables=tuple(tables), device_memory_bytes=(nbytes,) * 4, batch_size=65536)
+    allowed = task.model_copy(update={"constraints": Constraints(row_wise=True)})
+    model = analytic_model("h100", 65536)
+    old, anew = search(task, model, rounds=4), search(allowed, model, rounds=4)
+    assert moved_bytes(old, anew) <= nbytes // 50
+    plan = search(allowed, model, rounds=4, previous=old, move_budget_bytes=nbytes // 50)
+    assert moved_bytes(old, plan) <= nbytes // 50
+    assert plan.cost_ms <= anew.cost_ms * 1.001

@@ -77,12 +77,13 @@ def starts(problem: Problem, watch: Watch) -> Sequence[State]:
         return [*([there] if there else []), *first_plans(problem, STARTS, watch)] or [State(*any_plan(problem))]
     stays = (_where_it_lies(problem, held, sparing) for sparing in (False, True))
     found = [*(plan for plan in stays if plan), *first_plans(problem, STARTS)] or [State(*any_plan(problem))]
-    needed = [_moving_bytes(plan) for plan in found]
+    needed = [moving_bytes(plan) for plan in found]
     held.check(min(needed))
     return [plan for plan, nbytes in zip(found, needed, strict=True) if nbytes <= held.budget_bytes]
 
 
-def _moving_bytes(plan: State) -> int:
+def moving_bytes(plan: State) -> int:
+    """What has to move for a plan, where something lies already."""
     held = plan.problem.held
     return 0 if held is None else held.total(plan.widths)
 

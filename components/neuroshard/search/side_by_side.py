@@ -6,7 +6,7 @@ where rows do nothing its plan is that of a search by columns that had a little 
 
 import numpy as np
 
-from neuroshard.search.by_columns import ByColumns
+from neuroshard.search.by_columns import ByColumns, moving_bytes
 from neuroshard.search.by_rows import row_plans, turned
 from neuroshard.search.improve import Climb
 from neuroshard.search.problem import Problem
@@ -21,8 +21,10 @@ SELDOM = 8  # of so many turns of the two searches one is of that with rows, whe
 def with_rows(problem: Problem, columns: ByColumns, rounds: int, rng: np.random.Generator, watch: Watch) -> State:
     """The best plan with some tables by rows, where it is worth it, or the best by columns; of so many rounds of each."""
     best = columns.best()
-    bound_to_stay = problem.held is not None and problem.held.budget_bytes is not None
-    rows = Climb([best] if bound_to_stay else [*row_plans(problem), best], rng, watch, turned)
+    begun = row_plans(problem)
+    if problem.held is not None and (budget := problem.held.budget_bytes) is not None:
+        begun = [plan for plan in begun if moving_bytes(plan) <= budget]
+    rows = Climb([*begun, best], rng, watch, turned)
     turns = 0
     while not watch.expired:
         turns += 1
