@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from neuroshard.search.grid import _order
 from neuroshard.search.problem import Problem
 from neuroshard.search.start import first_plans
 from neuroshard.search.state import State
@@ -78,8 +77,3 @@ def test_plans_counted_together_are_what_each_is_by_itself(make_task, model):
     for name in ("cost", "sums", "dims", "free", "compute", "forward", "backward", "shards"):
         for one, other in zip(together, alone, strict=True):
             np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-12)
-
-
-def test_first_plans_are_the_cheapest_under_each_cap_then_all_by_cost():
-    costs = np.array([[1.0, 4.0, np.inf], [2.0, 3.0, 5.0]])
-    assert _order(costs) == [0, 4, 5, 0, 3, 4, 1, 5]

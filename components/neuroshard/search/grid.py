@@ -32,9 +32,9 @@ def greedy_plans(problem: Problem, lists: Sequence[Ints], most: int, watch: Watc
     tried = list({shards.tobytes(): shards for shards in every}.values())
     placed, costs = place_lists(problem, tried, _caps(problem), soft=True)
     found: dict[bytes, Widths] = {}
-    for place in _order(costs):
+    for place in np.argsort(costs, axis=None, kind="stable").tolist():
         row, cap = divmod(place, costs.shape[1])
-        if len(found) == most:
+        if len(found) == most or not np.isfinite(costs[row, cap]):
             break
         widths = problem.widths(Placement(tried[row], placed.devices[row, cap, : len(tried[row])]))
         key = widths.tobytes()
@@ -48,16 +48,6 @@ def greedy_plans(problem: Problem, lists: Sequence[Ints], most: int, watch: Watc
     if watch is not None:
         watch.note(states[0].cost)
     return states
-
-
-def _order(costs: Floats) -> list[int]:
-    """Numbers of rows (B, G) in the order in which plans are taken from them: the cheapest under each cap, then all, cheapest
-    first. Plans under one cap are much alike, and so is where steps lead from them."""
-    by_cost = np.argsort(costs, axis=None, kind="stable")[: np.count_nonzero(costs < np.inf)].tolist()
-    cheapest: dict[int, int] = {}
-    for place in by_cost:
-        cheapest.setdefault(place % costs.shape[1], place)
-    return [*cheapest.values(), *by_cost]
 
 
 def _caps(problem: Problem) -> Floats:
