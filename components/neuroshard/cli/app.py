@@ -57,9 +57,8 @@ def command(example: str, in_short: str) -> Callable[[Callable[..., None]], Call
     """Register a subcommand whose --help ends with `example`, and which the list of commands tells of `in_short`."""
     options = re.sub(r" (?!-)", "\N{NO-BREAK SPACE}", example)  # lines end before an option, never within quotes
     lines = " \\\n    ".join(wrapped(options, indent=0, width=70)).replace("\N{NO-BREAK SPACE}", " ")
-    return app.command(
-        cls=_Command, epilog=f"\b\nExample:\n  {lines}", short_help=in_short
-    )  # \b: not to be wrapped again
+    epilog = f"\b\nExample:\n  {lines}"  # \b: not to be wrapped again
+    return app.command(cls=_Command, epilog=epilog, short_help=in_short)
 
 
 def note(lines: Iterable[str]) -> None:

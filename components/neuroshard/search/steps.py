@@ -86,9 +86,6 @@ def cells(steps: Steps) -> tuple[Ints, Ints, Ints]:
 
 def changes(steps: Steps, chosen: int) -> tuple[Ints, Ints, Ints]:
     """What one of the steps changes: items, devices, and how many units more or fewer."""
-    source, give, out, to = steps.source[chosen], steps.give[chosen], steps.out[chosen], steps.to[chosen]
-    changed = [(give, source, -out), (give, to, out)]
-    if steps.take[chosen] >= 0:
-        changed += [(steps.take[chosen], source, steps.into[chosen]), (steps.take[chosen], to, -steps.into[chosen])]
-    items, devices, units = np.array(changed).T
-    return items, devices, units
+    items, devices, units = (of[:, 0] for of in cells(steps[np.array([chosen])]))
+    some = items >= 0
+    return items[some], devices[some], units[some]
