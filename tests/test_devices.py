@@ -20,8 +20,10 @@ class FakeNvml:
 
     NVMLError = NVMLError
 
-    def __init__(self, driver: str | bytes = "570.86.15", broken: bool = False) -> None:
-        self.driver, self.broken, self.open = driver, broken, False
+    def __init__(
+        self, driver: str | bytes = "570.86.15", broken: bool = False, silent: bool = False, hidden: int = 0
+    ) -> None:
+        self.driver, self.broken, self.silent, self.hidden, self.open = driver, broken, silent, hidden, False
 
     def nvmlInit(self) -> None:  # noqa: N802 # NVML's names
         if self.broken:
@@ -32,13 +34,20 @@ class FakeNvml:
         self.open = False
 
     def nvmlSystemGetDriverVersion(self) -> str | bytes:  # noqa: N802
+        if self.silent:
+            raise NVMLError("unknown error")
         return self.driver
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 2
+        return 2 + self.hidden
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+        if index >= 2:
+            raise NVMLError("insufficient permissions")
         return f"NVIDIA H100 80GB HBM3/{index}"
+
+    def nvmlDeviceGetUUID(self, device: str) -> str:  # noqa: N802
+        return ("MIG" if "MIG" in device else "GPU") + f"-{device[-1]}-{len(device)}"
 
     def nvmlDeviceGetCudaComputeCapability(self, device: str) -> tuple[int, int]:  # noqa: N802
         return 9, 0
@@ -78,7 +87,12 @@ def test_gpus_and_mig_slices_are_kinds_of_their_own(monkeypatch: pytest.MonkeyPa
     assert not fake.open
 
 
-@pytest.mark.parametrize("fake", [None, FakeNvml(broken=True)])
+def test_gpus_of_other_jobs_are_counted_by_nvml_and_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml(monkeypatch, FakeNvml(hidden=6))
+    assert list(devices.gpus_by_uuid()) == ["0-23", "0-35", "1-35"]
+
+
+@pytest.mark.parametrize("fake", [None, FakeNvml(broken=True), FakeNvml(silent=True)])
 def test_without_bindings_or_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch, fake: FakeNvml | None) -> None:
     nvml(monkeypatch, fake)
     assert devices.gpus() == ()

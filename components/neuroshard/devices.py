@@ -27,22 +27,26 @@ def gpus() -> tuple[Hardware, ...]:
 
     How they are shared in time is not to be seen from here.
     """
+    return tuple(gpus_by_uuid().values())
+
+
+def gpus_by_uuid() -> dict[str, Hardware]:
+    """The same by UUID (as `bare_uuid`), by which CUDA's are found: it numbers them in another order, and may see fewer."""
     try:
         import pynvml
     except ImportError:
-        return ()
+        return {}
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return ()
+        return {}
     try:
         driver, machine = _text(pynvml.nvmlSystemGetDriverVersion()), machine_name()
-        found = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            device = pynvml.nvmlDeviceGetHandleByIndex(index)
+        found = {}
+        for device in nvml_gpus(pynvml):
             major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(device)
-            found += [
-                Hardware(
+            for part in _parts(pynvml, device):
+                found[bare_uuid(pynvml.nvmlDeviceGetUUID(part))] = Hardware(
                     kind="cuda",
                     name=_text(pynvml.nvmlDeviceGetName(part)),
                     memory_bytes=whole_gib(pynvml.nvmlDeviceGetMemoryInfo(part).total),
@@ -50,11 +54,27 @@ def gpus() -> tuple[Hardware, ...]:
                     compute_capability=f"{major}.{minor}",
                     machine=machine,
                 )
-                for part in _parts(pynvml, device)
-            ]
-        return tuple(found)
+        return found
+    except pynvml.NVMLError:  # it was loaded, and does not answer
+        return {}
     finally:
         pynvml.nvmlShutdown()
+
+
+def nvml_gpus(nvml: Any) -> list[Any]:
+    """Handles of the GPUs that this process may ask of. Those that a container or a job lacks are counted and not given."""
+    handles = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handles.append(nvml.nvmlDeviceGetHandleByIndex(index))
+        except nvml.NVMLError:
+            continue
+    return handles
+
+
+def bare_uuid(told: str | bytes) -> str:
+    """As CUDA tells it: `GPU-6f3a…` -> `6f3a…`."""
+    return _text(told).partition("-")[2]
 
 
 def machine_name() -> str:

@@ -1,14 +1,20 @@
 """Backend `cuda`: on a machine without a GPU it says so; on one with, it measures."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from neuroshard import devices
 from neuroshard.core.case import Cases, ComputeCase
+from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
+from neuroshard.measure import harness
 from neuroshard.measure.backends import Settings, open_backend
+from neuroshard.measure.harness import Cuda
+from neuroshard.measure.machine import CudaMachine
 
 GPUS = torch.cuda.device_count()
 
@@ -22,6 +28,78 @@ def cases_of(*tables: Table) -> Cases:
 def test_without_a_gpu_it_says_so_in_one_line(table: Callable[..., Table]) -> None:
     with pytest.raises(MeasureError, match="backend cuda needs an NVIDIA GPU, and torch sees none here"):
         open_backend("cuda", cases_of(table("a")), Settings(batch_size=64))
+
+
+def gpu(name: str) -> Hardware:
+    return Hardware(kind="cuda", name=name, memory_bytes=80 * 2**30, driver="570.86.15", compute_capability="9.0")
+
+
+def machine_with(monkeypatch: pytest.MonkeyPatch, *uuids: str) -> CudaMachine:
+    """GPUs that torch sees, on a machine where NVML tells of three, of two kinds, in another order."""
+
+    def properties(index: int) -> SimpleNamespace:
+        return SimpleNamespace(uuid=uuids[index], name="T400", total_memory=4 * 2**30, major=7, minor=5)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    told = {"aa": gpu("T400"), "bb": gpu("H100"), "cc": gpu("H100")}
+    monkeypatch.setattr(devices, "gpus_by_uuid", lambda: told)
+    return CudaMachine()
+
+
+def test_the_gpu_that_torch_sees_is_told_and_not_nvmls_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = machine_with(monkeypatch, "cc", "bb")
+    assert two.hardware() == gpu("H100").model_copy(update={"interconnect": "NCCL"})
+    assert (two.most_devices(), two.abreast()) == (2, 2)
+
+
+def test_a_gpu_that_nvml_does_not_know_by_its_uuid_is_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine_with(monkeypatch, "dd").hardware() == gpu("T400")
+
+
+def test_gpus_of_two_kinds_are_not_measured_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MeasureError, match=r"2 kinds \(H100, T400\).*CUDA_VISIBLE_DEVICES"):
+        machine_with(monkeypatch, "bb", "aa").hardware()
+
+
+class Events:
+    """As much of torch.cuda as a step is timed with, on a GPU that takes no time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slept: list[int] = []
+        self.released = 0
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "_sleep", self.slept.append)
+        monkeypatch.setattr(torch.cuda, "empty_cache", self.release)
+        event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda other: 1.0)
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def test_a_gpu_idles_as_long_as_the_host_needs_to_run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = Events(monkeypatch)
+    device = Cuda(1)
+    device.eviction = torch.zeros(1)
+    seconds = iter([0.0, 0.0001, 1.0, 1.002, 2.0, 2.0001, 3.0, 3.0001, 4.0, 4.1])
+    monkeypatch.setattr(harness.time, "perf_counter", lambda: next(seconds))
+    for _ in range(5):
+        device.flush()
+        assert device.timed(lambda: "out") == (1.0, "out")
+    device.flush()
+    assert [cycles / 2e6 for cycles in events.slept] == pytest.approx([0.5, 0.5, 4.0, 4.0, 0.5, 5.0])
+
+
+def test_what_a_table_set_took_is_given_back_for_the_exchange_on_the_same_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = Events(monkeypatch)
+    Cuda(0).release()
+    assert events.released == 1
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    Cuda(0).release()
+    assert events.released == 1
 
 
 @pytest.mark.gpu

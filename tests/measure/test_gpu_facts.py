@@ -34,6 +34,7 @@ def fake(gpus: int = 2, links: int = 18, broken: bool = False) -> SimpleNamespac
         nvmlShutdown=lambda: None,
         nvmlDeviceGetCount=lambda: gpus,
         nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUUID=lambda device: f"GPU-{device}{device}-f",
         nvmlDeviceGetMaxClockInfo=lambda device, clock: {1: 1980, 2: 3201}[clock],
         nvmlDeviceGetEnforcedPowerLimit=lambda device: 700_000 - 200_000 * device,
         nvmlDeviceGetNvLinkState=link,
@@ -44,7 +45,7 @@ def fake(gpus: int = 2, links: int = 18, broken: bool = False) -> SimpleNamespac
 
 def test_limits_are_told_with_units_and_what_is_not_supported_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake())
-    assert gpu_facts() == {
+    assert gpu_facts(()) == {
         "largest SM clock": "1980 MHz",
         "largest memory clock": "3201 MHz",
         "power cap": "700 W / 500 W",
@@ -52,12 +53,17 @@ def test_limits_are_told_with_units_and_what_is_not_supported_left_out(monkeypat
     }
 
 
+def test_gpus_that_are_not_measured_are_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake())
+    assert gpu_facts(["11-f"])["power cap"] == "500 W"
+
+
 @pytest.mark.parametrize("nvml", [None, fake(gpus=0), fake(broken=True)])
 def test_without_gpus_or_nvml_there_are_none(monkeypatch: pytest.MonkeyPatch, nvml: object) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert gpu_facts() == {}
+    assert gpu_facts(()) == {}
 
 
 def test_gpus_that_are_not_joined_have_no_links(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake(links=0))
-    assert "NVLinks" not in gpu_facts()
+    assert "NVLinks" not in gpu_facts(())

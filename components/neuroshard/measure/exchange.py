@@ -103,6 +103,11 @@ class Rank:
         self.sentinels = {n: self._steps(sentinel(n))[1] for n in counts if rank < n} if kind == "cpu" else {}
 
     def __call__(self, case: CommCase) -> Measured | str:
+        answer = self._exchange(case)
+        self.device.release()
+        return answer
+
+    def _exchange(self, case: CommCase) -> Measured | str:
         devices, delay_ms = len(case.device_dims), case.start_delays_ms[self.rank]
         try:
             forward, backward = self._steps(case)

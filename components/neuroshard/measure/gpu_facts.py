@@ -3,14 +3,19 @@
 Limits and not readings: they are the same whenever one asks, so that a run that goes on finds the bench that it left.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
+
+from neuroshard.devices import bare_uuid, nvml_gpus
 
 MOST_LINKS = 18  # NVLinks of an H100 or H200; of a link that is not there NVML says so
 
 
-def gpu_facts() -> dict[str, str]:
-    """Name -> value with its unit, the values of several GPUs between slashes where they differ; {} without NVML."""
+def gpu_facts(uuids: Collection[str]) -> dict[str, str]:
+    """Name -> value with its unit, the values of several GPUs between slashes where they differ; {} without NVML.
+
+    Of the GPUs of these UUIDs; of all where NVML knows none of them, as it may of MIG slices.
+    """
     try:
         import pynvml
     except ImportError:
@@ -20,12 +25,15 @@ def gpu_facts() -> dict[str, str]:
     except pynvml.NVMLError:
         return {}
     try:
-        devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        known = nvml_gpus(pynvml)
+        devices = [one for one in known if bare_uuid(pynvml.nvmlDeviceGetUUID(one)) in uuids] or known
         told = {
             name: [value for device in devices if (value := _asked(pynvml, ask, device))]
             for name, ask in _questions(pynvml).items()
         }
         return {name: " / ".join(dict.fromkeys(values)) for name, values in told.items() if values}
+    except pynvml.NVMLError:  # it was loaded, and does not answer
+        return {}
     finally:
         pynvml.nvmlShutdown()
 

@@ -24,7 +24,12 @@ LONG_CASE_MS = 500.0  # a case that has taken this long has enough repeats once 
 AGREEING = 3  # of the repeats, the fastest: while they differ by more than SETTLED, up to twice the repeats are taken
 SETTLED = 0.03
 CALM = 0.05  # where they still differ by more, labels were 2.7 % off instead of 1.4 %
-LAUNCH_AHEAD_CYCLES = 1_000_000  # 0.5 ms of GPU time at 2 GHz, in which the host enqueues what is then timed
+# Before a timed step a GPU idles, in which time the host enqueues the step: at least so long, and LAUNCH_MARGIN times what the
+# host took for the last ones. Of a table set of 4 operators FBGEMM's Python alone takes half a millisecond.
+LEAST_AHEAD_MS = 0.5
+MOST_AHEAD_MS = 5.0
+LAUNCH_MARGIN = 2.0
+CYCLES_A_MS = 2_000_000  # at 2 GHz
 
 
 class Timing(NamedTuple):
@@ -85,6 +90,9 @@ class Device(Protocol):
     def timed(self, step: Callable[[], Any], waiting: bool = False) -> tuple[float, Any]:
         """Milliseconds that the step took on this device, and what it returned. `waiting` for other devices counts if said."""
 
+    def release(self) -> None:
+        """Give back what was freed and kept for the next step, where another process of ours needs the device's memory."""
+
 
 class Cpu:
     """This machine's CPU with `threads` threads. Writes twice the last-level cache to flush it.
@@ -115,6 +123,9 @@ class Cpu:
         result = step()
         return (clock() - began) * 1e3, result
 
+    def release(self) -> None:
+        """Nothing: processes on a CPU have memory enough by their limit."""
+
 
 class Cuda:
     """GPU `index`. Writes twice its L2 to flush it, and times with events. Raises MeasureError where there is no such GPU."""
@@ -126,6 +137,7 @@ class Cuda:
             raise MeasureError(f"backend cuda needs GPU {index}, but torch sees {torch.cuda.device_count()} GPUs here")
         self.torch = torch.device("cuda", index)
         torch.cuda.set_device(self.torch)
+        self.enqueued_in_ms = (0.0, 0.0)  # the last two steps: forward and backward
 
     @cached_property
     def eviction(self) -> "torch.Tensor":
@@ -139,17 +151,26 @@ class Cuda:
 
         self.eviction.fill_(1.0)
         # Without this the gaps between kernels that a slow Python host leaves would be timed; a trainer's host runs ahead.
-        torch.cuda._sleep(LAUNCH_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
+        ahead_ms = min(max(LEAST_AHEAD_MS, LAUNCH_MARGIN * max(self.enqueued_in_ms)), MOST_AHEAD_MS)
+        torch.cuda._sleep(int(ahead_ms * CYCLES_A_MS))  # type: ignore[no-untyped-call]
 
     def timed(self, step: Callable[[], Any], waiting: bool = False) -> tuple[float, Any]:
         import torch
 
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        asked = time.perf_counter()
         began.record()
         result = step()
         ended.record()
+        self.enqueued_in_ms = (self.enqueued_in_ms[1], (time.perf_counter() - asked) * 1e3)
         ended.synchronize()
         return began.elapsed_time(ended), result
+
+    def release(self) -> None:
+        import torch
+
+        if torch.cuda.device_count() > 1:  # else there are no exchanges, and no second process on this GPU
+            torch.cuda.empty_cache()
 
 
 def open_device(kind: str, index: int, threads: int) -> Device:

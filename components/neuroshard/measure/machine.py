@@ -1,7 +1,8 @@
 """What this machine is: the facts about its CPU or its GPUs that a bench tells, and what each needs installed."""
 
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from neuroshard import __version__, devices
 from neuroshard.core.cost import READS, SHARES, SMALL_SET, Hardware
@@ -117,23 +118,29 @@ class CudaMachine:
 
         if not torch.cuda.is_available():
             raise MeasureError("backend cuda needs an NVIDIA GPU, and torch sees none here; measure with backend cpu")
-        interconnect = "NCCL" if torch.cuda.device_count() > 1 else ""
-        if told := devices.gpus():
-            return told[0].model_copy(update={"interconnect": interconnect})
-        found = torch.cuda.get_device_properties(0)  # without nvidia-ml-py the driver stays unknown
-        return Hardware(
-            kind=self.kind,
-            name=found.name,
-            memory_bytes=devices.whole_gib(found.total_memory),
-            compute_capability=f"{found.major}.{found.minor}",
-            machine=devices.machine_name(),
-            interconnect=interconnect,
-        )
+        told = devices.gpus_by_uuid()
+        known = [told[uuid] for uuid in self.uuids if uuid in told] or list(told.values())[:1]
+        kinds = list(dict.fromkeys(known or map(_as_torch_tells, self.seen)))
+        if len(kinds) > 1:
+            raise MeasureError(
+                f"the GPUs here are of {len(kinds)} kinds ({', '.join(kind.name for kind in kinds)}), and costs are of one; say "
+                "which to measure with CUDA_VISIBLE_DEVICES"
+            )
+        return kinds[0].model_copy(update={"interconnect": "NCCL" if len(self.seen) > 1 else ""})
 
-    def most_devices(self) -> int | None:
+    @cached_property
+    def seen(self) -> list[Any]:
+        """What torch tells of the GPUs that it sees, in its order."""
         import torch
 
-        return torch.cuda.device_count()
+        return [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+
+    @property
+    def uuids(self) -> list[str]:
+        return [str(found.uuid) for found in self.seen]
+
+    def most_devices(self) -> int | None:
+        return len(self.seen)
 
     def memory_limit(self) -> int | None:
         return None
@@ -142,9 +149,7 @@ class CudaMachine:
         """Nothing is allocated beforehand."""
 
     def abreast(self) -> int:
-        import torch
-
-        return torch.cuda.device_count()
+        return len(self.seen)
 
     def in_turns(self) -> int:
         return 1  # a GPU is one's own
@@ -156,13 +161,24 @@ class CudaMachine:
         )
 
     def facts(self) -> dict[str, str]:
-        return gpu_facts()
+        return gpu_facts(self.uuids)
 
     def notes(self) -> tuple[str, ...]:
         return (
             "before each timed step twice the L2 cache was written",
             "table sets on all GPUs of a machine side by side, one each",
         )
+
+
+def _as_torch_tells(found: Any) -> Hardware:
+    """A GPU without nvidia-ml-py: its driver stays unknown."""
+    return Hardware(
+        kind="cuda",
+        name=found.name,
+        memory_bytes=devices.whole_gib(found.total_memory),
+        compute_capability=f"{found.major}.{found.minor}",
+        machine=devices.machine_name(),
+    )
 
 
 def installed_versions() -> dict[str, str]:

@@ -34,6 +34,7 @@ class TableSets:
         if not isinstance(lot, Lot):
             return self.sentinel.calm_ms(lot) if self.sentinel else {}
         timed = [self._at_once(case) for case, _ in lot.cases] if self.sentinel is None else self._in_turns(lot)
+        self.sets.device.release()
         return [
             ComputeCost(case_id=case.case_id, round=round_, error=one)
             if isinstance(one, str)
