@@ -12,7 +12,7 @@ from helpers.kills import killed_everywhere
 from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound, Refused, UsageError
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import save_cost_model
-from neuroshard.costmodel.published import list_published, open_published
+from neuroshard.costmodel.published import list_published, listing_text, open_published
 from neuroshard.deploy.bundles import Asked, promote_model, publish_model
 from neuroshard.deploy.gc import gc
 from neuroshard.deploy.golive import bring_back
@@ -138,6 +138,27 @@ def test_a_kill_leaves_the_old_or_the_new_model_live(tmp_path, folders):
     switch = seen.index(MODELS[1].name)
     assert seen == [MODELS[0].name] * switch + [MODELS[1].name] * (len(seen) - switch)
     assert 8 < switch < len(seen) - 1
+
+
+@pytest.mark.parametrize("pointer", [b"{", b'{"format_version": 999}'])
+def test_a_pointer_that_cannot_be_read_holds_up_no_other_hardware(store, folders, capsys, pointer):
+    publish(store, folders, MODELS[0])
+    broken = store.root / models_of("0" * 16).live_key
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(pointer)
+
+    assert open_published(f"{store.url}#{BENCH.hardware.name}").name == MODELS[0].name
+    assert capsys.readouterr().err.startswith("note: its hardware is passed over: ")
+    assert [one.is_live for one in list_published(store)] == [True]
+
+
+def test_models_are_listed_where_it_cannot_be_told_which_is_live(store, folders):
+    publish(store, folders, *MODELS[:2])
+    (store.root / LINE.live_key).write_bytes(b"{")
+
+    listed = list_published(store)
+    assert {one.digest for one in listed if one.manifest and not one.is_live} == {MODELS[0].name, MODELS[1].name}
+    assert listing_text(listed, "the store").count("is what the store holds, put the newest file") == 2
 
 
 def test_gc_takes_old_models_whole(store, folders):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -104,6 +105,19 @@ def test_a_rank_killed_in_an_exchange_is_told_and_all_are_replaced(backend: OnMa
     with pytest.raises(MeasureError, match="killed by SIGKILL"):
         backend.exchange(EXCHANGE, 0)
     assert backend.exchange(EXCHANGE, 0).error is None
+
+
+def test_ranks_that_never_meet_leave_no_folder(
+    backend: OnMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lost = Crew("neuroshard.measure.exchange:Nobody", backend.all.arguments, 30.0)
+    for _ in range(2):
+        with pytest.raises(WorkerLost, match="Nobody"):
+            lost.start()
+    assert len(list(tmp_path.iterdir())) == 1
+    backend.meetings.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_that_goes_on_keeps_its_memory_limit_and_what_it_is_scaled_to(backend: OnMachine) -> None:

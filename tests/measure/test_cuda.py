@@ -11,7 +11,7 @@ from neuroshard.core.case import Cases, ComputeCase
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
-from neuroshard.measure import harness
+from neuroshard.measure import fbgemm, harness
 from neuroshard.measure.backends import Settings, open_backend
 from neuroshard.measure.harness import Cuda
 from neuroshard.measure.machine import CudaMachine
@@ -100,6 +100,16 @@ def test_what_a_table_set_took_is_given_back_for_the_exchange_on_the_same_gpu(mo
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     Cuda(0).release()
     assert events.released == 1
+
+
+@pytest.mark.parametrize(("available_gib", "kept_gib"), [(128, 16), (4, 2)])
+def test_gpus_share_the_hosts_memory_for_lookups(
+    monkeypatch: pytest.MonkeyPatch, available_gib: int, kept_gib: int
+) -> None:
+    Events(monkeypatch)
+    monkeypatch.setattr(fbgemm, "available_bytes", lambda: available_gib * 2**30)
+    sets = fbgemm.TableBatchedEmbedding("cuda", 0, Settings(batch_size=65536), None, 0, 0)
+    assert sets.lookups.cache_bytes == kept_gib * 2**30
 
 
 @pytest.mark.gpu

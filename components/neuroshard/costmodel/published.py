@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound, UsageError
+from neuroshard.core.release import ModelRelease
 from neuroshard.core.text import bar, wrapped
 from neuroshard.core.value import canonical_json, check_format, decode_json, sha256
 from neuroshard.costmodel.bundle import Manifest, TrainedCostModel, load_cost_model
 from neuroshard.files.disk import write_bytes
 from neuroshard.store.bundles import BUNDLE_FILES, find_hardware, fingerprints, models_of
-from neuroshard.store.line import MAX_ARTIFACT_BYTES, Files, live_or_none, read_artifact
+from neuroshard.store.line import MAX_ARTIFACT_BYTES, Files, Line, Live, live_or_none, read_artifact
 from neuroshard.store.local import default_cache_dir
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
@@ -25,7 +26,8 @@ MANIFEST_VERSIONS = 1_000  # of any: whether we can read it is told, not raised
 
 
 class Listed(NamedTuple):
-    """One cost model of a store. What another version of neuroshard wrote has `manifest` None and `fault` says why."""
+    """One cost model of a store. What another version of neuroshard wrote has `manifest` None and `fault` says why; `fault` says
+    also where its hardware's pointer cannot be read, so that nobody knows what is live."""
 
     fingerprint: str
     digest: str
@@ -66,7 +68,7 @@ def list_published(store: Store) -> tuple[Listed, ...]:
     found = []
     for fingerprint in fingerprints(store):
         line = models_of(fingerprint)
-        live = live_or_none(store, line)
+        live, broken = _live(store, line)
         entries = [entry for entry in store.list(f"{line.name}/") if entry.key.endswith(BUNDLE_FILES[-1])]
         for entry in sorted(entries, key=lambda entry: entry.modified, reverse=True):
             digest = line.digest_of(entry.key)
@@ -74,7 +76,7 @@ def list_published(store: Store) -> tuple[Listed, ...]:
                 continue
             manifest, fault = _manifest(store, entry.key)
             is_live = live is not None and live.release.bundle_digest == digest
-            found.append(Listed(fingerprint, digest, entry.modified, is_live, manifest, fault))
+            found.append(Listed(fingerprint, digest, entry.modified, is_live, manifest, fault or broken))
     return tuple(found)
 
 
@@ -94,6 +96,7 @@ def listing_text(found: Sequence[Listed], where: str) -> str:
         shown = f"{'-':>5}" if error is None else f"{error:>5.1%} {bar([error], worst, 6)}"
         lines.append(f"{line}  {shown:<12}  {one.manifest.batch_size:>6,}{'  live' if one.is_live else ''}")
         lines += wrapped(f"  {bench.hardware.name} ({bench.backend})", indent=4)
+        lines += wrapped(f"  {one.fault}", indent=4) if one.fault else []
     return "\n".join(lines)
 
 
@@ -112,6 +115,14 @@ def listing_json(found: Sequence[Listed]) -> str:
         for one in found
     ]
     return canonical_json(rows).decode()
+
+
+def _live(store: Store, line: Line[ModelRelease]) -> tuple[Live[ModelRelease] | None, str]:
+    """What is live, if anything; or why that cannot be told."""
+    try:
+        return live_or_none(store, line), ""
+    except InvalidInput as error:
+        return None, str(error)
 
 
 def _manifest(store: Store, key: str) -> tuple[Manifest | None, str]:

@@ -81,6 +81,7 @@ class OnMachine:
             settings.timeout_seconds,
             environment,
         )
+        self.meetings = contextlib.ExitStack()
         self.all = Crew("neuroshard.measure.exchange:Rank", self._ranks, settings.timeout_seconds, environment)
         # each table set and each exchange is scaled to these, so a run that goes on keeps them
         try:
@@ -152,10 +153,14 @@ class OnMachine:
     def close(self) -> None:
         self.sets.close()
         self.all.close()
+        self.meetings.close()
 
     def _ranks(self) -> list[tuple[Any, ...]]:
-        """Arguments of each rank, with a new folder to meet in, which rank 0 removes when they have met."""
-        folder = tempfile.mkdtemp(prefix="neuroshard-exchange-")
+        """Arguments of each rank, with a new folder to meet in, which rank 0 removes when they have met, or else we do."""
+        self.meetings.close()
+        folder = self.meetings.enter_context(
+            tempfile.TemporaryDirectory(prefix="neuroshard-exchange-", ignore_cleanup_errors=True)
+        )
         return [(self.machine.kind, rank, self.counts, folder, self.settings) for rank in range(max(self.counts))]
 
 

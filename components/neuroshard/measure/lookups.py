@@ -20,12 +20,12 @@ CACHE_BYTES = (
 
 
 class TableLookups:
-    """Lookups of tables. `traces` is what `neuroshard tables --traces` wrote."""
+    """Lookups of tables. `traces` is what `neuroshard tables --traces` wrote; of what is drawn `cache_bytes` are kept."""
 
-    def __init__(self, seed: int, traces: Path | None) -> None:
+    def __init__(self, seed: int, traces: Path | None, cache_bytes: int = CACHE_BYTES) -> None:
         from neuroshard.files.traces import read_traces
 
-        self.seed = seed
+        self.seed, self.cache_bytes = seed, cache_bytes
         self.traces = None if traces is None else read_traces(traces)
         self.kept: OrderedDict[str, tuple[Ints, Ints]] = OrderedDict()
         self.kept_bytes = 0
@@ -50,6 +50,6 @@ class TableLookups:
     def _keep(self, key: str, drawn: tuple[Ints, Ints]) -> None:
         self.kept[key] = drawn
         self.kept_bytes += sum(array.nbytes for array in drawn)
-        while self.kept_bytes > CACHE_BYTES and len(self.kept) > 1:
+        while self.kept_bytes > self.cache_bytes and len(self.kept) > 1:
             _, dropped = self.kept.popitem(last=False)
             self.kept_bytes -= sum(array.nbytes for array in dropped)

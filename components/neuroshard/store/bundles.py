@@ -4,6 +4,7 @@ hardware/<fingerprint>/<sha256>/model.json, nets.safetensors      a bundle, unde
 """
 
 import re
+import sys
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,8 @@ def fingerprints(store: Store) -> tuple[str, ...]:
 def find_hardware(store: Store, wanted: str) -> Live[ModelRelease]:
     """The live cost model of the hardware with this fingerprint, or with this in its name ("h200" is in "NVIDIA H200").
 
-    Raises NotFound where there is none, UsageError where there are several.
+    Raises NotFound where there is none, UsageError where there are several. A pointer that cannot be read, as of a newer
+    version, is told on stderr and holds up no other hardware.
     """
     if re.fullmatch(FINGERPRINT, wanted):
         return read_pointer(store, models_of(wanted))
@@ -46,6 +48,8 @@ def find_hardware(store: Store, wanted: str) -> Live[ModelRelease]:
             live.append(read_pointer(store, models_of(fingerprint)))
         except NotFound:  # published, none of them live
             continue
+        except InvalidInput as error:
+            print(f"note: its hardware is passed over: {error}", file=sys.stderr)
     found = [one for one in live if _plain(wanted) and _plain(wanted) in _plain(one.release.device_name)]
     if len(found) == 1:
         return found[0]
