@@ -91,10 +91,12 @@ def _go_live(
     if asked.max_error is not None and not asked.force and (error is None or error > asked.max_error):
         found = "is not known" if error is None else f"is {error:.1%}"
         stays = f"release {live.release.number} stays live" if live else "nothing is live"
+        unknown = "cases of tables kept from training, of which `augment` draws none from fewer than 3 kinds of tables"
         raise Refused(
             f"{store.url}: cost model {artifact.digest[:12]} of {line.name} is published, but does not go live: its error on "
-            f"unseen tables {found}, and at most {asked.max_error:.1%} is asked for ({stays}); measure more cases, or make it "
-            "live all the same by `neuroshard publish-model` with --force or --max-error"
+            f"unseen tables {found}, and at most {asked.max_error:.1%} is asked for ({stays}); measure more "
+            f"{unknown if error is None else 'cases'}, or make it live all the same by `neuroshard publish-model` with --force"
+            f"{'' if error is None else ' or --max-error'}"
         )
     release = ModelRelease(
         number=next_number(live, store, line),
