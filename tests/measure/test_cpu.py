@@ -1,5 +1,6 @@
 """The real thing on this machine's CPU: FBGEMM in a worker, gloo between processes."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -19,9 +20,11 @@ from neuroshard.files.traces import Lookups, Traces, write_traces
 from neuroshard.measure import hardware
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.exchange import Measured
+from neuroshard.measure.fbgemm import TableBatchedEmbedding
 from neuroshard.measure.hardware import LOT_SECONDS, OnMachine, cpu
 from neuroshard.measure.harness import Timing
 from neuroshard.measure.machine import CpuMachine
+from neuroshard.measure.rowcap import buffer_bytes
 from neuroshard.measure.run import measure
 from neuroshard.measure.schedule import Step
 from neuroshard.measure.sets import Lot
@@ -204,6 +207,26 @@ def test_a_set_that_runs_out_of_memory_spoils_none_that_is_measured_with_it(back
     assert [(cost.case_id, cost.round) for cost in costs] == [(FEW.case_id, 0), (endless.case_id, 0), (FEW.case_id, 1)]
     assert [bool(cost.error) for cost in costs] == [False, True, False]
     assert (costs[1].error or "").startswith("out of memory")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of FBGEMM
+def test_a_set_of_every_kind_of_operator_fits_the_memory_that_it_is_said_to_take() -> None:
+    kinds = itertools.product((2, 4), ("sum", "mean"), (False, True))
+    tables = tuple(
+        Table.model_validate(
+            {"name": f"t{i}", "rows": 1, "dim": 4, "pooling_factor": 1.0}
+            | {"element_bytes": element_bytes, "pooling": pooling, "weighted": weighted}
+        )
+        for i, (element_bytes, pooling, weighted) in enumerate(kinds)
+    )
+    case = ComputeCase(tables=tables)
+    for optimizer in ("sgd", "rowwise_adagrad", "adagrad"):
+        settings = Settings(batch_size=4, optimizer=optimizer)
+        sets = TableBatchedEmbedding("cpu", 0, settings, None, *buffer_bytes([case], optimizer, None))
+        forward, backward = sets.steps(case)
+        outputs = forward()
+        backward(outputs)
+        assert [tuple(output.shape) for output in outputs] == [(4, 4)] * 8
 
 
 def test_traces_are_looked_up_as_they_are(tmp_path: Path) -> None:

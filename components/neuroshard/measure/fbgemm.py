@@ -29,6 +29,7 @@ MOMENT = 1.0
 SAMPLE_WEIGHT = 0.5  # of each lookup of a weighted table
 
 ALIGNED = 16  # floats in a cache line, on which torch would have begun each buffer
+MOST_OPERATORS = 8  # that tables are told apart into: of fp32 or fp16, sums or means, weighted or not
 
 
 class HostBuffers:
@@ -41,8 +42,9 @@ class HostBuffers:
     def __init__(self, weight_bytes: int, state_bytes: int) -> None:
         import torch
 
-        self.weights = torch.full((-(-weight_bytes // 4) + ALIGNED,), WEIGHT)
-        self.state = torch.full((-(-state_bytes // 4) + ALIGNED,), MOMENT)
+        spare = MOST_OPERATORS * ALIGNED  # each begins on a cache line
+        self.weights = torch.full((-(-weight_bytes // 4) + spare,), WEIGHT)
+        self.state = torch.full((-(-state_bytes // 4) + spare,), MOMENT)
         self.used = {"weights": 0, "state": 0}
 
     def rewind(self) -> None:
