@@ -124,6 +124,8 @@ def test_what_does_not_fit_is_that_device_s_error() -> None:
     assert [(d.error or "")[:13] for d in one.devices] == ["", "out of memory", ""]
     assert one.errors == 1
     assert "error: out of memory" in str(one)
+    assert not one.exchange_measured
+    assert "not every device's tables could be run" in " ".join(str(one).split())
 
 
 def test_one_device_exchanges_nothing() -> None:

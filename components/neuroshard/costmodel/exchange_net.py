@@ -23,7 +23,7 @@ class ExchangeNet:
     """One all-to-all between any number of devices D, from what each sends and, forward, when each starts.
 
     Every device asks the same net, from its own bytes and from sums and maxima over all, so that numbering the devices otherwise
-    numbers the prediction otherwise and changes nothing else. All inputs are convex in the dims and no weight is
+    numbers the prediction otherwise and changes nothing else, to the last bit. All inputs are convex in the dims and no weight is
     negative, so what the devices take together is least where all hold the same dims. What a device must wait for the last
     one to start is added, not learned.
     """
@@ -44,14 +44,19 @@ class ExchangeNet:
 
     def ms(self, device_bytes: Floats, start_delays_ms: Floats | None = None) -> Floats:
         """Ms of every device, waiting included, from the bytes of all samples' embeddings on each: (…, D) -> (…, D)."""
-        own, shared = exchange_inputs(device_bytes / self.unit_bytes)
+        own, shared = exchange_inputs(device_bytes)  # of whole bytes, whose sum is exact in any order
+        own /= self.unit_bytes
+        shared /= self.unit_bytes
         weight, skip, latency = self.between(device_bytes.shape[-1])
         split = own.shape[-1]
         hidden = own @ weight[:split]
         hidden += shared @ weight[split:] + self.bias
         np.maximum(hidden, 0.0, out=hidden)
-        transfer: Floats = hidden @ self.out
-        transfer += own @ skip[:split]
+        # not by BLAS, which adds up some rows in another order than others
+        hidden *= self.out
+        own *= skip[:split]
+        transfer: Floats = hidden.sum(axis=-1)
+        transfer += own.sum(axis=-1)
         transfer += shared @ skip[split:]
         transfer += latency
         transfer *= self.unit_ms

@@ -89,9 +89,10 @@ class Evaluation(Value):
         if self.rounds_differ is not None:
             yield f"rounds of a device's compute differ by {self.rounds_differ:.1%} (median): less says nothing"
         if not self.exchange_measured:
-            yield (
-                f"the exchange among {len(self.devices)} devices was not measured, as there are not as many devices or "
-                "processes here"
+            yield f"the exchange among {len(self.devices)} devices was not measured, as " + (
+                "not every device's tables could be run"
+                if self.errors
+                else "there are not as many devices or processes here"
             )
         if self.tables_by_rows:
             yield (
