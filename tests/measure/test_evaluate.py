@@ -136,6 +136,13 @@ def test_one_device_exchanges_nothing() -> None:
     assert device.measured.compute_ms == pytest.approx(formula.compute_ms(TABLES, 256))
 
 
+def test_what_the_plan_says_of_its_predictions_is_said_beside_them() -> None:
+    plan = plan_of()
+    doubt = "costs are predicted for the cost model's batch size 512, not for the task's 256"
+    plan = plan.model_copy(update={"provenance": plan.provenance.model_copy(update={"notes": (doubt,)})})
+    assert f"note: the plan says: {doubt}" in " ".join(str(evaluate(plan, "synthetic", settings())).split())
+
+
 def test_no_rounds_are_refused() -> None:
     with pytest.raises(UsageError, match="rounds must be at least 1, not 0"):
         evaluate(plan_of(), "synthetic", settings(), rounds=0)

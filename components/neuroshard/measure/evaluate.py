@@ -86,6 +86,7 @@ def evaluate(
         exchange_measured=together is not None or len(dims) == 1,
         rounds_differ=rounds_differ,
         tables_by_rows=len({shard.table for shard in plan.shards if shard.rows < rows[shard.table]}),
+        plan_notes=by.notes,
         predicted_for=f"{by.cost_model_backend or 'an unknown backend'} ({by.cost_model_device or 'unknown device'})",
         devices=tuple(
             DeviceEvaluation(

@@ -32,6 +32,9 @@ class Evaluation(Value):
     # the slowest round of a device's compute above its fastest, in the median of devices
     rounds_differ: float | None = None
     tables_by_rows: int = 0  # of the plan
+    plan_notes: tuple[
+        str, ...
+    ] = ()  # what the plan says of its predictions: of another batch size, beyond what was measured
 
     @property
     def errors(self) -> int:
@@ -104,6 +107,8 @@ class Evaluation(Value):
                 f"{agreeing(len(self.bench.capped_tables), 'table', 'was', 'were')} run with fewer rows, so that each device's "
                 f"fit {format_bytes(self.bench.memory_limit_bytes or 0)}"
             )
+        for note in self.plan_notes:
+            yield f"the plan says: {note}"
         if self.foreign:
             yield f"predicted for {self.predicted_for}: elsewhere compare the devices with each other, not the ms"
 
