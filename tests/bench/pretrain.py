@@ -32,6 +32,7 @@ from neuroshard.augment.run import augment
 from neuroshard.augment.source import load_tables
 from neuroshard.core.case import Cases
 from neuroshard.core.cost import Costs
+from neuroshard.core.label import labels, rounds_of
 from neuroshard.files.costs import read_costs
 from neuroshard.measure import formula
 from neuroshard.pretrain.run import pretrain
@@ -112,7 +113,7 @@ class Bench:
     def side_by_side(self, name: str, costs: Costs) -> None:
         """The paper's nets, ours, and ours in which a table may lower a cost, on the same cases."""
         costs = costs.model_copy(update={"comm": ()})
-        rows = [row for row in costs.compute if row[1].error is None and row[1].round == 0]
+        rows = labels(rounds_of(costs.compute))
         test = [row for row in rows if row[0].split == "test_tables"]
         measured = np.array([cost.total_ms for _, cost in test])
         mape, tau = scores(self.paper_compute(rows, test, self.options.paper_epochs)[0], measured)

@@ -50,6 +50,17 @@ def test_a_budget_stops_cleanly_and_a_later_run_goes_on(cases: Cases, cases_fold
     assert read_manifest(out).bench == bench
 
 
+def test_further_rounds_are_added_to_what_is_there(cases: Cases, cases_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "costs"
+    once = run(cases_folder, out, backend="synthetic", batch_size=512)
+    more = run(cases_folder, out, backend="synthetic", batch_size=512, rounds=3)
+    every = len(cases.compute) + len(cases.comm)
+    assert (more.planned, more.now, more.left) == (3 * every, 3 * every - once.measured, 0)
+    assert sorted(rows(out)) == sorted(
+        (case.case_id, round_) for case in (*cases.compute, *cases.comm) for round_ in range(3)
+    )
+
+
 def test_costs_of_another_bench_are_refused(cases_folder: Path, tmp_path: Path) -> None:
     run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512, budget_seconds=1e-9)
     with pytest.raises(InvalidInput, match=r"batch_size: 512 there, 1024 now"):
@@ -62,6 +73,7 @@ def test_costs_of_another_bench_are_refused(cases_folder: Path, tmp_path: Path) 
         ({"backend": "tpu"}, "unknown backend 'tpu'; there are synthetic, cpu, cuda"),
         ({"optimizer": "lion"}, "unknown optimizer 'lion'; there are sgd, rowwise_adagrad, adagrad"),
         ({"repeats": 0}, "repeats must be at least 1, not 0"),
+        ({"rounds": 0}, "rounds must be 1 to 20, not 0"),
         ({"timeout_seconds": 0.0}, r"timeout_seconds must be above 0, not 0\.0"),
     ],
 )

@@ -35,6 +35,16 @@ def test_a_case_is_measured_again_only_after_its_label() -> None:
     assert all(places[case, 0] < place for (case, round_), place in places.items() if round_ == 1)
 
 
+def test_rounds_are_all_cases_each_one_round_after_another() -> None:
+    cases = many(90, 30)
+    steps = [step for step in schedule(cases, seed=0, rounds=3) if step.round_ != SENTINEL]
+    for kind, count in (("compute", 90), ("comm", 30)):
+        of_kind = [step for step in steps if step.kind == kind]
+        assert [step.round_ for step in of_kind] == [0] * count + [1] * count + [2] * count
+        assert [step.case for step in of_kind[:count]] == [step.case for step in of_kind[-count:]]
+    assert [step.kind for step in steps].index("comm") < 60
+
+
 def test_a_run_cut_short_has_measured_both_kinds_in_proportion() -> None:
     steps = schedule(many(1000, 200), seed=0)
     kinds = Counter(step.kind for step in steps[: len(steps) // 3] if step.round_ == 0)

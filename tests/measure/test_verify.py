@@ -56,6 +56,16 @@ def test_disturbed_labels_are_not_held_against_the_calm_ones(costs: Path, tmp_pa
     assert max(verified.differences["compute"]) > 0.2 > max(verified.differences["compute, undisturbed"])
 
 
+def test_the_label_of_several_rounds_is_their_mean(costs: Path, tmp_path: Path) -> None:
+    was, writer = changed(costs, tmp_path / "rounds")
+    with writer:
+        for case, cost in was.compute:
+            for place, off in enumerate((1.4, 0.9, 0.7) if cost.round == 0 else ()):
+                times = {"forward_ms": (cost.forward_ms or 0) * off, "backward_ms": (cost.backward_ms or 0) * off}
+                writer.add_compute(case, cost.model_copy(update={**times, "round": place}))
+    assert verify.run(tmp_path / "rounds", count=30).agrees
+
+
 def test_other_hardware_is_refused_and_another_version_told(costs: Path, tmp_path: Path) -> None:
     was, writer = changed(costs, tmp_path / "other", versions={"neuroshard": "0.0.1"})
     with writer:

@@ -1,5 +1,6 @@
 """From measured rows to labels."""
 
+import numpy as np
 import pytest
 
 from neuroshard.core.case import CommCase, ComputeCase
@@ -39,6 +40,52 @@ def test_a_label_of_a_set_of_tables_is_the_sum_of_its_parts():
 
     assert labels.parts.tolist() == [[1, 3], [2, 3]]
     assert labels.ms.tolist() == [4, 5]
+
+
+def test_the_label_of_several_rounds_is_the_mean_of_each_part():
+    a = case("a")
+    rows = [
+        (a, ComputeCost(case_id=a.case_id, round=round_, forward_ms=forward, backward_ms=backward))
+        for round_, (forward, backward) in enumerate(((1.0, 8.0), (2.0, 5.0), (6.0, 2.0)))
+    ]
+
+    labels = collect(rows, lambda cost: cost.total_ms)
+
+    assert labels.parts.tolist() == [[3, 5]]
+    assert labels.ms.tolist() == [8]
+
+
+def test_few_that_were_measured_again_tell_of_noise_alone():
+    cases = [case(name) for name in "abc"]
+    rows = [*((one, cost(one, 4.0)) for one in cases), (cases[0], cost(cases[0], 6.0, 1))]
+
+    labels = collect(rows, lambda cost: cost.total_ms)
+
+    assert labels.ms.tolist() == [4, 4, 4]
+    assert labels.twice.tolist() == [[4], [6]]
+
+
+def test_a_disturbed_round_is_not_in_the_label():
+    a = case("a")
+    rows = [(a, cost(a, ms, round_)) for round_, ms in enumerate((4.0, 5.0))]
+    rows += [(a, cost(a, ms, round_).model_copy(update={"disturbed": True})) for round_, ms in ((2, 40.0), (3, 50.0))]
+
+    assert collect(rows, lambda cost: cost.total_ms).ms.tolist() == [4.5]
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 4])
+def test_labels_of_several_rounds_scatter_less_by_as_much_as_they_are_said_to(rounds):
+    rng = np.random.default_rng(0)
+    cases = [case(str(place)) for place in range(4000)]
+
+    def measured():
+        rows = [(one, cost(one, 10 * np.exp(0.05 * rng.normal()), r)) for one in cases for r in range(rounds)]
+        return collect(rows, lambda cost: cost.total_ms)
+
+    one, other = measured(), measured()
+    said = np.abs(np.log(one.twice[1] / one.twice[0])).mean()
+
+    assert said == pytest.approx(np.abs(np.log(one.ms / other.ms)).mean(), rel=0.05)
 
 
 def test_rows_with_an_error_are_left_out():

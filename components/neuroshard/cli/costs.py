@@ -87,6 +87,10 @@ def measure(
     repeats: Annotated[
         int | None, typer.Option(min=1, help="Repeats, twice as many while they disagree [default: 7].")
     ] = None,
+    rounds: Annotated[
+        int,
+        typer.Option(help="Measure all cases as often, one round after another; the mean is the label."),
+    ] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads a device may use (cpu).")] = 1,
     memory_limit: Annotated[
         str | None, typer.Option(help="Weights at most: larger tables are measured with fewer rows.")
@@ -133,6 +137,7 @@ def measure(
         traces=traces,
         timeout_seconds=parse_duration(timeout),
         share=(1, 1) if shard is None else parse_share(shard),
+        rounds=rounds,
         seed=seed,
         **chosen,
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from neuroshard.core.case import CommCase, ComputeCase
 from neuroshard.core.cost import CommCost, ComputeCost, Hardware
-from neuroshard.core.errors import MeasureError
+from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.text import counted
 from neuroshard.measure.backends import Backend, Settings, open_backend
 from neuroshard.measure.schedule import SENTINEL, Step, schedule
@@ -23,6 +23,7 @@ from neuroshard.progress import progress
 if TYPE_CHECKING:
     from neuroshard.files.costs import CostWriter
 
+MOST_ROUNDS = 20  # by then it is not chance that keeps a label from being true
 NO_CALMER = 10  # second looks in a row that were disturbed too: then the others are left to a later run
 LOST_IN_A_ROW = 3  # cases; then it may be the machine instead, and the run stops if it is
 
@@ -130,20 +131,24 @@ def run(
     seed: int = 0,
     timeout_seconds: float = Settings.timeout_seconds,
     share: tuple[int, int] = (1, 1),
+    rounds: int = 1,
     hardware: Hardware | None = None,
 ) -> Measured:
     """Measure a folder of cases into a folder of costs, for `budget_seconds` at most, and say how it went.
 
     `batch_size` is the global batch of a step. Of `share` (2, 8) every eighth case is measured, from the second on: what
-    eight machines measure, merge.py makes one. `hardware` is the kind that this machine must be of, where that matters. Raises
-    UsageError, InvalidInput (also where `out` was begun on another bench) and MeasureError; what was measured before is then
-    in `out`.
+    eight machines measure, merge.py makes one. In several `rounds` all cases are measured as often, a round after another, and
+    the mean is the label; with one, a few cases are measured again, which tells how repeatable labels are. `hardware` is the
+    kind that this machine must be of, where that matters. Raises UsageError, InvalidInput (also where `out` was begun on
+    another bench) and MeasureError; what was measured before is then in `out`.
     """
     from neuroshard.files.cases import read_cases
     from neuroshard.files.costs import CostWriter, read_costs, read_manifest
     from neuroshard.files.disk import check_can_write
 
     began = time.monotonic()
+    if not 1 <= rounds <= MOST_ROUNDS:
+        raise UsageError(f"rounds must be 1 to {MOST_ROUNDS}, not {rounds}")
     check_can_write(out, folder=True)
     settings = Settings(
         batch_size=batch_size,
@@ -167,6 +172,7 @@ def run(
         planned = schedule(
             cases.model_copy(update={"compute": cases.compute[first - 1 :: of], "comm": cases.comm[first - 1 :: of]}),
             seed,
+            rounds,
         )
         possible = [step for step in planned if _possible(step, opened.most_devices)]
         left = [step for step in possible if (step.case.case_id, step.round_) not in writer.done[step.kind]]

@@ -1,7 +1,7 @@
 """In which order to measure: at random, so that a run cut short is a fair sample and drift does not look like a trend.
 
-Some cases are measured again later, which tells how repeatable the labels are; one is measured over and over, which tells
-whether the machine has become slower or faster meanwhile.
+Some cases are measured again later, which tells how repeatable the labels are; or all are, in several rounds, whose mean is
+the label. One is measured over and over, which tells whether the machine has become slower or faster meanwhile.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ SENTINEL = -1  # the round of a sentinel step, which is not written to the costs
 
 @dataclass(frozen=True)
 class Step:
-    """One case to measure. Round 0 is the label, 1 its repetition, SENTINEL a look at the drift."""
+    """One case to measure. Round 0 is the first measurement, later ones repeat it; SENTINEL is a look at the drift."""
 
     case: Case
     round_: int
@@ -35,11 +35,14 @@ class Step:
         return "compute" if isinstance(self.case, ComputeCase) else "comm"
 
 
-def schedule(cases: Cases, seed: int) -> list[Step]:
-    """All steps, in the same order for the same seed. The first compute case is the sentinel, once a block."""
+def schedule(cases: Cases, seed: int, rounds: int = 1) -> list[Step]:
+    """All steps, in the same order for the same seed. The first compute case is the sentinel, once a block.
+
+    Of several `rounds` each is all cases once, in the same order: what repeats a case comes as late as it can.
+    """
     rng = np.random.default_rng(seed)
-    compute = _with_repetitions([cases.compute[i] for i in rng.permutation(len(cases.compute))])
-    comm = _with_repetitions([cases.comm[i] for i in rng.permutation(len(cases.comm))])
+    compute = _in_rounds([cases.compute[i] for i in rng.permutation(len(cases.compute))], rounds)
+    comm = _in_rounds([cases.comm[i] for i in rng.permutation(len(cases.comm))], rounds)
     sentinel = [Step(step.case, SENTINEL) for step in compute[:1]]
 
     blocks = -(-max(len(compute), len(comm)) // BLOCK)
@@ -49,6 +52,12 @@ def schedule(cases: Cases, seed: int) -> list[Step]:
         for steps in (compute, comm):
             order += steps[block * len(steps) // blocks : (block + 1) * len(steps) // blocks]
     return order
+
+
+def _in_rounds(cases: Sequence[Case], rounds: int) -> list[Step]:
+    if rounds == 1:
+        return _with_repetitions(cases)
+    return [Step(case, round_) for round_ in range(rounds) for case in cases]
 
 
 def _with_repetitions(cases: Sequence[Case]) -> list[Step]:

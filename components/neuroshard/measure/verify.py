@@ -12,6 +12,7 @@ import numpy as np
 from neuroshard.core.case import Cases, CommCase, ComputeCase
 from neuroshard.core.cost import Bench, CommCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.label import labels, rounds_of
 from neuroshard.core.text import counted
 from neuroshard.files.costs import difference, read_costs, read_manifest
 from neuroshard.measure.backends import Settings, open_backend
@@ -96,7 +97,7 @@ def run(
     opened = open_backend(bench.backend, cases, settings, bench)
     differences: dict[str, list[float]] = {kind: [] for kind in KINDS}
     errors = []
-    labels = {cost.case_id: cost for _, cost in chosen}
+    label_of = {cost.case_id: cost for _, cost in chosen}
     try:
         notes = _same_kind(bench, opened.bench, folder)
         # exchanges last, as table sets are measured several at once
@@ -107,7 +108,7 @@ def run(
                 if cost.error:
                     errors.append(f"case {cost.case_id}: {cost.error}")
                 else:
-                    _compare(labels[step.case.case_id], cost, differences)
+                    _compare(label_of[step.case.case_id], cost, differences)
                 bar.advance(1, counted(len(errors), "error"))
     finally:
         opened.close()
@@ -116,10 +117,9 @@ def run(
 
 def _chosen(costs: Costs, count: int) -> list[tuple[ComputeCase | CommCase, ComputeCost | CommCost]]:
     """`count` random labels, those of compute and exchange in proportion, in random order."""
-    rows: list[tuple[ComputeCase | CommCase, ComputeCost | CommCost]] = [*costs.compute, *costs.comm]
-    labels = [(case, cost) for case, cost in rows if cost.round == 0 and not cost.error]
-    order = np.random.default_rng(SEED).permutation(len(labels))[:count]
-    return [labels[place] for place in order]
+    known = [*labels(rounds_of(costs.compute)), *labels(rounds_of(costs.comm))]
+    order = np.random.default_rng(SEED).permutation(len(known))[:count]
+    return [known[place] for place in order]
 
 
 def _same_kind(bench: Bench, here: Bench, folder: Path) -> tuple[str, ...]:

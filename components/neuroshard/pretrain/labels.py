@@ -1,6 +1,7 @@
 """Measured costs -> what a net learns from: cases and their milliseconds, by split, and how far the labels themselves scatter."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -9,6 +10,7 @@ import numpy as np
 from neuroshard.core.case import CommCase, ComputeCase, Split
 from neuroshard.core.cost import CommCost, ComputeCost
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.label import labels, rounds_of, usual_count
 from neuroshard.core.value import shown
 from neuroshard.costmodel.protocol import Floats, Ints
 
@@ -41,28 +43,27 @@ def teaches(cost: ComputeCost | CommCost) -> bool:
 
 
 def collect(rows: Iterable[tuple[Case, Cost]], ms: Callable[[Cost], float | tuple[float, ...]]) -> Labels[Case]:
-    """The rows of round 0 as labels, and each later round beside its label. Rows that teach nothing are left out.
+    """The label of each case, and a second one of those that were measured again. Rows that teach nothing are left out.
 
-    A later round that was disturbed, where the label was not, tells nothing of the label's noise and is left out too.
+    Halves of a case's rounds differ by more than labels do, which are of all of them: by the root of how many.
     """
-    good = [(case, cost) for case, cost in rows if teaches(cost)]
-    first = {case.case_id: (case, ms(cost), _parts(cost)) for case, cost in good if cost.round == 0}
-    calm = {cost.case_id for _, cost in good if cost.round == 0 and not _disturbed(cost)}
-    twice = [
-        (first[c.case_id][1], ms(cost))
-        for c, cost in good
-        if cost.round > 0 and c.case_id in first and not (_disturbed(cost) and c.case_id in calm)
-    ]
+    measured = rounds_of((case, cost) for case, cost in rows if teaches(cost))
+    found = labels(measured)
+    twice = [_twice([ms(cost) for cost in one.costs], usual_count(measured)) for one in measured if len(one.costs) > 1]
     return Labels(
-        cases=tuple(case for case, *_ in first.values()),
-        ms=np.array([label for _, label, _ in first.values()], dtype=np.float64),
+        cases=tuple(case for case, _ in found),
+        ms=np.array([ms(cost) for _, cost in found], dtype=np.float64),
         twice=np.array(twice, dtype=np.float64).swapaxes(0, 1) if twice else np.empty((2, 0)),
-        parts=np.array([parts for *_, parts in first.values()], dtype=np.float64),
+        parts=np.array([_parts(cost) for _, cost in found], dtype=np.float64),
     )
 
 
-def _disturbed(cost: ComputeCost | CommCost) -> bool:
-    return isinstance(cost, ComputeCost) and cost.disturbed
+def _twice(rounds_ms: Sequence[float | tuple[float, ...]], count: int) -> tuple[Floats, Floats]:
+    """The mean of every other round, and one that is as far from it as labels of `count` rounds are from one another."""
+    halves = [np.asarray(rounds_ms[place::2], dtype=np.float64) for place in (0, 1)]
+    one, other = (half.mean(axis=0) for half in halves)
+    nearer = math.sqrt(2 / count / sum(1 / len(half) for half in halves))
+    return one, one * (other / one) ** nearer
 
 
 def _parts(cost: ComputeCost | CommCost) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 from neuroshard.core.case import CommCase, ComputeCase
 from neuroshard.core.cost import CommCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.label import labels, rounds_of
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.report.numbers import Columns, short
 
@@ -68,7 +69,7 @@ def points(model: TrainedCostModel, costs: Costs) -> dict[str, Columns]:
 def _compute_points(
     model: TrainedCostModel, rows: Sequence[tuple[ComputeCase, ComputeCost]], batch_size: int
 ) -> Iterator[Point]:
-    unseen = [(case, cost) for case, cost in rows if case.split in SPLITS and cost.round == 0 and cost.error is None]
+    unseen = [(case, cost) for case, cost in labels(rounds_of(rows)) if case.split in SPLITS]
     for batch in sorted({case.batch_size or batch_size for case, _ in unseen}):
         some = [(case, cost) for case, cost in unseen if (case.batch_size or batch_size) == batch]
         at = model.at_batch_size(batch)
@@ -84,9 +85,9 @@ def _exchange_points(
     model: TrainedCostModel, rows: Sequence[tuple[CommCase, CommCost]]
 ) -> Iterator[tuple[Point, Point]]:
     """Forward and backward of the device that took longest, of every exchange that the nets never saw."""
-    for case, cost in rows:
+    for case, cost in labels(rounds_of(rows)):
         known = len(case.device_dims) in model.manifest.device_counts
-        if not known or case.split not in SPLITS or cost.round or cost.forward_ms is None or cost.backward_ms is None:
+        if not known or case.split not in SPLITS or cost.forward_ms is None or cost.backward_ms is None:
             continue
         dims, delays = np.array(case.device_dims, dtype=np.float64), np.array(case.start_delays_ms)
         ways = (

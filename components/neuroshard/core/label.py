@@ -1,0 +1,69 @@
+"""Measurements of a case -> its label: the one of round 0, or the mean of several rounds.
+
+A neighbour's load that lasts for minutes is in all repeats of a measurement, so no more of them tell it from the case; rounds
+that are minutes apart do.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.cost import CommCost, ComputeCost
+
+Case = TypeVar("Case", ComputeCase, CommCase)
+Cost = TypeVar("Cost", ComputeCost, CommCost)
+
+
+@dataclass(frozen=True)
+class Rounds(Generic[Case, Cost]):
+    """A case and what tells its cost, the first measurement first: without the disturbed, where others were not."""
+
+    case: Case
+    costs: tuple[Cost, ...]
+
+
+def rounds_of(rows: Iterable[tuple[Case, Cost]]) -> list[Rounds[Case, Cost]]:
+    """Each case that has a round 0, in the order of these, without rows that are errors."""
+    found: dict[str, list[Cost]] = {}
+    cases: dict[str, Case] = {}
+    for case, cost in rows:
+        if cost.error is not None:
+            continue
+        found.setdefault(cost.case_id, []).append(cost)
+        if cost.round == 0:
+            cases[cost.case_id] = case
+    return [Rounds(case, _told(found[case_id])) for case_id, case in cases.items()]
+
+
+def usual_count(measured: Sequence[Rounds[Case, Cost]]) -> int:
+    """How many rounds make a label: as many as the usual case has, at least 1."""
+    return int(median(len(one.costs) for one in measured)) if measured else 1
+
+
+def label(costs: Sequence[Cost]) -> Cost:
+    """The mean of several measurements of a case; what else they say is the first's."""
+    if len(costs) == 1:
+        return costs[0]
+    times = {name: _mean([getattr(cost, name) for cost in costs]) for name in ("forward_ms", "backward_ms")}
+    return costs[0].model_copy(update=times)
+
+
+def labels(measured: Sequence[Rounds[Case, Cost]]) -> list[tuple[Case, Cost]]:
+    """One row a case. Where only few were measured again, that tells of noise and is in no label."""
+    several = usual_count(measured) > 1
+    return [(one.case, label(one.costs if several else one.costs[:1])) for one in measured]
+
+
+def _told(costs: Sequence[Cost]) -> tuple[Cost, ...]:
+    calm = [cost for cost in costs if not (isinstance(cost, ComputeCost) and cost.disturbed)]
+    return tuple(sorted(calm or costs, key=lambda cost: cost.round))
+
+
+def _mean(times: Sequence[float] | Sequence[tuple[float, ...]]) -> float | tuple[float, ...]:
+    """Of a table set's ms, or of an exchange's on each device."""
+    mean: list[float] | float = np.mean(times, axis=0).tolist()
+    return tuple(mean) if isinstance(mean, list) else mean
