@@ -25,14 +25,15 @@ from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.text import agreeing
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import sha256
+from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.open import open_trained
-from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.cases import write_cases
 from neuroshard.files.disk import check_can_write
 from neuroshard.files.tables import read_tables
 from neuroshard.progress import Bar, progress
 
 DEFAULT_MAX_DIM = 128  # as in the paper
+PLAN_SHARE = 0.75  # of the compute cases are what a device of a plan holds
 TEST_TABLES_SHARE = 0.125  # of the compute cases are of tables never seen in training
 VALID_SHARE = TEST_SETS_SHARE = 0.1  # of the other cases, and of the exchanges
 MOST_CASES = 10_000_000  # a hundred times the paper's; MOST_TABLES is all of a large task on one device
@@ -55,9 +56,9 @@ def augment(
     max_delay_ms: float = 20.0,
     test_share: float = 0.2,
     vary_share: float = 0.5,
-    plan_share: float = 0.75,
+    plan_share: float = PLAN_SHARE,
     batch_sizes: tuple[int, ...] = (),
-    acquire_for: CostModel | None = None,
+    acquire_for: TrainedCostModel | None = None,
     seed: int,
 ) -> Cases:
     """Cases to measure. Deterministic for a seed; case ids are distinct.
@@ -72,8 +73,8 @@ def augment(
     random sets. Of these a set has 1 to 15 tables; where a device has more on average, a fifth have more, up to 1.3 times that on
     the least of `devices`. `max_tables` says otherwise: 1 to that many, and in no case more.
 
-    With a cost model to `acquire_for`, the training sets are those of 20 times as many of which it is least sure. The seed of
-    its own cases holds out the same tables again; the draws are others.
+    With a cost model to `acquire_for`, the devices of plans to train on are those of 4 times as many that tell it most. The seed
+    of its own cases holds out the same tables again; the draws are others.
 
     Tables of which not even 4 columns fit into `memory_bytes` are left out of the compute cases; Infeasible where that is
     all of them. Where fewer distinct cases exist than were asked for, the result has fewer; the progress line says both.
@@ -111,10 +112,10 @@ def augment(
 
     sizes = SetSizes.for_plans(len(fitting), min(devices)) if max_tables is None else SetSizes(max_tables)
 
-    def draw_compute(split: Split) -> ComputeCase:
+    def draw_compute(split: Split, of_plan: bool | None = None) -> ComputeCase:
         pool = unseen if split == "test_tables" else seen
         vary = vary_share if split in ("train", "valid") else 0.0
-        if rng.random() < plan_share:
+        if (rng.random() < plan_share) if of_plan is None else of_plan:
             drawn = draw_device(
                 pool,
                 tables=len(fitting),
@@ -136,13 +137,16 @@ def augment(
 
     compute_splits = _splits(compute_cases, TEST_TABLES_SHARE if test_tables else 0.0, rng)
     exchanges = list(zip(_device_counts(comm_cases, devices, rng), _splits(comm_cases, 0.0, rng), strict=False))
-    draw_set_of = draw_compute
+    draw_set_of: Callable[[Split], ComputeCase] = draw_compute
     if acquire_for is not None:
-        candidates = [draw_compute("train") for _ in range(CANDIDATES * compute_splits.count("train"))]
-        least_sure = iter(acquire(candidates, acquire_for, rng))
+        of_plans = (rng.random(compute_splits.count("train")) < plan_share).tolist()
+        sets = [draw_compute("train", of_plan=False) for of_plan in of_plans if not of_plan]
+        devices_held = [draw_compute("train", of_plan=True) for _ in range(CANDIDATES * sum(of_plans))]
+        telling, others = acquire(devices_held, sets, acquire_for, sum(of_plans)), iter(sets)
+        acquired = (next(telling if of_plan else others) for of_plan in of_plans)
 
         def draw_set_of(split: Split) -> ComputeCase:
-            return (next(least_sure, None) if split == "train" else None) or draw_compute(split)
+            return (next(acquired, None) if split == "train" else None) or draw_compute(split)
 
     with progress("augment", total=len(compute_splits) + len(exchanges), unit="cases") as bar:
         compute = _distinct(compute_splits, draw_set_of, bar)

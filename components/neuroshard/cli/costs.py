@@ -37,7 +37,7 @@ def augment(
     ] = None,
     acquire: Annotated[
         str | None,
-        typer.Option(help="Cost model: of 20 times as many training sets keep those that it is least sure of."),
+        typer.Option(help="Cost model: of 4 times as many devices of plans to train on keep those that tell it most."),
     ] = None,
     seed: Seed = 0,
 ) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from helpers.costs import BENCH
 from neuroshard.augment.acquire import CANDIDATES, acquire
-from neuroshard.augment.run import augment
+from neuroshard.augment.run import PLAN_SHARE, augment
 from neuroshard.core.case import ComputeCase
 from neuroshard.core.cost import Costs
 from neuroshard.core.table import Table
@@ -85,11 +85,16 @@ def curve(
     cases, model = random[: min(sizes)], models[min(sizes)]
     for size in acquired:
         more = size - len(cases)
+        of_plans = round(PLAN_SHARE * more)
         known = {case.case_id for case in cases}
-        candidates = [
-            case for case in _cases(some, CANDIDATES * more, 100 * draw + 3 + size) if case.case_id not in known
-        ]
-        cases = [*cases, *acquire(candidates, model, rng)[:more]]
+        devices, sets = (
+            [case for case in _cases(some, count, seed, plan_share=share) if case.case_id not in known]
+            for count, seed, share in (
+                (CANDIDATES * of_plans, 100 * draw + 3 + size, 1.0),
+                (more - of_plans, 100 * draw + 4 + size, 0.0),
+            )
+        )
+        cases = [*cases, *sets, *acquire(devices, sets, model, of_plans)]
         cases = [cases[i] for i in rng.permutation(len(cases))]
         found, model = point("acquired", cases)
         yield found
