@@ -6,10 +6,8 @@ that are minutes apart do.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Generic, TypeVar
-
-import numpy as np
 
 from neuroshard.core.case import CommCase, ComputeCase
 from neuroshard.core.cost import CommCost, ComputeCost
@@ -63,7 +61,8 @@ def _told(costs: Sequence[Cost]) -> tuple[Cost, ...]:
     return tuple(sorted(calm or costs, key=lambda cost: cost.round))
 
 
-def _mean(times: Sequence[float] | Sequence[tuple[float, ...]]) -> float | tuple[float, ...]:
+def _mean(times: Sequence[float | tuple[float, ...]]) -> float | tuple[float, ...]:
     """Of a table set's ms, or of an exchange's on each device."""
-    mean: list[float] | float = np.mean(times, axis=0).tolist()
-    return tuple(mean) if isinstance(mean, list) else mean
+    if isinstance(times[0], tuple):
+        return tuple(map(fmean, zip(*times, strict=True)))
+    return fmean(times)  # type: ignore[arg-type]
