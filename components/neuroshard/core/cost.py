@@ -107,9 +107,9 @@ class ComputeCost(Value):
     """ms of one ComputeCase, or the error that it met (out of memory, say). Exactly one.
 
     On a CPU they are of a machine as calm as in the bench's `calm_compute_ms`, on a GPU of the fastest repeat. Spreads are half
-    the interquartile range of the repeats, in the same ms; medians are of the repeats as they were timed. `round` 0 is the label;
-    later rounds are the same case measured again, from which the noise of the labels is told. `disturbed` says that the label
-    is uncertain: its visits, or its fastest repeats, disagree.
+    the interquartile range of the repeats, in the same ms; medians are of the repeats as they were timed. `round` 0 is the first
+    measurement; later rounds are the same case measured again, which makes a label of several (label.py) or tells its noise.
+    `disturbed` says that the label is uncertain: its visits, or its fastest repeats, disagree.
     """
 
     case_id: str

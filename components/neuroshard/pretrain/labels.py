@@ -25,7 +25,9 @@ class Labels(Generic[Case]):
 
     cases: tuple[Case, ...]
     ms: Floats
-    twice: Floats  # (2, …): the label, and the same case measured again later
+    twice: (
+        Floats  # (2, …): of the cases that were measured again, two values as far apart as two labels of one case are
+    )
     parts: Floats
 
     def of_split(self, *splits: Split) -> Ints:
@@ -48,8 +50,8 @@ def collect(rows: Iterable[tuple[Case, Cost]], ms: Callable[[Cost], float | tupl
     Halves of a case's rounds differ by more than labels do, which are of all of them: by the root of how many.
     """
     measured = rounds_of((case, cost) for case, cost in rows if teaches(cost))
-    found = labels(measured)
-    twice = [_twice([ms(cost) for cost in one.costs], usual_count(measured)) for one in measured if len(one.costs) > 1]
+    found, count = labels(measured), usual_count(measured)
+    twice = [_twice([ms(cost) for cost in one.costs], count) for one in measured if len(one.costs) > 1]
     return Labels(
         cases=tuple(case for case, _ in found),
         ms=np.array([ms(cost) for _, cost in found], dtype=np.float64),
