@@ -5,13 +5,14 @@ from collections.abc import Callable
 import numpy as np
 
 from neuroshard.core.case import CommCase, ComputeCase, Split
+from neuroshard.core.label import Case
 from neuroshard.costmodel.compute_net import ComputeNet
 from neuroshard.costmodel.exchange_net import ExchangeNet
 from neuroshard.costmodel.features import table_features
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import SET_SIZES, Coverage, Errors, Fit, NetReport, Noise, SizeError
 from neuroshard.pretrain.exchange import predicted_ms
-from neuroshard.pretrain.labels import Case, Labels
+from neuroshard.pretrain.labels import Labels
 from neuroshard.pretrain.metrics import errors, mape
 
 

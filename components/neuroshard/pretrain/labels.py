@@ -3,31 +3,27 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
 
 import numpy as np
 
 from neuroshard.core.case import CommCase, ComputeCase, Split
 from neuroshard.core.cost import CommCost, ComputeCost
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.label import labels, rounds_of, usual_count
+from neuroshard.core.label import Case, Cost, labels, rounds_of, usual_count
 from neuroshard.core.value import shown
 from neuroshard.costmodel.protocol import Floats, Ints
-
-Case = TypeVar("Case", ComputeCase, CommCase)
-Cost = TypeVar("Cost", ComputeCost, CommCost)
 
 
 @dataclass(frozen=True)
 class Labels(Generic[Case]):
     """Cases that were measured. `ms` is (N,), or (N, D) for exchanges of D devices; of sets of tables it is the sum of `parts`
-    (N, 2), forward and backward."""
+    (N, 2), forward and backward. `twice` (2, …) is of those that were measured again: two values as far apart as two labels of
+    one case are."""
 
     cases: tuple[Case, ...]
     ms: Floats
-    twice: (
-        Floats  # (2, …): of the cases that were measured again, two values as far apart as two labels of one case are
-    )
+    twice: Floats
     parts: Floats
 
     def of_split(self, *splits: Split) -> Ints:

@@ -19,6 +19,7 @@ from neuroshard import __version__
 from neuroshard.core.case import CommCase
 from neuroshard.core.cost import CommCost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.label import Case
 from neuroshard.core.value import canonical_json, sha256, shown
 from neuroshard.costmodel.bundle import (
     MODEL_FORMAT,
@@ -39,7 +40,6 @@ from neuroshard.pretrain.compute import train_compute
 from neuroshard.pretrain.evaluate import compute_report, exchange_report
 from neuroshard.pretrain.exchange import train_exchange
 from neuroshard.pretrain.labels import (
-    Case,
     Labels,
     backward_ms,
     check_one_time_a_device,
