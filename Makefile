@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check fix compile images-check manifests-check apiserver-test bench bench-measure bench-pretrain bench-release bench-search bench-nights submit lock clean
+.PHONY: help setup run test check fix compile images-check manifests-check apiserver-test extras-check bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -21,7 +21,7 @@ help: ## list these targets
 setup: .venv/run.done ## make .venv and install what `make run` needs
 
 run: .venv/run.done ## the whole pipeline on this CPU, ending in a plan that a trainer trains with; ARGS="--help" for options
-	@$(BIN)/python -m pipelines.run_local $(ARGS)
+	@NEUROSHARD_END_WITH_PARENT=$$PPID exec $(BIN)/python -m pipelines.run_local $(ARGS)
 
 test: .venv/dev.done ## run all tests, two at a time; ARGS="tests/core -k plan" for some, JOBS=0 for one process
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
@@ -56,10 +56,16 @@ manifests-check: .venv/dev.done ## render both overlays, validate them, and hold
 apiserver-test: .venv/dev.done ## the rendered RBAC and the fleet probe on a real kube-apiserver and etcd, built first: ten minutes (Debian 12, Go 1.19)
 	@$(BIN)/python tests/apiserver/check.py $(ARGS)
 
+extras-check: .venv/run.done ## install every extra alone in a fresh venv, and run what it is for: ARGS="--only search --python 3.12", --help
+	@$(BIN)/python tests/infra/extras.py $(ARGS)
+
 bench: .venv/dev.done ## run every script of tests/bench
 	@set -- $(sort $(wildcard tests/bench/*.py)); \
 	[ $$# -gt 0 ] || echo "tests/bench holds no scripts"; \
 	for script; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+
+bench-machines: .venv/dev.done ## `make run` on machines that this one is not: caches, cores, memory, paths, networks; ARGS="--only '1 core'", --quick
+	@$(BIN)/python tests/bench/machines.py $(ARGS)
 
 bench-measure: .venv/dev.done ## our harness beside a fresh operator for every case: cases a second, and the noise of both; ARGS=--quick
 	@$(BIN)/python tests/bench/measure.py $(ARGS)
@@ -100,12 +106,16 @@ PYTHONS := $(or $(PYTHON),python3.11 python3)
 	done; \
 	echo "NeuroShard needs Python 3.11 or newer, and none of these is: $(PYTHONS). Choose one: make PYTHON=/path/to/python3.11" >&2; exit 1
 
-LOCKS := $(addprefix requirements/,build.txt run.txt torch.txt torchrec.txt)
+LOCKS := $(addprefix requirements/,build.txt run.txt torch-cpu.txt torch-cuda.txt torchrec.txt)
 .venv/run.done: .venv/bin/python $(LOCKS) pyproject.toml
-	@echo "installing what is pinned in requirements/run.txt and torch.txt (a minute or two)" >&2
+	@echo "installing what is pinned in requirements/run.txt and a torch file (a minute or two)" >&2
 	@$(LOCKED) requirements/build.txt
 	@$(LOCKED) requirements/run.txt
-	@$(PIP) -r requirements/torch.txt
+	@if ! wrong=$$($(LOCKED) requirements/torch-cpu.txt 2>&1); then \
+	  grep -q 'No matching distribution' <<< "$$wrong" || { echo "$$wrong" >&2; exit 1; }; \
+	  echo 'pip finds no CPU build of torch: installing the CUDA build, 3 GB more (with PIP_EXTRA_INDEX_URL set to the index of CPU builds that PyTorch names on its site, make setup finds it)' >&2; \
+	  $(LOCKED) requirements/torch-cuda.txt; \
+	fi
 	@$(LOCKED) requirements/torchrec.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@

@@ -7,10 +7,12 @@ the ranks and starts none. What a trainer of your own needs is in `train` and `s
 batches (ids are uniform, as many a sample and table as its pooling factor says), and the starting of processes.
 
 Embedding tables of a real model do not fit a laptop, so tables are cut to fewer rows until all ranks together stay within
---memory. The shards, their columns and their ranks are those of the live plan; rows that are split stay split over their ranks.
+--memory, and within what is free here. The shards, their columns and their ranks are those of the live plan; rows that are
+split stay split over their ranks.
 """
 
 import argparse
+import ctypes
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -39,8 +41,8 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from neuroshard.client import Plan, load_plan
-from neuroshard.client.torchrec import ShardingWarning, check_same_digest, to_torchrec
+from neuroshard.client import Plan, load_plan, load_plan_on_all_ranks
+from neuroshard.client.torchrec import ShardingWarning, to_torchrec
 from neuroshard.client.torchrec_shards import shards_by_table
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.table import Table
@@ -48,6 +50,7 @@ from neuroshard.core.units import format_bytes, parse_bytes
 from neuroshard.core.value import canonical_json
 from neuroshard.files.disk import write_bytes
 from neuroshard.progress import progress
+from neuroshard.system import available_bytes, has_loopback
 
 # FBGEMM's fused optimizers that run on a CPU, under the names of core/table.py
 OPTIMIZERS = {
@@ -55,7 +58,10 @@ OPTIMIZERS = {
     "adagrad": EmbOptimType.EXACT_ADAGRAD,
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
-MAX_LOCAL_RANKS = 16  # a process of torch has about 400 MiB before it does anything
+MAX_LOCAL_RANKS = 16
+RANK_BYTES = 64 * 2**20  # a rank's own memory without tables; what is imported is shared
+SHARE_OF_AVAILABLE = 0.8  # others on this machine want some, too
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TOLERANCE = 1e-6  # a lookup, of pooled embeddings between sharded and not; 0 is what one sees where rows are whole
 
 
@@ -90,14 +96,18 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", required=True, help="s3://bucket/prefix, or a folder")
     parser.add_argument("--name", required=True, help="the model whose live plan to follow")
+    parser.add_argument("--digest", help="the published plan to follow, instead of the live one")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=512, help="samples a step over all ranks")
-    parser.add_argument("--memory", default="2GiB", help="for the tables of all ranks together; more rows are cut off")
+    parser.add_argument(
+        "--memory", default="2GiB", help="most for the tables of all ranks together; more rows are cut off"
+    )
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds that a rank waits for the others")
     parser.add_argument("--summary", type=Path, help="JSON file to write at the end")
+    parser.set_defaults(memory_bytes=0)  # of all ranks together; 0 where each is to see for itself
     return parser.parse_args(argv)
 
 
@@ -115,13 +125,16 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
         rank=rank,
         world_size=world_size,
     )
-    plan = load_plan(arguments.store, arguments.name, world_size=world_size)
-    digest = check_same_digest(plan)
-    plan, capped = cap_rows(plan, table_budget(arguments, plan))
+    plan = load_plan_on_all_ranks(
+        arguments.store, arguments.name, digest=arguments.digest, timeout_seconds=arguments.timeout
+    )
+    digest = plan.digest()
+    memory = lowest_of_ranks(arguments.memory_bytes or memory_for_tables(arguments, world_size))
+    plan, capped = cap_rows(plan, table_budget(memory, plan))
     if rank:
         warnings.simplefilter("ignore", ShardingWarning)  # rank 0 says it for all
     else:
-        print(describe(plan, digest, capped, arguments), file=sys.stderr)
+        print(describe(plan, digest, capped, memory, arguments), file=sys.stderr)
 
     torch.manual_seed(arguments.seed)
     unsharded = Model(plan.task.tables, torch.device("cpu")).float()  # fused kernels sum fp16 rows in fp32
@@ -201,6 +214,13 @@ def compare_first_forward(
             f"the first sharded forward differs by {difference:g} from the unsharded one: shards are misplaced"
         )
     return float(difference)
+
+
+def lowest_of_ranks(count: int) -> int:
+    """The least of what the ranks say: they must cut the same tables."""
+    value = torch.tensor(count, dtype=torch.int64)
+    dist.all_reduce(value, dist.ReduceOp.MIN)
+    return int(value)
 
 
 def mean_over_ranks(value: Tensor) -> float:
@@ -309,22 +329,36 @@ def cap_rows(plan: Plan, budget_bytes: int) -> tuple[Plan, tuple[str, ...]]:
     )
 
 
-def table_budget(arguments: argparse.Namespace, plan: Plan) -> int:
+def memory_for_tables(arguments: argparse.Namespace, ranks: int) -> int:
+    """Bytes that all tables of all ranks may have: --memory, or what is available here if that is less. Raises UsageError."""
+    available = available_bytes()
+    free = int(SHARE_OF_AVAILABLE * available) - ranks * RANK_BYTES
+    if free <= 0:
+        raise UsageError(
+            f"{format_bytes(available)} of memory are available here, too little for {ranks} ranks of "
+            f"{format_bytes(RANK_BYTES)} and their tables; free some, raise the container's limit, or plan for fewer devices"
+        )
+    return min(parse_bytes(arguments.memory), free)
+
+
+def table_budget(memory_bytes: int, plan: Plan) -> int:
     """Bytes for the shards of all ranks, so that they fit beside the unsharded fp32 tables, which every rank holds at first."""
     growth = max(4 // table.element_bytes for table in plan.task.tables)
-    return parse_bytes(arguments.memory) // (plan.task.devices * growth + 1)
+    return memory_bytes // (plan.task.devices * growth + 1)
 
 
 # What it says
 
 
-def describe(plan: Plan, digest: str, capped: Sequence[str], arguments: argparse.Namespace) -> str:
+def describe(plan: Plan, digest: str, capped: Sequence[str], memory: int, arguments: argparse.Namespace) -> str:
     tables = plan.task.tables
     size = format_bytes(sum(table.memory_bytes for table in tables))
+    less = memory < parse_bytes(arguments.memory)
+    within = f"{format_bytes(memory)}, what is free here" if less else arguments.memory
     cut = f"; {len(capped)} larger tables were cut to fewer rows ({', '.join(capped)})" if capped else ""
     return (
         f"plan {digest[:12]} of {arguments.name}: {len(tables)} tables in {len(plan.shards)} shards on "
-        f"{plan.task.devices} gloo ranks of this CPU, {size} of tables to stay within {arguments.memory}{cut}"
+        f"{plan.task.devices} gloo ranks of this CPU, {size} of tables to stay within {within}{cut}"
     )
 
 
@@ -375,9 +409,11 @@ def report(summary: dict[str, Any]) -> str:
 
 def launch(arguments: argparse.Namespace) -> None:
     """Start a process a rank and wait. One that fails ends them all. Raises UsageError, NeuroshardError."""
-    plan = load_plan(arguments.store, arguments.name)
+    plan = load_plan(arguments.store, arguments.name, digest=arguments.digest)
+    arguments.digest = plan.digest()  # for the ranks, whatever is live by the time that they load
     world_size = plan.task.devices
-    cap_rows(plan, table_budget(arguments, plan))  # told once here, not by every rank
+    arguments.memory_bytes = memory_for_tables(arguments, world_size)  # once for all: what is free changes
+    cap_rows(plan, table_budget(arguments.memory_bytes, plan))  # an error is said once here, not by every rank
     if world_size > MAX_LOCAL_RANKS:
         raise UsageError(
             f"the plan is for {world_size} ranks, more than the {MAX_LOCAL_RANKS} to start here; use torchrun"
@@ -387,13 +423,18 @@ def launch(arguments: argparse.Namespace) -> None:
             f"--steps {arguments.steps} --batch-size {arguments.batch_size}: give at least one step, and a batch that "
             f"{world_size} ranks can share evenly"
         )
-    # a fork shares what is imported, and nothing of torch has run yet; elsewhere than on Linux it is not safe
     linux = sys.platform == "linux"
+    if linux and "GLOO_SOCKET_IFNAME" not in os.environ and not has_loopback():
+        raise NeuroshardError(
+            "the loopback interface is down, and the ranks talk over it; bring it up (ip link set lo up), or name another "
+            "one in GLOO_SOCKET_IFNAME"
+        )
+    # a fork shares what is imported, and nothing of torch has run yet; elsewhere than on Linux it is not safe
     start = multiprocessing.get_context("fork").Process if linux else multiprocessing.get_context("spawn").Process
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            start(target=run_rank, args=(arguments, rank, world_size, f"file://{folder}/rendezvous"))
+            start(target=run_rank, args=(arguments, rank, world_size, f"file://{folder}/rendezvous", os.getpid()))
             for rank in range(world_size)
         ]
         try:
@@ -406,17 +447,27 @@ def launch(arguments: argparse.Namespace) -> None:
                 process.join()
 
 
-def run_rank(arguments: argparse.Namespace, rank: int, world_size: int, rendezvous: str) -> None:
+def run_rank(arguments: argparse.Namespace, rank: int, world_size: int, rendezvous: str, parent: int) -> None:
     """One rank, in its own process, in the environment that torchrun would give it."""
+    end_with(parent)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first ends the others
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
     os.environ.setdefault(
         "LOCAL_WORLD_SIZE", str(world_size)
     )  # a smaller one makes believe that there are several hosts
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     sys.exit(one_line_errors(lambda: train(arguments, rendezvous), f"rank {rank}: "))
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent is killed: a rank that waits for others would stay (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def wait_for_all(ranks: Sequence[BaseProcess]) -> None:

@@ -27,7 +27,7 @@ CERTIFICATES = "/etc/ssl/certs"
 # what each image has to import, and what it must not hold
 IMPORTS = {
     "cpu": (
-        "neuroshard.fleet.night",
+        "neuroshard.nightly.survey",
         "neuroshard.pretrain.run",
         "neuroshard.search.run",
         "neuroshard.report.run",
@@ -110,6 +110,8 @@ def check(store: list[str], kind: str, scratch: Path) -> None:
     arguments = {"BASE_IMAGE": BASE, "VERSION": "check", "REVISION": "check"}
     if kind == "gpu":
         arguments["LEAVE_OUT"] = "fbgemm-gpu"
+    else:
+        arguments["TORCH"] = "cpu"  # this machine's pip finds it, or does not
     given = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     mounts = [word for mount in pip_mounts(scratch) for word in ("-v", mount)]
     buildah(

@@ -12,27 +12,46 @@ PACKAGE = Path(__file__).with_name("neuroshard.yaml")
 
 
 def diagram(spec: dict[str, Any]) -> str:
-    """Every step as a node, every loop as a box, every dependence as an arrow."""
-    return "\n".join(["flowchart LR", *_dag(spec, spec["root"]["dag"], "  ")])
+    """Every step as a node, every loop and condition as a box, every dependence as an arrow."""
+    return "\n".join(["flowchart LR", *_dag(spec, spec["root"]["dag"], "  ", "")])
 
 
-def _dag(spec: dict[str, Any], dag: dict[str, Any], indent: str) -> list[str]:
+def _dag(spec: dict[str, Any], dag: dict[str, Any], indent: str, within: str) -> list[str]:
+    """The tasks of a DAG. Their names are unique in it alone, so nodes are called after the box `within` which they are, too."""
     lines = []
     for name, task in dag["tasks"].items():
         inner = spec["components"][task["componentRef"]["name"]].get("dag")
-        loop = inner and next((t for t in inner["tasks"].values() if "parameterIterator" in t), None)
-        if loop:
-            body = spec["components"][loop["componentRef"]["name"]]["dag"]
-            items = loop["parameterIterator"]["items"]["inputParameter"].removeprefix("pipelinechannel--")
+        node = f"{within}{name}"
+        if inner is None:
+            lines.append(f"{indent}{node}[{name}]")
+        else:
             lines += [
-                f'{indent}subgraph {name}["for each of {items}"]',
-                *_dag(spec, body, f"{indent}  "),
+                f'{indent}subgraph {node}["{_title(name, task, inner)}"]',
+                *_dag(spec, _only_loop(spec, inner), f"{indent}  ", f"{node}-"),
                 f"{indent}end",
             ]
-        else:
-            lines.append(f"{indent}{name}")
-        lines += [f"{indent}{before} --> {name}" for before in task.get("dependentTasks", ())]
+        lines += [f"{indent}{within}{before} --> {node}" for before in task.get("dependentTasks", ())]
     return lines
+
+
+def _loop(inner: dict[str, Any]) -> dict[str, Any] | None:
+    """The loop that is all of a DAG, as a pipeline of its own has it."""
+    tasks = list(inner["tasks"].values())
+    return tasks[0] if len(tasks) == 1 and "parameterIterator" in tasks[0] else None
+
+
+def _only_loop(spec: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
+    loop = _loop(inner)
+    body: dict[str, Any] = spec["components"][loop["componentRef"]["name"]]["dag"] if loop else inner
+    return body
+
+
+def _title(name: str, task: dict[str, Any], inner: dict[str, Any]) -> str:
+    loop = task if "parameterIterator" in task else _loop(inner)
+    if loop:
+        items = loop["parameterIterator"]["items"]["inputParameter"].removeprefix("pipelinechannel--")
+        return f"for each of {items}"
+    return "where hardware is to be measured" if "triggerPolicy" in task else name
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """The pipeline: who feeds whom, and what each step needs. `make compile` writes it to neuroshard.yaml.
 
-    survey -> draw -> for each job: place, measure (or for each gang: gang) -> for each new kind: merge, pretrain, publish
-                                                   -> for each model: load, search, deploy, report
+    survey -> for each model that need not wait: search, deploy
+           -> where a kind of hardware is to be measured: augment -> for each job: place, measure (or for each gang: gang)
+                  -> for each kind: pretrain -> for each model that waited: search, deploy -> conclude
 
-`survey` finds the kinds of hardware that no live cost model covers; where there are none, both loops before the last are
-empty. Only `measure` touches devices, on the nodes that `place` says. What the steps of a loop hand to the next loop lies in
-the store, so that a run goes on where the one before it failed.
+`survey` finds the kinds of hardware whose live cost models do not serve what the models need. Only `measure` touches devices, on
+the nodes that `place` says. What the steps of a loop hand to the next loop is in the store, so that a run goes on where the one
+before it failed. What fails of one kind of hardware, or of one model, is written down there, and the others go on.
 
 Each loop is a pipeline of its own: so one can come after another without its results, which `Collected` would need.
 """
@@ -14,14 +15,12 @@ from typing import List  # noqa: UP035 # as in the components
 
 from kfp import dsl, kubernetes
 
-from neuroshard.augment.component import draw, load
+from neuroshard.augment.component import augment
 from neuroshard.component import CPU_IMAGE, GPU_IMAGE
-from neuroshard.deploy.component import deploy, publish
-from neuroshard.fleet.component import place, survey
-from neuroshard.measure.component import gang, measure, merge
-from neuroshard.pretrain.component import pretrain
-from neuroshard.report.component import report
-from neuroshard.search.component import search
+from neuroshard.fleet.component import place
+from neuroshard.kube import POD_LABELS, USER
+from neuroshard.measure.component import gang, measure
+from neuroshard.nightly.component import conclude, deploy, pretrain, search, survey
 
 # Keys of the secret that gives the steps their way into S3; without the secret, the pod's service account is the way.
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION")
@@ -32,6 +31,10 @@ def equip(step: dsl.PipelineTask, image: str, cpus: str, memory: str, secret: st
     step.set_container_image(image)
     step.set_cpu_request(cpus).set_memory_request(memory).set_memory_limit(memory)
     step.register_pipeline_channels([image, cpus, memory])  # inside a loop kfp forgets these, and they would dangle
+    # under Pod Security `restricted` KFP asks this of the pipeline; the rest of it KFP sets itself
+    kubernetes.set_security_context(step, run_as_user=USER, run_as_group=USER, run_as_non_root=True)
+    for key, value in POD_LABELS.items():
+        kubernetes.add_pod_label(step, key, value)
     if secret:
         kubernetes.use_secret_as_env(step, secret, {key: key for key in STORE_KEYS}, optional=True)
     step.set_caching_options(
@@ -92,6 +95,7 @@ def measure_gangs(
     step_image: str,
     step_cpus: str,
     step_memory: str,
+    store_secret: str,
 ) -> None:
     """Every kind of hardware by a TrainJob over its nodes, where the cluster wants GPU work so."""
     with dsl.ParallelFor(gangs) as work:
@@ -106,15 +110,14 @@ def measure_gangs(
             training_runtime=training_runtime,
             image=measure_image,
         )
-        equip(measured, step_image, step_cpus, step_memory)
+        equip(measured, step_image, step_cpus, step_memory, store_secret)
 
 
 @dsl.pipeline(name="learn-kinds")
 def learn_kinds(
     works: List[str],  # noqa: UP006
+    night: str,
     store: str,
-    seed: int,
-    max_error: float,
     single_writer: bool,
     step_image: str,
     step_cpus: str,
@@ -123,18 +126,35 @@ def learn_kinds(
 ) -> None:
     """A live cost model for every kind of hardware that was measured."""
     with dsl.ParallelFor(works) as work:
-        merged = merge(work=work, store=store)
-        trained = pretrain(costs=merged.outputs["costs"], seed=seed)
-        live = publish(
-            work=work,
-            cost_model=trained.outputs["cost_model"],
-            store=store,
-            max_error=max_error,
-            single_writer=single_writer,
-        )
-        equip(trained, step_image, step_cpus, step_memory)
-        for step in (merged, live):
-            equip(step, step_image, step_cpus, step_memory, store_secret)
+        trained = pretrain(night=night, work=work, store=store, single_writer=single_writer)
+        equip(trained, step_image, step_cpus, step_memory, store_secret)
+
+
+def plan_model(
+    name: str,
+    night: str,
+    store: str,
+    algorithm: str,
+    min_gain: float,
+    memory_margin: float,
+    single_writer: bool,
+    pod: tuple[str, str, str, str],
+) -> None:
+    """The two steps that give a model its plan, in a loop over models; `pod` is what `equip` gives them."""
+    found = search(night=night, name=name, store=store, algorithm=algorithm, memory_margin=memory_margin)
+    live = deploy(
+        night=night,
+        name=name,
+        searched=found.outputs["Output"],
+        plan=found.outputs["plan"],
+        tables=found.outputs["tables"],
+        store=store,
+        min_gain=min_gain,
+        memory_margin=memory_margin,
+        single_writer=single_writer,
+    )
+    for step in (found, live):
+        equip(step, *pod)
 
 
 @dsl.pipeline(name="plan-models")
@@ -142,11 +162,8 @@ def plan_models(
     names: List[str],  # noqa: UP006
     night: str,
     store: str,
-    batch_size: int,
     algorithm: str,
-    seed: int,
     min_gain: float,
-    max_error: float,
     memory_margin: float,
     single_writer: bool,
     step_image: str,
@@ -156,29 +173,114 @@ def plan_models(
 ) -> None:
     """A plan for every model, live if the gate lets it through."""
     with dsl.ParallelFor(names) as name:
-        loaded = load(night=night, name=name)
-        found = search(
-            night=night,
+        plan_model(
             name=name,
-            tables=loaded.outputs["tables"],
+            night=night,
             store=store,
-            batch_size=batch_size,
             algorithm=algorithm,
-            seed=seed,
-        )
-        live = deploy(
-            night=night,
-            name=name,
-            plan=found.outputs["plan"],
-            tables=loaded.outputs["tables"],
-            store=store,
             min_gain=min_gain,
-            max_error=max_error,
             memory_margin=memory_margin,
             single_writer=single_writer,
+            pod=(step_image, step_cpus, step_memory, store_secret),
         )
-        shown = report(night=night, name=name, plan=found.outputs["plan"], store=store).after(live)
-        for step in (loaded, found, live, shown):
+
+
+@dsl.pipeline(name="the-night")
+def the_night(
+    night: str,
+    works: List[str],  # noqa: UP006
+    names: List[str],  # noqa: UP006
+    later: List[str],  # noqa: UP006
+    renew: str,
+    store: str,
+    backend: str,
+    batch_size: int,
+    budget: str,
+    algorithm: str,
+    seed: int,
+    min_gain: float,
+    memory_margin: float,
+    single_writer: bool,
+    training_runtime: str,
+    measure_image: str,
+    measure_cpus: str,
+    measure_memory: str,
+    step_image: str,
+    step_cpus: str,
+    step_memory: str,
+    store_secret: str,
+) -> None:
+    """The models that need not wait are planned at once; the others after what is measured for them."""
+    with dsl.ParallelFor(names) as name:
+        plan_model(
+            name=name,
+            night=night,
+            store=store,
+            algorithm=algorithm,
+            min_gain=min_gain,
+            memory_margin=memory_margin,
+            single_writer=single_writer,
+            pod=(step_image, step_cpus, step_memory, store_secret),
+        )
+
+    with dsl.If(renew == "yes", name="renew"):
+        drawn = augment(night=night, store=store, single_writer=single_writer, training_runtime=training_runtime)
+        measured = measure_jobs(
+            jobs=drawn.outputs["jobs"],
+            store=store,
+            backend=backend,
+            batch_size=batch_size,
+            budget=budget,
+            seed=seed,
+            single_writer=single_writer,
+            measure_image=measure_image,
+            measure_cpus=measure_cpus,
+            measure_memory=measure_memory,
+            step_image=step_image,
+            step_cpus=step_cpus,
+            step_memory=step_memory,
+            store_secret=store_secret,
+        )
+        together = measure_gangs(
+            gangs=drawn.outputs["gangs"],
+            store=store,
+            backend=backend,
+            batch_size=batch_size,
+            budget=budget,
+            seed=seed,
+            single_writer=single_writer,
+            training_runtime=training_runtime,
+            measure_image=measure_image,
+            step_image=step_image,
+            step_cpus=step_cpus,
+            step_memory=step_memory,
+            store_secret=store_secret,
+        )
+        learnt = learn_kinds(
+            works=works,
+            night=night,
+            store=store,
+            single_writer=single_writer,
+            step_image=step_image,
+            step_cpus=step_cpus,
+            step_memory=step_memory,
+            store_secret=store_secret,
+        ).after(measured, together)
+        planned = plan_models(
+            names=later,
+            night=night,
+            store=store,
+            algorithm=algorithm,
+            min_gain=min_gain,
+            memory_margin=memory_margin,
+            single_writer=single_writer,
+            step_image=step_image,
+            step_cpus=step_cpus,
+            step_memory=step_memory,
+            store_secret=store_secret,
+        ).after(learnt)
+        ended = conclude(night=night, store=store).after(planned)
+        for step in (drawn, ended):
             equip(step, step_image, step_cpus, step_memory, store_secret)
 
 
@@ -258,27 +360,36 @@ def neuroshard(
         pods=pods,
         max_age=max_age,
         max_error=max_error,
-    )
-    drawn = draw(
-        night=seen.outputs["night"],
-        store=store,
-        compute_cases=compute_cases,
-        comm_cases=comm_cases,
-        seed=seed,
-        single_writer=single_writer,
+        min_gain=min_gain,
+        memory_margin=memory_margin,
+        algorithm=algorithm,
+        measure_budget=measure_budget,
         training_runtime=training_runtime,
+        measure_cpus=measure_cpus,
+        measure_memory=measure_memory,
+        measure_image=measure_image,
+        step_cpus=step_cpus,
+        step_memory=step_memory,
+        step_image=step_image,
+        store_secret=store_secret,
     )
-    for step in (seen, drawn):
-        equip(step, step_image, step_cpus, step_memory, store_secret)
-
-    measured = measure_jobs(
-        jobs=drawn.outputs["jobs"],
+    equip(seen, step_image, step_cpus, step_memory, store_secret)
+    the_night(
+        night=seen.outputs["night"],
+        works=seen.outputs["works"],
+        names=seen.outputs["names"],
+        later=seen.outputs["later"],
+        renew=seen.outputs["renew"],
         store=store,
         backend=backend,
         batch_size=batch_size,
         budget=measure_budget,
+        algorithm=algorithm,
         seed=seed,
+        min_gain=min_gain,
+        memory_margin=memory_margin,
         single_writer=single_writer,
+        training_runtime=training_runtime,
         measure_image=measure_image,
         measure_cpus=measure_cpus,
         measure_memory=measure_memory,
@@ -287,44 +398,3 @@ def neuroshard(
         step_memory=step_memory,
         store_secret=store_secret,
     )
-    together = measure_gangs(
-        gangs=drawn.outputs["gangs"],
-        store=store,
-        backend=backend,
-        batch_size=batch_size,
-        budget=measure_budget,
-        seed=seed,
-        single_writer=single_writer,
-        training_runtime=training_runtime,
-        measure_image=measure_image,
-        step_image=step_image,
-        step_cpus=step_cpus,
-        step_memory=step_memory,
-    )
-    learnt = learn_kinds(
-        works=seen.outputs["works"],
-        store=store,
-        seed=seed,
-        max_error=max_error,
-        single_writer=single_writer,
-        step_image=step_image,
-        step_cpus=step_cpus,
-        step_memory=step_memory,
-        store_secret=store_secret,
-    ).after(measured, together)
-    plan_models(
-        names=seen.outputs["names"],
-        night=seen.outputs["night"],
-        store=store,
-        batch_size=batch_size,
-        algorithm=algorithm,
-        seed=seed,
-        min_gain=min_gain,
-        max_error=max_error,
-        memory_margin=memory_margin,
-        single_writer=single_writer,
-        step_image=step_image,
-        step_cpus=step_cpus,
-        step_memory=step_memory,
-        store_secret=store_secret,
-    ).after(learnt)

@@ -9,47 +9,82 @@ stderr, the summary to stdout.
 """
 
 import argparse
+import contextlib
+import fcntl
 import io
+import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from datetime import datetime
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from kfp import components, local
-
+from neuroshard.augment.source import load_tables
+from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.parameters import faults
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
 from neuroshard.core.value import decode_json
-from neuroshard.costmodel.bundle import load_cost_model
+from neuroshard.costmodel.bundle import MANIFEST, load_cost_model
 from neuroshard.files.plan import read_plan
+from neuroshard.nightly.release import Verdict
 from neuroshard.report.text import costs_by_device_text, plan_text
+from neuroshard.system import has_loopback
+
+if TYPE_CHECKING:
+    from pipelines.steps import Children
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pipelines" / "neuroshard.yaml"
 
-# Where KFP's local runner leaves what the steps made (step/output), and what a user shall find it under.
+SCRATCH = ".scratch"
+END_WITH_PARENT = (
+    "NEUROSHARD_END_WITH_PARENT"  # its process id, by make, which is killed without a word to what it runs
+)
+
+# Where KFP's local runner leaves what the steps made (step/output), and under which name a user finds it. A model that is planned
+# after measuring has steps of its own: search-2, deploy-2.
 OUTPUTS = {
-    "merge/costs": "costs",
+    "pretrain/costs": "costs",
     "pretrain/cost_model": "cost_model",
-    "load/tables": "tables.json",
-    "search/plan": "plan.json",
-    "deploy/release": "release.json",
-    "report/page": "report.html",
+    "search*/tables": "tables.json",
+    "search*/plan": "plan.json",
+    "deploy*/release": "release.json",
+    "deploy*/page": "report.html",
 }
+# Where the pipeline and `make run` have different names for the same.
+OPTION_NAMES = {"measure_budget": "--budget"} | {
+    name: "--" + name.replace("_", "-")
+    for name in (
+        "batch_size",
+        "store",
+        "backend",
+        "nodes",
+        "compute_cases",
+        "comm_cases",
+        "max_error",
+        "algorithm",
+        "seed",
+        "memory_margin",
+    )
+}
+TRAINER_RANKS = 16  # as in examples/train.py
 USER_ERROR = re.compile(r"neuroshard\.core\.errors\.\w+: (.*)")
 OTHER_ERROR = re.compile(r"[\w.]*(Error|Exception)(: .*)?$")
 COLOR = re.compile(r"\x1b\[\d+m")
 # KFP indents what a step prints by four spaces: deeper lines are tracebacks and the executor's JSON, which only the log holds.
 CHATTER = re.compile(
-    r"    ( |[{}]$|Traceback|neuroshard\.core\.errors|\[KFP Executor|\w+: (Artifact|Dataset|HTML|Metrics|Model)\()"
-    r"|    (Output|gangs|gpus|jobs|names|night|nodes|resource|tolerations|works): "
+    r"    ( |[{}]$|Traceback|KeyboardInterrupt$|neuroshard\.core\.errors|\[KFP Executor)"
+    r"|    \w+: (Artifact|Dataset|HTML|Metrics|Model)\("
+    r"|    (Output|gangs|gpus|jobs|later|names|night|nodes|renew|resource|tolerations|works): "
     r"|.* - INFO - (Streamed logs|Task '[\w-]+' outputs):|-{20,}|\s*$"
 )
 
@@ -60,18 +95,91 @@ class Failed(Exception):
 
 def main() -> None:
     options = parse_arguments()
-    folder = options.out / datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    if wrong := faults_of(options):
+        sys.exit("\n".join(f"error: {line}" for line in wrong))
+    from pipelines.steps import Children, Stopped, watch_parent  # after the arguments: kfp takes a second to import
+
+    children = Children()
+    children.listen()
+    if parent := os.environ.pop(END_WITH_PARENT, ""):
+        watch_parent(int(parent))
+    folder = options.out
     try:
-        run_pipeline(options, folder)
-        trained = run_trainer(options, folder) if options.steps else ""
+        if options.fresh and Path(options.store).exists():
+            print(f"--fresh: {options.store} is kept as {set_aside(Path(options.store))}", file=sys.stderr)
+        folder = make_folder(options.out)
+        with scratch(options.out, folder) as steps, contextlib.closing(children):
+            run_pipeline(options, folder, steps, children)
+            trained = run_trainer(options, folder, children) if options.steps else ""
     except Failed as error:
         sys.exit(f"error: {error}")
     except OSError as error:
         sys.exit(f"error: {error.filename or folder}: {error.strerror or error}")
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    except Stopped as stopped:
+        print(f"stopped by {stopped}: its steps are ended; the next run goes on with what is measured", file=sys.stderr)
+        sys.exit(stopped.exit_code)
     print(summary(options, folder, trained))
+
+
+def set_aside(store: Path) -> Path:
+    """Rename a store, so that a run begins without cost models and plans; nothing is deleted. Returns where it is now."""
+    name = f"{store.name}-until-{datetime.now():%Y-%m-%d-%H%M%S}"
+    aside = next(path for number in itertools.count(1) if not (path := store.with_name(f"{name}-{number}")).exists())
+    return store.rename(aside)
+
+
+def make_folder(out: Path) -> Path:
+    """A new folder for this run, called by the time; one more number where another run began in the same second."""
+    out.mkdir(parents=True, exist_ok=True)
+    began = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    for number in range(1, 1000):
+        folder = out / (began if number == 1 else f"{began}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise Failed(f"{out / began}: a thousand runs began in this second")
+
+
+@contextlib.contextmanager
+def scratch(out: Path, folder: Path) -> Iterator[Path]:
+    """A folder for all that the steps leave behind, temporary files too, that goes at the end of the run.
+
+    Its owner holds a lock on it, so that a run also removes those of runs that were killed, and of no others.
+    """
+    for left in out.glob(f"*/{SCRATCH}"):
+        with _locked(left) as (_, was_free):
+            if was_free:
+                shutil.rmtree(left, ignore_errors=True)
+    with _locked(Path(tempfile.mkdtemp(prefix=".new-", dir=folder))) as (new, _):
+        steps = new.rename(folder.absolute() / SCRATCH)  # locked already, or another run could take it for a dead one's
+        temporary = steps / "tmp"
+        temporary.mkdir()
+        before = os.environ.get("TMPDIR"), tempfile.tempdir
+        os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
+        try:
+            yield steps
+        finally:
+            tempfile.tempdir = before[1]
+            if before[0] is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = before[0]
+            shutil.rmtree(steps, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """Hold a folder's lock, which the kernel frees with this process. With False where another has it, or nobody can know."""
+    lock, held = None, False
+    with contextlib.suppress(OSError):
+        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = True
+    try:
+        yield folder, held
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -79,6 +187,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tables", default="mlperf-dlrm-dcnv2", help="a preset, a file, or s3://bucket/tables.json")
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--memory", default="32GiB", help="of a device for embeddings; one, or one a device by commas")
+    parser.add_argument(
+        "--memory-margin", type=float, default=0.1, help="share of that memory that plans leave free: 0.1 is 10 %%"
+    )
     parser.add_argument("--batch-size", type=int, default=512, help="samples a step over all devices")
     parser.add_argument("--backend", default="cpu", help="what is measured: cpu, cuda or synthetic")
     parser.add_argument("--compute-cases", type=int, default=2000)
@@ -93,6 +204,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("run"), help="folder for what the runs make")
     parser.add_argument("--store", help="where the plan goes live: a folder or s3://bucket/prefix [default: OUT/store]")
+    parser.add_argument("--fresh", action="store_true", help="begin anew: the store there is renamed, not deleted")
     parser.add_argument("--model", default="mlperf-dlrm-dcnv2", help="the name that the plan goes live under")
     parser.add_argument("--steps", type=int, default=20, help="of the trainer; 0 for none")
     options = parser.parse_args()
@@ -100,53 +212,107 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
+def faults_of(options: argparse.Namespace) -> list[str]:
+    """What cannot be in these options or on this machine, a line each: found now, not after minutes of measuring."""
+    lines = list(faults(parameters(options)))
+    lines = [
+        OPTION_NAMES.get(name := line.split(maxsplit=1)[0].rstrip(":"), name) + line[len(name) :] for line in lines
+    ]
+    if options.fresh and "://" in options.store:
+        lines.append(f"--fresh renames a store in a folder, not {options.store}; give a --store with another prefix")
+    if options.steps < 0:
+        lines.append(f"--steps must be at least 0, not {options.steps}")
+    if options.steps > 0 and options.devices > TRAINER_RANKS:
+        lines.append(
+            f"--devices {options.devices}: the trainer starts at most {TRAINER_RANKS} ranks on this machine; give --steps 0 "
+            "for none"
+        )
+    elif options.steps > 0 and options.devices > 0 and options.batch_size % options.devices:
+        lines.append(
+            f"--batch-size {options.batch_size}: the trainer shares a batch evenly over {options.devices} devices; give a "
+            "multiple of that, or --steps 0 for no trainer"
+        )
+    if (options.steps > 0 or options.backend == "cpu") and sys.platform == "linux" and not has_loopback():
+        lines.append("the loopback interface is down, and processes talk over it; bring it up: ip link set lo up")
+    if not lines:
+        try:
+            load_tables(options.tables)
+        except NeuroshardError as error:
+            lines.append(str(error))
+    return lines
+
+
 def order(options: argparse.Namespace) -> dict[str, object]:
     """The one model that this run plans for."""
-    told = {"name": options.model, "tables": options.tables, "devices": options.devices, "memory": options.memory}
-    return {**told, "hardware": options.hardware}
+    return {
+        "name": options.model,
+        "tables": options.tables,
+        "devices": options.devices,
+        "memory": options.memory,
+        "hardware": options.hardware,
+    }
 
 
-def run_pipeline(options: argparse.Namespace, folder: Path) -> None:
-    """Run the compiled pipeline and put what its steps made into `folder`. Raises Failed, and leaves what there is."""
-    folder.mkdir(parents=True)
-    steps = Path(tempfile.mkdtemp(prefix=".steps-", dir=folder))
-    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(steps))
+def run_pipeline(options: argparse.Namespace, folder: Path, steps: Path, children: "Children") -> None:
+    """Run the compiled pipeline and put what its steps made into `folder`. Raises Failed or Stopped, and leaves what there is."""
+    from kfp import components, local
+
+    from pipelines.steps import use_own_steps
+
+    use_own_steps(children)
+    local.init(
+        local.SubprocessRunner(use_venv=False), pipeline_root=str(steps), workspace_root=str(steps / "kfp-workspace")
+    )
     with (folder / "log.txt").open("w") as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"kfp\.local")  # what a cluster would heed: image, CPUs, memory
-        log = Log(file)
+        log = Log(file, {str(steps): str(folder)})
         try:
             with redirect_stdout(log):
-                components.load_component_from_file(str(PACKAGE))(
-                    models=json.dumps([order(options)]),
-                    batch_size=options.batch_size,
-                    store=options.store,
-                    backend=options.backend,
-                    nodes=options.nodes,
-                    compute_cases=options.compute_cases,
-                    comm_cases=options.comm_cases,
-                    measure_budget=options.budget,
-                    max_error=options.max_error,
-                    algorithm=options.algorithm,
-                    seed=options.seed,
-                )
+                components.load_component_from_file(str(PACKAGE))(**parameters(options))
         except RuntimeError as error:  # kfp's "finished with status FAILURE. Inner task failed: …"
+            children.check()
             raise Failed(f"{log.error or COLOR.sub('', str(error))} (all output: {folder / 'log.txt'})") from None
         finally:
             for made, name in OUTPUTS.items():
-                for nth, path in enumerate(sorted(steps.rglob(made))):
+                for nth, path in enumerate(
+                    sorted(steps.rglob(made), key=lambda one: one.stat().st_mtime, reverse=True)
+                ):
                     path.rename(folder / (f"{nth + 1}-{name}" if nth else name))
-            shutil.rmtree(steps)
+    children.check()
+
+
+def parameters(options: argparse.Namespace) -> dict[str, Any]:
+    """The pipeline's parameters, as far as this run does not leave them to their defaults."""
+    return {
+        "models": json.dumps([order(options)]),
+        "batch_size": options.batch_size,
+        "store": options.store,
+        "backend": options.backend,
+        "nodes": options.nodes,
+        "compute_cases": options.compute_cases,
+        "comm_cases": options.comm_cases,
+        "measure_budget": options.budget,
+        "max_error": options.max_error,
+        "memory_margin": options.memory_margin,
+        "algorithm": options.algorithm,
+        "seed": options.seed,
+    }
 
 
 class Log(io.TextIOBase):
     """What the steps print: all of it into a file, what a person wants to see to stderr. `error` is the last that they told."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextIO, called: Mapping[str, str]) -> None:
+        """`called` gives the folder of the steps the name under which their outputs are found in the end."""
         self.file, self.error, self.rest = file, "", ""
+        made = "|".join(map(re.escape, OUTPUTS))
+        self.scratch = {
+            re.compile(rf"{re.escape(steps)}/[^/\s]+/({made})\b"): folder for steps, folder in called.items()
+        }
 
     def write(self, text: str) -> int:
         *lines, self.rest = (self.rest + COLOR.sub("", text)).split("\n")
-        for line in lines:
+        for line in map(self.renamed, lines):
             self.file.write(f"{line}\n")  # kfp has replaced print while a step runs
             if not CHATTER.match(line):
                 sys.stderr.write(f"{line}\n")
@@ -155,23 +321,34 @@ class Log(io.TextIOBase):
             elif OTHER_ERROR.match(line.strip()):
                 self.error = line.strip()
         self.file.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            sys.stderr.flush()
         return len(text)
 
+    def renamed(self, line: str) -> str:
+        """The line with each output under the path where a user finds it when the run has ended."""
+        for path, folder in self.scratch.items():
+            line = path.sub(lambda found, folder=folder: f"{folder}/{OUTPUTS[found[1]]}", line)  # type: ignore[misc]
+        return line
 
-def run_trainer(options: argparse.Namespace, folder: Path) -> str:
-    """Train some steps with the live plan; what the trainer reports. Raises Failed."""
+
+def run_trainer(options: argparse.Namespace, folder: Path, children: "Children") -> str:
+    """Train some steps with the live plan; what the trainer reports. Raises Failed, Stopped."""
     script: list[str | Path] = [sys.executable, ROOT / "examples" / "train.py", "--summary", folder / "train.json"]
     plan = ["--store", options.store, "--name", options.model]
     work = ["--steps", str(options.steps), "--batch-size", str(options.batch_size)]
-    trainer = subprocess.run([*script, *plan, *work], stdout=subprocess.PIPE, text=True)
-    if trainer.returncode:
-        raise Failed(f"the trainer ended with exit code {trainer.returncode}; the plan of this run is live")
-    return trainer.stdout.rstrip()
+    trainer = children.start([*script, *plan, *work], {}, stdout=subprocess.PIPE)
+    report = trainer.stdout.read() if trainer.stdout else ""
+    if code := children.wait(trainer):
+        raise Failed(f"the trainer ended with exit code {code}; the plan of this run is live")
+    return report.rstrip()
 
 
 def summary(options: argparse.Namespace, folder: Path, trained: str) -> str:
     """What a user wants to know at the end. Every number says whether it was measured or predicted, and on what."""
+    ended = decode_json((folder / "release.json").read_bytes(), "release.json")
+    if "end" in ended:  # there is no new plan, and an older one stays live
+        return Verdict.parse(ended, "release.json").text
     plan = read_plan(folder / "plan.json")
     names = {
         "tables": "tables.json",
@@ -186,9 +363,7 @@ def summary(options: argparse.Namespace, folder: Path, trained: str) -> str:
         plan_text(plan),
         costs_by_device_text(plan),
         cost_model_text(folder, plan),
-        live_text(
-            plan, Release.parse(decode_json((folder / "release.json").read_bytes(), "release.json"), "release.json")
-        ),
+        live_text(plan, Release.parse(ended, "release.json")),
         trained,
         "\n".join(f"{name:<11} {path}" for name, path in {**files, "store": options.store}.items()),
     ]
@@ -198,9 +373,11 @@ def summary(options: argparse.Namespace, folder: Path, trained: str) -> str:
 def cost_model_text(folder: Path, plan: Plan) -> str:
     """How far the cost model can be trusted; only whose it is, where an earlier run had measured this hardware."""
     told = plan.provenance
+    if told.cost_model_backend == "analytic":
+        return f"cost model {told.cost_model}, of datasheets; nothing of it was measured"
     measured = f"measured on {told.cost_model_device} ({told.cost_model_backend})"
     costs = "by a formula, nothing was measured (synthetic)" if told.cost_model_backend == "synthetic" else measured
-    for model in map(load_cost_model, folder.glob("*cost_model")):
+    for model in (load_cost_model(one) for one in folder.glob("*cost_model") if (one / MANIFEST).exists()):
         if model.name == told.cost_model:
             return f"cost model, of costs {costs}\n{model.report.text()}"
     return f"cost model {(told.cost_model or '')[:12]} of an earlier run, of costs {costs}"

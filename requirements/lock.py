@@ -7,9 +7,12 @@ run.txt        what `make run` needs, without torch and torchrec
 dev.txt        that, and what `make test` and `make check` need
 torchrec.txt   torchrec alone: it names the CUDA fbgemm-gpu as its need, and pip would lay that over fbgemm-gpu-cpu
 image-cpu.txt  what the pipeline's steps and its submitter need; image-gpu.txt what measuring on GPUs needs
+torch-cuda.txt PyPI's torch, which is the CUDA build, and what it needs of CUDA
+torch-cpu.txt  the CPU build: written by hand, see there, since it is not on PyPI
 
-All are installed with `--require-hashes --no-deps --no-build-isolation`. torch and what its CUDA build brings stand apart, by
-version, in torch.txt: pip finds a CPU or a CUDA build of it, and their hashes differ. The resolver ignores this machine's
+All are installed with `--require-hashes --no-deps --no-build-isolation`. Of the two files of torch one is installed: the CPU
+build where pip finds it, else the CUDA build. They are two, since pip prefers a file whose hash its index names, and would take
+PyPI's CUDA build even where a folder (find-links) holds the CPU build. The resolver ignores this machine's
 pip configuration (PIP_INDEX_URL is heard), so that a lock says the same wherever it is made.
 """
 
@@ -26,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HEADER = (
     "# Made by `make lock` (requirements/lock.py) with Python 3.11 on Linux. Do not edit: change pyproject.toml.\n\n"
 )
-TORCH = ROOT / "requirements" / "torch.txt"
+TORCH = "torch==2.13.0"  # FBGEMM 1.8 is compiled against it; torch-cpu.txt has the same version
 FROM_TORCH = re.compile(r"(torch|triton|cuda-.*|nvidia-(?!ml-py).*)")
 
 PIP_COMPILE = (
@@ -42,6 +45,9 @@ class Lock(NamedTuple):
     added: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()  # in the version of run.txt, without what it needs in turn
+    torch: bool = (
+        False  # torch and what comes with its CUDA build, and nothing else; the other locks have none of these
+    )
 
 
 WITH_TORCHREC = Lock(added=("torchrec==1.8.0",), left_out=("fbgemm-gpu", "torchrec"))
@@ -54,6 +60,7 @@ LOCKS = {
     "image-cpu.txt": Lock(("cli", "measure", "pretrain", "search", "report", "pipeline")),
     # a step that runs needs kfp alone; the rest of its packages serve the client that submits
     "image-gpu.txt": Lock(("cuda",), alone=("kfp",)),
+    "torch-cuda.txt": Lock(added=(TORCH,), torch=True),
 }
 
 
@@ -65,7 +72,9 @@ def main() -> None:
         wanted = [*expand(lock.extras), *lock.added]
         pins = resolve(wanted, known) if wanted else {}
         pins |= {package: known[package] for package in lock.alone}
-        kept = sorted(package for package in pins.keys() - set(lock.left_out) if not FROM_TORCH.fullmatch(package))
+        kept = sorted(
+            package for package in pins.keys() - set(lock.left_out) if bool(FROM_TORCH.fullmatch(package)) == lock.torch
+        )
         path.write_text(HEADER + "".join(pins[package] for package in kept))
         known = {**pins, **known}
 
@@ -89,7 +98,9 @@ def resolve(wanted: list[str], known: dict[str, str]) -> dict[str, str]:
     """What pip-compile makes of `wanted`: package -> its lines, version and hashes. It takes those of `known` where it can."""
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder, "wanted.in"), Path(folder, "out.txt")
-        source.write_text("\n".join([*wanted, f"-c {TORCH}"]))
+        constraints = Path(folder, "constraints.txt")
+        constraints.write_text(f"{TORCH}\n")
+        source.write_text("\n".join([*wanted, f"-c {constraints}"]))
         out.write_text("".join(known.values()))
         environment = {k: v for k, v in os.environ.items() if k not in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL")}
         subprocess.run(

@@ -5,13 +5,25 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from helpers import servers
+from helpers import servers, skipped
+from helpers.limits import HANGS
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
+    """End by saying what was skipped, why, and what would run it."""
+    yield
+    reports = terminalreporter.stats.get("skipped", ())
+    reasons = [report.longrepr[2] for report in reports if isinstance(report.longrepr, tuple)]
+    for line in skipped.summary(reasons):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,7 +54,7 @@ def neuroshard() -> CommandLine:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=HANGS,
         )
 
     return run

@@ -1,10 +1,9 @@
 """What this machine computes with: its CPU, and its NVIDIA GPUs as NVML tells of them, each as a kind of Hardware."""
 
 import os
-import re
-from pathlib import Path
 from typing import Any
 
+from neuroshard import system
 from neuroshard.core.cost import Hardware
 
 GIB = 2**30
@@ -12,11 +11,9 @@ GIB = 2**30
 
 def cpu() -> Hardware:
     """This machine's CPU, with as many cores as this process may use."""
-    cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.M) if cpuinfo.exists() else None
     return Hardware(
         kind="cpu",
-        name=f"{found.group(1).strip() if found else 'CPU'}, {cores()} cores",
+        name=f"{system.cpu_name() or 'CPU'}, {cores()} cores",
         memory_bytes=whole_gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         interconnect="gloo over loopback",
     )
@@ -79,11 +76,7 @@ def bare_uuid(told: str | bytes) -> str:
 
 def machine_name() -> str:
     """What its maker calls this machine: the same file, in the same spelling, as NVIDIA's node label gpu.machine."""
-    path = Path("/sys/class/dmi/id/product_name")
-    try:
-        return path.read_text().strip().replace(" ", "-")
-    except OSError:  # a container may not show it
-        return ""
+    return system.read("/sys/class/dmi/id/product_name").replace(" ", "-")  # a container may not show it
 
 
 def cores() -> int:

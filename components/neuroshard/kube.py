@@ -3,19 +3,97 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from neuroshard.core.errors import NeuroshardError, UsageError
+from neuroshard.core.extras import install_command
 from neuroshard.core.text import one_line
 
 TIMEOUT_SECONDS = 30.0
+ASK_SECONDS = 5.0  # of what is good to know and not needed
+NOT_FOUND, FORBIDDEN = 404, 403
+USER = 10001  # of our images
+POD_LABELS = {"app.kubernetes.io/name": "neuroshard"}  # of a step's pod: its network policy selects by them
+# What Kubeflow Pipelines 2.17 and the pipeline make of a step's pod, as far as admission looks at it
+SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+class Admission(NamedTuple):
+    """Whether a cluster takes the pods of a run, and what there is to say of it."""
+
+    verdict: Literal["admitted", "refused", "unknown"]
+    says: str
+
+
+def admission(namespace: str, account: str, context: str | None = None) -> Admission:
+    """Ask whether a step's pod is admitted in `namespace` under the service account `account`. Nothing is made (a dry run).
+
+    Whoever may not make pods there is answered from the account alone, and whoever may not see that either learns nothing:
+    `unknown`, as without a way to a cluster.
+    """
+    what = f"a pod of a run under {namespace}/{account}"
+    try:
+        with kubernetes_api(context=context, retries=0) as api:
+            host = api.configuration.host
+            refusal = _refusal(api, namespace, account)
+    except NeuroshardError as error:
+        return Admission("unknown", f"whether {what} is admitted could not be checked: {error}")
+    if refusal is None:
+        return Admission("admitted", f"{what} is admitted, says {host}")
+    verdict, says = refusal
+    if verdict == "refused":
+        return Admission("refused", f"{host} refuses {what}: {says}")
+    return Admission("unknown", f"whether {what} is admitted could not be checked at {host}: {says}")
+
+
+def _refusal(api: Any, namespace: str, account: str) -> tuple[Literal["refused", "unknown"], str] | None:
+    """Nothing for a pod that is admitted. Raises the client's errors for answers that say nothing of it."""
+    from kubernetes import client
+
+    core = client.CoreV1Api(api)
+    pod = {
+        "metadata": {"generateName": "neuroshard-check-", "labels": POD_LABELS},
+        "spec": {
+            "serviceAccountName": account,
+            "automountServiceAccountToken": False,
+            "restartPolicy": "Never",
+            "containers": [{"name": "main", "image": "neuroshard", "securityContext": SECURITY}],
+        },
+    }
+    options = {"_request_timeout": ASK_SECONDS, "_preload_content": False}
+    try:
+        core.create_namespaced_pod(namespace, pod, dry_run="All", **options)
+    except client.ApiException as error:
+        if error.status not in (FORBIDDEN, NOT_FOUND, 400, 422):
+            raise
+        why = said(error)
+        if error.status != FORBIDDEN or 'cannot create resource "pods"' not in why:
+            return "refused", why
+    else:
+        return None
+    try:
+        core.read_namespaced_service_account(account, namespace, **options)
+    except client.ApiException as error:
+        if error.status == NOT_FOUND:
+            return "refused", "there is no such service account, and its runs would end at once without a reason"
+        if error.status != FORBIDDEN:
+            raise
+        return "unknown", f"{said(error)}"
+    return "unknown", "the account exists, but this one may not make pods there, not even in a dry run"
 
 
 @contextmanager
 def kubernetes_api(
-    doing: str = "", context: str | None = None, ways_out: Mapping[int, str] | None = None
+    doing: str = "", context: str | None = None, ways_out: Mapping[int, str] | None = None, retries: int = 3
 ) -> Iterator[Any]:
-    """A client of the API; `context` chooses among those of the kubeconfig.
+    """A client of the API; `context` chooses among those of the kubeconfig. What does not answer is asked `retries` times again.
 
     What fails in the block is one line that begins with `doing`, or, where nothing is said, with where the API is:
     NeuroshardError. `ways_out` are what to do about an answer, by its status. Raises UsageError without a way to a cluster.
@@ -26,7 +104,7 @@ def kubernetes_api(
         from urllib3.exceptions import HTTPError
     except ImportError:
         what = doing or "asking a Kubernetes cluster"
-        raise NeuroshardError(f"{what}: needs the package kubernetes: pip install 'neuroshard[fleet]'") from None
+        raise NeuroshardError(f"{what}: needs the package kubernetes: {install_command('fleet')}") from None
     try:
         _configure(config, context)
     except config.ConfigException as error:
@@ -36,7 +114,7 @@ def kubernetes_api(
             "service account may do so"
         ) from None
     configuration = client.Configuration.get_default_copy()
-    configuration.retries = 3
+    configuration.retries = retries
     told = doing or configuration.host
     try:
         with client.ApiClient(configuration) as api:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Protocol, TextIO, cast
 
+from neuroshard.core.clean import clean, log
 from neuroshard.core.units import format_duration
 
 LINE_EVERY_SECONDS = 5.0
@@ -34,7 +35,7 @@ class _Lines:
 
     def advance(self, steps: float = 1, figure: str = "") -> None:
         self.done += steps
-        self.figure = figure or self.figure
+        self.figure = clean(figure) or self.figure
         now = time.monotonic()
         if now - self.shown_at >= max(LINE_EVERY_SECONDS, LINE_EVERY_SHARE * (now - self.began)):
             self.show()
@@ -51,7 +52,7 @@ class _Lines:
         figure = f", {self.figure}" if self.figure else ""
         of = f"{self.done:.0f}/{self.total:.0f} {self.unit}".rstrip()
         with suppress(OSError):  # hours of work do not end because nobody reads on, or the disk of the log is full
-            print(f"{self.what}: {of}, {format_duration(spent)}{left}{figure}", file=sys.stderr, flush=True)
+            log(f"{self.what}: {of}, {format_duration(spent)}{left}{figure}")
 
 
 class _Told:
@@ -101,7 +102,7 @@ class _Rich:
     def advance(self, steps: float = 1, figure: str = "") -> None:
         self.columns.update(self.task, advance=steps)
         if figure:
-            self.columns.update(self.task, figure=figure)
+            self.columns.update(self.task, figure=clean(figure))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 #
 #     tests/apiserver/build.sh build/apiserver
 #
-# Needs Debian 12 with golang-1.19, dpkg-dev and golang-github-modern-go-reflect2-dev; no other registry is asked than apt's own.
+# Needs Debian 12 with golang-go (1.19), dpkg-dev and golang-github-modern-go-reflect2-dev; no other registry is asked than apt's own.
 set -euo pipefail
 
 out=$(mkdir -p "$1" && cd "$1" && pwd)

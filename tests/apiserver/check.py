@@ -31,7 +31,7 @@ from helpers.servers import free_port  # noqa: E402
 
 TOO_NEW = ("CronJob", "PodDisruptionBudget")  # for a server of 1.20
 NEEDED = {"etcd": "etcd-server", "kubectl": "kubectl", "openssl": "openssl"}  # a tool, and Debian's package of it
-TO_BUILD = {"go": "golang-1.19", "dpkg-source": "dpkg-dev"}
+TO_BUILD = {"go": "golang-go", "dpkg-source": "dpkg-dev"}
 REFLECT2 = Path("/usr/share/gocode/src/github.com/modern-go/reflect2")
 PROBE = [sys.executable, "-m", "neuroshard.cli", "fleet", "--kubernetes"]
 
@@ -171,8 +171,29 @@ def check(cluster: Cluster, record: Path | None) -> None:
         [("create", gangs, True), ("delete", gangs, True), ("patch", gangs, False)],
         "kubeflow",
     )
+    results = "workflowtaskresults.argoproj.io"
+    in_its_namespace = [("get", "pods", True), ("create", results, True), ("patch", results, True)]
+    not_there = [
+        ("create", "pods"),
+        ("get", "secrets"),
+        ("get", "configmaps"),
+        ("get", "serviceaccounts"),
+    ]  # all of them
+    may(cluster, runner, "runner", [*in_its_namespace, *((*what, False) for what in not_there)], "kubeflow")
+    may(cluster, submitter, "submitter", [(*what, False) for what in not_there], "kubeflow")
     may(cluster, runner, "runner", [("create", gangs, False)], "neuroshard")
     may(cluster, submitter, "submitter", [(*what, False) for what in (("list", "nodes"), ("get", "nodes"), *forbidden)])
+
+    admits(cluster, cluster.admin, "admin", "neuroshard-runner", "admitted", "is admitted, says https://")
+    admits(cluster, cluster.admin, "admin", "nobody", "refused", 'serviceaccount "nobody" not found')
+    admits(cluster, submitter, "submitter", "neuroshard-runner", "unknown", "the account exists")
+    admits(cluster, submitter, "submitter", "nobody", "unknown", 'cannot get resource "serviceaccounts"')
+    cluster.told("-n", "kubeflow", "delete", "serviceaccount", "neuroshard-runner")
+    admits(cluster, submitter, "submitter", "neuroshard-runner", "refused", "there is no such service account")
+    pods = json.loads(cluster.told("-n", "kubeflow", "get", "pods", "-o", "json"))["items"]
+    expect(pods == [], f"a dry run made {len(pods)} pods")
+    install(cluster)
+    runner = cluster.token("kubeflow", "neuroshard-runner")
 
     told(cluster, submitter, "submitter", 0)
     told(cluster, runner, "runner", 1)
@@ -224,6 +245,18 @@ def may(cluster: Cluster, token: str, who: str, cases: list[tuple[str, str, bool
         expect(answer["allowed"] == wanted, f"may {who} {verb} {resource} in {namespace or 'all'}? {answer}")
     told = (f"{verb} {resource} {'yes' if wanted else 'no'}" for verb, resource, wanted in cases)
     print(f"{who} in {namespace or 'all namespaces'}: may {', '.join(told)}")
+
+
+def admits(cluster: Cluster, token: str, who: str, account: str, verdict: str, words: str) -> None:
+    """What an account is answered that asks whether a run's pods are admitted under another."""
+    code = (
+        "import json, sys; from neuroshard.kube import admission; print(json.dumps(admission('kubeflow', sys.argv[1])))"
+    )
+    ended = cluster.run([sys.executable, "-c", code, account], token)
+    expect(ended.returncode == 0, f"{who}: {ended.stderr.strip()}")
+    found, says = json.loads(ended.stdout)
+    expect((found, words in says) == (verdict, True), f"{who}: {found}: {says}")
+    print(f"{who} asks for {account}: {says.replace(cluster.url, 'API')}")
 
 
 def put(cluster: Cluster, nodes: list[dict[str, Any]]) -> None:

@@ -31,7 +31,7 @@ from neuroshard.measure.harness import compute_cost
 from neuroshard.measure.lookups import TableLookups
 from neuroshard.measure.machine import CpuMachine
 from neuroshard.measure.rowcap import buffer_bytes, default_memory_limit
-from neuroshard.measure.sets import Lot, TableSets
+from neuroshard.measure.sets import Look, Lot, Seen, TableSets
 
 CASES, QUICK_CASES = 60, 8
 BATCH = 512
@@ -47,7 +47,7 @@ class Fresh(TableBatchedEmbedding):
         self.buffers = None
 
     def steps(self, case: ComputeCase) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-        self.lookups = TableLookups(self.settings.seed, self.settings.traces)
+        self.lookups = TableLookups(self.settings.seed, self.settings.traces, cache_bytes=0)
         return super().steps(case)
 
     def _operator(self, tables: Sequence[Table], rows: Sequence[int]):
@@ -90,11 +90,16 @@ def main() -> None:
     ours = TableSets("cpu", 0, settings, limit, *buffer_bytes(cases, settings.optimizer, limit))
     sentinel = ours.sentinel
     assert sentinel
-    calm_ms = sentinel.calm_ms(CALM_SECONDS)
+    seen = ours(Look(CALM_SECONDS, None))
+    assert isinstance(seen, Seen)
+    calm_ms, flush_bytes = seen.calm_ms, seen.flush_bytes
     starting = time.perf_counter() - began
     fresh = Fresh(settings, limit)
+    fresh.device.flush_with(flush_bytes)
     ways: dict[str, Callable[[Sequence[ComputeCase]], list[ComputeCost]]] = {
-        "our harness": lambda lot: ours(Lot(tuple((case, 0) for case in lot), calm_ms)),  # type: ignore[dict-item,return-value]
+        "our harness": lambda lot: ours(  # type: ignore[dict-item,return-value]
+            Lot(tuple((case, 0) for case in lot), settings.repeats, calm_ms, flush_bytes)
+        ),
         "a fresh operator a case": lambda lot: [one_visit(fresh, sentinel, calm_ms, case) for case in lot],
     }
 

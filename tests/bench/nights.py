@@ -1,10 +1,14 @@
-"""Nights on the compiled pipeline, each as its own run of KFP's local runner: what was measured, and which plan is live after.
+"""Nights: states that once stopped every later one, two simulated months of faults, and runs of the compiled pipeline.
 
-    make bench-nights            a quarter of an hour; ARGS=--quick leaves out most of the kills
+    make bench-nights                        half an hour
+    make bench-nights ARGS=--quick           a few minutes: the states, two simulated weeks, and few of the kills
+    make bench-nights ARGS="--only simulation --seed 7"
 
-The costs are the formula's, the fleet is of nodes that a real API server told (tests/fleet/nodes-recorded.json), with labels
-changed where a driver is; everything else is what runs every night: pipelines/neuroshard.yaml with its steps in processes of
-their own, and a store in a folder, or on a real S3 server (rclone) that goes away.
+The states and the simulation are nights in this process, on a formula's costs (nightly/). The runs are each a run of KFP's local
+runner: what was measured, and which plan is live after. There the costs are the formula's, the fleet is of nodes that a real API
+server listed (tests/fleet/nodes-recorded.json), with labels changed where a driver is; everything else is what runs every night:
+pipelines/neuroshard.yaml with its steps in processes of their own, and a store in a folder, or on a real S3 server (rclone)
+that goes away.
 """
 
 import argparse
@@ -18,13 +22,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from bench.nightly import cases, simulation  # noqa: E402
 from helpers.servers import KEY, SECRET, free_port, serving  # noqa: E402
 from neuroshard.client import load_plan  # noqa: E402
 from neuroshard.core.errors import NotFound  # noqa: E402
@@ -43,7 +49,7 @@ def relabelled(nodes: Sequence[dict[str, Any]], driver: str) -> list[dict[str, A
 
 
 NEW_DRIVER = relabelled(H200, "580.65.06")
-STAGES = ("survey", "draw", "place", "measure", "merge", "pretrain", "publish", "load", "search", "deploy", "report")
+STAGES = ("survey", "augment", "place", "measure", "pretrain", "search-2", "deploy-2", "conclude")
 RUN = """
 import json, sys, warnings
 warnings.filterwarnings("ignore")
@@ -132,7 +138,7 @@ def kill(group: int) -> None:
 
 def row(what: str, night: Night, note: str) -> None:
     measured = ", ".join(night.measured) or "nothing"
-    searched = night.steps.count("deploy")
+    searched = sum(step.startswith("deploy") for step in night.steps)  # deploy-2 after measuring
     ended = "ended well" if night.succeeded else "failed"
     if not night.succeeded and (told := re.findall(r"neuroshard\.core\.errors\.(\w+: .{,100})", night.log)):
         note += f"; {told[-1]}"
@@ -141,8 +147,35 @@ def row(what: str, night: Night, note: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="kill the run in measure and deploy only")
+    parser.add_argument(
+        "--quick", action="store_true", help="two simulated weeks, and kills in measure and deploy only"
+    )
+    parser.add_argument("--only", choices=("states", "simulation", "runs"), help="one of the three")
+    parser.add_argument("--seed", type=int, default=0, help="of the simulation")
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="neuroshard-nights-") as folder:
+        scratch, good = Path(folder), True
+        os.environ["XDG_CACHE_HOME"] = str(scratch / "cache")
+        if options.only in (None, "states"):
+            good = quietly(lambda: cases.show(scratch / "states"))
+        if options.only in (None, "simulation"):
+            weeks = 2 if options.quick else 9
+            good = quietly(lambda: simulation.show(scratch / "simulation", options.seed, weeks)) and good
+    if options.only in (None, "runs"):
+        runs(options.quick)
+    if not good:
+        sys.exit("error: not every night could be gone on from")
+
+
+def quietly(show: Callable[[], bool]) -> bool:
+    """What the steps say on stderr is theirs to say, night after night."""
+    # nothing here is to outlive a power cut, and a disk's flushes take most of the time
+    with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere), patch("os.fsync"):
+        return show()
+
+
+def runs(quick: bool) -> None:
+    """Runs of the compiled pipeline."""
     print("| night | run | took | measured | plans sought | after it |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="neuroshard-nights-") as scratch:
         changes(Path(scratch, "changes"))
@@ -151,7 +184,7 @@ def main() -> None:
         before.fleet = H200
         if not before.night().succeeded:
             sys.exit("error: the night before the kills failed")
-        for stage in ("measure", "deploy") if options.quick else STAGES:
+        for stage in ("measure", "deploy-2") if quick else STAGES:
             killed(before, Path(scratch, f"killed-{stage}"), stage)
 
 
@@ -210,7 +243,7 @@ def killed(before: Place, folder: Path, stage: str) -> None:
     between = "the plan from before is live" if place.live() == before.live() else f"plan {place.live()}"
     row(f"killed in {stage}", first, between)
     second = place.night()
-    kept = second.log.count("was measured in an earlier run")
+    kept = second.log.count("was measured to its end before")
     row("… and run again", second, f"plan {place.live()}; {kept} of 2 shares were there already")
 
 

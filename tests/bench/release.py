@@ -38,6 +38,10 @@ from helpers.meetings import meet
 from helpers.plans import make_plan
 from helpers.releasing import COMMANDS, NOW, check_works_on, live, prepare
 from helpers.spoiled import spoiled_day
+from neuroshard.client import load_plan
+from neuroshard.client.cache import cache_of
+from neuroshard.client.load import load_published
+from neuroshard.client.ranks import share_plan
 from neuroshard.core.errors import Conflict
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.bundle import save_cost_model
@@ -50,7 +54,7 @@ from neuroshard.store.folder import FolderStore
 from neuroshard.store.line import read_artifact, read_pointer
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
-from neuroshard.store.releases import read_live, read_plan
+from neuroshard.store.releases import Published, read_live, read_plan, read_published
 
 
 class Sizes(NamedTuple):
@@ -61,10 +65,12 @@ class Sizes(NamedTuple):
     commands: int
     meetings: int
     mutations: int
+    starts: int
 
 
-FULL, QUICK = Sizes(200, 10_000, 60, 2_000, 20_000), Sizes(5, 400, 20, 100, 600)
+FULL, QUICK = Sizes(200, 10_000, 60, 2_000, 20_000, 20), Sizes(5, 400, 20, 100, 600, 2)
 WRITERS, READERS, DEPLOYERS = 32, 16, 8
+RANKS, DEPLOYS, CUT_OFF = 256, 3, 8  # ranks of a job, deploys while it starts, ranks whose host has only an older plan
 CASTS = (("gc", "promote"), ("gc", "gc", "promote"), ("gc", "deploy", "rollback"))
 SPOILED = 0.3  # of all answers; a request is tried four times
 
@@ -92,6 +98,10 @@ def main() -> None:
                 f"{READERS} readers, {DEPLOYERS} writers, {sizes.reads:,} reads, {name}",
                 lambda o=open_fresh: read_while_written(o(), sizes),
             )
+        row(
+            f"{RANKS} ranks start during {DEPLOYS} deploys, {sizes.starts} times",
+            lambda: start_ranks(Path(folder) / uuid4().hex, sizes),
+        )
         for command in COMMANDS:
             row(f"kill -9 at every write of: {command}", lambda c=command: kill(c, Path(folder) / uuid4().hex))
         row("kill -9 at every write of: publish-model", lambda: kill_publish_model(Path(folder) / uuid4().hex))
@@ -208,6 +218,70 @@ def read_while_written(store: Store, sizes: Sizes) -> str:
     )
 
 
+def start_ranks(work: Path, sizes: Sizes) -> str:
+    """How many plans the ranks of one job end with: each by `load_plan`, and by the one call in which rank 0 loads for all.
+
+    The first CUT_OFF of the others cannot reach the store; their host has the plan that was live before.
+    """
+    from torch.distributed import HashStore
+
+    plans = [make_plan(str(number)) for number in range(DEPLOYS + 1)]
+    counts: dict[str, list[int]] = {"alone": [], "together": []}
+    for number in range(sizes.starts):
+        for how, seen in counts.items():
+            store, cache = FolderStore(work / f"{number}-{how}"), work / f"{number}-{how}-cache"
+            deploy(plans[0], store, "m", now=NOW)
+            load_plan(store.url, "m", cache_dir=cache)
+            begin, shared = Barrier(RANKS + 1), HashStore()
+
+            def start(
+                rank: int,
+                how: str = how,
+                store: Store = store,
+                cache: Path = cache,
+                begin: Barrier = begin,
+                shared: HashStore = shared,
+            ) -> str:
+                is_cut_off = 0 < rank <= CUT_OFF
+                rng = random.Random(rank)
+                begin.wait()
+                time.sleep(rng.random())  # imports do not take equally long everywhere
+
+                def load() -> Published:
+                    if is_cut_off:
+                        cached = cache_of(store, cache)
+                        return read_published(cached, "m", read_live(cached, "m").release.plan_digest)
+                    return load_published(store.url, "m", None, False, 60.0)
+
+                if how == "alone":
+                    return load().plan.digest()
+                return share_plan(
+                    shared,
+                    rank,
+                    RANKS,
+                    load,
+                    lambda *_: None,
+                    prefix="start",
+                    model="m",
+                    load_seconds=60,
+                    timeout_seconds=60,
+                ).digest()
+
+            with ThreadPoolExecutor(RANKS) as pool:
+                ranks = [pool.submit(start, rank) for rank in range(RANKS)]
+                begin.wait()
+                for plan in plans[1:]:
+                    time.sleep(1 / (DEPLOYS + 1))
+                    deploy(plan, store, "m", now=NOW)
+                seen.append(len({rank.result() for rank in ranks}))
+    assert set(counts["together"]) == {1}, f"ranks differ: {counts['together']}"
+    alone = Counter(counts["alone"])
+    said = ", ".join(f"{count} in {times} of {sizes.starts}" for count, times in sorted(alone.items()))
+    return (
+        f"distinct plans: each rank by load_plan {said}; load_plan_on_all_ranks 1 in {sizes.starts} of {sizes.starts}"
+    )
+
+
 def kill(name: str, work: Path) -> str:
     command = COMMANDS[name]
     start = work / "start"
@@ -231,7 +305,7 @@ def kill_publish_model(work: Path) -> str:
     for model in models:
         save_cost_model(work / model.name, model)
     publish_model(work / models[0].name, FolderStore(work / "start"), now=NOW)
-    line = models_of(models[0].manifest.hardware_fingerprint)
+    line = models_of(models[0].manifest.hardware_fingerprint, models[0].manifest.batch_size)
     seen: Counter[str] = Counter()
     for root in killed_everywhere(
         work / "start", work, lambda store: publish_model(work / models[1].name, store, now=NOW)

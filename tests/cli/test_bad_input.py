@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.limits import HANGS
 from neuroshard.files.costs import read_costs
 
 GOOD = {"name": "a", "rows": 1000, "dim": 64, "pooling_factor": 2.0}
@@ -227,7 +228,7 @@ def test_a_full_disk_ends_in_one_line_and_leaves_nothing_half_written(made, tmp_
     """A limit of 1 KiB a file stands for the full disk: every larger write fails the same way."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     limited = f"ulimit -f 1; exec {sys.executable} -m neuroshard.cli {command}"
-    done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
 
     assert_one_line(done, 1, "new")
     assert not (tmp_path / out).exists()
@@ -235,7 +236,7 @@ def test_a_full_disk_ends_in_one_line_and_leaves_nothing_half_written(made, tmp_
 
 
 @pytest.mark.parametrize(
-    ("missing", "words"), [("typer", ["typer", "neuroshard[all]"]), ("numpy", ["numpy", "neuroshard[all]"])]
+    ("missing", "words"), [("typer", ["typer", "-e", "[cli]"]), ("numpy", ["numpy", "-e", "[all]", "torchrec"])]
 )
 def test_a_package_that_is_not_installed_is_named(made, missing, words):
     """`None` in sys.modules is how Python says that a module is not there."""
@@ -243,7 +244,7 @@ def test_a_package_that_is_not_installed_is_named(made, missing, words):
     script = (
         f"import sys; sys.modules[{missing!r}] = None; sys.argv[1:] = {arguments}; import neuroshard.cli as c; c.main()"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=made, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], cwd=made, capture_output=True, text=True, timeout=HANGS)
 
     assert_one_line(done, 1, *words)
 
@@ -253,7 +254,7 @@ def test_what_pretrain_lacks_is_told_before_torch_is_imported(made):
         "import sys; sys.modules['torch'] = None; sys.argv[1:] = 'pretrain costs --start-from nowhere -o x'.split(); "
         "import neuroshard.cli as c; c.main()"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=made, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], cwd=made, capture_output=True, text=True, timeout=HANGS)
 
     assert_one_line(done, 1, "nowhere: no model.json here")
 
@@ -278,7 +279,7 @@ def test_a_package_whose_libraries_do_not_fit_is_told_in_one_line(made, tmp_path
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv[1:] = 'pretrain costs -o x'.split(); "
         "import neuroshard.cli as c; c.main()"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=made, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], cwd=made, capture_output=True, text=True, timeout=HANGS)
 
     assert_one_line(done, 1, "libcudart.so.12: cannot open it", "neuroshard doctor")
 
@@ -287,7 +288,7 @@ def test_a_package_whose_libraries_do_not_fit_is_told_in_one_line(made, tmp_path
 def test_what_a_shell_has_closed_is_not_spoken_to_and_no_file_takes_its_place(made, tmp_path, closed):
     """A cron job may close them. The first file that is opened then gets the number of stderr."""
     command = f"{sys.executable} -m neuroshard.cli measure {made}/cases --backend synthetic -o costs {closed}"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, timeout=HANGS)
     assert done.returncode == 0
     assert read_costs(tmp_path / "costs") == read_costs(made / "costs")
 
@@ -326,3 +327,20 @@ def test_what_cannot_be_written_is_told_before_the_work(made, neuroshard, comman
 def test_numbers_beyond_all_reason_are_refused_at_once(made, neuroshard, command, words):
     assert_one_line(neuroshard(*command.split(), cwd=made), 2, *words)
     assert not (made / "no").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tables --preset mlperf-dlrm-dcnv2 -o {nowhere}/tables.json",
+        "augment tables.json -o {nowhere}/cases",
+        "measure cases --backend synthetic -o {nowhere}/costs",
+        "pretrain costs -o {nowhere}/model",
+        "search tables.json --devices 2 --memory 1GiB --model model -o {nowhere}/plan.json",
+    ],
+)
+def test_a_mistyped_folder_is_not_made(made: Path, neuroshard, command: str) -> None:
+    nowhere = made / "no" / "where"
+    done = neuroshard(*command.format(nowhere=nowhere).split(), cwd=made)
+    assert_one_line(done, 2, f"its folder {nowhere} does not exist", "mkdir -p")
+    assert not nowhere.parent.exists()

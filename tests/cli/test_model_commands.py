@@ -9,7 +9,7 @@ from helpers.plans import TABLES
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.files.tables import write_tables
 
-NAME = f"hardware/{BENCH.hardware.fingerprint}"
+NAME = f"hardware/{BENCH.hardware.fingerprint}/{BENCH.batch_size}"
 GOOD, BETTER, POOR = (with_error(random_model(2, seed=seed), error) for seed, error in enumerate((0.1, 0.05, 0.5)))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from helpers.limits import HANGS
 from helpers.plans import make_plan, row_plan
 from neuroshard.cli import app
 from neuroshard.core.plan import Plan
@@ -235,11 +236,11 @@ def searched_and_interrupted(folder, times, handler, budget, by=signal.SIGINT):
     tables = [{"name": f"t{i}", "rows": 1000 * i + 10, "dim": 64, "pooling_factor": 3.0 * i} for i in range(9)]
     (folder / "t.json").write_text(json.dumps({"tables": tables}))
     command = [sys.executable, "-c", STOPPED, str(times), handler, budget, str(int(by))]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=HANGS)
 
 
 def test_ctrl_c_ends_with_130_and_without_a_traceback():
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=HANGS)
 
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
 

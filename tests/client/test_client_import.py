@@ -3,13 +3,15 @@
 import subprocess
 import sys
 
+from helpers.limits import HANGS
+
 HEAVY = {"torch", "torchrec", "fbgemm_gpu", "pandas", "numpy", "kfp", "pyarrow", "rich", "typer", "boto3", "botocore"}
 
 
 def loaded(code: str) -> set[str]:
     """Top-level modules that are loaded after `code` in a fresh interpreter."""
     script = f"{code}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANGS, check=True)
     return set(done.stdout.split())
 
 
@@ -30,7 +32,7 @@ def test_no_type_is_built_before_it_is_used():
     used = "import neuroshard.client\nfrom neuroshard.core.value import Value\n"
     used += "def below(c): return [c] + [d for b in c.__subclasses__() for d in below(b)]\n"
     used += "print(*[c.__name__ for c in below(Value) if c.__pydantic_complete__], 'of', len(below(Value)))"
-    done = subprocess.run([sys.executable, "-c", used], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", used], capture_output=True, text=True, timeout=HANGS, check=True)
 
     built, count = done.stdout.split("of")
     assert built.split() == []

@@ -18,6 +18,7 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, g
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
+from helpers.limits import HANGS
 from helpers.plans import TABLES, make_plan, row_plan
 from neuroshard.client.torchrec import ShardingWarning, check_same_digest, from_torchrec, to_torchrec
 from neuroshard.core.errors import InvalidInput, UsageError
@@ -681,7 +682,7 @@ def test_every_rank_is_told_whether_all_hold_the_same_plan(tmp_path, notes, same
     ]
     for process in ranks:
         process.start()
-    told = dict(results.get(timeout=60) for _ in ranks)
+    told = dict(results.get(timeout=HANGS) for _ in ranks)
     for process in ranks:
         process.join()
 

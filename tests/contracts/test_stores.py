@@ -131,6 +131,17 @@ class TestStore:
         assert releases(store, "m") == (*reversed(back), *reversed(deployed))
 
 
+def test_the_clock_is_that_of_the_times_in_listings(store):
+    store.create("m/before", b"")
+    now = store.clock()
+    store.create("m/after", b"")
+    modified = {entry.key: entry.modified for entry in store.list("")}
+
+    second = timedelta(seconds=1)  # as fine as the times of S3 are
+    assert modified["m/before"] - second <= now <= modified["m/after"] + second
+    assert modified.keys() <= {"m/before", "m/after", "m/probe"}
+
+
 @pytest.fixture(params=["folder", "moto"])
 def shared(request, tmp_path, aws):
     """A store that many may write at once."""

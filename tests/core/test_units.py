@@ -52,7 +52,9 @@ def test_bytes_are_shown_in_binary_units(count, text):
     assert format_bytes(count) == text
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("3m", 180), ("1.5h", 5400), (" 2 m ", 120)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("3m", 180), ("1.5h", 5400), (" 2 m ", 120), ("7d", 604800)]
+)
 def test_a_duration_is_seconds_or_a_unit(text, seconds):
     assert parse_duration(text) == seconds
 

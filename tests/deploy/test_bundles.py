@@ -12,10 +12,11 @@ from helpers.kills import killed_everywhere
 from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound, Refused, UsageError
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import save_cost_model
+from neuroshard.costmodel.open import open_cost_model
 from neuroshard.costmodel.published import list_published, listing_text, open_published
 from neuroshard.deploy.bundles import Asked, promote_model, publish_model
 from neuroshard.deploy.gc import gc
-from neuroshard.deploy.golive import bring_back
+from neuroshard.deploy.golive import bring_back, mend_pointer
 from neuroshard.deploy.lines import line_of
 from neuroshard.deploy.run import deploy
 from neuroshard.store.bundles import models_of
@@ -25,7 +26,9 @@ from neuroshard.store.open import open_store
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 FINGERPRINT = BENCH.hardware.fingerprint
-LINE = models_of(FINGERPRINT)
+BATCH = BENCH.batch_size
+NAME = f"hardware/{FINGERPRINT}/{BATCH}"
+LINE = models_of(FINGERPRINT, BATCH)
 MODELS = [with_error(random_model(2, 4, seed=seed), 0.05 + seed / 100) for seed in range(4)]
 POOR, UNKNOWN = with_error(random_model(2, seed=9), 0.4), random_model(2, seed=8)
 
@@ -61,12 +64,12 @@ def live_model(store) -> str:
 def test_a_published_model_is_live_for_its_hardware_and_opens_as_it_was(store, folders):
     release = publish(store, folders, MODELS[0])
 
-    assert (release.name, release.bundle_digest, release.number) == (f"hardware/{FINGERPRINT}", MODELS[0].name, 1)
+    assert (release.name, release.bundle_digest, release.number) == (NAME, MODELS[0].name, 1)
     assert {entry.key for entry in store.list("hardware/")} == {
-        f"hardware/{FINGERPRINT}/{MODELS[0].name}/model.json",
-        f"hardware/{FINGERPRINT}/{MODELS[0].name}/nets.safetensors",
-        f"hardware/{FINGERPRINT}/live.json",
-        f"hardware/{FINGERPRINT}/releases/00000001.json",
+        f"{NAME}/{MODELS[0].name}/model.json",
+        f"{NAME}/{MODELS[0].name}/nets.safetensors",
+        f"{NAME}/live.json",
+        f"{NAME}/releases/00000001.json",
     }
     assert open_published(f"{store.url}#{FINGERPRINT}").manifest == MODELS[0].manifest
 
@@ -81,10 +84,10 @@ def test_rollbacks_walk_back_and_promote_goes_anywhere(store, folders):
     assert live_model(store) == MODELS[1].name
     bring_back(store, LINE, now=NOW)
     assert live_model(store) == MODELS[0].name
-    promote_model(store, FINGERPRINT, MODELS[2].name[:8], now=NOW)
+    promote_model(store, LINE, MODELS[2].name[:8], now=NOW)
     assert live_model(store) == MODELS[2].name
     with pytest.raises(NotFound, match="no cost model '00000000'"):
-        promote_model(store, FINGERPRINT, "0" * 8, now=NOW)
+        promote_model(store, LINE, "0" * 8, now=NOW)
 
     assert [(r.number, r.action) for r in all_releases(store, LINE)] == [
         (6, "promote"), (5, "rollback"), (4, "rollback"), (3, "publish"), (2, "publish"), (1, "publish"),
@@ -147,7 +150,7 @@ def test_a_kill_leaves_the_old_or_the_new_model_live(tmp_path, folders):
 @pytest.mark.parametrize("pointer", [b"{", b'{"format_version": 999}'])
 def test_a_pointer_that_cannot_be_read_holds_up_no_other_hardware(store, folders, capsys, pointer):
     publish(store, folders, MODELS[0])
-    broken = store.root / models_of("0" * 16).live_key
+    broken = store.root / models_of("0" * 16, BATCH).live_key
     broken.parent.mkdir(parents=True)
     broken.write_bytes(pointer)
 
@@ -170,7 +173,7 @@ def test_gc_takes_old_models_whole(store, folders):
     long_ago = datetime.now(UTC).timestamp() - 30 * 86_400
     for path in store.root.rglob("*.*"):
         os.utime(path, (long_ago, long_ago))
-    gone = gc(store, line_of(f"hardware/{FINGERPRINT}"), keep=1, age_seconds=86_400, now=datetime.now(UTC), apply=True)
+    gone = gc(store, line_of(NAME), keep=1, age_seconds=86_400, apply=True)
 
     assert {model.name for model in MODELS[:2]} == {
         LINE.digest_of(e.key) for e in gone.entries if LINE.digest_of(e.key)
@@ -202,7 +205,16 @@ def test_a_models_plans_and_a_hardwares_models_do_not_meet(store, folders):
 )
 def test_what_is_no_fingerprint_is_no_folder(name):
     with pytest.raises(UsageError, match="fingerprint"):
-        models_of(name)
+        models_of(name, BATCH)
+
+
+@pytest.mark.parametrize(
+    "name", [f"hardware/{FINGERPRINT}", f"{NAME}/1", f"hardware/{FINGERPRINT}/0", f"hardware/{FINGERPRINT}/x"]
+)
+def test_a_hardwares_cost_models_are_named_with_their_batch_size(name):
+    with pytest.raises(UsageError, match="write hardware/FINGERPRINT/BATCH"):
+        line_of(name)
+    assert line_of(NAME).name == NAME
 
 
 def change(path, **fields):
@@ -255,7 +267,8 @@ def forge(store, **fields) -> str:
 @pytest.mark.parametrize(
     ("fields", "kind", "word"),
     [
-        ({"hardware_fingerprint": "0" * 16}, InvalidInput, rf"hardware '0{{16}}', but lies under {FINGERPRINT}"),
+        ({"hardware_fingerprint": "0" * 16}, InvalidInput, rf"hardware '0{{16}}', but is stored under {FINGERPRINT}"),
+        ({"batch_size": 7}, InvalidInput, f"batch size 7, but is stored under {BATCH}"),
         ({"feature_version": 0}, InvalidInput, "trained on other features"),
         ({"feature_version": 999}, NewerFormat, "feature_version 999"),
         ({"bench": None}, InvalidInput, "bench"),
@@ -264,7 +277,7 @@ def forge(store, **fields) -> str:
 def test_a_foreign_model_that_is_live_is_told_by_where_it_lies(store, folders, fields, kind, word):
     publish(store, folders, MODELS[0])
     digest = forge(store, **fields)
-    with pytest.raises(kind, match=rf"hardware/{FINGERPRINT}/{digest}/model\.json: .*{word}"):
+    with pytest.raises(kind, match=rf"{NAME}/{digest}/model\.json: .*{word}"):
         live_model(store)
 
 
@@ -307,7 +320,7 @@ def test_hardware_that_is_not_there_or_not_the_only_one_is_told(store, folders, 
     with pytest.raises(NotFound, match="no cost model of hardware 'h200' is live there; there is none of any hardware"):
         open_published(f"{store.url}#h200")
     publish(store, folders, MODELS[0])
-    with pytest.raises(NotFound, match=f"there is {FINGERPRINT} test device"):
+    with pytest.raises(NotFound, match=f"there is {FINGERPRINT} test device, batch 65,536"):
         open_published(f"{store.url}#h200")
     with pytest.raises(NotFound, match="publish-model"):
         open_published(f"{store.url}#{'0' * 16}")
@@ -322,3 +335,78 @@ def test_hardware_that_is_not_there_or_not_the_only_one_is_told(store, folders, 
     with pytest.raises(UsageError, match="'device' names 2 kinds of hardware; give a fingerprint"):
         open_published(f"{store.url}#device")
     assert open_published(f"{store.url}#device 2").name == second.name
+
+
+def at_batch(model, batch_size, tmp_path):
+    """The folder of the same cost model, said to be measured at another batch size."""
+    bench = BENCH.model_copy(update={"batch_size": batch_size})
+    changed = {"bench": bench, "batch_size": batch_size, "batch_sizes": (batch_size,)}
+    other = replace(model, manifest=model.manifest.model_copy(update=changed), batch_size=batch_size)
+    save_cost_model(tmp_path / f"at-{batch_size}", other)
+    return tmp_path / f"at-{batch_size}"
+
+
+def test_each_batch_size_keeps_its_live_model(store, folders, tmp_path):
+    publish(store, folders, MODELS[0])
+    for _ in range(2):
+        publish_model(at_batch(MODELS[1], 512, tmp_path), store, now=NOW)
+        publish(store, folders, MODELS[0])
+
+    assert open_published(f"{store.url}#test device", 512).batch_size == 512
+    assert open_published(f"{store.url}#test device", BATCH).name == MODELS[0].name
+    with pytest.raises(UsageError, match="cost models of several batch sizes, give --batch-size"):
+        open_published(f"{store.url}#test device")
+    with pytest.raises(UsageError, match="cost models of several batch sizes, measure at batch size 7"):
+        open_published(f"{store.url}#{FINGERPRINT}", 7)
+
+
+def test_a_wrong_batch_size_is_refused_with_the_way_out(store, folders):
+    publish(store, folders, MODELS[0])
+    for spec in (f"{store.url}#{FINGERPRINT}", folders[MODELS[0].name]):
+        with pytest.raises(
+            InvalidInput, match="measured for a batch of 65,536 samples, not 2,048; measure with --batch-size 2048"
+        ):
+            open_cost_model(spec, 2048)
+        assert open_cost_model(spec, BATCH).batch_size == open_cost_model(spec).batch_size == BATCH
+
+
+def test_a_very_cost_model_is_named_by_its_digest_live_or_not(store, folders):
+    publish(store, folders, MODELS[0], MODELS[1])
+    spec = f"{store.url}#{FINGERPRINT}@{MODELS[0].name[:12]}"
+
+    assert open_cost_model(spec, BATCH).name == MODELS[0].name
+    with pytest.raises(NotFound, match="no cost model '000000000000' of hardware"):
+        open_cost_model(f"{store.url}#{FINGERPRINT}@{'0' * 12}")
+
+
+def test_a_model_that_is_live_with_a_date_in_the_future_goes_live_again_with_todays(store, folders):
+    folder = folders[MODELS[0].name]
+    publish_model(folder, store, now=datetime(2040, 1, 1, tzinfo=UTC))
+    again = publish_model(folder, store, now=NOW)
+
+    assert (again.number, again.time, again.bundle_digest) == (2, "2025-11-20T12:00:00Z", MODELS[0].name)
+    assert publish_model(folder, store, now=NOW) == again
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_a_pointer_of_garbage_is_mended_from_the_history_and_kept(store, folders, history):
+    publish(store, folders, MODELS[0], MODELS[1])
+    good = (store.root / LINE.live_key).read_bytes()
+    (store.root / LINE.live_key).write_bytes(b"garbage")
+    if not history:
+        for path in (store.root / NAME / "releases").iterdir():
+            path.unlink()
+
+    assert "not JSON" in mend_pointer(store, LINE)
+    assert mend_pointer(store, LINE) is None
+    assert [path.read_bytes() for path in (store.root / NAME / "aside").iterdir()] == [b"garbage"]
+    assert not history or (store.root / LINE.live_key).read_bytes() == good
+    publish(store, folders, MODELS[2])
+    assert live_model(store) == MODELS[2].name
+
+
+def test_a_pointer_of_a_newer_version_is_left_alone(store, folders):
+    publish(store, folders, MODELS[0])
+    (store.root / LINE.live_key).write_bytes(b'{"format_version": 999}')
+    assert mend_pointer(store, LINE) is None
+    assert (store.root / LINE.live_key).read_bytes() == b'{"format_version": 999}'

@@ -14,8 +14,10 @@ from neuroshard.core.plan import MOST_PREDICTED_MS, Plan, Shard
 from neuroshard.core.release import Decision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.analytic import SPREAD, analytic_model
 from neuroshard.costmodel.given import Given, GivenCosts
-from neuroshard.deploy.gate import Gate
+from neuroshard.costmodel.open import error_on_unseen_tables
+from neuroshard.deploy.gate import GUESS, Gate, _uncertainty, decide
 from neuroshard.deploy.price import price
 from neuroshard.deploy.run import deploy, promote, publish, releases, rollback
 from neuroshard.search.run import search
@@ -375,3 +377,53 @@ def test_a_kept_plan_costs_no_release(store):
 
     assert [r.number for r in releases(store, "m")] == [1]
     assert [r.time[11:13] for r in read_refusals(store, "m")] == ["14", "13", "12"]
+
+
+def guessed(cost_ms: float, **fields: object) -> Plan:
+    """A plan by the analytic model."""
+    return plan_of(cost_ms, cost_model="analytic:h100", error=None, **fields)
+
+
+@pytest.mark.parametrize(("cost_ms", "verdict"), [(9.89, "kept"), (7.1, "kept"), (6.9, "passed")])
+def test_a_guess_must_gain_more_than_it_may_be_off(store, cost_ms, verdict):
+    deploy(guessed(10.0), store, "m", now=NOW)
+    decision = decision_of(store, guessed(cost_ms, note="new"))
+    assert (decision.verdict, decision.min_gain) == (verdict, GUESS)
+    assert decision_of(store, guessed(6.0, note="newer"), Gate(min_gain=0.01)).verdict == "passed"
+
+
+def test_a_stand_in_must_gain_as_much_as_a_guess():
+    by = plan_of(9.0, error=0.05).provenance.model_copy(update={"instead": "its all-to-all is a guess"})
+    plan = plan_of(9.0).model_copy(update={"provenance": by})
+    decision = decide(plan, Gate(), None, None)
+    assert (decision.verdict, decision.instead) == ("passed", "its all-to-all is a guess")
+    assert decision.why == "less certain: its all-to-all is a guess; nothing is live"
+    assert _uncertainty(plan) == GUESS
+
+
+def test_a_guess_is_as_far_off_as_the_analytic_model_says():
+    assert GUESS == SPREAD
+    assert error_on_unseen_tables(analytic_model("h100", 512)) == SPREAD
+
+
+def test_a_night_keeps_what_is_live_for_a_plan_too_uncertain_and_takes_it_where_nothing_serves(store):
+    nightly = Gate(max_error=0.2, nightly=True)
+    assert decision_of(store, plan_of(9.0, error=0.3), nightly).verdict == "passed"  # nothing is live
+    decision = decision_of(store, plan_of(1.0, error=0.3, note="new"), nightly)
+    assert (decision.verdict, decision.faults) == ("kept", ())
+    assert "30.0%, more than the 20.0% of --max-error" in decision.why
+    assert decision.why.endswith("; the live plan stays")
+    with pytest.raises(Refused):
+        deploy(plan_of(1.0, error=0.3, note="new"), store, "m", now=NOW, gate=Gate(max_error=0.2))
+
+
+def test_a_night_keeps_the_plan_that_a_person_went_back_to(store):
+    old, bad = plan_of(10.0), plan_of(5.0, note="bad")
+    deploy(old, store, "m", now=NOW)
+    deploy(bad, store, "m", now=NOW)
+    rollback(store, "m", now=NOW)
+    release = deploy(bad, store, "m", now=NOW + timedelta(days=1), gate=Gate(nightly=True))
+    assert release.plan_digest == old.digest()
+    assert read_refusals(store, "m")[0].decision.why == "it was live, and was rolled back; the live plan stays"
+    with pytest.raises(Refused, match="was rolled back"):
+        deploy(bad, store, "m", now=NOW + timedelta(days=1))

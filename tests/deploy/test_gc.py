@@ -7,19 +7,22 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from helpers.later import Later
 from helpers.meetings import meet
+from helpers.memory_store import MemoryStore
 from helpers.plans import make_plan
+from helpers.releasing import live
 from neuroshard.client import load_plan
 from neuroshard.core.errors import Conflict, NotFound, StoreError, UsageError
 from neuroshard.deploy import gc as collector
 from neuroshard.deploy.gate import Gate
-from neuroshard.deploy.gc import find_garbage, gc
+from neuroshard.deploy.gc import gc
 from neuroshard.deploy.run import deploy, promote, publish, releases, rollback
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.releases import plan_key, plans_of, release_key
 
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
+NOW = datetime.now(UTC).replace(microsecond=0)
 PLANS = [make_plan(str(number)) for number in range(8)]
 DAY = 86_400.0
 
@@ -41,7 +44,7 @@ def age(store: FolderStore, seconds: float) -> None:
     """Make what was written just now that old."""
     at = NOW.timestamp() - seconds
     for path in store.root.rglob("*.json"):
-        if path.stat().st_mtime > NOW.timestamp():
+        if path.stat().st_mtime >= NOW.timestamp():
             os.utime(path, (at, at))
 
 
@@ -50,7 +53,7 @@ def keys(store: FolderStore) -> set[str]:
 
 
 def collect(store: FolderStore, keep: int = 3, days: float = 1, apply: bool = True) -> set[str]:
-    return {e.key for e in gc(store, plans_of("m"), keep=keep, age_seconds=days * DAY, now=NOW, apply=apply).entries}
+    return {e.key for e in gc(store, plans_of("m"), keep=keep, age_seconds=days * DAY, apply=apply).entries}
 
 
 def test_a_dry_run_deletes_nothing_and_lists_what_a_real_one_deletes(store):
@@ -178,7 +181,7 @@ def test_what_a_collection_is_deleting_cannot_go_live_until_it_is_done(store):
                     told.append(str(one.value))
             store.delete(key)
 
-    gc(Collecting(), plans_of("m"), keep=3, age_seconds=DAY, now=NOW, apply=True)
+    gc(Collecting(), plans_of("m"), keep=3, age_seconds=DAY, apply=True)
 
     assert len(told) == 2
     assert load_plan(store.url, "m") == PLANS[7]
@@ -197,7 +200,7 @@ def test_the_mark_of_a_collection_that_died_counts_for_an_hour(store):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        gc(Dying(), plans_of("m"), keep=3, age_seconds=DAY, now=NOW, apply=True)
+        gc(Dying(), plans_of("m"), keep=3, age_seconds=DAY, apply=True)
     with pytest.raises(Conflict, match="or an hour later if it died"):
         deploy(orphan, store, "m", now=NOW)
     (mark,) = (store.root / "m" / "condemned").iterdir()
@@ -220,6 +223,48 @@ def test_a_collection_that_takes_too_long_deletes_no_more(store, monkeypatch):
     assert load_plan(store.url, "m") == PLANS[7]
 
 
+def test_ages_are_by_the_stores_clock_and_not_by_this_machines(monkeypatch):
+    """A collector whose clock is a year fast comes between a deployer's claim and its swap."""
+    store = MemoryStore()
+    store.now = datetime.now(UTC) - timedelta(days=365)
+    for plan in PLANS[:3]:
+        deploy(plan, store, "m", now=NOW)
+    monkeypatch.setattr(collector, "open_store", lambda *_, **__: store)
+    gone = []
+
+    class Deploying:
+        """The store as a deployer sees it that is about to swap the pointer."""
+
+        def __getattr__(self, name: str):
+            return getattr(store, name)
+
+        def swap(self, key: str, data: bytes, expected: str | None) -> None:
+            if key.endswith("live.json"):
+                gone.append(collector.run("memory", "m", keep=1, age_seconds=DAY, apply=True).entries)
+            store.swap(key, data, expected)
+
+    deploy(PLANS[3], Deploying(), "m", now=NOW)
+
+    assert gone == [()]
+    assert live(store) == PLANS[3]
+
+
+def test_a_collection_believes_the_time_of_its_own_mark_where_the_clock_is_ahead_of_it(store):
+    """A front door with a clock of its own answers for the objects' store."""
+
+    class Ahead:
+        def __getattr__(self, name: str):
+            return getattr(store, name)
+
+        def clock(self) -> datetime:
+            return store.clock() + timedelta(days=30)
+
+    publish(make_plan("young"), store, "m")
+    gc(Ahead(), plans_of("m"), keep=3, age_seconds=DAY, apply=True)
+
+    assert plan_key("m", make_plan("young").digest()) in keys(store)
+
+
 @pytest.mark.parametrize("others", [("gc",), ("promote",), ("gc", "promote"), ("deploy", "rollback")], ids="+".join)
 def test_whoever_meets_a_collection_and_dies_what_is_live_is_there(others):
     outcomes = Counter(meet(("gc", *others), random.Random(seed)) for seed in range(150))
@@ -233,8 +278,8 @@ def test_a_collection_on_s3_keeps_what_is_young(aws, moto):
     for plan in PLANS[:3]:
         deploy(plan, store, "m", now=NOW)
 
-    in_a_week = datetime.now(UTC) + timedelta(days=7)
-    assert find_garbage(store, plans_of("m"), keep=1, age_seconds=8 * DAY, now=in_a_week).entries == ()
-    gone = gc(store, plans_of("m"), keep=1, age_seconds=DAY, now=in_a_week, apply=True)
+    in_a_week = Later(store, timedelta(days=7))
+    assert gc(in_a_week, plans_of("m"), keep=1, age_seconds=8 * DAY).entries == ()
+    gone = gc(in_a_week, plans_of("m"), keep=1, age_seconds=DAY, apply=True)
     assert [e.key for e in gone.entries] == [release_key("m", 1), plan_key("m", PLANS[0].digest())]
     assert load_plan(store.url, "m") == PLANS[2]

@@ -20,6 +20,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from helpers.limits import HANGS
 from neuroshard.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -209,7 +210,7 @@ def test_the_commands_run_one_after_another(page, tmp_path, monkeypatch):
             ran += 1
         elif words[:2] == ["python", "-m"] and words[2].startswith("examples."):
             run = subprocess.run(
-                ["bash", "-c", text.replace("python", sys.executable, 1)], capture_output=True, text=True, timeout=300
+                ["bash", "-c", text.replace("python", sys.executable, 1)], capture_output=True, text=True, timeout=HANGS
             )
             assert run.returncode == 0, f"{line.where}: {text}: {run.stderr}"
             ran += 1

@@ -2,6 +2,7 @@
 
 import pytest
 
+from neuroshard.core.extras import install_command
 from neuroshard.doctor.packages import check_packages, fits_together, installed
 
 GOOD = {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "torchrec": "1.8.0"}
@@ -38,6 +39,14 @@ def test_a_missing_or_old_package_is_named_with_the_extra_that_brings_it():
         return {"scipy": None, "pyarrow": "19.0", "torchrec": None}.get(name, installed(name))
 
     checks = {check.name: check for check in check_packages(version_of)}
-    assert (checks["pretrain"].verdict, checks["pretrain"].mend) == ("warn", "pip install 'neuroshard[pretrain]'")
+    assert (checks["pretrain"].verdict, checks["pretrain"].mend) == ("warn", install_command("pretrain"))
     assert checks["pretrain"].says == "pretrain: pyarrow is 19.0, not >=20, scipy is not installed"
     assert "torchrec is not installed" in checks["torchrec"].says
+
+
+def test_the_gpu_build_of_fbgemm_stands_in_for_the_cpu_build():
+    def version_of(name):
+        return {"fbgemm-gpu-cpu": None, "fbgemm-gpu": "1.8.0"}.get(name, installed(name))
+
+    checks = {check.name: check.verdict for check in check_packages(version_of)}
+    assert (checks["measure"], checks["torchrec"]) == ("ok", "ok")

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -13,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from helpers.plans import TABLES, by_rows, make_plan, row_plan
+from helpers.processes import alive, needs_proc, new_mark, wait_until
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.deploy.run import deploy
@@ -202,3 +204,40 @@ def test_a_batch_has_as_many_lookups_as_the_pooling_factors_say(example):
     for table in TABLES:
         ids = features[table.name].values()
         assert 0 <= int(ids.min()) <= int(ids.max()) < table.rows
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_trainer_that_is_killed_takes_its_ranks_with_it(tmp_path, number):
+    store, mark = deployed(tmp_path, make_plan()), new_mark()
+    process = subprocess.Popen(
+        command(store, "--steps", 100_000), stderr=subprocess.PIPE, text=True, env={**os.environ, **mark}
+    )
+    for line in process.stderr:
+        if line.startswith("train: "):
+            break
+    assert len(alive(mark)) >= 3
+    process.send_signal(number)
+    assert wait_until(lambda: not alive(mark), 20), alive(mark)
+    process.communicate()
+
+
+@pytest.mark.parametrize("cap", ["100GiB", "1MiB"])
+def test_tables_take_no_more_than_is_free_here(example, monkeypatch, cap):
+    free = 4 * example.RANK_BYTES
+    monkeypatch.setattr(example, "available_bytes", lambda: free)
+    arguments = example.parse_arguments(["--store", "s", "--name", "m", "--memory", cap])
+    left = int(example.SHARE_OF_AVAILABLE * free) - 2 * example.RANK_BYTES
+    assert example.memory_for_tables(arguments, 2) == min(left, example.parse_bytes(cap))
+    with pytest.raises(UsageError, match=r"256.0 MiB of memory are available here, too little for 4 ranks"):
+        example.memory_for_tables(arguments, 4)
+
+
+def test_a_machine_without_loopback_is_told_the_way_out(tmp_path, example, monkeypatch, capsys):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(example, "has_loopback", lambda: False)
+    monkeypatch.setattr(example.sys, "platform", "linux")
+    monkeypatch.setattr(sys, "argv", command(deployed(tmp_path, make_plan()))[1:])
+    assert example.main() == 1
+    assert "bring it up (ip link set lo up)" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from neuroshard.core.case import CommCase, ComputeCase
 from neuroshard.core.cost import READS, SHARES, SMALL_SET, Bench, CommCost, ComputeCost, Hardware
 from neuroshard.core.errors import InvalidInput, NeuroshardError
-from neuroshard.files.costs import CostWriter, difference, read_costs
+from neuroshard.files.costs import CostWriter, difference, read_costs, read_manifest
 from neuroshard.measure import merge
 
 BENCH = Bench(
@@ -195,8 +195,37 @@ def test_costs_of_two_benches_are_not_mixed(tmp_path, tables):
     other = BENCH.model_copy(update={"batch_size": 1024})
     with pytest.raises(InvalidInput, match=r"another bench \(batch_size: 512 there, 1024 now\); give another -o"):
         CostWriter(tmp_path, other, tables)
-    with pytest.raises(InvalidInput, match="was measured for other tables"):
-        CostWriter(tmp_path, BENCH, tables[:1])
+    calm = {"calm_compute_ms": {"random reads": 1.0, "small table set": 2.0}, "flush_bytes": 2**20}
+    with CostWriter(tmp_path / "calm", BENCH.model_copy(update=calm), tables):
+        pass
+    for changed in (
+        {**calm, "flush_bytes": 2**21},
+        {**calm, "calm_compute_ms": {"random reads": 1.0, "small table set": 3.0}},
+    ):
+        with pytest.raises(
+            InvalidInput, match=f"another bench .*{'flush' if changed['flush_bytes'] > 2**20 else 'calm_compute'}"
+        ):
+            CostWriter(tmp_path / "calm", BENCH.model_copy(update=changed), tables)
+
+
+def test_a_folder_takes_costs_of_further_tables_and_numbers_of_ranks(tmp_path, tables):
+    """A later night asks for more: what was measured before stays, and is not measured anew."""
+    with CostWriter(tmp_path, BENCH, tables[:1], (2,)):
+        pass
+    slower = BENCH.model_copy(update={"capped_tables": ("a",), "row_cap_bytes": 2**16, "calm_exchange_ms": {"4": 1.0}})
+    with CostWriter(tmp_path, slower, tables[1:], (4,)):
+        pass
+    manifest = read_manifest(tmp_path)
+    assert (manifest.tables, manifest.device_counts) == (tables, (2, 4))
+    assert manifest.bench == slower
+
+
+def test_a_table_of_one_name_is_one_table(tmp_path, tables):
+    with CostWriter(tmp_path, BENCH, tables):
+        pass
+    grown = tables[0].model_copy(update={"rows": tables[0].rows + 1})
+    with pytest.raises(InvalidInput, match=rf"another table '{tables[0].name}' \(rows: .*\); give another -o"):
+        CostWriter(tmp_path, BENCH, (grown,))
 
 
 def test_two_runs_do_not_write_one_folder(tmp_path, tables):

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from neuroshard.core.errors import InvalidInput, NeuroshardError
-from neuroshard.files.disk import check_can_write, read_bytes, write_bytes, writing, writing_folder
+from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
+from neuroshard.files.disk import check_can_write, check_folder_exists, read_bytes, write_bytes, writing, writing_folder
 
 
 def test_what_is_written_is_read_back_and_folders_are_made(tmp_path):
@@ -152,4 +152,13 @@ def test_where_something_can_be_written_asking_makes_nothing(tmp_path):
     check_can_write(tmp_path / "a" / "b", folder=True)
     check_can_write(tmp_path, folder=True)
 
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_a_path_that_a_person_gives_only_the_last_part_may_be_new(tmp_path):
+    check_folder_exists(tmp_path / "new.json")
+    with pytest.raises(
+        UsageError, match=r"x.json: its folder .*/nowhere does not exist, and only the last part of a path is"
+    ):
+        check_folder_exists(tmp_path / "nowhere" / "x.json")
     assert list(tmp_path.iterdir()) == []

@@ -1,24 +1,26 @@
 """What a night has to do: whom to measure, with how many pods, and which cost model each model's plan is searched with."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.costs import random_model
 from helpers.nodes import mixed_fleet, node
 from neuroshard.core.cost import Hardware
-from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
-from neuroshard.core.nightly import Order, Survey, read_orders
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.nightly import Order, Request, read_orders
 from neuroshard.core.release import ModelRelease
-from neuroshard.fleet.coverage import Known
+from neuroshard.costmodel.bundle import TrainedCostModel
+from neuroshard.costmodel.serving import Known
 from neuroshard.fleet.kinds import Fleet
 from neuroshard.fleet.labels import kinds_of
-from neuroshard.fleet.night import run
 from neuroshard.fleet.node import Node
 from neuroshard.fleet.run import TOLERATIONS
-from neuroshard.fleet.survey import backends_view, survey
+from neuroshard.fleet.survey import Found, backends_view, survey
+from neuroshard.store.bundles import Track
 
 NOW = datetime(2026, 1, 11, tzinfo=UTC)
 
@@ -28,7 +30,7 @@ def fleet(*nodes: dict[str, Any]) -> Fleet:
     return Fleet(source="test", kinds=kinds)
 
 
-def known(hardware: Hardware, number: int = 1, time: str = "2026-01-10T00:00:00Z") -> dict[str, Known]:
+def known(hardware: Hardware, number: int = 1, time: str = "2026-01-10T00:00:00Z") -> dict[Track, Known]:
     release = ModelRelease(
         fingerprint=hardware.fingerprint,
         bundle_digest=f"{number:064x}",
@@ -39,7 +41,15 @@ def known(hardware: Hardware, number: int = 1, time: str = "2026-01-10T00:00:00Z
         batch_size=65536,
         error=0.08,
     )
-    return {hardware.fingerprint: Known(release, hardware)}
+    return {Track(hardware.fingerprint, 65536): Known(release, model_of(hardware, 2, 4, 8))}
+
+
+def model_of(hardware: Hardware, *device_counts: int) -> TrainedCostModel:
+    """A cost model of this hardware that knows the all-to-all of these numbers of devices."""
+    model = random_model(*device_counts)
+    bench = model.manifest.bench.model_copy(update={"hardware": hardware})
+    changed = {"bench": bench, "hardware_fingerprint": hardware.fingerprint}
+    return replace(model, manifest=model.manifest.model_copy(update=changed))
 
 
 def order(**changes: Any) -> Order:
@@ -47,11 +57,19 @@ def order(**changes: Any) -> Order:
     return Order.parse({**told, **changes}, "order")
 
 
-def found(there: Fleet, live: dict[str, Known], *orders: Order, pods: int = 4, seed: int = 0) -> Survey:
-    told, _ = survey(
-        there, live, orders or [order()], request={"seed": seed}, batch_size=65536, most_pods=pods, now=NOW
+def found(
+    there: Fleet, live: dict[Track, Known], *orders: Order, pods: int = 4, seed: int = 0, columns: int = 0
+) -> Found:
+    asked = orders or (order(),)
+    return survey(
+        there,
+        live,
+        asked,
+        request=Request(compute_cases=40, comm_cases=32, batch_size=65536, seed=seed, backend="cuda"),
+        columns={one.name: columns for one in asked},
+        most_pods=pods,
+        now=NOW,
     )
-    return told
 
 
 def hardware(**changes: Any) -> Hardware:
@@ -60,7 +78,7 @@ def hardware(**changes: Any) -> Hardware:
 
 def test_an_unchanged_fleet_has_nothing_to_measure() -> None:
     told = found(fleet(node("a"), node("b")), known(hardware()))
-    assert (told.works, told.hardware) == ((), {"ads": hardware().fingerprint})
+    assert (told.works, told.hardware, told.lost) == ((), {"ads": hardware().fingerprint}, {})
 
 
 def test_a_new_kind_is_the_only_one_to_measure_on_as_many_nodes_as_are_alike() -> None:
@@ -89,9 +107,9 @@ def test_a_pool_that_has_left_is_still_planned_for_by_its_newest_model() -> None
     assert [work.hardware.name for work in told.works] == ["NVIDIA-L40S"]
 
 
-def test_work_keeps_its_folder_until_a_cost_model_is_live_or_something_else_is_asked_for() -> None:
+def test_work_keeps_its_folder_whatever_is_asked_for_unless_its_costs_could_not_be_compared() -> None:
     there = fleet(node("a", driver="580.65.06"))
-    [work], [again] = found(there, known(hardware())).works, found(there, {}).works
+    [work], [again] = found(there, known(hardware())).works, found(there, {}, order(devices=4), pods=1).works
     assert work.folder == again.folder
     assert work.folder.startswith(f"_measuring/{work.hardware.fingerprint}/")
     assert found(there, {}, seed=1).works[0].folder != work.folder
@@ -106,19 +124,47 @@ def test_the_formula_measures_twins_that_no_real_hardware_is_taken_for() -> None
     assert not [work for work in works if work.hardware.sharing]
 
 
-def test_hardware_that_nobody_has_is_told_with_what_there_is() -> None:
-    with pytest.raises(
-        NeuroshardError, match=r"model 'ads': no cost model for hardware 'b200'.*NVIDIA-H200 \(new, 1 nodes"
-    ):
-        found(fleet(node("a")), {}, order(hardware="b200"))
-    with pytest.raises(NeuroshardError, match=r"none can be measured tonight.*NVIDIA-H200 \(new, 0 nodes"):
-        found(fleet(node("a", ready=False)), {})
+def test_hardware_that_nobody_has_is_known_by_name_alone() -> None:
+    assert found(fleet(node("a")), {}, order(hardware="b200")).hardware == {"ads": ""}
+
+
+def test_hardware_that_is_out_of_service_is_planned_for_and_not_measured() -> None:
+    told = found(fleet(node("a", ready=False)), {})
+    assert (told.hardware, told.works) == ({"ads": hardware().fingerprint}, ())
 
 
 def test_hardware_that_is_not_named_is_fine_until_there_are_two_kinds() -> None:
     assert found(fleet(node("a")), {}, order(hardware="")).hardware
-    with pytest.raises(UsageError, match=r"hardware '' may be any of NVIDIA-H200; NVIDIA-L40S; name one"):
-        found(fleet(node("a"), node("b", product="NVIDIA-L40S")), {}, order(hardware=""))
+    told = found(fleet(node("a"), node("b", product="NVIDIA-L40S")), {}, order(hardware=""), order(name="feed"))
+    assert "hardware '' may be any of NVIDIA-H200; NVIDIA-L40S; name one" in told.lost["ads"]
+    assert list(told.hardware) == ["feed"]  # which loses nothing by it
+
+
+def test_constraints_that_are_none_lose_their_own_plan_alone() -> None:
+    told = found(fleet(node("a")), {}, order(constraints={"min_dim": 6}), order(name="feed"))
+    assert "constraints of model 'ads': min_dim" in told.lost["ads"]
+    assert list(told.hardware) == ["feed"]
+
+
+@pytest.mark.parametrize(("devices", "counts"), [(8, (2, 4, 8)), (6, (2, 4, 6)), (2, (2,)), (1, ())])
+def test_gpus_exchange_in_doubling_numbers_up_to_all_of_a_node(devices: int, counts: tuple[int, ...]) -> None:
+    [work] = found(fleet(node("n", devices=devices)), {}).works
+    assert (work.measurable, work.ranks) == (counts, (8,))
+
+
+def test_nodes_of_one_gpu_measure_no_exchange_and_a_model_that_knows_none_does_not_serve() -> None:
+    there = fleet(node("n", devices=1))
+    alone = {track: one._replace(model=model_of(hardware())) for track, one in known(hardware()).items()}
+    [stands] = found(there, alone).stands
+    assert (stands.state, stands.lacks) == ("ranks missing", ("ranks missing",))
+    [stands] = found(there, alone, order(devices=1)).stands
+    assert stands.state == "covered"
+
+
+def test_a_model_of_narrower_shards_than_plans_need_is_measured_on() -> None:
+    told = found(fleet(node("a")), known(hardware()), columns=256)
+    assert told.stands[0].why.endswith("its widest shard has 128 columns, and plans need shards of 256")
+    assert len(told.works) == 1
 
 
 @pytest.mark.parametrize(
@@ -156,25 +202,6 @@ def test_what_cannot_be_planned_is_told_before_hours_of_measuring(orders: list[O
         read_orders(json.dumps([one.model_dump() for one in orders]))
 
 
-def test_run_tells_how_each_kind_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "nodes.json").write_text(json.dumps({"items": [node("a")]}))
-    told = run(
-        json.dumps([order().model_dump()]),
-        str(tmp_path / "store"),
-        backend="cuda",
-        recorded=str(tmp_path / "nodes.json"),
-        node_selector={},
-        tolerations=TOLERATIONS,
-        request={},
-        batch_size=512,
-        most_pods=1,
-        max_age_seconds=None,
-        max_error=None,
-    )
-    assert len(told.works) == 1
-    assert "-> new: no cost model of this kind is live\nto measure: 1 of 1 kinds" in capsys.readouterr().err
-
-
 def test_a_name_given_whole_is_not_taken_for_its_slices() -> None:
     there = fleet(*(one for one in mixed_fleet() if one["metadata"]["name"].startswith("mig-")))
     names = {
@@ -185,5 +212,4 @@ def test_a_name_given_whole_is_not_taken_for_its_slices() -> None:
         told = found(there, {}, order(hardware=called))
         [kind] = [kind for kind in there.kinds if kind.hardware.name == name]
         assert told.hardware == {"ads": kind.fingerprint}
-    with pytest.raises(UsageError, match="may be any of"):
-        found(there, {}, order(hardware="a100"))
+    assert "may be any of" in found(there, {}, order(hardware="a100")).lost["ads"]

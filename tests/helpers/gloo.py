@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from helpers.limits import HANGS
+
 
 @contextmanager
 def world(rendezvous: Path, rank: int, ranks: int) -> Iterator[None]:
@@ -22,7 +24,9 @@ def world(rendezvous: Path, rank: int, ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def on_ranks(ranks: int, folder: Path, work: Callable[..., Any], *arguments: object, timeout: float = 300) -> list[Any]:
+def on_ranks(
+    ranks: int, folder: Path, work: Callable[..., Any], *arguments: object, timeout: float = HANGS
+) -> list[Any]:
     """What `work(rank, ...)` returns on every rank, in order. Raises AssertionError with the traceback of one that fails."""
     context = multiprocessing.get_context("fork")
     results = context.Queue()

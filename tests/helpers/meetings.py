@@ -20,7 +20,7 @@ A, B, C, ORPHAN = (make_plan(note) for note in ("A", "B", "C", "orphan"))
 
 
 def collect(store: Store) -> object:
-    return gc(store, plans_of("m"), keep=1, age_seconds=86_400, now=NOW, apply=True)
+    return gc(store, plans_of("m"), keep=1, age_seconds=86_400, apply=True)
 
 
 COMMANDS: dict[str, Callable[[Store], object]] = {

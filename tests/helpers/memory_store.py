@@ -43,6 +43,9 @@ class MemoryStore:
         found = sorted(key for key in self.objects if key.startswith(prefix))
         return tuple(Entry(key, len(self.objects[key]), self.modified[key]) for key in found)
 
+    def clock(self) -> datetime:
+        return self.now
+
     def delete(self, key: str) -> None:
         self.objects.pop(check_key(key), None)
         self.modified.pop(key, None)

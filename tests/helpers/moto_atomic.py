@@ -1,17 +1,18 @@
-"""moto's server, nearer to S3 in two things.
+"""moto's server on a free port, which it prints, nearer to S3 in two things.
 
 Conditional writes are atomic: moto looks and writes without a lock in between. And the ETag of an object that is encrypted with
 KMS is not the MD5 of its bytes, but another one every time it is written.
 """
 
-import sys
+import os
 from threading import Lock
 from typing import Any
 from uuid import uuid4
 
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.s3.models import FakeKey
 from moto.s3.responses import S3Response
-from moto.server import main
+from werkzeug.serving import make_server
 
 _put, _lock = S3Response._key_response_put, Lock()
 
@@ -35,4 +36,7 @@ def _opaque_etag(self: FakeKey) -> str:
 FakeKey.etag = property(_opaque_etag)  # type: ignore[assignment]
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+    os.environ["MOTO_PORT"] = str(server.server_port)
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()

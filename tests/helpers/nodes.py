@@ -107,7 +107,9 @@ def mixed_fleet() -> list[dict[str, Any]]:
 class FakeApiServer:
     """Not Kubernetes: it lists `nodes` as the API does, by label selector and in pages, and refuses other tokens.
 
-    The next answers are those in `faults` (HTTP statuses) while there are any. `asked` holds the queries.
+    It also answers a dry run of a pod: what RBAC allows is in `allowed`, which `accounts` there are is "namespace/name", and with
+    `violation` Pod Security refuses. The next answers are those in `faults` (HTTP statuses) while there are any. `asked` holds
+    the queries, `posted` what was sent.
     """
 
     nodes: list[dict[str, Any]]
@@ -115,6 +117,35 @@ class FakeApiServer:
     url: str = ""
     faults: list[int] = field(default_factory=list)
     asked: list[dict[str, str]] = field(default_factory=list)
+    allowed: tuple[str, ...] = ("create pods", "get serviceaccounts")
+    accounts: tuple[str, ...] = ()
+    violation: str = ""
+    posted: list[Any] = field(default_factory=list)
+
+    def answer_account(self, method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
+        """Of a dry run of a pod, and of a service account, in the words of the real server's source."""
+        self.asked.append(query)
+        self.posted.append(body)
+        namespace, resource, *name = path.removeprefix("/api/v1/namespaces/").split("/")
+        what = f"{'create' if method == 'POST' else 'get'} {resource}"
+
+        def refuse(status: int, message: str) -> tuple[int, Any]:
+            return status, {"kind": "Status", "code": status, "message": message}
+
+        if what not in self.allowed:
+            cannot = f'User "x" cannot {what.split()[0]} resource "{resource}" in API group ""'
+            return refuse(403, f'{resource} is forbidden: {cannot} in the namespace "{namespace}"')
+        if method == "GET":
+            if f"{namespace}/{name[0]}" not in self.accounts:
+                return refuse(404, f'serviceaccounts "{name[0]}" not found')
+            return 200, {"kind": "ServiceAccount", "metadata": {"name": name[0], "namespace": namespace}}
+        account = body["spec"]["serviceAccountName"]
+        if f"{namespace}/{account}" not in self.accounts:
+            why = f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'
+            return refuse(403, f'pods "neuroshard-check-x" is forbidden: {why}')
+        if self.violation:
+            return refuse(403, f'pods "neuroshard-check-x" is forbidden: violates PodSecurity {self.violation}')
+        return 201, body
 
     def answer(self, path: str, query: dict[str, str], authorization: str | None) -> tuple[int, Any]:
         self.asked.append(query)
@@ -155,8 +186,14 @@ def serving(server: FakeApiServer) -> Iterator[FakeApiServer]:
         def do_GET(self) -> None:  # noqa: N802 # a name that http.server looks for
             parts = urlsplit(self.path)
             query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-            status, answer = server.answer(parts.path, query, self.headers.get("Authorization"))
-            self.send_json(status, answer)
+            if "/namespaces/" in parts.path:
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length)) if length else None
+                self.send_json(*server.answer_account(self.command, parts.path, query, body))
+                return
+            self.send_json(*server.answer(parts.path, query, self.headers.get("Authorization")))
+
+        do_POST = do_GET  # noqa: N815
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         http.daemon_threads = True

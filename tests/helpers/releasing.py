@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from helpers.later import Later
 from helpers.plans import make_plan
 from neuroshard.core.errors import NotFound
 from neuroshard.core.plan import Plan
@@ -15,7 +16,6 @@ from neuroshard.store.releases import plans_of, read_live, read_plan
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B, C, NEXT = (make_plan(note) for note in ("A", "B", "C", "next"))
-WEEK = 7 * 86_400
 
 
 class Command(NamedTuple):
@@ -28,9 +28,7 @@ class Command(NamedTuple):
 
 
 def _gc(store: Store) -> object:
-    return gc(
-        store, plans_of("m"), keep=1, age_seconds=86_400, now=datetime.now(UTC) + timedelta(seconds=WEEK), apply=True
-    )
+    return gc(Later(store, timedelta(days=7)), plans_of("m"), keep=1, age_seconds=86_400, apply=True)
 
 
 COMMANDS = {

@@ -1,5 +1,7 @@
 """Real S3 servers on free ports of this machine, for as long as a block lasts."""
 
+import os
+import re
 import socket
 import subprocess
 import sys
@@ -9,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from helpers.limits import HANGS
+
 KEY, SECRET = "a-key", "a-secret-that-no-message-shows"
 BIN = Path(sys.executable).parent
 
@@ -16,25 +20,53 @@ BIN = Path(sys.executable).parent
 @contextmanager
 def moto() -> Iterator[str]:
     """Honours conditional writes; checks no signature. Yields its URL."""
-    port = free_port()
-    with serving(
-        [sys.executable, Path(__file__).with_name("moto_atomic.py"), "-H", "127.0.0.1", "-p", port], port
-    ) as url:
+    with announced([sys.executable, Path(__file__).with_name("moto_atomic.py")]) as url:
         yield url
 
 
 @contextmanager
 def rclone(folder: Path) -> Iterator[str]:
     """Checks signatures; ignores conditions. Buckets are the folders in `folder`. Yields its URL."""
-    port = free_port()
-    address = f"127.0.0.1:{port}"
-    with serving(
-        [BIN / "rclone", "serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", address, folder], port
-    ) as url:
+    served = ["serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", "127.0.0.1:0", "--config", os.devnull]
+    with announced([BIN / "rclone", *served, folder]) as url:
         yield url
 
 
+@contextmanager
+def announced(command: list[object]) -> Iterator[str]:
+    """A server that takes a free port by itself and prints its URL: no other suite can take the port in between."""
+    words = [str(word) for word in command]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    rest = threading.Thread(target=process.stdout.read, daemon=True)  # else a full pipe would stop it
+    try:
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if url := re.search(r"http://127\.0\.0\.1:[0-9]+", line):
+                break
+        else:
+            raise AssertionError(f"{words[0]} ended with {process.wait()}: {''.join(said)}")
+        rest.start()
+        yield url[0]
+    finally:
+        process.kill()
+        process.wait()
+        if rest.ident is not None:
+            rest.join()
+        process.stdout.close()
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """An address where nobody answers, and nobody can begin to: the port is taken, without listening."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
 def free_port() -> int:
+    """A port that is free now, for programs that must be given one. Another may take it before they do."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -44,7 +76,8 @@ def free_port() -> int:
 def serving(command: list[object], port: int) -> Iterator[str]:
     process = subprocess.Popen([str(c) for c in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(600):
+        until = time.monotonic() + HANGS
+        while time.monotonic() < until:
             assert process.poll() is None, f"{command[0]} ended with {process.returncode}"
             try:
                 socket.create_connection(("127.0.0.1", port), 1).close()

@@ -3,10 +3,11 @@
 import random
 import time
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import NamedTuple
 
 from helpers.faults import Fault, faulty
+from helpers.later import Later
 from helpers.plans import make_plan
 from helpers.releasing import NOW, live
 from neuroshard.client import load_plan
@@ -36,7 +37,6 @@ def spoiled_day(
     Raises AssertionError where a wrong plan was loaded or is live, and whatever is not a NeuroshardError of one line.
     """
     deploy(PLANS[0], direct, "m", now=NOW)
-    in_two_days = datetime.now(UTC) + timedelta(days=2)
     well, errors, longest = 0, Counter(), 0.0
     with faulty(server, lambda _: fault if rng.random() < share else None, rng) as endpoint:
         store: S3Store = aim(endpoint)
@@ -49,7 +49,9 @@ def spoiled_day(
                 "promote": lambda digest=digest: promote(store, "m", digest, now=NOW),
                 "rollback": lambda: rollback(store, "m", now=NOW),
                 "releases": lambda: releases(store, "m"),
-                "gc": lambda: gc(store, plans_of("m"), keep=2, age_seconds=86_400, now=in_two_days, apply=True),
+                "gc": lambda: gc(
+                    Later(store, timedelta(days=2)), plans_of("m"), keep=2, age_seconds=86_400, apply=True
+                ),
             }
             name = rng.choice(["load", "load", *uses])
             began = time.monotonic()

@@ -11,6 +11,8 @@ import pytest
 from neuroshard import __version__
 
 ROOT = Path(__file__).parents[2]
+# the digest of the tag's index of platforms, as Docker Hub has it
+BASE = "python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d"
 DOCKERFILES = [ROOT / "images" / kind / "Dockerfile" for kind in ("cpu", "gpu")]
 
 
@@ -26,9 +28,9 @@ def test_hadolint_finds_nothing(dockerfile: Path) -> None:
     assert (ended.returncode, ended.stdout) == (0, "")
 
 
-def test_the_base_is_pinned_and_can_be_replaced(dockerfile: Path) -> None:
+def test_the_base_is_fixed_by_its_digest_and_can_be_replaced(dockerfile: Path) -> None:
     text = dockerfile.read_text()
-    assert re.findall(r"^ARG BASE_IMAGE=(.*)", text, re.M) == ["python:3.11.14-slim-bookworm"]
+    assert re.findall(r"^ARG BASE_IMAGE=(.*)", text, re.M) == [BASE]
     assert re.findall(r"^FROM (\S+)", text, re.M) == ["${BASE_IMAGE}"] * 2
 
 
@@ -47,6 +49,6 @@ def test_what_it_copies_is_there_and_not_ignored(dockerfile: Path) -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     allowed = [line[1:] for line in ignored if line.startswith("!")]
     copies = re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile.read_text(), re.M)
-    for path in " ".join(copies).split():
+    for path in " ".join(copies).replace("${TORCH}", "cpu").split():
         assert (ROOT / path).exists(), path
         assert any(fnmatch.fnmatch(path, pattern) for pattern in allowed), path

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from neuroshard.core.extras import TORCHREC
+from neuroshard.doctor.packages import TORCH_OF_FBGEMM
+
 ROOT = Path(__file__).parents[2]
-LOCKS = sorted(path.name for path in (ROOT / "requirements").glob("*.txt") if path.name != "torch.txt")
+LOCKS = sorted(path.name for path in (ROOT / "requirements").glob("*.txt"))
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
@@ -34,9 +37,8 @@ def test_every_package_has_a_version_and_a_hash(name: str) -> None:
 @pytest.mark.parametrize("name", LOCKS)
 def test_no_machine_and_no_index_is_named(name: str) -> None:
     text = (ROOT / "requirements" / name).read_text()
-    assert not re.search(
-        r"file:|https?:|--find-links|--index|--extra-index| /", text.replace("requirements/lock.py", "")
-    )
+    pinned = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
+    assert not re.search(r"file:|https?:|--find-links|--index|--extra-index| /", pinned)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,36 @@ def test_cpu_and_cuda_builds_are_never_locked_together() -> None:
         "image-cpu.txt": {"fbgemm-gpu-cpu"},
         "image-gpu.txt": {"fbgemm-gpu"},
         "run.txt": {"fbgemm-gpu-cpu"},
+        "torch-cpu.txt": set(),
+        "torch-cuda.txt": set(),
         "torchrec.txt": set(),
     }
-    assert not [package for name in LOCKS for package in pins(name) if package == "torch" or "nvidia-c" in package]
+    with_torch = {name for name in LOCKS for package in pins(name) if package == "torch" or "nvidia-c" in package}
+    assert with_torch == {"torch-cpu.txt", "torch-cuda.txt"}
+
+
+def test_both_builds_of_torch_are_of_the_version_that_fbgemm_is_compiled_against() -> None:
+    cpu, cuda = pins("torch-cpu.txt")["torch"], pins("torch-cuda.txt")["torch"]
+    fbgemm = ".".join(pins("run.txt")["fbgemm-gpu-cpu"].split(".")[:2])
+
+    assert cpu == f"{cuda}+cpu"
+    assert cuda.startswith(TORCH_OF_FBGEMM[fbgemm] + ".")
+
+
+def test_every_extra_that_names_torch_fbgemm_or_torchrec_names_versions_that_fit() -> None:
+    torch = {line for lines in EXTRAS.values() for line in lines if re.match(r"torch\b", line)}
+    fbgemm = {line.partition("==")[2] for lines in EXTRAS.values() for line in lines if line.startswith("fbgemm-gpu")}
+
+    assert fbgemm == {pins("run.txt")["fbgemm-gpu-cpu"]}
+    assert torch == {f"torch=={TORCH_OF_FBGEMM['.'.join(fbgemm.pop().split('.')[:2])]}.*"}
+    assert f"torchrec=={pins('torchrec.txt')['torchrec']}" == TORCHREC
+
+
+def test_fbgemm_comes_with_torch() -> None:
+    assert [extra for extra, lines in EXTRAS.items() if "fbgemm" in str(lines) and "'torch==" not in str(lines)] == []
+
+
+def test_all_has_every_extra_but_those_of_gpus_and_of_developers() -> None:
+    (line,) = EXTRAS["all"]
+
+    assert set(line.removeprefix("neuroshard[").removesuffix("]").split(",")) == EXTRAS.keys() - {"all", "cuda", "dev"}

@@ -18,7 +18,9 @@ TARGETS = [
     "images-check",
     "manifests-check",
     "apiserver-test",
+    "extras-check",
     "bench",
+    "bench-machines",
     "bench-measure",
     "bench-pretrain",
     "bench-release",
@@ -51,7 +53,7 @@ def test_submit_without_an_address_says_how_to_give_one() -> None:
 
 def test_no_python_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_text(MAKEFILE)
-    for name in ("build.txt", "run.txt", "torch.txt", "torchrec.txt"):
+    for name in ("build.txt", "run.txt", "torch-cpu.txt", "torch-cuda.txt", "torchrec.txt"):
         (tmp_path / "requirements").mkdir(exist_ok=True)
         (tmp_path / "requirements" / name).touch()
     (tmp_path / "pyproject.toml").touch()
@@ -65,4 +67,8 @@ def test_ci_runs_what_the_readme_says() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", script]).returncode == 0
-    assert [line for line in script.read_text().splitlines() if line.startswith("make ")] == ["make check", "make test"]
+    assert [line for line in script.read_text().splitlines() if line.startswith("make ")] == [
+        "make check",
+        "make bench-machines ARGS=--quick || machines=$?",
+        "make test",
+    ]

@@ -15,6 +15,7 @@ import yaml
 
 from neuroshard import __version__
 from neuroshard.core.nightly import read_orders
+from neuroshard.kube import POD_LABELS
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests"
@@ -191,10 +192,56 @@ def test_a_run_may_look_at_nodes_and_nothing_else_cluster_wide() -> None:
     }
     assert roles == {
         ("neuroshard", "neuroshard-events"): [{"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}],
+        ("kubeflow", "neuroshard-check"): [
+            {
+                "apiGroups": [""],
+                "resources": ["serviceaccounts"],
+                "resourceNames": ["neuroshard-runner"],
+                "verbs": ["get"],
+            }
+        ],
         ("kubeflow", "neuroshard-trainjobs"): [
             {"apiGroups": ["trainer.kubeflow.org"], "resources": ["trainjobs"], "verbs": ["create", "get", "delete"]}
         ],
+        ("kubeflow", "neuroshard-runner"): [
+            {"apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"], "verbs": ["create", "patch"]},
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]},
+            {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["kfp-launcher"], "verbs": ["get"]},
+            {
+                "apiGroups": [""],
+                "resources": ["secrets"],
+                "resourceNames": ["mlpipeline-minio-artifact"],
+                "verbs": ["get"],
+            },
+        ],
     }
+    bound = {one["roleRef"]["name"] for one in resources() if one["kind"] == "RoleBinding"}
+    assert bound == {name for _, name in roles}  # and pipeline-runner, which may do much more, is not
+
+
+def test_secrets_come_by_key_and_stand_in_no_command_line() -> None:
+    for pod in pods():
+        for container in (*pod["containers"], *pod.get("initContainers", ())):
+            assert "envFrom" not in container
+            said = " ".join([*container.get("command", ()), *container.get("args", ())])
+            assert not re.search("secret|password|auth-key|AWS_", said, re.IGNORECASE), said
+            for one in container.get("env", ()):
+                if "SECRET" in one["name"] or "ACCESS_KEY" in one["name"]:
+                    assert one["valueFrom"]["secretKeyRef"]["key"] == one["name"]
+
+
+def test_steps_are_closed_but_for_what_they_use() -> None:
+    """Their labels are in the compiled pipeline, and TrainJobs' pods carry them too."""
+    policies = {one["metadata"]["name"]: one for one in resources() if one["kind"] == "NetworkPolicy"}
+    steps = policies["neuroshard-steps"]
+    assert steps["metadata"]["namespace"] == "kubeflow"
+    assert steps["spec"]["podSelector"] == {"matchLabels": POD_LABELS}
+    assert set(steps["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+    assert "ingress" not in steps["spec"]
+    assert policies["neuroshard-steps-s3"]["spec"]["podSelector"] == steps["spec"]["podSelector"]
+    [runtime] = [one for one in resources() if one["kind"] == "TrainingRuntime"]
+    [job] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert job["template"]["spec"]["template"]["metadata"]["labels"] == POD_LABELS
 
 
 @needs_kubectl

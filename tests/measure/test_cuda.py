@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from neuroshard import devices
+from neuroshard import devices, system
 from neuroshard.core.case import Cases, ComputeCase
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError
@@ -107,7 +107,7 @@ def test_gpus_share_the_hosts_memory_for_lookups(
     monkeypatch: pytest.MonkeyPatch, available_gib: int, kept_gib: int
 ) -> None:
     Events(monkeypatch)
-    monkeypatch.setattr(fbgemm, "available_bytes", lambda: available_gib * 2**30)
+    monkeypatch.setattr(system, "available_bytes", lambda: available_gib * 2**30)
     sets = fbgemm.TableBatchedEmbedding("cuda", 0, Settings(batch_size=65536), None, 0, 0)
     assert sets.lookups.cache_bytes == kept_gib * 2**30
 

@@ -17,7 +17,7 @@ from helpers.nodes import FakeApiServer
 from neuroshard.augment.night import run as draw
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError, NeuroshardError
-from neuroshard.core.nightly import Order, Survey, Work
+from neuroshard.core.nightly import Order, Request, Survey, Work
 from neuroshard.measure.gang import run, train_job
 from neuroshard.measure.job import merge_shares
 
@@ -114,8 +114,9 @@ def test_the_train_job_asks_for_a_nodes_gpus_and_for_the_runtime_of_the_kind() -
 def test_its_pods_measure_all_shares_and_a_second_one_finds_them_there(controller: Controller, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     order = Order(name="ads", tables="mlperf-dlrm-dcnv2", devices=2, memory="80GiB")
-    night = Survey(orders=(order,), hardware={"ads": HARDWARE.fingerprint}, works=(work(),))
-    draw(night, store, compute_cases=20, comm_cases=8, seed=0)
+    request = Request(compute_cases=20, comm_cases=8, batch_size=512, seed=0, backend="synthetic")
+    asked = work(ranks=(2,), measurable=(2,))
+    draw(Survey(request=request, orders=(order,), hardware={"ads": HARDWARE.fingerprint}, works=(asked,)), store)
     told = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 60.0, "seed": 0, "single_writer": False}
     job = body(store_url=store, **told)
     run(job, 60, 0.01)

@@ -6,32 +6,41 @@ from pathlib import Path
 import pytest
 
 from helpers.servers import KEY, SECRET, rclone
-from neuroshard.augment.night import device_counts
 from neuroshard.augment.night import run as draw
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, MeasureError, StoreError
-from neuroshard.core.nightly import Job, Order, Survey, Work
+from neuroshard.core.nightly import Job, Order, Request, Survey, Work
 from neuroshard.files.costs import read_costs
 from neuroshard.measure import job as job_module
 from neuroshard.measure.hardware import wanted_hardware
 from neuroshard.measure.job import merge_shares, run
+from neuroshard.store.measuring import Share
 
 TWIN = Hardware(kind="synthetic", name="H200, by a formula", memory_bytes=80 * 2**30)
 
 
-def night(pods: int = 2) -> Survey:
+def night(pods: int = 2, seed: int = 0) -> Survey:
     work = Work(
-        hardware=TWIN, folder="_measuring/f/1", pods=pods, devices=8, resource="", node_selector={}, tolerations=()
+        hardware=TWIN,
+        folder="_measuring/f/1",
+        pods=pods,
+        devices=8,
+        resource="",
+        node_selector={},
+        tolerations=(),
+        ranks=(2, 4),
+        measurable=(2, 4),
     )
     orders = (
         Order(name="ads", tables="mlperf-dlrm-dcnv2", devices=4, memory="80GiB"),
         Order(name="feed", tables="mlperf-dlrm-dcnv2", devices=2, memory="80GiB"),
     )
-    return Survey(orders=orders, hardware={}, works=(work,))
+    request = Request(compute_cases=30, comm_cases=12, batch_size=512, seed=seed, backend="synthetic")
+    return Survey(request=request, orders=orders, hardware={}, works=(work,))
 
 
 def drawn(store: Path, pods: int = 2, seed: int = 0) -> list[Job]:
-    return draw(night(pods), str(store), compute_cases=30, comm_cases=12, seed=seed)
+    return draw(night(pods, seed), str(store))
 
 
 def measure(job: Job, store: Path) -> None:
@@ -52,34 +61,53 @@ def test_two_pods_measure_what_one_would(tmp_path: Path) -> None:
     assert names == {"ads", "feed"}
 
 
-def test_a_share_that_ended_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_with_nothing_left_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [job] = drawn(tmp_path, 1)
     measure(job, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     monkeypatch.setattr(job_module, "measure", None)
     measure(job, tmp_path)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert drawn(tmp_path, 1) == []
+
+
+def folder_of(job: Job, store: Path) -> Path:
+    return store / job.work.folder / Share(1, job.share, job.work.pods).costs
+
+
+def forget_the_end(job: Job, store: Path) -> None:
+    (store / job.work.folder / Share(1, job.share, job.work.pods).ended).unlink()
+
+
+def test_a_share_that_ran_out_of_budget_says_what_is_left_and_is_gone_on_with(tmp_path: Path) -> None:
+    [job] = drawn(tmp_path, 1)
+    run(job, str(tmp_path), backend="synthetic", batch_size=512, budget_seconds=0.0, seed=0)
+    ended = tmp_path / job.work.folder / Share(1, 1, 1).ended
+    assert json.loads(ended.read_text())["left"] > 0
+    assert drawn(tmp_path, 1) == [job]
+    measure(job, tmp_path)
+    assert json.loads(ended.read_text())["left"] == 0
+    assert len({case.case_id for case, _ in read_costs(folder_of(job, tmp_path)).compute}) == 30
 
 
 def test_a_pod_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
     [job] = drawn(tmp_path, 1)
     measure(job, tmp_path)
-    folder = tmp_path / job.folder
-    (tmp_path / job.work.folder / "ended-1-of-1.json").unlink()  # as if killed before the end,
+    folder = folder_of(job, tmp_path)
+    forget_the_end(job, tmp_path)  # as if killed before the end,
     (folder / "comm-00000.parquet").unlink()  # and before the exchanges
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
     measure(job, tmp_path)
     merge_shares(job.work, str(tmp_path), tmp_path / "costs")
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name in kept} == kept
-    costs = read_costs(tmp_path / "costs")
-    assert len({case.case_id for case, _ in costs.comm}) == 12
+    assert {len(case.device_dims) for case, _ in read_costs(tmp_path / "costs").comm} == {2, 4}
 
 
 def test_a_part_that_a_store_damaged_is_measured_again_and_taken_out_of_the_store(tmp_path: Path) -> None:
     [job] = drawn(tmp_path, 1)
     measure(job, tmp_path)
-    (tmp_path / job.work.folder / "ended-1-of-1.json").unlink()
-    part = tmp_path / job.folder / "compute-00000.parquet"
+    forget_the_end(job, tmp_path)
+    part = folder_of(job, tmp_path) / "compute-00000.parquet"
     part.write_bytes(part.read_bytes()[:-1])
     measure(job, tmp_path)
     assert not part.exists()
@@ -87,67 +115,67 @@ def test_a_part_that_a_store_damaged_is_measured_again_and_taken_out_of_the_stor
     assert len({case.case_id for case, _ in read_costs(tmp_path / "costs").compute}) == 30
 
 
-def test_costs_that_cannot_be_merged_are_told_with_where_they_lie_in_the_store(tmp_path: Path) -> None:
+def test_costs_that_cannot_be_merged_are_set_aside_and_measured_again(tmp_path: Path) -> None:
     [job] = drawn(tmp_path, 1)
     measure(job, tmp_path)
-    (tmp_path / job.folder / "comm-00000.parquet").write_bytes(b"")
-    with pytest.raises(InvalidInput) as caught:
+    (folder_of(job, tmp_path) / "comm-00000.parquet").write_bytes(b"")
+    with pytest.raises(InvalidInput, match="no case was measured that could be used"):
         merge_shares(job.work, str(tmp_path), tmp_path / "costs")
-    assert "comm-00000.parquet: not a whole Parquet file" in str(caught.value)
-    assert str(caught.value).endswith(f" (of {tmp_path}/_measuring/f/1; once that is deleted, a run measures anew)")
-
-
-def test_what_another_bench_began_is_begun_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (tmp_path / job.work.folder / "aside" / "draw-0001" / "costs-1-of-1" / "compute-00000.parquet").exists()
     [job] = drawn(tmp_path, 1)
     measure(job, tmp_path)
-    (tmp_path / job.work.folder / "ended-1-of-1.json").unlink()
-    path = tmp_path / job.folder / "costs.json"
+    merge_shares(job.work, str(tmp_path), tmp_path / "costs")
+
+
+def test_what_another_bench_began_is_set_aside_and_begun_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [job] = drawn(tmp_path, 1)
+    measure(job, tmp_path)
+    forget_the_end(job, tmp_path)
+    path = folder_of(job, tmp_path) / "costs.json"
     begun = json.loads(path.read_text())
     begun["bench"]["versions"]["neuroshard"] = "0.0.1"
     path.write_text(json.dumps(begun))
     measure(job, tmp_path)
-    assert "begun again, for what an earlier run left cannot be gone on with" in capsys.readouterr().err
+    assert "set aside in _measuring/f/1/aside" in capsys.readouterr().err
     assert json.loads(path.read_text())["bench"]["versions"]["neuroshard"] != "0.0.1"
+    assert (tmp_path / job.work.folder / "aside" / "draw-0001" / "costs-1-of-1" / "costs.json").exists()
 
 
-def test_cases_are_drawn_once_for_all_nights_and_again_where_a_killed_run_left_half_of_them(tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_written_down_for_the_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise MeasureError("no GPU is here")
+
+    [job] = drawn(tmp_path, 1)
+    monkeypatch.setattr(job_module, "measure", broken)
+    measure(job, tmp_path)
+    assert json.loads((tmp_path / job.work.folder / "failed.json").read_text())["why"] == "no GPU is here"
+    assert drawn(tmp_path, 1) == [job]
+    assert not (tmp_path / job.work.folder / "failed.json").exists()
+
+
+def test_cases_are_drawn_once_for_all_nights(tmp_path: Path) -> None:
     drawn(tmp_path)
-    cases = tmp_path / "_measuring/f/1/cases"
+    cases = tmp_path / "_measuring/f/1/draw-0001/cases"
     before = {path.name: path.read_bytes() for path in cases.iterdir()}
-    drawn(tmp_path, seed=1)
+    drawn(tmp_path)
     assert {path.name: path.read_bytes() for path in cases.iterdir()} == before
-    (cases / "cases.json").unlink()
-    drawn(tmp_path, seed=1)
-    assert {path.name for path in cases.iterdir()} == before.keys()
-    assert (cases / "compute.parquet").read_bytes() != before["compute.parquet"]
+    assert {path.name for path in (tmp_path / "_measuring/f/1").iterdir()} == {"draw-0001"}
 
 
 @pytest.mark.parametrize("name", ["compute.parquet", "comm.parquet", "cases.json"])
-def test_cases_that_a_store_damaged_are_drawn_again(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    [job] = drawn(tmp_path, 1)
-    path = tmp_path / "_measuring/f/1/cases" / name
-    path.write_bytes(path.read_bytes()[:-1])
+@pytest.mark.parametrize("lost", [True, False])
+def test_cases_that_a_store_lost_or_damaged_are_drawn_again(tmp_path: Path, name: str, lost: bool) -> None:
     drawn(tmp_path, 1)
-    assert "drawn again, for " in capsys.readouterr().err
+    path = tmp_path / "_measuring/f/1/draw-0001/cases" / name
+    path.write_bytes(path.read_bytes()[:-1])
+    if lost:
+        path.unlink()
+    [job] = drawn(tmp_path, 1)
     measure(job, tmp_path)
     merge_shares(job.work, str(tmp_path), tmp_path / "costs")
     assert len({case.case_id for case, _ in read_costs(tmp_path / "costs").compute}) == 30
-
-
-def test_a_fleet_that_is_covered_reads_no_tables_and_has_no_jobs(tmp_path: Path) -> None:
-    orders = (Order(name="ads", tables="s3://not-there/tables.json", devices=4, memory="80GiB"),)
-    covered = Survey(orders=orders, hardware={}, works=())
-    assert draw(covered, str(tmp_path), compute_cases=30, comm_cases=12, seed=0) == []
-
-
-@pytest.mark.parametrize(("devices", "counts"), [(8, (2, 4, 8)), (6, (2, 4, 6)), (2, (2,)), (1, ())])
-def test_gpus_exchange_in_doubling_numbers_up_to_all_of_a_node(devices: int, counts: tuple[int, ...]) -> None:
-    work = night().works[0]
-    cuda = work.model_copy(update={"devices": devices, "hardware": TWIN.model_copy(update={"kind": "cuda"})})
-    assert device_counts(cuda, night().orders) == counts
-    assert device_counts(work, night().orders) == (2, 4)
 
 
 def test_a_pod_on_other_hardware_than_its_job_is_for_says_so() -> None:
@@ -167,11 +195,10 @@ def test_a_store_that_ignores_conditions_is_measured_into_by_a_single_writer(
         told = {"ACCESS_KEY_ID": KEY, "SECRET_ACCESS_KEY": SECRET, "ENDPOINT_URL": url, "REGION": "us-east-1"}
         for name, value in told.items():
             monkeypatch.setenv(f"AWS_{name}", value)
-        cases = {"compute_cases": 30, "comm_cases": 12, "seed": 0}
         with pytest.raises(StoreError, match="single-writer"):
-            draw(night(1), "s3://plans/p", **cases)
-        [job] = draw(night(1), "s3://plans/p", single_writer=True, **cases)
+            draw(night(1), "s3://plans/p")
+        [job] = draw(night(1), "s3://plans/p", single_writer=True)
         how = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 60, "seed": 0}
         run(job, "s3://plans/p", single_writer=True, **how)  # type: ignore[arg-type]
-        merge_shares(job.work, "s3://plans/p", tmp_path / "costs")
+        merge_shares(job.work, "s3://plans/p", tmp_path / "costs", single_writer=True)
     assert read_costs(tmp_path / "costs").compute

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neuroshard import system
 from neuroshard.core.case import ComputeCase
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
 from neuroshard.measure.rowcap import (
     CAP_STEP,
-    available_bytes,
     buffer_bytes,
     capped_rows,
     capped_tables,
@@ -85,4 +85,4 @@ def test_a_limit_too_small_says_what_would_do(table: MakeTable) -> None:
 
 
 def test_the_default_leaves_most_of_the_memory_to_others() -> None:
-    assert 0 < default_memory_limit() <= available_bytes() / 3
+    assert 0 < default_memory_limit() <= system.available_bytes() / 3

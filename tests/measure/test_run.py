@@ -25,7 +25,7 @@ def rows(folder: Path) -> list[tuple[str, int]]:
 
 
 def planned(cases: Cases, seed: int = 0) -> list[tuple[str, int]]:
-    return [(step.case.case_id, step.round_) for step in schedule(cases, seed) if step.round_ != SENTINEL]
+    return [(step.case.case_id, step.round_) for step in schedule(cases, seed).steps if step.round_ != SENTINEL]
 
 
 def test_all_cases_are_measured_and_some_again(cases: Cases, cases_folder: Path, tmp_path: Path) -> None:

@@ -71,17 +71,14 @@ def test_it_is_what_its_source_compiles_to_byte_for_byte(hash_seed: str) -> None
 def test_who_comes_after_whom() -> None:
     after = {task: set(DAGS[dag]["dag"]["tasks"][task].get("dependentTasks", ())) for dag, task in TASKS}
     assert {task: before for task, before in after.items() if before} == {
-        "draw": {"survey"},
-        "measure-jobs": {"draw"},
+        "the-night": {"survey"},
+        "deploy": {"search"},
+        "measure-jobs": {"augment"},
         "measure": {"place"},
-        "measure-gangs": {"draw"},
-        "learn-kinds": {"survey", "measure-jobs", "measure-gangs"},
-        "pretrain": {"merge"},
-        "publish": {"pretrain"},
-        "plan-models": {"survey", "learn-kinds"},
-        "search": {"load"},
-        "deploy": {"load", "search"},
-        "report": {"deploy", "search"},
+        "measure-gangs": {"augment"},
+        "learn-kinds": {"measure-jobs", "measure-gangs"},
+        "plan-models": {"learn-kinds"},
+        "conclude": {"plan-models"},
     }
 
 
@@ -131,17 +128,20 @@ def test_what_kubernetes_is_told_resolves_where_the_step_runs(step: str) -> None
     assert producers <= set(task_of(step).get("dependentTasks", ()))
 
 
-def test_loops_are_one_deep_and_no_exit_handler_or_condition_is_around_them() -> None:
+def test_loops_are_one_deep_and_nothing_but_renewing_is_conditional() -> None:
     loops = [(dag, task) for dag, task in TASKS if "parameterIterator" in DAGS[dag]["dag"]["tasks"][task]]
     assert sorted(dag for dag, _ in loops) == [
         "comp-learn-kinds",
         "comp-measure-gangs",
         "comp-measure-jobs",
         "comp-plan-models",
+        "comp-the-night",
     ]
     bodies = [COMPONENTS[DAGS[dag]["dag"]["tasks"][task]["componentRef"]["name"]] for dag, task in loops]
     assert not list(values(bodies, "parameterIterator"))
-    assert not list(values(SPEC, "triggerPolicy"))
+    assert not list(values(bodies, "triggerPolicy"))
+    [policy] = values(SPEC, "triggerPolicy")
+    assert policy == {"condition": "inputs.parameter_values['pipelinechannel--renew'] == 'yes'"}
 
 
 def test_every_parameter_has_a_default_a_description_and_a_use() -> None:
@@ -185,7 +185,7 @@ def test_secrets_come_from_a_secret() -> None:
 
 def test_only_who_speaks_to_the_store_has_its_secret() -> None:
     with_secret = {step for step, (_, executor) in STEPS.items() if "secretAsEnv" in CONFIGS.get(executor, {})}
-    assert STEPS.keys() - with_secret == {"gang", "place", "pretrain"}
+    assert STEPS.keys() - with_secret == {"place"}
 
 
 def test_nothing_is_cached_as_every_step_reads_the_world() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from neuroshard.client import load_plan
 from neuroshard.files.plan import read_plan
+from pipelines.run_local import OUTPUTS, Log, set_aside
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +28,8 @@ def test_the_live_plan_is_the_one_that_was_searched(done) -> None:  # type: igno
     live = load_plan(str(out / "store"), "ads")
     assert live == read_plan(plan)
     assert (len(live.task.tables), live.task.devices, live.task.batch_size) == (26, 4, 512)
+    assert set(live.task.device_memory_bytes) == {32 * 2**30}
+    assert max(live.memory_bytes()) <= 0.9 * 32 * 2**30  # a tenth is left free
     assert live.provenance.cost_model_backend == "synthetic"
 
 
@@ -66,12 +69,25 @@ def test_an_unchanged_fleet_measures_nothing_and_still_gets_a_plan(done, run_loc
 
 def test_a_step_that_fails_is_one_line_and_leaves_the_live_plan(done, run_local) -> None:  # type: ignore[no-untyped-def]
     out, _ = done
-    before = {path: path.read_bytes() for path in (out / "store").rglob("*") if path.is_file()}
-    ended = run_local(out, "--model", "ads", "--backend", "tpu")
+    before = {path: path.read_bytes() for path in (out / "store" / "ads").rglob("*") if path.is_file()}
+    ended = run_local(out, "--model", "new", "--memory", "1MiB")
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.splitlines()[-1].startswith("error: unknown backend 'tpu'")
+    assert re.match(r"error: .*'?new'?.*all output: .*log\.txt", ended.stderr.splitlines()[-1])
     assert "Traceback" not in ended.stderr
-    assert {path: path.read_bytes() for path in (out / "store").rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in (out / "store" / "ads").rglob("*") if path.is_file()} == before
+    assert not (out / "store" / "new" / "live.json").exists()
+
+
+def test_what_cannot_be_is_said_before_anything_is_made_a_line_each(tmp_path: Path, run_local) -> None:  # type: ignore[no-untyped-def]
+    wrong = ["--seed", "-1", "--max-error", "-1", "--algorithm", "nope", "--model", "hardware", "--budget", "long"]
+    ended = run_local(tmp_path / "out", *wrong, "--devices", "17", "--steps", "3", "--memory-margin", "1.5")
+    assert ended.returncode == 1
+    lines = ended.stderr.splitlines()
+    assert [line.split(": ")[1] for line in lines[:-1]] == [
+        *("models", "--budget", "--max-error", "--memory-margin", "--algorithm", "--seed")
+    ]
+    assert lines[-1].startswith("error: --devices 17: the trainer starts at most 16 ranks")
+    assert not (tmp_path / "out").exists()
 
 
 def test_tables_that_are_nowhere_end_at_once(tmp_path: Path, run_local) -> None:  # type: ignore[no-untyped-def]
@@ -79,3 +95,30 @@ def test_tables_that_are_nowhere_end_at_once(tmp_path: Path, run_local) -> None:
     assert ended.returncode == 1
     assert "error: 'no-such-tables' is neither a file nor a preset" in ended.stderr.splitlines()[-1]
     assert not (tmp_path / "store" / "mlperf-dlrm-dcnv2").exists()
+
+
+def test_a_fresh_run_keeps_the_old_store_under_another_name(tmp_path: Path) -> None:
+    (tmp_path / "store" / "ads").mkdir(parents=True)
+    first = set_aside(tmp_path / "store")
+    (tmp_path / "store").mkdir()
+    second = set_aside(tmp_path / "store")
+    assert (first / "ads").is_dir()
+    assert sorted(tmp_path.iterdir()) == sorted([first, second])
+    assert not (tmp_path / "store").exists()
+
+
+def test_fresh_is_for_folders(tmp_path: Path, run_local) -> None:  # type: ignore[no-untyped-def]
+    ended = run_local(tmp_path / "out", "--fresh", "--store", "s3://bucket/prefix")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: --fresh renames a store in a folder, not s3://bucket/prefix")
+
+
+def test_lines_name_outputs_by_where_they_are_found_in_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / "log.txt").open("w") as file:
+        log = Log(file, {"/out/now/.scratch": "/out/now"})
+        made = next(iter(OUTPUTS))
+        log.write(f"    note: /out/now/.scratch/neuroshard-2026/{made}: is large\n")
+    assert capsys.readouterr().err == f"    note: /out/now/{OUTPUTS[made]}: is large\n"
+    assert (tmp_path / "log.txt").read_text() == f"    note: /out/now/{OUTPUTS[made]}: is large\n"

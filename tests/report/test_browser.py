@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from helpers.hostile import HOSTILE
+from helpers.limits import HANGS
 from helpers.plans import make_plan, row_plan
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
 from neuroshard.core.table import Table
@@ -26,7 +27,7 @@ def chromium() -> Iterator[object]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, timeout=HANGS * 1000)
         yield browser
         browser.close()
 
@@ -43,7 +44,7 @@ def opened(chromium, tmp_path):
         context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(HANGS * 1000)
         page.on("console", lambda message: troubles.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
         page.on("dialog", lambda dialog: troubles.append(f"dialog: {dialog.message}"))
@@ -210,12 +211,13 @@ def test_a_plan_with_nothing_beside_it_draws_what_it_has(opened):
 def test_it_works_in_the_frame_that_kubeflow_shows_it_in(chromium, html):
     context = chromium.new_context()
     page = context.new_page()
+    page.set_default_timeout(HANGS * 1000)
     troubles: list[str] = []
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.set_content("<iframe sandbox='allow-scripts' style='width:1200px;height:800px'></iframe>")
     page.eval_on_selector("iframe", "(frame, html) => { frame.srcdoc = html }", html)
     frame = page.frame_locator("iframe")
-    frame.locator("#chart-bars svg").wait_for(timeout=60_000)
+    frame.locator("#chart-bars svg").wait_for(timeout=HANGS * 1000)
     frame.locator("nav a", has_text="Origin").click()
     frame.locator("#theme").click()
 

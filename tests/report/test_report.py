@@ -31,6 +31,7 @@ from neuroshard.measure.evaluate import run as evaluate
 from neuroshard.report import placement
 from neuroshard.report.live import Live, open_live
 from neuroshard.report.run import report, run
+from neuroshard.report.text import plan_text
 from neuroshard.store.open import open_store
 
 
@@ -202,7 +203,7 @@ def test_a_plan_whose_file_has_a_name_that_is_no_text_is_shown(tmp_path):
     named = tmp_path / os.fsdecode(b"plan\xff.json")
     write_plan(named, make_plan())
     run(named, tmp_path / "report.html")
-    assert "plan?.json" in (tmp_path / "report.html").read_text()
+    assert r"plan\udcff.json" in (tmp_path / "report.html").read_text()
 
 
 def test_a_plan_that_was_run_shows_what_was_measured(tmp_path, parts):
@@ -320,3 +321,14 @@ def test_the_files_that_were_read_are_named_with_their_digests(tmp_path, parts):
 
     assert size == Path(tmp_path / "report.html").stat().st_size
     assert re.search(r"sha256 of model/model\.json</dt><dd>" + parts["model"].name, text)
+
+
+def test_a_less_certain_plan_says_so_first(tmp_path):
+    plan = make_plan("an ordinary note")
+    by = plan.provenance.model_copy(update={"instead": "this plan is by analytic:h200"})
+    less = plan.model_copy(update={"provenance": by})
+
+    assert plan_text(less).splitlines()[0] == "less certain: this plan is by analytic:h200"
+    assert plan_text(plan).splitlines()[0].startswith("plan ")
+    page = unescape(report(less))
+    assert page.index("Less certain: this plan is by analytic:h200") < page.index("an ordinary note")

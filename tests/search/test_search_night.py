@@ -7,7 +7,7 @@ import pytest
 from helpers.costs import random_model, random_tables
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import moved_bytes
-from neuroshard.core.nightly import Order, Survey
+from neuroshard.core.nightly import Order, Request, Survey
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.deploy.bundles import Asked, publish_model
 from neuroshard.deploy.run import deploy
@@ -28,9 +28,13 @@ def plan_of(tmp_path):
 
     def plan(seed: int = 0, **asked):
         order = Order(name="ads", tables="-", devices=4, memory="8GiB", **asked)
-        night = Survey(orders=(order,), hardware={"ads": model.manifest.hardware_fingerprint}, works=())
-        return run(night, "ads", tmp_path / "tables.json", str(tmp_path / "store"), tmp_path / "plan.json",
-            batch_size=65536, algorithm="neuroshard", seed=seed)  # fmt: skip
+        request = Request(compute_cases=1, comm_cases=0, batch_size=65536, seed=seed, backend="synthetic")
+        hardware = {"ads": model.manifest.hardware_fingerprint}
+        night = Survey(request=request, orders=(order,), hardware=hardware, works=())
+        found, searched = run(night, "ads", tmp_path / "tables.json", str(tmp_path / "store"), tmp_path / "plan.json",
+            algorithm="neuroshard")  # fmt: skip
+        assert searched.instead == ""
+        return found
 
     plan.deploy = lambda found: deploy(found, store, "ads", now=NOW)
     return plan

@@ -38,11 +38,13 @@ def test_the_plan_is_written_as_it_is_returned(tmp_path, bundle):
     assert plan.provenance.notes == ("tables.json: ignored unknown keys of tables: colour",)
 
 
-def test_a_batch_size_of_its_own_is_kept_and_noted(tmp_path, bundle):
+def test_a_batch_size_that_was_not_measured_is_refused(tmp_path, bundle):
     tables = write_tables(tmp_path, TABLE)
-    plan = run(tables, bundle, tmp_path / "plan.json", devices=2, memory_bytes=(2**20,) * 2, batch_size=77)
-    assert plan.task.batch_size == 77
-    assert plan.provenance.notes[-1].endswith("not for the task's 77")
+    with pytest.raises(
+        InvalidInput, match="measured for a batch of 65,536 samples, not 77; measure with --batch-size 77"
+    ):
+        run(tables, bundle, tmp_path / "plan.json", devices=2, memory_bytes=(2**20,) * 2, batch_size=77)
+    assert not (tmp_path / "plan.json").exists()
 
 
 def test_more_devices_than_were_measured_are_planned_for_and_noted(tmp_path, bundle):
@@ -58,7 +60,7 @@ def test_more_devices_than_were_measured_are_planned_for_and_noted(tmp_path, bun
         ({"memory_bytes": (2**20,)}, UsageError, "memory of 1 devices for 2 devices"),
         ({"memory_bytes": (1000, 1000)}, Infeasible, "66.4 KiB, devices have 2.0 KiB together"),
         ({"algorithm": "guess"}, UsageError, "unknown algorithm 'guess'"),
-        ({"batch_size": 0}, InvalidInput, "batch_size"),
+        ({"batch_size": 0}, InvalidInput, "a batch of 65,536 samples, not 0"),
     ],
 )
 def test_where_there_is_no_plan_nothing_is_written(tmp_path, bundle, change, error, words):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.damage import CHECKS, fuzz, two_releases
+from helpers.limits import HANGS
 from helpers.plans import make_plan
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan, Shard, overlapping
@@ -91,7 +92,7 @@ except InvalidInput:
 
 def test_the_largest_file_that_is_read_takes_bounded_memory():
     """Empty lists are the dearest: 3 bytes become 64."""
-    done = subprocess.run([sys.executable, "-c", WORST], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", WORST], capture_output=True, text=True, timeout=HANGS, check=True)
 
     assert float(done.stdout) < 45  # times its size, the interpreter included: 0.6 GiB for 16 MiB
 

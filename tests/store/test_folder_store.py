@@ -1,12 +1,14 @@
 """What is special about a folder: its files, its lock, its errors."""
 
+import errno
 import fcntl
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound, StoreError
+from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound, StoreError
 from neuroshard.store import folder
 from neuroshard.store.folder import FolderStore
 
@@ -130,3 +132,18 @@ def test_folders_that_are_made_are_safe_on_disk_before_what_is_in_them(store, mo
     store.create("m/plans/a", b"one")
 
     assert flushed == [store.root.parent, store.root, store.root / "m", store.root / "m" / "plans"]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_without_hard_links_a_key_is_still_written_once_and_by_one_writer(store, monkeypatch, number):
+    def no_links(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(folder.os, "link", no_links)
+    with ThreadPoolExecutor(8) as pool:
+        created = list(pool.map(lambda _: store.create("m/a", b"one"), range(8)))
+    assert sorted(created) == [False] * 7 + [True]
+    with pytest.raises(Conflict, match="already exists with other content"):
+        store.create("m/a", b"two")
+    assert store.read("m/a") == b"one"
+    assert files(store) == {"m/a", "m/.lock"}

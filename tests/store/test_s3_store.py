@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.servers import SECRET, answering, free_port
+from helpers.servers import SECRET, answering, nobody
 from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable
 from neuroshard.store import s3
 from neuroshard.store.open import open_store
@@ -84,12 +84,11 @@ def test_an_unknown_profile_is_told(aws, moto, monkeypatch):
 
 def test_a_store_that_nobody_serves_is_unreachable(aws, moto, monkeypatch):
     url = aws(moto)
-    port = free_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://me:hunter2@127.0.0.1:{port}")
     monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(s3.Config(retries={"total_max_attempts": 1, "mode": "standard"})))
-
-    for use in every_use(url):
-        fails(use, Unreachable, f"cannot reach the store at 127.0.0.1:{port}", "AWS_ENDPOINT_URL")
+    with nobody() as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://me:hunter2@{address}")
+        for use in every_use(url):
+            fails(use, Unreachable, f"cannot reach the store at {address}", "AWS_ENDPOINT_URL")
 
 
 def test_an_answer_that_breaks_off_is_asked_for_again_and_then_told(aws, moto, monkeypatch):

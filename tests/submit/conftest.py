@@ -1,4 +1,4 @@
-"""The stub of the Kubeflow Pipelines API, and an environment without this machine's settings of kfp and of proxies."""
+"""The stub of the Kubeflow Pipelines API, and an environment without this machine's settings of kfp, Kubernetes and proxies."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from helpers.kubeflow import KfpStub, serving
 @pytest.fixture(autouse=True)
 def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(("KFP", "KF_", "POD_")) or "_PROXY" in name.upper():
+        if name.startswith(("KFP", "KF_", "POD_", "KUBE")) or "_PROXY" in name.upper():
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from helpers.kubeflow import KfpStub
+from helpers.kubeflow import CREATED, KfpStub
 from neuroshard.core.errors import NeuroshardError, UsageError
+from neuroshard.submit import schedule
 from neuroshard.submit.schedule import run, wanted
 
 NAME = "neuroshard-nightly"
@@ -28,6 +29,8 @@ def test_it_is_made_as_the_facts_want_it(kfp_stub: KfpStub) -> None:
     assert (made["mode"], made["max_concurrency"], made["no_catchup"]) == ("ENABLE", 1, True)
     assert made["runtime_config"]["parameters"] == GIVEN  # numbers are numbers
     assert made["pipeline_spec"].keys() == {"pipeline_spec", "platform_spec"}
+    platform = made["pipeline_spec"]["platform_spec"]["platforms"]["kubernetes"]
+    assert platform["pipelineConfig"] == {"activeDeadlineSeconds": 86400}
 
 
 def test_again_it_changes_nothing(kfp_stub: KfpStub) -> None:
@@ -81,6 +84,88 @@ def test_others_recurring_runs_are_left_alone(kfp_stub: KfpStub) -> None:
     assert removed(kfp_stub) == [f"{NAME} is not there; nothing to do"]
 
 
+def under_way(stub: KfpStub, recurring_run_id: str = "j1") -> None:
+    """A run of a recurring run, as it is recorded: KFP's own name, and whose it is."""
+    stub.experiments = stub.experiments or [{"experiment_id": "e1", "display_name": "neuroshard"}]
+    run = {"run_id": "n1", "display_name": "neuroshard-nightly4b8lf-1-358216334", "state": "RUNNING"}
+    stub.runs.append({**run, "recurring_run_id": recurring_run_id, "created_at": CREATED})
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(schedule, "TERMINATE_SECONDS", 0.05)
+
+
+@pytest.mark.parametrize("cron", [None, "30 3 * * *"])
+def test_a_run_under_way_is_not_killed_unasked(kfp_stub: KfpStub, cron: str | None) -> None:
+    scheduled(kfp_stub)
+    under_way(kfp_stub)
+    asked = kfp_stub.changes()
+    told = r"^run n1 \(neuroshard-nightly4b8lf-1-358216334, RUNNING\) is under way, and would be deleted with its recurring run"
+    with pytest.raises(NeuroshardError, match=told):
+        removed(kfp_stub) if cron is None else scheduled(kfp_stub, cron)
+    assert kfp_stub.changes() == asked  # nothing was made either
+    assert scheduled(kfp_stub) == [f"{NAME} (j1) is as it shall be"]  # and what changes nothing is not in the way
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_end_of_a_run_under_way_is_waited_for(kfp_stub: KfpStub) -> None:
+    scheduled(kfp_stub)
+    under_way(kfp_stub)
+    waiting = run(kfp_stub.url, NAME, None, wait_seconds=60)
+    assert next(waiting) == f"delete {NAME} (j1)"
+    assert next(waiting) == "wait for run n1 (neuroshard-nightly4b8lf-1-358216334, RUNNING)"
+    assert "DELETE /recurringruns/j1" not in kfp_stub.changes()
+    kfp_stub.runs[0]["state"] = "SUCCEEDED"
+    assert list(waiting) == []
+    assert kfp_stub.changes()[-1] == "DELETE /recurringruns/j1"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_that_takes_longer_than_one_waits_is_left_alone(kfp_stub: KfpStub) -> None:
+    scheduled(kfp_stub)
+    under_way(kfp_stub)
+    with pytest.raises(NeuroshardError, match="nothing was changed"):
+        removed(kfp_stub, wait_seconds=0.05)
+    assert kfp_stub.recurring
+
+
+@pytest.mark.usefixtures("quick")
+def test_with_now_the_run_is_terminated_first_so_that_its_end_is_recorded(kfp_stub: KfpStub) -> None:
+    scheduled(kfp_stub)
+    under_way(kfp_stub)
+    assert removed(kfp_stub, now=True)[1] == "terminate run n1 (neuroshard-nightly4b8lf-1-358216334)"
+    assert kfp_stub.changes()[-2:] == ["POST /runs/n1:terminate", "DELETE /recurringruns/j1"]
+    assert kfp_stub.runs[0]["state"] == "FAILED"
+
+
+@pytest.mark.usefixtures("quick")
+def test_with_now_an_orphan_that_cannot_be_terminated_is_in_nobodys_way(kfp_stub: KfpStub) -> None:
+    scheduled(kfp_stub)
+    under_way(kfp_stub)
+    answer = kfp_stub.answer
+
+    def without_a_workflow(method: str, path: str, body: Any) -> tuple[int, Any]:
+        return (500, {"message": "no such workflow"}) if path.endswith(":terminate") else answer(method, path, body)
+
+    kfp_stub.answer = without_a_workflow  # type: ignore[method-assign]
+    told = removed(kfp_stub, now=True)
+    assert told[1].startswith("run n1 (neuroshard-nightly4b8lf-1-358216334) cannot be terminated: ")
+    assert told[2].startswith("after 0 s Kubeflow still records run n1 ")
+    assert kfp_stub.recurring == []
+
+
+def test_runs_of_others_and_a_dry_run_are_in_nobodys_way(kfp_stub: KfpStub) -> None:
+    scheduled(kfp_stub)
+    under_way(kfp_stub, "theirs")
+    assert removed(kfp_stub, dry_run=True) == [f"would delete {NAME} (j1)"]
+    kfp_stub.runs[0]["recurring_run_id"] = "j1"
+    assert removed(kfp_stub, dry_run=True)[1].startswith("would wait for run n1 ")
+    kfp_stub.runs[0]["state"] = "SUCCEEDED"
+    assert removed(kfp_stub) == [f"delete {NAME} (j1)"]
+
+
 def test_a_refusal_leaves_what_was_there(kfp_stub: KfpStub) -> None:
     scheduled(kfp_stub)
     answer = kfp_stub.answer
@@ -113,3 +198,18 @@ def test_the_command_schedules_several_models_and_shows_what_it_would_change(  #
     assert ended.stdout.startswith(f"would make {NAME}: cron 0 0 2 * * *; batch_size=512, measure_cpus=8, models=[")
     ended = neuroshard(*command)
     assert (ended.returncode, ended.stderr) == (2, "error: give one of --cron and --remove\n")
+    ended = neuroshard(*command, "--remove", "--wait", "1h", "--now")
+    assert (ended.returncode, ended.stderr) == (2, "error: give one of --wait and --now\n")
+
+
+def test_another_deadline_makes_another_recurring_run(kfp_stub: KfpStub) -> None:
+    scheduled(kfp_stub)
+    want = wanted("0 2 * * *", GIVEN, None, 48 * 3600)
+    told = list(run(kfp_stub.url, NAME, want, deadline_seconds=48 * 3600))
+    assert [line.partition(":")[0].strip() for line in told] == [
+        f"make {NAME} anew, with",
+        "description",
+        f"delete {NAME} (j1)",
+    ]
+    platform = kfp_stub.recurring[0]["pipeline_spec"]["platform_spec"]["platforms"]["kubernetes"]
+    assert platform["pipelineConfig"] == {"activeDeadlineSeconds": 172800}

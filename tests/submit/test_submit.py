@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ from typing import Any
 import pytest
 import yaml
 
-from helpers.kubeflow import KfpStub
+from helpers.kubeflow import KfpStub, recorded, serving
 from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.extras import install_command
 from neuroshard.core.nightly import read_orders
+from neuroshard.kube import Admission
 from neuroshard.submit import kubeflow
 from neuroshard.submit import run as submit_run
 from neuroshard.submit.kubeflow import Kubeflow
 from neuroshard.submit.run import Watch, run
+from neuroshard.submit.steps import Task, failed_steps
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pipelines" / "neuroshard.yaml"
@@ -68,6 +72,7 @@ def test_the_command_submits_the_same_package_for_all_models_and_waits(  # type:
     assert told[1:] == ["run r1: PENDING", "run r1: RUNNING", "run r1: SUCCEEDED"]
     sent = kfp_stub.submitted()
     spec, platform = yaml.safe_load_all(PACKAGE.read_text())
+    platform["platforms"]["kubernetes"]["pipelineConfig"] = {"activeDeadlineSeconds": 86400}
     assert sent["pipeline_spec"] == {"pipeline_spec": spec, "platform_spec": platform}
     assert sent["service_account"] == "neuroshard-runner"
     given = sent["runtime_config"]["parameters"]
@@ -84,6 +89,13 @@ def test_what_is_under_way_with_the_same_parameters_is_waited_for(kfp_stub: KfpS
     told = submitted(kfp_stub, {"pods": 1})
     assert told[0].startswith("run r1: under way with the same parameters")
     assert len(kfp_stub.runs) == 1
+
+
+def test_of_several_that_are_under_way_the_newest_is_waited_for(kfp_stub: KfpStub) -> None:
+    submitted(kfp_stub, {"pods": 1}, None)
+    kfp_stub.runs.append({**kfp_stub.runs[0], "run_id": "r2"})
+    assert submitted(kfp_stub, {"pods": 1}, None)[0].startswith("run r2: under way with the same parameters")
+    assert [one["state"] for one in kfp_stub.runs] == ["PENDING", "PENDING"]
 
 
 @pytest.mark.parametrize("given", [{"pods": 2}, {"pods": 1}])
@@ -109,7 +121,34 @@ def test_a_run_that_ends_otherwise_is_an_error(state: str, kfp_stub: KfpStub) ->
         submitted(kfp_stub)
 
 
-def test_the_steps_that_failed_are_named(kfp_stub: KfpStub) -> None:
+def test_the_step_that_failed_is_named_with_its_model_and_its_own_line(kfp_stub: KfpStub) -> None:
+    kfp_stub.shape = recorded("cpu2")
+    kfp_stub.logs["neuroshard-zgxwn-metadata-0-1-system-container-impl-2501641722"] = (
+        "Traceback (most recent call last):\n  File x\nneuroshard.core.errors.Infeasible: tables need 93.1 GiB\n"
+    )
+    with pytest.raises(NeuroshardError) as told:
+        submitted(kfp_stub)
+    assert str(told.value) == (
+        "run r1 ended as FAILED (search of model 'm': tables need 93.1 GiB); the live plans are those from before"
+    )
+
+
+def test_without_a_log_the_reason_is_argos(kfp_stub: KfpStub) -> None:
+    kfp_stub.shape = recorded("cron-failed")
+    nodes = {"neuroshard-tznzf-3043119314": {"message": "OOMKilled (exit code 137)"}}
+    kfp_stub.workflow = {"status": {"nodes": nodes}}
+    with pytest.raises(NeuroshardError, match=r"\(search of model '[^']*': OOMKilled \(exit code 137\)\); the live"):
+        submitted(kfp_stub)
+
+
+def test_a_run_that_ended_before_its_first_step_says_why(kfp_stub: KfpStub) -> None:
+    kfp_stub.states = ["FAILED"]
+    kfp_stub.workflow = {"status": {"message": 'serviceaccounts "nobody" not found'}}
+    with pytest.raises(NeuroshardError, match=r'ended as FAILED \(serviceaccounts "nobody" not found\); the live'):
+        submitted(kfp_stub)
+
+
+def test_a_server_that_answers_with_steps_is_understood_too(kfp_stub: KfpStub) -> None:
     kfp_stub.states = ["FAILED"]
     kfp_stub.details = [
         {"display_name": "survey", "state": "SUCCEEDED"},
@@ -127,10 +166,87 @@ def test_the_steps_that_failed_are_named(kfp_stub: KfpStub) -> None:
         submitted(kfp_stub)
 
 
+@pytest.mark.parametrize(
+    ("name", "step", "times"), [("pss-forbidden", "survey", 45), ("terminated-storm", "deploy", 9)]
+)
+def test_a_storm_of_retries_is_ended_in_one_line(kfp_stub: KfpStub, name: str, step: str, times: int) -> None:
+    kfp_stub.shape = {**recorded(name), "state": "RUNNING"}  # as it was before somebody ended it
+    refusal = 'pods "x" is forbidden: violates PodSecurity "restricted:latest"'
+    [last] = {one.nodes[-1] for one in failed_steps(tasks_of(kfp_stub))}
+    kfp_stub.workflow = {"status": {"nodes": {last: {"message": refusal}}}}
+    with pytest.raises(NeuroshardError) as told:
+        submitted(kfp_stub)
+    assert str(told.value).startswith(f"run r1 was terminated: {times} pods of {step} failed as soon as they were made")
+    assert refusal in str(told.value)
+    assert "\n" not in str(told.value)
+    assert kfp_stub.changes()[-1] == "POST /runs/r1:terminate"
+
+
+def tasks_of(stub: KfpStub) -> tuple[Task, ...]:
+    """The tasks of the recorded shape, as they are read."""
+    kubeflow_ = Kubeflow(stub.url)
+    stub.runs.append({"run_id": "r0", "display_name": "shape", "state": "FAILED"})
+    tasks = kubeflow_.run("r0").tasks
+    stub.runs.clear()
+    return tasks
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands still is looked at at once."""
+    monkeypatch.setattr(submit_run, "STILL_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_run_whose_recurring_run_was_deleted_is_not_waited_for(kfp_stub: KfpStub) -> None:
+    kfp_stub.shape = recorded("recurring-orphan")
+    with pytest.raises(NeuroshardError) as told:
+        submitted(kfp_stub)
+    assert str(told.value) == (
+        "run r1 is recorded as RUNNING for ever: its recurring run was deleted while it ran, and its pods with that; delete the "
+        "record in Kubeflow"
+    )
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_run_whose_pods_are_gone_is_not_waited_for_and_another_is_submitted(
+    kfp_stub: KfpStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kfp_stub, None, None)
+    kfp_stub.runs[0]["state"] = "RUNNING"
+    orphan = {**recorded("recurring-orphan"), "recurring_run_id": ""}
+    answer = kfp_stub.answer
+
+    def first_is_an_orphan(method: str, path: str, body: Any) -> tuple[int, Any]:
+        status, told = answer(method, path, body)
+        return status, {**told, **orphan} if method == "GET" and path.endswith("/v2beta1/runs/r1") else told
+
+    kfp_stub.answer = first_is_an_orphan  # type: ignore[method-assign]
+    told = submitted(kfp_stub)
+    assert told[0].startswith("run r1: under way with the same parameters")
+    assert told[2].startswith("run r2: submitted")
+    assert told[-1] == "run r2: SUCCEEDED"
+    assert "run r1 is recorded as RUNNING for ever: its pods are gone" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_run_whose_pods_have_logs_is_waited_for(kfp_stub: KfpStub) -> None:
+    kfp_stub.shape = {**recorded("recurring-orphan"), "recurring_run_id": ""}
+    pod = "neuroshard-nightly4b8lf-1-358216334-system-container-impl-1853361701"
+    kfp_stub.logs[pod] = "measuring\n"
+    with pytest.raises(NeuroshardError, match=r"^run r1 is RUNNING after "):
+        submitted(kfp_stub, watch=Watch(0.5, 0.001))
+
+
 def test_a_run_that_takes_too_long_is_an_error(kfp_stub: KfpStub) -> None:
     kfp_stub.states = ["RUNNING"]
     with pytest.raises(NeuroshardError, match=r"^run r1 is RUNNING after 1e-06 h; it goes on, nobody waits for it$"):
         submitted(kfp_stub, watch=Watch(0.0036, 0.001))
+
+
+def notes(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What was said on stderr, without what kfp says there."""
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
 
 
 def test_an_api_that_restarts_meanwhile_is_asked_again(kfp_stub: KfpStub, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,16 +254,97 @@ def test_an_api_that_restarts_meanwhile_is_asked_again(kfp_stub: KfpStub, capsys
     next(waiting)
     kfp_stub.faults = [503, 502]
     assert list(waiting) == ["run r1: SUCCEEDED"]
-    assert capsys.readouterr().err.count("; asking again") == 2
+    said = notes(capsys)
+    assert [line.count("; asking again for 10 min") for line in said] == [1, 0]  # once, however often
+    assert "Kubeflow Pipelines answers again, after " in said[1]
 
 
-def test_an_api_that_stays_away_is_an_error(kfp_stub: KfpStub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit_run, "PATIENCE_SECONDS", 0.0)
-    waiting = run(kfp_stub.url, {}, WATCH)
+def test_an_api_that_stays_away_is_an_error(kfp_stub: KfpStub) -> None:
+    waiting = run(kfp_stub.url, {}, WATCH, patience_seconds=0.0)
     next(waiting)
     kfp_stub.faults = [503] * 9
     with pytest.raises(NeuroshardError, match=r"answered 503: fault 503; run r1 may go on, and nobody waits for it$"):
         list(waiting)
+
+
+def test_an_api_that_is_away_at_the_start_loses_no_night(kfp_stub: KfpStub, capsys: pytest.CaptureFixture[str]) -> None:
+    kfp_stub.faults = [503, 502, 503]
+    assert submitted(kfp_stub)[-1] == "run r1: SUCCEEDED"
+    assert len(kfp_stub.runs) == 1
+    assert len(notes(capsys)) == 2
+
+
+def test_a_closed_port_is_tried_until_it_opens(kfp_stub: KfpStub) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]  # closed again, until the fake moves in
+    late = KfpStub(states=["SUCCEEDED"])
+    opened: list[Any] = []
+
+    def open_late() -> None:
+        time.sleep(0.5)
+        opened.append(serving(late, port))
+        opened[0].__enter__()
+
+    thread = threading.Thread(target=open_late)
+    thread.start()
+    assert list(run(f"http://127.0.0.1:{port}", {}, Watch(60, 0.1), patience_seconds=30))[-1] == "run r1: SUCCEEDED"
+    thread.join()
+    opened[0].__exit__(None, None, None)
+
+
+def test_a_start_whose_answer_was_lost_is_not_made_twice(kfp_stub: KfpStub) -> None:
+    kfp_stub.lost = True
+    told = submitted(kfp_stub)
+    assert told[0].startswith("run r1: submitted")
+    assert len(kfp_stub.runs) == 1
+
+
+def test_a_start_whose_answer_was_lost_and_that_has_ended_is_not_made_again(kfp_stub: KfpStub) -> None:
+    kfp_stub.lost = True
+    answer = kfp_stub.answer
+
+    def quick(method: str, path: str, body: Any) -> tuple[int, Any]:
+        told = answer(method, path, body)
+        for one in kfp_stub.runs:
+            one["state"] = "SUCCEEDED"
+        return told
+
+    kfp_stub.answer = quick  # type: ignore[method-assign]
+    assert submitted(kfp_stub)[-1] == "run r1: SUCCEEDED"
+    assert len(kfp_stub.runs) == 1
+
+
+def test_a_start_that_comes_late_ends_the_second_one(kfp_stub: KfpStub, capsys: pytest.CaptureFixture[str]) -> None:
+    kfp_stub.lost = True
+    answer, hidden = kfp_stub.answer, [True]
+
+    def late(method: str, path: str, body: Any) -> tuple[int, Any]:
+        status, told = answer(method, path, body)
+        if method == "GET" and path.endswith("/v2beta1/runs") and len(kfp_stub.runs) == 1 and hidden:
+            return 200, {}  # the first run is not listed yet
+        return status, told
+
+    kfp_stub.answer = late  # type: ignore[method-assign]
+    assert submitted(kfp_stub)[0].startswith("run r1: submitted")
+    assert [one["state"] for one in kfp_stub.runs][1] == "FAILED"
+    assert "run r2 is terminated" in capsys.readouterr().err
+
+
+def test_an_api_that_never_comes_says_what_became_of_the_run(kfp_stub: KfpStub) -> None:
+    kfp_stub.faults = [503] * 999
+    with pytest.raises(NeuroshardError, match=r"answered 503: fault 503; asked for 0 s; no run was submitted$"):
+        submitted(kfp_stub, patience_seconds=0.01)
+
+
+def test_a_run_that_the_cluster_would_refuse_is_not_submitted(
+    kfp_stub: KfpStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = "the API refuses a pod of a run under kubeflow/nobody: there is no such service account"
+    with pytest.raises(NeuroshardError, match=rf"^nothing was submitted: {refused}; --no-check submits all the same$"):
+        submitted(kfp_stub, check=lambda: Admission("refused", refused))
+    assert kfp_stub.runs == []
+    submitted(kfp_stub, check=lambda: Admission("unknown", "it could not be checked"))
+    assert "note: it could not be checked\n" in capsys.readouterr().err
 
 
 def test_a_pod_shows_the_token_that_it_was_given(
@@ -182,7 +379,7 @@ def test_a_page_that_is_no_api_is_one_line(kfp_stub: KfpStub, monkeypatch: pytes
 
 
 def test_an_api_that_is_not_there_is_one_line(neuroshard) -> None:  # type: ignore[no-untyped-def]
-    ended = neuroshard("submit", "--endpoint", "http://127.0.0.1:9")
+    ended = neuroshard("submit", "--endpoint", "http://127.0.0.1:9", "--patience", "0", "--no-check")
     assert ended.returncode == 1
     [line] = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert line.startswith("error: http://127.0.0.1:9: Kubeflow Pipelines does not answer: ")
@@ -196,7 +393,7 @@ def test_without_kfp_the_way_out_is_one_line(command: list[str]) -> None:
         [sys.executable, "-c", code, *command, "--endpoint", "http://127.0.0.1:9"], capture_output=True, text=True
     )
     assert (ended.returncode, ended.stderr) == (
-        1, "error: submitting needs the package kfp: pip install 'neuroshard[pipeline]'\n",
+        1, f"error: submitting needs the package kfp: {install_command('pipeline')}\n",
     )  # fmt: skip
 
 
@@ -204,8 +401,9 @@ def test_an_old_kfp_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     import kfp
 
     monkeypatch.setattr(kfp, "__version__", "1.8.22")
-    with pytest.raises(NeuroshardError, match=r"^kfp 1\.8\.22 is too old: pip install 'neuroshard\[pipeline\]'$"):
+    with pytest.raises(NeuroshardError, match=r"^kfp 1\.8\.22 is too old: ") as raised:
         Kubeflow("http://127.0.0.1:9")
+    assert str(raised.value).endswith(install_command("pipeline"))
 
 
 def test_told_to_stop_it_says_that_the_run_goes_on_and_again_it_waits_for_it(kfp_stub: KfpStub, tmp_path: Path) -> None:
@@ -226,6 +424,25 @@ def test_told_to_stop_it_says_that_the_run_goes_on_and_again_it_waits_for_it(kfp
     assert "neuroshard_nightly_success 0\n" in metrics.read_text()
     kfp_stub.states = ["SUCCEEDED"]
     assert "run r1: SUCCEEDED" in submitted(kfp_stub)
+
+
+def test_told_to_stop_while_the_api_is_away_it_says_that_nothing_was_submitted() -> None:
+    command = [sys.executable, "-m", "neuroshard.cli", "submit", "--no-check", "--endpoint", "http://127.0.0.1:9"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "; asking again for 10 min" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr.splitlines()[-1]) == (143, "error: told to stop; no run was submitted")
+
+
+def test_a_wait_that_outlasts_the_run_is_a_slip(neuroshard) -> None:  # type: ignore[no-untyped-def]
+    ended = neuroshard("submit", "--endpoint", "http://127.0.0.1:9", "--timeout", "48h")
+    assert (ended.returncode, ended.stderr) == (
+        2, "error: --timeout 48h is longer than --deadline 24h, at which Kubeflow ends the run\n",
+    )  # fmt: skip
 
 
 def test_who_does_not_wait_cannot_tell_how_it_ended(neuroshard) -> None:  # type: ignore[no-untyped-def]

@@ -5,8 +5,7 @@
 The cases come in random order, so that a run of `measure` that its budget cuts short has measured a fair sample of them.
 """
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +17,7 @@ from neuroshard.augment.plans import draw_device
 from neuroshard.augment.pools import Pool, hold_out
 from neuroshard.augment.sets import SetSizes, draw_set, in_order
 from neuroshard.core.case import Cases, CommCase, ComputeCase, Split
+from neuroshard.core.clean import log
 from neuroshard.core.cost import MOST_MS
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.table import DIM_STEP, MAX_DIM, Table
@@ -59,15 +59,17 @@ def augment(
     plan_share: float = PLAN_SHARE,
     batch_sizes: tuple[int, ...] = (),
     acquire_for: TrainedCostModel | None = None,
+    held_out: Collection[str] | None = None,
     seed: int,
 ) -> Cases:
     """Cases to measure. Deterministic for a seed; case ids are distinct.
 
     `comm_cases` are split evenly over the numbers of `devices`; one device exchanges nothing. `max_dim` (by default 128) is
     the widest shard drawn, except that wider tables also come in their own width and its halves. `test_share` of the
-    tables are held out for the split `test_tables`, an eighth of the compute cases. In training and validation `vary_share`
-    of the shards have other rows and pooling factors than their table (docs/decisions/0002-augmentation.md). Each compute case
-    has one of `batch_sizes`, if there are any; else the one that they are measured with.
+    tables, or those named in `held_out`, are kept for the split `test_tables`, an eighth of the compute cases. In training
+    and validation `vary_share` of the shards have other rows and pooling factors than their table
+    (docs/decisions/0002-augmentation.md). Each compute case has one of `batch_sizes`, if there are any; else the one that they
+    are measured with.
 
     `plan_share` of the compute cases are what a device holds in a random plan for one of the numbers of `devices`; the others are
     random sets. Of these a set has 1 to 15 tables; where a device has more on average, a fifth have more, up to 1.3 times that on
@@ -104,7 +106,11 @@ def augment(
 
     rng = np.random.default_rng(seed)
     fitting = _fitting(tables, memory_bytes)
-    train_tables, test_tables = hold_out(fitting, test_share, rng)
+    if held_out is None:
+        train_tables, test_tables = hold_out(fitting, test_share, rng)
+    else:
+        train_tables = tuple(table for table in fitting if table.name not in held_out)
+        test_tables = tuple(table for table in fitting if table.name in held_out)
     if acquire_for is not None:
         rng = np.random.default_rng([seed, int(sha256(acquire_for.name.encode())[:15], 16)])
     seen, unseen = (Pool.of(some, widest, memory_bytes) for some in (train_tables, test_tables))
@@ -186,7 +192,7 @@ def run(
     """
     check_can_write(out, folder=True)
     tables, notes = read_tables(tables_path)
-    print(*(f"note: {note}\n" for note in notes), sep="", end="", file=sys.stderr)
+    log(*(f"note: {note}" for note in notes))
     cases = augment(
         tables,
         compute_cases=compute_cases,

@@ -3,10 +3,10 @@
 mlperf-dlrm-dcnv2        tables.csv        s3://bucket/folder/tables.json
 """
 
-import sys
 import tempfile
 from pathlib import Path
 
+from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
 from neuroshard.files.import_tables import import_tables
@@ -31,7 +31,7 @@ def run(source: str, out: Path) -> None:
     """Write the tables of `source` as tables.json, and say on stderr what was left out or renamed."""
     tables, notes = load_tables(source)
     write_tables(out, tables)
-    print(*(f"note: {note}\n" for note in notes), sep="", end="", file=sys.stderr)
+    log(*(f"note: {note}" for note in notes))
 
 
 def _from_store(url: str) -> tuple[tuple[Table, ...], tuple[str, ...]]:

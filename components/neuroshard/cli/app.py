@@ -4,21 +4,49 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, TextIO
+
+from neuroshard.core.extras import install_command
 
 try:
     import typer
-    from typer.core import TyperCommand
+    from typer.core import TyperCommand, TyperGroup
 except ModuleNotFoundError:  # a trainer installs neither; its client has no need of them
-    sys.exit("error: the neuroshard command needs typer and rich: pip install 'neuroshard[all]'")
+    sys.exit(f"error: the neuroshard command needs typer and rich: {install_command('cli')}")
 
 from neuroshard import __version__
+from neuroshard.core.clean import clean, clean_lines
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.text import one_line, wrapped
 
+
+class _Group(TyperGroup):
+    """The command with its subcommands. What is wrong with the arguments is said with the arguments cleaned."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _cleaned_usage():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _cleaned_usage():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _cleaned_usage() -> Iterator[None]:
+    try:
+        yield
+    except typer.TyperException as error:
+        error.message = clean(getattr(error, "message", ""))
+        raise
+
+
 app = typer.Typer(
     name="neuroshard",
+    cls=_Group,
     help='Sharding plans for embedding tables: pre-train cost models, and search ("neuroshard COMMAND --help").',
     no_args_is_help=True,
     add_completion=False,
@@ -29,7 +57,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"neuroshard {__version__}")
+        say(f"neuroshard {__version__}")
         raise typer.Exit
 
 
@@ -61,9 +89,19 @@ def command(example: str, in_short: str) -> Callable[[Callable[..., None]], Call
     return app.command(cls=_Command, epilog=epilog, short_help=in_short)
 
 
+def say(line: str, err: bool = False) -> None:
+    """Print a line, cleaned: all that a subcommand prints goes through this or `say_text`."""
+    typer.echo(clean(line), err=err)
+
+
+def say_text(text: str) -> None:
+    """Print many lines, or JSON, each line cleaned."""
+    typer.echo(clean_lines(text))
+
+
 def note(lines: Iterable[str]) -> None:
     for line in lines:
-        typer.echo(f"note: {line}", err=True)
+        say(f"note: {line}", err=True)
 
 
 def main() -> None:
@@ -72,20 +110,21 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without our characters gets ? for them
+    warnings.showwarning = _show_warning
     try:
         app()
     except NeuroshardError as error:
-        typer.echo(f"error: {one_line(error, None)}", err=True)
+        say(f"error: {one_line(error, None)}", err=True)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "neuroshard":
             raise
-        typer.echo(f"error: this needs the package {error.name}, of an extra: pip install 'neuroshard[all]'", err=True)
+        say(f"error: this needs the package {error.name}, of an extra: {install_command('all')}", err=True)
         sys.exit(1)
     except ImportError as error:  # a library that a package brings does not fit this machine
         if (error.name or "").partition(".")[0] == "neuroshard":
             raise
-        typer.echo(
+        say(
             f"error: a package cannot be loaded ({one_line(error)}); `neuroshard doctor` looks at all of them", err=True
         )
         sys.exit(1)
@@ -93,11 +132,23 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:  # the disk is full, say; no room writes half a file (files/disk.py)
-        typer.echo(f"error: {error.filename or 'this machine'}: {error.strerror or error}", err=True)
+        say(f"error: {error.filename or 'this machine'}: {error.strerror or error}", err=True)
         sys.exit(1)
     except MemoryError as error:  # as many cases or devices as no machine holds
-        typer.echo(f"error: not enough memory: {one_line(error) or 'ask for less at once'}", err=True)
+        say(f"error: not enough memory: {one_line(error) or 'ask for less at once'}", err=True)
         sys.exit(1)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning, of a library say, which may quote an address with a password."""
+    say(f"warning: {message} ({category.__name__} of {filename}:{lineno})", err=True)
 
 
 def _open_what_is_closed() -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from neuroshard.cli.app import command
+from neuroshard.cli.app import command, say
 from neuroshard.core.errors import UsageError
 from neuroshard.core.units import parse_duration
 
@@ -24,6 +24,7 @@ Namespace = Annotated[str | None, typer.Option(help="Profile to run in, where Ku
 ServiceAccount = Annotated[
     str | None, typer.Option(help="Of the run's pods [default: what Kubeflow Pipelines gives them].")
 ]
+Deadline = Annotated[str, typer.Option(help="Kubeflow ends a run that takes longer, whatever becomes of it.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 
 
@@ -46,18 +47,40 @@ def submit(
         str | None, typer.Option(help="Say how it went for Prometheus: in a file, or at a Pushgateway (http://…:9091).")
     ] = None,
     event: Annotated[bool, typer.Option("--event", help="Say how it went in an event at this pod.")] = False,
+    patience: Annotated[
+        str, typer.Option(help="Ask an API that does not answer again for so long; 0 for not at all.")
+    ] = "10m",
+    deadline: Deadline = "24h",
+    check: Annotated[
+        bool,
+        typer.Option(help="Ask the Kubernetes API first, in a dry run, whether it takes the pods of a run."),
+    ] = True,
     dry_run: DryRun = False,
 ) -> None:
     """Run the pipeline on Kubeflow Pipelines; one with the same parameters that is under way is waited for."""
     from neuroshard.submit.package import read_parameters
-    from neuroshard.submit.run import Watch, run
+    from neuroshard.submit.run import Watch, run, run_admission
 
     if not wait and (metrics or event):
         raise UsageError("--metrics and --event tell how a run ended; leave out --no-wait")
     given = read_parameters(parameters, models_yaml, settings or ())
     watch = Watch(parse_duration(timeout), parse_duration(poll), metrics, event) if wait else None
-    for line in run(endpoint, given, watch, experiment, namespace, service_account, dry_run=dry_run):
-        typer.echo(line)
+    if watch and watch.seconds > parse_duration(deadline):
+        raise UsageError(f"--timeout {timeout} is longer than --deadline {deadline}, at which Kubeflow ends the run")
+    told = run(
+        endpoint,
+        given,
+        watch,
+        experiment,
+        namespace,
+        service_account,
+        dry_run=dry_run,
+        patience_seconds=0.0 if patience in ("0", "0s") else parse_duration(patience),
+        deadline_seconds=parse_duration(deadline),
+        check=run_admission(namespace, service_account) if check else None,
+    )
+    for line in told:
+        say(line)
 
 
 @command(
@@ -78,6 +101,11 @@ def schedule(
     namespace: Namespace = None,
     service_account: ServiceAccount = None,
     remove: Annotated[bool, typer.Option("--remove", help="Delete it instead.")] = False,
+    wait: Annotated[
+        str | None, typer.Option(help="Wait so long for a run under way that would be deleted: 3h [default: refuse].")
+    ] = None,
+    now: Annotated[bool, typer.Option("--now", help="Terminate a run under way that would be deleted.")] = False,
+    deadline: Deadline = "24h",
     dry_run: DryRun = False,
 ) -> None:
     """Make KFP's own recurring run what these ask for; run it again and nothing changes."""
@@ -87,6 +115,20 @@ def schedule(
     if (cron is None) != remove:
         raise UsageError("give one of --cron and --remove")
     given = read_parameters(parameters, models_yaml, settings or ())
-    want = None if cron is None else wanted(cron, given, service_account)
-    for line in run(endpoint, name, want, experiment, namespace, dry_run=dry_run):
-        typer.echo(line)
+    if wait and now:
+        raise UsageError("give one of --wait and --now")
+    seconds = parse_duration(deadline)
+    want = None if cron is None else wanted(cron, given, service_account, seconds)
+    told = run(
+        endpoint,
+        name,
+        want,
+        experiment,
+        namespace,
+        dry_run=dry_run,
+        deadline_seconds=seconds,
+        wait_seconds=parse_duration(wait) if wait else 0.0,
+        now=now,
+    )
+    for line in told:
+        say(line)

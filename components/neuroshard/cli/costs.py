@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from neuroshard.cli.app import command
+from neuroshard.cli.app import command, say, say_text
 from neuroshard.cli.options import Seed, out_file
 from neuroshard.core.errors import UsageError
 from neuroshard.core.text import counted, wrapped
@@ -59,7 +59,7 @@ def augment(
         acquire_for=acquire,
         seed=seed,
     )
-    typer.echo(f"{out}: {counted(len(cases.compute), 'compute case')}, {counted(len(cases.comm), 'exchange case')}")
+    say(f"{out}: {counted(len(cases.compute), 'compute case')}, {counted(len(cases.comm), 'exchange case')}")
 
 
 VERIFYING = {"verify", "count", "timeout", "traces"}  # what `measure --verify` may be told
@@ -141,7 +141,7 @@ def measure(
         seed=seed,
         **chosen,
     )
-    typer.echo("\n".join(wrapped(f"{out}: {summary}")))
+    say_text("\n".join(wrapped(f"{out}: {summary}")))
 
 
 def _is_said(context: typer.Context, name: str) -> bool:
@@ -157,7 +157,7 @@ def _verify(costs: Path, count: int, timeout: str, traces: Path | None) -> None:
     from neuroshard.measure.verify import run
 
     verified = run(costs, count=count, timeout_seconds=parse_duration(timeout), traces=traces)
-    typer.echo(str(verified))
+    say_text(str(verified))
     if not verified.agrees:
         raise typer.Exit(1)
 
@@ -172,4 +172,4 @@ def merge(
 
     costs = run(folders, out)
     sets, exchanges = counted(len(costs.compute), "table set"), counted(len(costs.comm), "exchange")
-    typer.echo(f"{out}: {sets} and {exchanges} of {counted(len(folders), 'folder')}")
+    say(f"{out}: {sets} and {exchanges} of {counted(len(folders), 'folder')}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-import typer
+from neuroshard.cli.app import say
 
 # SIGTERM is sent by what runs commands for people, with some seconds left; SIGHUP where the terminal is closed
 AGAIN = {signal.SIGINT: "Ctrl-C again", signal.SIGTERM: "a second SIGTERM", signal.SIGHUP: "a second SIGHUP"}
@@ -33,7 +33,8 @@ def asked_to_stop(what: str) -> Iterator[Stop]:
         asked.set()
         leave()
         with suppress(OSError):  # the terminal may be gone
-            typer.echo(f"\nstopping: {what}; {AGAIN[signal.Signals(number)]} leaves at once", err=True)
+            say("", err=True)
+            say(f"stopping: {what}; {AGAIN[signal.Signals(number)]} leaves at once", err=True)
 
     def leave() -> None:
         for number in listened_to:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from neuroshard.cli.app import command, note
+from neuroshard.cli.app import command, note, say_text
 from neuroshard.cli.options import AsJson
 from neuroshard.core.errors import UsageError
 from neuroshard.core.units import parse_duration
@@ -63,7 +63,7 @@ def fleet(
     stands = (
         against(there, store, now=datetime.now(UTC), max_age_seconds=age_seconds, max_error=max_error) if store else ()
     )
-    typer.echo(fleet_json(there, stands) if as_json else fleet_text(there, stands))
+    say_text(fleet_json(there, stands) if as_json else fleet_text(there, stands))
     note(there.notes)
 
 
@@ -77,6 +77,11 @@ def doctor(
         typer.Option("--store", help="Try this store: s3://bucket/prefix, or a folder; leaves no object there."),
     ] = None,
     kfp: Annotated[str | None, typer.Option("--kfp", help="Ask Kubeflow Pipelines at this address.")] = None,
+    service_account: Annotated[
+        str | None,
+        typer.Option(help="Ask the Kubernetes API, in a dry run, whether it takes a run's pods under this account."),
+    ] = None,
+    namespace: Annotated[str, typer.Option(help="Where runs go, for --service-account.")] = "kubeflow",
     as_json: AsJson = False,
 ) -> None:
     """Say what this machine can do, and how to mend what it cannot. Exit status 1 where something failed."""
@@ -84,10 +89,10 @@ def doctor(
     from neuroshard.doctor.run import examine
 
     checks = []
-    for check in examine(Path.cwd(), store=store, kfp=kfp):
+    for check in examine(Path.cwd(), store=store, kfp=kfp, account=service_account, namespace=namespace):
         checks.append(check)
         if not as_json:
-            typer.echo("\n".join(check_lines(check)))
-    typer.echo(checks_json(checks) if as_json else last_line(checks))
+            say_text("\n".join(check_lines(check)))
+    say_text(checks_json(checks) if as_json else last_line(checks))
     if any(check.verdict == "fail" for check in checks):
         raise typer.Exit(1)

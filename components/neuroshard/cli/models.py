@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 import typer
 
-from neuroshard.cli.app import command
+from neuroshard.cli.app import command, say, say_text
 from neuroshard.cli.options import Seed, SingleWriter, StoreUrl, out_file
 
 MaxModelError = Annotated[float, typer.Option(help="Largest error on unseen tables to go live with: 0.2 is 20 %.")]
@@ -16,7 +16,7 @@ MaxModelError = Annotated[float, typer.Option(help="Largest error on unseen tabl
 
 def _say_live(store: str, release: "ModelRelease") -> None:
     error = "not known" if release.error is None else f"{release.error:.1%}"
-    typer.echo(
+    say(
         f"{store}: cost model {release.bundle_digest[:12]} is live for {release.device_name} ({release.name}, release "
         f"{release.number}); error on unseen tables {error}"
     )
@@ -62,9 +62,9 @@ def pretrain(
     from neuroshard.pretrain.run import run  # torch, which takes seconds: what is wrong with the above is told before
 
     model = run(costs[0], out, *costs[1:], seed=seed, epochs=epochs, monotone=monotone, start=start)
-    typer.echo(model.report.text())
+    say_text(model.report.text())
     source = "by a formula, not measured" if model.backend == "synthetic" else f"measured on {model.backend}"
-    typer.echo(f"{out}: cost model {model.name[:12]} of costs {source} ({model.device_name})")
+    say(f"{out}: cost model {model.name[:12]} of costs {source} ({model.device_name})")
     if publish is not None:
         from neuroshard.deploy.bundles import run as publish_bundle
 
@@ -98,4 +98,4 @@ def models(
     from neuroshard.store.open import open_store
 
     found = list_published(open_store(store))
-    typer.echo(listing_json(found) if as_json else listing_text(found, store))
+    say_text(listing_json(found) if as_json else listing_text(found, store))

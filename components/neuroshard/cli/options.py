@@ -1,8 +1,11 @@
 """Options that several subcommands have."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from neuroshard.files.disk import check_folder_exists
 
 Seed = Annotated[int, typer.Option(help="Seed of everything that is left to chance.", min=0, max=2**31 - 1)]
 StoreUrl = Annotated[str, typer.Option("--store", help="s3://bucket/prefix, or a folder.")]
@@ -12,5 +15,11 @@ SingleWriter = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 
-def out_file(kind: str, more: str = "") -> Any:
-    return typer.Option("-o", "--out", help=f"{kind} to write{more}.")
+def out_file(kind: str, more: str = "", *names: str) -> Any:
+    return typer.Option(*(names or ("-o", "--out")), help=f"{kind} to write{more}.", callback=_in_a_folder)
+
+
+def _in_a_folder(path: Path | None) -> Path | None:
+    if path is not None:
+        check_folder_exists(path)
+    return path

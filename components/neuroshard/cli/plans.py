@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from neuroshard.cli.app import command, note
+from neuroshard.cli.app import command, note, say, say_text
 from neuroshard.cli.interrupt import asked_to_stop
 from neuroshard.cli.options import AsJson, Seed, out_file
 from neuroshard.core.errors import UsageError
@@ -112,8 +112,8 @@ def search(
             move_budget_bytes=None if move_budget is None else parse_bytes(move_budget),
             stop=stop,
         )
-    typer.echo(plan_text(plan))
-    typer.echo(f"{out}: written")
+    say_text(plan_text(plan))
+    say(f"{out}: written")
     if stop.is_set():
         raise typer.Exit(stop.exit_code)
 
@@ -127,7 +127,7 @@ def show(plan: Annotated[Path, typer.Argument(help="plan.json")], as_json: AsJso
     from neuroshard.report.text import plan_json, plan_text
 
     shown = read_plan(plan)
-    typer.echo(json.dumps(plan_json(shown), indent=2) if as_json else plan_text(shown))
+    say_text(json.dumps(plan_json(shown), indent=2) if as_json else plan_text(shown))
 
 
 @command(
@@ -149,7 +149,7 @@ def report(
     from neuroshard.report.run import run
 
     size = run(plan, out, model=model, live=live, costs=costs or (), fleet=fleet, evaluation=evaluation)
-    typer.echo(f"{out}: {format_bytes(size)}")
+    say(f"{out}: {format_bytes(size)}")
 
 
 @command("neuroshard evaluate plan.json --backend cpu", "Run a plan's device sets for real, beside the prediction.")
@@ -171,7 +171,7 @@ def evaluate(
         Path | None, typer.Option(help="Real lookups, as `neuroshard tables --traces` wrote them.")
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="JSON to write as well.")] = None,
+    out: Annotated[Path | None, out_file("JSON", " as well")] = None,
     seed: Seed = 0,
 ) -> None:
     """Run a plan's device sets for real, and show measured beside predicted for every device."""
@@ -189,7 +189,7 @@ def evaluate(
         traces=traces,
         seed=seed,
     )
-    typer.echo(evaluation.canonical_json().decode() if json_ else str(evaluation))
+    say_text(evaluation.canonical_json().decode() if json_ else str(evaluation))
     if evaluation.errors:
         raise typer.Exit(1)
 
@@ -207,4 +207,4 @@ def diff(
     from neuroshard.report.moves import diff_json, diff_text
 
     plans = read_plan(old), read_plan(new)
-    typer.echo(json.dumps(diff_json(*plans), indent=2) if as_json else diff_text(*plans))
+    say_text(json.dumps(diff_json(*plans), indent=2) if as_json else diff_text(*plans))

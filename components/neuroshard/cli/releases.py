@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from neuroshard.cli.app import command
+from neuroshard.cli.app import command, say, say_text
 from neuroshard.cli.options import AsJson, SingleWriter, StoreUrl
 from neuroshard.core.units import format_bytes, parse_duration
 
 ModelName = Annotated[str, typer.Option("--name", help="The model whose plans these are, as in ads-ranker.")]
 LineName = Annotated[
-    str, typer.Option("--name", help="A model (its plans), or hardware/FINGERPRINT (its cost models).")
+    str, typer.Option("--name", help="A model (its plans), or hardware/FINGERPRINT/BATCH (its cost models).")
 ]
 
 
@@ -58,11 +58,11 @@ def deploy(
         single_writer=single_writer,
     )
     if decision and not decision.goes_live:
-        typer.echo(f"{store}: kept the live plan: {name} release {release.number}, plan {release.plan_digest[:12]}")
+        say(f"{store}: kept the live plan: {name} release {release.number}, plan {release.plan_digest[:12]}")
     else:
-        typer.echo(f"{store}: {name} release {release.number} is live, plan {release.plan_digest[:12]}")
+        say(f"{store}: {name} release {release.number} is live, plan {release.plan_digest[:12]}")
     if decision:
-        typer.echo(f"gate: {'forced; ' if decision.forced else ''}{decision.why}")
+        say(f"gate: {'forced; ' if decision.forced else ''}{decision.why}")
 
 
 @command(
@@ -79,7 +79,7 @@ def publish(
     from neuroshard.deploy.run import run_publish
 
     digest = run_publish(plan, store, name, single_writer=single_writer)
-    typer.echo(f"{store}: plan {digest} of {name} is published")
+    say(f"{store}: plan {digest} of {name} is published")
 
 
 @command(
@@ -96,7 +96,7 @@ def promote(
     from neuroshard.deploy.lines import line_of, run_promote
 
     release = run_promote(store, name, digest, single_writer=single_writer)
-    typer.echo(f"{store}: {name} release {release.number} is live, {line_of(name).noun} {release.artifact[:12]}")
+    say(f"{store}: {name} release {release.number} is live, {line_of(name).noun} {release.artifact[:12]}")
 
 
 @command("neuroshard releases --store s3://bucket/prefix --name ads-ranker", "List what went live, newest first.")
@@ -123,7 +123,7 @@ def releases(
     else:
         found = went_live = all_releases(open_store(store), line_of(name))
         text = releases_text(went_live)
-    typer.echo(json.dumps([one.model_dump(mode="json") for one in found], indent=2) if as_json else text)
+    say_text(json.dumps([one.model_dump(mode="json") for one in found], indent=2) if as_json else text)
 
 
 @command(
@@ -134,9 +134,7 @@ def rollback(store: StoreUrl, name: LineName, single_writer: SingleWriter = Fals
     from neuroshard.deploy.lines import line_of, run_rollback
 
     release = run_rollback(store, name, single_writer=single_writer)
-    typer.echo(
-        f"{store}: {name} release {release.number} is live, {line_of(name).noun} {release.artifact[:12]} (rolled back)"
-    )
+    say(f"{store}: {name} release {release.number} is live, {line_of(name).noun} {release.artifact[:12]} (rolled back)")
 
 
 @command(
@@ -155,6 +153,6 @@ def gc(
 
     garbage = run(store, name, keep=keep, age_seconds=parse_duration(older_than), apply=apply)
     for entry in garbage.entries:
-        typer.echo(f"{'deleted' if apply else 'would delete'} {entry.key} ({format_bytes(entry.size)})")
+        say(f"{'deleted' if apply else 'would delete'} {entry.key} ({format_bytes(entry.size)})")
     size = f"{len(garbage.entries)} objects, {format_bytes(garbage.nbytes)}; {garbage.kept} are kept"
-    typer.echo(f"{store}: {size}" + ("" if apply or not garbage.entries else "; --apply deletes them"))
+    say(f"{store}: {size}" + ("" if apply or not garbage.entries else "; --apply deletes them"))

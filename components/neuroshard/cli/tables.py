@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from neuroshard.cli.app import command, note
+from neuroshard.cli.app import command, note, say, say_text
 from neuroshard.cli.options import out_file
 from neuroshard.core.errors import UsageError
 from neuroshard.core.text import counted
@@ -78,7 +78,7 @@ def tables(
     from neuroshard.core.value import canonical_json
     from neuroshard.files import tables_source
     from neuroshard.files.check_tables import findings_json, findings_text
-    from neuroshard.files.disk import check_can_write, write_bytes
+    from neuroshard.files.disk import check_can_write, check_folder_exists, write_bytes
     from neuroshard.files.plan import write_plan
     from neuroshard.files.pooling_factors import pooling_factors as read_factors
     from neuroshard.files.sharding_stats_plan import given_costs, stats_plan
@@ -99,6 +99,7 @@ def tables(
         if given and not there:
             raise UsageError(f"{option} is for {needed}")
     for path in filter(None, (out, plan_out, costs_out, traces)):
+        check_folder_exists(path)
         check_can_write(path)  # of several files all or none, and lookups take minutes to read
     word = dtype or "fp32"
     match preset, source, torchrec, stats:
@@ -124,7 +125,7 @@ def tables(
         raise UsageError(f"{found.where} holds no lookups to write to --traces; only dlrm_datasets files do")
     findings = found.findings() if check else ()
     if check:
-        typer.echo(findings_json(findings) if as_json else findings_text(findings, len(found.entries)))
+        say_text(findings_json(findings) if as_json else findings_text(findings, len(found.entries)))
     if out is not None:
         imported = found.tables()
         note(imported.notes)
@@ -139,8 +140,6 @@ def tables(
             write_traces(traces, found.traces)
         write_tables(out, imported.tables)
         total = sum(table.memory_bytes for table in imported.tables)
-        typer.echo(
-            f"{out}: {counted(len(imported.tables), 'table')}, {format_bytes(total)} with optimizer state", err=as_json
-        )
+        say(f"{out}: {counted(len(imported.tables), 'table')}, {format_bytes(total)} with optimizer state", err=as_json)
     if findings:
         raise typer.Exit(1 if any(finding.severity == "fault" for finding in findings) else 3)

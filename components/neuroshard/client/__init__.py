@@ -6,11 +6,14 @@ from neuroshard.client.torchrec import to_torchrec  # this one needs torchrec
 plan = load_plan("s3://bucket/prefix", "ads-ranker", world_size=16)
 sharding_plan = to_torchrec(plan, model, device_type="cuda")
 
+plan = load_plan_on_all_ranks("s3://bucket/prefix", "ads-ranker")  # in a torch.distributed world: rank 0 loads, all get it
+
 for plan in watch("s3://bucket/prefix", "ads-ranker", seen=plan.digest()):
     ...  # another plan went live
 """
 
 from neuroshard.client.load import StaleWarning, load_plan, watch
+from neuroshard.client.ranks import load_plan_on_all_ranks
 from neuroshard.core.plan import Plan
 
-__all__ = ["Plan", "StaleWarning", "load_plan", "watch"]
+__all__ = ["Plan", "StaleWarning", "load_plan", "load_plan_on_all_ranks", "watch"]

@@ -4,7 +4,7 @@
 """
 
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound
@@ -31,17 +31,18 @@ def remember(cache: FolderStore, live: Live[Release], published: Published) -> N
         there, token = _there(cache, pointer)
         if (there, _there(cache, plan)[0]) == (live.data, published.data):
             return
-        cache.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
-            cache.create(plan, published.data)
-        except Conflict:
-            cache.delete(plan)
-            cache.create(plan, published.data)
+        _write(cache, plan, published.data)
         cache.swap(pointer, live.data, token)
-        yesterday = datetime.now(UTC) - timedelta(days=1)
+        yesterday = cache.clock() - timedelta(days=1)
         for entry in cache.list(f"{model}/plans/"):
             if entry.key != plan and entry.modified < yesterday:
                 cache.delete(entry.key)
+
+
+def remember_plan(cache: FolderStore, model: str, published: Published) -> None:
+    """Keep a plan that was asked for by its digest, which need not be live. What cannot be kept is not: no error."""
+    with suppress(NeuroshardError, OSError):
+        _write(cache, plan_key(model, sha256(published.data)), published.data)
 
 
 def last(cache: FolderStore, model: str) -> Live[Release] | None:
@@ -55,6 +56,16 @@ def last(cache: FolderStore, model: str) -> Live[Release] | None:
 def outdated(release: Release, seen: Release) -> bool:
     """Whether `release` went live before `seen`, of the same store: numbers only grow, unless all is begun anew, later."""
     return release.number < seen.number and release.time <= seen.time
+
+
+def _write(cache: FolderStore, plan: str, data: bytes) -> None:
+    """Write a plan under its key. What is there and broken is replaced."""
+    cache.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        cache.create(plan, data)
+    except Conflict:
+        cache.delete(plan)
+        cache.create(plan, data)
 
 
 def _there(cache: FolderStore, key: str) -> tuple[bytes | None, str | None]:

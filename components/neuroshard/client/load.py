@@ -1,21 +1,23 @@
-"""The live plan of a model, out of a store, checked; and the next one, when it comes."""
+"""The live plan of a model, or the plan of a digest, out of a store, checked; and the next live one, when it comes."""
 
+import re
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-from neuroshard.client.cache import cache_of, last, outdated, remember
-from neuroshard.core.errors import InvalidInput, NeuroshardError, StoreError, Unreachable
+from neuroshard.client.cache import cache_of, last, outdated, remember, remember_plan
+from neuroshard.core.errors import InvalidInput, NeuroshardError, StoreError, Unreachable, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
 from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.core.table import Table
-from neuroshard.store.deadline import within
+from neuroshard.core.value import sha256
+from neuroshard.store.deadline import Reader, within
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.line import Live
 from neuroshard.store.local import default_cache_dir
@@ -26,6 +28,7 @@ from neuroshard.store.releases import Published, check_model, read_live, read_pu
 DEADLINE_SECONDS = 60.0
 CACHE_SECONDS = 10.0  # a home folder whose server is gone keeps no trainer from starting
 CacheDir = Path | str | Literal[False] | None
+T = TypeVar("T")
 
 
 class StaleWarning(UserWarning):
@@ -36,6 +39,7 @@ def load_plan(
     store_url: str,
     model: str,
     *,
+    digest: str | None = None,
     tables: Iterable[Table] | None = None,
     world_size: int | None = None,
     cache_dir: CacheDir = None,
@@ -43,17 +47,42 @@ def load_plan(
 ) -> Plan:
     """The plan of `model` that is live now in the store at `store_url` (`s3://bucket/prefix`, or a folder). Two reads.
 
+    With `digest` (64 hex digits, as `plan.digest()` returns them) it is the published plan of that digest, whatever is live.
+    Ranks that load on their own can come to different live plans, when a deploy comes between: see `load_plan_on_all_ranks`.
+
     Its digest, format and every rule of a valid plan are checked; also that it is for exactly `tables` (names, rows, dims)
     and for `world_size` ranks where these are given. Raises NotFound, StoreError, InvalidInput or NewerFormat in one line.
 
     What was read is kept in `cache_dir` (None: ~/.cache/neuroshard; False: nowhere). Where the store does not answer within
     `deadline_seconds`, or answers that it cannot now, the plan kept last is returned, checked alike, with a StaleWarning;
     never where the store answers with anything else, such as no plan, a broken one, or "access denied". An answer that is older
-    than what was kept is believed, with a StaleWarning.
+    than what was kept is believed, with a StaleWarning. A plan of a given digest is the same wherever it lies: it is
+    read from `cache_dir` where that has it, else from the store.
     """
-    live, plan = _load(store_url, model, cache_dir, deadline_seconds)
-    check_fits_trainer(plan, f"plan {live.release.plan_digest[:12]} of {model!r}", tables, world_size)
-    return plan
+    published = load_published(store_url, model, digest, cache_dir, deadline_seconds)
+    check_fits_trainer(published.plan, name_of(published, model), tables, world_size)
+    return published.plan
+
+
+def load_published(
+    store_url: str, model: str, digest: str | None, cache_dir: CacheDir, deadline_seconds: float
+) -> Published:
+    """`load_plan` without the check against a trainer, and the plan's bytes."""
+    check_model(model)
+    if digest is not None and not re.fullmatch("[0-9a-f]{64}", digest):
+        raise UsageError(
+            f"digest {digest[:80]!r} is not a plan's digest; give its 64 hex digits, as plan.digest() returns them"
+        )
+    ends = time.monotonic() + deadline_seconds
+    # boto3 may ask a credential_process or an instance for credentials as soon as it is set up
+    store = within(deadline_seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
+    cache = _cache(store, cache_dir)
+    return _load(store, model, cache, ends) if digest is None else _load_digest(store, model, digest, cache, ends)
+
+
+def name_of(published: Published, model: str) -> str:
+    """What messages call a plan: by its digest and its model."""
+    return f"plan {sha256(published.data)[:12]} of {model!r}"
 
 
 def watch(
@@ -77,14 +106,15 @@ def watch(
     stop = stop or threading.Event()
     tables = None if tables is None else tuple(tables)
     check_model(model)
-    store = open_store(store_url)
+    store = within(deadline_seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
     cache = _cache(store, cache_dir)
+    reader = Reader()  # its one thread is all that a store that hangs can keep
     refused, warned = "", ""
     newest: Release | None = None
     while not stop.is_set():
         new: Plan | None = None
         try:
-            live = within(deadline_seconds, store.url, lambda: read_live(store, model))
+            live = reader.within(deadline_seconds, store.url, lambda: read_live(store, model))
             if newest is not None and outdated(live.release, newest):
                 raise StoreError(
                     f"{store.url}: answers with release {live.release.number} ({live.release.time}) after release "
@@ -92,9 +122,9 @@ def watch(
                 )
             newest, digest = live.release, live.release.plan_digest
             if digest not in (seen, refused):
-                published = within(deadline_seconds, store.url, partial(read_published, store, model, digest))
+                published = reader.within(deadline_seconds, store.url, partial(read_published, store, model, digest))
                 refused = digest  # until it has passed
-                check_fits_trainer(published.plan, f"plan {digest[:12]} of {model!r}", tables, world_size)
+                check_fits_trainer(published.plan, name_of(published, model), tables, world_size)
                 if cache is not None:
                     _keep(cache, live, published)
                 new, seen, refused = published.plan, digest, ""
@@ -141,15 +171,23 @@ def _cache(store: Store, cache_dir: CacheDir) -> FolderStore | None:
         return None
 
 
-def _load(store_url: str, model: str, cache_dir: CacheDir, deadline_seconds: float) -> tuple[Live[Release], Plan]:
-    check_model(model)
-    ends = time.monotonic() + deadline_seconds
-    # boto3 may ask a credential_process or an instance for credentials as soon as it is set up
-    store = within(deadline_seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
-    cache = _cache(store, cache_dir)
+def _load_digest(store: Store, model: str, digest: str, cache: FolderStore | None, ends: float) -> Published:
+    """The plan of a digest, by `ends` of time.monotonic."""
+    if cache is not None:
+        with suppress(NeuroshardError):  # what the cache lacks or has broken, the store has
+            return _within(CACHE_SECONDS, cache, lambda: read_published(cache, model, digest))
+    published = _within(ends - time.monotonic(), store, lambda: read_published(store, model, digest))
+    if cache is not None:
+        with suppress(Unreachable):
+            _within(CACHE_SECONDS, cache, lambda: remember_plan(cache, model, published))
+    return published
+
+
+def _load(store: Store, model: str, cache: FolderStore | None, ends: float) -> Published:
+    """The live plan, by `ends` of time.monotonic."""
     for is_last in (False, True):  # a rank beside us may have kept what went live after our reading: then look again
         try:
-            live, published = within(ends - time.monotonic(), store.url, lambda: _read(store, model))
+            live, published = _within(ends - time.monotonic(), store, lambda: _read(store, model))
         except Unreachable as error:
             if cache is None:
                 raise
@@ -163,15 +201,15 @@ def _load(store_url: str, model: str, cache_dir: CacheDir, deadline_seconds: flo
                 f"({newer.time}) was when it was loaded here before: the store answers with an old copy, or live.json was "
                 "put back",
                 StaleWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
-    return live, published.plan
+    return published
 
 
-def _last_kept(cache: FolderStore, model: str, error: Unreachable) -> tuple[Live[Release], Plan]:
+def _last_kept(cache: FolderStore, model: str, error: Unreachable) -> Published:
     """What the cache holds, with a warning that carries `error`; raises that where it holds nothing whole."""
     try:
-        live, published = within(CACHE_SECONDS, cache.url, lambda: _read(cache, model))
+        live, published = _within(CACHE_SECONDS, cache, lambda: _read(cache, model))
     except NeuroshardError:
         raise error from None  # what the cache lacks or has broken is not what the user asked about
     release = live.release
@@ -179,9 +217,9 @@ def _last_kept(cache: FolderStore, model: str, error: Unreachable) -> tuple[Live
         f"{error}; using plan {release.plan_digest[:12]} of release {release.number} ({release.time}), the last that was "
         "loaded here",
         StaleWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
-    return live, published.plan
+    return published
 
 
 def _keep(cache: FolderStore, live: Live[Release], published: Published) -> Release | None:
@@ -195,8 +233,12 @@ def _keep(cache: FolderStore, live: Live[Release], published: Published) -> Rele
         return None
 
     with suppress(Unreachable):
-        return within(CACHE_SECONDS, cache.url, keep)
+        return _within(CACHE_SECONDS, cache, keep)
     return None
+
+
+def _within(seconds: float, store: Store, read: Callable[[], T]) -> T:
+    return within(seconds, store.url, read, place=store.identity)
 
 
 def _read(store: Store, model: str) -> tuple[Live[Release], Published]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.table import Table
 from neuroshard.core.value import Value, canonical_json, sha256, without_defaults
 
 MOST_MS = 1e9  # eleven days: beyond, it is no step that was measured, and squares of it are no numbers soon
@@ -80,6 +81,7 @@ class Bench(Value):
     versions: dict[str, str] = Field(default_factory=dict)
     facts: dict[str, str] = Field(default_factory=dict)  # of the hardware, beyond its kind: clocks, power cap, links
     notes: tuple[str, ...] = ()
+    flush_bytes: int | None = None  # written before each timed step, on a CPU
     # of the sentinel, by devices: what labels are scaled to
     calm_exchange_ms: dict[str, Milliseconds] = Field(default_factory=dict)
     # of the two things that are timed beside table sets
@@ -96,6 +98,7 @@ class Bench(Value):
     def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         unsaid: dict[str, Any] = {
             "memory_limit_bytes": None,
+            "flush_bytes": None,
             "facts": {},
             "calm_exchange_ms": {},
             "calm_compute_ms": {},
@@ -182,8 +185,14 @@ def check_times_or_error(case_id: str, forward: object, backward: object, error:
 
 
 class Costs(Value):
-    """A whole cost set: every measured case beside its cost, and the bench. Pairs of round 0 and 1 share a case_id."""
+    """A whole cost set: every measured case beside its cost, and the bench. Pairs of round 0 and 1 share a case_id.
+
+    `tables` are those that the cases were drawn from, and `device_counts` the numbers of ranks whose all-to-alls were asked for:
+    also those of which none was measured.
+    """
 
     bench: Bench
     compute: tuple[tuple[ComputeCase, ComputeCost], ...]
     comm: tuple[tuple[CommCase, CommCost], ...]
+    tables: tuple[Table, ...] = ()
+    device_counts: tuple[int, ...] = ()

@@ -13,13 +13,21 @@ NeuroshardError            exit 1: the world is not as it should be
     └── Conflict           somebody else swapped the pointer first
 """
 
+from neuroshard.core.clean import clean
+
 PASSING_STATUSES = (429, 500, 502, 503, 504)  # of an HTTP API that may answer otherwise when asked again
 
 
 class NeuroshardError(Exception):
-    """Base of all errors that are told in one line. `exit_code` is what the command line ends with."""
+    """Base of all errors that are said in one line. `exit_code` is what the command line ends with.
+
+    Its text is cleaned (core/clean.py), since a message may quote anything: a key of a store, an answer, a URL with a password.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return clean(super().__str__())
 
 
 class UsageError(NeuroshardError):

@@ -84,11 +84,14 @@ class Provenance(Value):
     cost_model_device: str | None = None
     # mean |predicted / measured - 1| of compute on tables it never saw
     cost_model_error: Annotated[float, Field(ge=0)] | None = None
+    instead: str = (
+        ""  # why the plan is less certain than it could be: what answered in place of a cost model of its hardware
+    )
     notes: tuple[str, ...] = ()
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(handler(self), {"rounds": None, "time_budget_s": None})
+        return without_defaults(handler(self), {"rounds": None, "time_budget_s": None, "instead": ""})
 
 
 class Plan(Value):

@@ -1,21 +1,29 @@
 """A release: the small pointer that is followed to what is live, a plan or a cost model; and what the gate found before."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from neuroshard.core.clean import clean
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.units import format_bytes
-from neuroshard.core.value import Value, canonical_json, check_format, decode_json, sha256
+from neuroshard.core.value import Value, canonical_json, check_format, decode_json, sha256, without_defaults
 
 RELEASE_FORMAT: Literal[1] = 1
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Share = Annotated[float, Field(ge=0)]
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
-HARDWARE = "hardware"  # what cost models lie under, each in the folder of its hardware's fingerprint
+HARDWARE = "hardware"  # the folder of all cost models, each under its hardware's fingerprint and its batch size
 FINGERPRINT = r"^[0-9a-f]{16}$"
 SEAL = "sha256"
+CLOCKS_DIFFER = timedelta(hours=1)  # of two machines at most; a release from further ahead says nothing of its age
+
+
+def in_the_future(time: str, now: datetime) -> bool:
+    """Whether a release's `time` (UTC, ISO 8601) is later than `now` by more than clocks differ."""
+    return datetime.fromisoformat(time).astimezone(UTC) > now.astimezone(UTC) + CLOCKS_DIFFER
 
 
 class Decision(Value):
@@ -43,6 +51,11 @@ class Decision(Value):
     moved_bytes: Annotated[int, Field(ge=0)] | None = (
         None  # weights and optimizer state that a device did not hold before
     )
+    instead: str = ""  # as in the plan's provenance: why the plan is less certain than it could be
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(handler(self), {"instead": ""})
 
     @property
     def goes_live(self) -> bool:
@@ -50,11 +63,19 @@ class Decision(Value):
 
     @property
     def why(self) -> str:
-        """In one line: "predicted 4.1 ms, 1.2% lower than the live plan's 4.15 ms, not more than the 5.0% asked for"."""
+        """In one line: "predicted 4.1 ms, 1.2% lower than the live plan's 4.15 ms, not more than the 5.0% asked for".
+
+        Before it, where the plan is less certain than it could be, why.
+        """
+        return f"less certain: {self.instead}; {self.finding}" if self.instead else self.finding
+
+    @property
+    def finding(self) -> str:
+        """`why`, but for what makes the plan less certain."""
         if self.faults:
-            return "; ".join(self.faults)
+            return clean("; ".join(self.faults))
         if self.gain is None or self.cost_ms is None or self.live_cost_ms is None:
-            return self.comparison
+            return clean(self.comparison)
         change = f"{abs(self.gain):.1%} {'lower' if self.gain >= 0 else 'higher'}"
         moved = "" if self.moved_bytes is None else f"; {format_bytes(self.moved_bytes)} to move"
         return (
@@ -160,7 +181,7 @@ class Release(Pointer):
 
 
 class ModelRelease(Pointer):
-    """The cost model `bundle_digest` went live for a kind of hardware, whose `fingerprint` it has.
+    """The cost model `bundle_digest` went live for a kind of hardware, whose `fingerprint` it has, at one batch size.
 
     `error` is its mean |predicted / measured - 1| of compute on tables that it never saw, None where it was not measured.
     """
@@ -177,7 +198,7 @@ class ModelRelease(Pointer):
 
     @property
     def name(self) -> str:
-        return f"{HARDWARE}/{self.fingerprint}"
+        return f"{HARDWARE}/{self.fingerprint}/{self.batch_size}"
 
     @property
     def artifact(self) -> str:

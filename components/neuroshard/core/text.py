@@ -4,6 +4,8 @@ import textwrap
 from collections.abc import Sequence
 from itertools import accumulate
 
+from neuroshard.core.clean import clean
+
 WIDTH = 80
 FILLS = "█▓░"  # told apart without colour
 
@@ -29,14 +31,14 @@ def first_few(names: Sequence[str]) -> str:
 
 
 def one_line(said: object, most: int | None = 300) -> str:
-    """What somebody else's code says, without line breaks, and no longer than `most` characters."""
-    return " ".join(str(said).split())[:most]
+    """What somebody else's code says, cleaned, without line breaks, and no longer than `most` characters."""
+    return clean(" ".join(str(said).split()))[:most]
 
 
 def wrapped(text: str, indent: int = 2, width: int = WIDTH) -> list[str]:
     """Lines of at most 80 columns (or `width`), all but the first indented; a word that is longer stays whole."""
     return textwrap.wrap(
-        text,
+        clean(text),
         width,
         subsequent_indent=" " * indent,
         break_on_hyphens=False,

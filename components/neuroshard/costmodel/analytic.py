@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
 from neuroshard.costmodel.features import distinct_rows
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.report import STAND_IN_ERROR
 
 OUTPUT_BYTES = 4  # pooled outputs and their gradients are fp32
 INDEX_BYTES = 8
@@ -25,7 +27,7 @@ SORT_BYTES = 24  # of each lookup, sorted by row: 8 B key and 4 B value, read an
 # Lanes of a warp that narrow rows leave idle, as TorchRec's planner counts them (QUARTER_ and HALF_BLOCK_PENALTY in its
 # constants.py): narrower than the first, costs the second.
 NARROW: tuple[tuple[int, float], ...] = ((64, 1.75), (128, 1.15))
-SPREAD = 0.3  # of a device's predicted total; see the decision
+SPREAD = STAND_IN_ERROR  # of a device's predicted total; see the decision
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,14 @@ class Analytic:
         return np.stack(terms, axis=-1)
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
-        forward, backward = vector_sums[..., :2].max(axis=-1), vector_sums[..., 2:].max(axis=-1)
-        ms: Floats = forward + backward + self.sheet.forward_launch_ms + self.sheet.backward_launch_ms
+        forward, backward = self.parts_ms(vector_sums)
+        ms: Floats = forward + backward
         return ms
+
+    def parts_ms(self, vector_sums: Floats) -> tuple[Floats, Floats]:
+        """Forward and backward ms: (…, 4) -> two (…)."""
+        forward, backward = vector_sums[..., :2].max(axis=-1), vector_sums[..., 2:].max(axis=-1)
+        return forward + self.sheet.forward_launch_ms, backward + self.sheet.backward_launch_ms
 
     def compute_slope(self, vector_sums: Floats) -> Floats:
         """1 for the busier resource of each pass, 0 for the other."""
@@ -166,6 +173,12 @@ class Analytic:
         ms_per_byte = max(near / self.sheet.link, (1 - near) / self.sheet.network)
         latency = self.sheet.latency_ms + (self.sheet.network_latency_ms if near < 1 else 0.0)
         return np.broadcast_to(latency + most * samples * OUTPUT_BYTES * ms_per_byte, dims.shape).copy()
+
+
+def analytic_for(hardware: Hardware) -> str:
+    """The datasheet to use for a kind of hardware: its own by its name, else of the same kind of device the most common."""
+    named = hardware.name.lower()
+    return next((name for name in DATASHEETS if name in named), "cpu" if hardware.kind == "cpu" else "h100")
 
 
 def analytic_model(name: str, batch_size: int | None) -> Analytic:

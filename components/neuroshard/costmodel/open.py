@@ -1,9 +1,9 @@
-"""`--model`: a folder that `neuroshard pretrain` wrote, analytic:NAME, given:FILE, or STORE#HARDWARE."""
+"""`--model`: a folder that `neuroshard pretrain` wrote, analytic:NAME, given:FILE, or STORE#HARDWARE[@DIGEST]."""
 
 from pathlib import Path
 
 from neuroshard.core.errors import UsageError
-from neuroshard.costmodel.analytic import analytic_model
+from neuroshard.costmodel.analytic import SPREAD, analytic_model
 from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model
 from neuroshard.costmodel.given import load_given
 from neuroshard.costmodel.protocol import CostModel
@@ -26,7 +26,7 @@ def open_cost_model(spec: str | Path, batch_size: int | None = None) -> CostMode
         return load_given(Path(rest), batch_size)
     in_a_store = "#" in str(spec) or "://" in str(spec)  # a store's URL without hardware is told as such
     if in_a_store and not Path(spec).exists():
-        return at_batch_size(open_published(str(spec)), batch_size)
+        return at_batch_size(open_published(str(spec), batch_size), batch_size)
     return at_batch_size(load_cost_model(Path(spec)), batch_size)
 
 
@@ -43,12 +43,23 @@ def open_trained(spec: str | Path, option: str) -> TrainedCostModel:
 
 
 def at_batch_size(model: CostModel, batch_size: int | None) -> CostModel:
-    """The model for this batch size if it learned several; one that knows a single size stays at that, as plans then say."""
-    if batch_size is None or not isinstance(model, TrainedCostModel) or len(model.manifest.batch_sizes) == 1:
+    """The model for this batch size, None for its own. Raises InvalidInput where it was measured at another one alone."""
+    if batch_size is None or not isinstance(model, TrainedCostModel):
         return model
     return model.at_batch_size(batch_size)
 
 
 def error_on_unseen_tables(model: CostModel) -> float | None:
-    """Mean |predicted / measured - 1| of compute on tables it never saw, as a share; None where nothing was measured."""
-    return model.report.unseen_tables_error if isinstance(model, TrainedCostModel) else None
+    """How far the model's predictions are expected to be off, as a share: the mean |predicted / measured - 1| of compute on
+    tables that it never saw, or the analytic model's own spread, where that model is all or part of it; None where not known.
+    """
+    if model.backend == "analytic":
+        return SPREAD
+    if not isinstance(model, TrainedCostModel):
+        return None
+    return model.report.uncertainty
+
+
+def stand_ins(model: CostModel) -> tuple[str, ...]:
+    """What of the model was not learned from costs, one sentence a part: there the scaled analytic model answers."""
+    return model.report.stand_ins if isinstance(model, TrainedCostModel) else ()

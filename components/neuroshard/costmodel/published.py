@@ -16,7 +16,7 @@ from neuroshard.core.text import bar, wrapped
 from neuroshard.core.value import canonical_json, check_format, decode_json, sha256
 from neuroshard.costmodel.bundle import Manifest, TrainedCostModel, load_cost_model
 from neuroshard.files.disk import write_bytes
-from neuroshard.store.bundles import BUNDLE_FILES, find_hardware, fingerprints, models_of
+from neuroshard.store.bundles import BUNDLE_FILES, find_bundle, find_hardware, models_of, tracks
 from neuroshard.store.line import MAX_ARTIFACT_BYTES, Files, Line, Live, live_or_none, read_artifact
 from neuroshard.store.local import default_cache_dir
 from neuroshard.store.open import open_store
@@ -42,21 +42,34 @@ class Listed(NamedTuple):
         return None if self.manifest is None else self.manifest.report.unseen_tables_error
 
 
-def open_published(spec: str) -> TrainedCostModel:
-    """The live cost model that `STORE#HARDWARE` names. Raises UsageError, NotFound, StoreError, InvalidInput, NewerFormat."""
+def open_published(spec: str, batch_size: int | None = None) -> TrainedCostModel:
+    """The cost model that `spec` names: STORE#HARDWARE is the live one of that hardware, at `batch_size` where it has several;
+    STORE#FINGERPRINT@DIGEST is that very one, live or not.
+
+    Raises UsageError, NotFound, StoreError, InvalidInput, NewerFormat.
+    """
     url, _, hardware = spec.rpartition("#")
     if not url or not hardware:
         raise UsageError(
             f"{spec!r} does not name a store's cost model; write STORE#HARDWARE, as in s3://bucket/prefix#h200"
         )
     store = open_store(url)
-    release = find_hardware(store, hardware).release
-    line = models_of(release.fingerprint)
-    where = f"{store.url}/{line.keys(release.bundle_digest)[-1]}"
+    fingerprint, at, prefix = hardware.partition("@")
+    if at:
+        line, digest = find_bundle(store, fingerprint, prefix)
+    else:
+        release = find_hardware(store, hardware, batch_size).release
+        line, digest = models_of(release.fingerprint, release.batch_size), release.bundle_digest
+    return open_bundle(store, line, digest)
+
+
+def open_bundle(store: Store, line: Line[ModelRelease], digest: str) -> TrainedCostModel:
+    """A published cost model by its digest. Raises NotFound, StoreError, InvalidInput and NewerFormat, naming its place there."""
+    where = f"{store.url}/{line.keys(digest)[-1]}"
     with tempfile.TemporaryDirectory() as scratch:
-        folder = _kept(release.bundle_digest) or Path(scratch)
-        if not _holds(folder, release.bundle_digest):
-            _copy(read_artifact(store, line, release.bundle_digest).files, folder)
+        folder = _kept(digest) or Path(scratch)
+        if not _holds(folder, digest):
+            _copy(read_artifact(store, line, digest).files, folder)
         try:
             return load_cost_model(folder)
         except InvalidInput as error:
@@ -66,8 +79,8 @@ def open_published(spec: str) -> TrainedCostModel:
 def list_published(store: Store) -> tuple[Listed, ...]:
     """Every cost model of every hardware, newest first within a hardware. Raises StoreError; what is broken is listed as such."""
     found = []
-    for fingerprint in fingerprints(store):
-        line = models_of(fingerprint)
+    for track in tracks(store):
+        line, fingerprint = models_of(*track), track.fingerprint
         live, broken = _live(store, line)
         entries = [entry for entry in store.list(f"{line.name}/") if entry.key.endswith(BUNDLE_FILES[-1])]
         for entry in sorted(entries, key=lambda entry: entry.modified, reverse=True):

@@ -12,6 +12,7 @@ from neuroshard.core.value import Value
 # Tables in a set, from and to: few, some, many, and beyond what the paper measured.
 SET_SIZES: Final[tuple[tuple[int, int | None], ...]] = ((1, 3), (4, 8), (9, 15), (16, None))
 
+STAND_IN_ERROR: Final = 0.3  # of a part that was not learned: the analytic model's own spread
 FAR_OFF: Final = 0.5  # mean error on unseen tables, beyond which a plan says so
 
 
@@ -95,17 +96,31 @@ class NetReport(Value):
 
 
 class Report(Value):
-    """All nets of a cost model, how many rows were left out (their case met an error, or took no time), and what is missing."""
+    """All nets of a cost model, how many rows were left out (their case met an error, or took no time), and what is missing.
+
+    `stand_ins` has a sentence for each part of which too little was measured: its costs are the analytic model's, scaled.
+    `compute_stands_in` says whether table sets are such a part.
+    """
 
     nets: tuple[NetReport, ...]
     left_out: int = 0
     gaps: tuple[str, ...] = ()
+    stand_ins: tuple[str, ...] = ()
+    compute_stands_in: bool = False
 
     @property
     def unseen_tables_error(self) -> float | None:
-        """MAPE of compute on sets of tables that it never saw; None where none was measured."""
+        """MAPE of compute on sets of tables that it never saw; None where none was measured. Of costs that stand in at least
+        STAND_IN_ERROR."""
         errors = [net.splits.get("test_tables") for net in self.nets if net.kind == "compute"]
-        return errors[0].mape if errors and errors[0] else None
+        found = errors[0].mape if errors and errors[0] else None
+        return max(found or 0.0, STAND_IN_ERROR) if self.compute_stands_in else found
+
+    @property
+    def uncertainty(self) -> float | None:
+        """How far off a plan's cost may be, as a share: at least STAND_IN_ERROR where a part stands in."""
+        error = self.unseen_tables_error
+        return max(error or 0.0, STAND_IN_ERROR) if self.stand_ins else error
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -128,7 +143,8 @@ class Report(Value):
         lines = ["error on cases held back       values     MAPE       R2      tau        MSE/ms2"]
         for net in self.nets:
             lines += _net_lines(net)
-        notes = [f"note: {gap}" for gap in self.gaps]
+        notes = [f"stand-in: {part}; measure more cases to learn it" for part in self.stand_ins]
+        notes += [f"note: {gap}" for gap in self.gaps]
         if self.left_out:
             notes.append(
                 f"note: {self.left_out:,} measured rows were left out: their case met an error, as out of memory, or took 0 ms"

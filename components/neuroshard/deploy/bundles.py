@@ -2,7 +2,7 @@
 
     neuroshard publish-model model/ --store s3://bucket/prefix
 
-Released as plans are (golive.py), under the fingerprint of the hardware that it was measured on.
+Released as plans are (golive.py), under the fingerprint of the hardware and the batch size that it was measured with.
 """
 
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from neuroshard.core.errors import InvalidInput, Refused
-from neuroshard.core.release import ModelRelease
+from neuroshard.core.release import ModelRelease, in_the_future
 from neuroshard.costmodel.bundle import Manifest, load_cost_model
 from neuroshard.deploy.gate import check_max_error
 from neuroshard.deploy.golive import claim, go_live, next_number, put, remember, timestamp
@@ -24,10 +24,14 @@ MAX_ERROR = 0.2  # on tables never seen; measured again, the same case differs b
 
 
 class Asked(NamedTuple):
-    """What a cost model must show to go live: its error on unseen tables, unless forced. None asks for nothing."""
+    """What a cost model must show to go live: its error on unseen tables, unless forced. None asks for nothing.
+
+    With `renew` the one that is live goes live again, with today's date: it was measured again, and is the same.
+    """
 
     max_error: float | None = MAX_ERROR
     force: bool = False
+    renew: bool = False
 
 
 USUAL = Asked()
@@ -46,16 +50,15 @@ def publish_model(folder: Path, store: Store, *, now: datetime, asked: Asked = U
             f"{folder}: its hardware_fingerprint {manifest.hardware_fingerprint[:16]} is not that of its hardware "
             f"({manifest.bench.hardware.fingerprint}): the file was changed, or is of another version; pretrain again"
         )
-    line = models_of(manifest.hardware_fingerprint)
+    line = models_of(manifest.hardware_fingerprint, manifest.batch_size)
     live_or_none(store, line)  # a pointer that is broken is told before anything is written
     data = dict(zip(line.keys(manifest.digest()), (read_bytes(folder / name) for name in BUNDLE_FILES), strict=True))
     data[line.keys(manifest.digest())[-1]] = manifest.canonical_json()
     return _go_live(put(store, line, manifest.digest(), data), manifest, "publish", asked, store, line, now)
 
 
-def promote_model(store: Store, fingerprint: str, digest: str, *, now: datetime) -> ModelRelease:
+def promote_model(store: Store, line: Line[ModelRelease], digest: str, *, now: datetime) -> ModelRelease:
     """Make a published cost model its hardware's live one, whatever its error. `digest` may be its beginning."""
-    line = models_of(fingerprint)
     artifact = claim(store, line, read_artifact(store, line, find_artifact(store, line, digest)))
     manifest = Manifest.parse(artifact.value, f"{store.url}/{line.keys(artifact.digest)[-1]}")
     return _go_live(artifact, manifest, "promote", Asked(None), store, line, now)
@@ -84,7 +87,8 @@ def _go_live(
     now: datetime,
 ) -> ModelRelease:
     live = live_or_none(store, line)
-    if live and live.release.bundle_digest == artifact.digest:
+    is_live = live is not None and live.release.bundle_digest == artifact.digest
+    if live and is_live and not asked.renew and not in_the_future(live.release.time, now):
         remember(live, store, line)
         return live.release
     error = manifest.report.unseen_tables_error

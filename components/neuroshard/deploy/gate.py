@@ -16,6 +16,9 @@ from neuroshard.core.release import Decision, Release
 from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.core.table import Table
 from neuroshard.core.units import format_bytes
+from neuroshard.costmodel.report import STAND_IN_ERROR
+
+GUESS = STAND_IN_ERROR  # from there, since this file needs no NumPy
 
 
 class Gate(NamedTuple):
@@ -23,6 +26,9 @@ class Gate(NamedTuple):
 
     `price(plan, today)` predicts the cost in ms of another plan on the task and with the cost model of `today`'s; None where
     it cannot. Without one, only plans of one cost model and one task are compared, by the numbers that they carry.
+
+    In a `nightly` run a plan that is too uncertain, or was rolled back, is nothing to refuse: the live plan is kept where it
+    serves today's task, and where none does an uncertain plan is better than none.
     """
 
     tables: tuple[Table, ...] | None = None
@@ -31,6 +37,7 @@ class Gate(NamedTuple):
     min_gain: float | None = None
     price: Callable[[Plan, Plan], float | None] | None = None
     force: bool = False
+    nightly: bool = False
 
     def check(self) -> None:
         """Raise UsageError for a rule that cannot be."""
@@ -54,16 +61,21 @@ def decide(
     `rolled_back` says that somebody went back from this very plan, which only a person may undo.
     """
     error = plan.provenance.cost_model_error
-    faults = [fault for fault in (_tables(plan, gate), _memory(plan, gate), _error(error, gate)) if fault]
-    if rolled_back:
-        faults.append("it was live, and was rolled back")
+    serving = live is not None and live_plan is not None and not _for_other_task(plan, live_plan, gate)
+    faults = [fault for fault in (_tables(plan, gate), _memory(plan, gate)) if fault]
+    doubts = [_error(error, gate), "it was live, and was rolled back" if rolled_back else None]
+    found = [doubt for doubt in doubts if doubt]
+    if not gate.nightly:
+        faults += found
+    keep = "; ".join(found) if gate.nightly and (serving or rolled_back) else ""
 
-    comparison, live_cost = _comparison(plan, gate, live, live_plan)
+    comparison, live_cost = (f"{keep}; the live plan stays", None) if keep else _comparison(plan, gate, live, live_plan)
     gain = None if live_cost is None or plan.cost_ms is None else _gain(plan.cost_ms, live_cost)
-    min_gain = gate.min_gain if gate.min_gain is not None else error or 0.0
+    min_gain = gate.min_gain if gate.min_gain is not None else _uncertainty(plan)
     # one who names a gain wants to see it; else a plan that cannot be compared is newer knowledge, and goes live
-    demanded = gate.min_gain is not None and live_plan is not None and not _for_other_task(plan, live_plan, gate)
+    demanded = gate.min_gain is not None and serving
     better = gain > min_gain if gain is not None else not demanded
+    better = better and not keep
     return Decision(
         verdict="refused" if faults else "passed" if better else "kept",
         forced=gate.force,
@@ -80,7 +92,15 @@ def decide(
         memory_left=_memory_left(plan),
         memory_margin=gate.memory_margin,
         moved_bytes=moved_bytes(live_plan, plan) if live_plan else None,
+        instead=plan.provenance.instead,
     )
+
+
+def _uncertainty(plan: Plan) -> float:
+    """How far the plan's predictions may be off, as a share: its cost model's error, and no less than a guess where it is one."""
+    error = plan.provenance.cost_model_error or 0.0
+    guessed = plan.provenance.instead or (plan.provenance.cost_model or "").startswith("analytic:")
+    return max(error, GUESS) if guessed else error
 
 
 def _gain(cost_ms: float, live_cost_ms: float) -> float:

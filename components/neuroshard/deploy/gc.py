@@ -5,11 +5,12 @@
 Kept: the live release and its artifact, the last `keep` releases and theirs, the `keep` that rollbacks from the live one reach,
 and whatever is younger than the age. So that nothing goes live while it is deleted, nor is deleted while it goes live, this
 first writes down what it is about to delete, and then looks again; golive.py makes what it puts live young, and then looks for
-such a mark. Whoever of the two looked later sees the other.
+such a mark. Whoever of the two looked later sees the other. Ages are by the store's clock alone, never by this machine's.
 """
 
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -37,7 +38,10 @@ class Garbage(NamedTuple):
 
 
 def find_garbage(store: Store, line: Line[R], *, keep: int, age_seconds: float, now: datetime) -> Garbage:
-    """What may go. Raises NotFound where nothing is live: then nobody can tell what is in use; UsageError."""
+    """What may go at `now`, by the store's clock.
+
+    Raises NotFound where nothing is live: then nobody can tell what is in use; UsageError.
+    """
     if keep < 1:
         raise UsageError(f"--keep must be at least 1 release, not {keep}")
     if age_seconds < MIN_AGE_SECONDS:
@@ -57,7 +61,7 @@ def find_garbage(store: Store, line: Line[R], *, keep: int, age_seconds: float, 
 
     wanted = {line.release_key(release.number) for release in kept}
     wanted |= {key for release in kept for key in line.keys(release.artifact)}
-    newest = now.astimezone(UTC) - timedelta(seconds=age_seconds)
+    newest = now - timedelta(seconds=age_seconds)
     old = [entry for entry in entries if entry.key not in wanted and entry.modified < newest]
     found = [
         *(entry for entry in old if line.number_of(entry.key)),
@@ -68,18 +72,17 @@ def find_garbage(store: Store, line: Line[R], *, keep: int, age_seconds: float, 
     return Garbage(tuple(found), len(entries) - len(found))
 
 
-def gc(store: Store, line: Line[R], *, keep: int, age_seconds: float, now: datetime, apply: bool = False) -> Garbage:
+def gc(store: Store, line: Line[R], *, keep: int, age_seconds: float, apply: bool = False) -> Garbage:
     """Delete the garbage if `apply`, else only find it. What it did delete before an error or a kill was garbage too."""
-
-    def find() -> Garbage:
-        return find_garbage(store, line, keep=keep, age_seconds=age_seconds, now=now)
-
-    garbage = find()
+    find = partial(find_garbage, store, line, keep=keep, age_seconds=age_seconds)
+    now = store.clock()
+    garbage = find(now=now)
     if not apply or not garbage.entries:
         return garbage
     began = time.monotonic()
     mark = _condemn(garbage, store, line, now)
-    seen, still = set(garbage.entries), find()
+    # the mark was written a moment ago, by the very clock that the artifacts' times are by
+    seen, still = set(garbage.entries), find(now=min(now, mark.modified))
     garbage = Garbage(tuple(entry for entry in still.entries if entry in seen), still.kept - 1)
     with progress("gc", len(garbage.entries), "objects") as bar:
         for entry in garbage.entries:
@@ -89,24 +92,27 @@ def gc(store: Store, line: Line[R], *, keep: int, age_seconds: float, now: datet
                 )
             store.delete(entry.key)
             bar.advance(1, entry.key)
-    store.delete(mark)  # not where a deletion failed: it may still come through
+    store.delete(mark.key)  # not where a deletion failed: it may still come through
     return garbage
 
 
 def run(store_url: str, name: str, *, keep: int, age_seconds: float, apply: bool = False) -> Garbage:
-    """`gc` of a model's plans, or of hardware/FINGERPRINT's cost models, by this machine's clock."""
+    """`gc` of a model's plans, or of hardware/FINGERPRINT's cost models."""
     # the one write is of a key of its own, so it is the same on a store without conditional writes
     store = open_store(store_url, single_writer=True)
-    return gc(store, line_of(name), keep=keep, age_seconds=age_seconds, now=datetime.now(UTC), apply=apply)
+    return gc(store, line_of(name), keep=keep, age_seconds=age_seconds, apply=apply)
 
 
-def _condemn(garbage: Garbage, store: Store, line: Line[R], now: datetime) -> str:
-    """Write down what is about to be deleted; the key of the mark, which nobody else has."""
+def _condemn(garbage: Garbage, store: Store, line: Line[R], now: datetime) -> Entry:
+    """Write down what is about to be deleted, under a key that nobody else has; the mark as the store lists it."""
     digests = {digest for entry in garbage.entries if (digest := line.digest_of(entry.key))}
     mark = Condemned(name=line.name, digests=tuple(sorted(digests)), time=timestamp(now))
     key = f"{line.condemned_folder}{mark.time.replace('-', '').replace(':', '')}-{uuid4().hex[:16]}.json"
     store.create(key, mark.canonical_json())
-    return key
+    listed = store.list(key)
+    if not listed:
+        raise StoreError(f"{store.url}/{key}: is not listed after it was written, so nothing is deleted; run gc again")
+    return listed[0]
 
 
 def _reached(store: Store, line: Line[R], live: Live[R], count: int, keys: set[str]) -> list[R]:

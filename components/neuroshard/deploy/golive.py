@@ -7,8 +7,17 @@ writes next puts the rest right. A `gc` beside it (gc.py) never takes what it is
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound, StoreError, Unreachable
+from neuroshard.core.errors import (
+    Conflict,
+    InvalidInput,
+    NeuroshardError,
+    NewerFormat,
+    NotFound,
+    StoreError,
+    Unreachable,
+)
 from neuroshard.core.release import Condemned
+from neuroshard.core.value import sha256
 from neuroshard.store.line import (
     MAX_ARTIFACT_BYTES,
     MAX_RELEASE_BYTES,
@@ -84,6 +93,33 @@ def go_live(release: R, live: Live[R] | None, store: Store, line: Line[R]) -> R:
     with suppress(StoreError):  # it is live, and whoever writes next does this again
         store.create(line.release_key(release.number), data)
     return release
+
+
+def mend_pointer(store: Store, line: Line[R]) -> str | None:
+    """Put the newest release of the history in place of a pointer that is garbage, which nobody can follow; what was done, in
+    one line, or None where nothing was.
+
+    What was there is kept under aside/. A pointer of a newer version is left alone: others follow it. Raises StoreError, and
+    Conflict where somebody else changed it in between.
+    """
+    try:
+        read_pointer(store, line)
+        return None
+    except (NotFound, NewerFormat):
+        return None
+    except InvalidInput as error:
+        fault = str(error).partition("; if that is")[0]
+    data, token = store.read_versioned(line.live_key)
+    kept = f"{line.name}/aside/live-{sha256(data)[:16]}.json"
+    with suppress(Conflict):
+        store.create(kept, data)
+    for number in reversed(history(store, line)):
+        with suppress(InvalidInput):
+            read_past(store, line, number)
+            store.swap(line.live_key, store.read(line.release_key(number)), token)
+            return f"{fault}; release {number} was put in its place, and it is kept as {kept}"
+    store.delete(line.live_key)
+    return f"{fault}; it was taken away, as no release is in its history, and is kept as {kept}"
 
 
 def next_number(live: Live[R] | None, store: Store, line: Line[R]) -> int:

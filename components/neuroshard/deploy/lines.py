@@ -1,11 +1,13 @@
-"""The name that a user types: a model's, whose plans are meant, or hardware/FINGERPRINT, whose cost models are."""
+"""The name that a user types: a model's, for its plans, or hardware/FINGERPRINT/BATCH, for cost models."""
 
+import re
 from datetime import UTC, datetime
 from typing import Any
 
+from neuroshard.core.errors import UsageError
 from neuroshard.core.release import HARDWARE, Pointer
 from neuroshard.deploy.golive import bring_back
-from neuroshard.store.bundles import models_of
+from neuroshard.store.bundles import BATCH_SIZE, models_of
 from neuroshard.store.line import Line
 from neuroshard.store.open import open_store
 from neuroshard.store.releases import plans_of
@@ -13,8 +15,16 @@ from neuroshard.store.releases import plans_of
 
 def line_of(name: str) -> Line[Any]:
     """Raises UsageError for what is no usable name of either kind."""
-    folder, _, fingerprint = name.partition("/")
-    return models_of(fingerprint) if folder == HARDWARE and fingerprint else plans_of(name)
+    folder, _, rest = name.partition("/")
+    if folder != HARDWARE or not rest:
+        return plans_of(name)
+    fingerprint, _, batch_size = rest.partition("/")
+    if not re.fullmatch(BATCH_SIZE, batch_size):
+        raise UsageError(
+            f"{name[:80]!r} is not the name of cost models; write hardware/FINGERPRINT/BATCH, as in "
+            "hardware/1f0c6a2b9d3e4857/512 (`neuroshard models` shows both)"
+        )
+    return models_of(fingerprint, int(batch_size))
 
 
 def run_promote(store_url: str, name: str, digest: str, *, single_writer: bool = False) -> Pointer:
@@ -26,7 +36,7 @@ def run_promote(store_url: str, name: str, digest: str, *, single_writer: bool =
         return promote(store, name, digest, now=now)
     from neuroshard.deploy.bundles import promote_model
 
-    return promote_model(store, name.partition("/")[2], digest, now=now)
+    return promote_model(store, line_of(name), digest, now=now)
 
 
 def run_rollback(store_url: str, name: str, *, single_writer: bool = False) -> Pointer:

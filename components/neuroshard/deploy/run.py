@@ -6,11 +6,11 @@ The order of the writes (docs/formats.md, "Releases") makes a deployer that dies
 the new one is live, and whoever writes next puts the rest right.
 """
 
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, NotFound, Refused
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Decision, Refusal, Release
@@ -86,9 +86,13 @@ def run(
     max_error: float | None = None,
     min_gain: float | None = None,
     force: bool = False,
+    nightly: bool = False,
     single_writer: bool = False,
 ) -> Outcome:
-    """Deploy a plan.json into a store, past the gate. Says on stderr what its search noted, and if it was live already."""
+    """Deploy a plan.json into a store, past the gate (`nightly`: by its rules for a night).
+
+    Says on stderr what its search noted, and if it was live already.
+    """
     plan = read_plan_file(plan_path)
     price = None
     if cost_model is not None:
@@ -96,13 +100,14 @@ def run(
 
         price = pricer(cost_model, plan)
     today = None if tables is None else read_tables(tables)[0]
-    gate = Gate(today, memory_margin, max_error, min_gain, price, force)
+    gate = Gate(today, memory_margin, max_error, min_gain, price, force, nightly)
     store = open_store(store_url, single_writer=single_writer)
     outcome = _deploy_plan(plan, store, model, gate, datetime.now(UTC))
     if outcome.decision is None:
-        print(f"{store.url}: this plan is live already, since {outcome.release.time}; nothing to do", file=sys.stderr)
+        log(f"{store.url}: this plan is live already, since {outcome.release.time}; nothing to do")
     else:
-        print(*(f"note: {plan_path}: {note}\n" for note in plan.provenance.notes), sep="", end="", file=sys.stderr)
+        said = (*filter(None, [plan.provenance.instead]), *plan.provenance.notes)
+        log(*(f"note: {plan_path}: {note}" for note in said))
     return outcome
 
 

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from neuroshard import devices
+from neuroshard import devices, system
+from neuroshard.core.extras import install_command, pip
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.doctor.checks import Check
@@ -16,7 +17,6 @@ from neuroshard.doctor.checks import Check
 GIB = 2**30
 LITTLE_MEMORY, LITTLE_DISK = 6 * GIB, 5 * GIB
 OPERATOR_SECONDS = 180
-CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def check_machine(folder: Path) -> Iterator[Check]:
@@ -25,7 +25,7 @@ def check_machine(folder: Path) -> Iterator[Check]:
     cores = devices.cores()
     few = "measured exchanges need a core for each device" if cores < 2 else ""
     yield Check("cores", "warn" if few else "ok", f"{cpu.name}", few)
-    yield memory_check(_available_memory())
+    yield memory_check(system.available_bytes() if sys.platform == "linux" else None)
     yield disk_check(folder, shutil.disk_usage(folder).free)
 
 
@@ -68,7 +68,7 @@ def operator_check(kind: str, python: str = sys.executable) -> Check:
     """Whether the operator really runs, in a process of its own, and is right."""
     name = "cpu backend" if kind == "cpu" else "gpu backend"
     extra = "measure" if kind == "cpu" else "cuda"
-    mend = f"look at versions above; pip install 'neuroshard[{extra}]'"
+    mend = f"look at versions above; {install_command(extra)}"
     try:
         done = subprocess.run(
             [python, "-P", "-m", "neuroshard.doctor.operator", kind],  # what lies in the working directory is not ours
@@ -84,9 +84,7 @@ def operator_check(kind: str, python: str = sys.executable) -> Check:
             (line for line in reversed(done.stderr.splitlines()) if line.strip()), f"exit status {done.returncode}"
         )
         if last.startswith("ModuleNotFoundError"):
-            return Check(
-                name, "warn", f"cannot measure here: {last.partition(': ')[2]}", f"pip install 'neuroshard[{extra}]'"
-            )
+            return Check(name, "warn", f"cannot measure here: {last.partition(': ')[2]}", install_command(extra))
         return Check(name, "fail", f"FBGEMM's operator does not run: {last:.200}", mend)
     said = json.loads(done.stdout.splitlines()[-1])
     return Check(
@@ -100,20 +98,6 @@ def _why_no_gpu() -> str:
     """What to do about it, by what is there."""
     if not Path("/proc/driver/nvidia").exists():
         return "measure on a node with GPUs, or with --backend cpu; without any: search --model analytic:h100"
-    return "a driver is loaded, but NVML shows no GPU: pip install nvidia-ml-py, and give the container the devices"
-
-
-def _available_memory() -> int | None:
-    """Free memory, or what the container may still have, if that is less."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-    for path in CGROUPS:
-        try:
-            limit = int(Path(path).read_text())
-        except (OSError, ValueError):  # no such version of cgroups, or "max"
-            continue
-        free = limit if free is None else min(free, limit)
-    return free
+    return (
+        f"a driver is loaded, but NVML shows no GPU: {pip()} install nvidia-ml-py, and give the container the devices"
+    )

@@ -7,6 +7,7 @@ from importlib import metadata
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
+from neuroshard.core.extras import install_command, pip
 from neuroshard.doctor.checks import Check, Verdict
 
 # What an extra of pyproject.toml makes possible. `cuda` and `fleet` are for images and clusters.
@@ -23,7 +24,6 @@ PARTS = {
 OPTIONAL = {"fleet", "pipeline"}
 # FBGEMM is compiled against one torch; others crash, or fail to load its operators
 TORCH_OF_FBGEMM = {"1.5": "2.10", "1.6": "2.11", "1.8": "2.13"}
-TORCHREC = "pip install 'neuroshard[torchrec]' && pip install --no-deps torchrec==1.8.0"
 FBGEMM = ("fbgemm-gpu", "fbgemm-gpu-cpu")
 
 VersionOf = Callable[[str], str | None]
@@ -44,18 +44,21 @@ def check_packages(version_of: VersionOf = installed) -> Iterator[Check]:
         declared = [Requirement(line) for line in metadata.requires("neuroshard") or ()]
     except (metadata.PackageNotFoundError, InvalidRequirement):
         yield Check(
-            "packages", "warn", "neuroshard itself is not installed, so what it needs is not known", "pip install ."
+            "packages",
+            "warn",
+            "neuroshard itself is not installed, so what it needs is not known",
+            install_command("all"),
         )
         declared = []
     for extra, part in PARTS.items() if declared else ():
         wrong = [text for one in _needed(declared, extra) if (text := _fault(one, version_of))]
-        if extra == "measure" and version_of("fbgemm-gpu"):  # the GPU's build stands in for the CPU's
+        if version_of("fbgemm-gpu"):  # the GPU's build stands in for the CPU's
             wrong = [text for text in wrong if not text.startswith("fbgemm-gpu-cpu is not")]
         if extra == "torchrec" and version_of("torchrec") is None:  # it is installed without what it asks for
-            yield Check(extra, "warn", f"{part}: torchrec is not installed", TORCHREC)
+            yield Check(extra, "warn", f"{part}: torchrec is not installed", install_command(extra))
         elif wrong:
             verdict: Verdict = "none" if extra in OPTIONAL else "warn"
-            yield Check(extra, verdict, f"{part}: {', '.join(wrong)}", f"pip install 'neuroshard[{extra}]'")
+            yield Check(extra, verdict, f"{part}: {', '.join(wrong)}", install_command(extra))
         else:
             yield Check(extra, "ok", part)
     yield fits_together(version_of)
@@ -70,10 +73,11 @@ def fits_together(version_of: VersionOf = installed) -> Check:
             "versions",
             "fail",
             "fbgemm-gpu and fbgemm-gpu-cpu are both installed and overwrite each other's files (torchrec pulls in the first)",
-            f"pip uninstall -y fbgemm-gpu && pip install --force-reinstall --no-deps fbgemm-gpu-cpu=={builds['fbgemm-gpu-cpu']}",
+            f"{pip()} uninstall -y fbgemm-gpu && "
+            f"{pip()} install --force-reinstall --no-deps fbgemm-gpu-cpu=={builds['fbgemm-gpu-cpu']}",
         )
     if not builds or torch is None:
-        return Check("versions", "none", "torch and FBGEMM are not both installed", "pip install 'neuroshard[measure]'")
+        return Check("versions", "none", "torch and FBGEMM are not both installed", install_command("measure"))
     ((name, fbgemm),) = builds.items()
     said = f"torch {torch}, {name} {fbgemm}" + (f", torchrec {torchrec}" if torchrec else "")
     wanted = TORCH_OF_FBGEMM.get(_minor(fbgemm))
@@ -85,14 +89,14 @@ def fits_together(version_of: VersionOf = installed) -> Check:
             "versions",
             "fail",
             f"{said}: FBGEMM {_minor(fbgemm)} is built for torch {wanted}",
-            f"pip install torch=={wanted}.*",
+            f"{pip()} install 'torch=={wanted}.*'",
         )
     if torchrec and _minor(torchrec) != _minor(fbgemm):
         return Check(
             "versions",
             "fail",
             f"{said}: torchrec must be of FBGEMM's version",
-            f"pip install --no-deps torchrec=={_minor(fbgemm)}.*",
+            f"{pip()} install --no-deps 'torchrec=={_minor(fbgemm)}.*'",
         )
     return Check("versions", "ok", f"{said} fit together")
 

@@ -6,11 +6,18 @@ from pathlib import Path
 from neuroshard.doctor.checks import Check
 from neuroshard.doctor.machine import check_backends, check_machine
 from neuroshard.doctor.packages import check_packages, installed
-from neuroshard.doctor.services import check_kfp, check_store
+from neuroshard.doctor.services import check_kfp, check_runs, check_store
 
 
-def examine(folder: Path, *, store: str | None = None, kfp: str | None = None) -> Iterator[Check]:
-    """Each check as it is done; some take seconds. `store` and `kfp` are asked only where they are given."""
+def examine(
+    folder: Path,
+    *,
+    store: str | None = None,
+    kfp: str | None = None,
+    account: str | None = None,
+    namespace: str = "kubeflow",
+) -> Iterator[Check]:
+    """Each check as it is done; some take seconds. `store`, `kfp` and `account` are tried only where they are given."""
     yield from check_packages()
     yield from check_machine(folder)
     yield from check_backends()
@@ -19,3 +26,5 @@ def examine(folder: Path, *, store: str | None = None, kfp: str | None = None) -
     else:
         yield check_store(store)
     yield check_kfp(kfp, installed("kfp"))
+    if account is not None:
+        yield check_runs(namespace, account)

@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from neuroshard.core.errors import Conflict, NeuroshardError
+from neuroshard.core.extras import install_command
 from neuroshard.doctor.checks import Check
+from neuroshard.kube import admission
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
@@ -21,6 +23,10 @@ KFP_SECONDS = 15
 HEALTH = "/apis/v2beta1/healthz"
 MEND_KFP = (
     "give the API's address; from outside: kubectl -n kubeflow port-forward svc/ml-pipeline 8888; --kfp localhost:8888"
+)
+MEND_RUNS = (
+    "apply the overlay, which makes the account (manifests/base/serviceaccounts.yaml); images other than ours must run as a user "
+    "that is not root; docs/operating.md: Pod Security"
 )
 
 
@@ -79,7 +85,7 @@ def _must_conflict(store: Store, attempt: Callable[[], object], otherwise: str) 
 
 def _mend_store(url: str) -> str:
     if not url.startswith("s3:"):
-        return "give a folder that can be written, with hard links and flock (local disks and NFS have them)"
+        return "give a folder that can be written, with flock (local disks and NFS have it)"
     return (
         "check AWS_PROFILE, AWS_ENDPOINT_URL and AWS_REGION; a store without conditional writes needs a single writer"
     )
@@ -91,7 +97,7 @@ def check_kfp(host: str | None, version: str | None) -> Check:
     if host is None:
         if version:
             return Check("kfp", "ok", f"{client}; no cluster was asked for", "to ask one: --kfp http://localhost:8080")
-        return Check("kfp", "none", client, "pip install 'neuroshard[pipeline]', for make run and make submit")
+        return Check("kfp", "none", client, f"for make run and make submit: {install_command('pipeline')}")
     url = (host if "://" in host else f"http://{host}").rstrip("/") + HEALTH
     if urlsplit(url).scheme not in ("http", "https"):
         return Check("kfp", "fail", f"{host!r} is not an address of http or https", "as in --kfp http://localhost:8080")
@@ -99,8 +105,18 @@ def check_kfp(host: str | None, version: str | None) -> Check:
     if not reached:
         return Check("kfp", "fail", says, MEND_KFP)
     if not version:
-        return Check("kfp", "warn", f"{says}, but {client}", "pip install 'neuroshard[pipeline]'")
+        return Check("kfp", "warn", f"{says}, but {client}", install_command("pipeline"))
     return Check("kfp", "ok", f"{client}; {says}")
+
+
+def check_runs(namespace: str, account: str, context: str | None = None) -> Check:
+    """Whether the cluster takes the pods of a run in `namespace` under `account`, asked in a dry run."""
+    answer = admission(namespace, account, context)
+    if answer.verdict == "refused":
+        return Check("runs", "fail", answer.says, MEND_RUNS)
+    if answer.verdict == "unknown":
+        return Check("runs", "warn", answer.says, "ask with a kubeconfig whose account may make pods there")
+    return Check("runs", "ok", answer.says)
 
 
 def _health(url: str) -> tuple[bool, str]:

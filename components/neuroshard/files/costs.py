@@ -8,7 +8,6 @@ appears by rename: a run killed at any moment leaves only whole parts, and the n
 import fcntl
 import os
 import re
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from itertools import zip_longest
@@ -19,10 +18,11 @@ from typing import Any, Literal, Self, TypeVar
 import pyarrow as pa
 
 from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.clean import log
 from neuroshard.core.cost import Bench, CommCost, ComputeCost, Costs, slowness
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.table import Table
-from neuroshard.core.value import Value, check_format, decode_json
+from neuroshard.core.value import Value, check_format, decode_json, shown
 from neuroshard.files.cases import (
     COMM_CASE_FIELDS,
     COMPUTE_CASE_FIELDS,
@@ -69,23 +69,28 @@ COMM_LISTS = ("forward_spread_ms", "backward_spread_ms", "forward_median_ms", "b
 
 
 class CostsManifest(Value):
-    """costs.json: where the costs were measured, and the base tables of their cases."""
+    """costs.json: where the costs were measured, the base tables of their cases, and the numbers of ranks whose all-to-alls were
+    asked for, also where none was measured."""
 
     format_version: Literal[1] = 1
     bench: Bench
     tables: tuple[Table, ...]
+    device_counts: tuple[int, ...] = ()
 
 
 class CostWriter:
     """Appends costs to a folder: a part every FLUSH_SECONDS and at the end. `done` holds the (case_id, round) it has.
 
-    Opening a folder that another bench has begun raises InvalidInput: costs of two benches are never mixed. So does one that
-    another run is writing to.
+    A folder that has costs already may get costs of further tables and further numbers of ranks. One that another bench has
+    begun raises InvalidInput, since costs of two benches are never mixed; so does one that another run is writing to, or in which
+    a table of the same name is another one.
     """
 
-    def __init__(self, folder: Path, bench: Bench, tables: tuple[Table, ...]) -> None:
+    def __init__(
+        self, folder: Path, bench: Bench, tables: tuple[Table, ...], device_counts: tuple[int, ...] = ()
+    ) -> None:
         self.folder = folder
-        self.manifest = CostsManifest(bench=bench, tables=tables)
+        self.manifest = CostsManifest(bench=bench, tables=tables, device_counts=device_counts)
         self.rows: dict[str, list[dict[str, Any]]] = {"compute": [], "comm": []}
         self.done: dict[str, set[tuple[str, int]]] = {"compute": set(), "comm": set()}
         self.disturbed: dict[str, list[bool]] = {}  # of the measurements of each table set
@@ -107,11 +112,10 @@ class CostWriter:
             write_bytes(path, self.manifest.canonical_json())
             return
         begun = read_manifest(self.folder)
-        if begun.bench != self.manifest.bench:
-            differing = difference(begun.bench, self.manifest.bench)
-            raise InvalidInput(f"{path}: was measured on another bench ({differing}); give another -o")
-        if begun.tables != self.manifest.tables:
-            raise InvalidInput(f"{path}: was measured for other tables; give another -o")
+        extended = _extended(begun, self.manifest, path)
+        if extended != begun:
+            write_bytes(path, extended.canonical_json())
+        self.manifest = extended
         for kind, fields in (("compute", COMPUTE_FIELDS), ("comm", COMM_FIELDS)):
             for part in _parts(self.folder, kind):
                 try:
@@ -127,7 +131,7 @@ class CostWriter:
         aside = part.with_name(part.name + BROKEN)
         with disk_errors(part, "set it aside"):
             part.replace(aside)
-        print(f"note: {error}; set aside as {aside.name}, and what it held is measured again", file=sys.stderr)
+        log(f"note: {error}; set aside as {aside.name}, and what it held is measured again")
 
     def _note(self, kind: str, row: Mapping[str, Any]) -> None:
         self.done[kind].add((row["case_id"], row["round"]))
@@ -197,6 +201,33 @@ def _lock(folder: Path) -> int:
     return lock
 
 
+def _extended(begun: CostsManifest, now: CostsManifest, path: Path) -> CostsManifest:
+    """What costs.json says once costs of `now` are added to those of `begun`. Raises InvalidInput where they cannot be."""
+    bench, other = _joined_benches(begun.bench, now.bench)
+    if (
+        begun.bench.calm_compute_ms
+    ):  # labels of one folder are all scaled to one calm, and taken with one flush and limit
+        kept = ("memory_limit_bytes", "flush_bytes", "calm_compute_ms")
+        bench, other = (
+            joined.model_copy(update={name: getattr(one, name) for name in kept})
+            for joined, one in ((bench, begun.bench), (other, now.bench))
+        )
+    if bench != other:
+        raise InvalidInput(f"{path}: was measured on another bench ({difference(bench, other)}); give another -o")
+    tables = {table.name: table for table in begun.tables}
+    for table in now.tables:
+        if tables.setdefault(table.name, table) != table:
+            raise InvalidInput(
+                f"{path}: was measured for another table {shown(table.name)} ({difference(tables[table.name], table)}); give "
+                "another -o"
+            )
+    return CostsManifest(
+        bench=bench,
+        tables=tuple(tables.values()),
+        device_counts=tuple(sorted({*begun.device_counts, *now.device_counts})),
+    )
+
+
 def _holds(lock: int, folder: Path) -> bool:
     """Is the folder there still, with its bench, and is it the one that was locked?"""
     try:
@@ -228,21 +259,33 @@ def read_costs(folder: Path, *more: Path) -> Costs:
     return costs
 
 
-def _joined(costs: Costs, more: Costs, where: str) -> Costs:
-    benches = (costs.bench, more.bench)
-    capped = {
+def _joined_benches(*benches: Bench) -> list[Bench]:
+    """The benches, alike in what follows from the cases or from a look at each machine: only in the rest must they agree."""
+
+    def known(values: Iterable[int | None]) -> list[int]:
+        return [value for value in values if value is not None]
+
+    alike = {
         "capped_tables": tuple(sorted({name for bench in benches for name in bench.capped_tables})),
-        "row_cap_bytes": min((b.row_cap_bytes for b in benches if b.row_cap_bytes is not None), default=None),
+        "row_cap_bytes": min(known(bench.row_cap_bytes for bench in benches), default=None),
+        "memory_limit_bytes": min(known(bench.memory_limit_bytes for bench in benches), default=None),
+        "flush_bytes": max(known(bench.flush_bytes for bench in benches), default=None),
         "calm_exchange_ms": _least(bench.calm_exchange_ms for bench in benches),
         "calm_compute_ms": _least(bench.calm_compute_ms for bench in benches),
     }
-    bench, other = (bench.model_copy(update=capped) for bench in benches)
+    return [bench.model_copy(update=alike) for bench in benches]
+
+
+def _joined(costs: Costs, more: Costs, where: str) -> Costs:
+    bench, other = _joined_benches(costs.bench, more.bench)
     if bench != other:
         raise InvalidInput(f"{where} ({difference(bench, other)}); costs of two benches are never mixed")
     return Costs(
         bench=bench,
         compute=_labels_first(_with_rounds(*(_as_calm_as(bench.calm_compute_ms, each) for each in (costs, more)))),
         comm=_labels_first(_with_rounds(costs.comm, more.comm)),
+        tables=tuple({table.name: table for table in (*more.tables, *costs.tables)}.values()),
+        device_counts=tuple(sorted({*costs.device_counts, *more.device_counts})),
     )
 
 
@@ -291,7 +334,13 @@ def _read_folder(folder: Path) -> Costs:
     for row, where in _rows(folder, "comm", COMM_FIELDS, seen):
         lists = {name: row[name] or () for name in COMM_LISTS}
         comm.append((comm_case_from_row(row, where), CommCost.parse({**row, **lists}, where)))
-    return Costs(bench=manifest.bench, compute=_labels_first(compute), comm=_labels_first(comm))
+    return Costs(
+        bench=manifest.bench,
+        compute=_labels_first(compute),
+        comm=_labels_first(comm),
+        tables=manifest.tables,
+        device_counts=manifest.device_counts,
+    )
 
 
 def _labels_first(rows: Iterable[tuple[_Case, _Cost]]) -> tuple[tuple[_Case, _Cost], ...]:

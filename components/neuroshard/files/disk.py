@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from neuroshard.core.errors import InvalidInput, NeuroshardError
+from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
+from neuroshard.core.units import format_bytes
 
 MAX_JSON_BYTES = 256 * 2**20
+LEAST_UNPACKED_BYTES, MOST_UNPACKED_TIMES = 64 * 2**20, 100  # files of costs unpack to ten times their size
 WAYS_OUT = {
     errno.EACCES: "; check its permissions, or give another path",
     errno.EPERM: "; check its permissions, or give another path",
@@ -28,6 +30,19 @@ def disk_errors(path: Path, doing: str) -> Iterator[None]:
     except OSError as error:
         way_out = WAYS_OUT.get(error.errno or 0, "")
         raise NeuroshardError(f"{path}: cannot {doing}: {error.strerror or error}{way_out}") from None
+
+
+def check_folder_exists(path: Path) -> None:
+    """Raise UsageError where the folder that `path` is in does not exist.
+
+    For paths that a person gives, of which only the last part may be new: a mistyped one would make folders that nobody wants.
+    """
+    folder = path.absolute().parent
+    if not os.path.lexists(folder):  # a link that leads nowhere is said to be one when it is written
+        raise UsageError(
+            f"{path}: its folder {folder} does not exist, and only the last part of a path is made; check the path, or make the "
+            f"folder first (mkdir -p)"
+        )
 
 
 def check_can_write(path: Path, *, folder: bool = False) -> None:
@@ -64,6 +79,16 @@ def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
         if len(data) > max_bytes:  # a pipe or a device says no size
             raise InvalidInput(f"{path}: more than the {max_bytes:,} bytes that such a file may have")
         return data
+
+
+def check_unpacked(nbytes: int, size: int, path: Path) -> None:
+    """Raise InvalidInput where a file of `size` bytes unpacks to so many that it must be made to fill memory or a disk."""
+    most = max(LEAST_UNPACKED_BYTES, MOST_UNPACKED_TIMES * size)
+    if nbytes > most:
+        raise InvalidInput(
+            f"{path}: has {format_bytes(size)}, but unpacks to {format_bytes(nbytes)} or more; at most {format_bytes(most)} are "
+            "taken of a file of its size: make it again with less in it"
+        )
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -10,7 +10,6 @@ one object a table, of which name, rows, dim and bytes count. Otherwise rows is 
 import gzip
 import os
 import re
-import shutil
 import tempfile
 import zipfile
 import zlib
@@ -20,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError
+from neuroshard.core.extras import install_command
 from neuroshard.core.text import counted
 from neuroshard.core.value import shown
 from neuroshard.files.access import Ints, count_bins
-from neuroshard.files.disk import disk_errors
+from neuroshard.files.disk import check_unpacked, disk_errors
 from neuroshard.files.imported import Defaults, Imported, number_repeats, read_json
 from neuroshard.files.traces import Lookups, Traces, check_lookups
 from neuroshard.progress import progress
@@ -83,7 +83,7 @@ def _load(path: Path) -> tuple[Ints, Ints, Ints]:
     try:
         import torch
     except ImportError:
-        raise NeuroshardError(f"{path}: reading it needs PyTorch; install neuroshard[measure]") from None
+        raise NeuroshardError(f"{path}: reading it needs PyTorch; {install_command('measure')}") from None
     tensors = _torch_load(path)
     kind = f"{path}: expected three whole-number tensors (indices, offsets, lengths of shape (tables, batch))"
     if not isinstance(tensors, tuple | list) or len(tensors) != 3:
@@ -92,6 +92,8 @@ def _load(path: Path) -> tuple[Ints, Ints, Ints]:
         raise InvalidInput(f"{kind}, found {shown([str(getattr(t, 'dtype', type(t).__name__)) for t in tensors])}")
     if odd := [t for t in tensors if t.layout is not torch.strided or t.device.type != "cpu"]:
         raise InvalidInput(f"{kind}, found one that is {odd[0].layout} on {odd[0].device}; save them dense, on the CPU")
+    if any(t.numel() * t.element_size() > t.untyped_storage().nbytes() for t in tensors):
+        raise InvalidInput(f"{kind}, found one whose values share their memory (an expanded one); save contiguous ones")
     indices, offsets, lengths = (t.contiguous().numpy() for t in tensors)
     if (indices.ndim, offsets.ndim, lengths.ndim) != (1, 1, 2) or not lengths.size:
         raise InvalidInput(f"{kind}, found shapes {indices.shape}, {offsets.shape}, {lengths.shape}")
@@ -113,6 +115,9 @@ def _torch_load(path: Path) -> Any:
     plain = _unpack(path) if path.name.lower().endswith(".gz") else path
     try:
         with disk_errors(path, "read it"):
+            if zipfile.is_zipfile(plain):  # whose parts may be packed too, and of any size
+                with zipfile.ZipFile(plain) as parts:
+                    check_unpacked(sum(part.file_size for part in parts.infolist()), plain.stat().st_size, path)
             return torch.load(plain, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(plain))
     except NeuroshardError:
         raise
@@ -130,7 +135,9 @@ def _unpack(path: Path) -> Path:
         with disk_errors(Path(name), f"unpack {path} there"), os.fdopen(handle, "wb") as unpacked:
             try:
                 with gzip.open(path) as packed:
-                    shutil.copyfileobj(packed, unpacked, 2**24)
+                    while chunk := packed.read(2**24):
+                        check_unpacked(unpacked.tell() + len(chunk), path.stat().st_size, path)
+                        unpacked.write(chunk)
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise _broken(path, error) from None
     except BaseException:

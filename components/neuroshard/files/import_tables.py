@@ -106,10 +106,12 @@ def read_csv(path: Path) -> tuple[list[Entry], set[str]]:
 
 def read_parquet(path: Path) -> tuple[list[Entry], set[str]]:
     """A row a table; `reuse_bins` is a list column. Null says nothing."""
-    with parquet.opened(path) as table:
-        columns = _columns(table.column_names, path)
-        known = [name for name in columns if name in KNOWN]  # what else is there may be of any type, or too large
-        rows = table.rename_columns(columns).select(known).to_pylist()
+    there = parquet.column_names(path)
+    columns = _columns(there, path)
+    # what else is there may be of any type, or too large
+    known = {name: column for name, column in zip(there, columns, strict=True) if column in KNOWN}
+    with parquet.opened(path, known.keys()) as table:
+        rows = table.rename_columns([known[name] for name in table.column_names]).to_pylist()
     entries = [Entry.of(f"{path}: row {index}", row) for index, row in enumerate(rows)]
     for where, fields in entries:
         for name in NUMBERS & fields.keys():

@@ -1,9 +1,11 @@
 """Tables from other people's files: how they are written, what they do not say, and what comes of reading them."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import ELEMENT_BYTES, MAX_NAME, OPTIMIZER_BYTES, Table
@@ -12,7 +14,9 @@ from neuroshard.core.value import check_format, decode_json, shown
 from neuroshard.files.access import BinsOf, access_bins
 from neuroshard.files.disk import read_bytes
 from neuroshard.files.tables import TABLES_FORMAT, parse_table
-from neuroshard.files.traces import Traces
+
+if TYPE_CHECKING:  # traces need safetensors; to_torchrec imports this file in trainers, which may lack it
+    from neuroshard.files.traces import Traces
 
 REQUIRED = ("name", "rows", "dim", "pooling_factor")
 KNOWN = Table.model_fields.keys() | {"sequence"}

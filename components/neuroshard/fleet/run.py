@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from neuroshard import devices
+from neuroshard.core.clean import log
 from neuroshard.core.errors import UsageError
 from neuroshard.core.text import wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import shown
+from neuroshard.costmodel.serving import Wanted, known_models
 from neuroshard.fleet.cluster import list_nodes, recorded_nodes
-from neuroshard.fleet.coverage import Coverage, coverage, known_models
+from neuroshard.fleet.coverage import Coverage, coverage
 from neuroshard.fleet.kinds import Fleet, Kind
 from neuroshard.fleet.labels import kinds_of
 from neuroshard.store.open import open_store
@@ -53,8 +55,9 @@ def against(
     fleet: Fleet, store_url: str, *, now: datetime, max_age_seconds: float | None, max_error: float | None
 ) -> tuple[Coverage, ...]:
     """How the fleet stands by the cost models that are live in a store at `now` (UTC)."""
-    known = known_models(open_store(store_url))
-    return coverage(fleet.kinds, known, now=now, max_age_seconds=max_age_seconds, max_error=max_error)
+    known, notes = known_models(open_store(store_url))
+    log(*(f"note: {note}" for note in notes))
+    return coverage(fleet.kinds, known, now=now, usual=Wanted(max_age_seconds=max_age_seconds, max_error=max_error))
 
 
 def json_option(text: str, kind: type[Decoded], option: str) -> Decoded:

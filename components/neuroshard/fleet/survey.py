@@ -1,16 +1,17 @@
-"""The beginning of a night: which kinds of hardware to measure first, and which cost model each model's plan is searched with."""
+"""The beginning of a night: which kinds of hardware to measure first, and which hardware each model's plan is for."""
 
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
-from neuroshard import __version__
 from neuroshard.core.errors import NeuroshardError, UsageError
-from neuroshard.core.nightly import WORK_FOLDER, Order, Survey, Work
-from neuroshard.core.value import canonical_json, sha256
+from neuroshard.core.nightly import Order, Request, Work, work_folder
+from neuroshard.costmodel.serving import Known, Wanted, live_at
 from neuroshard.files.constraints import ConstraintsFile
-from neuroshard.fleet.coverage import Coverage, Known, coverage
+from neuroshard.fleet.coverage import Coverage, coverage
 from neuroshard.fleet.kinds import Fleet, Kind
+from neuroshard.store.bundles import Track
 
 BACKENDS = ("synthetic", "cpu", "cuda")
 
@@ -33,42 +34,73 @@ def _twin(kind: Kind) -> Kind:
     return kind.model_copy(update={"hardware": kind.hardware.model_copy(update=told)})
 
 
+class Found(NamedTuple):
+    """The hardware that each model's plan is for, why some can have none, what to measure, and how each kind stands."""
+
+    hardware: dict[str, str]
+    lost: dict[str, str]
+    works: tuple[Work, ...]
+    stands: tuple[Coverage, ...]
+
+
 def survey(
     fleet: Fleet,
-    known: Mapping[str, Known],
+    known: Mapping[Track, Known],
     orders: Sequence[Order],
     *,
-    request: Mapping[str, object],
-    batch_size: int,
+    request: Request,
+    columns: Mapping[str, int],
     most_pods: int,
     now: datetime,
     max_age_seconds: float | None = None,
     max_error: float | None = None,
-) -> tuple[Survey, tuple[Coverage, ...]]:
-    """What to do tonight for `orders`, by the live cost models `known`; and how each kind stands.
+) -> Found:
+    """What to do tonight for `orders`, by the live cost models `known`.
 
-    `request` is what else is asked of the measuring (cases, seed): another request begins new work. Raises UsageError for an
-    order that names no hardware or several, InvalidInput for constraints that are none, NeuroshardError where what it names can
-    neither be measured nor has a model.
+    `columns` are the widest shards that each model's plan cannot avoid. An order that cannot be (constraints that are none, an
+    ambiguous name of hardware) loses its own plan alone.
     """
-    for order in orders:  # told now, before hours of measuring
-        ConstraintsFile.parse(order.constraints, f"constraints of model {order.name!r}")
-    stands = coverage(
-        fleet.kinds, known, now=now, batch_size=batch_size, max_age_seconds=max_age_seconds, max_error=max_error
+    usual = Wanted(request.batch_size, max_error=max_error, max_age_seconds=max_age_seconds)
+    plain = coverage(fleet.kinds, known, now=now, usual=usual)
+    hardware, lost = {}, {}
+    for order in orders:  # said now, before hours of measuring
+        try:
+            ConstraintsFile.parse(order.constraints, f"constraints of model {order.name!r}")
+            hardware[order.name] = hardware_of(order, plain, live_at(known, request.batch_size))
+        except NeuroshardError as error:
+            lost[order.name] = str(error)
+    wanted = {kind.fingerprint: usual for kind in fleet.kinds}
+    for kind in fleet.kinds:
+        own = [order for order in orders if hardware.get(order.name) == kind.fingerprint]
+        ranks = tuple(sorted({order.devices for order in own}))
+        wanted[kind.fingerprint] = usual._replace(
+            ranks=ranks,
+            measurable=measurable(kind, ranks) if own else (),
+            columns=max((columns.get(order.name, 0) for order in own), default=0),
+        )
+    stands = coverage(fleet.kinds, known, now=now, wanted=wanted)
+    works = tuple(
+        _work(one, request, wanted[one.kind.fingerprint], orders, most_pods) for one in stands if one.to_measure
     )
-    works = tuple(_work(one, {**request, "batch_size": batch_size}, most_pods) for one in stands if one.to_measure)
-    hardware = {order.name: hardware_of(order, stands, known) for order in orders}
-    return Survey(orders=tuple(orders), hardware=hardware, works=works), stands
+    return Found(hardware, lost, works, stands)
 
 
-def hardware_of(order: Order, stands: Sequence[Coverage], known: Mapping[str, Known]) -> str:
-    """The fingerprint of the hardware that a model is trained on. Raises UsageError, NeuroshardError.
+def measurable(kind: Kind, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Numbers of devices whose all-to-all is to be measured: 2, 4, 8 … and all of a node on GPUs; else those of the plans."""
+    if kind.hardware.kind == "cuda":
+        doubled = {2**power for power in range(1, kind.devices.bit_length()) if 2**power <= kind.devices}
+        return tuple(sorted(doubled | ({kind.devices} - {0, 1})))
+    return tuple(sorted(set(ranks) - {1}))
+
+
+def hardware_of(order: Order, stands: Sequence[Coverage], live: Mapping[str, Known]) -> str:
+    """The fingerprint of the hardware that a model is trained on; "" where it is known by name alone. Raises UsageError.
 
     Of several kinds of one name (two drivers, say) the one with the most nodes in service. A kind that has left the fleet is
     found among the live cost models, the newest first.
     """
     named = [one for one in stands if _is_called(order.hardware, one.kind.hardware.name)]
-    usable = [one for one in named if one.bundle or one.to_measure]
+    usable = [one for one in named if one.bundle or one.can_be_measured] or named
     # A100-SXM4-80GB is also the beginning of its MIG slices' names
     usable = [one for one in usable if _is_called(order.hardware, one.kind.hardware.name, whole=True)] or usable
     if len({one.kind.hardware.name for one in usable}) > 1:
@@ -76,13 +108,15 @@ def hardware_of(order: Order, stands: Sequence[Coverage], known: Mapping[str, Kn
         raise UsageError(f"model {order.name!r}: hardware {order.hardware!r} may be any of {called}; name one")
     if usable:
         return max(usable, key=lambda one: (one.kind.nodes, one.kind.fingerprint)).kind.fingerprint
-    before = [one.release for one in known.values() if order.hardware and _is_called(order.hardware, one.hardware.name)]
+    releases = [one.release for one in live.values()]
+    before = [one for one in releases if order.hardware and _is_called(order.hardware, one.device_name)]
     if before:
         return max(before, key=lambda release: (release.time, release.fingerprint)).fingerprint
+    if order.hardware:
+        return ""
     there = "; ".join(f"{one.kind.hardware.name} ({one.state}, {one.kind.nodes} nodes in service)" for one in stands)
-    raise NeuroshardError(
-        f"model {order.name!r}: no cost model for hardware {order.hardware!r}, and none can be measured tonight; the fleet has "
-        f"{there or 'no kind of hardware that this backend measures'}"
+    raise UsageError(
+        f"model {order.name!r}: names no hardware, and the fleet has {there or 'none that this backend measures'}; name it"
     )
 
 
@@ -93,15 +127,18 @@ def _is_called(wanted: str, name: str, whole: bool = False) -> bool:
     return plain.removeprefix("nvidia") == plain_name if whole else plain in plain_name
 
 
-def _work(one: Coverage, request: Mapping[str, object], most_pods: int) -> Work:
+def _work(one: Coverage, request: Request, wanted: Wanted, orders: Sequence[Order], most_pods: int) -> Work:
     kind = one.kind
-    asked = sha256(canonical_json({**request, "replaces": one.release, "neuroshard": __version__}))[:16]
+    ranks = wanted.ranks or tuple(sorted({order.devices for order in orders}))
     return Work(
         hardware=kind.hardware,
-        folder=f"{WORK_FOLDER}/{kind.fingerprint}/{asked}",
+        folder=work_folder(kind.fingerprint, request),
         pods=max(1, min(kind.alike, most_pods)),
         devices=max(kind.devices, 1),
         resource=kind.resource,
         node_selector=kind.node_selector,
         tolerations=kind.tolerations,
+        ranks=ranks,
+        measurable=measurable(kind, ranks),
+        oldest_seconds=wanted.max_age_seconds if "model too old" in one.lacks else None,
     )

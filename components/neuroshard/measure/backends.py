@@ -27,8 +27,8 @@ class Settings:
 
     A device looks up the whole batch in its own tables, and then keeps its 1/devices of the samples of every table.
     Where `repeats` do not agree, up to as many again are taken. `memory_limit_bytes` is for the tables of one case; None takes
-    the backend's default. `hardware` is the kind that must be found here, or that the formula stands in for; None for whatever
-    there is.
+    the backend's default. `budget_seconds` is for the whole run, None for as long as it takes. `hardware` is the kind that must
+    be found here, or that the formula stands in for; None for whatever there is.
     """
 
     batch_size: int
@@ -40,6 +40,7 @@ class Settings:
     traces: Path | None = None
     seed: int = 0
     timeout_seconds: float = 60.0
+    budget_seconds: float | None = None
     hardware: Hardware | None = None
 
     def __post_init__(self) -> None:
@@ -60,6 +61,8 @@ class Backend(Protocol):
 
     bench: Bench
     most_devices: int | None  # largest exchange that can be measured here; None for any
+    repeats: int  # of each case from now on: a run may lower those of its settings to fit its budget
+    apart: bool  # table sets and exchanges are measured by processes that memory does not hold at once: change seldom
 
     @property
     def abreast(self) -> int:

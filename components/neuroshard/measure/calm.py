@@ -24,10 +24,8 @@ SETTLED = 0.03  # standard error of a label, by its visits
 DISTURBED = 0.05
 CALMEST = 0.01  # share of the looks at the sentinel that are faster than what labels are scaled to
 
-READ_BYTES = 256 * 2**20  # far more than a last-level cache
 READ_DIM = 64
 READ_ROWS = 6_000
-SENTINEL_BYTES = READ_BYTES + 2**20  # of memory, at most
 # A core's cache holds it. Of the user's settings only the threads count, so that it is the same for all on a machine.
 SMALL = ComputeCase(
     tables=tuple(
@@ -46,13 +44,13 @@ class Repeat(NamedTuple):
 
 
 class Sentinel:
-    """Random reads of rows, and a small table set: timed on the device, they tell how fast it is just now."""
+    """Random reads of rows, and a small table set: timed on the device, they say how fast it is just now."""
 
-    def __init__(self, device: Device, threads: int) -> None:
+    def __init__(self, device: Device, threads: int, read_bytes: int) -> None:
         import torch
 
         self.device = device
-        self.rows = torch.ones(READ_BYTES // (4 * READ_DIM), READ_DIM)
+        self.rows = torch.ones(read_bytes // (4 * READ_DIM), READ_DIM)
         self.places = torch.randint(len(self.rows), (READ_ROWS,), generator=torch.Generator().manual_seed(0))
         sets = TableBatchedEmbedding("cpu", 0, Settings(batch_size=1, threads=threads), None, *(2**19,) * 2)
         self.forward, self.backward = sets.steps(SMALL)

@@ -1,6 +1,4 @@
-"""KFP: what the cases cost, measured in the pod that this runs in, and the shares of several pods made one."""
-
-from kfp.dsl import Dataset, Output
+"""KFP: what the cases cost, measured in the pod that this runs in, or in those of a TrainJob."""
 
 from neuroshard.component import component
 
@@ -36,6 +34,7 @@ def gang(
     image: str,
 ) -> None:
     """Measure all shares of a kind of hardware at once, by a TrainJob on several nodes."""
+    from neuroshard.core.errors import NeuroshardError
     from neuroshard.core.nightly import Work, told
     from neuroshard.core.units import parse_duration
     from neuroshard.measure.gang import run, train_job
@@ -48,16 +47,12 @@ def gang(
         "seed": seed,
         "single_writer": single_writer,
     }
-    job = train_job(told(Work, work), training_runtime, image, order)
-    run(job, 2 * parse_duration(budget) + 3600)  # nodes may be waited for, and images
+    asked = told(Work, work)
+    try:
+        # nodes may be waited for, and images
+        run(train_job(asked, training_runtime, image, order), 2 * parse_duration(budget) + 3600)
+    except NeuroshardError as error:  # of this kind alone: the others go on
+        from neuroshard.store.measuring import note_failure
+        from neuroshard.store.open import open_store
 
-
-@component
-def merge(work: str, store: str, costs: Output[Dataset]) -> None:
-    """The costs of all shares of a kind of hardware, as one cost set."""
-    from pathlib import Path
-
-    from neuroshard.core.nightly import Work, told
-    from neuroshard.measure.job import merge_shares
-
-    merge_shares(told(Work, work), store, Path(costs.path))
+        note_failure(open_store(store, single_writer=single_writer), asked.folder, "gang", str(error))

@@ -67,8 +67,15 @@ class Measured(NamedTuple):
     sentinel_ms: float | None
 
 
+class Exchange(NamedTuple):
+    """An all-to-all to measure, with so many repeats."""
+
+    case: CommCase
+    repeats: int
+
+
 class Rank:
-    """Device `rank` of the exchanges, serving `case -> Measured` or the text of an out-of-memory error.
+    """Device `rank` of the exchanges, serving `Exchange -> Measured` or the text of an out-of-memory error.
 
     All ranks join one process group of `max(counts)` devices. An exchange among fewer is among the first of them.
     """
@@ -102,12 +109,12 @@ class Rank:
         # NCCL has its links to itself, and needs no sentinel
         self.sentinels = {n: self._steps(sentinel(n))[1] for n in counts if rank < n} if kind == "cpu" else {}
 
-    def __call__(self, case: CommCase) -> Measured | str:
-        answer = self._exchange(case)
+    def __call__(self, asked: Exchange) -> Measured | str:
+        answer = self._exchange(*asked)
         self.device.release()
         return answer
 
-    def _exchange(self, case: CommCase) -> Measured | str:
+    def _exchange(self, case: CommCase, repeats: int) -> Measured | str:
         devices, delay_ms = len(case.device_dims), case.start_delays_ms[self.rank]
         try:
             forward, backward = self._steps(case)
@@ -123,7 +130,7 @@ class Rank:
         backwards: list[float] = []
         sentinels: list[float] = []
         beside = self.sentinels.get(devices)
-        warmup, repeats = self.settings.warmup, self.settings.repeats
+        warmup = self.settings.warmup
         until = time.monotonic() + LONG_EXCHANGE_SECONDS
         for burst in range(warmup + MOST_BURSTS * repeats):
             if burst >= warmup + repeats and not self._all_say(devices, time.monotonic() < until):

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from neuroshard import system
 from neuroshard.core.case import ComputeCase
 from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.harness import open_device
-from neuroshard.measure.lookups import CACHE_BYTES, TableLookups
-from neuroshard.measure.rowcap import SHARE_OF_AVAILABLE, available_bytes, capped_rows, case_cap
+from neuroshard.measure.lookups import TableLookups
+from neuroshard.measure.room import MOST_LOOKUP_BYTES, Room
+from neuroshard.measure.rowcap import SHARE_OF_AVAILABLE, capped_rows, case_cap
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +82,7 @@ class TableBatchedEmbedding:
         self.settings, self.limit = settings, limit
         self.device = open_device(kind, index, settings.threads)
         self.lookups = TableLookups(
-            settings.seed, settings.traces, CACHE_BYTES if kind == "cpu" else host_share_bytes()
+            settings.seed, settings.traces, Room.here().lookup_bytes if kind == "cpu" else host_share_bytes()
         )
         self.buffers = HostBuffers(weight_bytes, state_bytes) if kind == "cpu" else None
 
@@ -161,7 +163,7 @@ def host_share_bytes() -> int:
     drawing one takes some 50 ns."""
     import torch
 
-    return max(CACHE_BYTES, int(available_bytes() * SHARE_OF_AVAILABLE) // torch.cuda.device_count())
+    return max(MOST_LOOKUP_BYTES, int(system.available_bytes() * SHARE_OF_AVAILABLE) // torch.cuda.device_count())
 
 
 def fused_groups(tables: Sequence[Table]) -> list[list[Table]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.clean import log
 from neuroshard.core.cost import Bench, CommCost, ComputeCost, Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.units import format_bytes
@@ -28,6 +29,7 @@ from neuroshard.measure.exchange import (
     COLLECTIVES,
     LONG_EXCHANGE_SECONDS,
     MOST_BURSTS,
+    Exchange,
     Measured,
     at_speed,
     sentinel,
@@ -35,7 +37,7 @@ from neuroshard.measure.exchange import (
 from neuroshard.measure.harness import comm_cost
 from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine, installed_versions
 from neuroshard.measure.rowcap import buffer_bytes, capped_tables, least_cap
-from neuroshard.measure.sets import Lot
+from neuroshard.measure.sets import Look, Lot
 from neuroshard.measure.worker import Crew, WorkerLost, tried
 
 # gloo otherwise looks for the address of this host's name, which a container may not have
@@ -52,6 +54,7 @@ MEMORY = {
 }
 # Of looking how calm a machine can be, when a run begins: over 10 s the calmest is had again within 4 %, over 0.3 s within 10.
 CALM_SECONDS = 10.0
+CALM_SHARE = 0.05  # of a budget, at most
 LOT_SECONDS = 5.0  # that table sets measured in turns may take together: as much is lost when a run is killed
 
 
@@ -70,8 +73,10 @@ class OnMachine:
 
         limit = bench.memory_limit_bytes
         self.seconds_a_set = math.inf  # of the last that were measured
+        self.repeats = settings.repeats
         buffers = buffer_bytes(cases.compute, settings.optimizer, limit)
         machine.check_room(sum(buffers))
+        self.apart = machine.apart(sum(buffers), max(self.counts, default=0))
         serving = (settings, limit, *buffers)
         workers = machine.abreast()
         environment = {"OMP_NUM_THREADS": str(settings.threads), **LOOPBACK, **kept_memory(os.environ)}
@@ -83,16 +88,11 @@ class OnMachine:
         )
         self.meetings = contextlib.ExitStack()
         self.all = Crew("neuroshard.measure.exchange:Rank", self._ranks, settings.timeout_seconds, environment)
-        # each table set and each exchange is scaled to these, so a run that goes on keeps them
         try:
-            calm = {
-                "calm_exchange_ms": begun.calm_exchange_ms if begun else self._calm_exchange_ms(),
-                "calm_compute_ms": (begun and begun.calm_compute_ms) or self._calm_compute_ms(bool(cases.compute)),
-            }
+            self.bench = bench.model_copy(update=self._looked_at(begun, bool(cases.compute)))
         except BaseException:
             self.close()
             raise
-        self.bench = bench.model_copy(update=calm)
 
     @property
     def abreast(self) -> int:
@@ -105,13 +105,19 @@ class OnMachine:
     def compute_abreast(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
         began = time.monotonic()
         workers = min(len(cases), self.machine.abreast())
-        lots = [Lot(tuple(cases[worker::workers]), self.bench.calm_compute_ms) for worker in range(workers)]
+        bench = self.bench
+        lots = [
+            Lot(tuple(cases[worker::workers]), self.repeats, bench.calm_compute_ms, bench.flush_bytes)
+            for worker in range(workers)
+        ]
+        self._make_room_for(self.sets)
         answers = self.sets.ask_each(lots)
         self.seconds_a_set = (time.monotonic() - began) / len(lots[0].cases)
         return [answers[place % workers][place // workers] for place in range(len(cases))]
 
     def exchange(self, case: CommCase, round_: int) -> CommCost:
-        answers = self.all.ask(case, count=len(case.device_dims))
+        self._make_room_for(self.all)
+        answers = self.all.ask(Exchange(case, self.repeats), count=len(case.device_dims))
         errors = [answer for answer in answers if isinstance(answer, str)]
         if errors:
             return CommCost(case_id=case.case_id, round=round_, error=max(errors))
@@ -128,27 +134,53 @@ class OnMachine:
             [at_speed(one.backward, speed) for one in answers],
         )
 
-    def _calm_exchange_ms(self) -> dict[str, float]:
-        """The sentinel's ms for each number of devices, at the calmest of some looks; none where there is no sentinel.
+    def _make_room_for(self, crew: Crew) -> None:
+        """End the other workers where memory does not hold both."""
+        other = self.all if crew is self.sets else self.sets
+        if self.apart and other.workers:
+            other.close()
 
-        Where it cannot be measured, neither can an exchange, of which each case then tells.
-        """
+    def _looked_at(self, begun: Bench | None, sets_wanted: bool) -> dict[str, Any]:
+        """Of the bench what is found by looking at the machine. Every label is scaled to it, so a run that goes on keeps what
+        `begun` has; numbers of devices that it lacks are added."""
         if self.machine.kind != "cpu":
             return {}
+        known = begun.calm_exchange_ms if begun else {}
+        found: dict[str, Any] = {"calm_exchange_ms": known | self._calm_exchange_ms(known)}
+        if begun and begun.calm_compute_ms:
+            return found | {"flush_bytes": begun.flush_bytes, "calm_compute_ms": begun.calm_compute_ms}
+        if sets_wanted:
+            budget = self.settings.budget_seconds
+            seconds = min(CALM_SECONDS, self.settings.timeout_seconds / 4, CALM_SHARE * (budget or math.inf))
+            self._make_room_for(self.sets)
+            look = Look(seconds, begun.flush_bytes if begun else None)
+            seen = tried(lambda: self.sets.ask(look, count=1)[0])
+            found |= {"flush_bytes": seen.flush_bytes, "calm_compute_ms": seen.calm_ms}
+        return found
+
+    def _calm_exchange_ms(self, known: Mapping[str, float]) -> dict[str, float]:
+        """The sentinel's ms for each number of devices that is not known, at the calmest of some looks.
+
+        Where its ranks are lost, no exchange can be measured: then `most_devices` is 1 for this run.
+        """
+        counts = [count for count in self.counts if str(count) not in known]
+        if not counts:
+            return {}
         looks: list[tuple[int, list[Any]]] = []
-        with contextlib.suppress(WorkerLost):
+        self._make_room_for(self.all)
+        try:
             looks = tried(
-                lambda: [(n, self.all.ask(sentinel(n), count=n)) for _ in range(CALM_LOOKS) for n in self.counts]
+                lambda: [
+                    (n, self.all.ask(Exchange(sentinel(n), self.repeats), count=n))
+                    for _ in range(CALM_LOOKS)
+                    for n in counts
+                ]
             )
+        except WorkerLost as error:  # table sets can still be measured
+            log(f"note: no exchange can be measured here just now, so all are left out: {error}")
+            self.most_devices = 1
         seen = [(str(n), sentinel_ms(answers)) for n, answers in looks if not any(isinstance(a, str) for a in answers)]
         return {devices: min(ms for n, ms in seen if n == devices) for devices in sorted({n for n, _ in seen})}
-
-    def _calm_compute_ms(self, wanted: bool) -> dict[str, float]:
-        """What the sentinel of table sets takes in calm; nothing where there is none."""
-        if self.machine.kind != "cpu" or not wanted:
-            return {}
-        seconds = min(CALM_SECONDS, self.settings.timeout_seconds / 4)
-        return dict(tried(lambda: self.sets.ask(seconds, count=1)[0]))
 
     def close(self) -> None:
         self.sets.close()
@@ -181,7 +213,9 @@ def sentinel_ms(answers: Sequence[Measured]) -> float:
 
 def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | None) -> Bench:
     """What is told about the conditions, and kept equal over restarts: the limit of `begun` stays unless another is given."""
-    limit = settings.memory_limit_bytes or (machine.memory_limit() if begun is None else begun.memory_limit_bytes)
+    limit = settings.memory_limit_bytes or (
+        machine.memory_limit(settings.budget_seconds) if begun is None else begun.memory_limit_bytes
+    )
     return Bench(
         backend=machine.kind,
         hardware=wanted_hardware(machine.hardware(), settings.hardware),

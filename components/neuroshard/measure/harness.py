@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from neuroshard.core.case import CommCase, ComputeCase
@@ -95,7 +94,7 @@ class Device(Protocol):
 
 
 class Cpu:
-    """This machine's CPU with `threads` threads. Writes twice the last-level cache to flush it.
+    """This machine's CPU with `threads` threads. Writes `flush_bytes` to flush its cache: see flush.py.
 
     One thread is timed by its own CPU clock, unless waiting counts: while others take the core from it, that stands still. On
     an idle machine it agrees with the wall clock.
@@ -107,12 +106,15 @@ class Cpu:
         torch.set_num_threads(threads)
         self.threads = threads
         self.torch = torch.device("cpu")
+        self.eviction = torch.empty(0)
 
-    @cached_property
-    def eviction(self) -> "torch.Tensor":
+    def flush_with(self, flush_bytes: int) -> None:
+        """Write so many bytes from the next flush on."""
         import torch
 
-        return torch.zeros(2 * last_level_cache_bytes() // 4)
+        if self.eviction.nbytes != flush_bytes:
+            self.eviction = torch.empty(0)  # the old buffer goes before the new one comes
+            self.eviction = torch.zeros(flush_bytes // 4)
 
     def flush(self) -> None:
         self.eviction.fill_(1.0)
@@ -216,15 +218,6 @@ def disagreement(samples: Sequence[float]) -> float:
     """How much slower than the fastest sample the last of the AGREEING fastest is, as a share."""
     fastest = sorted(samples)[:AGREEING]
     return fastest[-1] / fastest[0] - 1 if fastest[0] else 0.0
-
-
-def last_level_cache_bytes() -> int:
-    """Size of the CPU's largest cache, from sysfs; 32 MiB where the system does not say."""
-    sizes = [
-        int(path.read_text().strip().removesuffix("K")) * 1024
-        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    ]
-    return max(sizes, default=32 * 2**20)
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -1,24 +1,39 @@
 """One pod's share of measuring a kind of hardware, kept in the store as it is measured, so that another pod can go on with it.
 
-<work>/cases/…                  what to measure, drawn once
-<work>/costs-1-of-2/…           a share's costs, as `neuroshard measure` writes them
-<work>/ended-1-of-2.json        a share that ran to its end, or out of its budget
+How the store holds it is in store/measuring.py. A share that ran out of its budget is gone on with by the next night, or by a
+larger budget; one that has nothing left is done.
 """
 
 import shutil
-import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from neuroshard.core.errors import InvalidInput
+from neuroshard.core.case import Cases
+from neuroshard.core.clean import log
+from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, StoreError
 from neuroshard.core.nightly import Job, Work
-from neuroshard.core.value import canonical_json
-from neuroshard.files.costs import BROKEN
+from neuroshard.files.cases import read_cases, write_cases
+from neuroshard.files.costs import BROKEN, read_costs, read_manifest
 from neuroshard.measure import merge
 from neuroshard.measure.run import run as measure
-from neuroshard.store.folders import delete_folder, fetch_folder, kept, patiently
+from neuroshard.measure.summary import Measured
+from neuroshard.store.folders import fetch_folder, kept, patiently
+from neuroshard.store.lease import Held, leased
+from neuroshard.store.measuring import (
+    Share,
+    cases_of,
+    measuring,
+    note_failure,
+    read_record,
+    set_aside_share,
+    write_record,
+)
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
+
+LEAST_SECONDS = 1.0  # of a budget, with which another draw is begun
 
 
 def run(
@@ -31,68 +46,152 @@ def run(
     seed: int,
     single_writer: bool = False,
 ) -> None:
-    """Measure a job's share into the store, for `budget_seconds` at most; nothing where that was done before.
+    """Measure what is left of a job's share of every draw into the store, the newest draw first, for `budget_seconds` at most.
 
-    Raises MeasureError where this machine is not of the kind that the job is for, and what `neuroshard measure` raises.
+    What cannot be measured here is noted in the store, for the next night and for the end of this one: the other kinds of
+    hardware go on. Raises StoreError where the store cannot be written.
     """
     store = open_store(store_url, single_writer=single_writer)
-    ended = f"{job.work.folder}/ended-{job.share}-of-{job.work.pods}.json"
-    if patiently(lambda: store.list(ended)):
-        print(f"{store.url}/{ended}: this share was measured in an earlier run", file=sys.stderr)
-        return
+    deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
+    begun = False
+    for draw in reversed(measuring(store, job.work.folder).draws):
+        share = Share(draw, job.share, job.work.pods)
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        if begun and left is not None and left < LEAST_SECONDS:
+            log(f"the budget is used up: {share.costs} is left to the next night")
+            continue
+        if _has_ended(store, job.work.folder, share):
+            log(f"{store.url}/{job.work.folder}/{share.costs}: was measured to its end before")
+            continue
+        begun = True
+        try:
+            with leased(store, f"{job.work.folder}/{share.lease}", job.owner):
+                done = _measure(store, job.work, share, backend, batch_size, left, seed)
+            record = {"left": done.left, "measured": str(done)}
+            write_record(store, f"{job.work.folder}/{share.ended}", record)
+        except (Held, Conflict) as error:
+            log(f"note: {error}")
+        except StoreError:
+            raise
+        except NeuroshardError as error:
+            note_failure(store, job.work.folder, "measure", str(error))
+            return
 
+
+def _has_ended(store: Store, folder: str, share: Share) -> bool:
+    record = read_record(store, f"{folder}/{share.ended}")
+    return record is not None and record.get("left") == 0
+
+
+def _measure(
+    store: Store, work: Work, share: Share, backend: str, batch_size: int, budget_seconds: float | None, seed: int
+) -> Measured:
+    """Measure what is left of a share. What an earlier run left and nobody can go on with is set aside, once."""
     with tempfile.TemporaryDirectory(prefix="neuroshard-job-") as scratch:
         cases, costs = Path(scratch, "cases"), Path(scratch, "costs")
-        fetch_folder(store, f"{job.work.folder}/cases", cases)
-        begun = fetch_folder(store, job.folder, costs)
+        _own_cases(store, work, share, Path(scratch), cases)
+        begun = fetch_folder(store, f"{work.folder}/{share.costs}", costs)
 
-        def go_on() -> str:
-            with kept(store, job.folder, costs):
-                return str(
-                    measure(
-                        cases,
-                        costs,
-                        backend=backend,
-                        batch_size=batch_size,
-                        budget_seconds=budget_seconds,
-                        seed=seed,
-                        share=(job.share, job.work.pods),
-                        hardware=job.work.hardware,
-                    )
+        def go_on() -> Measured:
+            with kept(store, f"{work.folder}/{share.costs}", costs):
+                return measure(
+                    cases,
+                    costs,
+                    backend=backend,
+                    batch_size=batch_size,
+                    budget_seconds=budget_seconds,
+                    seed=seed,
+                    hardware=work.hardware,
                 )
 
         try:
+            if begun:
+                read_manifest(costs)
             measured = go_on()
-        except InvalidInput as error:  # begun on another bench: packages or drivers have changed since
+        except InvalidInput as error:  # damaged, or begun on another bench: packages or drivers have changed since
             if not begun:
                 raise
-            print(f"begun again, for what an earlier run left cannot be gone on with: {error}", file=sys.stderr)
-            delete_folder(store, job.folder)
+            set_aside_share(store, work.folder, share, str(error).replace(scratch, share.costs))
             shutil.rmtree(costs)
             measured = go_on()
         for broken in costs.glob(f"*{BROKEN}"):  # what it held is in other parts now
-            patiently(lambda key=f"{job.folder}/{broken.stem}": store.delete(key))  # type: ignore[misc]
-    patiently(lambda: store.create(ended, canonical_json({"format_version": 1, "measured": measured})))
+            patiently(lambda key=f"{work.folder}/{share.costs}/{broken.stem}": store.delete(key))  # type: ignore[misc]
+    return measured
 
 
-def merge_shares(work: Work, store_url: str, out: Path) -> None:
-    """Every share of a work's costs, those of an earlier number of pods too -> one folder of costs. Raises InvalidInput."""
-    store = open_store(store_url)
+def _own_cases(store: Store, work: Work, share: Share, scratch: Path, out: Path) -> None:
+    """Write the cases of a share: every so many-th, but for those that other numbers of shares have measured before."""
+    fetch_folder(store, f"{work.folder}/{cases_of(share.draw)}", scratch / "draw")
+    cases = read_cases(scratch / "draw")
+    now = measuring(store, work.folder)
+    others = [one for one in now.shares if one.draw == share.draw and one.of != share.of]
+    done = {case_id for one in others for case_id in _measured(store, work, one, scratch)}
+    first, of = share.number, share.of
+    own = cases.model_copy(
+        update={
+            "compute": tuple(case for case in cases.compute[first - 1 :: of] if case.case_id not in done),
+            "comm": tuple(case for case in cases.comm[first - 1 :: of] if case.case_id not in done),
+        }
+    )
+    write_cases(out, Cases.model_validate(own))
+
+
+def _measured(store: Store, work: Work, share: Share, scratch: Path) -> set[str]:
+    """The cases that a share of another number of pods has costs of; none where they cannot be read."""
+    try:
+        costs = read_costs(_fetched(store, work, share, scratch / "others"))
+    except InvalidInput:
+        return set()
+    return {cost.case_id for _, cost in costs.compute} | {cost.case_id for _, cost in costs.comm}
+
+
+def merge_shares(work: Work, store_url: str, out: Path, *, single_writer: bool = False) -> None:
+    """Every share of all draws of a work's costs -> one folder of costs.
+
+    Shares that cannot be read, and those of another bench than the newest, are set aside and measured again by the next night.
+    Raises InvalidInput where none is left, StoreError.
+    """
+    store = open_store(store_url, single_writer=single_writer)
+    now = measuring(store, work.folder)
     with tempfile.TemporaryDirectory(prefix="neuroshard-merge-") as scratch:
-        folders = [_fetched(store, folder, Path(scratch)) for folder in _shares(work, store)]
+        shares = sorted(now.shares, key=lambda share: now.shares[share].modified, reverse=True)
+        readable = _readable(store, work, shares, Path(scratch))
+        alike = _of_one_bench(store, work, readable)
+        if not alike:
+            raise InvalidInput(f"{store.url}/{work.folder}: no case was measured that could be used")
+        merge.run([readable[share] for share in sorted(alike)], out)
+
+
+def _readable(store: Store, work: Work, shares: Sequence[Share], scratch: Path) -> dict[Share, Path]:
+    """The folders of the shares that can be read, in the order given."""
+    found = {}
+    for share in shares:
+        folder = _fetched(store, work, share, scratch)
         try:
-            merge.run(folders, out)
+            costs = read_costs(folder)
         except InvalidInput as error:
-            where = f"{store.url}/{work.folder}"
-            raise InvalidInput(f"{error} (of {where}; once that is deleted, a run measures anew)") from None
+            set_aside_share(store, work.folder, share, str(error).replace(str(scratch), ""))
+            continue
+        if costs.compute or costs.comm:
+            found[share] = folder
+    return found
 
 
-def _shares(work: Work, store: Store) -> list[str]:
-    entries = patiently(lambda: store.list(f"{work.folder}/costs-"))
-    return sorted({entry.key.rpartition("/")[0] for entry in entries})
+def _of_one_bench(store: Store, work: Work, folders: dict[Share, Path]) -> list[Share]:
+    """The newest of the shares, and those that can be merged with it; the others are set aside."""
+    alike: list[Share] = []
+    for share, folder in folders.items():
+        try:
+            read_costs(*(folders[one] for one in alike[:1]), folder)
+            alike.append(share)
+        except InvalidInput as error:
+            set_aside_share(store, work.folder, share, str(error).replace(f"{folder.parent}/", ""))
+    return alike
 
 
-def _fetched(store: Store, prefix: str, scratch: Path) -> Path:
-    folder = scratch / prefix.rpartition("/")[2]
-    fetch_folder(store, prefix, folder)
+def _fetched(store: Store, work: Work, share: Share, scratch: Path) -> Path:
+    folder = scratch / share.costs.replace("/", "-")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    fetch_folder(store, f"{work.folder}/{share.costs}", folder)
     return folder

@@ -14,15 +14,11 @@ from neuroshard.core.value import canonical_json, sha256
 
 Ints = NDArray[np.int64]
 
-CACHE_BYTES = (
-    2 * 2**30
-)  # of lookups kept for the next case with the same table: 2,000 tables at batch 65,536 and pooling 2
-
 
 class TableLookups:
     """Lookups of tables. `traces` is what `neuroshard tables --traces` wrote; of what is drawn `cache_bytes` are kept."""
 
-    def __init__(self, seed: int, traces: Path | None, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, seed: int, traces: Path | None, cache_bytes: int) -> None:
         from neuroshard.files.traces import read_traces
 
         self.seed, self.cache_bytes = seed, cache_bytes

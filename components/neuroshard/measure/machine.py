@@ -4,16 +4,18 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, Protocol
 
-from neuroshard import __version__, devices
+from neuroshard import __version__, devices, system
 from neuroshard.core.cost import READS, SHARES, SMALL_SET, Hardware
 from neuroshard.core.errors import MeasureError
+from neuroshard.core.extras import install_command, pip
 from neuroshard.core.units import format_bytes
 from neuroshard.measure import calm
-from neuroshard.measure.calm import SENTINEL_BYTES, dealt_out
+from neuroshard.measure.calm import dealt_out
 from neuroshard.measure.cores import may_go_first
 from neuroshard.measure.gpu_facts import gpu_facts
-from neuroshard.measure.harness import AGREEING, LONG_CASE_MS, MIN_REPEATS, SETTLED, last_level_cache_bytes
-from neuroshard.measure.rowcap import available_bytes, default_memory_limit
+from neuroshard.measure.harness import AGREEING, LONG_CASE_MS, MIN_REPEATS, SETTLED
+from neuroshard.measure.room import PROCESS_BYTES, Room
+from neuroshard.measure.rowcap import default_memory_limit
 
 
 class Machine(Protocol):
@@ -33,11 +35,14 @@ class Machine(Protocol):
     def most_devices(self) -> int | None:
         """Devices that an exchange can have here; None for any number."""
 
-    def memory_limit(self) -> int | None:
+    def memory_limit(self, budget_seconds: float | None) -> int | None:
         """Bytes for the tables of a case unless the user says; None where a case that does not fit is to fail."""
 
     def check_room(self, buffer_bytes: int) -> None:
         """Raise MeasureError where the tables of a case, allocated beforehand, are more than there is memory for."""
+
+    def apart(self, buffer_bytes: int, ranks: int) -> bool:
+        """Must the worker that measures table sets end before so many ranks start, for want of memory?"""
 
     def abreast(self) -> int:
         """How many table sets can be measured side by side without one disturbing the other."""
@@ -59,24 +64,30 @@ class CpuMachine:
     """This machine's CPU. Any number of processes can exchange on it, if slowly."""
 
     kind: Literal["cpu"] = "cpu"
-    install = "pip install 'neuroshard[measure]'"
+    install = install_command("measure")
 
     def hardware(self) -> Hardware:
         return devices.cpu()
 
     def most_devices(self) -> int | None:
-        return None
+        """As many ranks as memory holds processes: each has torch loaded."""
+        return max(system.available_bytes() // PROCESS_BYTES, 1)
 
-    def memory_limit(self) -> int | None:
-        return default_memory_limit()
+    def memory_limit(self, budget_seconds: float | None) -> int | None:
+        return default_memory_limit(budget_seconds)
 
     def check_room(self, buffer_bytes: int) -> None:
-        if buffer_bytes + SENTINEL_BYTES > (available := available_bytes()):
+        worker, available = Room.here().worker_bytes, system.available_bytes()
+        if buffer_bytes + worker > available:
             raise MeasureError(
-                f"the tables of a case take up to {format_bytes(buffer_bytes)}, and {format_bytes(SENTINEL_BYTES)} what is timed "
-                f"beside them, and {format_bytes(available)} of memory are "
-                "available; measure with a smaller --memory-limit"
+                f"the tables of a case take up to {format_bytes(buffer_bytes)} and the process that measures them "
+                f"{format_bytes(worker)}, but {format_bytes(available)} of memory are available; measure with a smaller "
+                "--memory-limit, or give more memory"
             )
+
+    def apart(self, buffer_bytes: int, ranks: int) -> bool:
+        needed = buffer_bytes + Room.here().worker_bytes + ranks * PROCESS_BYTES
+        return needed > system.available_bytes()
 
     def abreast(self) -> int:
         return 1  # cores share the last-level cache and the memory
@@ -103,7 +114,7 @@ class CpuMachine:
             + ("ahead of all others there" if may_go_first() else "in turn with all others there"),
             "memory in huge pages, where Linux grants them, and kept",
             "exchanges scaled to the calmest of a few looks at one that is measured beside each (calm_exchange_ms)",
-            f"before each timed step {format_bytes(2 * last_level_cache_bytes())} were written, twice the last-level cache",
+            "before each timed step flush_bytes were written, so that the cache holds nothing of the step before",
         )
 
 
@@ -111,7 +122,7 @@ class CudaMachine:
     """The NVIDIA GPUs of this machine."""
 
     kind: Literal["cuda"] = "cuda"
-    install = "pip install the fbgemm-gpu that fits your torch (1.6 for torch 2.11, 1.8 for torch 2.13)"
+    install = f"{pip()} install fbgemm-gpu==1.8.0 for torch 2.13, fbgemm-gpu==1.6.0 for torch 2.11"
 
     def hardware(self) -> Hardware:
         import torch
@@ -142,11 +153,14 @@ class CudaMachine:
     def most_devices(self) -> int | None:
         return len(self.seen)
 
-    def memory_limit(self) -> int | None:
+    def memory_limit(self, budget_seconds: float | None) -> int | None:
         return None
 
     def check_room(self, buffer_bytes: int) -> None:
         """Nothing is allocated beforehand."""
+
+    def apart(self, buffer_bytes: int, ranks: int) -> bool:
+        return False
 
     def abreast(self) -> int:
         return len(self.seen)

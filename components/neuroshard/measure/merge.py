@@ -26,7 +26,7 @@ def run(folders: Sequence[Path], out: Path) -> Costs:
         raise InvalidInput(f"{out}: is there already; give another -o")
     tables = _one_of_each_name(folders)
     costs = read_costs(*folders)
-    with writing_folder(out) as unfinished, CostWriter(unfinished, costs.bench, tables) as writer:
+    with writing_folder(out) as unfinished, CostWriter(unfinished, costs.bench, tables, costs.device_counts) as writer:
         for compute_case, compute_cost in costs.compute:
             writer.add_compute(compute_case, compute_cost)
         for comm_case, comm_cost in costs.comm:

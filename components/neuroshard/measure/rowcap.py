@@ -4,11 +4,11 @@ Times hardly change by it: the tables of a capped case are together still far la
 folded into the rows they have.
 """
 
-import os
+import time
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from pathlib import Path
 
+from neuroshard import system
 from neuroshard.core.case import ComputeCase
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
@@ -16,25 +16,32 @@ from neuroshard.core.units import format_bytes
 
 MOST_BYTES = 2 * 2**30  # touched in seconds; 15 tables of 136 MiB, each still 4 times a last-level cache of 32 MiB
 SHARE_OF_AVAILABLE = 0.25  # the machine may be shared with other runs, and with the exchange's processes
+LEAST_BYTES = 256 * 2**20  # that a budget leaves: several times most last-level caches
+TOUCH_BYTES = 128 * 2**20  # to see how fast memory is touched
+TOUCH_SHARE = 0.05  # of a budget
 CAP_STEP = 2**16  # caps are multiples of it, and no less
 
 
-def default_memory_limit() -> int:
-    """Bytes for weights and optimizer state on this machine: a quarter of what is available, and 2 GiB at most."""
-    return min(MOST_BYTES, int(available_bytes() * SHARE_OF_AVAILABLE))
+def default_memory_limit(budget_seconds: float | None = None) -> int:
+    """Bytes for weights and optimizer state on this machine: a quarter of what is available, and 2 GiB at most.
+
+    With a budget also no more than is touched in TOUCH_SHARE of it, but LEAST_BYTES: a fresh virtual machine may get its memory
+    from the host at 0.4 GB/s.
+    """
+    limit = min(MOST_BYTES, int(system.available_bytes() * SHARE_OF_AVAILABLE))
+    if budget_seconds is None or limit <= LEAST_BYTES:
+        return limit
+    touched = int(TOUCH_BYTES / _seconds_to_touch(TOUCH_BYTES) * TOUCH_SHARE * budget_seconds)
+    return min(limit, max(touched, LEAST_BYTES))
 
 
-def available_bytes() -> int:
-    """Memory that this process can still have: what Linux says is available, less where the container has a limit."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        available = int(lines["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        available = min(available, int(limit.read_text()) - int(used.read_text()))
-    return available
+def _seconds_to_touch(count: int) -> float:
+    """How long it takes to write `count` bytes of memory that this process did not have before."""
+    import numpy as np
+
+    began = time.monotonic()
+    np.full(count // 4, 1, dtype=np.float32)
+    return max(time.monotonic() - began, 1e-6)
 
 
 def row_bytes(table: Table, optimizer: str) -> int:

@@ -4,18 +4,21 @@ Started again on the same folder it goes on where it stopped, whether it was out
 """
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.clean import log
 from neuroshard.core.cost import CommCost, ComputeCost, Hardware
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.text import counted
 from neuroshard.measure.backends import Backend, Settings, open_backend
-from neuroshard.measure.schedule import SENTINEL, Step, schedule
+from neuroshard.measure.budget import FEWEST_REPEATS, SETS, Bought, buy, kind_of, share_of_time, trial
+from neuroshard.measure.schedule import SENTINEL, Schedule, Step, schedule
 from neuroshard.measure.summary import Measured, comm_repeatability, compute_repeatability, drift
 from neuroshard.measure.worker import WorkerLost, tried
 from neuroshard.progress import progress
@@ -160,13 +163,14 @@ def run(
         traces=traces,
         seed=seed,
         timeout_seconds=timeout_seconds,
+        budget_seconds=budget_seconds,
         hardware=hardware,
     )
     cases = read_cases(cases_path)
     begun = read_manifest(out).bench if (out / "costs.json").exists() else None
     with (
         closing(open_backend(backend, cases, settings, begun)) as opened,
-        CostWriter(out, opened.bench, cases.tables) as writer,
+        CostWriter(out, opened.bench, cases.tables, _device_counts(cases)) as writer,
     ):
         first, of = share
         planned = schedule(
@@ -174,25 +178,26 @@ def run(
             seed,
             rounds,
         )
-        possible = [step for step in planned if _possible(step, opened.most_devices)]
-        left = [step for step in possible if (step.case.case_id, step.round_) not in writer.done[step.kind]]
-        deadline = math.inf if budget_seconds is None else began + budget_seconds
-        now, sentinel_ms = _measure_into(writer, left, opened, deadline)
-        _look_again(writer, planned, opened, deadline)
+        possible = planned.only(lambda step: _possible(step, opened.most_devices))
+        left = possible.only(lambda step: (step.case.case_id, step.round_) not in writer.done[step.kind])
+        run = _Run(writer, opened, math.inf if budget_seconds is None else began + budget_seconds)
+        run.measure_all(left)
+        _look_again(writer, planned.steps, opened, run.deadline)
 
     costs = read_costs(out)
     forward, backward = comm_repeatability(costs)
     return Measured(
-        planned=_rows(possible),
-        measured=_rows(possible) - _rows(left) + now,
-        now=now,
+        planned=_rows(possible.steps),
+        measured=_rows(possible.steps) - _rows(left.steps) + run.rows,
+        now=run.rows,
+        now_by_ranks={kind: len(seconds) for kind, seconds in sorted(run.seconds_of.items())},
         errors=sum(bool(cost.error) for _, cost in costs.compute) + sum(bool(cost.error) for _, cost in costs.comm),
-        impossible=_rows(planned) - _rows(possible),
+        impossible=_rows(planned.steps) - _rows(possible.steps),
         seconds=time.monotonic() - began,
         compute_repeatability=compute_repeatability(costs),
         forward_comm_repeatability=forward,
         backward_comm_repeatability=backward,
-        drift=drift(sentinel_ms),
+        drift=drift(run.sentinel_ms),
         disturbed=sum(cost.disturbed for _, cost in costs.compute if cost.round == 0),
     )
 
@@ -203,28 +208,79 @@ def second_looks(planned: Sequence[Step], disturbed: Mapping[str, Sequence[bool]
     return [Step(case, 1) for case in once if tuple(disturbed.get(case.case_id, ())) == (True,)]
 
 
-def _measure_into(
-    writer: "CostWriter", left: Sequence[Step], backend: Backend, deadline: float
-) -> tuple[int, list[float]]:
-    """Measure and write; returns how many rows were written, and the ms of the sentinel, which are not."""
-    rows = 0
-    sentinel_ms: list[float] = []
-    ends_in = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0.0)
-    errors = disturbed = 0
-    with progress(f"measure on {backend.bench.hardware.name}", _rows(left), "cases", ends_in) as bar:
-        for step, cost in measure(left if _rows(left) else [], backend, deadline):
-            if isinstance(step.case, ComputeCase) and isinstance(cost, ComputeCost):
-                if step.round_ == SENTINEL:
-                    sentinel_ms += [] if cost.error else [cost.total_ms]
-                    continue
-                writer.add_compute(step.case, cost)
-            elif isinstance(step.case, CommCase) and isinstance(cost, CommCost):
-                writer.add_comm(step.case, cost)
-            rows += 1
-            errors += cost.error is not None
-            disturbed += isinstance(cost, ComputeCost) and cost.disturbed
-            bar.advance(1, f"{counted(errors, 'error')}, {disturbed / rows:.0%} disturbed")
-    return rows, sentinel_ms
+class _Run:
+    """What one run has measured so far: rows written, the ms of the sentinel, which are not written, and how long steps took."""
+
+    def __init__(self, writer: "CostWriter", backend: Backend, deadline: float) -> None:
+        self.writer, self.backend, self.deadline = writer, backend, deadline
+        self.rows = self.errors = self.disturbed = 0
+        self.sentinel_ms: list[float] = []
+        self.seconds_of: dict[
+            int, list[float]
+        ] = {}  # of the steps of each kind, as a step with the usual repeats takes
+
+    def measure_all(self, left: Schedule) -> None:
+        """Measure and write until the deadline. Where there is one, what its time buys is decided by the first few cases, and
+        once more when the least is measured."""
+        total, usual = _rows(left.steps), self.backend.repeats
+        limited = not math.isinf(self.deadline)
+        ends_in = max(self.deadline - time.monotonic(), 0.0) if limited else None
+        with progress(f"measure on {self.backend.bench.hardware.name}", total, "cases", ends_in) as self.bar:
+            if not total:
+                return
+            if not limited:
+                self._measure(left.steps, usual)
+                return
+            self._measure(trial(left.steps), min(FEWEST_REPEATS, usual))
+            bought = self._buy(left, usual)
+            log(str(bought))
+            least = len(self._still(left.least))
+            self._measure(bought.steps[:least], bought.repeats)
+            bought = self._buy(left, usual)
+            self._measure(bought.steps, bought.repeats)
+
+    def _still(self, steps: Sequence[Step]) -> list[Step]:
+        """Those that are not measured yet."""
+        done = self.writer.done
+        found = [step for step in steps if (step.case.case_id, step.round_) not in done[step.kind]]
+        return found if _rows(found) else []
+
+    def _buy(self, left: Schedule, usual_repeats: int) -> Bought:
+        # the first table set also draws lookups that the next ones find drawn
+        each = {
+            kind: statistics.mean(taken[1:] if kind == SETS and len(taken) > 1 else taken)
+            for kind, taken in self.seconds_of.items()
+        }
+        seconds, backend = max(self.deadline - time.monotonic(), 0.0), self.backend
+        return buy(self._still(left.least), self._still(left.others), each, seconds, usual_repeats, backend.apart)
+
+    def _measure(self, steps: Sequence[Step], repeats: int) -> None:
+        usual, self.backend.repeats = self.backend.bench.repeats, repeats
+        began = time.monotonic()
+        for step, cost in measure(steps, self.backend, self.deadline):
+            self._add(step, cost)
+            now = time.monotonic()
+            if step.round_ != SENTINEL:
+                self.seconds_of.setdefault(kind_of(step), []).append((now - began) / share_of_time(repeats, usual))
+            began = now
+
+    def _add(self, step: Step, cost: Cost) -> None:
+        if isinstance(step.case, ComputeCase) and isinstance(cost, ComputeCost):
+            if step.round_ == SENTINEL:
+                self.sentinel_ms += [] if cost.error else [cost.total_ms]
+                return
+            self.writer.add_compute(step.case, cost)
+        elif isinstance(step.case, CommCase) and isinstance(cost, CommCost):
+            self.writer.add_comm(step.case, cost)
+        self.rows += 1
+        self.errors += cost.error is not None
+        self.disturbed += isinstance(cost, ComputeCost) and cost.disturbed
+        self.bar.advance(1, f"{counted(self.errors, 'error')}, {self.disturbed / self.rows:.0%} disturbed")
+
+
+def _device_counts(cases: Cases) -> tuple[int, ...]:
+    """Numbers of ranks whose all-to-alls are asked for."""
+    return tuple(sorted({len(case.device_dims) for case in cases.comm}))
 
 
 def _look_again(writer: "CostWriter", planned: Sequence[Step], backend: Backend, deadline: float) -> None:

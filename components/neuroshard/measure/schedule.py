@@ -1,18 +1,23 @@
-"""In which order to measure: at random, so that a run cut short is a fair sample and drift does not look like a trend.
+"""In which order to measure: first the least that a cost model needs, then at random.
+
+The least is some cases of every kind: table sets of each split and width, and all-to-alls of each split and number of ranks. A
+run that its budget cuts short has then something of all. Beyond it the order is random, so that such a run has a fair sample and
+drift does not look like a trend.
 
 Some cases are measured again later, which tells how repeatable the labels are; or all are, in several rounds, whose mean is
 the label. One is measured over and over, which tells whether the machine has become slower or faster meanwhile.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.case import Cases, CommCase, ComputeCase, Split
 
 Case = ComputeCase | CommCase
+_Case = TypeVar("_Case", ComputeCase, CommCase)
 
 AGAIN_EVERY = 33  # 3 % of the cases have a round 1 …
 AGAIN_AT_LEAST = 8  # … and a larger share of small sets, so that a median over the pairs says something
@@ -20,6 +25,11 @@ AGAIN_LATER = 0.1  # … once this share of the others has been measured since: 
 BLOCK = (
     40  # compute and exchange cases take turns in blocks of about this size, so that both are measured whenever it ends
 )
+# Cases to measure first of each split: with 20 exchanges of a number of ranks to train on there is a net for it (pretrain), and
+# with so many others its error is known.
+LEAST_SETS: dict[Split, int] = {"train": 32, "valid": 5, "test_sets": 5, "test_tables": 10}
+LEAST_EXCHANGES: dict[Split, int] = {"train": 22, "valid": 3, "test_sets": 3, "test_tables": 0}
+LEAST_BLOCKS = 4  # in which table sets and exchanges of the least take turns
 SENTINEL = -1  # the round of a sentinel step, which is not written to the costs
 
 
@@ -35,23 +45,86 @@ class Step:
         return "compute" if isinstance(self.case, ComputeCase) else "comm"
 
 
-def schedule(cases: Cases, seed: int, rounds: int = 1) -> list[Step]:
-    """All steps, in the same order for the same seed. The first compute case is the sentinel, once a block.
+@dataclass(frozen=True)
+class Schedule:
+    """All steps in their order: the least that a cost model needs, then the others."""
+
+    least: tuple[Step, ...]
+    others: tuple[Step, ...]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return (*self.least, *self.others)
+
+    def only(self, wanted: Callable[[Step], bool]) -> "Schedule":
+        """Those of the steps that are wanted."""
+        return Schedule(tuple(filter(wanted, self.least)), tuple(filter(wanted, self.others)))
+
+
+def schedule(cases: Cases, seed: int, rounds: int = 1) -> Schedule:
+    """All steps, in the same order for the same seed: the least first. The first compute case is the sentinel, once a block.
 
     Of several `rounds` each is all cases once, in the same order: what repeats a case comes as late as it can.
     """
     rng = np.random.default_rng(seed)
-    compute = _in_rounds([cases.compute[i] for i in rng.permutation(len(cases.compute))], rounds)
-    comm = _in_rounds([cases.comm[i] for i in rng.permutation(len(cases.comm))], rounds)
-    sentinel = [Step(step.case, SENTINEL) for step in compute[:1]]
+    drawn_sets = [cases.compute[i] for i in rng.permutation(len(cases.compute))]
+    drawn_exchanges = [cases.comm[i] for i in rng.permutation(len(cases.comm))]
+    least_sets, least_exchanges = _least_sets(drawn_sets), _least_exchanges(drawn_exchanges)
+    first = {case.case_id for case in least_sets} | {case.case_id for case in least_exchanges}
 
-    blocks = -(-max(len(compute), len(comm)) // BLOCK)
+    def rest(steps: Sequence[Step]) -> list[Step]:
+        return [step for step in steps if step.round_ != 0 or step.case.case_id not in first]
+
+    compute, comm = (_in_rounds(some, rounds) for some in (drawn_sets, drawn_exchanges))
+    sentinel = [Step(step.case, SENTINEL) for step in compute[:1]]
+    once_sets, once_exchanges = ([Step(case, 0) for case in some] for some in (least_sets, least_exchanges))
+    return Schedule(
+        least=_in_turns(sentinel, once_sets, once_exchanges, LEAST_BLOCKS),
+        others=_in_turns(sentinel, rest(compute), rest(comm), -(-max(len(compute), len(comm)) // BLOCK)),
+    )
+
+
+def _in_turns(sentinel: Sequence[Step], compute: Sequence[Step], comm: Sequence[Step], blocks: int) -> tuple[Step, ...]:
+    """So many blocks, each with a look at the sentinel, its part of the table sets, and its part of the exchanges."""
     order: list[Step] = []
     for block in range(blocks):
-        order += sentinel
-        for steps in (compute, comm):
-            order += steps[block * len(steps) // blocks : (block + 1) * len(steps) // blocks]
-    return order
+        parts = [steps[block * len(steps) // blocks : (block + 1) * len(steps) // blocks] for steps in (compute, comm)]
+        if any(parts):
+            order += [*sentinel, *parts[0], *parts[1]]
+    return tuple(order)
+
+
+def _least_sets(drawn: Sequence[ComputeCase]) -> list[ComputeCase]:
+    """The first of each split, and to train on for a half such as bring a width that the others lack."""
+    by_split: dict[str, list[ComputeCase]] = {}
+    for case in drawn:
+        by_split.setdefault(case.split, []).append(case)
+    widths: set[int] = set()
+    bringing: list[ComputeCase] = []
+    for case in by_split.get("train", ()):
+        brings = {table.dim for table in case.tables} - widths
+        if brings and len(bringing) < LEAST_SETS["train"] // 2:
+            widths |= brings
+            bringing.append(case)
+    known = {case.case_id for case in bringing}
+    by_split["train"] = [*bringing, *(case for case in by_split.get("train", ()) if case.case_id not in known)]
+    return _evenly([by_split.get(split, [])[:count] for split, count in LEAST_SETS.items()])
+
+
+def _least_exchanges(drawn: Sequence[CommCase]) -> list[CommCase]:
+    """The first of each split and number of ranks."""
+    kinds: dict[tuple[int, str], list[CommCase]] = {}
+    for case in drawn:
+        some = kinds.setdefault((len(case.device_dims), case.split), [])
+        if len(some) < LEAST_EXCHANGES[case.split]:
+            some.append(case)
+    return _evenly(list(kinds.values()))
+
+
+def _evenly(kinds: Sequence[Sequence[_Case]]) -> list[_Case]:
+    """All of them, each kind spread evenly over the whole."""
+    placed = [((place + 0.5) / len(kind), case) for kind in kinds for place, case in enumerate(kind)]
+    return [case for _, case in sorted(placed, key=lambda one: one[0])]
 
 
 def _in_rounds(cases: Sequence[Case], rounds: int) -> list[Step]:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from neuroshard.core.cost import Costs
@@ -20,8 +20,9 @@ class Measured:
     planned: int
     measured: int  # by this run and those before it
     now: int  # by this run
+    now_by_ranks: Mapping[int, int]  # of those: table sets under 0, exchanges under their number of ranks
     errors: int  # among the measured
-    impossible: int  # exchanges among more devices than there are here
+    impossible: int  # exchanges among more ranks than can be had here
     seconds: float  # of this run
     compute_repeatability: float | None
     forward_comm_repeatability: float | None
@@ -39,6 +40,8 @@ class Measured:
             f"{self.measured} of {self.planned} measured ({self.now} now, in {self.seconds:.0f} s), "
             f"{counted(self.errors, 'error')}"
         ]
+        if self.now:
+            text.append(f"now: {_kinds(self.now_by_ranks)}")
         if self.left and not self.now:
             # workers start, and a first run looks how calm the machine is
             text.append(
@@ -53,7 +56,7 @@ class Measured:
                 f"{disturbed} when the machine was disturbed, and {'are' if self.disturbed > 1 else 'is'} marked"
             )
         if self.impossible:
-            text.append(f"{counted(self.impossible, 'exchange')} left out, among more devices than there are here")
+            text.append(f"{counted(self.impossible, 'exchange')} left out, among more ranks than can be had here")
         for name, value in (
             ("compute", self.compute_repeatability),
             ("forward exchanges", self.forward_comm_repeatability),
@@ -64,6 +67,14 @@ class Measured:
         if self.drift is not None:
             text.append(f"drift {self.drift:+.1%}")
         return "; ".join(text)
+
+
+def _kinds(by_ranks: Mapping[int, int]) -> str:
+    """`310 table sets, 62 all-to-alls of 4 ranks`."""
+    return ", ".join(
+        f"{counted(count, 'all-to-all')} of {ranks:,} ranks" if ranks else counted(count, "table set")
+        for ranks, count in by_ranks.items()
+    )
 
 
 def compute_repeatability(costs: Costs) -> float | None:

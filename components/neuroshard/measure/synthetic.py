@@ -23,9 +23,10 @@ class Synthetic:
 
     most_devices: int | None = None
     abreast = 1
+    apart = False
 
     def __init__(self, cases: Cases, settings: Settings, begun: Bench | None) -> None:
-        self.settings = settings
+        self.settings, self.repeats = settings, settings.repeats
         memory_bytes = settings.memory_limit_bytes or formula.MEMORY_BYTES
         if settings.traces is not None:
             raise UsageError(f"the formula looks nothing up: leave out --traces {settings.traces}")
@@ -76,5 +77,5 @@ class Synthetic:
     def _measured(self, case_id: str, round_: int, truth: Floats) -> list[Timing]:
         """Each true time as `repeats` noisy ones, of which the median counts, as the noise goes both ways: (N,) -> N timings."""
         rng = np.random.default_rng([self.settings.seed, int(case_id, 16), round_])
-        noise = rng.lognormal(0.0, NOISE, (self.settings.repeats, len(truth)))
+        noise = rng.lognormal(0.0, NOISE, (self.repeats, len(truth)))
         return [timing(column, statistics.median) for column in (truth * noise).T.tolist()]

@@ -1,6 +1,6 @@
 """A trained net against what was measured: its report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,11 +21,7 @@ def compute_report(net: ComputeNet, labels: Labels[ComputeCase], batch_sizes: In
     they lie within its predicted deviation."""
 
     def sums(places: Ints) -> Floats:
-        sets = [labels.cases[i].tables for i in places]
-        batches = np.repeat(batch_sizes[places], [len(tables) for tables in sets])
-        tables = [table for some in sets for table in some]
-        vectors = net.vectors(table_features(tables, np.array([table.dim for table in tables]), batches))
-        return np.add.reduceat(vectors, np.cumsum([0, *map(len, sets)])[:-1], axis=0)
+        return set_sums(net, [labels.cases[i] for i in places], batch_sizes[places])
 
     def predict(places: Ints) -> Floats:
         return net.ms(sums(places))
@@ -51,6 +47,16 @@ def compute_report(net: ComputeNet, labels: Labels[ComputeCase], batch_sizes: In
         coverage=coverage,
         label_noise=_noise(labels),
     )
+
+
+def set_sums(net: ComputeNet, cases: Sequence[ComputeCase], batch_sizes: Ints) -> Floats:
+    """Sums of the tables' vectors of each case, read by batches of these sizes: (N,) cases -> (N, width)."""
+    tables = [table for case in cases for table in case.tables]
+    counts = [len(case.tables) for case in cases]
+    dims = np.array([table.dim for table in tables])
+    vectors = net.vectors(table_features(tables, dims, np.repeat(batch_sizes, counts)))
+    sums: Floats = np.add.reduceat(vectors, np.cumsum([0, *counts])[:-1], axis=0)
+    return sums
 
 
 def exchange_report(net: ExchangeNet, labels: Labels[CommCase], batch_size: int, delays: bool, fit: Fit) -> NetReport:

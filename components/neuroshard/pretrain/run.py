@@ -8,7 +8,7 @@ it was when it is started again.
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,12 +32,12 @@ from neuroshard.costmodel.compute_net import ComputeNet
 from neuroshard.costmodel.exchange_net import ExchangeNet
 from neuroshard.costmodel.nets import Nets
 from neuroshard.costmodel.protocol import Ints
-from neuroshard.costmodel.report import NetReport, Report
+from neuroshard.costmodel.report import STAND_IN_ERROR, NetReport, Report
 from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import check_can_write
 from neuroshard.pretrain.checkpoint import Checkpoint
 from neuroshard.pretrain.compute import train_compute
-from neuroshard.pretrain.evaluate import compute_report, exchange_report
+from neuroshard.pretrain.evaluate import compute_report, exchange_report, set_sums
 from neuroshard.pretrain.exchange import train_exchange
 from neuroshard.pretrain.labels import (
     Labels,
@@ -48,9 +48,16 @@ from neuroshard.pretrain.labels import (
     forward_ms,
     teaches,
 )
+from neuroshard.pretrain.metrics import mape
+from neuroshard.pretrain.stand_in import completed, sets_error
 from neuroshard.pretrain.train import one_thread
 
-FEWEST_EXCHANGES: Final = 20  # cases of one number of devices; fewer teach nothing of it
+FEW_SETS: Final = (
+    150  # table sets to train on, with which the scaled analytic model may still predict better than a net
+)
+CLEARLY: Final = 0.8  # of the net's error, at most: then it does
+STAND_IN_EPOCHS: Final = 120  # by then a net is within 3 % of the analytic model
+FEWEST_COMPARED: Final = 6  # held-back table sets to compare the two by
 UNFINISHED: Final = ".training"  # folder of checkpoints in the output folder, gone when the model is written
 
 
@@ -63,6 +70,10 @@ class Training:
     monotone: bool
     start: TrainedCostModel | None
     folder: Path | None
+
+    def brief_if(self, stands_in: bool) -> "Training":
+        """For a net that learns labels without noise, which takes fewer epochs."""
+        return replace(self, epochs=self.epochs or STAND_IN_EPOCHS) if stands_in else self
 
     def generator(self, net: str) -> torch.Generator:
         """Of its own for each net, so that one that is done already leaves the next as it was."""
@@ -90,14 +101,17 @@ def run(
     epochs: int | None = None,
     monotone: bool = True,
     start: TrainedCostModel | None = None,
+    ranks: Sequence[int] = (),
 ) -> TrainedCostModel:
     """Read the costs in folder `costs`, and in `more` of the same bench, and write the cost model into folder `out`.
 
-    `start` is the cost model to begin from. Raises what `pretrain` does. A run that was cut off left its
+    `start` is the cost model to begin from. `ranks` are numbers of ranks that the model must predict all-to-alls of, beside those
+    that the costs were asked for. Raises what `pretrain` does. A run that was cut off left its
     checkpoints in `out`: the next with the same costs and settings goes on from there, and writes what the first would have.
     """
     check_can_write(out, folder=True)
     measured = read_costs(costs, *more)
+    measured = measured.model_copy(update={"device_counts": tuple(sorted({*measured.device_counts, *ranks} - {1}))})
     model = pretrain(measured, seed=seed, epochs=epochs, monotone=monotone, start=start, checkpoints=out / UNFINISHED)
     save_cost_model(out, model)
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)
@@ -120,18 +134,32 @@ def pretrain(
     `monotone` adding a table may lower a prediction, and a search proves no lower bound.
     `start` is another cost model, of other hardware or older costs, whose compute net is the first guess.
 
-    The same costs, seed and settings give the same bytes on one machine. Raises InvalidInput where there is nothing to train
-    on, or a test table occurs in training; what else is missing is told in the report's gaps.
+    Where too little was measured of a part, the analytic model stands in (stand_in.py), which the report says.
+
+    The same costs, seed and settings give the same bytes on one machine. Raises InvalidInput where neither costs nor tables are
+    there, or a test table occurs in training; what else is missing is in the report's gaps.
     """
     if epochs is not None and epochs < 1:
         raise UsageError(f"epochs must be at least 1, not {epochs}")
     check_unseen(case for case, _ in costs.compute)
+    check_one_time_a_device(costs.comm)
     training = Training(seed, epochs, monotone, start, checkpoints)
 
     gaps: list[str] = []
     with one_thread():
-        compute, max_dim, batch_sizes, report = _compute_net(costs, training)
-        forward, backward, device_counts, exchange_reports = _exchange_nets(costs, training, gaps)
+        whole = completed(costs, seed)
+        compute_stands_in = len(whole.costs.compute) > len(costs.compute)
+        compute, max_dim, batch_sizes, report = _compute_net(whole.costs, training.brief_if(compute_stands_in))
+        # who says how long to train, or from what, wants that net
+        chosen = start is not None or epochs is not None
+        if not (compute_stands_in or chosen) and _analytic_is_better(costs, compute):
+            compute_stands_in, whole = True, completed(costs, seed, sets_too=True)
+            compute, max_dim, batch_sizes, report = _compute_net(whole.costs, training.brief_if(True))
+        forward, backward, device_counts, exchange_reports = _exchange_nets(whole.costs, training, gaps)
+    if compute_stands_in:  # the drawn cases that it was calibrated on have no error of their own
+        compute = replace(compute, least_spread=max(compute.least_spread, STAND_IN_ERROR))
+    if forward and backward and len(whole.stand_ins) > compute_stands_in:
+        forward, backward = (replace(net, spread=max(net.spread, STAND_IN_ERROR)) for net in (forward, backward))
 
     return cost_model(
         Nets(compute, forward, backward),
@@ -140,6 +168,8 @@ def pretrain(
             nets=(report, *exchange_reports),
             left_out=sum(not teaches(cost) for rows in (costs.compute, costs.comm) for _, cost in rows),
             gaps=tuple(gaps),
+            stand_ins=whole.stand_ins,
+            compute_stands_in=compute_stands_in,
         ),
         Provenance(
             neuroshard_version=__version__,
@@ -185,26 +215,32 @@ def _compute_net(costs: Costs, training: Training) -> tuple[ComputeNet, int, tup
     return net, max_dim, measured, compute_report(net, labels, batch_sizes, fit)
 
 
+def _analytic_is_better(costs: Costs, net: ComputeNet) -> bool:
+    """Does the scaled analytic model predict held-back table sets clearly better than a net of few cases?
+
+    By `valid` and `test_sets`: `test_tables` stays a test.
+    """
+    labels = collect(costs.compute, lambda cost: cost.total_ms)
+    held_back = labels.of_split("valid", "test_sets")
+    if len(labels.of_split("train")) >= FEW_SETS or len(held_back) < FEWEST_COMPARED:
+        return False
+    cases = [labels.cases[place] for place in held_back]
+    batch_sizes = np.array([case.batch_size or costs.bench.batch_size for case in cases])
+    of_net = mape(labels.ms[held_back], net.ms(set_sums(net, cases, batch_sizes)))
+    return sets_error(costs, cases, labels.ms[held_back]) < CLEARLY * of_net
+
+
 def _exchange_nets(
     costs: Costs, training: Training, gaps: list[str]
 ) -> tuple[ExchangeNet | None, ExchangeNet | None, tuple[int, ...], list[NetReport]]:
     """Forward and backward nets, the numbers of devices that they were trained on, and their reports, one for each of those."""
-    if not costs.comm:
-        gaps.append("no exchange was measured: plans for one device only")
-    check_one_time_a_device(costs.comm)
     usable: dict[int, list[tuple[CommCase, CommCost]]] = {}
-    for devices in sorted({len(case.device_dims) for case, _ in costs.comm}):
-        rows = [(case, cost) for case, cost in costs.comm if len(case.device_dims) == devices]
-        count = sum(teaches(cost) and cost.round == 0 and case.split == "train" for case, cost in rows)
-        if count >= FEWEST_EXCHANGES:
-            usable[devices] = rows
-            continue
-        gaps.append(
-            f"the exchange of {devices} devices was not learned: {count} of its training cases were measured, "
-            f"{FEWEST_EXCHANGES} are needed"
-        )
+    for case, cost in costs.comm:
+        usable.setdefault(len(case.device_dims), []).append((case, cost))
     if not usable:
+        gaps.append("no all-to-all was asked for: plans for one device only")
         return None, None, (), []
+    usable = dict(sorted(usable.items()))
 
     nets: list[ExchangeNet] = []
     reports: list[list[NetReport]] = []

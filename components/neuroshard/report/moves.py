@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from neuroshard.core.clean import clean
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import Move, bytes_by_device, moves
 from neuroshard.core.plan import Plan
@@ -105,7 +106,8 @@ def _move_lines(moving: Sequence[Move], rows_of: Mapping[str, int]) -> list[str]
     for move, some in zip(moving, rows, strict=True):
         columns = spanned(move.column_offset, move.dim)
         room = WIDTH - 41 - width
-        name = move.table if len(move.table) <= room else f"…{move.table[1 - room :]}"  # the end of a path tells more
+        whole = clean(move.table)
+        name = whole if len(whole) <= room else f"…{whole[1 - room :]}"  # the end of a path tells more
         place = f"{move.from_device:>4} {move.to_device:>4} {format_bytes(move.nbytes):>12}"
         lines.append(f"{place}  {columns:<16} {some:<{width}}{name}")
     return lines

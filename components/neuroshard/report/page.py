@@ -15,6 +15,8 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from neuroshard.core.clean import cleaned
+
 SCRIPTS = ("format.js", "lists.js", "charts.js", "main.js")
 
 
@@ -23,11 +25,11 @@ def render(told: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     scripts = [_apart(_charts()), _apart("".join(_piece(name) for name in SCRIPTS))]
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return template.from_string(_piece("page.html")).render(
-        **told,
+        **cleaned(told),
         policy=_policy(scripts),
         style=_piece("style.css"),
         scripts=scripts,
-        data=_block(data),
+        data=_block(cleaned(data)),
     )
 
 

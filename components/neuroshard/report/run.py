@@ -66,7 +66,7 @@ def report(
         "nothing_live": nothing_live,
         "evaluated": None if evaluated is None else evaluated.what,
         "without": without_a_plan(plan),
-        "notes": by.notes,
+        "notes": (*([f"Less certain: {by.instead}"] if by.instead else []), *by.notes),
         "assumptions": plan.bound_assumptions if plan.gap is not None else (),
         "costed": plan.cost_ms is not None,
         "predicted": plan.predicted is not None,

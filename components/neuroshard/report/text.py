@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from neuroshard.core.clean import clean
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
 from neuroshard.core.text import bar, counted, spanned, wrapped
@@ -18,7 +19,8 @@ def plan_text(plan: Plan) -> str:
 
     Of more than 32 devices the slowest are shown.
     """
-    lines = wrapped(f"plan {plan.digest()[:12]}: {_size(plan)}")
+    lines = wrapped(f"less certain: {plan.provenance.instead}") if plan.provenance.instead else []
+    lines += wrapped(f"plan {plan.digest()[:12]}: {_size(plan)}")
     lines += [*_cost_lines(plan), "", *_device_lines(plan), *_bar_lines(plan), "", *_by_rows_lines(plan)]
     lines += wrapped(_origin(plan))
     for note in plan.provenance.notes:
@@ -39,7 +41,7 @@ def _cost_lines(plan: Plan) -> list[str]:
             lines += wrapped(f"  {baseline.algorithm:<12} no plan: {baseline.error}", indent=15)
         else:
             beside = against(plan.cost_ms, baseline.cost_ms, "{:.1%}".format)
-            cost = f"  {baseline.algorithm:<12} {baseline.cost_ms:10.3f} ms   this plan is {beside}"
+            cost = f"  {clean(baseline.algorithm):<12} {baseline.cost_ms:10.3f} ms   this plan is {beside}"
             lines.append(cost + (f" (after {counted(baseline.cuts, 'cut')})" if baseline.cuts else ""))
     return lines
 

@@ -16,7 +16,8 @@ from neuroshard import __version__
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.open import error_on_unseen_tables, open_cost_model
+from neuroshard.costmodel.analytic import SPREAD
+from neuroshard.costmodel.open import error_on_unseen_tables, open_cost_model, stand_ins
 from neuroshard.costmodel.pricing import prices_rows
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.constraints import ConstraintsFile, resolve
@@ -49,6 +50,7 @@ def search(
     previous: Plan | None = None,
     move_budget_bytes: int | None = None,
     cost_model_error: float | None = None,
+    instead: str = "",
     notes: tuple[str, ...] = (),
     stop: threading.Event | None = None,
 ) -> Plan:
@@ -58,8 +60,8 @@ def search(
     machine, else on the seed alone. `on_improvement` is told the seconds since the search began and the cost in ms of every plan
     that is better than all before. `width` is that of the published search. With a `previous` plan the search starts from it, and
     moves at most `move_budget_bytes` of weights and optimizer state. `cost_model_error` (how far the model's predictions
-    lie from measured costs, as a share) and `notes` go into the plan's provenance. Once `stop` is set, the search comes to an
-    end, with the best so far.
+    lie from measured costs, as a share), `instead` and `notes` go into the plan's provenance. Once `stop` is set, the search
+    comes to an end, with the best so far.
 
     Raises UsageError for what is not an algorithm or no effort, Infeasible where no plan fits or none is found, and what the
     cost model raises where it knows no exchange between so many devices.
@@ -121,6 +123,7 @@ def search(
         cost_model_backend=cost_model.backend,
         cost_model_device=cost_model.device_name,
         cost_model_error=cost_model_error,
+        instead=instead,
         notes=(*notes, *caveats(problem, found)),
     )
     bound = lower_bound(problem, state)
@@ -142,12 +145,14 @@ def run(
     constraints: ConstraintsFile | None = None,
     previous: Path | Plan | None = None,
     move_budget_bytes: int | None = None,
+    instead: str = "",
     stop: threading.Event | None = None,
 ) -> Plan:
     """Search a plan for a tables.json with a cost model (see costmodel/open.py), and write it as plan.json.
 
     `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `previous` is a
-    plan to start from, or its file; `stop`, once it is set, ends the search. Raises InvalidInput, UsageError and Infeasible;
+    plan to start from, or its file; `stop`, once it is set, ends the search. `instead` says why this cost model is not the
+    one of the plan's hardware: then it may be off by no less than a guess. Raises InvalidInput, UsageError and Infeasible;
     then nothing is written.
     """
     if len(memory_bytes) != devices:
@@ -175,7 +180,10 @@ def run(
         time_budget_s=time_budget_s,
         previous=read_plan(previous) if isinstance(previous, Path) else previous,
         move_budget_bytes=move_budget_bytes,
-        cost_model_error=error_on_unseen_tables(model),
+        cost_model_error=max(error_on_unseen_tables(model) or 0.0, SPREAD)
+        if instead
+        else error_on_unseen_tables(model),
+        instead=instead or "; ".join(stand_ins(model)),
         notes=short,
         stop=stop,
     )

@@ -26,6 +26,7 @@ GONE = {
     errno.EHOSTUNREACH,
     errno.ENETUNREACH,
 }
+NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}  # what file systems say that have no hard links
 LOCK_SECONDS = 20.0  # a lock is held for one small write; whoever holds it longer is stuck
 
 
@@ -33,7 +34,7 @@ class FolderStore:
     """Objects as files under `root`, which the first write makes.
 
     Names that start with a dot are scratch: `.lock`, and temporary files, of which a killed writer may leave one behind.
-    Needs hard links and flock, as local disks and NFS have.
+    Needs flock, as local disks and NFS have. Without hard links (vfat, some of FUSE) writers agree by the lock alone.
     """
 
     def __init__(self, root: Path) -> None:
@@ -60,7 +61,7 @@ class FolderStore:
         path = self._path(key)
         with _errors(path, "write it"), _temporary(path, data) as temporary:
             try:
-                os.link(temporary, path)
+                _take_name(temporary, path)
             except FileExistsError:
                 if _bytes_of(path, MAX_BYTES) != data:
                     raise Conflict(f"{path}: already exists with other content, and is written only once") from None
@@ -97,6 +98,12 @@ class FolderStore:
         with suppress(NotFound), _errors(path, "delete it"):
             path.unlink()
             _sync_folder(path.parent)
+
+    def clock(self) -> datetime:
+        """When a file that is written now was modified: a file server has a clock of its own."""
+        scratch = self.root / "clock"
+        with _errors(scratch, "write it"), _temporary(scratch, b"") as temporary:
+            return datetime.fromtimestamp(temporary.stat().st_mtime, UTC)
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
@@ -149,6 +156,19 @@ def _temporary(path: Path, data: bytes) -> Iterator[Path]:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _take_name(temporary: Path, path: Path) -> None:
+    """Give what is written its name. Raises FileExistsError where another has it."""
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        with _lock(path.parent):
+            if path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+            temporary.rename(path)
 
 
 @contextmanager

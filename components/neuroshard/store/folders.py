@@ -1,6 +1,5 @@
 """A folder of files that are each written once, kept in a store while it grows: what a pod measures outlives the pod."""
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from neuroshard.core.clean import log
 from neuroshard.core.errors import StoreError, Unreachable
 from neuroshard.files.disk import write_bytes
 from neuroshard.store.protocol import Store
@@ -76,7 +76,7 @@ def kept(store: Store, prefix: str, folder: Path, every_seconds: float = EVERY_S
             except StoreError as error:  # the block goes on; the end tells if it stays so
                 if str(error) != said:
                     said = str(error)
-                    print(f"note: {error}; until that is mended, nothing new is kept there", file=sys.stderr)
+                    log(f"note: {error}; until that is mended, nothing new is kept there")
 
     thread = threading.Thread(target=send_now_and_then, daemon=True)
     thread.start()

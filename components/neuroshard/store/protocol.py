@@ -51,6 +51,9 @@ class Store(Protocol):
     def delete(self, key: str) -> None:
         """Remove the object. It need not be there."""
 
+    def clock(self) -> datetime:
+        """What time it is by the store's own clock, which `modified` is by: this machine's may be hours off."""
+
 
 def check_key(key: str) -> str:
     """`key`, if it is safe in a folder as well as in a bucket. Raises UsageError.

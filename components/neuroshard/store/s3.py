@@ -12,6 +12,8 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar
@@ -70,7 +72,9 @@ class S3Store:
         kms_key = os.environ.get("NEUROSHARD_SSE_KMS_KEY")
         self.encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
         try:
-            self.client: Any = within(REQUEST_SECONDS, self.url, lambda: Session().client("s3", config=CONFIG))
+            self.client: Any = within(
+                REQUEST_SECONDS, self.url, lambda: Session().client("s3", config=CONFIG), place="credentials"
+            )
         except (BotoCoreError, ValueError, OSError) as error:  # the text may quote an endpoint with a password in it
             raise StoreError(
                 f"{self.url}: boto3 cannot be set up ({type(error).__name__}); check AWS_PROFILE, AWS_ENDPOINT_URL and "
@@ -160,6 +164,16 @@ class S3Store:
         with self._errors(key):
             self._in_time(key, delete)
 
+    def clock(self) -> datetime:
+        """The Date of an answer."""
+        ask = partial(self.client.list_objects_v2, Bucket=self.bucket, Prefix=self._full(""), MaxKeys=1)
+        with self._errors(""):
+            headers = self._in_time("", ask)["ResponseMetadata"]["HTTPHeaders"]
+            now = parsedate_to_datetime(headers["date"])
+            if now.tzinfo is None:
+                raise ValueError(headers["date"])
+            return now
+
     def _in_time(self, key: str, ask: Callable[[], T]) -> T:
         """What a request gives or raises, or Unreachable when it has taken too long in all."""
 
@@ -171,7 +185,7 @@ class S3Store:
             except Exception as error:  # botocore answers for no more: an answer that is not S3's may be a TypeError
                 raise ValueError(f"{type(error).__name__} of boto3") from error
 
-        return within(REQUEST_SECONDS, f"{self.url}/{key}", asked)
+        return within(REQUEST_SECONDS, f"{self.url}/{key}", asked, place=f"requests to {self.identity}")
 
     def _full(self, key: str) -> str:
         return f"{self.prefix}/{key}" if self.prefix else key

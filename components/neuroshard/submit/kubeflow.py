@@ -1,22 +1,33 @@
 """Kubeflow Pipelines by its SDK: runs and recurring runs of the packaged pipeline. The only module here that knows kfp."""
 
+import json
 import os
+import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from datetime import datetime
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from neuroshard.core.clean import CleanedStream
 from neuroshard.core.errors import PASSING_STATUSES, NeuroshardError
+from neuroshard.core.extras import install_command
 from neuroshard.core.text import one_line
 from neuroshard.kube import said
-from neuroshard.submit.package import PACKAGE
+from neuroshard.submit.package import DEADLINE_SECONDS, with_deadline
+from neuroshard.submit.steps import MOST_STEPS, TEMPLATES, Nodes, Task, failed_steps, running_pods, step_text
 
 ENDED = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
 PROJECTED = "KF_PIPELINES_SA_TOKEN_PATH"  # where the kubelet projects a token into the pod
 PAGE = 50
 TIMEOUT = (5.0, 60.0)  # seconds to connect, and to an answer
+LOG = "/apis/v1alpha1/runs/{run_id}/nodes/{node_id}/log"
+OLD_RUN = "/apis/v1beta1/runs/{run_id}"
+MOST_LOG, KEPT_LOG = 2**24, 2**18  # bytes that are read of an answer, and kept of a log's beginning and end
+GONE = re.compile(r"not ?found|does not exist|no ?such ?key", re.IGNORECASE)
 
 
 class NotAnswering(NeuroshardError):
@@ -24,12 +35,15 @@ class NotAnswering(NeuroshardError):
 
 
 class Run(NamedTuple):
-    """A run as the API tells of it. `failures` are the steps that failed, each with what it said."""
+    """A run as the API answers. `recurring_run_id` is empty for a run that somebody submitted."""
 
     run_id: str
     name: str
     state: str
-    failures: tuple[str, ...] = ()
+    tasks: tuple[Task, ...] = ()
+    recurring_run_id: str = ""
+    models: str = ""  # the parameter, as JSON
+    spec: Mapping[str, Any] = MappingProxyType({})  # of its pipeline, which may be of another version than this package
 
     @property
     def ended(self) -> bool:
@@ -49,21 +63,28 @@ class Recurring(NamedTuple):
 
 
 class Kubeflow:
-    """An experiment of the Kubeflow Pipelines at `endpoint`.
+    """An experiment of the Kubeflow Pipelines at `endpoint`, which ends every run of ours after `deadline_seconds`.
 
     Raises NeuroshardError in one line, NotAnswering where later may help. It shows the token that the kubelet projects into
     the pod, where there is one.
     """
 
-    def __init__(self, endpoint: str, experiment: str = "neuroshard", namespace: str | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        experiment: str = "neuroshard",
+        namespace: str | None = None,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
         self.endpoint, self.experiment, self.namespace = endpoint.rstrip("/"), experiment, namespace
+        self.deadline_seconds = deadline_seconds
         try:
             import kfp
             from kfp.client import Client, ServiceAccountTokenVolumeCredentials
         except ImportError as error:
             raise NeuroshardError(_missing(error)) from None
         if int(kfp.__version__.split(".")[0]) < 2:
-            raise NeuroshardError(f"kfp {kfp.__version__} is too old: pip install 'neuroshard[pipeline]'")
+            raise NeuroshardError(f"kfp {kfp.__version__} is too old: {install_command('pipeline')}")
         token = ServiceAccountTokenVolumeCredentials() if PROJECTED in os.environ else None
         with self._asking(), warnings.catch_warnings():
             warnings.simplefilter(
@@ -77,21 +98,25 @@ class Kubeflow:
         with self._asking(health=True):
             self.client._healthz_api.healthz_service_get_healthz()
 
-    def under_way(self, name: str) -> Run | None:
-        """The newest run whose name begins with `name` and that has not ended."""
+    def runs(self) -> list[Run]:
+        """The newest runs of the experiment, the newest first."""
         experiment_id = self._experiment_id()
         if experiment_id is None:
-            return None
+            return []
         with self._asking():
             listed = self.client.list_runs(experiment_id=experiment_id, sort_by="created_at desc", page_size=PAGE)
-        found = (_run(one) for one in listed.runs or ())
-        return next((run for run in found if run.name.startswith(name) and not run.ended), None)
+        return [_run(one) for one in listed.runs or ()]
 
     def start(self, name: str, parameters: Mapping[str, Any], service_account: str | None) -> Run:
         """Submit the packaged pipeline."""
-        with self._asking(), redirect_stdout(sys.stderr):  # kfp prints where to look at the run
+        # kfp prints where to look at the run
+        with (
+            self._asking(),
+            with_deadline(self.deadline_seconds) as package,
+            redirect_stdout(CleanedStream(sys.stderr)),
+        ):
             made = self.client.create_run_from_pipeline_package(
-                str(PACKAGE),
+                str(package),
                 arguments=dict(parameters),
                 run_name=name,
                 experiment_name=self.experiment,
@@ -103,6 +128,110 @@ class Kubeflow:
     def run(self, run_id: str) -> Run:
         with self._asking():
             return _run(self.client.get_run(run_id))
+
+    def terminate(self, run_id: str) -> None:
+        """End a run: its pods are stopped, and later it is recorded as FAILED or CANCELED."""
+        with self._asking():
+            self.client.terminate_run(run_id)
+
+    def has_recurring(self, recurring_run_id: str) -> bool:
+        """Whether there is such a recurring run; those that were deleted take their runs' Workflows with them."""
+        from kfp_server_api import ApiException
+
+        with self._asking():
+            try:
+                self.client.get_recurring_run(recurring_run_id)
+            except ApiException as error:
+                if error.status == 404:
+                    return False
+                raise
+        return True
+
+    def failures(self, run: Run) -> tuple[str, ...]:
+        """Each step of a run that failed, what it was for and why, as far as the API gives that away."""
+        workflow = self._workflow(run.run_id)
+        messages = {key: str(one.get("message") or "") for key, one in _nodes(workflow).items()}
+        steps = failed_steps(run.tasks)
+        said = [
+            step_text(
+                step,
+                run.spec,
+                run.models,
+                self._last_log(run, step.pods) if index < MOST_STEPS else "",
+                next((messages[key] for key in reversed(step.nodes) if messages.get(key)), ""),
+            )
+            for index, step in enumerate(steps)
+        ]
+        if not said and (message := _status(workflow).get("message")):  # it ended before its first step
+            said = [one_line(message)]
+        return tuple(said)
+
+    def pods_are_gone(self, run: Run) -> bool:
+        """Whether some pods are recorded as running, and the API finds none of them."""
+        running = running_pods(run.tasks)
+        return bool(running) and all(
+            all(GONE.search(refusal) for refusal in self._refusals(run, pod)) for pod in running
+        )
+
+    def _refusals(self, run: Run, pod: str) -> Iterator[str]:
+        """Why the log of a pod cannot be read, by each name that the pod may have; empty where it can, or nobody knows."""
+        for name in _pod_names(run, pod):
+            log, refusal = self._log(run.run_id, name)
+            yield "" if log is not None else refusal
+
+    def _last_log(self, run: Run, pods: Sequence[str]) -> str:
+        """The log of the last of these pods, or nothing where it cannot be had."""
+        for name in _pod_names(run, pods[-1]) if pods else ():
+            log, _ = self._log(run.run_id, name)
+            if log is not None:
+                return log
+        return ""
+
+    def _log(self, run_id: str, pod: str) -> tuple[str | None, str]:
+        """A pod's log without its middle, and None with what the API says where there is no such log.
+
+        The API answers 200 and puts an error into the text. That it does so is from the source of KFP 2.17.0.
+        """
+        from urllib3.exceptions import HTTPError
+
+        try:
+            answer = self._get(LOG, {"run_id": run_id, "node_id": pod})
+            head, tail, most = b"", b"", MOST_LOG
+            while most > 0 and (chunk := answer.read(2**16)):
+                most -= len(chunk)
+                head, tail = (head + chunk, tail) if len(head) < KEPT_LOG else (head, (tail + chunk)[-KEPT_LOG:])
+            answer.release_conn()
+            text = (head + tail).decode(errors="replace")
+        except (NeuroshardError, HTTPError, OSError):
+            return None, ""
+        return (None, text) if text.startswith('{"error_message":') else (text, "")
+
+    def _workflow(self, run_id: str) -> Mapping[str, Any]:
+        """The run as Argo keeps it, which has the reasons that API v2beta1 leaves out; empty where it cannot be had.
+
+        That API v1beta1 answers with it for runs of version 2 too is from the source of KFP 2.17.0.
+        """
+        from urllib3.exceptions import HTTPError
+
+        try:
+            answer = json.loads(self._get(OLD_RUN, {"run_id": run_id}).read(MOST_LOG))
+            found = json.loads(answer["pipeline_runtime"]["workflow_manifest"])
+        except (NeuroshardError, HTTPError, OSError, ValueError, KeyError, TypeError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _get(self, path: str, names: Mapping[str, str]) -> Any:
+        """The answer to a question that the SDK does not know, to be read."""
+        with self._asking():
+            return self.client._run_api.api_client.call_api(
+                path,
+                "GET",
+                path_params=dict(names),
+                header_params={"Accept": "*/*"},
+                auth_settings=["Bearer"],
+                _preload_content=False,
+                _return_http_data_only=True,
+            )
 
     def recurring(self, name: str) -> dict[str, Recurring]:
         """The recurring runs that are called `name`, by id, the newest first."""
@@ -122,7 +251,11 @@ class Kubeflow:
 
     def start_recurring(self, name: str, wanted: Recurring) -> str:
         """A new recurring run; its id."""
-        with self._asking(), redirect_stdout(sys.stderr):
+        with (
+            self._asking(),
+            with_deadline(self.deadline_seconds) as package,
+            redirect_stdout(CleanedStream(sys.stderr)),
+        ):
             experiment = self.client.create_experiment(name=self.experiment, namespace=self.namespace)
             made = self.client.create_recurring_run(
                 experiment_id=experiment.experiment_id,
@@ -132,7 +265,7 @@ class Kubeflow:
                 max_concurrency=wanted.max_concurrency,
                 no_catchup=wanted.no_catchup,
                 params=dict(wanted.parameters),
-                pipeline_package_path=str(PACKAGE),
+                pipeline_package_path=str(package),
                 enabled=wanted.enabled,
                 service_account=wanted.service_account or None,
             )
@@ -188,16 +321,68 @@ def _in_time(request: Any, *arguments: Any, **options: Any) -> Any:
 
 def _run(told: Any) -> Run:
     details = getattr(told.run_details, "task_details", None) or ()
-    failed = [task for task in details if task.state == "FAILED" and not task.child_tasks]
-    failures = tuple(f"{task.display_name}: {_why(task)}" for task in failed)
-    return Run(str(told.run_id), str(told.display_name or ""), str(told.state or "PENDING"), failures)
+    given = getattr(told.runtime_config, "parameters", None) or {}
+    spec = _spec(told.pipeline_spec)
+    return Run(
+        run_id=str(told.run_id),
+        name=str(told.display_name or ""),
+        state=str(told.state or "PENDING"),
+        tasks=tuple(_task(task) for task in details),
+        recurring_run_id=str(told.recurring_run_id or ""),
+        models=str(given.get("models") or _default(spec, "models")),
+        spec=spec,
+    )
+
+
+def _spec(told: object) -> Mapping[str, Any]:
+    """The pipeline alone: a package of two documents comes back as an object of both."""
+    spec = told.get("pipeline_spec", told) if isinstance(told, dict) else {}
+    return spec if isinstance(spec, dict) else {}
+
+
+def _default(spec: Mapping[str, Any], name: str) -> object:
+    """What a parameter of the pipeline is where nobody gives it."""
+    given = spec.get("root", {}).get("inputDefinitions", {}).get("parameters", {}).get(name, {})
+    return given.get("defaultValue", "")
+
+
+def _task(told: Any) -> Task:
+    return Task(
+        name=str(told.display_name or ""),
+        state=str(told.state or ""),
+        children=tuple(str(child.pod_name or child.task_id or "") for child in told.child_tasks or ()),
+        began=_seconds(told.start_time),
+        ended=_seconds(told.end_time),
+        error=_why(told),
+    )
+
+
+def _seconds(told: Any) -> float:
+    """Seconds since 1970; 0 for a time that has not come, which the server calls the year 1970."""
+    return max(told.timestamp(), 0.0) if isinstance(told, datetime) else 0.0
 
 
 def _why(task: Any) -> str:
-    """What a failed task says: where the server keeps it depends on its version."""
+    """What a failed task says: where the server keeps it depends on its version, and 2.17 keeps nothing."""
     history = [status.error for status in task.state_history or ()]
     said = [error.message for error in (task.error, *history[::-1]) if error is not None and error.message]
-    return one_line(said[0]) if said else "failed"
+    return one_line(said[0]) if said else ""
+
+
+def _pod_names(run: Run, pod: str) -> list[str]:
+    """All names that a pod may have, by the end of its name: Argo puts the template into it, unless it is set up otherwise."""
+    workflow = Nodes(run.tasks).workflow
+    return [*(f"{workflow}-{template}-{pod}" for template in TEMPLATES), f"{workflow}-{pod}"]
+
+
+def _status(workflow: Mapping[str, Any]) -> Mapping[str, Any]:
+    status = workflow.get("status")
+    return status if isinstance(status, dict) else {}
+
+
+def _nodes(workflow: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    nodes = _status(workflow).get("nodes")
+    return {key: one for key, one in nodes.items() if isinstance(one, dict)} if isinstance(nodes, dict) else {}
 
 
 def _recurring(told: Any) -> Recurring:
@@ -213,4 +398,4 @@ def _recurring(told: Any) -> Recurring:
 
 
 def _missing(error: ImportError) -> str:
-    return f"submitting needs the package {(error.name or 'kfp').partition('.')[0]}: pip install 'neuroshard[pipeline]'"
+    return f"submitting needs the package {(error.name or 'kfp').partition('.')[0]}: {install_command('pipeline')}"

@@ -3,19 +3,23 @@
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.nightly import Order, read_orders
+from neuroshard.core.parameters import check_parameters
 from neuroshard.core.text import one_line
 from neuroshard.core.value import Value, canonical_json, sha256, shown
 from neuroshard.files.constraints import ConstraintsFile, MatchedRule
 from neuroshard.files.disk import read_bytes
 
 PACKAGE = Path(__file__).with_name("neuroshard.yaml")
+DEADLINE_SECONDS = 24 * 3600.0  # as long as a run may take; the next night begins then
 MAX_BYTES = 2**20  # as much as a ConfigMap holds
 # KFP's name of a type, how it is called here, and what YAML makes of it
 TYPES: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
@@ -31,6 +35,20 @@ def known_parameters() -> Mapping[str, str]:
     """The pipeline's parameters by name, each with KFP's name of its type."""
     spec = _decoded(PACKAGE.read_text(), str(PACKAGE))["root"]["inputDefinitions"]["parameters"]
     return {name: one["parameterType"] for name, one in spec.items()}
+
+
+@contextmanager
+def with_deadline(seconds: float) -> Iterator[Path]:
+    """A copy of the package, whose runs Kubeflow ends after `seconds`: so every storm of retries has an end."""
+    import yaml
+
+    spec, platform = yaml.safe_load_all(PACKAGE.read_text())
+    kubernetes = platform["platforms"]["kubernetes"]
+    kubernetes["pipelineConfig"] = {**kubernetes.get("pipelineConfig", {}), "activeDeadlineSeconds": math.ceil(seconds)}
+    with tempfile.TemporaryDirectory(prefix="neuroshard-") as folder:
+        path = Path(folder, PACKAGE.name)
+        path.write_text(yaml.safe_dump_all([spec, platform], sort_keys=False))
+        yield path
 
 
 def read_parameters(file: Path | None, models: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:
@@ -71,12 +89,17 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
                     _no_others(rule, MatchedRule, f"{constraints}: tables[{place}]")
         except NeuroshardError as error:
             raise InvalidInput(f"{where}: {error}") from None
+    check_parameters(given)
     return given
 
 
-def digest(parameters: Mapping[str, Any], service_account: str | None) -> str:
+def digest(
+    parameters: Mapping[str, Any], service_account: str | None, deadline_seconds: float = DEADLINE_SECONDS
+) -> str:
     """8 hex digits of all that makes one run another run."""
-    return sha256(PACKAGE.read_bytes() + canonical_json([dict(parameters), service_account]))[:8]
+    return sha256(
+        PACKAGE.read_bytes() + canonical_json([dict(parameters), service_account, math.ceil(deadline_seconds)])
+    )[:8]
 
 
 def _both(models: str) -> tuple[list[dict[str, Any]], tuple[Order, ...]]:

@@ -1,19 +1,32 @@
 """Submit the packaged pipeline, wait, and fail where it fails: `neuroshard submit`, which the nightly CronJob runs."""
 
 import signal
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
+from neuroshard.core.clean import log
 from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.units import format_duration
+from neuroshard.kube import Admission, admission
 from neuroshard.submit.kubeflow import Kubeflow, NotAnswering, Run
-from neuroshard.submit.package import digest
+from neuroshard.submit.package import DEADLINE_SECONDS, digest
+from neuroshard.submit.steps import refused_at_once, steps_text
 from neuroshard.submit.tell import Outcome, tell
 
 PATIENCE_SECONDS = 600.0  # an API server that restarts is back by then
+MOST_POLL_SECONDS = 15.0  # between two questions to an API that does not answer
+STORM = 6  # pods of one step that failed at once: KFP makes three of a step, so the levels above it have begun again
+STILL_SECONDS = 300.0  # a run of which nothing has changed for so long may be an orphan
+STILL_CHECKS = 2  # of its pods: a persistence agent that restarts is late too
+
+# where Kubeflow Pipelines runs pods, and under which account, where it is not asked for another
+RUNS_NAMESPACE, RUNS_ACCOUNT, PROFILE_ACCOUNT = "kubeflow", "pipeline-runner", "default-editor"
+
+Answer = TypeVar("Answer")
 
 
 class Watch(NamedTuple):
@@ -31,6 +44,35 @@ class Stopped(NeuroshardError):
     exit_code = 143
 
 
+class Orphaned(NeuroshardError):
+    """Kubeflow says that a run goes on for ever, and nothing of it runs any more."""
+
+
+class Patience:
+    """Asks an API that does not answer again, and says so once, and once when it answers again."""
+
+    def __init__(self, seconds: float, poll_seconds: float) -> None:
+        self.seconds, self.poll_seconds = seconds, min(poll_seconds, MOST_POLL_SECONDS)
+
+    def ask(self, question: Callable[[], Answer]) -> Answer:
+        """What `question` answers. Raises NotAnswering where it does not in `seconds`."""
+        began: float | None = None
+        while True:
+            try:
+                answer = question()
+            except NotAnswering as error:
+                if self.seconds <= (time.monotonic() - began if began else 0):
+                    raise
+                if began is None:
+                    began = time.monotonic()
+                    note(f"{error}; asking again for {format_duration(self.seconds)}")
+                time.sleep(self.poll_seconds)
+                continue
+            if began is not None:
+                note(f"Kubeflow Pipelines answers again, after {format_duration(time.monotonic() - began)}")
+            return answer
+
+
 def run(
     endpoint: str,
     parameters: Mapping[str, Any],
@@ -40,20 +82,30 @@ def run(
     service_account: str | None = None,
     *,
     dry_run: bool = False,
+    patience_seconds: float = PATIENCE_SECONDS,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    check: Callable[[], Admission] | None = None,
 ) -> Iterator[str]:
-    """Submit and, with `watch`, wait: what there is to say, as it comes. Raises NeuroshardError where the run fails."""
+    """Submit and, with `watch`, wait: what there is to say, as it comes. Raises NeuroshardError where the run fails.
+
+    An API that does not answer is asked again for `patience_seconds`. `check` asks the cluster whether it takes the run's
+    pods, before there are any.
+    """
     began, succeeded, message = time.time(), False, "was cut off"
+    patience = Patience(patience_seconds, watch.poll_seconds if watch else MOST_POLL_SECONDS)
+    submission = Submission(
+        lambda: Kubeflow(endpoint, experiment, namespace, deadline_seconds),
+        f"neuroshard {digest(parameters, service_account, deadline_seconds)}",
+        parameters,
+        service_account,
+        check,
+    )
     try:
-        kubeflow = Kubeflow(endpoint, experiment, namespace)
         if dry_run:
-            yield from rehearsed(kubeflow, parameters, service_account)
+            yield from submission.rehearsed()
             return
-        submitted, was_there = submit(kubeflow, parameters, service_account)
-        yield f"run {submitted.run_id}: {'under way with the same parameters' if was_there else 'submitted'} ({submitted.name})"
-        if watch is not None:
-            with stoppable(submitted.run_id):
-                yield from wait(kubeflow, submitted.run_id, watch.seconds, watch.poll_seconds)
-        succeeded, message = True, f"run {submitted.run_id} succeeded"
+        yield from submit_and_wait(submission, patience, watch)
+        succeeded, message = True, f"run {submission.run_id} succeeded"
     except NeuroshardError as error:
         message = str(error)
         raise
@@ -62,69 +114,215 @@ def run(
             tell(Outcome(began, time.time(), succeeded, message), watch.metrics, watch.event)
 
 
-def submit(kubeflow: Kubeflow, parameters: Mapping[str, Any], service_account: str | None = None) -> tuple[Run, bool]:
-    """A run of the packaged pipeline, and whether it was there: one with the same parameters that has not ended is taken."""
-    name = _name(parameters, service_account)
-    if found := kubeflow.under_way(name):
-        return found, True
-    return kubeflow.start(f"{name} {datetime.now(UTC):%Y-%m-%d %H:%M:%S}", parameters, service_account), False
+def submit_and_wait(submission: "Submission", patience: Patience, watch: Watch | None) -> Iterator[str]:
+    """Submit and, with `watch`, wait. An orphan with the same parameters is left alone, and another run submitted."""
+    while True:
+        with stoppable(lambda: submission.unfinished):
+            submitted = settled(patience, submission)
+        yield f"run {submitted.run_id}: {submission.how} ({submitted.name})"
+        if watch is None:
+            return
+        try:
+            yield from wait(submission.kubeflow, submitted.run_id, watch.seconds, patience, watch.poll_seconds)
+            return
+        except Orphaned as error:
+            if submission.started:
+                raise
+            note(f"{error}; another one is submitted")
+            submission.ignored.add(submitted.run_id)
 
 
-def rehearsed(kubeflow: Kubeflow, parameters: Mapping[str, Any], service_account: str | None) -> Iterator[str]:
-    """What submitting would do."""
-    name = _name(parameters, service_account)
-    if found := kubeflow.under_way(name):
-        yield f"would wait for run {found.run_id} ({found.name}), which has the same parameters and is {found.state}"
-    else:
-        yield f"would submit {name} with"
-        yield from (f"  {key}: {value}" for key, value in sorted(parameters.items()))
+class Submission:
+    """Starts a run of the packaged pipeline, or finds the one with the same parameters that has not ended.
+
+    Called again after an answer that was lost, it starts no second run.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Kubeflow],
+        name: str,
+        parameters: Mapping[str, Any],
+        service_account: str | None,
+        check: Callable[[], Admission] | None = None,
+    ) -> None:
+        self.connect, self.name, self.parameters, self.service_account = connect, name, parameters, service_account
+        self.check = check
+        self.kubeflow: Kubeflow
+        self.started: list[str] = []  # names of runs that the API may have taken although it did not answer
+        self.ignored: set[str] = set()
+        self.run_id = ""
+
+    @property
+    def how(self) -> str:
+        return "submitted" if self.started else "under way with the same parameters"
+
+    @property
+    def unfinished(self) -> str:
+        """What is to be said where this ends before there is a run."""
+        if self.started:
+            return "whether a run was submitted is not known; the same command waits for it if so"
+        return "no run was submitted"
+
+    def __call__(self) -> Run:
+        self.kubeflow = self.connect()
+        found = self._there()
+        if not found:
+            if not self.started:
+                admitted(self.check)
+            again = bool(self.started)
+            self.started.append(f"{self.name} {datetime.now(UTC):%Y-%m-%d %H:%M:%S}")
+            found = [self.kubeflow.start(self.started[-1], self.parameters, self.service_account)]
+            if again:
+                found = self._there() or found
+        kept = (
+            found[-1] if self.started else found[0]
+        )  # what was started first; else the newest, since others may be orphans
+        for twin in found if self.started else ():
+            if twin is not kept and not twin.ended:  # the start before it did not answer, and was only late
+                self.kubeflow.terminate(twin.run_id)
+                note(f"run {kept.run_id} was submitted before; run {twin.run_id} is terminated")
+        self.run_id = kept.run_id
+        return kept
+
+    def rehearsed(self) -> Iterator[str]:
+        """What submitting would do."""
+        self.kubeflow = self.connect()
+        if found := self._there():
+            yield f"would wait for run {found[0].run_id} ({found[0].name}), which has the same parameters and is {found[0].state}"
+            return
+        admitted(self.check)
+        yield f"would submit {self.name} with"
+        yield from (f"  {key}: {value}" for key, value in sorted(self.parameters.items()))
+
+    def _there(self) -> list[Run]:
+        """The runs with the same parameters that have not ended, and those that this one started, the newest first."""
+        return [
+            run
+            for run in self.kubeflow.runs()
+            if run.name.startswith(self.name)
+            and run.run_id not in self.ignored
+            and (not run.ended or run.name in self.started)
+        ]
 
 
-def wait(kubeflow: Kubeflow, run_id: str, seconds: float, poll_seconds: float) -> Iterator[str]:
+def run_admission(namespace: str | None, service_account: str | None) -> Callable[[], Admission]:
+    """The question whether the cluster takes a run's pods; without an account, under the one that Kubeflow gives them."""
+    account = service_account or (RUNS_ACCOUNT if namespace is None else PROFILE_ACCOUNT)
+    return partial(admission, namespace or RUNS_NAMESPACE, account)
+
+
+def admitted(check: Callable[[], Admission] | None) -> None:
+    """Raises NeuroshardError where the cluster would refuse the run's pods. That it cannot be asked is a note."""
+    if check is None:
+        return
+    answer = check()
+    if answer.verdict == "refused":
+        raise NeuroshardError(f"nothing was submitted: {answer.says}; --no-check submits all the same")
+    if answer.verdict == "unknown":
+        note(answer.says)
+
+
+def settled(patience: Patience, submission: Submission) -> Run:
+    """The run, whenever the API answers. Raises NotAnswering with what became of it."""
+    try:
+        return patience.ask(submission)
+    except NotAnswering as error:
+        asked = f"; asked for {format_duration(patience.seconds)}" if patience.seconds else ""
+        raise NotAnswering(f"{error}{asked}; {submission.unfinished}") from None
+
+
+def wait(kubeflow: Kubeflow, run_id: str, seconds: float, patience: Patience, poll_seconds: float) -> Iterator[str]:
     """Each state of the run until it has succeeded. Raises NeuroshardError where it ends otherwise, or not in `seconds`.
 
-    kfp's own wait never sees a run that was cancelled. An API that does not answer is asked again for ten minutes.
+    kfp's own wait never sees a run that was cancelled, nor one whose Workflow was deleted. A run whose pods are refused again
+    and again is terminated: KFP would retry them hundreds of times.
     """
-    deadline, answered, state = time.monotonic() + seconds, time.monotonic(), ""
-    while True:
-        try:
-            run = kubeflow.run(run_id)
-        except NotAnswering as error:
-            if time.monotonic() - answered > PATIENCE_SECONDS:
+    with stoppable(lambda: f"run {run_id} goes on, and the same command waits for it again"):
+        deadline, still, state = time.monotonic() + seconds, Still(), ""
+        while True:
+            try:
+                run = patience.ask(lambda: kubeflow.run(run_id))
+            except NotAnswering as error:
                 raise NeuroshardError(f"{error}; run {run_id} may go on, and nobody waits for it") from None
-            print(f"note: {error}; asking again", file=sys.stderr, flush=True)
+            if run.state != state:
+                state = run.state
+                yield f"run {run_id}: {state}"
+            if run.ended:
+                break
+            if reason := still.orphaned(kubeflow, run):
+                raise Orphaned(f"run {run_id} is recorded as {state} for ever: {reason}; delete the record in Kubeflow")
+            end_storm(kubeflow, run, patience)
+            if time.monotonic() > deadline:
+                raise NeuroshardError(
+                    f"run {run_id} is {state} after {seconds / 3600:g} h; it goes on, nobody waits for it"
+                )
             time.sleep(poll_seconds)
-            continue
-        answered = time.monotonic()
-        if run.state != state:
-            state = run.state
-            yield f"run {run_id}: {state}"
-        if run.ended:
-            break
-        if time.monotonic() > deadline:
+        if state != "SUCCEEDED":
             raise NeuroshardError(
-                f"run {run_id} is {state} after {seconds / 3600:g} h; it goes on, nobody waits for it"
+                f"run {run_id} ended as {state}{why(kubeflow, run)}; the live plans are those from before"
             )
-        time.sleep(poll_seconds)
-    if state != "SUCCEEDED":
-        steps = f" ({'; '.join(run.failures)})" if run.failures else ""
-        raise NeuroshardError(f"run {run_id} ended as {state}{steps}; the live plans are those from before")
+
+
+class Still:
+    """Watches a run of which nothing changes: does anything of it run at all?"""
+
+    def __init__(self) -> None:
+        self.tasks: tuple[Any, ...] = ()
+        self.since = self.asked = time.monotonic()
+        self.gone = 0
+
+    def orphaned(self, kubeflow: Kubeflow, run: Run) -> str:
+        """Why the run will never end, or nothing. The cluster is asked only now and then."""
+        now = time.monotonic()
+        if run.tasks != self.tasks:
+            self.tasks, self.since, self.asked, self.gone = run.tasks, now, now, 0
+        if now - self.asked < STILL_SECONDS:
+            return ""
+        self.asked = now
+        try:
+            if run.recurring_run_id and not kubeflow.has_recurring(run.recurring_run_id):
+                return "its recurring run was deleted while it ran, and its pods with that"
+            self.gone = self.gone + 1 if kubeflow.pods_are_gone(run) else 0
+        except NotAnswering:
+            return ""
+        return "its pods are gone (was its Workflow deleted?)" if self.gone >= STILL_CHECKS else ""
+
+
+def end_storm(kubeflow: Kubeflow, run: Run, patience: Patience) -> None:
+    """Terminate a run whose pods are refused again and again. Raises NeuroshardError then."""
+    step, times = refused_at_once(run.tasks)
+    if times < STORM or run.state == "CANCELING":
+        return
+    patience.ask(lambda: kubeflow.terminate(run.run_id))
+    raise NeuroshardError(
+        f"run {run.run_id} was terminated: {times} pods of {step} failed as soon as they were made, and Kubeflow goes on making "
+        f"them{why(kubeflow, run)}; the live plans are those from before"
+    )
+
+
+def why(kubeflow: Kubeflow, run: Run) -> str:
+    """The steps that failed, in brackets, or nothing."""
+    failures = kubeflow.failures(run)
+    return f" ({steps_text(failures)})" if failures else ""
+
+
+def note(text: str) -> None:
+    log(f"note: {text}")
 
 
 @contextmanager
-def stoppable(run_id: str) -> Iterator[None]:
-    """For as long as the block lasts, SIGTERM is an error of one line: a drained node, a deadline, a deleted job."""
+def stoppable(what: Callable[[], str]) -> Iterator[None]:
+    """For as long as the block lasts, SIGTERM is an error of one line: a drained node, a deadline, a deleted job.
+
+    `what` says then how things stand.
+    """
 
     def stop(*_: object) -> None:
-        raise Stopped(f"told to stop; run {run_id} goes on, and the same command waits for it again")
+        raise Stopped(f"told to stop; {what()}")
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _name(parameters: Mapping[str, Any], service_account: str | None) -> str:
-    """What the names of all runs with these parameters begin with."""
-    return f"neuroshard {digest(parameters, service_account)}"

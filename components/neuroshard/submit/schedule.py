@@ -1,13 +1,18 @@
 """KFP's own recurring run, made what it shall be: `neuroshard schedule`. Where it already is, nothing is changed."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from neuroshard import __version__
-from neuroshard.core.errors import UsageError
+from neuroshard.core.errors import NeuroshardError, UsageError
+from neuroshard.core.units import format_duration
 from neuroshard.core.value import shown
-from neuroshard.submit.kubeflow import Kubeflow, Recurring
-from neuroshard.submit.package import digest
+from neuroshard.submit.kubeflow import Kubeflow, Recurring, Run
+from neuroshard.submit.package import DEADLINE_SECONDS, digest
+
+POLL_SECONDS = 15.0
+TERMINATE_SECONDS = 120.0  # for pods to stop, and for that to be recorded
 
 
 class Change(NamedTuple):
@@ -26,23 +31,85 @@ def run(
     namespace: str | None = None,
     *,
     dry_run: bool = False,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    wait_seconds: float = 0.0,
+    now: bool = False,
 ) -> Iterator[str]:
-    """Make what is called `name` into `want`, or only say how. Raises NeuroshardError."""
-    kubeflow = Kubeflow(endpoint, experiment, namespace)
+    """Make what is called `name` into `want`, or only say how. Raises NeuroshardError.
+
+    Deleting a recurring run deletes its run under way. So that is waited for, for `wait_seconds`, or terminated with `now`.
+    """
+    kubeflow = Kubeflow(endpoint, experiment, namespace, deadline_seconds)
     todo = change(name, kubeflow.recurring(name), want)
     yield from (f"would {line}" if dry_run and line.startswith(("make", "delete")) else line for line in todo.lines)
-    if not dry_run:
-        apply(kubeflow, name, todo)
+    if dry_run:
+        yield from (
+            f"would wait for run {one.run_id} ({one.name}), or end it with --now" for one in endangered(kubeflow, todo)
+        )
+        return
+    yield from spared(kubeflow, todo, wait_seconds, now)
+    apply(kubeflow, name, todo)
 
 
-def wanted(cron: str, parameters: Mapping[str, Any], service_account: str | None) -> Recurring:
+def endangered(kubeflow: Kubeflow, todo: Change) -> list[Run]:
+    """The runs under way of the recurring runs that are to be deleted: their Workflows are deleted with those."""
+    runs = kubeflow.runs() if todo.delete else ()
+    return [run for run in runs if run.recurring_run_id in todo.delete and not run.ended]
+
+
+def spared(kubeflow: Kubeflow, todo: Change, wait_seconds: float, now: bool) -> Iterator[str]:
+    """Until no run under way would be deleted: wait, or with `now` terminate it, so that its end is recorded.
+
+    Raises NeuroshardError, before anything is changed, where a run does not end in `wait_seconds`.
+    """
+    under_way = endangered(kubeflow, todo)
+    if not under_way:
+        return
+    if now:
+        yield from terminated(kubeflow, under_way)
+        wait_seconds = TERMINATE_SECONDS
+    elif wait_seconds:
+        yield f"wait for {_runs(under_way)}"
+    deadline = time.monotonic() + wait_seconds
+    while under_way and time.monotonic() < deadline:
+        time.sleep(min(POLL_SECONDS, wait_seconds))
+        under_way = endangered(kubeflow, todo)
+    if under_way and now:  # of an orphan nothing is left to terminate
+        yield f"after {format_duration(wait_seconds)} Kubeflow still records {_runs(under_way)}"
+    elif under_way:
+        raise NeuroshardError(
+            f"{_runs(under_way)} is under way, and would be deleted with its recurring run; nothing was changed: --wait 3h waits "
+            "for its end, --now terminates it"
+        )
+
+
+def terminated(kubeflow: Kubeflow, runs: Sequence[Run]) -> Iterator[str]:
+    """Terminate each of these; one that cannot be is left as it is."""
+    for run in runs:
+        try:
+            kubeflow.terminate(run.run_id)
+            yield f"terminate run {run.run_id} ({run.name})"
+        except NeuroshardError as error:
+            yield f"run {run.run_id} ({run.name}) cannot be terminated: {error}"
+
+
+def _runs(runs: Sequence[Run]) -> str:
+    return ", ".join(f"run {run.run_id} ({run.name}, {run.state})" for run in runs)
+
+
+def wanted(
+    cron: str,
+    parameters: Mapping[str, Any],
+    service_account: str | None,
+    deadline_seconds: float = DEADLINE_SECONDS,
+) -> Recurring:
     """The recurring run that these ask for. Raises UsageError where `cron` has neither five fields nor six."""
     fields = cron.split()
     if len(fields) not in (5, 6):
         raise UsageError(
             f"--cron {shown(cron)} has {len(fields)} fields; give five, as in '0 2 * * *': minute, hour, day, month, weekday"
         )
-    made = f"neuroshard {__version__}, package and parameters {digest(parameters, service_account)}"
+    made = f"neuroshard {__version__}, package and parameters {digest(parameters, service_account, deadline_seconds)}"
     # KFP's cron counts seconds first
     return Recurring(" ".join(fields if len(fields) == 6 else ["0", *fields]), made, parameters, service_account or "")
 

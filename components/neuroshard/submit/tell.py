@@ -1,15 +1,18 @@
 """How a run went, for those who watch: Prometheus' text format in a file or at a Pushgateway, and an event of Kubernetes."""
 
+import base64
+import http.client
 import os
 import re
-import sys
 import urllib.request
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
+from neuroshard.core.clean import clean, log
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.files.disk import write_bytes
 from neuroshard.kube import kubernetes_api
@@ -49,12 +52,22 @@ def tell_metrics(target: str, outcome: Outcome) -> None:
         write_bytes(Path(target), metrics_text(outcome, _last_success(Path(target))).encode())
         return
     # posting keeps what is not sent: when a run last succeeded
-    url = f"{target.rstrip('/')}/metrics/job/neuroshard"
-    request = urllib.request.Request(url, metrics_text(outcome).encode(), {"Content-Type": "text/plain"}, method="POST")
+    url, headers = without_user_info(f"{target.rstrip('/')}/metrics/job/neuroshard")
+    headers["Content-Type"] = "text/plain"
+    request = urllib.request.Request(url, metrics_text(outcome).encode(), headers, method="POST")
     try:
         urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS).close()  # nosec B310 # http or https, as seen above
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise NeuroshardError(f"{url}: cannot post the metrics: {error}") from None
+
+
+def without_user_info(url: str) -> tuple[str, dict[str, str]]:
+    """The URL without `user:password@`, and the header that says the same: urllib takes a password for a port."""
+    scheme, _, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    user_info, at, host = place.rpartition("@")
+    header = base64.b64encode(unquote(user_info).encode()).decode()
+    return f"{scheme}://{host}{slash}{path}", {"Authorization": f"Basic {header}"} if at else {}
 
 
 def tell_event(outcome: Outcome) -> None:
@@ -68,7 +81,7 @@ def tell_event(outcome: Outcome) -> None:
         "involvedObject": {"apiVersion": "v1", "kind": "Pod", **pod},
         "type": "Normal" if outcome.succeeded else "Warning",
         "reason": "RunSucceeded" if outcome.succeeded else "RunFailed",
-        "message": outcome.message[:1024],  # as long as an event may be
+        "message": clean(outcome.message)[:1024],  # as long as an event may be
         "source": {"component": "neuroshard"},
         "firstTimestamp": now,
         "lastTimestamp": now,
@@ -93,7 +106,7 @@ def tell(outcome: Outcome, metrics: str | None, event: bool) -> None:
         try:
             one()
         except NeuroshardError as error:
-            print(f"note: {error}", file=sys.stderr)
+            log(f"note: {error}")
 
 
 def _last_success(path: Path) -> int | None:

@@ -1,0 +1,316 @@
+"""One plan for all ranks: rank 0 loads it, and every other rank gets those very bytes.
+
+    plan = load_plan_on_all_ranks("s3://bucket/prefix", "ads-ranker")  # on every rank, after init_process_group
+
+Ranks that load on their own can hold different plans: a deploy comes between two reads, or a host is cut off and has only what
+it loaded before. Here one rank reads, and every rank returns the same plan, or every rank raises the same error.
+
+The plan travels through the key-value store that `torch.distributed.init_process_group` made, with any backend. In each call:
+
+    part/<i>      rank 0 writes the plan's bytes,
+    offer         then their number of parts and sha256, or its error.
+    answer/<r>    Rank r writes "" once it holds the plan, and the plan fits rank r; or its error.
+    verdict       Rank 0 writes "" where every answer is "", else the error that every rank raises.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from neuroshard.client.load import DEADLINE_SECONDS, CacheDir, check_fits_trainer, load_published, name_of
+from neuroshard.core import errors
+from neuroshard.core.errors import InvalidInput, NeuroshardError, Unreachable, UsageError
+from neuroshard.core.plan import Plan
+from neuroshard.core.table import Table
+from neuroshard.core.text import one_line
+from neuroshard.core.value import sha256
+from neuroshard.store.deadline import Reader
+from neuroshard.store.releases import Published
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+TIMEOUT_SECONDS = 300.0  # hosts start minutes apart
+MARGIN_SECONDS = (
+    10.0  # for an answer of the key-value store; others wait so much longer than rank 0 for what it decides
+)
+POLL_SECONDS = 0.25
+PART_BYTES = 2**20  # of one value; torch's TCPStore takes 8 MiB
+RANKS_NAMED = 8
+
+T = TypeVar("T")
+_calls: Counter[str] = Counter()  # of each process group in this process, so that no call meets the keys of another
+
+
+class KeyValueStore(Protocol):
+    """What this needs of a torch.distributed.Store. Its methods raise RuntimeError where its process is gone."""
+
+    def set(self, key: str, value: Any, /) -> None: ...
+    def get(self, key: str, /) -> Any: ...
+    def check(self, keys: Any, /) -> bool: ...
+    def delete_key(self, key: str, /) -> bool: ...
+
+
+def load_plan_on_all_ranks(
+    store_url: str,
+    model: str,
+    *,
+    group: "ProcessGroup | None" = None,
+    digest: str | None = None,
+    tables: Iterable[Table] | None = None,
+    world_size: int | None = None,
+    cache_dir: CacheDir = None,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Plan:
+    """The plan that `load_plan` gives rank 0, the same one on all ranks of `group` (by default, of the world).
+
+    Every rank must call it. Rank 0 alone needs the store: other ranks use none of `store_url`, `digest` and `cache_dir`.
+    Each rank checks the plan against its `tables` (where given) and `world_size` (by default, the number of ranks of `group`).
+
+    Where rank 0 fails, or the plan does not fit a rank, every rank raises that error, with the rank's number. Ranks that
+    do not answer within `timeout_seconds` are named in a NeuroshardError on all others, and no rank gets the plan: all ends
+    within about `deadline_seconds` and twice `timeout_seconds`. Raises UsageError where there is no process group.
+    """
+    key_value, name, rank, ranks = _parts_of(group)
+    _calls[name] += 1
+    return share_plan(
+        key_value,
+        rank,
+        ranks,
+        lambda: load_published(store_url, model, digest, cache_dir, deadline_seconds),
+        lambda plan, whose: check_fits_trainer(plan, whose, tables, ranks if world_size is None else world_size),
+        prefix=f"neuroshard/{name}/{_calls[name]}",
+        model=model,
+        load_seconds=deadline_seconds,
+        timeout_seconds=timeout_seconds,
+    )
+
+
+def share_plan(
+    key_value: KeyValueStore,
+    rank: int,
+    ranks: int,
+    load: Callable[[], Published],
+    check: Callable[[Plan, str], None],
+    *,
+    prefix: str,
+    model: str,
+    load_seconds: float,
+    timeout_seconds: float,
+) -> Plan:
+    """What `load` gives rank 0, on each of the `ranks`, once `check(plan, its name)` has passed on all of them.
+
+    The keys begin with `prefix`, the same on all ranks, under which nothing was ever written. Raises as
+    `load_plan_on_all_ranks` does.
+    """
+    talk = _Talk(key_value, prefix, rank)
+    if rank == 0:
+        return _give(talk, ranks, load, check, model, timeout_seconds)
+    return _take(talk, check, model, load_seconds + timeout_seconds, timeout_seconds + MARGIN_SECONDS)
+
+
+class _Talk:
+    """The keys of one call, written and read in bounded time."""
+
+    def __init__(self, key_value: KeyValueStore, prefix: str, rank: int) -> None:
+        self.key_value, self.prefix, self.rank, self.reader = key_value, prefix, rank, Reader()
+
+    def write(self, name: str, value: str | bytes) -> None:
+        self._bounded(MARGIN_SECONDS, lambda: self.key_value.set(f"{self.prefix}/{name}", value))
+
+    def read(self, name: str) -> bytes:
+        """What was written there. It must be there."""
+        return bytes(self._bounded(MARGIN_SECONDS, lambda: self.key_value.get(f"{self.prefix}/{name}")))
+
+    def wait(self, names: Sequence[str], seconds: float) -> list[str]:
+        """Wait until all of them are written. Returns those that are not after `seconds`."""
+        missing, ends = list(names), time.monotonic() + seconds
+
+        def poll() -> None:
+            pause = 0.005
+            while True:  # by `check`, since torch's `wait` would lock the connection for so long
+                while missing and self.key_value.check([f"{self.prefix}/{missing[-1]}"]):
+                    missing.pop()
+                left = ends - time.monotonic()
+                if not missing or left <= 0:
+                    return
+                time.sleep(min(pause, left))
+                pause = min(2 * pause, POLL_SECONDS)
+
+        self._bounded(seconds + MARGIN_SECONDS, poll)
+        # one that is missing hides those before it
+        return [name for name in missing if not self._is_there(name)]
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._bounded(MARGIN_SECONDS, lambda name=name: self.key_value.delete_key(f"{self.prefix}/{name}"))  # type: ignore[misc]
+
+    def _is_there(self, name: str) -> bool:
+        return self._bounded(MARGIN_SECONDS, lambda: self.key_value.check([f"{self.prefix}/{name}"]))
+
+    def _bounded(self, seconds: float, ask: Callable[[], T]) -> T:
+        """What the key-value store answers. Raises NeuroshardError where its process has ended or hangs."""
+        why = f"no answer within {seconds:g} s"
+        try:
+            return self.reader.within(seconds, "", ask)
+        except Unreachable:
+            pass
+        except RuntimeError as error:  # torch's DistError
+            why = one_line(error, 120)
+        raise NeuroshardError(
+            f"rank {self.rank} cannot reach the key-value store of torch.distributed ({why}): rank 0, or the launcher on its "
+            "host, which keeps that store, has ended"
+        )
+
+
+def _give(
+    talk: _Talk,
+    ranks: int,
+    load: Callable[[], Published],
+    check: Callable[[Plan, str], None],
+    model: str,
+    timeout_seconds: float,
+) -> Plan:
+    """Rank 0: load the plan, offer it, and tell all ranks what they answered."""
+    try:
+        published = load()
+    except BaseException as error:  # an interrupt too: the others must not wait for who has gone
+        with suppress(NeuroshardError):
+            talk.write("offer", json.dumps({"error": _as_json(error, 0)}))
+        raise
+    parts = [published.data[i : i + PART_BYTES] for i in range(0, len(published.data), PART_BYTES)]
+    names = [f"part/{number}" for number in range(len(parts))]
+    for name, part in zip(names, parts, strict=True):
+        talk.write(name, part)
+    talk.write("offer", json.dumps({"parts": len(parts), "sha256": sha256(published.data)}))
+
+    found: dict[int, NeuroshardError] = {}
+    verdict = ""
+    try:
+        try:
+            check(published.plan, name_of(published, model))
+        except NeuroshardError as error:
+            found[0] = error
+        missing = talk.wait([f"answer/{rank}" for rank in range(1, ranks)], timeout_seconds)
+        late = sorted(int(name.rpartition("/")[2]) for name in missing)
+        for rank in set(range(1, ranks)) - set(late):
+            if answer := talk.read(f"answer/{rank}"):
+                found[rank] = _from_json(json.loads(answer))
+        _raise_verdict(found, late, name_of(published, model), timeout_seconds)
+    except BaseException as error:
+        verdict = json.dumps(_as_json(error, 0))
+        raise
+    finally:
+        talk.write("verdict", verdict)
+    talk.delete(names)  # every rank has answered, so it has read them
+    return published.plan
+
+
+def _take(
+    talk: _Talk, check: Callable[[Plan, str], None], model: str, offer_seconds: float, verdict_seconds: float
+) -> Plan:
+    """Another rank: read the plan that rank 0 offers, answer, and do what rank 0 decides."""
+    answer = f"answer/{talk.rank}"
+    if talk.wait(["offer"], offer_seconds):
+        error = NeuroshardError(
+            f"rank {talk.rank}: rank 0 gave no plan of {model!r} within {offer_seconds:g} s; has rank 0 ended, or does it not "
+            "call load_plan_on_all_ranks?"
+        )
+        talk.write(answer, json.dumps(_as_json(error, talk.rank)))  # for a rank 0 that comes after all
+        raise error
+    offer = json.loads(talk.read("offer"))
+    if "error" in offer:
+        raise _from_json(offer["error"], "rank 0: " if offer["error"]["kind"] else "")
+    said = ""
+    try:
+        data = b"".join(talk.read(f"part/{number}") for number in range(offer["parts"]))
+        if sha256(data) != offer["sha256"]:
+            raise InvalidInput(f"the plan of {model!r} was damaged on the way from rank 0")
+        published = Published(Plan.from_json(data, "the plan that rank 0 loaded"), data)
+        check(published.plan, name_of(published, model))
+    except BaseException as error:
+        said = json.dumps(_as_json(error, talk.rank))
+        if not isinstance(error, NeuroshardError):
+            raise
+    finally:
+        talk.write(answer, said)
+    if talk.wait(["verdict"], verdict_seconds):
+        raise NeuroshardError(
+            f"rank {talk.rank}: rank 0 loaded the plan of {model!r}, but did not say within {verdict_seconds:g} s that all "
+            "ranks have it; rank 0 has ended"
+        )
+    if verdict := talk.read("verdict"):
+        raise _from_json(json.loads(verdict))
+    return published.plan
+
+
+def _raise_verdict(
+    found: Mapping[int, NeuroshardError], late: Sequence[int], whose: str, timeout_seconds: float
+) -> None:
+    """Raise the error for all ranks, where some ranks have errors or did not answer."""
+    if late:
+        raise NeuroshardError(
+            f"{_ranks(late)} did not take {whose} within {timeout_seconds:g} s, so no rank trains with it; look at the logs of "
+            f"{'that rank' if len(late) == 1 else 'those ranks'}, then start all ranks again"
+        )
+    if not found:
+        return
+    first = found[min(found)]
+    same = [rank for rank in sorted(found) if str(found[rank]) == str(first)]
+    others = f"; other errors on {_ranks(sorted(set(found) - set(same)))}" if len(same) < len(found) else ""
+    raise type(first)(f"{_ranks(same)}: {first}{others}")
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-7, 9, … (12 in all)`."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    named = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+    cut = f", … ({len(numbers)} in all)" if len(named) > RANKS_NAMED else ""
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(named[:RANKS_NAMED])}{cut}"
+
+
+def _as_json(error: BaseException, rank: int) -> dict[str, str]:
+    """What goes through the key-value store: the nearest kind of core/errors.py, and the text."""
+    if isinstance(error, NeuroshardError):
+        kind = next(kind for kind in type(error).__mro__ if vars(errors).get(kind.__name__) is kind)
+        return {"kind": kind.__name__, "text": str(error)}
+    return {"kind": "", "text": f"rank {rank}: {type(error).__name__}: {one_line(error)}".removesuffix(": ")}
+
+
+def _from_json(value: Mapping[str, str], before: str = "") -> NeuroshardError:
+    kind = getattr(errors, value["kind"], NeuroshardError) if value["kind"] else NeuroshardError
+    error: NeuroshardError = kind(f"{before}{value['text']}")
+    return error
+
+
+def _parts_of(group: "ProcessGroup | None") -> tuple[KeyValueStore, str, int, int]:
+    """The key-value store of a process group, the group's name, this process's rank and the number of ranks."""
+    try:
+        import torch.distributed as dist
+        from torch.distributed import distributed_c10d
+    except ImportError:
+        raise UsageError("load_plan_on_all_ranks needs torch; where there is none, use load_plan") from None
+    if not (dist.is_available() and dist.is_initialized()):
+        raise UsageError(
+            "load_plan_on_all_ranks: there is no process group yet; call torch.distributed.init_process_group before, or "
+            "load_plan where one process trains alone"
+        )
+    chosen = dist.group.WORLD if group is None else group
+    rank = dist.get_rank(chosen)
+    if chosen is None or rank < 0:
+        raise UsageError("load_plan_on_all_ranks: this process is not in the group that was given")
+    key_value = distributed_c10d._get_process_group_store(chosen)
+    if key_value is None:
+        raise UsageError(
+            f"load_plan_on_all_ranks: a group of backend {dist.get_backend(chosen)} has no key-value store"
+        )
+    return key_value, chosen.group_name, rank, dist.get_world_size(chosen)

@@ -1,0 +1,182 @@
+"""What each parameter of the nightly pipeline may be. All of them are checked together, before anything is measured.
+
+The names of backends and algorithms stand here a second time, as this is below the rooms that have them; a test compares them.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from neuroshard.core.errors import NeuroshardError, UsageError
+from neuroshard.core.nightly import read_orders
+from neuroshard.core.release import HARDWARE
+from neuroshard.core.units import parse_duration
+from neuroshard.core.value import shown
+
+BACKENDS = ("synthetic", "cpu", "cuda")
+ALGORITHMS = ("neuroshard", "paper", "random", "size", "dim", "lookup", "size-lookup")
+MAX_BATCH_SIZE = 2**31  # as in a sharding task
+MAX_CASES = 10**8
+MAX_PODS = 10_000
+MAX_SEED = 2**53  # KFP passes whole numbers as doubles
+MAX_LABEL = 63  # of a name in Kubernetes
+FINGERPRINT_LENGTH = 17  # with the dash before it
+QUANTITY = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][0-9]+)?")
+LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+SUBDOMAIN = re.compile(rf"{LABEL.pattern}(\.{LABEL.pattern})*")
+IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
+STORE = re.compile(r"s3://[A-Za-z0-9][A-Za-z0-9._-]*(/.*)?|file:///.+|(?![A-Za-z][A-Za-z0-9+.-]*://).+")
+
+Check = Callable[[Any], object]  # raises UsageError, or another NeuroshardError, for what cannot be
+
+
+def check_parameters(given: Mapping[str, Any]) -> None:
+    """Raise UsageError where parameters cannot be: a sentence for each, with its name, its value and what it must be.
+
+    `given` may be some of them: the others have their defaults. What only the store, the cluster or a file can say is not
+    covered.
+    """
+    if lines := faults(given):
+        raise UsageError("; ".join(lines))
+
+
+def faults(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """A line for each parameter that cannot be, in the order of `given`."""
+    lines = []
+    for name, value in given.items():
+        try:
+            CHECKS[name](value)
+        except NeuroshardError as error:
+            text = str(error)
+            lines.append(text if text.startswith(name) else f"{name}: {text}")
+        except KeyError:
+            lines.append(f"{shown(name)} is no parameter of the pipeline; there are {', '.join(sorted(CHECKS))}")
+    return tuple(lines)
+
+
+def _models(value: Any) -> None:
+    for order in read_orders(_text(value)):
+        if order.name == HARDWARE:
+            raise UsageError(
+                f"no model can be called {HARDWARE!r}: cost models are kept under that name; call it otherwise"
+            )
+        if not order.tables.strip():
+            raise UsageError(f"model {order.name!r} has no tables; give a preset, a file, or s3://bucket/tables.json")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"must be text, not {shown(value)}")
+    return value
+
+
+def _one_of(*names: str) -> Check:
+    def check(value: Any) -> None:
+        if value not in names:
+            raise UsageError(f"{shown(value)} is none of {', '.join(names)}")
+
+    return check
+
+
+def _whole(least: int, most: int) -> Check:
+    def check(value: Any) -> None:
+        whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
+        if not whole or not least <= value <= most:
+            raise UsageError(f"must be a whole number from {least:,} to {most:,}, not {shown(value)}")
+
+    return check
+
+
+def _number(what: str, holds: Callable[[float], bool]) -> Check:
+    def check(value: Any) -> None:
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or not holds(value):
+            raise UsageError(f"must be {what}, not {shown(value)}")
+
+    return check
+
+
+def _matches(pattern: re.Pattern[str], what: str, *, longest: int = 1000, may_be_empty: bool = False) -> Check:
+    def check(value: Any) -> None:
+        text = _text(value)
+        fits = len(text) <= longest and text.isprintable() and bool(pattern.fullmatch(text))
+        if not fits and not (may_be_empty and not text):
+            raise UsageError(f"must be {what}, not {shown(value)}")
+
+    return check
+
+
+def _max_age(value: Any) -> None:
+    if _text(value):
+        parse_duration(value)
+
+
+def _flag(value: Any) -> None:
+    if not isinstance(value, bool):
+        raise UsageError(f"must be true or false, not {shown(value)}")
+
+
+def _node_selector(value: Any) -> None:
+    labels = _json(value)
+    if not isinstance(labels, dict) or not all(isinstance(label, str) for label in labels.values()):
+        raise UsageError(f'must be a JSON object of labels, as in {{"node-pool": "train"}}, not {shown(value)}')
+
+
+def _tolerations(value: Any) -> None:
+    listed = _json(value)
+    fits = isinstance(listed, list) and all(isinstance(one, dict) for one in listed)
+    for toleration in listed if fits else ():
+        fits = fits and toleration.get("operator", "Equal") in ("Equal", "Exists")
+        fits = fits and toleration.get("effect", "") in ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
+        fits = fits and (bool(toleration.get("key")) or toleration.get("operator") == "Exists")
+    if not fits:
+        example = '[{"key": "nvidia.com/gpu", "operator": "Exists"}]'
+        raise UsageError(f"must be a JSON list of Kubernetes tolerations, as in {example}, not {shown(value)}")
+
+
+def _json(value: Any) -> Any:
+    try:
+        return json.loads(_text(value))
+    except ValueError:
+        return None
+
+
+_quantity = _matches(QUANTITY, "an amount as Kubernetes writes it, as in 16, 500m or 128Gi")
+_image = _matches(IMAGE, "the name of an image, as in registry/neuroshard-gpu:0.1.0")
+_seconds: Check = lambda value: parse_duration(_text(value))  # noqa: E731
+
+CHECKS: Mapping[str, Check] = {
+    "models": _models,
+    "store": _matches(STORE, "s3://bucket/prefix or a folder", longest=4000),
+    "backend": _one_of(*BACKENDS),
+    "batch_size": _whole(1, MAX_BATCH_SIZE),
+    "compute_cases": _whole(1, MAX_CASES),
+    "comm_cases": _whole(0, MAX_CASES),
+    "measure_budget": _seconds,
+    "max_age": _max_age,
+    "max_error": _number("0 for any, or a share above it (0.2 is 20 %)", lambda number: number >= 0),
+    "min_gain": _number("below 0 for the cost model's own error, or a share below 1 (0.02 is 2 %)", lambda n: n < 1),
+    "memory_margin": _number("a share of at least 0 and below 1 (0.1 is 10 %)", lambda number: 0 <= number < 1),
+    "algorithm": _one_of(*ALGORITHMS),
+    "seed": _whole(0, MAX_SEED),
+    "single_writer": _flag,
+    "nodes": _matches(re.compile(r".+"), "the path of a file, or empty", longest=4000, may_be_empty=True),
+    "node_selector": _node_selector,
+    "tolerations": _tolerations,
+    "pods": _whole(1, MAX_PODS),
+    "training_runtime": _matches(
+        LABEL,
+        "the beginning of a TrainingRuntime's name (lower-case letters, digits and dashes), or empty",
+        longest=MAX_LABEL - FINGERPRINT_LENGTH,
+        may_be_empty=True,
+    ),
+    "measure_cpus": _quantity,
+    "measure_memory": _quantity,
+    "measure_image": _image,
+    "step_cpus": _quantity,
+    "step_memory": _quantity,
+    "step_image": _image,
+    "store_secret": _matches(SUBDOMAIN, "the name of a secret", longest=253, may_be_empty=True),
+}

@@ -1,0 +1,139 @@
+"""What a budget buys on this machine: how often each case is repeated, and in which order the cases come.
+
+A few cases are timed first. If the rest at full repeats does not fit, a case gets fewer repeats before a net gets too few cases:
+labels then have more noise each, which a net averages out, while it cannot guess what it never saw.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from neuroshard.core.case import CommCase
+from neuroshard.core.text import counted
+from neuroshard.measure.schedule import SENTINEL, Step
+
+Kind = int  # a number of ranks, or SETS
+SETS: Kind = 0
+TRIAL_SETS = 3  # to time first; the first one also draws lookups and touches memory, so it does not count
+FEWEST_REPEATS = 2
+ENOUGH = {
+    "compute": 400,
+    "comm": 60,
+}  # table sets, and exchanges of each number of ranks: more are worth less than repeats
+SHARES = {"compute": 0.7, "comm": 0.3}  # of the time, once each kind has its least: nets of exchanges need fewer cases
+PART = 20  # steps of one kind in a row, so that workers are not switched at every step
+PART_APART = 120  # where a switch ends processes and starts others
+
+
+@dataclass(frozen=True)
+class Bought:
+    """`repeats` of each case, the steps in their order, and how many of them are expected to be measured, by kind."""
+
+    repeats: int
+    steps: tuple[Step, ...]
+    expected: Mapping[str, int]
+    asked: Mapping[str, int]
+    seconds: float
+    usual_repeats: int
+
+    def __str__(self) -> str:
+        what = {"compute": "table set", "comm": "all-to-all"}
+        told = [
+            f"{self.expected[kind]:,} of {counted(self.asked[kind], noun)}"
+            for kind, noun in what.items()
+            if self.asked[kind]
+        ]
+        fewer = f", each with {self.repeats} repeats instead of {self.usual_repeats}"
+        return (
+            f"{self.seconds:.0f} s are enough for about {' and '.join(told)}"
+            f"{fewer if self.repeats < self.usual_repeats else ''}"
+        )
+
+
+def kind_of(step: Step) -> Kind:
+    """What steps of which take about equally long: the ranks of an exchange, or SETS."""
+    return len(step.case.device_dims) if isinstance(step.case, CommCase) else SETS
+
+
+def trial(steps: Sequence[Step]) -> list[Step]:
+    """The first steps of each kind, to see how long they take."""
+    wanted: dict[Kind, int] = {}
+    chosen = []
+    for step in steps:
+        if step.round_ == SENTINEL:
+            continue
+        wanted[kind_of(step)] = wanted.get(kind_of(step), 0) + 1
+        if wanted[kind_of(step)] <= (TRIAL_SETS if kind_of(step) == SETS else 1):
+            chosen.append(step)
+    return chosen
+
+
+def buy(
+    least: Sequence[Step],
+    others: Sequence[Step],
+    seconds_each: Mapping[Kind, float],
+    seconds: float,
+    usual_repeats: int,
+    apart: bool = False,
+) -> Bought:
+    """The steps that `seconds` buy, given how long a step of each kind took with `usual_repeats`.
+
+    `least` come first, as they are. Each kind of the `others` gets its share of the time (SHARES). `apart` says that it is dear
+    to change from table sets to exchanges.
+    """
+    if apart:  # the exchanges that were timed came last, so their processes are still there
+        least = sorted(least, key=lambda step: step.kind == "compute")
+    at = {
+        kind: seconds_each.get(kind, max(seconds_each.values(), default=0.0))
+        for kind in map(kind_of, [*least, *others])
+    }
+    for repeats in _fewer_and_fewer(usual_repeats):
+        cost = {kind: each * share_of_time(repeats, usual_repeats) for kind, each in at.items()}
+        steps = [*least, *_by_value(others, cost, PART_APART if apart else PART)]
+        affordable = _affordable(steps, cost, seconds)
+        asked, expected = _count(steps), _count(affordable)
+        enough = {"compute": ENOUGH["compute"], "comm": ENOUGH["comm"] * len(at.keys() - {SETS})}
+        if all(expected[kind] >= min(count, asked[kind]) for kind, count in enough.items()):
+            break
+    return Bought(repeats, tuple(steps), expected, asked, seconds, usual_repeats)
+
+
+def _fewer_and_fewer(repeats: int) -> list[int]:
+    """7 -> 7, 4, 2."""
+    counts = [repeats]
+    while counts[-1] > FEWEST_REPEATS:
+        counts.append(max(-(-counts[-1] // 2), FEWEST_REPEATS))
+    return counts
+
+
+def share_of_time(repeats: int, usual: int) -> float:
+    """Of what a case takes with the usual repeats; a part of it, as drawing lookups, is the same with any."""
+    return 0.2 + 0.8 * repeats / usual
+
+
+def _by_value(steps: Sequence[Step], seconds_each: Mapping[Kind, float], part: int) -> list[Step]:
+    """The steps in parts of one kind each, such that at every moment each kind has had its share of the time."""
+    parts: list[tuple[float, list[Step]]] = []
+    for kind, share in SHARES.items():
+        of_kind = [step for step in steps if step.kind == kind]
+        spent = 0.0
+        for begin in range(0, len(of_kind), part):
+            some = of_kind[begin : begin + part]
+            parts.append((spent / share, some))
+            spent += sum(seconds_each[kind_of(step)] for step in some)
+    return [step for _, some in sorted(parts, key=lambda one: one[0]) for step in some]
+
+
+def _affordable(steps: Sequence[Step], seconds_each: Mapping[Kind, float], seconds: float) -> list[Step]:
+    """The first of them that fit the time."""
+    found = []
+    for step in steps:
+        seconds -= seconds_each[kind_of(step)]
+        if seconds < 0:
+            break
+        found.append(step)
+    return found
+
+
+def _count(steps: Sequence[Step]) -> dict[str, int]:
+    kinds = [step.kind for step in steps if step.round_ != SENTINEL]
+    return {kind: kinds.count(kind) for kind in SHARES}  # type: ignore[arg-type]

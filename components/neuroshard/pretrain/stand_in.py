@@ -1,0 +1,194 @@
+"""Where too little was measured, the analytic model stands in, scaled by what was measured.
+
+A net that learns from ten cases knows less than the datasheet. So for each part that has too few cases (table sets, or the
+all-to-alls of one number of ranks) cases are drawn and labelled by the analytic model of the hardware, times the factor by which
+the measured cases differ from it. The net learns those and the measured cases together. Errors are reported on measured cases
+only, and the cost model says which part stands in, so that a plan and the gate treat it as the less certain thing that it is.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from neuroshard.core.case import CommCase, ComputeCase, Split
+from neuroshard.core.cost import CommCost, ComputeCost, Costs
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.table import DIM_STEP, Table
+from neuroshard.core.text import counted
+from neuroshard.core.value import shown
+from neuroshard.costmodel.analytic import Analytic, analytic_for
+from neuroshard.costmodel.protocol import Floats
+from neuroshard.pretrain.labels import teaches
+
+FEWEST_SETS: Final = 24  # table sets to train on; with fewer a net is no better than a guess
+FEWEST_EXCHANGES: Final = 20  # all-to-alls of one number of ranks to train on
+DRAWN_SETS: Final = 400  # from which a net comes within 5 % of the analytic model
+DRAWN_EXCHANGES: Final = 120
+VALID_EVERY: Final = 10  # of the drawn cases every tenth chooses the best epoch
+LATEST_START_MS: Final = 20.0  # of a rank, as augment draws it
+
+
+@dataclass(frozen=True)
+class Completed:
+    """Costs with drawn cases where too little was measured, and a sentence for each part that stands in."""
+
+    costs: Costs
+    stand_ins: tuple[str, ...]
+
+
+def completed(costs: Costs, seed: int, sets_too: bool = False) -> Completed:
+    """The costs, with drawn cases for table sets if there are too few (or `sets_too`), and for each number of ranks asked for.
+
+    Raises InvalidInput where cases are to be drawn and no tables are known.
+    """
+    rng = np.random.default_rng([seed, 0x57A2D])
+    analytic = Analytic(analytic_for(costs.bench.hardware), costs.bench.batch_size)
+    train = [case for case, cost in costs.compute if case.split == "train" and cost.round == 0 and teaches(cost)]
+    stand_ins = []
+    compute, comm = list(costs.compute), list(costs.comm)
+
+    if sets_too or len(train) < FEWEST_SETS:
+        factor, known = _sets_factor(analytic, costs)
+        compute += _drawn_sets(analytic, costs, factor, rng)
+        stand_ins.append(
+            f"compute costs are those of {analytic.name}, {_scaled(factor, known, 'table set', costs.compute)}"
+            + ("" if len(train) < FEWEST_SETS else ", which predicts them better than a net of so few cases")
+        )
+    for ranks in wanted_ranks(costs):
+        of_ranks = [cost for case, cost in costs.comm if len(case.device_dims) == ranks and case.split == "train"]
+        enough = sum(cost.round == 0 and teaches(cost) for cost in of_ranks)
+        if enough < FEWEST_EXCHANGES:
+            factors, known = _exchange_factors(analytic, costs, ranks)
+            comm += _drawn_exchanges(analytic, costs, ranks, factors, rng)
+            stand_ins.append(
+                f"all-to-all costs of {ranks:,} ranks are those of {analytic.name}, "
+                f"{_scaled(math.sqrt(math.prod(factors)), known, 'all-to-all', costs.comm)}"
+            )
+    drawn = costs.model_copy(update={"compute": tuple(compute), "comm": tuple(comm)})
+    return Completed(drawn, tuple(stand_ins))
+
+
+def wanted_ranks(costs: Costs) -> list[int]:
+    """Numbers of ranks whose all-to-alls were asked for, or measured."""
+    return sorted({*costs.device_counts, *(len(case.device_dims) for case, _ in costs.comm)} - {1})
+
+
+def sets_error(costs: Costs, cases: Sequence[ComputeCase], measured_ms: Floats) -> float:
+    """Mean |predicted / measured - 1| on these cases of the analytic model, scaled by the cases to train on."""
+    analytic = Analytic(analytic_for(costs.bench.hardware), costs.bench.batch_size)
+    factor, _ = _sets_factor(analytic, costs)
+    predicted = np.array([factor * sum(_set_ms(analytic, case.tables, case.batch_size)) for case in cases])
+    return float(np.mean(np.abs(predicted / measured_ms - 1)))
+
+
+def _sets_factor(analytic: Analytic, costs: Costs) -> tuple[float, int]:
+    """How many times the analytic model's ms the table sets to train on take (median), and of how many."""
+    rows = [(case, cost) for case, cost in costs.compute if case.split == "train" and cost.round == 0 and teaches(cost)]
+    ratios = [cost.total_ms / sum(_set_ms(analytic, case.tables, case.batch_size)) for case, cost in rows]
+    return (float(np.median(ratios)) if ratios else 1.0), len(ratios)
+
+
+def _set_ms(analytic: Analytic, tables: Sequence[Table], batch_size: int | None = None) -> tuple[float, float]:
+    """Forward and backward ms of a table set, with the model's batch size or another."""
+    if batch_size not in (None, analytic.batch_size):
+        analytic = Analytic(analytic.name.partition(":")[2], batch_size)
+    sums = analytic.table_vectors(tables, np.array([table.dim for table in tables], dtype=np.int64)).sum(axis=0)
+    forward, backward = analytic.parts_ms(sums)
+    return float(forward), float(backward)
+
+
+def _drawn_sets(
+    analytic: Analytic, costs: Costs, factor: float, rng: np.random.Generator
+) -> Iterator[tuple[ComputeCase, ComputeCost]]:
+    """Random sets of the known tables, at random widths, as devices of plans hold them."""
+    tables = _tables_to_train_on(costs)
+    seen = {case.case_id for case, _ in costs.compute}
+    for number in range(DRAWN_SETS):
+        size = min(round(math.exp(rng.uniform(0, math.log(len(tables) + 1)))), len(tables)) or 1
+        chosen = [tables[place] for place in rng.choice(len(tables), size=size, replace=False)]
+        cut = tuple(table.with_dim(_width(table.dim, rng)) for table in sorted(chosen, key=lambda t: t.name))
+        case = ComputeCase(tables=cut, split=_split(number))
+        if case.case_id in seen:
+            continue
+        seen.add(case.case_id)
+        forward, backward = (factor * ms for ms in _set_ms(analytic, cut))
+        yield case, ComputeCost(case_id=case.case_id, round=0, forward_ms=forward, backward_ms=backward)
+
+
+def _tables_to_train_on(costs: Costs) -> list[Table]:
+    """The tables that no test case holds, or all where none is left."""
+    held_out = {table.name for case, _ in costs.compute if case.split == "test_tables" for table in case.tables}
+    known = costs.tables or tuple({t.name: t for case, _ in costs.compute for t in case.tables}.values())
+    if not known:
+        raise InvalidInput("nothing was measured, and the costs name no tables, so no cost model can be made of them")
+    return [table for table in known if table.name not in held_out] or list(known)
+
+
+def _width(dim: int, rng: np.random.Generator) -> int:
+    """The whole table half of the time; else a part of it, each halving as likely as the others."""
+    halvings = max(int(math.log2(dim / DIM_STEP)), 0)
+    cut = dim >> int(rng.integers(0, halvings + 1)) if rng.random() < 0.5 else dim
+    return max(cut // DIM_STEP * DIM_STEP, DIM_STEP)
+
+
+def _exchange_factors(analytic: Analytic, costs: Costs, ranks: int) -> tuple[tuple[float, float], int]:
+    """How many times the analytic model's ms measured all-to-alls take, forward and backward, and of how many: of this number of
+    ranks if any was measured, else of all."""
+    rows = [(case, cost) for case, cost in costs.comm if cost.round == 0 and teaches(cost)]
+    rows = [row for row in rows if len(row[0].device_dims) == ranks] or rows
+    factors = []
+    for way in ("forward_ms", "backward_ms"):
+        ratios = []
+        for case, cost in rows:
+            dims, delays = np.array(case.device_dims, dtype=float), np.array(case.start_delays_ms)
+            waiting = delays.max() - delays if way == "forward_ms" else 0.0
+            took = np.array(getattr(cost, way)) - waiting
+            ratios.append(float(took.max()) / float(analytic.backward_comm_ms(dims).max()))
+        usual = float(np.median(ratios)) if ratios else 1.0
+        factors.append(usual if usual > 0 else 1.0)
+    return (factors[0], factors[1]), len(rows)
+
+
+def _drawn_exchanges(
+    analytic: Analytic, costs: Costs, ranks: int, factors: tuple[float, float], rng: np.random.Generator
+) -> Iterator[tuple[CommCase, CommCost]]:
+    """Random all-to-alls of so many ranks, from balanced to lopsided, of the columns of all tables together."""
+    columns = sum(table.dim for table in costs.tables) or max(
+        (sum(case.device_dims) for case, _ in costs.comm), default=DIM_STEP * ranks
+    )
+    for number in range(DRAWN_EXCHANGES):
+        total = columns * rng.uniform(0.25, 1.5)
+        shares = rng.dirichlet(np.full(ranks, math.exp(rng.uniform(-0.5, 5.0))))
+        dims = np.maximum(np.rint(total * shares / DIM_STEP), 1).astype(int) * DIM_STEP
+        delays = rng.uniform(0, LATEST_START_MS, ranks) * rng.random()
+        delays -= delays.min()
+        transfer = analytic.backward_comm_ms(dims.astype(float))
+        case = CommCase(device_dims=tuple(dims.tolist()), start_delays_ms=tuple(delays.tolist()), split=_split(number))
+        yield (
+            case,
+            CommCost(
+                case_id=case.case_id,
+                round=0,
+                forward_ms=_ms(delays.max() - delays + factors[0] * transfer),
+                backward_ms=_ms(factors[1] * transfer),
+            ),
+        )
+
+
+def _ms(values: Floats) -> tuple[float, ...]:
+    return tuple(values.tolist())
+
+
+def _split(number: int) -> Split:
+    return "train" if (number + 1) % VALID_EVERY else "valid"
+
+
+def _scaled(factor: float, known: int, noun: str, rows: Sequence[tuple[object, ComputeCost | CommCost]]) -> str:
+    if not known:
+        errors = [cost.error for _, cost in rows if cost.error]
+        why = f" ({len(errors)} of {len(rows)} met an error, the first: {shown(errors[0], 200)})" if errors else ""
+        return f"from datasheets alone, since none was measured{why}"
+    return f"times {factor:.3g} by {counted(known, f'measured {noun}')}"

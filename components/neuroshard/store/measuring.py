@@ -1,0 +1,183 @@
+"""The measuring of a kind of hardware as it lies in a store: cases in draws, costs in shares. It outlives publishing.
+
+_measuring/<fingerprint>/<key>/
+    draw-0001/cases/...             what to measure; a later draw adds what a later night asks for
+    draw-0001/costs-1-of-2/...      a share's costs, as `neuroshard measure` writes them
+    draw-0001/ended-1-of-2.json     how a share stands after a run: `left` cases are still to be measured
+    draw-0001/lease-1-of-2.json     who measures it now
+    learned.json                    what the newest cost model was learned from
+    failed.json                     why the last attempt came to nothing
+    aside/...                       what no step could use
+"""
+
+import re
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from neuroshard.core.clean import log
+from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError
+from neuroshard.core.value import canonical_json, decode_json, sha256
+from neuroshard.store.folders import delete_folder, patiently
+from neuroshard.store.lease import expired
+from neuroshard.store.protocol import Entry, Store
+
+LEARNED, FAILED = "learned.json", "failed.json"
+TRIES = 5  # of a write that somebody else's comes before
+
+
+class Share(NamedTuple):
+    """A share of a draw, from its name: costs-2-of-4."""
+
+    draw: int
+    number: int
+    of: int
+
+    @property
+    def costs(self) -> str:
+        return f"draw-{self.draw:04d}/costs-{self.number}-of-{self.of}"
+
+    @property
+    def ended(self) -> str:
+        return f"draw-{self.draw:04d}/ended-{self.number}-of-{self.of}.json"
+
+    @property
+    def lease(self) -> str:
+        return f"draw-{self.draw:04d}/lease-{self.number}-of-{self.of}.json"
+
+
+def cases_of(draw: int) -> str:
+    return f"draw-{draw:04d}/cases"
+
+
+class Measuring(NamedTuple):
+    """A listing of a work's folder: its draws, the shares that have costs, and the newest change of each."""
+
+    draws: tuple[int, ...]
+    shares: dict[Share, Entry]  # with the object that changed last
+    begun: dict[Share, Entry]  # with its costs.json
+    ended: tuple[Share, ...]
+    leases: dict[Share, Entry]
+    others: frozenset[str]
+
+
+def measuring(store: Store, folder: str) -> Measuring:
+    """What is there under a work's folder. Raises StoreError."""
+    draws: set[int] = set()
+    shares: dict[Share, Entry] = {}
+    begun: dict[Share, Entry] = {}
+    leases: dict[Share, Entry] = {}
+    ended: list[Share] = []
+    others: set[str] = set()
+    for entry in patiently(lambda: store.list(f"{folder}/")):
+        name = entry.key.removeprefix(f"{folder}/")
+        if found := re.fullmatch(
+            r"draw-([0-9]{4})/(cases|costs|ended|lease)(?:-([0-9]+)-of-([0-9]+))?(/.+|\.json)", name
+        ):
+            draw, what = int(found[1]), found[2]
+            if what == "cases":
+                if name.endswith("/cases.json"):  # written last
+                    draws.add(draw)
+                continue
+            if found[3] is None:
+                continue
+            share = Share(draw, int(found[3]), int(found[4]))
+            if what == "costs":
+                if share not in shares or entry.modified >= shares[share].modified:
+                    shares[share] = entry
+                if name.endswith("/costs.json"):
+                    begun[share] = entry
+            elif what == "ended":
+                ended.append(share)
+            else:
+                leases[share] = entry
+        elif "/" not in name:
+            others.add(name)
+    return Measuring(tuple(sorted(draws)), shares, begun, tuple(ended), leases, frozenset(others))
+
+
+def read_record(store: Store, key: str) -> dict[str, Any] | None:
+    """A small JSON object; None where there is none that can be read: it only saves work."""
+    try:
+        raw = decode_json(patiently(lambda: store.read(key)), f"{store.url}/{key}")
+    except (NotFound, InvalidInput):
+        return None
+    return raw if isinstance(raw, dict) else None
+
+
+def write_record(store: Store, key: str, fields: dict[str, Any]) -> None:
+    """Put a small JSON object in place of whatever is there. Raises StoreError."""
+    data = canonical_json({"format_version": 1, **fields})
+    for left in reversed(range(TRIES)):
+        try:
+            patiently(lambda: _put(store, key, data))
+            return
+        except Conflict:
+            if not left:
+                raise
+
+
+def _put(store: Store, key: str, data: bytes) -> None:
+    try:
+        there, token = store.read_versioned(key)
+    except NotFound:
+        store.create(key, data)
+        return
+    if there != data:
+        store.swap(key, data, token)
+
+
+def left_of(store: Store, folder: str, draw: int, of: int, ended: tuple[Share, ...]) -> int | None:
+    """How many cases of a draw that is measured in `of` shares are left; None where a share has never come to its end."""
+    total = 0
+    for number in range(1, of + 1):
+        share = Share(draw, number, of)
+        record = read_record(store, f"{folder}/{share.ended}") if share in ended else None
+        left = record.get("left") if record else None
+        if not isinstance(left, int):
+            return None
+        total += left
+    return total
+
+
+def set_aside(store: Store, folder: str, name: str, why: str) -> None:
+    """Move `name` under a work's folder out of the way, to aside/, with a note on stderr. Raises StoreError.
+
+    What was set aside there under this name before is replaced.
+    """
+    log(f"note: {store.url}/{folder}/{name}: set aside in {folder}/aside, for {why}")
+    delete_folder(store, f"{folder}/aside/{name}")
+    for entry in patiently(lambda: store.list(f"{folder}/{name}/")):
+        kept = f"{folder}/aside/{entry.key.removeprefix(f'{folder}/')}"
+        with suppress(NotFound, InvalidInput):  # gone, or too large to be one of ours
+            data = patiently(lambda key=entry.key: store.read(key))  # type: ignore[misc]
+            with suppress(Conflict):
+                patiently(lambda kept=kept, data=data: store.create(kept, data))  # type: ignore[misc]
+        patiently(lambda key=entry.key: store.delete(key))  # type: ignore[misc]
+
+
+def set_aside_share(store: Store, folder: str, share: Share, why: str) -> None:
+    """Set a share's costs aside; its cases are then measured again."""
+    set_aside(store, folder, share.costs, why)
+    patiently(lambda: store.delete(f"{folder}/{share.ended}"))
+
+
+def age_out(store: Store, folder: str, oldest_seconds: float) -> None:
+    """Set aside the costs that were begun longer ago, by the store's clock, so that their cases are measured anew."""
+    for share, entry in measuring(store, folder).begun.items():
+        if expired(store, entry, oldest_seconds):
+            set_aside_share(store, folder, share, "it is older than max_age allows")
+
+
+def costs_digest(store: Store, folder: str) -> str:
+    """Changes when costs come or go."""
+    entries = patiently(lambda: store.list(f"{folder}/draw-"))
+    return sha256(canonical_json([[one.key, one.size] for one in entries if "/costs-" in one.key]))
+
+
+def note_failure(store: Store, folder: str, step: str, why: str) -> None:
+    """Write down why this attempt came to nothing, for the end of the night and for the next. It never raises."""
+    log(f"note: {step} came to nothing: {why}")
+    try:
+        write_record(store, f"{folder}/{FAILED}", {"step": step, "why": why})
+    except StoreError as error:
+        log(f"note: that could not be written down: {error}")

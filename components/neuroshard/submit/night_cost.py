@@ -1,0 +1,65 @@
+"""What a night costs on a cluster: its pods and how long they take one after another, from the pipeline and its loops' items.
+
+Kubeflow Pipelines makes two pods of a step (a driver, then the step itself) and a driver of every pipeline inside of it, of
+every loop and of every item of a loop.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from neuroshard.submit.steps import loop_source
+
+RENEW = "renew"  # among the items: whether anything is measured or learned, which the pipeline does on a condition
+POD_SECONDS = 10.0  # from one pod to the next, the shortest: Argo looks every 10 s (KFP 2.17 with Argo 4.0.5)
+
+
+class NightCost(NamedTuple):
+    """The pods of a run, and the most of them that go one after another; those of a loop's items go side by side."""
+
+    pods: int
+    in_a_row: int
+
+    @property
+    def seconds(self) -> float:
+        """The least time that the run takes where every step does its work at once and every pod finds its place."""
+        return self.in_a_row * POD_SECONDS
+
+
+def night_cost(spec: Mapping[str, Any], items: Mapping[str, int]) -> NightCost:
+    """What a run of the pipeline costs where its loops have these many `items`, by the output or parameter they come from.
+
+    Steps on a condition count where RENEW is among the items and not 0.
+    """
+    inside = _dag(spec, spec["root"]["dag"], {}, items)
+    return NightCost(1 + inside.pods, 1 + inside.in_a_row)  # the root has a driver too
+
+
+def _dag(
+    spec: Mapping[str, Any], dag: Mapping[str, Any], inputs: Mapping[str, str], items: Mapping[str, int]
+) -> NightCost:
+    costs = {name: _task(spec, task, inputs, items) for name, task in dag["tasks"].items()}
+    ends: dict[str, int] = {}
+
+    def end(name: str) -> int:
+        if name not in ends:
+            before = dag["tasks"][name].get("dependentTasks", ())
+            ends[name] = max(map(end, before), default=0) + costs[name].in_a_row
+        return ends[name]
+
+    return NightCost(sum(cost.pods for cost in costs.values()), max(map(end, costs), default=0))
+
+
+def _task(
+    spec: Mapping[str, Any], task: Mapping[str, Any], outer: Mapping[str, str], items: Mapping[str, int]
+) -> NightCost:
+    component = spec["components"].get(task["componentRef"]["name"], {})
+    if "dag" not in component:
+        return NightCost(2, 2)
+    if "condition" in task.get("triggerPolicy", {}) and not items.get(RENEW):
+        return NightCost(1, 1)  # the driver finds that there is nothing to do
+    inputs, source = loop_source(task, outer)
+    one = _dag(spec, component["dag"], inputs, items)
+    if source is None:
+        return NightCost(1 + one.pods, 1 + one.in_a_row)
+    count = items[source]
+    return NightCost(1 + count * (1 + one.pods), 1 + (1 + one.in_a_row if count else 0))

@@ -1,0 +1,289 @@
+"""Which steps of a run failed, from what Kubeflow Pipelines answers about its tasks.
+
+    wf(0).root(0).plan-models(0).for-loop-1(0).iteration-iterations(1:1)(0).iteration-item(0).search(0).executor(0)
+
+KFP 2.17 answers with Argo's nodes: a display name, a state and the ids of the children each. A node's id is the name of the
+workflow and a hash of the node's full name, so the full names can be found again from the display names. `(0)` is an attempt,
+`(1:1)` an item of a loop.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from neuroshard.core.text import one_line
+
+ATTEMPT = re.compile(r"\((\d+)\)")
+ITEM = re.compile(r"\((\d+):[^()]*\)$")
+MOST_ATTEMPTS = 10  # of a node; KFP makes three, and an administrator may have asked for more
+DRIVER, POD = "-driver", "executor"  # what a step's two pods are called
+# Argo's templates, which stand in the names of pods: of a step with as many labels as ours has, of one without, of a driver
+TEMPLATES = (
+    "metadata-0-1-system-container-impl",
+    "system-container-impl",
+    "system-container-driver",
+    "system-dag-driver",
+)
+MOST_STEPS = 5  # in one message
+QUICK_SECONDS = 60.0  # pods that are refused fail at once; those that work for a while are another matter
+FNV_OFFSET, FNV_PRIME = 0x811C9DC5, 0x01000193
+
+
+class Task(NamedTuple):
+    """A task as the API answers. `state` is empty for a node that ended in an error, and for one that was left out."""
+
+    name: str
+    state: str
+    children: tuple[str, ...] = ()
+    began: float = 0.0  # seconds since 1970
+    ended: float = 0.0  # 0 while it has not
+    error: str = ""  # empty from KFP 2.17
+
+
+class Step(NamedTuple):
+    """A step that failed. `path` is its full name without attempts, `pods` its pods, the last attempt last."""
+
+    name: str
+    path: str = ""
+    pods: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()  # the ids of those pods' nodes
+    error: str = ""
+
+
+def fnv1a(text: str, value: int = FNV_OFFSET) -> int:
+    """The 32-bit FNV-1a hash of a text, with which Argo makes a node's id from its name; `value` is that of what comes before."""
+    for byte in text.encode():
+        value = ((value ^ byte) * FNV_PRIME) & 0xFFFFFFFF
+    return value
+
+
+class Nodes:
+    """The tasks of a run, by the full names of Argo's nodes."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = tasks
+        self.ids = {child for task in tasks for child in task.children}
+        self.workflow = next(iter(self.ids)).rpartition("-")[0] if self.ids else ""
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """The full name of every node by its id; empty where the ids are not Argo's."""
+        displayed = sorted({task.name for task in self.tasks if not re.search(r"\(\d+\)$", task.name)})
+        ends = [*(f".{name}" for name in displayed), *(f"({attempt})" for attempt in range(MOST_ATTEMPTS))]
+        found, todo = {}, [(self.workflow, fnv1a(self.workflow))]
+        while todo and self.workflow:
+            scope, value = todo.pop()
+            for end in ends:
+                inner = fnv1a(end, value)
+                key = f"{self.workflow}-{inner}"
+                if key in self.ids and key not in found:
+                    found[key] = scope + end
+                    todo.append((found[key], inner))
+        return found
+
+    @cached_property
+    def parents(self) -> Mapping[str, Task]:
+        """The tasks that have nodes inside of them, by full name. Nodes of one display name differ in their children's ids."""
+        found: dict[str, Task] = {}
+        for task in self.tasks:
+            inner = (self.names.get(child, "") for child in task.children)
+            scopes = [scope for name in inner for scope in _scopes(name) if _displayed(scope) == task.name]
+            if scopes:
+                found[max(scopes, key=len)] = task
+        return found
+
+    def failed(self) -> Iterator[tuple[str, Task]]:
+        """The innermost nodes that failed and were not made good by a later attempt, by full name, in the order of time."""
+        bad = {name: task for name, task in self.parents.items() if task.state == "FAILED"}
+        outer = {scope for name in bad for scope in _scopes(name)}
+        for name, task in sorted(bad.items(), key=lambda one: (one[1].ended, one[0])):
+            well = (self.parents.get(scope) for scope in _scopes(name))
+            if name not in outer and not any(one is not None and one.state == "SUCCEEDED" for one in well):
+                yield name, task
+
+    def attempts(self, name: str) -> list[str]:
+        """The ids of the pods of a node that is tried again and again, the first one first."""
+        made = (f"{self.workflow}-{fnv1a(f'{name}({attempt})')}" for attempt in range(MOST_ATTEMPTS))
+        return [key for key in made if key in self.ids]
+
+
+def failed_steps(tasks: Sequence[Task]) -> list[Step]:
+    """Each step that failed, once, however often it was tried.
+
+    A server that answers with the steps themselves (KFP after 2.17) is understood too; its steps have no path and no pods.
+    """
+    nodes = Nodes(tasks)
+    found: dict[str, Step] = {}
+    for name, _ in nodes.failed():
+        path = ATTEMPT.sub("", name)
+        step = _step_name(path)
+        keys = nodes.attempts(name)
+        if step:
+            pods = tuple(key.rpartition("-")[2] for key in keys)
+            found[path] = Step(step, path.removesuffix(f".{POD}"), pods, tuple(keys))  # the last attempt stays
+    if found or nodes.names:
+        return list(found.values())
+    for task in tasks:
+        if task.state == "FAILED" and not task.children:
+            found[task.name] = Step(ATTEMPT.sub("", task.name), error=task.error)
+    return list(found.values())
+
+
+def refused_at_once(tasks: Sequence[Task]) -> tuple[str, int]:
+    """The step whose pods failed most often within a minute of their start, and how often that was.
+
+    KFP tries a pod three times, then each level above it three times: a step of which more pods failed is on its way to hundreds.
+    """
+    if not any(task.state == "FAILED" for task in tasks):
+        return "", 0
+    nodes = Nodes(tasks)
+    counts: dict[str, int] = {}
+    for name, task in nodes.failed():
+        if task.ended - task.began < QUICK_SECONDS:
+            path = ATTEMPT.sub("", name)
+            counts[path] = counts.get(path, 0) + len(nodes.attempts(name))
+    worst = max(counts, key=lambda path: counts[path], default="")
+    return (_step_name(worst), counts[worst]) if worst else ("", 0)
+
+
+def running_pods(tasks: Sequence[Task]) -> list[str]:
+    """The ends of the names of the pods that are recorded as running."""
+    nodes = Nodes(tasks)
+    running = {task.name for task in tasks if task.state == "RUNNING" and not task.children}
+    found = []
+    for name, task in nodes.parents.items():
+        last = nodes.attempts(name)[-1:]
+        if task.state == "RUNNING" and last and _displayed(nodes.names[last[0]]) in running:
+            found.append(last[0].rpartition("-")[2])
+    return found
+
+
+def step_text(step: Step, spec: Mapping[str, Any], models: str, log: str, message: str) -> str:
+    """`search of model 'ads': tables need 40 GiB …`: the step, what it was for, and why it failed.
+
+    `spec` is the pipeline's, `models` the run's parameter, `log` that of the step's last pod and `message` what Argo says of
+    that pod; each may be empty.
+    """
+    why = error_line(log) or one_line(message) or step.error or "failed"
+    return f"{step.name}{_of(step, spec, models, log)}: {why}"
+
+
+def steps_text(said: Sequence[str]) -> str:
+    """`search of 'ads': …; deploy of 'feed': … and 3 more`: what each step said, the first few of them."""
+    more = f" and {len(said) - MOST_STEPS} more" if len(said) > MOST_STEPS else ""
+    return "; ".join(said[:MOST_STEPS]) + more
+
+
+def loop_item(spec: Mapping[str, Any], path: str) -> tuple[str, int] | None:
+    """Over what the innermost loop around a step goes, and which item it is: ("names", 1). None for a step in no loop.
+
+    `spec` is the pipeline's; the items are called as the output or parameter that they come from.
+    """
+    dag = spec.get("root", {}).get("dag", {})
+    inputs: dict[str, str] = {}
+    found: tuple[str, int] | None = None
+    scopes = path.split(".")[2:]  # without the workflow and its root
+    components = spec.get("components", {})
+    for scope in scopes:
+        item = ITEM.search(scope)
+        if item is not None and found is not None:
+            found = (found[0], int(item[1]))
+        task = dag.get("tasks", {}).get(ITEM.sub("", scope))
+        if task is None:
+            continue
+        inputs, source = loop_source(task, inputs)
+        if source is not None:
+            found = (source, -1)
+        dag = components.get(task.get("componentRef", {}).get("name"), {}).get("dag", {})
+    return found if found is not None and found[1] >= 0 else None
+
+
+def loop_source(task: Mapping[str, Any], outer: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
+    """Where the inputs of a task come from, and where its items do if it is a loop; `outer` is that of the pipeline around it."""
+    inputs = {key: _source(one, outer) for key, one in task.get("inputs", {}).get("parameters", {}).items()}
+    items = task.get("parameterIterator", {}).get("items", {}).get("inputParameter")
+    return inputs, None if items is None else inputs.get(items, items)
+
+
+def error_line(log: str) -> str:
+    """The step's own line of error in the log of its pod, or nothing: the last line of its traceback, or `error: …`."""
+    lines = log.splitlines()
+    begins = [index for index, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    raised: Iterable[str] = lines[begins[-1] + 1 :] if begins else ()
+    for line in raised:
+        # neuroshard.core.errors.Infeasible: tables need …; the frames before it are indented
+        if match := re.match(r"(?:[\w.]+\.)?([A-Za-z_]\w*)(?:: (.*))?$", line):
+            ours = line.startswith("neuroshard.") and match[2]
+            return one_line(match[2] if ours else line)
+    told = [line for line in lines if line.startswith("error: ")]
+    return one_line(told[-1].removeprefix("error: ")) if told else ""
+
+
+def _of(step: Step, spec: Mapping[str, Any], models: str, log: str) -> str:
+    """The model or the kind of hardware that a step was for, by its inputs in its log, else by its place in its loop."""
+    given = _inputs(log)
+    if isinstance(name := given.get("name"), str) and name:
+        return f" of model {name!r}"
+    for value in given.values():
+        hardware = _hardware(value)
+        if hardware:
+            return f" on {one_line(hardware, 80)}"
+    item = loop_item(spec, step.path)
+    if item is None:
+        return ""
+    items, index = item
+    if items == "names":  # survey's output, in the order of the parameter
+        return f" of model {_model(models, index) or index + 1!r}"
+    return f" ({items.removesuffix('s')} {index + 1})"
+
+
+def _inputs(log: str) -> Mapping[str, Any]:
+    """The parameters of a step, which kfp writes at the beginning of its log."""
+    _, there, rest = log.partition("Got executor_input:\n")
+    try:
+        given = json.JSONDecoder().raw_decode(rest)[0]["inputs"]["parameterValues"] if there else {}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return given if isinstance(given, dict) else {}
+
+
+def _hardware(value: object) -> str:
+    """What the hardware of a Job or a Work is called, both as JSON."""
+    try:
+        told = json.loads(value) if isinstance(value, str) else {}
+        return str(told.get("work", told)["hardware"]["name"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ""
+
+
+def _model(models: str, index: int) -> str:
+    try:
+        return str(json.loads(models)[index]["name"])
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return ""
+
+
+def _source(one: Mapping[str, Any], outer: Mapping[str, str]) -> str:
+    """What an input is called where it comes from."""
+    if "taskOutputParameter" in one:
+        return str(one["taskOutputParameter"].get("outputParameterKey", ""))
+    name = str(one.get("componentInputParameter", ""))
+    return outer.get(name, name)
+
+
+def _scopes(name: str) -> list[str]:
+    """All that a node is inside of: `a(0).b(1)` -> a, a(0), a(0).b."""
+    return [name[:index] for index, letter in enumerate(name) if letter == "." or (letter == "(" and index)]
+
+
+def _displayed(name: str) -> str:
+    """The display name of a node: the end of its full name."""
+    return name.rpartition(".")[2]
+
+
+def _step_name(path: str) -> str:
+    """The step of a node's path, without attempts; nothing for what only holds steps."""
+    name = _displayed(path.removesuffix(f".{POD}"))
+    return name.removesuffix(DRIVER) if not ITEM.search(name) else ""

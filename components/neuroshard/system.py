@@ -1,0 +1,129 @@
+"""What Linux says of the machine that this process runs on: memory, caches, the name of its CPU.
+
+Nothing here raises: a file that is missing, empty or of an unknown form says nothing, and the next best source counts.
+NEUROSHARD_SYSTEM_ROOT names a folder that stands for `/`: so a test can be on a machine that it is not on.
+"""
+
+import os
+import re
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+ROOT_VARIABLE = "NEUROSHARD_SYSTEM_ROOT"
+UNLIMITED = 2**60  # bytes: cgroup v1 writes "no limit" as the largest multiple of a page below 2^63
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def read(path: str) -> str:
+    """What the file at an absolute `path` holds, stripped; empty where it cannot be read."""
+    return _text(_under_root(path))
+
+
+def last_level_cache_bytes() -> int | None:
+    """Bytes of the largest data cache that a core of ours reaches, by sysfs; None where sysfs says nothing usable.
+
+    An upper bound: virtual machines pass on the size of a whole socket, of which a core can use a part.
+    """
+    sizes = []
+    for cpu in _cpu_folders():
+        for index in sorted(cpu.glob("cache/index*")):
+            size = _size(_text(index / "size"))
+            if size and _text(index / "type") != "Instruction":
+                sizes.append(size)
+        if sizes:
+            break
+    return max(sizes, default=None)
+
+
+def available_bytes() -> int:
+    """Memory that this process can still have: what the machine has available, less where a cgroup or a ulimit is lower."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if found := re.search(r"^MemAvailable:\s*(\d+) kB$", read("/proc/meminfo"), re.M):
+        available = int(found[1]) * 1024
+    left = [limit - used for limit, used in _cgroup_memory()]
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY and (pages := read("/proc/self/statm").partition(" ")[0]):
+        left.append(address_space - int(pages) * os.sysconf("SC_PAGE_SIZE"))
+    return max(min([available, *left]), 0)
+
+
+def memory_bytes() -> int:
+    """The most memory that this process and its children can have together: the machine's, or a cgroup's limit below it."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if found := re.search(r"^MemTotal:\s*(\d+) kB$", read("/proc/meminfo"), re.M):
+        physical = int(found[1]) * 1024
+    return min([physical, *(limit for limit, _ in _cgroup_memory())])
+
+
+def cpu_name() -> str:
+    """The model of the CPU, as /proc/cpuinfo calls it; empty where it does not."""
+    found = re.search(r"^model name\s*:\s*(.+)$", read("/proc/cpuinfo"), re.M)
+    return found[1].strip() if found else ""
+
+
+def has_loopback() -> bool:
+    """Whether processes of this machine can reach each other over its loopback interface, by IPv4 or IPv6."""
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with suppress(OSError), socket.create_server((address, 0), family=family) as server:
+            socket.create_connection((address, server.getsockname()[1]), timeout=5).close()
+            return True
+    return False
+
+
+def _cgroup_memory() -> Iterator[tuple[int, int]]:
+    """Limit and use in bytes of each memory cgroup around this process that has a limit, from the innermost out.
+
+    Pages of files that were not used lately do not count as used: the kernel drops them when memory is asked for.
+    """
+    for line in read("/proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            mount, names, stat = "/sys/fs/cgroup", ("memory.max", "memory.current"), "inactive_file"
+        elif "memory" in controllers.split(","):
+            mount, stat = "/sys/fs/cgroup/memory", "total_inactive_file"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        for group in [
+            *_upwards(path),
+            "",
+        ]:  # a container sees its own group at the mount itself, whatever the path says
+            limit, used = (read(f"{mount}{group}/{name}") for name in names)
+            if limit.isdecimal() and used.isdecimal() and int(limit) < UNLIMITED:
+                idle = re.search(rf"^{stat} (\d+)$", read(f"{mount}{group}/memory.stat"), re.M)
+                yield int(limit), max(int(used) - (int(idle[1]) if idle else 0), 0)
+
+
+def _upwards(path: str) -> list[str]:
+    """A cgroup's path and those above it: `/a/b` -> `/a/b`, `/a`."""
+    parts = [part for part in path.split("/") if part]
+    return ["/" + "/".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
+
+
+def _cpu_folders() -> list[Path]:
+    """Folders of the CPUs in sysfs, those that this process may run on first."""
+    ours = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    base = _under_root("/sys/devices/system/cpu")
+    others = sorted(base.glob("cpu[0-9]*"))
+    return list(dict.fromkeys([*(base / f"cpu{core}" for core in ours[:1]), *others[:1]]))
+
+
+def _size(text: str) -> int | None:
+    """Bytes of a size as sysfs writes it (`32768K`, `64M`); None of anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    return int(float(found[1]) * _UNITS[found[2].upper()]) if found else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _under_root(path: str) -> Path:
+    return Path(os.environ.get(ROOT_VARIABLE) or "/", path.lstrip("/"))

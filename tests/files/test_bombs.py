@@ -1,0 +1,139 @@
+"""Small files that unpack to gigabytes: refused in one line, in little memory."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from neuroshard.core.units import parse_bytes
+from neuroshard.files.cases import COMPUTE_CASE_FIELDS, write_rows
+
+MANY = 16_000_000
+# what the process takes beyond its imports; each of the files below would take 1 GiB at the least
+MOST_BYTES = parse_bytes("600MiB")
+
+READ = """
+import json, re, sys
+from pathlib import Path
+import pyarrow.parquet
+from neuroshard.core.errors import NeuroshardError
+from neuroshard.files.cases import COMPUTE_CASE_FIELDS, read_rows
+from neuroshard.files.import_tables import import_tables
+if ".pt" in sys.argv[1]:
+    import torch
+
+def peak():
+    return 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+
+before, said = peak(), "taken"
+try:
+    path = Path(sys.argv[1])
+    read_rows(path, COMPUTE_CASE_FIELDS) if path.name.startswith("compute") else import_tables(path)
+except NeuroshardError as error:
+    said = str(error)
+print(json.dumps([said, peak() - before]))
+"""
+
+
+def read(path: Path) -> tuple[str, int]:
+    """What reading the file says, in a process of its own, and the bytes that it took at most."""
+    done = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    said, taken = json.loads(done.stdout.splitlines()[-1])
+    return said, taken
+
+
+def constant_rows(path: Path) -> None:
+    """Rows that are all alike: a few bytes say how often."""
+    groups, rows = 10, MANY // 10
+    column = {name: pa.array(np.full(rows, 4)) for name in ("name", "rows", "dim", "pooling_factor")}
+    with pq.ParquetWriter(path, pa.table(column).schema, compression="zstd") as writer:
+        for _ in range(groups):
+            writer.write_table(pa.table(column))
+
+
+def long_text(path: Path) -> None:
+    """One long name, and 20,000 references to it."""
+    name = pa.DictionaryArray.from_arrays(pa.array(np.zeros(20_000, np.int32)), ["x" * 200_000])
+    numbers = {key: pa.array(np.full(20_000, 4)) for key in ("rows", "dim", "pooling_factor")}
+    pq.write_table(pa.table({"name": name, **numbers}), path, compression="zstd", store_schema=False)
+
+
+def nested(path: Path) -> None:
+    """One row whose list has all the values."""
+    lists = pa.ListArray.from_arrays(pa.array([0, MANY], pa.int32()), pa.array(np.zeros(MANY)))
+    one = {"name": ["a"], "rows": [7], "dim": [4], "pooling_factor": [1.0]}
+    pq.write_table(pa.table({**one, "reuse_bins": lists}), path, compression="zstd")
+
+
+def nulls(path: Path) -> None:
+    table = pa.table({name: pa.nulls(MANY, pa.int64()) for name in ("name", "rows", "dim", "pooling_factor")})
+    pq.write_table(table, path, compression="zstd")
+
+
+def zeros(path: Path) -> None:
+    with gzip.open(path, "wb") as file:
+        for _ in range(64):
+            file.write(bytes(2**25))
+
+
+def expanded(path: Path) -> None:
+    """Tensors of a billion values, all the same one in memory."""
+    import torch
+
+    one = torch.zeros(1, dtype=torch.int64)
+    torch.save((one.expand(10**9), torch.zeros(3, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64)), path)
+
+
+@pytest.mark.parametrize("make", [constant_rows, long_text, nested, nulls], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("name", ["tables.parquet", "compute-00000.parquet"])
+def test_a_parquet_bomb_is_one_line_and_little_memory(tmp_path, make, name):
+    make(tmp_path / name)
+    said, taken = read(tmp_path / name)
+
+    assert (tmp_path / name).stat().st_size < 2**20
+    assert said.startswith(f"{tmp_path / name}: ")
+    assert "unpacks to" in said
+    assert "\n" not in said
+    assert taken < MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "words"),
+    [(zeros, "zeros.pt.gz", "unpacks to"), (expanded, "expanded.pt", "share their memory")],
+    ids=["zeros.pt.gz", "expanded.pt"],
+)
+def test_a_bomb_of_tensors_is_one_line_and_little_memory(tmp_path, make, name, words):
+    make(tmp_path / name)
+    said, taken = read(tmp_path / name)
+
+    assert words in said
+    assert taken < MOST_BYTES
+
+
+def test_a_wide_file_with_much_beside_the_tables_is_read(tmp_path):
+    """What is not read does not count."""
+    rows = 3
+    much = pa.ListArray.from_arrays(pa.array([0, *[MANY] * rows], pa.int32()), pa.array(np.zeros(MANY)))
+    known = {"name": ["a", "b", "c"], "rows": [7] * rows, "dim": [4] * rows, "pooling_factor": [1.0] * rows}
+    pq.write_table(pa.table({**known, "lookups": much}), tmp_path / "tables.parquet", compression="zstd")
+    said, taken = read(tmp_path / "tables.parquet")
+
+    assert said == "taken"
+    assert taken < MOST_BYTES
+
+
+def test_many_cases_that_are_much_alike_are_read(tmp_path):
+    """A set of tables repeats itself: of own files nothing is refused."""
+    row = {"split": "train", "table": ["user"] * 15, "rows": [7] * 15, "dim": [64] * 15, "pooling_factor": [2.5] * 15}
+    rows = [{**row, "case_id": f"{number:032x}", "batch_size": 512} for number in range(20_000)]
+    write_rows(tmp_path / "compute-00000.parquet", rows, COMPUTE_CASE_FIELDS)
+    said, _ = read(tmp_path / "compute-00000.parquet")
+
+    assert said == "taken"

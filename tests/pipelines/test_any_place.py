@@ -1,0 +1,42 @@
+"""A clone may be anywhere: no shell takes its path apart or executes it, and no temporary folder or home is needed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neuroshard.client import load_plan
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_a_clone_under_an_odd_path_without_home_and_temporary_folder_ends_in_a_trained_model(tmp_path: Path) -> None:
+    clone = tmp_path / 'we ird "quoted" it\'s $(touch executed) `touch executed` ; &' / "neuroshard"
+    for name in ("components", "pipelines", "examples"):
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    (clone / ".venv").symlink_to(sys.prefix)
+    small = ["--backend", "synthetic", "--compute-cases", "60", "--comm-cases", "40", "--steps", "2"]
+    done = subprocess.run(
+        [clone / ".venv" / "bin" / "python", "-m", "pipelines.run_local", *small],
+        cwd=clone,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(clone / "components"),
+            "HOME": "/proc/none",
+            "TMPDIR": "/proc/none/tmp",
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert load_plan(str(clone / "run" / "store"), "mlperf-dlrm-dcnv2").task.devices == 4
+    assert "measured on 4 ranks (cpu, gloo)" in done.stdout
+    assert list(tmp_path.rglob("executed")) == []
+    assert list(clone.glob("run/*/.*")) == []

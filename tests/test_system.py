@@ -1,0 +1,136 @@
+"""What Linux says of a machine, on machines that this one is not: a folder stands for `/`."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from neuroshard import system
+
+MIB, GIB = 2**20, 2**30
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Makes this process see a machine of which only the files written here are known."""
+    monkeypatch.setenv(system.ROOT_VARIABLE, str(tmp_path))
+
+    def put(**files: str) -> None:
+        for path, text in files.items():
+            where = tmp_path / path.lstrip("/")
+            where.parent.mkdir(parents=True, exist_ok=True)
+            where.write_text(text)
+
+    return put
+
+
+def cache(write: Write, *sizes: str, cpu: int | None = None) -> None:
+    cpu = min(os.sched_getaffinity(0)) if cpu is None else cpu
+    for index, size in enumerate(sizes):
+        write(**{f"/sys/devices/system/cpu/cpu{cpu}/cache/index{index}/size": size})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"),
+    [
+        (("32K", "1024K", "32768K"), 32 * MIB),
+        (("32K", "491520K"), 480 * MIB),
+        (("32K", "64M"), 64 * MIB),
+        (("1.1G",), int(1.1 * GIB)),
+        (("",), None),
+        (("lots",), None),
+        ((), None),
+        (("", "2048K\n"), 2 * MIB),
+    ],
+)
+def test_the_last_level_cache_is_the_largest_that_can_be_read(
+    write: Write, sizes: tuple[str, ...], found: int | None
+) -> None:
+    cache(write, *sizes)
+    assert system.last_level_cache_bytes() == found
+
+
+def test_caches_of_instructions_hold_no_tables(write: Write) -> None:
+    cache(write, "64K", "32K")
+    cpu = min(os.sched_getaffinity(0))
+    write(**{f"/sys/devices/system/cpu/cpu{cpu}/cache/index0/type": "Instruction\n"})
+    assert system.last_level_cache_bytes() == 32 * 1024
+
+
+def test_where_our_cores_say_nothing_another_one_may(write: Write) -> None:
+    cache(write, "8M", cpu=9_999)
+    assert system.last_level_cache_bytes() == 8 * MIB
+
+
+def test_available_memory_is_what_linux_says(write: Write) -> None:
+    write(**{"/proc/meminfo": "MemTotal: 4194304 kB\nMemFree: 1 kB\nMemAvailable:    2097152 kB\n"})
+    assert system.available_bytes() == 2 * GIB
+    assert system.memory_bytes() == 4 * GIB
+
+
+MEMINFO = {"/proc/meminfo": "MemTotal: 33554432 kB\nMemAvailable: 16777216 kB\n"}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "/proc/self/cgroup": "0::/pod/container\n",
+            "/sys/fs/cgroup/pod/container/memory.max": f"{3 * GIB}\n",
+            "/sys/fs/cgroup/pod/container/memory.current": f"{2 * GIB}\n",
+            "/sys/fs/cgroup/pod/container/memory.stat": f"anon 5\ninactive_file {GIB}\nactive_file 7\n",
+        },
+        {
+            "/proc/self/cgroup": "9:cpu:/a\n4:memory:/a/b\n0::/\n",
+            "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": f"{3 * GIB}\n",
+            "/sys/fs/cgroup/memory/a/b/memory.usage_in_bytes": f"{2 * GIB}\n",
+            "/sys/fs/cgroup/memory/a/b/memory.stat": f"inactive_file 3\ntotal_inactive_file {GIB}\n",
+        },
+        {  # the container sees its own group at the mount, and a path of the host's
+            "/proc/self/cgroup": "0::/kubepods/pod1/c2\n",
+            "/sys/fs/cgroup/memory.max": f"{3 * GIB}\n",
+            "/sys/fs/cgroup/memory.current": f"{GIB}\n",
+        },
+        {  # a group further out is the tighter one
+            "/proc/self/cgroup": "0::/a/b\n",
+            "/sys/fs/cgroup/a/memory.max": f"{3 * GIB}\n",
+            "/sys/fs/cgroup/a/memory.current": f"{GIB}\n",
+            "/sys/fs/cgroup/a/b/memory.max": f"{30 * GIB}\n",
+            "/sys/fs/cgroup/a/b/memory.current": "0\n",
+        },
+    ],
+    ids=["v2", "v1", "namespace", "outer"],
+)
+def test_a_cgroup_below_the_machine_counts(write: Write, files: dict[str, str]) -> None:
+    write(**MEMINFO, **files)
+    assert system.available_bytes() == 2 * GIB
+    assert system.memory_bytes() == 3 * GIB
+
+
+def test_a_cgroup_without_a_limit_does_not(write: Write) -> None:
+    write(
+        **MEMINFO,
+        **{
+            "/proc/self/cgroup": "4:memory:/a\n0::/a\n",
+            "/sys/fs/cgroup/a/memory.max": "max\n",
+            "/sys/fs/cgroup/a/memory.current": "5\n",
+            "/sys/fs/cgroup/memory/a/memory.limit_in_bytes": "9223372036854771712\n",
+            "/sys/fs/cgroup/memory/a/memory.usage_in_bytes": "5\n",
+        },
+    )
+    assert system.available_bytes() == 16 * GIB
+    assert system.memory_bytes() == 32 * GIB
+
+
+def test_of_a_machine_that_says_nothing_the_kernel_is_asked(write: Write) -> None:
+    assert system.available_bytes() > 0
+    assert system.memory_bytes() > 0
+    assert system.cpu_name() == ""
+    assert system.last_level_cache_bytes() is None
+
+
+def test_the_cpu_is_called_as_its_maker_does(write: Write) -> None:
+    write(**{"/proc/cpuinfo": "processor: 0\nmodel name\t: Intel(R) Xeon(R) 6975P-C\n"})
+    assert system.cpu_name() == "Intel(R) Xeon(R) 6975P-C"
