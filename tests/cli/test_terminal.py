@@ -217,7 +217,7 @@ times, handler, budget = int(sys.argv[1]), getattr(signal, sys.argv[2]), sys.arg
 number = signal.Signals(int(sys.argv[4]))
 signal.signal(number, handler)
 from neuroshard.cli import main
-from neuroshard.search import improve
+from neuroshard.search.improve import local_search as improve
 shake = improve.shake
 def pressed(*given):
     global times

@@ -13,7 +13,7 @@ from helpers.analytic import AnalyticModel
 from helpers.costs import random_model, random_tables
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.task import ShardingTask
-from neuroshard.search.beam import Width
+from neuroshard.search.proposers.beam import Width
 from neuroshard.search.run import search
 
 

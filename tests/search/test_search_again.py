@@ -14,8 +14,8 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import parse_bytes
 from neuroshard.costmodel.analytic import analytic_model
-from neuroshard.search.by_columns import WORTH_MOVING
-from neuroshard.search.problem import Placement, Problem
+from neuroshard.search.problem.problem import Placement, Problem
+from neuroshard.search.proposers.columns import WORTH_MOVING
 from neuroshard.search.run import search
 from neuroshard.search.watch import Watch
 

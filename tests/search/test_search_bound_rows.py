@@ -14,9 +14,9 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import BY_BYTES, BY_DIGITS, BY_ROWS, COUNTED_IN, ROWS, THRESHOLDS, Layer
 from neuroshard.costmodel.protocol import Floats
-from neuroshard.search import bound, row_levels
-from neuroshard.search.problem import Problem
-from neuroshard.search.row_levels import game
+from neuroshard.search.bound import bound, row_levels
+from neuroshard.search.bound.row_levels import game
+from neuroshard.search.problem.problem import Problem
 from neuroshard.search.run import search
 
 ROWS_16 = (BY_DIGITS[8] == THRESHOLDS) & (COUNTED_IN == ROWS)  # one step of rates, just beyond 65,536 rows

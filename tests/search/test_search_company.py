@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from helpers.analytic import AnalyticModel
-from neuroshard.search import by_columns, company, trust
-from neuroshard.search.company import TIMES, accompanied
-from neuroshard.search.problem import Placement, Problem
+from neuroshard.search import choice as trust
+from neuroshard.search.choice import trusted
+from neuroshard.search.problem.problem import Placement, Problem
+from neuroshard.search.problem.state import State
+from neuroshard.search.proposers import columns as by_columns
+from neuroshard.search.proposers import company
+from neuroshard.search.proposers.company import TIMES, accompanied
 from neuroshard.search.run import search
-from neuroshard.search.state import State
-from neuroshard.search.trust import trusted
 
 LIGHT = [(1000, 4, 0.01 + 0.001 * place) for place in range(8)]
 SHAPES = [(1_000_000, 64, 4000.0), (1_000_000, 64, 3990.0), *LIGHT]

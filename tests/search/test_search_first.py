@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from neuroshard.search.problem import Problem
-from neuroshard.search.start import first_plans
-from neuroshard.search.state import State
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import State
+from neuroshard.search.proposers.start import first_plans
 from neuroshard.search.watch import Watch
 
 

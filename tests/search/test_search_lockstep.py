@@ -7,8 +7,8 @@ import pytest
 
 from helpers.analytic import AnalyticModel
 from neuroshard.core.task import ShardingTask
-from neuroshard.search.beam import Width
-from neuroshard.search.greedy import place
+from neuroshard.search.proposers.beam import Width
+from neuroshard.search.proposers.greedy import place
 from neuroshard.search.run import search
 
 
@@ -100,7 +100,7 @@ def test_memory_of_the_running_sums_is_bounded_by_going_in_chunks(make_task, mon
     shapes = [(int(10 ** rng.uniform(3, 6)), 64, rng.uniform(0, 100)) for _ in range(12)]
     task = make_task(shapes, [4.0] * 4)
     at_once = search(task, AnalyticModel(), algorithm="paper")
-    monkeypatch.setattr("neuroshard.search.beam.CHUNK_BYTES", 1)
+    monkeypatch.setattr("neuroshard.search.proposers.beam.CHUNK_BYTES", 1)
     assert search(task, AnalyticModel(), algorithm="paper") == at_once
 
 

@@ -16,9 +16,9 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.compute_net import THRESHOLDS, Layer
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.protocol import CostModel
-from neuroshard.search.all_plans import cheapest_of_all
-from neuroshard.search.held import Held
-from neuroshard.search.problem import Problem
+from neuroshard.search.infeasible.all_plans import cheapest_of_all
+from neuroshard.search.problem.current import Held
+from neuroshard.search.problem.problem import Problem
 from neuroshard.search.run import search
 
 

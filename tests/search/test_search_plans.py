@@ -22,8 +22,8 @@ from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.compute_net import THRESHOLDS
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.algorithms import ALGORITHMS
-from neuroshard.search.baselines import KEYS
-from neuroshard.search.beam import Width
+from neuroshard.search.proposers.baselines import KEYS
+from neuroshard.search.proposers.beam import Width
 from neuroshard.search.run import search
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "search_plan.json"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from helpers.costs import bent_both_ways, random_model
-from neuroshard.search.problem import Problem
-from neuroshard.search.reach import Reach
+from neuroshard.search.bound.reach import Reach
+from neuroshard.search.problem.problem import Problem
 
 
 @pytest.fixture

@@ -24,15 +24,15 @@ from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.protocol import CostModel, device_costs
 from neuroshard.files.constraints import ConstraintsFile, resolve, with_flags
 from neuroshard.measure.formula import Formula
-from neuroshard.search.beam import PAPER
-from neuroshard.search.by_columns import ByColumns
-from neuroshard.search.by_rows import row_plans, turned
-from neuroshard.search.improve import Climb
-from neuroshard.search.layout import caveats
-from neuroshard.search.problem import Problem
+from neuroshard.search.improve.local_search import Climb
+from neuroshard.search.problem.layout import caveats
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.proposers.beam import PAPER
+from neuroshard.search.proposers.columns import ByColumns
+from neuroshard.search.proposers.row_wise import row_plans, turned
+from neuroshard.search.proposers.side_by_side import _rows_next
+from neuroshard.search.proposers.start import first_plans
 from neuroshard.search.run import search
-from neuroshard.search.side_by_side import _rows_next
-from neuroshard.search.start import first_plans
 from neuroshard.search.watch import Watch
 
 HEAVY = [(100_000, 16, 2000.0), *[(1000, 16, 5.0)] * 12]  # the first outweighs all else, however its columns are cut

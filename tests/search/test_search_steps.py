@@ -3,18 +3,19 @@
 import numpy as np
 import pytest
 
-from neuroshard.search import swaps, view, watch
-from neuroshard.search.baselines import KEYS, baseline
-from neuroshard.search.descent import MANY, descend
-from neuroshard.search.improve import improve
-from neuroshard.search.packing import pack
-from neuroshard.search.plans import Level, Plans, Yardstick, sources
-from neuroshard.search.problem import Placement, Problem
-from neuroshard.search.promising import promising
-from neuroshard.search.splits import halves
-from neuroshard.search.state import State
-from neuroshard.search.steps import changes, price
-from neuroshard.search.view import View
+from neuroshard.search import watch
+from neuroshard.search.improve import swaps, view
+from neuroshard.search.improve.descent import MANY, descend
+from neuroshard.search.improve.local_search import improve
+from neuroshard.search.improve.moves import promising
+from neuroshard.search.improve.steps import changes, price
+from neuroshard.search.improve.view import View
+from neuroshard.search.infeasible.packing import pack
+from neuroshard.search.problem.plans import Level, Plans, Yardstick, sources
+from neuroshard.search.problem.problem import Placement, Problem
+from neuroshard.search.problem.state import State
+from neuroshard.search.proposers.baselines import KEYS, baseline
+from neuroshard.search.proposers.splits import halves
 from neuroshard.search.watch import Watch
 
 

@@ -6,9 +6,9 @@ import pytest
 from helpers.analytic import AnalyticModel
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Plan
-from neuroshard.search import baselines
 from neuroshard.search.algorithms import ALGORITHMS
-from neuroshard.search.greedy import place
+from neuroshard.search.proposers import baselines
+from neuroshard.search.proposers.greedy import place
 from neuroshard.search.run import search
 
 GIB = 2**30

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from neuroshard.search.problem import Placement, Problem
-from neuroshard.search.state import State
-from neuroshard.search.trust import AS_CHEAP, drawn_ms, expected_ms, near, trusted
+from neuroshard.search.choice import AS_CHEAP, drawn_ms, expected_ms, near, trusted
+from neuroshard.search.problem.problem import Placement, Problem
+from neuroshard.search.problem.state import State
 
 SHARE = 0.04
 

@@ -7,16 +7,16 @@ import numpy as np
 
 from neuroshard.core.errors import Infeasible
 from neuroshard.progress import progress
-from neuroshard.search.alike import alike
-from neuroshard.search.baselines import KEYS
-from neuroshard.search.beam import PAPER, Width, beam_search
-from neuroshard.search.by_columns import WORTH_MOVING, ByColumns
-from neuroshard.search.feasibility import misfit
-from neuroshard.search.improve import improve
-from neuroshard.search.problem import Placement, Problem
-from neuroshard.search.side_by_side import with_rows
-from neuroshard.search.state import State
-from neuroshard.search.trust import trusted
+from neuroshard.search.choice import trusted
+from neuroshard.search.improve.local_search import improve
+from neuroshard.search.infeasible.feasibility import misfit
+from neuroshard.search.problem.problem import Placement, Problem
+from neuroshard.search.problem.state import State
+from neuroshard.search.proposers.baselines import KEYS
+from neuroshard.search.proposers.beam import PAPER, Width, beam_search
+from neuroshard.search.proposers.columns import WORTH_MOVING, ByColumns
+from neuroshard.search.proposers.side_by_side import with_rows
+from neuroshard.search.proposers.uniform import alike
 from neuroshard.search.watch import Watch
 
 ROUNDS = 40  # of shaking and descending again, where no time budget says otherwise

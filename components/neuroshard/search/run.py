@@ -25,15 +25,15 @@ from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import read_tables
 from neuroshard.search.algorithms import ALGORITHMS, ROUNDS, ROUNDS_AT_MOST, SEARCHES, Effort, at_least, or_alike
-from neuroshard.search.baselines import Attempt, baseline, baselines
-from neuroshard.search.beam import PAPER, Width
-from neuroshard.search.bound import lower_bound
-from neuroshard.search.by_rows import worth_allowing
-from neuroshard.search.feasibility import feasible
-from neuroshard.search.held import Held
-from neuroshard.search.layout import caveats, make_plan
-from neuroshard.search.problem import Placement
-from neuroshard.search.state import State
+from neuroshard.search.bound.bound import lower_bound
+from neuroshard.search.infeasible.feasibility import feasible
+from neuroshard.search.problem.current import Held
+from neuroshard.search.problem.layout import caveats, make_plan
+from neuroshard.search.problem.problem import Placement
+from neuroshard.search.problem.state import State
+from neuroshard.search.proposers.baselines import Attempt, baseline, baselines
+from neuroshard.search.proposers.beam import PAPER, Width
+from neuroshard.search.proposers.row_wise import worth_allowing
 from neuroshard.search.watch import OnImprovement, Watch
 
 

@@ -12,7 +12,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 from neuroshard.measure.formula import Formula
-from neuroshard.search.baselines import KEYS
+from neuroshard.search.proposers.baselines import KEYS
 from neuroshard.search.run import search
 
 METHODS = {"greedy": tuple(KEYS), "paper": ("paper",), "neuroshard": ("neuroshard",)}

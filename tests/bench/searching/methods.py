@@ -16,7 +16,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.measure.formula import Formula
-from neuroshard.search.baselines import KEYS
+from neuroshard.search.proposers.baselines import KEYS
 from neuroshard.search.run import search
 
 Figures = dict[str, Any]

@@ -1,0 +1,1 @@
+"""Local search: perturb a plan, descend, keep the better."""

@@ -1,0 +1,1 @@
+"""A sharding task as arrays, and plans of it."""

@@ -1,0 +1,1 @@
+"""Who proposes plans: each from nothing, or from the plan that is current."""

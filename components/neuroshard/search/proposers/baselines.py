@@ -1,0 +1,98 @@
+"""The greedy heuristics that people use without a cost model: one greedy, a key each.
+
+Whole tables are placed, largest key first, on the device with the smallest sum of keys that has room. What finds no room is
+cut in halves, and all is placed anew: where memory is tight, a heuristic that never cuts has no plan at all. The keys of
+size, dim, lookup and size-lookup are those of the original NeuroShard, which puts what fits nowhere on the last device; its
+random takes any device, here random keys balance by chance.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from neuroshard.core.errors import Infeasible
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.infeasible.feasibility import misfit
+from neuroshard.search.problem.problem import Placement, Problem
+from neuroshard.search.proposers.greedy import place
+from neuroshard.search.proposers.splits import split, split_oversized
+
+Attempt = Placement | str  # a placement, or why there is none
+Key = Callable[[Problem, Ints, np.random.Generator], Floats]
+
+
+def _random(problem: Problem, shards: Ints, rng: np.random.Generator) -> Floats:
+    return rng.random(len(shards))
+
+
+def _size(problem: Problem, shards: Ints, rng: np.random.Generator) -> Floats:
+    return np.asarray(problem.nbytes[shards], dtype=np.float64)
+
+
+def _dim(problem: Problem, shards: Ints, rng: np.random.Generator) -> Floats:
+    return np.asarray(problem.dims[shards], dtype=np.float64)
+
+
+def _lookup(problem: Problem, shards: Ints, rng: np.random.Generator) -> Floats:
+    lookups = np.array([sum(table.dim * table.pooling_factor for table in one) for one in problem.members])
+    keys: Floats = lookups[problem.item[shards]] * problem.units[shards] / problem.widest[problem.item[shards]]
+    return keys
+
+
+def _size_lookup(problem: Problem, shards: Ints, rng: np.random.Generator) -> Floats:
+    rows = np.array([sum(table.rows for table in one) for one in problem.members])
+    keys: Floats = _lookup(problem, shards, rng) * np.log10(rows[problem.item[shards]])
+    return keys
+
+
+KEYS: dict[str, Key] = {
+    "random": _random,
+    "size": _size,
+    "dim": _dim,
+    "lookup": _lookup,
+    "size-lookup": _size_lookup,
+}
+
+
+def baseline(problem: Problem, name: str, rng: np.random.Generator) -> Placement:
+    """The placement of one heuristic. Raises Infeasible that says what found no room though it was cut as far as allowed."""
+    shards = split_oversized(problem, problem.whole)
+    while not (placement := _place(problem, shards, [KEYS[name](problem, shards, rng)])[0]).fits:
+        cut = split(problem, placement.shards, np.flatnonzero(placement.devices < 0))
+        # a cut only adds bytes, for each part keeps the optimizer's state of a row: past all memory no further one can help
+        if cut is None or problem.nbytes[cut].sum() > sum(problem.memory.tolist()):
+            raise Infeasible(f"{name} cuts only what finds no room, and still {misfit(problem, placement)}")
+        shards = cut
+    return placement
+
+
+def baselines(problem: Problem, seed: int) -> dict[str, Attempt]:
+    """The placement of each heuristic, or why there is none; those that need no cuts in lockstep."""
+    shards = split_oversized(problem, problem.whole)
+    placed = _place(problem, shards, [key(problem, shards, np.random.default_rng(seed)) for key in KEYS.values()])
+    attempts: dict[str, Attempt] = dict(zip(KEYS, placed, strict=True))
+    for name, placement in zip(KEYS, placed, strict=True):
+        if not placement.fits:
+            try:
+                attempts[name] = baseline(problem, name, np.random.default_rng(seed))
+            except Infeasible as error:
+                attempts[name] = str(error)
+    return attempts
+
+
+def _place(problem: Problem, shards: Ints, keys: Sequence[Floats]) -> list[Placement]:
+    """The shards on the devices by each of the keys, largest first; -1 where one found no room."""
+    orders = np.stack([np.lexsort((shards, -problem.nbytes[shards], -key)) for key in keys])
+    rows = len(shards) * np.arange(len(keys))[:, None]
+    every = np.tile(shards, len(keys))
+    placed = place(
+        vectors=np.concatenate(keys)[:, None],
+        orders=rows + orders,
+        dims=problem.dims[every],
+        nbytes=problem.nbytes[every],
+        caps=np.full((len(keys), 1), np.inf),
+        memory=problem.memory,
+        weigh=lambda sums: sums[..., 0],
+        allowed=None if problem.free_to_go else problem.allowed[problem.item[every]],
+    )
+    return [Placement(shards[order], devices[0]) for order, devices in zip(orders, placed.devices, strict=True)]

@@ -1,0 +1,36 @@
+"""Column splits in halves, as the published search and the heuristics make them."""
+
+import numpy as np
+
+from neuroshard.costmodel.protocol import Ints
+from neuroshard.search.problem.problem import Problem
+
+
+def halves(problem: Problem, shards: Ints) -> tuple[Ints, Ints]:
+    """Each shard cut in two as evenly as steps of 4 columns allow: 128 -> 64 + 64, 12 -> 8 + 4, 4 -> 4 + none."""
+    left = (problem.units[shards] + 1) // 2
+    return problem.cut(shards, left), problem.cut(shards, problem.units[shards] - left)
+
+
+def split(problem: Problem, shards: Ints, wanted: Ints) -> Ints | None:
+    """The shards with those at the places `wanted` cut in halves, as far as constraints allow; None where they allow no cut."""
+    item = problem.item[shards[wanted]]
+    count = np.bincount(problem.item[shards], minlength=len(problem.whole))
+    earlier = np.array([(item[:place] == one).sum() for place, one in enumerate(item)], dtype=np.int64)
+    can = (problem.units[shards[wanted]] >= 2 * problem.least[item]) & (count[item] + earlier < problem.most[item])
+    if not can.any():
+        return None
+    cut = wanted[can]
+    stays = np.ones(len(shards), dtype=bool)
+    stays[cut] = False
+    return np.concatenate([shards[stays], *halves(problem, shards[cut])])
+
+
+def split_oversized(problem: Problem, shards: Ints) -> Ints:
+    """Halve what is larger than the largest device until nothing is, or until no further cut is allowed."""
+    while (large := np.flatnonzero(problem.nbytes[shards] > problem.memory.max())).size:
+        cut = split(problem, shards, large)
+        if cut is None:
+            break
+        shards = cut
+    return shards
