@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import vl_convert
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.files.cases import write_cases
@@ -55,12 +55,12 @@ def measured(folder: Path) -> dict[str, Any]:
     for name, cases, batch in (("sets", sets(tables), BATCH), ("widths", widths(tables), LARGE_BATCH)):
         write_cases(folder / name, cases)
         neuroshard("measure", folder / name, *measure, batch, "--budget", "4m", "-o", folder / f"{name}-costs")
-    sizes = ("--compute-cases", 500, "--comm-cases", 120, "--devices", 2, "--memory", "32GiB", "--seed", 1)
+    sizes = ("--compute-cases", 500, "--collective-cases", 120, "--devices", 2, "--memory", "32GiB", "--seed", 1)
     neuroshard("augment", tables_json, *sizes, "-o", folder / "cases")
     neuroshard("measure", folder / "cases", *measure, BATCH, "--budget", "6m", "-o", folder / "costs")
     neuroshard("pretrain", folder / "costs", "-o", folder / "model")
     search = ("--model", "analytic:h100", "--batch-size", 65536, "--devices", 8, "--memory", "24GiB")
-    for algorithm in ("neuroshard", "paper"):
+    for algorithm in ("local-search", "neuroshard-2023"):
         out = folder / f"{algorithm}.json"
         neuroshard("search", tables_json, *search, "--algorithm", algorithm, "-o", out)
     costs = read_costs(folder / "costs")
@@ -70,7 +70,7 @@ def measured(folder: Path) -> dict[str, Any]:
         "widths": of_widths(folder / "widths-costs"),
         "trust": of_unseen_tables(folder),
         "noise": compute_repeatability(costs),
-        "exchange": of_exchanges(folder / "sets-costs"),
+        "all_to_all": of_all_to_alls(folder / "sets-costs"),
         "search": of_search(folder),
     }
 
@@ -86,13 +86,15 @@ def chosen(tables: tuple[Table, ...]) -> tuple[Table, ...]:
 
 
 def sets(tables: tuple[Table, ...]) -> Cases:
-    """Twelve tables each alone, sets of 2 to 12 of them; and exchanges of which one device starts ever later."""
+    """Twelve tables each alone, sets of 2 to 12 of them; and all-to-alls of which one device starts ever later."""
     few, rng = chosen(tables), np.random.default_rng(SEED)
     drawn = [rng.choice(len(few), int(rng.integers(2, 13)), replace=False) for _ in range(SETS)]
     all_sets = [*((table,) for table in few), *(tuple(few[place] for place in places) for places in drawn)]
     compute = {case.case_id: case for case in (ComputeCase(tables=one) for one in all_sets)}
-    comm = [CommCase(device_dims=(512, 512), start_delays_ms=(0.0, float(late))) for late in range(LATEST_MS + 1)]
-    return Cases(tables=few, compute=tuple(compute.values()), comm=tuple(comm), max_dim=128, seed=SEED)
+    collective = [
+        CollectiveCase(device_dims=(512, 512), start_delays_ms=(0.0, float(late))) for late in range(LATEST_MS + 1)
+    ]
+    return Cases(tables=few, compute=tuple(compute.values()), collective=tuple(collective), max_dim=128, seed=SEED)
 
 
 def widths(tables: tuple[Table, ...]) -> Cases:
@@ -100,7 +102,7 @@ def widths(tables: tuple[Table, ...]) -> Cases:
     few = sorted(chosen(tables), key=lambda table: table.pooling_factor)
     three = (few[3], few[-3], few[-1])
     compute = tuple(ComputeCase(tables=(table.with_dim(dim),)) for table in three for dim in DIMS)
-    return Cases(tables=three, compute=compute, comm=(), max_dim=128, seed=SEED)
+    return Cases(tables=three, compute=compute, collective=(), max_dim=128, seed=SEED)
 
 
 def compute_ms(folder: Path) -> dict[tuple[Table, ...], float]:
@@ -146,11 +148,11 @@ def of_unseen_tables(folder: Path) -> list[dict[str, float]]:
     ]
 
 
-def of_exchanges(folder: Path) -> list[dict[str, Any]]:
-    """The forward exchange of both devices, by how much later the second one starts."""
+def of_all_to_alls(folder: Path) -> list[dict[str, Any]]:
+    """The forward all-to-all of both devices, by how much later the second one starts."""
     return [
         {"late_ms": case.start_delays_ms[1], "forward_ms": ms, "device": who}
-        for case, cost in read_costs(folder).comm
+        for case, cost in read_costs(folder).collective
         if cost.round == 0
         for who, ms in zip(("the early one", "the late one"), cost.forward_ms or (), strict=False)
     ]
@@ -158,7 +160,7 @@ def of_exchanges(folder: Path) -> list[dict[str, Any]]:
 
 def of_search(folder: Path) -> dict[str, Any]:
     """The search's progress, and what it is held against."""
-    plan, paper = (read_plan(folder / f"{name}.json") for name in ("neuroshard", "paper"))
+    plan, paper = (read_plan(folder / f"{name}.json") for name in ("local-search", "neuroshard-2023"))
     heuristics = [one.cost_ms for one in plan.baselines if one.cost_ms is not None]
     return {
         "steps": [{"step": one.step, "ms": one.cost_ms} for one in plan.improvements],
@@ -174,7 +176,7 @@ def draw(numbers: dict[str, Any]) -> None:
         "fusion": fusion(numbers),
         "width": width(numbers),
         "trust": trust(numbers),
-        "exchange": exchange(numbers),
+        "all_to_all": all_to_all(numbers),
         "search": search(numbers["search"]),
     }
     for name, spec in figures.items():
@@ -296,17 +298,17 @@ def trust(numbers: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def exchange(numbers: dict[str, Any]) -> dict[str, Any]:
+def all_to_all(numbers: dict[str, Any]) -> dict[str, Any]:
     return {
         "title": title("Whoever comes early waits for the last", f"2 gloo processes, {of(numbers, BATCH)}"),
         "layer": [
             equal([0.0, float(LATEST_MS)]),
             {
-                "data": {"values": numbers["exchange"]},
+                "data": {"values": numbers["all_to_all"]},
                 "mark": {"type": "point", "filled": True, "size": 40, "opacity": 0.8},
                 "encoding": {
                     "x": axis("late_ms", "the second device starts later by (ms)"),
-                    "y": axis("forward_ms", "forward exchange takes (ms)"),
+                    "y": axis("forward_ms", "forward all-to-all takes (ms)"),
                     "color": {"field": "device", "type": "nominal", "title": None, "scale": {"range": [OURS, OTHER]}},
                 },
             },

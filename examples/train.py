@@ -288,7 +288,7 @@ def make_batch(
 def cap_rows(plan: Plan, budget_bytes: int) -> tuple[Plan, tuple[str, ...]]:
     """The same shards with fewer rows in the largest tables, so that all together fit; and the tables that were cut.
 
-    No table keeps more than some number of bytes, the same for all: the largest number that fits. What is split by rows stays
+    No table keeps more than some number of bytes, the same for all: the largest number that fits. What is split row-wise stays
     so, as far as there are rows. Raises UsageError where even one row a table does not fit, InvalidInput where TorchRec cannot
     hold the shards.
     """
@@ -314,10 +314,10 @@ def cap_rows(plan: Plan, budget_bytes: int) -> tuple[Plan, tuple[str, ...]]:
     whole, small = ({table.name: table for table in some} for some in (tables, capped(fits)))
     shards = []
     for shard in plan.shards:
-        by_rows = shard.rows < whole[shard.table].rows
+        row_wise = shard.rows < whole[shard.table].rows
         kept = small[shard.table]
         over = ranks[shard.table]
-        first, rows = kept.row_blocks(len(over))[over.index(shard.device)] if by_rows else (0, kept.rows)
+        first, rows = kept.row_blocks(len(over))[over.index(shard.device)] if row_wise else (0, kept.rows)
         shards += [shard.model_copy(update={"row_offset": first, "rows": rows})] if rows else []
     return (
         Plan(
@@ -474,7 +474,7 @@ def wait_for_all(ranks: Sequence[BaseProcess]) -> None:
     """Return when all ranks ended well. Raises NeuroshardError as soon as one did not."""
     running = dict(enumerate(ranks))
     while running:
-        multiprocessing.connection.wait([process.sentinel for process in running.values()])
+        multiprocessing.connection.wait([process.reference_kernel for process in running.values()])
         for rank, process in list(running.items()):
             code = process.exitcode
             if code:

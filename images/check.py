@@ -31,7 +31,7 @@ IMPORTS = {
         "neuroshard.pretrain.run",
         "neuroshard.search.run",
         "neuroshard.report.run",
-        "neuroshard.measure.gang",
+        "neuroshard.measure.train_job",
         "neuroshard.report.run",
         "vl_convert",
         "kubernetes",
@@ -157,7 +157,7 @@ def night(inside: Any, kind: str) -> str:
     """
     spec = next(yaml.safe_load_all((ROOT / "pipelines" / "neuroshard.yaml").read_text()))
     asked = {name: one["defaultValue"] for name, one in spec["root"]["inputDefinitions"]["parameters"].items()}
-    asked |= {"backend": "synthetic", "store": "/tmp/store", "compute_cases": 20, "comm_cases": 4, "budget": "30s"}
+    asked |= {"backend": "synthetic", "store": "/tmp/store", "compute_cases": 20, "collective_cases": 4, "budget": "30s"}
 
     def step(name: str, **more: str) -> dict[str, Any]:
         wanted = spec["components"][f"comp-{name}"]["inputDefinitions"]["parameters"]

@@ -1,7 +1,7 @@
 """The pipeline: who feeds whom, and what each step needs. `make compile` writes it to neuroshard.yaml.
 
     survey -> for each model that need not wait: search, deploy
-           -> where a kind of hardware is to be measured: augment -> for each job: place, measure (or for each gang: gang)
+           -> where a kind of hardware is to be measured: augment -> for each job: place, measure (or a train job)
                   -> for each kind: pretrain -> for each model that waited: search, deploy -> conclude
 
 `survey` finds the kinds of hardware whose live cost models do not serve what the models need. Only `measure` touches devices, on
@@ -19,7 +19,7 @@ from neuroshard.augment.component import augment
 from neuroshard.component import CPU_IMAGE, GPU_IMAGE
 from neuroshard.fleet.component import place
 from neuroshard.kube import POD_LABELS, USER
-from neuroshard.measure.component import gang, measure
+from neuroshard.measure.component import measure, train_job
 from neuroshard.nightly.component import conclude, deploy, pretrain, search, survey
 
 # Keys of the secret that gives the steps their way into S3; without the secret, the pod's service account is the way.
@@ -81,9 +81,9 @@ def measure_jobs(
         )  # NCCL's and gloo's processes talk there
 
 
-@dsl.pipeline(name="measure-gangs")
-def measure_gangs(
-    gangs: List[str],  # noqa: UP006
+@dsl.pipeline(name="measure-train_jobs")
+def measure_train_jobs(
+    train_jobs: List[str],  # noqa: UP006
     store: str,
     backend: str,
     batch_size: int,
@@ -98,8 +98,8 @@ def measure_gangs(
     store_secret: str,
 ) -> None:
     """Every kind of hardware by a TrainJob over its nodes, where the cluster wants GPU work so."""
-    with dsl.ParallelFor(gangs) as work:
-        measured = gang(
+    with dsl.ParallelFor(train_jobs) as work:
+        measured = train_job(
             work=work,
             store=store,
             backend=backend,
@@ -241,8 +241,8 @@ def the_night(
             step_memory=step_memory,
             store_secret=store_secret,
         )
-        together = measure_gangs(
-            gangs=drawn.outputs["gangs"],
+        together = measure_train_jobs(
+            train_jobs=drawn.outputs["train_jobs"],
             store=store,
             backend=backend,
             batch_size=batch_size,
@@ -291,13 +291,13 @@ def neuroshard(
     backend: str = "cuda",
     batch_size: int = 65536,
     compute_cases: int = 10000,
-    comm_cases: int = 2000,
+    collective_cases: int = 2000,
     measure_budget: str = "2h",
     max_age: str = "",
     max_error: float = 0.2,
     min_gain: float = -1.0,
     memory_margin: float = 0.0,
-    algorithm: str = "neuroshard",
+    algorithm: str = "local-search",
     seed: int = 0,
     single_writer: bool = False,
     nodes: str = "",
@@ -323,13 +323,13 @@ def neuroshard(
         backend: What is measured: cuda (FBGEMM and NCCL), cpu (FBGEMM and gloo) or synthetic (a formula).
         batch_size: Samples a step over all devices.
         compute_cases: Table sets to measure on one device, for each kind of hardware.
-        comm_cases: Exchanges between devices to measure.
+        collective_cases: All-to-alls between devices to measure.
         measure_budget: A measuring pod stops after this long: 90s, 30m, 2h.
         max_age: A cost model older than this is measured anew: 2160h. Empty for never.
         max_error: Largest error of a cost model on unseen tables with which it, or a plan, goes live: 0.2 is 20 %.
         min_gain: Share by which a plan must be better than the live one; below 0 for its cost model's own error.
         memory_margin: Share of a device's memory that a plan leaves free.
-        algorithm: neuroshard, or a baseline: random, size, dim, lookup, size-lookup.
+        algorithm: local-search, neuroshard-2023, or a baseline: random, size, dim, lookup, size-lookup.
         seed: Of everything that is left to chance.
         single_writer: Nobody else deploys: accept a store that ignores conditional writes.
         nodes: A file with what `kubectl get nodes -o json` wrote, in place of asking the cluster.
@@ -354,7 +354,7 @@ def neuroshard(
         node_selector=node_selector,
         tolerations=tolerations,
         compute_cases=compute_cases,
-        comm_cases=comm_cases,
+        collective_cases=collective_cases,
         batch_size=batch_size,
         seed=seed,
         pods=pods,

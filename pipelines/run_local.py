@@ -69,7 +69,7 @@ OPTION_NAMES = {"measure_budget": "--budget"} | {
         "backend",
         "nodes",
         "compute_cases",
-        "comm_cases",
+        "collective_cases",
         "max_error",
         "algorithm",
         "seed",
@@ -84,7 +84,7 @@ COLOR = re.compile(r"\x1b\[\d+m")
 CHATTER = re.compile(
     r"    ( |[{}]$|Traceback|KeyboardInterrupt$|neuroshard\.core\.errors|\[KFP Executor)"
     r"|    \w+: (Artifact|Dataset|HTML|Metrics|Model)\("
-    r"|    (Output|gangs|gpus|jobs|later|names|night|nodes|renew|resource|tolerations|works): "
+    r"|    (Output|train jobs|gpus|jobs|later|names|night|nodes|renew|resource|tolerations|works): "
     r"|.* - INFO - (Streamed logs|Task '[\w-]+' outputs):|-{20,}|\s*$"
 )
 
@@ -193,14 +193,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=512, help="samples a step over all devices")
     parser.add_argument("--backend", default="cpu", help="what is measured: cpu, cuda or synthetic")
     parser.add_argument("--compute-cases", type=int, default=2000)
-    parser.add_argument("--comm-cases", type=int, default=400)
+    parser.add_argument("--collective-cases", type=int, default=400)
     parser.add_argument("--budget", default="3m", help="measuring stops after this long")
     parser.add_argument("--max-error", type=float, default=1.0, help="of a cost model that may go live: 0.1 is 10 %%")
     parser.add_argument(
         "--nodes", default="", help="what `kubectl get nodes -o json` wrote, as the fleet: for synthetic"
     )
     parser.add_argument("--hardware", default="", help="of the fleet, where it is of several kinds: h200")
-    parser.add_argument("--algorithm", default="neuroshard")
+    parser.add_argument("--algorithm", default="local-search")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("run"), help="folder for what the runs make")
     parser.add_argument("--store", help="where the plan goes live: a folder or s3://bucket/prefix [default: OUT/store]")
@@ -290,7 +290,7 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
         "backend": options.backend,
         "nodes": options.nodes,
         "compute_cases": options.compute_cases,
-        "comm_cases": options.comm_cases,
+        "collective_cases": options.collective_cases,
         "measure_budget": options.budget,
         "max_error": options.max_error,
         "memory_margin": options.memory_margin,

@@ -91,12 +91,12 @@ def _refusal(api: Any, namespace: str, account: str) -> tuple[Literal["refused",
 
 @contextmanager
 def kubernetes_api(
-    doing: str = "", context: str | None = None, ways_out: Mapping[int, str] | None = None, retries: int = 3
+    doing: str = "", context: str | None = None, hints: Mapping[int, str] | None = None, retries: int = 3
 ) -> Iterator[Any]:
     """A client of the API; `context` chooses among those of the kubeconfig. What does not answer is asked `retries` times again.
 
     What fails in the block is one line that begins with `doing`, or, where nothing is said, with where the API is:
-    NeuroshardError. `ways_out` are what to do about an answer, by its status. Raises UsageError without a way to a cluster.
+    NeuroshardError. `hints` are what to do about an answer, by its status. Raises UsageError without a way to a cluster.
     """
     try:
         from kubernetes import client, config
@@ -120,7 +120,7 @@ def kubernetes_api(
         with client.ApiClient(configuration) as api:
             yield api
     except ApiException as error:
-        way_out = (ways_out or {}).get(error.status, "")
+        way_out = (hints or {}).get(error.status, "")
         raise NeuroshardError(f"{told}: the Kubernetes API answered {error.status}: {said(error)}{way_out}") from None
     except (HTTPError, OSError) as error:
         raise NeuroshardError(f"{told}: the Kubernetes API does not answer: {one_line(error)}") from None

@@ -161,14 +161,14 @@ def check(cluster: Cluster, record: Path | None) -> None:
     may(cluster, runner, "runner", [("list", "nodes", True), ("get", "nodes", True)])
     forbidden = [("patch", "nodes"), ("delete", "nodes"), ("list", "secrets"), ("create", "pods"), ("list", "pods")]
     may(cluster, runner, "runner", [(*what, False) for what in forbidden])
-    events, gangs = "events", "trainjobs.trainer.kubeflow.org"
+    events, train_jobs = "events", "trainjobs.trainer.kubeflow.org"
     may(cluster, submitter, "submitter", [("create", events, True), ("list", events, False)], "neuroshard")
     may(cluster, submitter, "submitter", [("create", events, False)], "kubeflow")
     may(
         cluster,
         runner,
         "runner",
-        [("create", gangs, True), ("delete", gangs, True), ("patch", gangs, False)],
+        [("create", train_jobs, True), ("delete", train_jobs, True), ("patch", train_jobs, False)],
         "kubeflow",
     )
     results = "workflowtaskresults.argoproj.io"
@@ -181,7 +181,7 @@ def check(cluster: Cluster, record: Path | None) -> None:
     ]  # all of them
     may(cluster, runner, "runner", [*in_its_namespace, *((*what, False) for what in not_there)], "kubeflow")
     may(cluster, submitter, "submitter", [(*what, False) for what in not_there], "kubeflow")
-    may(cluster, runner, "runner", [("create", gangs, False)], "neuroshard")
+    may(cluster, runner, "runner", [("create", train_jobs, False)], "neuroshard")
     may(cluster, submitter, "submitter", [(*what, False) for what in (("list", "nodes"), ("get", "nodes"), *forbidden)])
 
     admits(cluster, cluster.admin, "admin", "neuroshard-runner", "admitted", "is admitted, says https://")

@@ -9,7 +9,7 @@ from helpers.costs import random_model, random_tables
 from neuroshard.augment.acquire import acquire, most_telling, terms
 from neuroshard.augment.run import augment
 
-FACTS = {"compute_cases": 60, "comm_cases": 10, "devices": (4,), "memory_bytes": 2**40, "seed": 3}
+FACTS = {"compute_cases": 60, "collective_cases": 10, "devices": (4,), "memory_bytes": 2**40, "seed": 3}
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from neuroshard.files.presets import preset
 from neuroshard.files.tables import write_tables
 
 TABLES = tuple(Table(name=f"t{i}", rows=1000 * 3**i, dim=16, pooling_factor=1.0 + i) for i in range(10))
-ASKED = {"compute_cases": 400, "comm_cases": 90, "devices": (2, 4, 8), "memory_bytes": 2**29, "seed": 1}
+ASKED = {"compute_cases": 400, "collective_cases": 90, "devices": (2, 4, 8), "memory_bytes": 2**29, "seed": 1}
 
 
 def made(tables=TABLES, **changes) -> Cases:
@@ -33,8 +33,8 @@ def test_as_many_cases_as_asked_for_in_their_shares(cases):
     assert Counter(case.split for case in cases.compute) == {
         "train": 280, "valid": 35, "test_sets": 35, "test_tables": 50
     }  # fmt: skip
-    assert Counter(case.split for case in cases.comm) == {"train": 72, "valid": 9, "test_sets": 9}
-    assert Counter(len(case.device_dims) for case in cases.comm) == {2: 30, 4: 30, 8: 30}
+    assert Counter(case.split for case in cases.collective) == {"train": 72, "valid": 9, "test_sets": 9}
+    assert Counter(len(case.device_dims) for case in cases.collective) == {2: 30, 4: 30, 8: 30}
     assert (cases.tables, cases.max_dim, cases.seed) == (TABLES, 128, 1)
 
 
@@ -66,14 +66,14 @@ def test_nothing_is_varied_unless_wanted():
 def test_every_set_fits_the_device_and_case_ids_are_distinct(cases):
     assert all(sum(s.memory_bytes for s in case.tables) <= 2**29 for case in cases.compute)
     assert len({case.case_id for case in cases.compute}) == len(cases.compute)
-    assert len({case.case_id for case in cases.comm}) == len(cases.comm)
+    assert len({case.case_id for case in cases.collective}) == len(cases.collective)
 
 
 def test_every_beginning_of_the_cases_is_a_fair_sample(cases):
     first = Counter(case.split for case in cases.compute[:100])
     assert 60 <= first["train"] <= 80
     assert min(first["valid"], first["test_sets"], first["test_tables"]) >= 3
-    assert len({len(case.device_dims) for case in cases.comm[:10]}) == 3
+    assert len({len(case.device_dims) for case in cases.collective[:10]}) == 3
 
 
 def test_the_same_seed_gives_the_same_cases(cases):
@@ -117,16 +117,16 @@ def test_few_tables_are_all_trained_on():
     assert not names(made(test_share=0.0), "test_tables")
 
 
-def test_one_device_exchanges_nothing():
-    assert made(devices=(1,)).comm == ()
-    assert {len(case.device_dims) for case in made(devices=(1, 2)).comm} == {2}
-    assert made(comm_cases=0).comm == ()
+def test_one_device_all_to_alls_nothing():
+    assert made(devices=(1,)).collective == ()
+    assert {len(case.device_dims) for case in made(devices=(1, 2)).collective} == {2}
+    assert made(collective_cases=0).collective == ()
 
 
 def test_a_handful_of_cases_has_every_split():
-    cases = made(compute_cases=4, comm_cases=3)
+    cases = made(compute_cases=4, collective_cases=3)
     assert {case.split for case in cases.compute} >= {"train", "valid", "test_sets"}
-    assert {case.split for case in cases.comm} == {"train", "valid", "test_sets"}
+    assert {case.split for case in cases.collective} == {"train", "valid", "test_sets"}
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,10 @@ def test_what_cannot_be_is_a_usage_error(change, message):
 
 def test_the_preset_s_cases_are_written_and_read_back(tmp_path):
     write_tables(tmp_path / "tables.json", preset("mlperf-dlrm-dcnv2"))
-    asked = {"compute_cases": 300, "comm_cases": 40, "devices": (4,), "memory_bytes": 32 * 2**30, "seed": 0}
+    asked = {"compute_cases": 300, "collective_cases": 40, "devices": (4,), "memory_bytes": 32 * 2**30, "seed": 0}
     cases = run(tmp_path / "tables.json", tmp_path / "cases", **asked)
     assert read_cases(tmp_path / "cases") == cases
-    assert (len(cases.compute), len(cases.comm)) == (300, 40)
+    assert (len(cases.compute), len(cases.collective)) == (300, 40)
 
 
 def test_what_a_tables_file_says_in_vain_is_noted(tmp_path, capsys):
@@ -176,6 +176,6 @@ def test_cases_have_one_of_the_batch_sizes_asked_for_or_none_of_their_own(cases)
 
 def test_sets_grow_with_the_tables_of_a_device_unless_said_otherwise():
     many = tuple(Table(name=f"t{i}", rows=100, dim=4, pooling_factor=1.0 + i) for i in range(120))
-    asked = {"compute_cases": 200, "comm_cases": 0, "devices": (8, 2), "memory_bytes": 2**40, "test_share": 0.0}
+    asked = {"compute_cases": 200, "collective_cases": 0, "devices": (8, 2), "memory_bytes": 2**40, "test_share": 0.0}
     assert 15 < max(len(case.tables) for case in made(many, **asked).compute) <= 78
     assert max(len(case.tables) for case in made(many, **asked, max_tables=20).compute) == 20

@@ -57,15 +57,15 @@ def test_plans_are_of_few_tables_or_of_all_and_cut_also_unevenly():
     assert set(dims) == set(range(4, 68, 4))
 
 
-def test_in_some_plans_the_heaviest_tables_lie_by_rows_on_all_devices():
+def test_in_some_plans_the_heaviest_tables_lie_row_wise_on_all_devices():
     held = devices_of([HEAVY, *ALIKE], 600)
     parts = [s for device in held for s in device if s.rows != 10_000]
     assert {(s.rows, s.pooling_factor) for s in parts} == {(2_500, 40.0), (2_500, 1.0)}
-    by_rows = [{s.name for s in device if s.rows != 10_000} for device in held]
-    assert 0.15 < np.mean([bool(names) for names in by_rows]) < 0.3
-    assert np.mean(["heavy" in names for names in by_rows if names]) > 0.5
-    assert {len(names) for names in by_rows} >= {0, 1, 2, 5}
-    assert max(map(len, by_rows)) <= 30
+    row_wise = [{s.name for s in device if s.rows != 10_000} for device in held]
+    assert 0.15 < np.mean([bool(names) for names in row_wise]) < 0.3
+    assert np.mean(["heavy" in names for names in row_wise if names]) > 0.5
+    assert {len(names) for names in row_wise} >= {0, 1, 2, 5}
+    assert max(map(len, row_wise)) <= 30
     assert Counter(s.dim for s in parts).most_common(1)[0][0] == 64  # whole rows
 
 
@@ -85,7 +85,7 @@ def test_a_pool_smaller_than_the_plan_gives_some_tables_twice():
 
 def test_as_many_cases_are_of_plans_as_wanted():
     """A set of one plan for 20 devices of 40 tables holds few of them, a random set up to 15."""
-    facts = {"compute_cases": 300, "comm_cases": 0, "devices": (20,), "memory_bytes": 2**40, "seed": 0}
+    facts = {"compute_cases": 300, "collective_cases": 0, "devices": (20,), "memory_bytes": 2**40, "seed": 0}
     means = [
         np.mean([len(case.tables) for case in augment(tuple(ALIKE), plan_share=share, **facts).compute])
         for share in (0.0, 0.5, 1.0)
@@ -95,10 +95,14 @@ def test_as_many_cases_are_of_plans_as_wanted():
 
 def test_no_case_has_more_tables_than_wanted():
     tables = tuple(ALIKE)
-    cases = augment(tables, compute_cases=200, comm_cases=0, devices=(1,), memory_bytes=2**40, max_tables=3, seed=0)
+    cases = augment(
+        tables, compute_cases=200, collective_cases=0, devices=(1,), memory_bytes=2**40, max_tables=3, seed=0
+    )
     assert max(len(case.tables) for case in cases.compute) == 3
 
 
 def test_a_share_that_is_none_is_refused():
     with pytest.raises(UsageError, match=r"plan share 1\.5 must be shares"):
-        augment(tuple(ALIKE), compute_cases=1, comm_cases=0, devices=(4,), memory_bytes=2**40, plan_share=1.5, seed=0)
+        augment(
+            tuple(ALIKE), compute_cases=1, collective_cases=0, devices=(4,), memory_bytes=2**40, plan_share=1.5, seed=0
+        )

@@ -97,7 +97,7 @@ def finished(name: str, launch: Launch, backend: str, options: argparse.Namespac
     out = launch.clone / "run" if launch.clone != ROOT else launch.folder / "run"
     arguments = ["--out", out, "--backend", backend, "--budget", options.budget, "--steps", options.steps]
     if options.quick or backend == "synthetic":
-        arguments += ["--compute-cases", 120, "--comm-cases", 60]
+        arguments += ["--compute-cases", 120, "--collective-cases", 60]
     # what Python finds first is the clone's own, whatever is installed
     paths = [launch.environment.get("PYTHONPATH", ""), str(launch.clone / "components")]
     environment = {**os.environ, **launch.environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -148,7 +148,7 @@ def measured(out: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for folder in out.glob("2*/costs"):
         costs = read_costs(folder)
-        for column, rows in (("compute", costs.compute), ("all_to_all", costs.comm)):
+        for column, rows in (("compute", costs.compute), ("all_to_all", costs.collective)):
             found[column] = str(len({case.case_id for case, cost in rows if cost.error is None}))
     for folder in out.glob("2*/cost_model"):
         report = load_cost_model(folder).report

@@ -2,8 +2,8 @@
 
     make bench-measure            (or: .venv/bin/python tests/bench/measure.py --quick)
 
-Both measure the same cases on this CPU with the same flushes and the same sentinel beside each repeat, in one process, lot by lot
-in turns, so that both see the same machine. Ours visits the sets of a lot in turns; a fresh operator, whose weights are to be
+Both measure the same cases on this CPU with the same flushes and the same reference kernel at each repeat, in one process, lot by
+lot in turns, so that both see the same machine. Ours visits the sets of a lot in turns; a fresh operator, whose weights are to be
 made for each visit, has all its repeats in one. Every case is measured twice, a whole pass apart.
 """
 
@@ -58,10 +58,12 @@ class Fresh(TableBatchedEmbedding):
         return operator
 
 
-def one_visit(fresh: Fresh, sentinel: calm.Sentinel, calm_ms: dict[str, float], case: ComputeCase) -> ComputeCost:
+def one_visit(
+    fresh: Fresh, reference_kernel: calm.ReferenceKernel, calm_ms: dict[str, float], case: ComputeCase
+) -> ComputeCost:
     """A case by a fresh operator, with as many repeats as ours has."""
     visits, each = calm.dealt_out(fresh.settings.repeats)
-    slow = partial(sentinel.slowness, calm_ms)
+    slow = partial(reference_kernel.slowness, calm_ms)
     repeats = calm.visit(fresh.device, *fresh.steps(case), fresh.settings.warmup, visits * each, slow)
     return compute_cost(case, 0, *calm.case_timing([repeats]))
 
@@ -79,7 +81,7 @@ def main() -> None:
     drawn = augment(
         preset("mlperf-dlrm-dcnv2"),
         compute_cases=QUICK_CASES if asked.quick else CASES,
-        comm_cases=0,
+        collective_cases=0,
         devices=(4,),
         memory_bytes=32 * 2**30,
         seed=0,
@@ -88,8 +90,8 @@ def main() -> None:
     settings, limit = Settings(batch_size=asked.batch_size), default_memory_limit()
     began = time.perf_counter()
     ours = TableSets("cpu", 0, settings, limit, *buffer_bytes(cases, settings.optimizer, limit))
-    sentinel = ours.sentinel
-    assert sentinel
+    reference_kernel = ours.reference_kernel
+    assert reference_kernel
     seen = ours(Look(CALM_SECONDS, None))
     assert isinstance(seen, Seen)
     calm_ms, flush_bytes = seen.calm_ms, seen.flush_bytes
@@ -100,7 +102,7 @@ def main() -> None:
         "our harness": lambda lot: ours(  # type: ignore[dict-item,return-value]
             Lot(tuple((case, 0) for case in lot), settings.repeats, calm_ms, flush_bytes)
         ),
-        "a fresh operator a case": lambda lot: [one_visit(fresh, sentinel, calm_ms, case) for case in lot],
+        "a fresh operator a case": lambda lot: [one_visit(fresh, reference_kernel, calm_ms, case) for case in lot],
     }
 
     seconds: dict[str, list[float]] = {way: [] for way in ways}

@@ -93,7 +93,7 @@ class Place:
             "nodes": str(self.folder / "nodes.json"),
             "batch_size": 512,
             "compute_cases": 60,
-            "comm_cases": 40,
+            "collective_cases": 40,
             "max_error": 5.0,
             "single_writer": True,
         }

@@ -26,8 +26,8 @@ from bench.pretraining import paper
 from bench.pretraining.curves import AIM, TESTS, Point, curve, needed, predicted
 from bench.pretraining.plans import errors_on_plans
 from bench.searching.tasks import pool
-from helpers.costs import BENCH, comm_cost, compute_cost, formula_costs
-from neuroshard.augment.placements import draw_exchange
+from helpers.costs import BENCH, collective_cost, compute_cost, formula_costs
+from neuroshard.augment.placements import draw_all_to_all
 from neuroshard.augment.run import augment
 from neuroshard.augment.source import load_tables
 from neuroshard.core.case import Cases
@@ -65,7 +65,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="everything, but small")
     parser.add_argument("--out", type=Path, default=Path("bench/pretrain.json"))
     parser.add_argument(
-        "--only", nargs="+", default=["compute", "measured", "exchange", "speed", "curves", "transfer", "plans"]
+        "--only", nargs="+", default=["compute", "measured", "all_to_all", "speed", "curves", "transfer", "plans"]
     )
     parser.add_argument("--samples", type=int, default=100_000, help="for the time to the paper's error")
     parser.add_argument("--paper-epochs", type=int, default=paper.EPOCHS)
@@ -112,7 +112,7 @@ class Bench:
 
     def side_by_side(self, name: str, costs: Costs) -> None:
         """The paper's nets, ours, and ours in which a table may lower a cost, on the same cases."""
-        costs = costs.model_copy(update={"comm": ()})
+        costs = costs.model_copy(update={"collective": ()})
         rows = labels(rounds_of(costs.compute))
         test = [row for row in rows if row[0].split == "test_tables"]
         measured = np.array([cost.total_ms for _, cost in test])
@@ -149,39 +149,40 @@ class Bench:
         trained = paper.train(paper.SumNet(), inputs, labels, train, valid, epochs, seen)
         return said(trained), trained
 
-    def exchange(self) -> None:
-        """The forward exchange of 64 devices: the paper's net for 64 alone; ours that serves all, whether it saw 64 or not."""
+    def all_to_all(self) -> None:
+        """The forward all-to-all of 64 devices: the paper's net for 64 alone; ours that serves all, whether it saw 64 or not."""
         count = 300 if self.options.quick else 3000
         dims, rng = np.array([table.dim for table in self.tables]), np.random.default_rng(7)
-        drawn = [draw_exchange(dims, 64, 20.0, rng) for _ in range(300)]
+        drawn = [draw_all_to_all(dims, 64, 20.0, rng) for _ in range(300)]
         test, delays = (np.array([e[i] for e in drawn], dtype=float) for i in (0, 1))
-        truth = formula.forward_comm_ms(test, delays, BENCH.batch_size)
-        transfer = formula.forward_comm_ms(test, delays * 0, BENCH.batch_size)
+        truth = formula.forward_collective_ms(test, delays, BENCH.batch_size)
+        transfer = formula.forward_collective_ms(test, delays * 0, BENCH.batch_size)
 
-        rows = formula_costs(self.tables, 1, count, devices=(64,), noise=NOISE, twice=0).comm
+        rows = formula_costs(self.tables, 1, count, devices=(64,), noise=NOISE, twice=0).collective
         cases = [case for case, _ in rows]
         places = [torch.tensor([i for i, c in enumerate(cases) if c.split == s]) for s in ("train", "valid")]
         labels = torch.tensor([cost.forward_ms for _, cost in rows], dtype=torch.float32)
         net = paper.train(
-            paper.exchange_net(64), paper.exchange_inputs(cases), labels, *places, self.options.paper_epochs
+            paper.all_to_all_net(64), paper.all_to_all_inputs(cases), labels, *places, self.options.paper_epochs
         ).net
         asked = [
             case.model_copy(update={"device_dims": e[0], "start_delays_ms": e[1]})
             for case, e in zip(cases * 9, drawn, strict=False)
         ]
         with torch.no_grad():
-            said = net(*paper.exchange_inputs(asked)).double().numpy()
-        self.say(f"forward exchange, 64 devices, paper, {count}", r2=r2(said, truth))
+            said = net(*paper.all_to_all_inputs(asked)).double().numpy()
+        self.say(f"forward all-to-all, 64 devices, paper, {count}", r2=r2(said, truth))
         for name, devices in (("ours, saw 2 to 16", (2, 4, 8, 16)), ("ours, saw 4 and 64", (4, 64))):
             costs = formula_costs(self.tables, 5, count, devices=devices, noise=NOISE, twice=0)
             model = pretrain(costs, epochs=None if not self.options.quick else 60)
-            four = np.array([draw_exchange(dims, 4, 20.0, rng)[0] for _ in range(300)], dtype=float)
+            four = np.array([draw_all_to_all(dims, 4, 20.0, rng)[0] for _ in range(300)], dtype=float)
             self.say(
-                f"forward exchange, 64 devices, {name}, {count}",
-                r2=r2(model.forward_comm_ms(test, delays), truth),
-                r2_transfer=r2(model.forward_comm_ms(test, delays * 0), transfer),
+                f"forward all-to-all, 64 devices, {name}, {count}",
+                r2=r2(model.forward_collective_ms(test, delays), truth),
+                r2_transfer=r2(model.forward_collective_ms(test, delays * 0), transfer),
                 r2_transfer_of_4=r2(
-                    model.forward_comm_ms(four, four * 0), formula.forward_comm_ms(four, four * 0, BENCH.batch_size)
+                    model.forward_collective_ms(four, four * 0),
+                    formula.forward_collective_ms(four, four * 0, BENCH.batch_size),
                 ),
             )
 
@@ -274,7 +275,7 @@ class Bench:
             cases = augment(
                 tables,
                 compute_cases=self.options.plan_cases,
-                comm_cases=900,
+                collective_cases=900,
                 devices=counts,
                 memory_bytes=MEMORY,
                 seed=0,
@@ -295,7 +296,14 @@ class Bench:
 
     def sets(self, count: int, seed: int, split: str = "train", **more: object) -> list:
         """Sets of all tables, as `augment` draws those to train on or to test with."""
-        facts = {"comm_cases": 0, "devices": (4,), "memory_bytes": MEMORY, "max_tables": 15, "test_share": 0.0, **more}
+        facts = {
+            "collective_cases": 0,
+            "devices": (4,),
+            "memory_bytes": MEMORY,
+            "max_tables": 15,
+            "test_share": 0.0,
+            **more,
+        }
         share = 0.8 if split == "train" else 0.1
         drawn = augment(self.tables, compute_cases=round(count / share) + 8, seed=seed, **facts).compute
         return [case for case in drawn if case.split == split][:count]
@@ -304,7 +312,9 @@ class Bench:
         """A tenth of them to hold back."""
         rng = np.random.default_rng(1)
         split = [case.model_copy(update={"split": "valid"}) if i % 10 == 9 else case for i, case in enumerate(cases)]
-        return Costs(bench=BENCH, compute=tuple((case, compute_cost(case, rng, NOISE)) for case in split), comm=())
+        return Costs(
+            bench=BENCH, compute=tuple((case, compute_cost(case, rng, NOISE)) for case in split), collective=()
+        )
 
 
 def labels_of(cases: Cases) -> Costs:
@@ -313,7 +323,7 @@ def labels_of(cases: Cases) -> Costs:
     return Costs(
         bench=BENCH,
         compute=tuple((case, compute_cost(case, rng, NOISE)) for case in cases.compute),
-        comm=tuple((case, comm_cost(case, rng, NOISE)) for case in cases.comm),
+        collective=tuple((case, collective_cost(case, rng, NOISE)) for case in cases.collective),
     )
 
 

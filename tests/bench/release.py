@@ -51,10 +51,10 @@ from neuroshard.deploy.run import deploy, releases
 from neuroshard.store import s3
 from neuroshard.store.bundles import models_of
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.line import read_artifact, read_pointer
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import Published, read_live, read_plan, read_published
+from neuroshard.store.track import read_artifact, read_pointer
 
 
 class Sizes(NamedTuple):

@@ -31,7 +31,7 @@ from neuroshard.files.disk import write_bytes
 
 COMPARED = (OURS, ROWS_TOO, PUBLISHED, *tables.HEURISTICS, "torchrec", ALL_TYPES)
 BUDGET_S = {4: 2.0, 8: 3.0, 16: 4.0}  # of ours in the cost comparison, by devices
-ONE_AT_A_TIME = "paper, one at a time"
+ONE_AT_A_TIME = "neuroshard-2023, one at a time"
 TARGET_HEADER = ["| | measured | target | |", "|---|---|---|---|"]
 
 
@@ -71,7 +71,7 @@ def cost_nets(settings: Settings, pool: str) -> Path:
         devices[pool],
         settings.out,
         compute_cases=cases[0],
-        comm_cases=cases[1] * len(devices[pool]),
+        collective_cases=cases[1] * len(devices[pool]),
         batch_size=tasks.BATCH_SIZE,
     )
 

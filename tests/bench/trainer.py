@@ -42,7 +42,7 @@ class Effort(NamedTuple):
 
     budget: str
     compute_cases: int
-    comm_cases: int
+    collective_cases: int
     rounds: int
     steps: int
 
@@ -78,7 +78,7 @@ def race(folder: Path, effort: Effort, processes: int) -> None:
         for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
             steps[name].append(train(name))
 
-    ours, cores = statistics.median(steps["neuroshard"]), len(os.sched_getaffinity(0))
+    ours, cores = statistics.median(steps["local-search"]), len(os.sched_getaffinity(0))
     print(f"| trainer, {processes} gloo processes on {cores} cores | median step, spread | predicted | against ours |")
     print("|---|---|---|---|")
     for name, measured in sorted(steps.items(), key=lambda item: statistics.median(item[1])):
@@ -120,7 +120,7 @@ def make_tables() -> tuple[Table, ...]:
 def measure(folder: Path, effort: Effort, processes: int) -> None:
     """tables.json -> cases -> costs -> model, as typed."""
     neuroshard(folder, "augment", "tables.json", "-o", "cases", "--devices", processes, "--memory", MEMORY, "--max-dim", 128,
-        "--compute-cases", effort.compute_cases, "--comm-cases", effort.comm_cases)  # fmt: skip
+        "--compute-cases", effort.compute_cases, "--collective-cases", effort.collective_cases)  # fmt: skip
     neuroshard(folder, "measure", "cases", "-o", "costs", "--backend", "cpu", "--batch-size", BATCH_SIZE, "--optimizer", "sgd",
         "--budget", effort.budget)  # fmt: skip
     neuroshard(folder, "pretrain", "costs", "-o", "model")
@@ -135,15 +135,19 @@ def make_plans(folder: Path, processes: int) -> dict[str, Plan]:
             "--algorithm", algorithm)  # fmt: skip
         return out
 
-    files = {"neuroshard": searched("neuroshard"), "random": searched("random"), "torchrec": folder / "torchrec.json"}
-    ours = read_plan(files["neuroshard"])
+    files = {
+        "local-search": searched("local-search"),
+        "random": searched("random"),
+        "torchrec": folder / "torchrec.json",
+    }
+    ours = read_plan(files["local-search"])
     costs = {b.algorithm: b.cost_ms for b in ours.baselines if b.cost_ms is not None and b.algorithm != "random"}
     best = min(costs, key=lambda name: costs[name])
     files[f"best heuristic ({best})"] = searched(best)
     # what is forked to train must not have run torch
     context = multiprocessing.get_context("spawn")
     planner = context.Process(
-        target=plan_with_torchrec, args=(files["neuroshard"], folder / "model", files["torchrec"])
+        target=plan_with_torchrec, args=(files["local-search"], folder / "model", files["torchrec"])
     )
     planner.start()
     planner.join()

@@ -36,7 +36,7 @@ def made(tmp_path_factory, neuroshard) -> Path:
     tables = [{**GOOD, "name": f"t{i}", "rows": 1000 * (i + 1), "dim": 16 * (1 + i % 4)} for i in range(6)]
     write_tables(folder / "tables.json", *tables)
     steps = [
-        "augment tables.json --compute-cases 60 --comm-cases 40 --devices 2 --memory 1GiB -o cases",
+        "augment tables.json --compute-cases 60 --collective-cases 40 --devices 2 --memory 1GiB -o cases",
         "measure cases --backend synthetic -o costs",
         "pretrain costs --epochs 3 -o model",
         "search tables.json --model model --devices 2 --memory 1GiB -o plan.json",
@@ -112,7 +112,7 @@ def test_a_broken_tables_file_is_told_apart(tmp_path, neuroshard, text, words):
         (
             "search tables.json --model model --devices 2 --memory 1GiB --algorithm guess -o x",
             2,
-            ["guess", "neuroshard"],
+            ["guess", "local-search"],
         ),
         ("search tables.json --model model --devices 2 --memory 100KiB -o x", 1, ["KiB"]),
         ("search tables.json --model s3://b/p --devices 2 --memory 1GiB -o x", 2, ["'s3://b/p'", "STORE#HARDWARE"]),
@@ -137,7 +137,7 @@ def test_a_wrong_argument_gets_one_line_and_writes_nothing(made, neuroshard, arg
     ("file", "command"),
     [
         ("cases/compute.parquet", "measure cases --backend synthetic -o x"),
-        ("cases/comm.parquet", "measure cases --backend synthetic -o x"),
+        ("cases/collective.parquet", "measure cases --backend synthetic -o x"),
         ("cases/cases.json", "measure cases --backend synthetic -o x"),
         ("costs/compute-00000.parquet", "pretrain costs -o x"),
         ("costs/costs.json", "pretrain costs -o x"),
@@ -318,7 +318,7 @@ def test_what_cannot_be_written_is_told_before_the_work(made, neuroshard, comman
         ("augment tables.json --devices 2 --memory 1GiB --max-delay inf -o no", ["latest start", "inf"]),
         ("augment tables.json --devices 2 --memory 1GiB --max-delay 1e308 -o no", ["latest start", "1,000,000,000"]),
         ("augment tables.json --devices 2 --memory 1GiB --max-tables 99999999 -o no", ["100,000", "99,999,999"]),
-        ("augment tables.json --devices 2 --memory 1GiB --comm-cases 99999999999 -o no", ["99,999,999,999"]),
+        ("augment tables.json --devices 2 --memory 1GiB --collective-cases 99999999999 -o no", ["99,999,999,999"]),
         ("measure cases --backend synthetic --batch-size 99999999999 -o no", ["batch_size", "99,999,999,999"]),
         ("measure cases --backend synthetic --repeats 99999999999 -o no", ["repeats", "1,000,000", "99,999,999,999"]),
         ("search tables.json --model model --devices 2 --memory 1GiB --max-shards 99999999999 -o no", ["max_shards"]),

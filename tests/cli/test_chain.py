@@ -18,7 +18,7 @@ def chain(tmp_path_factory, neuroshard) -> Path:
         assert done.returncode == 0, done.stderr
 
     step("tables", "--preset", "mlperf-dlrm-dcnv2", "-o", "tables.json")
-    sizes = ("--compute-cases", 150, "--comm-cases", 60, "--devices", 4, "--memory", "32GiB")
+    sizes = ("--compute-cases", 150, "--collective-cases", 60, "--devices", 4, "--memory", "32GiB")
     step("augment", "tables.json", *sizes, "-o", "cases")
     step("measure", "cases", "--backend", "synthetic", "--batch-size", 65536, "-o", "costs")
     step("pretrain", "costs", "--epochs", 30, "-o", "model")
@@ -57,7 +57,7 @@ def test_the_same_seed_gives_the_same_plan_byte_for_byte(chain, neuroshard):
     assert (chain / "again.json").read_bytes() == (chain / "plan.json").read_bytes()
 
 
-@pytest.mark.parametrize("algorithm", ["paper", "random", "size", "dim", "lookup", "size-lookup"])
+@pytest.mark.parametrize("algorithm", ["neuroshard-2023", "random", "size", "dim", "lookup", "size-lookup"])
 def test_every_algorithm_finds_a_valid_plan(chain, neuroshard, algorithm):
     out = chain / f"{algorithm}.json"
     arguments = ("search", "tables.json", "--model", "model", "--devices", 4, "--memory", "48GiB", "-o", out)

@@ -35,7 +35,7 @@ def test_training_starts_from_a_cost_model_of_a_store(step, tmp_path):
         "tables.json",
         "--compute-cases",
         30,
-        "--comm-cases",
+        "--collective-cases",
         0,
         "--devices",
         1,

@@ -30,13 +30,13 @@ def test_a_plan_under_given_costs_says_so_and_balances_them(folder: Path, neuros
     assert json.loads((folder / "plan.json").read_text())["predicted_ms"] == pytest.approx([5.0, 5.0])
 
 
-def test_where_it_may_a_search_splits_a_heavy_table_by_rows_and_says_so(folder: Path, neuroshard) -> None:
+def test_where_it_may_a_search_splits_a_heavy_table_row_wise_and_says_so(folder: Path, neuroshard) -> None:
     heavy = {"name": "heavy", "rows": 100_000, "dim": 16, "pooling_factor": 900.0}
     (folder / "tables.json").write_text(json.dumps({"tables": [*TABLES, heavy]}))
     ask = (*SEARCH.split(), "analytic:h100", "--batch-size", 65536, "--row-wise")
     done = neuroshard(*ask, "heav*", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "1 table of 6 split by rows over all 2 devices" in " ".join(done.stdout.split())
+    assert "1 table of 6 split row-wise over all 2 devices" in " ".join(done.stdout.split())
     shards = [s for s in json.loads((folder / "plan.json").read_text())["shards"] if s["table"] == "heavy"]
     assert [(s["row_offset"], s["rows"], s["dim"], s["device"]) for s in shards] == [
         (0, 50_000, 16, 0),
@@ -45,7 +45,7 @@ def test_where_it_may_a_search_splits_a_heavy_table_by_rows_and_says_so(folder: 
     refused = neuroshard(*ask, "heavy", "--never-split", "heavy", cwd=folder)
     assert refused.returncode == 1
     assert refused.stderr.splitlines() == [
-        "error: the task: table 'heavy' may be split by rows, over all 2 devices, but may have 1 shard at most; "
+        "error: the task: table 'heavy' may be split row-wise, over all 2 devices, but may have 1 shard at most; "
         "say one of them"
     ]
 

@@ -50,7 +50,7 @@ def folder(tmp_path_factory) -> Path:
         "deploy new.json --store store --name ads",
         "deploy old.json --store store --name ads --force",
         "deploy new.json --store store --name ads",
-        "augment small.json --compute-cases 60 --comm-cases 20 --devices 2 --memory 1GiB -o cases",
+        "augment small.json --compute-cases 60 --collective-cases 20 --devices 2 --memory 1GiB -o cases",
         "measure cases --backend synthetic -o costs",
         "pretrain costs --epochs 3 -o model",
         "publish-model model --store store --force",
@@ -127,9 +127,9 @@ def test_a_plan_that_splits_rows_says_which_and_its_diff_says_which_rows_move(tm
         run(tmp_path, f"diff {names}").stdout for names in ("columns.json rows.json", "rows.json columns.json")
     )
 
-    assert "3 tables in 5 shards (1 cut, 1 table by rows), 2 devices" in shown
-    assert "user: by rows over 2 devices (rows 0-499 on device 0)" in shown
-    assert json.loads(run(tmp_path, "show rows.json --json").stdout)["tables_by_rows"] == ["user"]
+    assert "3 tables in 5 shards (1 cut, 1 table row-wise), 2 devices" in shown
+    assert "user: row-wise over 2 devices (rows 0-499 on device 0)" in shown
+    assert json.loads(run(tmp_path, "show rows.json --json").stdout)["row_wise_tables"] == ["user"]
     # half of user's elements are on the other device; where a device had columns of a row, its state is there already
     assert "columns          rows    table" in forth
     assert re.search(r"^   1    0 +7\.8 KiB  0-3 +0-499   user$", forth, re.M)

@@ -18,7 +18,6 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
 from helpers.gloo import on_ranks
-from helpers.plans import by_rows
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
@@ -31,7 +30,7 @@ OPTIMIZERS = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXA
 
 
 def tables(element_bytes: int = 4) -> tuple[Table, ...]:
-    """By rows: an uneven last block, one row a rank, means, weights. By columns, and whole."""
+    """Row-wise: an uneven last block, one row a rank, means, weights. Column-wise, and whole."""
 
     def table(name: str, rows: int, dim: int, **fields: object) -> Table:
         return Table(name=name, rows=rows, dim=dim, pooling_factor=3.0, element_bytes=element_bytes, **fields)
@@ -50,12 +49,12 @@ def tables(element_bytes: int = 4) -> tuple[Table, ...]:
 
 
 def mixed_plan(devices: int, element_bytes: int = 4) -> Plan:
-    """Tables called rows… by rows, those called columns… in two, the others whole on the last device."""
+    """Tables called rows… row-wise, those called columns… in two, the others whole on the last device."""
     some = tables(element_bytes)
     shards = []
     for table in some:
         if table.name.startswith("rows"):
-            shards += by_rows(table, devices)
+            shards += row_wise(table, devices)
         elif table.name.startswith("columns"):
             shards += [
                 Shard(table=table.name, rows=table.rows, column_offset=at, dim=table.dim // 2, device=at % 3 % devices)
@@ -77,7 +76,7 @@ def on_hosts(plan: Plan, local: int) -> Plan:
     split = [name for name in tables if name.startswith("rows") and name != "rows_uneven"]
     for turn, name in enumerate(split, 1):
         first = -turn * local % plan.task.devices
-        shards += [s.model_copy(update={"device": first + s.device}) for s in by_rows(tables[name], local)]
+        shards += [s.model_copy(update={"device": first + s.device}) for s in row_wise(tables[name], local)]
     return plan.model_copy(update={"shards": tuple(shards)})
 
 

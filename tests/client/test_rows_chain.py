@@ -44,9 +44,9 @@ def test_the_search_splits_rows_and_show_report_and_evaluate_tell_of_them(folder
         (250_001 * d, 250_001 if d < 3 else 250_000, d) for d in range(4)
     ]
     assert plan.cost_ms < read_plan(folder / "columns.json").cost_ms
-    assert "heavy: by rows over 4 devices (rows 0-250,000 on device 0)" in run(folder, "show rows.json").stdout
-    assert "1 table by rows" in (folder / "report.html").read_text()
-    assert "1 table split by rows" in run(folder, "evaluate rows.json --backend synthetic").stdout
+    assert "heavy: row-wise over 4 devices (rows 0-250,000 on device 0)" in run(folder, "show rows.json").stdout
+    assert "1 table row-wise" in (folder / "report.html").read_text()
+    assert "1 table split row-wise" in run(folder, "evaluate rows.json --backend synthetic").stdout
 
 
 def test_the_gate_prices_it_both_ways_and_the_trainer_gets_it(folder):

@@ -271,7 +271,7 @@ def test_means_of_split_rows_beside_a_table_whose_rows_are_whole_are_refused_and
         )
         for groups in ([configs], [configs[:1], configs[1:]])
     )
-    with pytest.raises(InvalidInput, match=r"'user' of module '0' is pooled by mean and split by rows.* table 'item'"):
+    with pytest.raises(InvalidInput, match=r"'user' of module '0' is pooled by mean and split row-wise.* table 'item'"):
         to_torchrec(plan, together)
     given = to_torchrec(plan, apart)
     assert given.plan["0"]["user"].sharding_type == "row_wise"
@@ -342,11 +342,11 @@ def test_any_split_of_rows_is_torchrecs_own_or_refused_in_one_line(data):
         assert to_torchrec(plan, module).plan[""]["item"].sharding_spec == theirs["item"].sharding_spec
 
 
-def test_a_table_that_is_split_by_rows_and_by_columns_is_refused():
+def test_a_table_that_is_split_row_wise_and_by_columns_is_refused():
     plan = item_in((0, 150, 0), (150, 150, 1))
     halves = [s.model_copy(update={"dim": 4, "column_offset": c}) for s in plan.shards for c in (0, 4)]
     with pytest.raises(
-        InvalidInput, match=r"'item' is split by rows and by columns .rank 0 has rows 0-149 and columns 0-3."
+        InvalidInput, match=r"'item' is split row-wise and column-wise .rank 0 has rows 0-149 and columns 0-3."
     ):
         to_torchrec(plan.model_copy(update={"shards": tuple(halves)}), collection(ITEM))
 
@@ -379,7 +379,7 @@ def test_memory_counts_the_state_of_the_trainers_optimizer():
 
 
 def test_row_wise_adagrad_on_split_columns_is_warned_of():
-    with pytest.warns(ShardingWarning, match="1 table split by columns .'user' into 4."):
+    with pytest.warns(ShardingWarning, match="1 table split column-wise .'user' into 4."):
         to_torchrec(make_plan(), collection(*TABLES), optimizer="rowwise_adagrad")
 
 
@@ -461,7 +461,7 @@ def test_a_wrong_argument_is_named(wrong):
 @pytest.mark.parametrize(
     "plan",
     [make_plan(), make_plan(devices=4), make_plan(tables=(USER,), devices=3), item_in((0, 150, 0), (150, 150, 1))],
-    ids=["two ranks", "four ranks", "an empty rank", "by rows"],
+    ids=["two ranks", "four ranks", "an empty rank", "row-wise"],
 )
 @pytest.mark.parametrize("path", ["", "a.b"])
 def test_a_plan_comes_back_from_torchrec_as_it_went(plan, path):
@@ -500,7 +500,7 @@ def test_a_grid_is_taken_over_and_said_but_not_given_back():
     rows, grid = plan.provenance.notes
     assert ("'item'" in rows, "table-row-wise" in rows) == (True, True)
     assert ("'a'" in grid, "does not give" in grid) == (True, True)
-    with pytest.raises(InvalidInput, match="'a' is split by rows and by columns"):
+    with pytest.raises(InvalidInput, match="'a' is split row-wise and column-wise"):
         to_torchrec(plan, module, local_world_size=4)
 
 

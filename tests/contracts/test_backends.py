@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase
-from neuroshard.core.cost import CommCost
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
+from neuroshard.core.cost import CollectiveCost
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
 from neuroshard.measure.backends import BACKENDS, Backend, Settings, open_backend
@@ -37,9 +37,9 @@ COMPUTE = {
 }
 TOO_MUCH = ComputeCase(tables=(table("endless", pooling_factor=1e9, rows=2**21, dim=128),))
 COMM = {
-    "balanced": CommCase(device_dims=(64, 64), start_delays_ms=(0, 0)),
-    "one sends nothing": CommCase(device_dims=(128, 0), start_delays_ms=(0, 0)),
-    "three, one late": CommCase(device_dims=(64, 32, 4), start_delays_ms=(0, 0, 100)),
+    "balanced": CollectiveCase(device_dims=(64, 64), start_delays_ms=(0, 0)),
+    "one sends nothing": CollectiveCase(device_dims=(128, 0), start_delays_ms=(0, 0)),
+    "three, one late": CollectiveCase(device_dims=(64, 32, 4), start_delays_ms=(0, 0, 100)),
 }
 
 
@@ -49,7 +49,7 @@ def cases() -> Cases:
     return Cases(
         tables=tuple({t.name: t for case in compute for t in case.tables}.values()),
         compute=compute,
-        comm=tuple(COMM.values()),
+        collective=tuple(COMM.values()),
         max_dim=128,
         seed=0,
     )
@@ -93,22 +93,22 @@ class TestBackend:
         assert backend.compute(COMPUTE["one"], 0).error is None
 
     @pytest.mark.parametrize("which", COMM)
-    def test_an_exchange_takes_time_on_every_device(self, backend: Backend, which: str) -> None:
+    def test_an_all_to_all_takes_time_on_every_device(self, backend: Backend, which: str) -> None:
         case = COMM[which]
-        cost = backend.exchange(case, 1)
+        cost = backend.all_to_all(case, 1)
         assert (cost.case_id, cost.round, cost.error) == (case.case_id, 1, None)
         for times in (cost.forward_ms, cost.backward_ms, cost.forward_spread_ms, cost.backward_spread_ms):
             assert len(times or ()) == len(case.device_dims)
         assert min(*(cost.forward_ms or [0]), *(cost.backward_ms or [0])) > 0
 
     def test_the_delay_shows_as_waiting_of_those_who_started_first(self, backend: Backend) -> None:
-        def shows(cost: CommCost) -> bool:
+        def shows(cost: CollectiveCost) -> bool:
             first, second, late = cost.forward_ms or (0.0, 0.0, 0.0)
             waited = min(first, second) > late + 50 and late < 50  # of 100 ms
             return waited and max(cost.backward_ms or [99]) < 50
 
         # on a busy machine all may start some late; not three times
-        assert any(shows(backend.exchange(COMM["three, one late"], attempt)) for attempt in range(3))
+        assert any(shows(backend.all_to_all(COMM["three, one late"], attempt)) for attempt in range(3))
 
     def test_the_bench_says_how_it_was_measured_and_is_the_same_again(
         self, make: Callable[[], Backend], backend: Backend
@@ -116,7 +116,7 @@ class TestBackend:
         again = make()
         again.close()
         # these are timed when a run begins: how calm the machine is, and what pushes a buffer out of its cache
-        timed = {name: getattr(again.bench, name) for name in ("calm_exchange_ms", "calm_compute_ms", "flush_bytes")}
+        timed = {name: getattr(again.bench, name) for name in ("calm_all_to_all_ms", "calm_compute_ms", "flush_bytes")}
         assert again.bench == backend.bench.model_copy(update=timed)
         assert backend.bench.hardware.kind == backend.bench.backend
         assert (backend.bench.batch_size, backend.bench.warmup, backend.bench.repeats) == (65, 1, 3)

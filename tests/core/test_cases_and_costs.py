@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from neuroshard.core.case import CommCase, ComputeCase
-from neuroshard.core.cost import CommCost, ComputeCost, Hardware
+from neuroshard.core.case import CollectiveCase, ComputeCase
+from neuroshard.core.cost import CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.plan import DeviceCost
 from neuroshard.core.table import Table
 
@@ -30,15 +30,15 @@ def test_batch_size_pooling_and_weights_change_a_case_id():
 
 
 def test_start_delays_change_a_case_id():
-    one, other = (CommCase(device_dims=(8, 4), start_delays_ms=(0, delay)) for delay in (0, 1.5))
+    one, other = (CollectiveCase(device_dims=(8, 4), start_delays_ms=(0, delay)) for delay in (0, 1.5))
     assert one.case_id != other.case_id
 
 
-def test_an_exchange_has_two_devices_or_more_and_a_delay_for_each():
+def test_an_all_to_all_has_two_devices_or_more_and_a_delay_for_each():
     with pytest.raises(ValidationError, match="at least 2 devices, not 1"):
-        CommCase(device_dims=(8,), start_delays_ms=(0,))
+        CollectiveCase(device_dims=(8,), start_delays_ms=(0,))
     with pytest.raises(ValidationError, match="1 start delays for 2 devices"):
-        CommCase(device_dims=(8, 8), start_delays_ms=(0,))
+        CollectiveCase(device_dims=(8, 8), start_delays_ms=(0,))
 
 
 def test_a_case_has_tables_and_a_known_split():
@@ -62,12 +62,12 @@ def test_a_cost_is_both_times_or_an_error(times):
         ComputeCost(case_id="c", **times)
     vectors = {name: (value,) if name != "error" else value for name, value in times.items()}
     with pytest.raises(ValidationError, match="both times or an error"):
-        CommCost(case_id="c", **vectors)
+        CollectiveCost(case_id="c", **vectors)
 
 
 def test_a_total_is_forward_and_backward():
     assert ComputeCost(case_id="c", forward_ms=1.0, backward_ms=2.5).total_ms == 3.5
-    assert DeviceCost(compute_ms=1.0, forward_comm_ms=0.25, backward_comm_ms=0.5).total_ms == 1.75
+    assert DeviceCost(compute_ms=1.0, forward_collective_ms=0.25, backward_collective_ms=0.5).total_ms == 1.75
 
 
 H200 = Hardware(
@@ -107,4 +107,4 @@ def test_a_time_that_no_step_takes_is_no_cost(ms):
     with pytest.raises(ValidationError, match="forward_ms"):
         ComputeCost(case_id="a", forward_ms=ms, backward_ms=1.0)
     with pytest.raises(ValidationError, match="backward_ms"):
-        CommCost(case_id="b", forward_ms=(1.0, 1.0), backward_ms=(ms, 1.0))
+        CollectiveCost(case_id="b", forward_ms=(1.0, 1.0), backward_ms=(ms, 1.0))

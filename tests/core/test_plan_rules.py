@@ -174,7 +174,7 @@ def test_predictions_are_one_for_each_device():
 
 
 def test_the_parts_of_a_prediction_add_up_to_it():
-    parts = (DeviceCost(compute_ms=1.0, forward_comm_ms=0.25, backward_comm_ms=0.25),) * 2
+    parts = (DeviceCost(compute_ms=1.0, forward_collective_ms=0.25, backward_collective_ms=0.25),) * 2
     assert whole_plan(predicted_ms=(1.5, 1.5), predicted=parts).cost_ms == 1.5
     with pytest.raises(
         ValidationError, match=r"device 1 is predicted to take 1 ms in predicted_ms, and 1\.5 ms in predicted"

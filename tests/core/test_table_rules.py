@@ -110,7 +110,7 @@ def test_a_set_of_tables_has_distinct_names_and_is_not_empty():
         check_distinct(())
 
 
-def test_parts_by_rows_share_rows_lookups_and_memory() -> None:
+def test_parts_row_wise_share_rows_lookups_and_memory() -> None:
     table = Table(name="t", rows=1000, dim=64, pooling_factor=8.0)
     parts = [table.part(rows, 32) for rows in (250, 750)]
     assert [part.pooling_factor for part in parts] == [2.0, 6.0]

@@ -45,23 +45,25 @@ def test_compute_is_convex_and_its_slope_is_a_subgradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("devices", [2, 8, 12, 96])
-def test_an_exchange_is_shortest_where_all_send_alike(devices: int) -> None:
+def test_an_all_to_all_is_shortest_where_all_send_alike(devices: int) -> None:
     model = analytic_model("h100", BATCH)
     dims = np.random.default_rng(0).integers(0, 4000, (200, devices)).astype(float)
     alike = np.broadcast_to(dims.mean(axis=-1, keepdims=True), dims.shape)
-    assert (model.backward_comm_ms(alike).mean(axis=-1) <= model.backward_comm_ms(dims).mean(axis=-1) + 1e-12).all()
+    assert (
+        model.backward_collective_ms(alike).mean(axis=-1) <= model.backward_collective_ms(dims).mean(axis=-1) + 1e-12
+    ).all()
 
 
 def test_who_starts_first_waits_for_the_last() -> None:
     model = analytic_model("a100", BATCH)
     dims, delays = np.full(4, 500.0), np.array([0.0, 1.0, 2.0, 5.0])
-    forward = model.forward_comm_ms(dims, delays)
-    assert np.allclose(forward - model.forward_comm_ms(dims, np.zeros(4)), [5.0, 4.0, 3.0, 0.0])
+    forward = model.forward_collective_ms(dims, delays)
+    assert np.allclose(forward - model.forward_collective_ms(dims, np.zeros(4)), [5.0, 4.0, 3.0, 0.0])
 
 
-def test_beyond_a_node_an_exchange_takes_the_network() -> None:
+def test_beyond_a_node_an_all_to_all_takes_the_network() -> None:
     model = analytic_model("h100", BATCH)
-    within, beyond = (model.backward_comm_ms(np.full(devices, 8000.0 / devices)).max() for devices in (8, 16))
+    within, beyond = (model.backward_collective_ms(np.full(devices, 8000.0 / devices)).max() for devices in (8, 16))
     assert beyond > 2 * within
 
 

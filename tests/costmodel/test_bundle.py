@@ -111,7 +111,7 @@ def test_other_numbers_give_another_name():
     assert random_model(4, seed=1).name != random_model(4, seed=2).name
 
 
-def test_one_device_needs_no_exchange_net():
+def test_one_device_needs_no_all_to_all_net():
     model = random_model()
 
     compute, forward, backward = device_costs(model, np.ones((3, 1, 64)), np.ones((3, 1)))
@@ -123,11 +123,11 @@ def test_one_device_needs_no_exchange_net():
     assert (backward == 0).all()
 
 
-def test_an_exchange_that_was_not_measured_is_refused_with_the_way_out():
+def test_an_all_to_all_that_was_not_measured_is_refused_with_the_way_out():
     with pytest.raises(InvalidInput, match=r"measured for 4 devices, not 8; .*--devices 4,8"):
-        random_model(4).backward_comm_ms(np.ones(8))
+        random_model(4).backward_collective_ms(np.ones(8))
     with pytest.raises(InvalidInput, match=r"measured for one device, not 3; .*--devices 3"):
-        random_model().forward_comm_ms(np.ones(3), np.zeros(3))
+        random_model().forward_collective_ms(np.ones(3), np.zeros(3))
 
 
 @pytest.mark.parametrize("devices", [2, 3, 16])
@@ -137,8 +137,8 @@ def test_both_transfers_asked_at_once_are_what_each_is_by_itself(devices):
 
     forward, backward = model.transfers_ms(dims)
 
-    np.testing.assert_allclose(forward, model.forward_comm_ms(dims, np.zeros_like(dims)), rtol=1e-12)
-    np.testing.assert_allclose(backward, model.backward_comm_ms(dims), rtol=1e-12)
+    np.testing.assert_allclose(forward, model.forward_collective_ms(dims, np.zeros_like(dims)), rtol=1e-12)
+    np.testing.assert_allclose(backward, model.backward_collective_ms(dims), rtol=1e-12)
 
 
 def test_a_folder_without_a_model_says_how_to_make_one(tmp_path):
@@ -287,7 +287,9 @@ def test_a_model_of_several_batch_sizes_predicts_for_the_one_asked():
 
     assert (small.batch_size, model.batch_size) == (4096, 65536)
     assert (small.table_vectors(tables, dims) != model.table_vectors(tables, dims)).any()
-    assert (small.backward_comm_ms(np.array([64.0, 32.0])) < model.backward_comm_ms(np.array([64.0, 32.0]))).all()
+    assert (
+        small.backward_collective_ms(np.array([64.0, 32.0])) < model.backward_collective_ms(np.array([64.0, 32.0]))
+    ).all()
     assert small.name == model.name
 
 
@@ -295,7 +297,7 @@ def test_predictions_beyond_what_was_measured_are_told():
     model = with_manifest(batch_sizes=(1024, 65536))
 
     assert model.caveats(2) == model.caveats(5) == model.caveats(1) == ()
-    assert model.caveats(64) == ("costs of an exchange between 64 devices are extrapolated: 2 to 8 were measured",)
+    assert model.caveats(64) == ("costs of an all-to-all between 64 devices are extrapolated: 2 to 8 were measured",)
     assert "a batch of 131,072 samples are extrapolated" in model.at_batch_size(131072).caveats(4)[0]
 
 

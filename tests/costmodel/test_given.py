@@ -26,7 +26,7 @@ def given(folder: Path, **top: object) -> Given:
         "batch_size": 2560,
         "tables": [
             {"name": "t0", "cost_ms": 8.0},
-            {"name": "t1", "compute_ms": 1.0, "forward_comm_ms": 2.0, "backward_comm_ms": 3.0},
+            {"name": "t1", "compute_ms": 1.0, "forward_collective_ms": 2.0, "backward_collective_ms": 3.0},
         ],
     }
     (folder / "costs.json").write_text(json.dumps(costs | top))
@@ -53,7 +53,7 @@ def test_a_cost_for_another_width_is_scaled(tmp_path: Path) -> None:
     assert model.table_vectors(tables(128), np.array([128]))[0, 0] == 16.0
 
 
-def test_a_device_waits_but_exchanges_nothing(tmp_path: Path) -> None:
+def test_a_device_waits_but_all_to_alls_nothing(tmp_path: Path) -> None:
     model = given(tmp_path)
     compute, forward, backward = device_costs(model, np.array([[5.0], [8.0]]), np.array([4.0, 4.0]))
     assert (compute.tolist(), forward.tolist(), backward.tolist()) == ([5.0, 8.0], [3.0, 0.0], [0.0, 0.0])
@@ -61,7 +61,7 @@ def test_a_device_waits_but_exchanges_nothing(tmp_path: Path) -> None:
 
 
 def test_a_csv_says_the_same(tmp_path: Path) -> None:
-    (tmp_path / "costs.csv").write_text("name,cost_ms,compute_ms,forward_comm_ms\nt0, 8.0,,\nt1,,1.0,5\n")
+    (tmp_path / "costs.csv").write_text("name,cost_ms,compute_ms,forward_collective_ms\nt0, 8.0,,\nt1,,1.0,5\n")
     model = open_cost_model(f"given:{tmp_path / 'costs.csv'}", 2560)
     assert np.allclose(model.table_vectors(tables(128, 64), np.array([128, 32]))[:, 0], [8.0, 3.0])
 

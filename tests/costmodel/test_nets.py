@@ -72,7 +72,7 @@ def test_a_batch_predicts_what_each_one_would(nets, rng):
     assert nets.backward.ms(dims)[2, 3] == pytest.approx(nets.backward.ms(dims[2, 3]))
 
 
-def test_no_sums_and_no_exchanges_are_no_predictions(nets):
+def test_no_sums_and_no_all_to_alls_are_no_predictions(nets):
     assert nets.compute.ms(np.zeros((0, K))).shape == nets.compute.spread_ms(np.zeros((0, K))).shape == (0,)
     assert nets.compute.slope(np.zeros((0, K))).shape == (0, K)
     assert nets.forward.ms(np.zeros((0, 4)), np.zeros((0, 4))).shape == (0, 4)
@@ -144,7 +144,7 @@ def test_a_dip_that_is_on_one_side_all_over_the_range_costs_the_bound_nothing(be
     assert far.convex_below(low, high).ms(sums) == pytest.approx(far.ms(sums))
 
 
-@pytest.fixture(params=[25, 37, 62], ids=["by rows", "by bytes too", "by digits too"])
+@pytest.fixture(params=[25, 37, 62], ids=["row-wise", "by bytes too", "by digits too"])
 def rated(request):
     """A compute net whose cost bends both ways, and with rates that are about half of it."""
     net = bent_both_ways(random_model(rates=request.param).nets.compute)
@@ -330,7 +330,7 @@ def test_devices_that_are_alike_cost_alike(nets):
 
 
 @pytest.mark.parametrize("devices", [2, 3, 16, 100])
-def test_the_mean_exchange_is_least_where_all_hold_the_same(nets, rng, devices):
+def test_the_mean_all_to_all_is_least_where_all_hold_the_same(nets, rng, devices):
     dims = rng.random((200, devices)) ** 3 * 1000
     bent = replace(nets.backward, bias=nets.backward.bias - 500, unit_bytes=1.0)
 
@@ -347,7 +347,7 @@ def test_waiting_is_added_by_rule(nets):
     assert waits == pytest.approx([1000.0, 995.0, 0.0, 980.0])
 
 
-def test_exchanges_larger_than_measured_cost_more_in_proportion(nets):
+def test_all_to_alls_larger_than_measured_cost_more_in_proportion(nets):
     dims = np.array([4.0, 3.0, 2.0, 1.0]) * 1e6 * nets.backward.unit_bytes
     sizes = np.array([1.0, 10.0, 1000.0])[:, None]
 
@@ -357,7 +357,7 @@ def test_exchanges_larger_than_measured_cost_more_in_proportion(nets):
     assert costs[1] / costs[0] == pytest.approx(np.full(4, 10), rel=0.01)
 
 
-def test_an_exchange_of_nothing_has_a_cost(nets):
+def test_an_all_to_all_of_nothing_has_a_cost(nets):
     assert (nets.backward.ms(np.zeros(4)) > 0).all()
     assert np.isfinite(nets.forward.ms(np.zeros(4), np.zeros(4))).all()
 

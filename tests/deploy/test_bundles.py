@@ -17,12 +17,12 @@ from neuroshard.costmodel.published import list_published, listing_text, open_pu
 from neuroshard.deploy.bundles import Asked, promote_model, publish_model
 from neuroshard.deploy.gc import gc
 from neuroshard.deploy.golive import bring_back, mend_pointer
-from neuroshard.deploy.lines import line_of
 from neuroshard.deploy.run import deploy
+from neuroshard.deploy.tracks import line_of
 from neuroshard.store.bundles import models_of
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.line import all_releases, read_pointer
 from neuroshard.store.open import open_store
+from neuroshard.store.track import all_releases, read_pointer
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 FINGERPRINT = BENCH.hardware.fingerprint

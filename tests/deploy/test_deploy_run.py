@@ -10,8 +10,8 @@ from neuroshard.client import load_plan
 from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound, StoreError, UsageError
 from neuroshard.core.release import SEAL, Decision, Release
 from neuroshard.core.value import canonical_json, sha256
-from neuroshard.deploy.lines import run_rollback
 from neuroshard.deploy.run import deploy, releases, rollback, run
+from neuroshard.deploy.tracks import run_rollback
 from neuroshard.files.plan import write_plan
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.releases import live_key, plan_key, release_key

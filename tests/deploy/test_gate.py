@@ -315,7 +315,7 @@ def task_of(tables: list[tuple[int, int, float]], devices: int) -> ShardingTask:
 def test_the_live_plan_is_priced_again_as_the_search_would_price_it(store):
     model = AnalyticModel()
     task = task_of([(100_000 * i, 4 * i, i) for i in range(1, 15)], devices=3)
-    best, other = (search(task, model, algorithm=name) for name in ("neuroshard", "size"))
+    best, other = (search(task, model, algorithm=name) for name in ("local-search", "size"))
 
     for plan in (best, other):
         assert price(plan, best, model) == pytest.approx(plan.cost_ms, rel=1e-12)
@@ -330,7 +330,7 @@ def plan_like(plan: Plan, **provenance: object) -> Plan:
     return plan.model_copy(update={"provenance": plan.provenance.model_copy(update=provenance)})
 
 
-def test_a_live_plan_with_split_rows_is_priced_as_tables_of_their_own_that_exchange_all_columns():
+def test_a_live_plan_with_split_rows_is_priced_as_tables_of_their_own_that_all_to_all_all_columns():
     plan, model = row_plan(devices=3), AnalyticModel()
     user = plan.task.tables[0]
     parts = [user.model_copy(update={"name": f"u{i}", **part}) for i, part in enumerate(SHARES)]

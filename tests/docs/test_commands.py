@@ -30,7 +30,7 @@ FASTER = [
     (r"s3://bucket/prefix", "bucket"),
     (r"--backend (cpu|cuda)", "--backend synthetic"),
     (r"--compute-cases \d+", "--compute-cases 120"),
-    (r"--comm-cases \d+", "--comm-cases 24"),
+    (r"--collective-cases \d+", "--collective-cases 24"),
     (r"--memory-limit \S+", ""),
     (r"--kfp \S+", ""),
     (r"--time-budget \S+", "--time-budget 1s"),

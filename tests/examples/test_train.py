@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from helpers.plans import TABLES, by_rows, make_plan, row_plan
+from helpers.plans import TABLES, make_plan, row_plan, row_wise
 from helpers.processes import alive, needs_proc, new_mark, wait_until
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Shard
@@ -165,14 +165,14 @@ def test_rows_that_are_split_stay_split_over_all_ranks_in_a_capped_plan(example)
 
     user = capped.task.tables[0]
     assert cut == ("user",)
-    assert [s for s in capped.shards if s.table == "user"] == list(by_rows(user, 4))
+    assert [s for s in capped.shards if s.table == "user"] == list(row_wise(user, 4))
     assert [s for s in capped.shards if s.table != "user"] == [s for s in plan.shards if s.table != "user"]
 
 
 def test_rows_that_are_split_over_a_host_stay_there_in_a_capped_plan(example, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     plan = row_plan(devices=4)
-    host = [s.model_copy(update={"device": 2 + s.device}) for s in by_rows(TABLES[0], 2)]
+    host = [s.model_copy(update={"device": 2 + s.device}) for s in row_wise(TABLES[0], 2)]
     others = [s for s in plan.shards if s.table != "user"]
     capped, _ = example.cap_rows(plan.model_copy(update={"shards": (*host, *others)}), 40_000)
 

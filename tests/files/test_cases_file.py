@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NewerFormat
 from neuroshard.files.cases import COMPUTE_CASE_FIELDS, read_cases, read_rows, write_cases, write_rows
 
@@ -21,9 +21,9 @@ def cases(tables) -> Cases:
             ComputeCase(tables=(user.with_dim(4), user.with_dim(8), user), split="test_sets"),
             ComputeCase(tables=(item.model_copy(update={"rows": 17, "pooling_factor": 1 / 3}),), split="test_tables"),
         ),
-        comm=(
-            CommCase(device_dims=(0, 128), start_delays_ms=(0.0, 1.25)),
-            CommCase(device_dims=(4, 8, 12, 16), start_delays_ms=(0.0, 0.0, 0.0, 0.1), split="valid"),
+        collective=(
+            CollectiveCase(device_dims=(0, 128), start_delays_ms=(0.0, 1.25)),
+            CollectiveCase(device_dims=(4, 8, 12, 16), start_delays_ms=(0.0, 0.0, 0.0, 0.1), split="valid"),
         ),
         max_dim=2048,
         seed=7,
@@ -49,8 +49,8 @@ def test_cases_from_before_batch_sizes_are_those_of_the_bench(tmp_path, cases):
     assert read_cases(tmp_path) == cases
 
 
-def test_no_comm_cases_are_read_back_as_none(tmp_path, cases):
-    alone = cases.model_copy(update={"comm": ()})
+def test_no_collective_cases_are_read_back_as_none(tmp_path, cases):
+    alone = cases.model_copy(update={"collective": ()})
     write_cases(tmp_path, alone)
     assert read_cases(tmp_path) == alone
 
@@ -59,7 +59,7 @@ def test_a_full_disk_leaves_no_folder_that_looks_whole(tmp_path, cases, full_dis
     write_cases(tmp_path, cases)
     with full_disk(), pytest.raises(NeuroshardError, match=r"compute\.parquet: cannot write it: .*File too large"):
         write_cases(tmp_path, cases)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["comm.parquet", "compute.parquet"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["collective.parquet", "compute.parquet"]
     with pytest.raises(InvalidInput, match=r"no cases\.json here; make cases with"):
         read_cases(tmp_path)
 
@@ -82,7 +82,7 @@ def test_a_truncated_parquet_file_is_named(tmp_path, cases, kept):
 
 def test_a_missing_file_is_named(tmp_path, cases):
     write_cases(tmp_path, cases)
-    (tmp_path / "comm.parquet").unlink()
+    (tmp_path / "collective.parquet").unlink()
     with pytest.raises(InvalidInput, match=r"comm\.parquet: no such file"):
         read_cases(tmp_path)
 
@@ -138,9 +138,9 @@ def test_a_row_at_fault_is_named(tmp_path, cases, column, values, message):
 
 def test_fewer_rows_than_the_manifest_says_are_found_out(tmp_path, cases):
     write_cases(tmp_path, cases)
-    path = tmp_path / "comm.parquet"
+    path = tmp_path / "collective.parquet"
     pq.write_table(pq.read_table(path).slice(0, 1), path)
-    with pytest.raises(InvalidInput, match="says 3 compute and 2 comm cases, but the Parquet files hold 3 and 1"):
+    with pytest.raises(InvalidInput, match="says 3 compute and 2 collective cases, but the Parquet files hold 3 and 1"):
         read_cases(tmp_path)
 
 

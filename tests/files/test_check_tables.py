@@ -23,7 +23,7 @@ PLAIN = {"name": "plain", "rows": 1_000_000, "dim": 64, "pooling_factor": 3.0}
         ({"dim": 4}, ["cache-line"], "a row of 16 bytes leaves 75%"),
         ({"dim": 36}, [], ""),
         ({"dim": 16, "element_bytes": 2}, ["cache-line"], "a row of 32 bytes leaves 50%"),
-        ({"rows": 10**9}, ["huge"], "must be cut by columns"),
+        ({"rows": 10**9}, ["huge"], "must be cut column-wise"),
         ({"rows": 10**10, "dim": 128}, ["too-tall"], "even 4 of its columns take 186.3 GiB"),
         ({}, [], ""),
     ],

@@ -11,8 +11,8 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from neuroshard.core.case import CommCase, ComputeCase
-from neuroshard.core.cost import READS, SHARES, SMALL_SET, Bench, CommCost, ComputeCost, Hardware
+from neuroshard.core.case import CollectiveCase, ComputeCase
+from neuroshard.core.cost import READS, SHARES, SMALL_SET, Bench, CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.files.costs import CostWriter, difference, read_costs, read_manifest
 from neuroshard.measure import merge
@@ -46,27 +46,27 @@ def compute(tables) -> list[ComputeCase]:
 
 
 @pytest.fixture
-def comm() -> CommCase:
-    return CommCase(device_dims=(16, 32), start_delays_ms=(0.0, 0.5), split="valid")
+def collective() -> CollectiveCase:
+    return CollectiveCase(device_dims=(16, 32), start_delays_ms=(0.0, 0.5), split="valid")
 
 
-def test_costs_read_back_are_the_costs_that_were_added(tmp_path, tables, compute, comm):
+def test_costs_read_back_are_the_costs_that_were_added(tmp_path, tables, compute, collective):
     no_room = ComputeCost(case_id=compute[1].case_id, error="out of memory")
-    exchange = CommCost(
-        case_id=comm.case_id,
+    all_to_all = CollectiveCost(
+        case_id=collective.case_id,
         forward_ms=(1.0, 0.5),
         backward_ms=(0.25, 0.5),
         forward_spread_ms=(0.1, 0.2),
         forward_median_ms=(1.0, 0.5),
     )
-    dead = CommCost(case_id=comm.case_id, round=1, error="worker died")
+    dead = CollectiveCost(case_id=collective.case_id, round=1, error="worker died")
     with CostWriter(tmp_path, BENCH, tables) as writer:
         writer.add_compute(compute[0], timed(compute[0]))
         writer.flush()
         writer.add_compute(compute[0], timed(compute[0], 1.6, round_=1))
         writer.add_compute(compute[1], no_room)
-        writer.add_comm(comm, exchange)
-        writer.add_comm(comm, dead)
+        writer.add_collective(collective, all_to_all)
+        writer.add_collective(collective, dead)
 
     costs = read_costs(tmp_path)
     assert costs.bench == BENCH
@@ -75,7 +75,7 @@ def test_costs_read_back_are_the_costs_that_were_added(tmp_path, tables, compute
         (compute[0], timed(compute[0], 1.6, round_=1)),
         (compute[1], no_room),
     )
-    assert costs.comm == ((comm, exchange), (comm, dead))
+    assert costs.collective == ((collective, all_to_all), (collective, dead))
 
 
 def test_an_undisturbed_measurement_is_the_label_whatever_its_round(tmp_path, tables, compute):
@@ -92,18 +92,18 @@ def test_an_undisturbed_measurement_is_the_label_whatever_its_round(tmp_path, ta
     ]
 
 
-def test_a_label_is_the_best_measurement_that_any_machine_has(tmp_path, tables, compute, comm):
+def test_a_label_is_the_best_measurement_that_any_machine_has(tmp_path, tables, compute, collective):
     no_room, dead = ComputeCost(case_id=compute[0].case_id, error="out of memory"), "worker died"
     disturbed = timed(compute[1], 9.0).model_copy(update={"disturbed": True})
-    exchange = CommCost(case_id=comm.case_id, forward_ms=(1.0, 0.5), backward_ms=(0.25, 0.5))
+    all_to_all = CollectiveCost(case_id=collective.case_id, forward_ms=(1.0, 0.5), backward_ms=(0.25, 0.5))
     with CostWriter(tmp_path / "busy", BENCH, tables) as writer:
         writer.add_compute(compute[0], no_room)
         writer.add_compute(compute[1], disturbed)
-        writer.add_comm(comm, CommCost(case_id=comm.case_id, error=dead))
+        writer.add_collective(collective, CollectiveCost(case_id=collective.case_id, error=dead))
     with CostWriter(tmp_path / "calm", BENCH, tables) as writer:
         writer.add_compute(compute[0], timed(compute[0], 8.0).model_copy(update={"disturbed": True}))
         writer.add_compute(compute[1], timed(compute[1], 1.0))
-        writer.add_comm(comm, exchange)
+        writer.add_collective(collective, all_to_all)
 
     for folders in (("busy", "calm"), ("calm", "busy")):
         costs = read_costs(*(tmp_path / name for name in folders))
@@ -111,14 +111,14 @@ def test_a_label_is_the_best_measurement_that_any_machine_has(tmp_path, tables, 
             (compute[0].case_id, 8.0),
             (compute[1].case_id, 1.0),
         }
-        assert [cost.error for _, cost in sorted(costs.comm, key=lambda row: row[1].round)] == [None, dead]
+        assert [cost.error for _, cost in sorted(costs.collective, key=lambda row: row[1].round)] == [None, dead]
 
 
 def test_a_run_goes_on_where_another_stopped(tmp_path, tables, compute):
     with CostWriter(tmp_path, BENCH, tables) as writer:
         writer.add_compute(compute[0], timed(compute[0]))
     with CostWriter(tmp_path, BENCH, tables) as writer:
-        assert writer.done == {"compute": {(compute[0].case_id, 0)}, "comm": set()}
+        assert writer.done == {"compute": {(compute[0].case_id, 0)}, "collective": set()}
         for case in compute[:2]:
             writer.add_compute(case, timed(case, 9.9))
     assert [cost.forward_ms for _, cost in read_costs(tmp_path).compute] == [1.5, 9.9]
@@ -212,7 +212,9 @@ def test_a_folder_takes_costs_of_further_tables_and_numbers_of_ranks(tmp_path, t
     """A later night asks for more: what was measured before stays, and is not measured anew."""
     with CostWriter(tmp_path, BENCH, tables[:1], (2,)):
         pass
-    slower = BENCH.model_copy(update={"capped_tables": ("a",), "row_cap_bytes": 2**16, "calm_exchange_ms": {"4": 1.0}})
+    slower = BENCH.model_copy(
+        update={"capped_tables": ("a",), "row_cap_bytes": 2**16, "calm_all_to_all_ms": {"4": 1.0}}
+    )
     with CostWriter(tmp_path, slower, tables[1:], (4,)):
         pass
     manifest = read_manifest(tmp_path)
@@ -327,11 +329,11 @@ def test_a_part_that_is_cut_off_is_set_aside_and_measured_again(tmp_path, tables
 def test_machines_that_were_differently_calm_are_one_bench(tmp_path, tables, compute):
     benches = [{"2": 0.5, "4": 1.5}, {"2": 0.25}]
     for place, calm in enumerate(benches):
-        bench = BENCH.model_copy(update={"calm_exchange_ms": calm})
+        bench = BENCH.model_copy(update={"calm_all_to_all_ms": calm})
         with CostWriter(tmp_path / str(place), bench, tables) as writer:
             writer.add_compute(compute[place], timed(compute[place]))
     joined = read_costs(tmp_path / "0", tmp_path / "1")
-    assert joined.bench.calm_exchange_ms == {"2": 0.25, "4": 1.5}
+    assert joined.bench.calm_all_to_all_ms == {"2": 0.25, "4": 1.5}
     assert len(joined.compute) == 2
 
 

@@ -213,7 +213,7 @@ def test_recorded_lookups_are_thinned_or_joined_to_the_pooling_factor(traces, po
     assert set(batch.indices.tolist()) <= {10, 11, 20, 30, 31, 32}
 
 
-def test_a_part_by_rows_reads_its_share_and_each_of_its_rows_as_often_as_the_whole():
+def test_a_part_row_wise_reads_its_share_and_each_of_its_rows_as_often_as_the_whole():
     whole = table(rows=4_000, pooling=2.0, reuse_bins=zipf_bins(4_000, 2.0, 1.05))
     traces = Traces({whole.name: draw_lookups(whole, 20_000, rng())})
     part = whole.part(500, whole.dim)

@@ -26,7 +26,7 @@ from neuroshard.fleet.node import Node
 from neuroshard.fleet.run import TOLERATIONS
 from neuroshard.store.bundles import models_of
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.line import live_or_none
+from neuroshard.store.track import live_or_none
 
 NOW = datetime(2026, 1, 11, tzinfo=UTC)
 DAY = 86400.0

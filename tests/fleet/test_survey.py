@@ -65,7 +65,7 @@ def found(
         there,
         live,
         asked,
-        request=Request(compute_cases=40, comm_cases=32, batch_size=65536, seed=seed, backend="cuda"),
+        request=Request(compute_cases=40, collective_cases=32, batch_size=65536, seed=seed, backend="cuda"),
         columns={one.name: columns for one in asked},
         most_pods=pods,
         now=NOW,
@@ -147,12 +147,12 @@ def test_constraints_that_are_none_lose_their_own_plan_alone() -> None:
 
 
 @pytest.mark.parametrize(("devices", "counts"), [(8, (2, 4, 8)), (6, (2, 4, 6)), (2, (2,)), (1, ())])
-def test_gpus_exchange_in_doubling_numbers_up_to_all_of_a_node(devices: int, counts: tuple[int, ...]) -> None:
+def test_gpus_all_to_all_in_doubling_numbers_up_to_all_of_a_node(devices: int, counts: tuple[int, ...]) -> None:
     [work] = found(fleet(node("n", devices=devices)), {}).works
     assert (work.measurable, work.ranks) == (counts, (8,))
 
 
-def test_nodes_of_one_gpu_measure_no_exchange_and_a_model_that_knows_none_does_not_serve() -> None:
+def test_nodes_of_one_gpu_measure_no_all_to_all_and_a_model_that_knows_none_does_not_serve() -> None:
     there = fleet(node("n", devices=1))
     alone = {track: one._replace(model=model_of(hardware())) for track, one in known(hardware()).items()}
     [stands] = found(there, alone).stands

@@ -1,4 +1,4 @@
-"""A small cost model with a real shape, for tests: additive vectors, a nonlinear head, an exchange that waits."""
+"""A small cost model with a real shape, for tests: additive vectors, a nonlinear head, an all-to-all that waits."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from neuroshard.costmodel.protocol import Floats, Ints
 class AnalyticModel:
     """Memory traffic at 1 TB/s, 0.2 ns a lookup, 20 us a table; a fused kernel overlaps the first two (a 2-norm).
 
-    The exchange takes 50 us and sends fp32 at 20 GB/s; the forward one ends for all when the last has come.
+    The all-to-all takes 50 us and sends fp32 at 20 GB/s; the forward one ends for all when the last has come.
     """
 
     name, backend, device_name = "analytic", "synthetic", "test device"
@@ -41,13 +41,13 @@ class AnalyticModel:
     def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
         return np.zeros_like(device_dims, dtype=np.float64)
 
-    def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
+    def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
         last = start_delays_ms.max(axis=-1, keepdims=True)
-        return last - start_delays_ms + self._exchange_ms(device_dims)
+        return last - start_delays_ms + self._all_to_all_ms(device_dims)
 
-    def backward_comm_ms(self, device_dims: Floats) -> Floats:
-        return self._exchange_ms(device_dims)
+    def backward_collective_ms(self, device_dims: Floats) -> Floats:
+        return self._all_to_all_ms(device_dims)
 
-    def _exchange_ms(self, device_dims: Floats) -> Floats:
+    def _all_to_all_ms(self, device_dims: Floats) -> Floats:
         share = self.batch_size / device_dims.shape[-1]
         return np.broadcast_to(0.05 + device_dims.max(axis=-1, keepdims=True) * share * 4 / 20e6, device_dims.shape)

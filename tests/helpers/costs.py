@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from neuroshard.augment.run import augment
-from neuroshard.core.case import CommCase, ComputeCase
-from neuroshard.core.cost import Bench, CommCost, ComputeCost, Costs, Hardware
+from neuroshard.core.case import CollectiveCase, ComputeCase
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Costs, Hardware
 from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import Provenance, TrainedCostModel, cost_model
 from neuroshard.costmodel.compute_net import ComputeNet, Layer, least_skip
@@ -45,18 +45,18 @@ def compute_cost(case: ComputeCase, rng: np.random.Generator, noise: float, roun
     return ComputeCost(case_id=case.case_id, round=round_, forward_ms=forward, backward_ms=backward)
 
 
-def comm_cost(case: CommCase, rng: np.random.Generator, noise: float, round_: int = 0) -> CommCost:
+def collective_cost(case: CollectiveCase, rng: np.random.Generator, noise: float, round_: int = 0) -> CollectiveCost:
     dims, delays = np.array(case.device_dims, dtype=float), np.array(case.start_delays_ms)
-    forward = formula.forward_comm_ms(dims, delays, BENCH.batch_size)
-    backward = formula.backward_comm_ms(dims, BENCH.batch_size)
+    forward = formula.forward_collective_ms(dims, delays, BENCH.batch_size)
+    backward = formula.backward_collective_ms(dims, BENCH.batch_size)
     forward, backward = (ms * np.exp(noise * rng.standard_normal(len(dims))) for ms in (forward, backward))
-    return CommCost(case_id=case.case_id, round=round_, forward_ms=tuple(forward), backward_ms=tuple(backward))
+    return CollectiveCost(case_id=case.case_id, round=round_, forward_ms=tuple(forward), backward_ms=tuple(backward))
 
 
 def formula_costs(
     tables: tuple[Table, ...],
     compute_cases: int = 0,
-    comm_cases: int = 0,
+    collective_cases: int = 0,
     devices: tuple[int, ...] = (4,),
     noise: float = 0.01,
     twice: int = 10,
@@ -68,7 +68,7 @@ def formula_costs(
     cases = augment(
         tables,
         compute_cases=max(compute_cases, 1),
-        comm_cases=comm_cases,
+        collective_cases=collective_cases,
         devices=devices,
         memory_bytes=80 * 2**30,
         max_tables=max_tables,
@@ -79,8 +79,8 @@ def formula_costs(
         bench=BENCH,
         compute=tuple((case, compute_cost(case, rng, noise)) for case in compute)
         + tuple((case, compute_cost(case, rng, noise, 1)) for case in compute[:twice]),
-        comm=tuple((case, comm_cost(case, rng, noise)) for case in cases.comm)
-        + tuple((case, comm_cost(case, rng, noise, 1)) for case in cases.comm[:twice]),
+        collective=tuple((case, collective_cost(case, rng, noise)) for case in cases.collective)
+        + tuple((case, collective_cost(case, rng, noise, 1)) for case in cases.collective[:twice]),
     )
 
 
@@ -101,7 +101,7 @@ def random_model(*device_counts: int, seed: int = 0, rates: int = 0) -> TrainedC
     everything = np.full(len(FEATURES), 1e3)
     scale = replace(nets.compute.scale, low=-everything, high=everything)
     nets = replace(nets, compute=replace(nets.compute, scale=scale))
-    provenance = Provenance(neuroshard_version="0", seed=seed, compute_cases=0, comm_cases=0)
+    provenance = Provenance(neuroshard_version="0", seed=seed, compute_cases=0, collective_cases=0)
     return cost_model(
         nets,
         BENCH,

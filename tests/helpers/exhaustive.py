@@ -42,7 +42,7 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
     search may. Infinite where there is none."""
     constraints = task.constraints
     rules, together = constraints.rules(), {name: group for group in constraints.together for name in group}
-    by_rows = set(constraints.may_split_rows(task.tables, task.devices))
+    row_wise = set(constraints.may_split_rows(task.tables, task.devices))
     vectors, columns, nbytes = [], [], []  # of each table: (ways, devices, K), (ways, devices) and (ways, devices)
     for table in task.tables:
         least, most = constraints.allowed(rules.get(table.name), table.dim)
@@ -56,7 +56,7 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
             for w in widths
             if (w[w > 0] >= least).all() and (w > 0).sum() <= most and set(np.flatnonzero(w)) <= set(pinned)
         ]
-        if table.name in by_rows:
+        if table.name in row_wise:
             rectangles.append([(rows, table.dim) for _, rows in table.row_blocks(task.devices)])
         if not rectangles:
             return float("inf")

@@ -57,7 +57,7 @@ class Place:
         self.folder, self.nodes = folder, list(nodes)
         self.store = str(folder / "store")
         self.models: list[dict[str, Any]] = []
-        usual = {"compute_cases": 40, "comm_cases": 32, "batch_size": 512, "seed": 0, "backend": "synthetic"}
+        usual = {"compute_cases": 40, "collective_cases": 32, "batch_size": 512, "seed": 0, "backend": "synthetic"}
         self.request: dict[str, Any] = {**usual, **request}
         self.max_error: float | None = 10.0
         self.max_age_seconds: float | None = None

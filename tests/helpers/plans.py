@@ -27,7 +27,7 @@ def make_plan(note: str = "", devices: int = 2, memory_bytes: int = 2**20, table
     )
 
 
-def by_rows(table: Table, devices: int) -> tuple[Shard, ...]:
+def row_wise(table: Table, devices: int) -> tuple[Shard, ...]:
     """Shards of a table over all devices, as far as it has rows for them."""
     return tuple(
         Shard(table=table.name, row_offset=first, rows=rows, dim=table.dim, device=device)
@@ -42,6 +42,6 @@ def row_plan(devices: int = 2) -> Plan:
     whole = Shard(table="country", rows=7, dim=4, device=devices - 1)
     return Plan(
         task=ShardingTask(tables=TABLES, device_memory_bytes=(2**20,) * devices, batch_size=64),
-        shards=(*by_rows(TABLES[0], devices), *columns, whole),
+        shards=(*row_wise(TABLES[0], devices), *columns, whole),
         provenance=Provenance(neuroshard_version="0", algorithm="by hand"),
     )

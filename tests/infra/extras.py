@@ -243,7 +243,7 @@ def make_files(folder: Path) -> None:
     tables = [f'{{"name": "t{n}", "rows": {10**n}, "dim": 64, "pooling_factor": {n}}}' for n in range(3, 7)]
     (folder / "tables.json").write_text(f'{{"format_version": 1, "tables": [{", ".join(tables)}]}}')
     for command in (
-        "augment tables.json --compute-cases 120 --comm-cases 60 --devices 2 --memory 16GiB -o cases",
+        "augment tables.json --compute-cases 120 --collective-cases 60 --devices 2 --memory 16GiB -o cases",
         "measure cases --backend synthetic --batch-size 4096 -o costs",
         "search tables.json --model analytic:h100 --batch-size 4096 --devices 2 --memory 16GiB --rounds 1 -o plan.json",
         "deploy plan.json --store store --name ads-ranker",

@@ -29,7 +29,7 @@ def test_the_peer_that_asks_one_set_at_a_time_finds_the_plan_of_paper(task, monk
     model = random_model(4)
     found = PublishedSearch(task, Predictor(task, model)).search()
     assert found is not None
-    plan = search(task, model, algorithm="paper", width=Width(depth=3))
+    plan = search(task, model, algorithm="neuroshard-2023", width=Width(depth=3))
     assert found[0] == pytest.approx(plan.cost_ms, rel=1e-9)
     assert cost_ms(model, task, found[1]) == pytest.approx(found[0], rel=1e-9)
     assert cost_ms(model, task, rows_of(plan)) == pytest.approx(plan.cost_ms, rel=1e-12)
@@ -53,10 +53,10 @@ def test_a_plan_with_a_fault_is_none(task):
     assert "columns" in fault(task, rows[1:])
     assert "bytes" in fault(task, [(table, dim, 0, count) for table, dim, _, count in rows])
     table, dim, device, count = rows[0]
-    assert "rows and by columns" in fault(task, [(table, dim // 2, device, count // 2), *rows[1:]])
+    assert "rows and column-wise" in fault(task, [(table, dim // 2, device, count // 2), *rows[1:]])
 
 
-def test_a_plan_by_rows_is_scored_as_the_search_prices_it(task):
+def test_a_plan_row_wise_is_scored_as_the_search_prices_it(task):
     model = AnalyticModel()
     heavy = task.tables[0].model_copy(update={"pooling_factor": 3000.0, "dim": 8})
     task = ShardingTask(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.table import Table
 from neuroshard.files.cases import write_cases
 
@@ -22,14 +22,14 @@ def table() -> Callable[..., Table]:
 
 @pytest.fixture
 def cases() -> Cases:
-    """Thirty sets of one to three of five tables, and six exchanges between 2 devices."""
+    """Thirty sets of one to three of five tables, and six all-to-alls between 2 devices."""
     tables = tuple(small_table(f"t{i}", rows=1000 * (i + 1), pooling_factor=i + 1) for i in range(5))
     compute = tuple(
         ComputeCase(tables=tuple(tables[(i + k) % 5].with_dim(4 * (i + 1)) for k in range(i % 3 + 1)))
         for i in range(30)
     )
-    comm = tuple(CommCase(device_dims=(32 * i + 32, 64), start_delays_ms=(0.0, 0.5 * i)) for i in range(6))
-    return Cases(tables=tables, compute=compute, comm=comm, max_dim=120, seed=0)
+    collective = tuple(CollectiveCase(device_dims=(32 * i + 32, 64), start_delays_ms=(0.0, 0.5 * i)) for i in range(6))
+    return Cases(tables=tables, compute=compute, collective=collective, max_dim=120, seed=0)
 
 
 @pytest.fixture

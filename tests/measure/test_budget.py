@@ -4,17 +4,17 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase, Split
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, Split
 from neuroshard.core.table import Table
 from neuroshard.measure.budget import ENOUGH, SETS, SHARES, Bought, buy, trial
-from neuroshard.measure.schedule import LEAST_EXCHANGES, LEAST_SETS, SENTINEL, Schedule, Step, schedule
+from neuroshard.measure.schedule import LEAST_EXCHANGES, LEAST_SETS, REFERENCE, Schedule, Step, schedule
 
 TABLE = Table.model_validate({"name": "a", "rows": 10_000, "dim": 128, "pooling_factor": 1.0})
 SPLITS: tuple[Split, ...] = ("train",) * 8 + ("valid", "test_sets")  # type: ignore[assignment]
 
 
-def cases(sets: int, exchanges: dict[int, int]) -> Cases:
-    """Table sets of one table of many widths and sizes, and exchanges of each number of ranks."""
+def cases(sets: int, all_to_alls: dict[int, int]) -> Cases:
+    """Table sets of one table of many widths and sizes, and all-to-alls of each number of ranks."""
     compute = tuple(
         ComputeCase(
             tables=(
@@ -26,17 +26,19 @@ def cases(sets: int, exchanges: dict[int, int]) -> Cases:
         )
         for i in range(sets)
     )
-    comm = tuple(
-        CommCase(device_dims=(4 * i + 4, *(8,) * (ranks - 1)), start_delays_ms=(0.0,) * ranks, split=SPLITS[i % 10])
-        for ranks, count in exchanges.items()
+    collective = tuple(
+        CollectiveCase(
+            device_dims=(4 * i + 4, *(8,) * (ranks - 1)), start_delays_ms=(0.0,) * ranks, split=SPLITS[i % 10]
+        )
+        for ranks, count in all_to_alls.items()
         for i in range(count)
     )
-    return Cases(tables=(TABLE,), compute=compute, comm=comm, max_dim=128, seed=0)
+    return Cases(tables=(TABLE,), compute=compute, collective=collective, max_dim=128, seed=0)
 
 
 def kinds(steps: Sequence[Step]) -> Counter[tuple[int, str]]:
     return Counter(
-        (len(step.case.device_dims) if isinstance(step.case, CommCase) else SETS, step.case.split)
+        (len(step.case.device_dims) if isinstance(step.case, CollectiveCase) else SETS, step.case.split)
         for step in steps
         if step.round_ == 0
     )
@@ -65,8 +67,8 @@ def test_any_beginning_of_the_least_has_both_kinds_and_many_widths() -> None:
 
 def test_what_is_asked_for_is_measured_once_each_whatever_the_order() -> None:
     steps = bought(1e9, {SETS: 1.0, 2: 1.0, 4: 1.0}).steps
-    assert sorted((s.case.case_id, s.round_) for s in steps if s.round_ != SENTINEL) == sorted(
-        (s.case.case_id, s.round_) for s in PLANNED.steps if s.round_ != SENTINEL
+    assert sorted((s.case.case_id, s.round_) for s in steps if s.round_ != REFERENCE) == sorted(
+        (s.case.case_id, s.round_) for s in PLANNED.steps if s.round_ != REFERENCE
     )
 
 
@@ -91,10 +93,10 @@ def test_on_the_slowest_machine_the_least_still_comes_first() -> None:
 def test_beyond_the_least_each_kind_gets_its_share_of_the_time() -> None:
     found = bought(300.0, {SETS: 0.1, 2: 1.0, 4: 1.0}, usual=2)
     others = found.steps[len(PLANNED.least) : sum(found.expected.values())]
-    seconds = {"compute": 0.0, "comm": 0.0}
+    seconds = {"compute": 0.0, "collective": 0.0}
     for step in others:
         seconds[step.kind] += 0.1 if step.kind == "compute" else 1.0
-    assert abs(seconds["comm"] / sum(seconds.values()) - SHARES["comm"]) < 0.1
+    assert abs(seconds["collective"] / sum(seconds.values()) - SHARES["collective"]) < 0.1
 
 
 def test_where_processes_must_take_turns_they_do_so_seldom() -> None:
@@ -117,6 +119,6 @@ def test_a_run_says_what_its_budget_is_enough_for() -> None:
 
 
 def test_a_few_of_each_kind_are_timed_first() -> None:
-    assert Counter(step.kind for step in trial(PLANNED.steps)) == {"compute": 3, "comm": 2}
-    assert {len(s.case.device_dims) for s in trial(PLANNED.steps) if isinstance(s.case, CommCase)} == {2, 4}
+    assert Counter(step.kind for step in trial(PLANNED.steps)) == {"compute": 3, "collective": 2}
+    assert {len(s.case.device_dims) for s in trial(PLANNED.steps) if isinstance(s.case, CollectiveCase)} == {2, 4}
     assert ENOUGH.keys() == SHARES.keys()

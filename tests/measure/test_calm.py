@@ -22,7 +22,7 @@ def repeats(*slownesses: float, ms: float = 1.0) -> list[Repeat]:
     return [Repeat(ms * slow, 2 * ms * slow, slow) for slow in slownesses]
 
 
-def test_a_slow_moment_that_the_sentinel_sees_changes_no_label() -> None:
+def test_a_slow_moment_that_the_reference_kernel_sees_changes_no_label() -> None:
     calm, slow = [repeats(1.0, 1.0)] * 4, [repeats(1.6, 1.5), repeats(1.0, 1.2), repeats(2.0, 2.0), repeats(1.6, 1.1)]
     for one, other in zip(case_timing(slow)[:2], case_timing(calm)[:2], strict=True):
         assert (one.ms, one.spread) == pytest.approx((other.ms, other.spread))
@@ -79,7 +79,7 @@ def test_a_visit_times_cold_steps_and_asks_how_slow_it_is_after_each_repeat() ->
     assert device.flushes == 6
 
 
-def test_the_machine_is_the_slower_the_longer_the_sentinel_takes() -> None:
+def test_the_machine_is_the_slower_the_longer_the_reference_kernel_takes() -> None:
     calm_ms = {READS: 0.4, SMALL_SET: 0.8}
     assert slowness(calm_ms, calm_ms) == 1.0
     assert slowness({READS: 0.8, SMALL_SET: 1.6}, calm_ms) == pytest.approx(2 ** sum(SHARES.values()))

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.cost import SHARES
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
 from neuroshard.files.traces import Lookups, Traces, write_traces
 from neuroshard.measure import hardware
+from neuroshard.measure.all_to_all import AllToAll, Measured
 from neuroshard.measure.backends import Settings
-from neuroshard.measure.exchange import Exchange, Measured
 from neuroshard.measure.fbgemm import MOMENT, WEIGHT, TableBatchedEmbedding
 from neuroshard.measure.hardware import LOT_SECONDS, OnMachine, cpu
 from neuroshard.measure.harness import Timing
@@ -28,7 +28,7 @@ from neuroshard.measure.rowcap import buffer_bytes
 from neuroshard.measure.run import measure
 from neuroshard.measure.schedule import Step
 from neuroshard.measure.sets import Lot
-from neuroshard.measure.worker import Crew, WorkerLost
+from neuroshard.measure.worker import WorkerLost, WorkerPool
 
 MIB = 2**20
 SETTINGS = Settings(batch_size=256, warmup=1, repeats=5, memory_limit_bytes=64 * MIB, timeout_seconds=30)
@@ -39,17 +39,17 @@ def table(name: str, **shape: float) -> Table:
     return Table.model_validate({"name": name, "rows": 100_000, "dim": 32, "pooling_factor": 4.0, **shape})
 
 
-def cases_of(*compute: ComputeCase, comm: tuple[CommCase, ...] = ()) -> Cases:
+def cases_of(*compute: ComputeCase, collective: tuple[CollectiveCase, ...] = ()) -> Cases:
     tables = {t.name: t for case in compute for t in case.tables}
-    return Cases(tables=tuple(tables.values()), compute=compute, comm=comm, max_dim=128, seed=0)
+    return Cases(tables=tuple(tables.values()), compute=compute, collective=collective, max_dim=128, seed=0)
 
 
 FEW = ComputeCase(tables=(table("a"),))
 MANY = ComputeCase(tables=(table("b", pooling_factor=256.0),))
 WIDE = ComputeCase(tables=(table("c", dim=128, pooling_factor=256.0),))
 LARGE = ComputeCase(tables=(table("d", rows=10_000_000),))
-EXCHANGE = CommCase(device_dims=(64, 64), start_delays_ms=(0, 0))
-ALL = cases_of(FEW, MANY, WIDE, LARGE, comm=(EXCHANGE,))
+EXCHANGE = CollectiveCase(device_dims=(64, 64), start_delays_ms=(0, 0))
+ALL = cases_of(FEW, MANY, WIDE, LARGE, collective=(EXCHANGE,))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_a_killed_worker_is_replaced(backend: OnMachine) -> None:
 
 def test_sets_side_by_side_are_each_measured_on_a_worker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on several GPUs: here two workers share a CPU. One of them is killed, and the run goes on with another."""
-    monkeypatch.setattr(CpuMachine, "abreast", lambda self: 2)
+    monkeypatch.setattr(CpuMachine, "concurrency", lambda self: 2)
     opened = cpu(cases_of(FEW, MANY), Settings(batch_size=64, repeats=3, timeout_seconds=30), None)
     try:
         steps = [Step(FEW, 0), Step(MANY, 0), Step(FEW, 1)]
@@ -117,21 +117,21 @@ def test_sets_side_by_side_are_each_measured_on_a_worker_of_its_own(monkeypatch:
         opened.close()
 
 
-def test_a_rank_killed_in_an_exchange_is_told_and_all_are_replaced(backend: OnMachine) -> None:
-    backend.exchange(EXCHANGE, 0)
+def test_a_rank_killed_in_an_all_to_all_is_told_and_all_are_replaced(backend: OnMachine) -> None:
+    backend.all_to_all(EXCHANGE, 0)
     killed = backend.all.workers[1].process
     killed.kill()
     killed.wait()
     with pytest.raises(MeasureError, match="killed by SIGKILL"):
-        backend.exchange(EXCHANGE, 0)
-    assert backend.exchange(EXCHANGE, 0).error is None
+        backend.all_to_all(EXCHANGE, 0)
+    assert backend.all_to_all(EXCHANGE, 0).error is None
 
 
 def test_ranks_that_never_meet_leave_no_folder(
     backend: OnMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    lost = Crew("neuroshard.measure.exchange:Nobody", backend.all.arguments, 30.0)
+    lost = WorkerPool("neuroshard.measure.all_to_all:Nobody", backend.all.arguments, 30.0)
     for _ in range(2):
         with pytest.raises(WorkerLost, match="Nobody"):
             lost.start()
@@ -146,56 +146,56 @@ def test_a_run_that_goes_on_keeps_its_memory_limit_and_what_it_is_scaled_to(back
     fresh = cpu(ALL, unsaid, None)
     fresh.close()
     assert fresh.bench != backend.bench
-    assert list(fresh.bench.calm_exchange_ms) == ["2"]
+    assert list(fresh.bench.calm_all_to_all_ms) == ["2"]
     assert fresh.bench.calm_compute_ms.keys() == SHARES.keys()
     assert min(fresh.bench.calm_compute_ms.values()) > 0
     assert cpu(ALL, unsaid, backend.bench).bench == backend.bench
 
 
 def test_a_rank_lost_while_it_is_seen_how_calm_the_machine_is_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, ask = [], Crew.ask
+    asked, ask = [], WorkerPool.ask
 
-    def lost_once(self: Crew, message: object, count: int | None = None) -> list[object]:
+    def lost_once(self: WorkerPool, message: object, count: int | None = None) -> list[object]:
         asked.append(message)
         if len(asked) == 2:
             self.workers[0].process.kill()
         return ask(self, message, count)
 
-    monkeypatch.setattr(Crew, "ask", lost_once)
-    opened = cpu(cases_of(comm=(EXCHANGE,)), SETTINGS, None)
+    monkeypatch.setattr(WorkerPool, "ask", lost_once)
+    opened = cpu(cases_of(collective=(EXCHANGE,)), SETTINGS, None)
     opened.close()
-    assert opened.bench.calm_exchange_ms["2"] > 0
+    assert opened.bench.calm_all_to_all_ms["2"] > 0
 
 
-def test_an_exchange_on_a_machine_half_as_fast_is_scaled_to_its_calm_speed(
+def test_an_all_to_all_on_a_machine_half_as_fast_is_scaled_to_its_calm_speed(
     backend: OnMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = CommCase(device_dims=(64, 64), start_delays_ms=(0, 5))
-    calm = backend.bench.calm_exchange_ms["2"]
+    case = CollectiveCase(device_dims=(64, 64), start_delays_ms=(0, 5))
+    calm = backend.bench.calm_all_to_all_ms["2"]
     slow = [
         Measured(Timing(9.0, 0.5, 9.5), Timing(4.0, 0.5, 4.5), 2 * calm),
         Measured(Timing(4.0, 0.5, 4.5), Timing(4.0, 0.5, 4.5), 2 * calm),
     ]
     monkeypatch.setattr(backend.all, "ask", lambda case, count: slow)
-    cost = backend.exchange(case, 0)
+    cost = backend.all_to_all(case, 0)
     assert (cost.forward_ms, cost.backward_ms) == ((7.0, 2.0), (2.0, 2.0))
 
 
 def test_where_ranks_are_always_lost_table_sets_are_measured_all_the_same(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ask = Crew.ask
+    ask = WorkerPool.ask
 
-    def lost(self: Crew, message: object, count: int | None = None) -> list[object]:
-        if isinstance(message, Exchange):
+    def lost(self: WorkerPool, message: object, count: int | None = None) -> list[object]:
+        if isinstance(message, AllToAll):
             raise WorkerLost("worker died (exit code 1): no network interface")
         return ask(self, message, count)
 
-    monkeypatch.setattr(Crew, "ask", lost)
-    opened = cpu(cases_of(FEW, comm=(EXCHANGE,)), SETTINGS, None)
+    monkeypatch.setattr(WorkerPool, "ask", lost)
+    opened = cpu(cases_of(FEW, collective=(EXCHANGE,)), SETTINGS, None)
     try:
         assert opened.compute(FEW, 0).error is None
-        assert (opened.most_devices, opened.bench.calm_exchange_ms) == (1, {})
+        assert (opened.most_devices, opened.bench.calm_all_to_all_ms) == (1, {})
     finally:
         opened.close()
     assert "all are left out: worker died (exit code 1): no network interface" in capsys.readouterr().err
@@ -203,11 +203,11 @@ def test_where_ranks_are_always_lost_table_sets_are_measured_all_the_same(
 
 def test_processes_that_memory_does_not_hold_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuMachine, "apart", lambda self, buffer_bytes, ranks: True)
-    opened = cpu(cases_of(FEW, comm=(EXCHANGE,)), SETTINGS, None)
+    opened = cpu(cases_of(FEW, collective=(EXCHANGE,)), SETTINGS, None)
     try:
         assert opened.compute(FEW, 0).error is None
         assert (len(opened.sets.workers), len(opened.all.workers)) == (1, 0)
-        assert opened.exchange(EXCHANGE, 0).error is None
+        assert opened.all_to_all(EXCHANGE, 0).error is None
         assert (len(opened.sets.workers), len(opened.all.workers)) == (0, 2)
     finally:
         opened.close()
@@ -216,10 +216,10 @@ def test_processes_that_memory_does_not_hold_at_once_take_turns(monkeypatch: pyt
 def test_where_workers_are_always_lost_nobody_sees_how_calm_it_is_and_the_run_does_not_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def lost(self: Crew, message: object, count: int | None = None) -> list[object]:
+    def lost(self: WorkerPool, message: object, count: int | None = None) -> list[object]:
         raise WorkerLost("worker died (killed by SIGKILL)")
 
-    monkeypatch.setattr(Crew, "ask", lost)
+    monkeypatch.setattr(WorkerPool, "ask", lost)
     with pytest.raises(MeasureError, match="worker died"):
         cpu(cases_of(FEW), SETTINGS, None)
 
@@ -234,10 +234,10 @@ def test_table_sets_are_dealt_to_the_workers_with_what_they_are_scaled_to(
         dealt.extend(lots)
         return [[case.case_id for case, _ in lot.cases] for lot in lots]
 
-    monkeypatch.setattr(CpuMachine, "abreast", lambda self: 2)
+    monkeypatch.setattr(CpuMachine, "concurrency", lambda self: 2)
     monkeypatch.setattr(backend.sets, "ask_each", answered)
     given = [(FEW, 0), (MANY, 0), (WIDE, 1)]
-    assert backend.compute_abreast(given) == [case.case_id for case, _ in given]
+    assert backend.compute_concurrency(given) == [case.case_id for case, _ in given]
     assert [lot.cases for lot in dealt] == [((FEW, 0), (WIDE, 1)), ((MANY, 0),)]
     assert all(lot.calm_ms == backend.bench.calm_compute_ms for lot in dealt)
 
@@ -246,13 +246,13 @@ def test_of_long_table_sets_fewer_are_measured_together(backend: OnMachine, monk
     together = []
     for seconds in (0.01, 1.0, 100.0):
         monkeypatch.setattr(backend, "seconds_a_set", seconds)
-        together.append(backend.abreast)
+        together.append(backend.concurrency)
     assert together == [CpuMachine().in_turns(), LOT_SECONDS, 1]
 
 
 def test_a_set_that_runs_out_of_memory_spoils_none_that_is_measured_with_it(backend: OnMachine) -> None:
     endless = ComputeCase(tables=(table("endless", pooling_factor=1e9),))
-    costs = backend.compute_abreast([(FEW, 0), (endless, 0), (FEW, 1)])
+    costs = backend.compute_concurrency([(FEW, 0), (endless, 0), (FEW, 1)])
     assert [(cost.case_id, cost.round) for cost in costs] == [(FEW.case_id, 0), (endless.case_id, 0), (FEW.case_id, 1)]
     assert [bool(cost.error) for cost in costs] == [False, True, False]
     assert (costs[1].error or "").startswith("out of memory")

@@ -21,7 +21,7 @@ GPUS = torch.cuda.device_count()
 
 def cases_of(*tables: Table) -> Cases:
     compute = tuple(ComputeCase(tables=(one,)) for one in tables)
-    return Cases(tables=tables, compute=compute, comm=(), max_dim=128, seed=0)
+    return Cases(tables=tables, compute=compute, collective=(), max_dim=128, seed=0)
 
 
 @pytest.mark.skipif(GPUS > 0, reason="there is a GPU")
@@ -51,7 +51,7 @@ def machine_with(monkeypatch: pytest.MonkeyPatch, *uuids: str) -> CudaMachine:
 def test_the_gpu_that_torch_sees_is_told_and_not_nvmls_first(monkeypatch: pytest.MonkeyPatch) -> None:
     two = machine_with(monkeypatch, "cc", "bb")
     assert two.hardware() == gpu("H100").model_copy(update={"interconnect": "NCCL"})
-    assert (two.most_devices(), two.abreast()) == (2, 2)
+    assert (two.most_devices(), two.concurrency()) == (2, 2)
 
 
 def test_a_gpu_that_nvml_does_not_know_by_its_uuid_is_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,9 @@ def test_a_gpu_idles_as_long_as_the_host_needs_to_run_ahead(monkeypatch: pytest.
     assert [cycles / 2e6 for cycles in events.slept] == pytest.approx([0.5, 0.5, 4.0, 4.0, 0.5, 5.0])
 
 
-def test_what_a_table_set_took_is_given_back_for_the_exchange_on_the_same_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_table_set_took_is_given_back_for_the_all_to_all_on_the_same_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     events = Events(monkeypatch)
     Cuda(0).release()
     assert events.released == 1
@@ -137,7 +139,7 @@ def test_gpus_measure_table_sets_side_by_side(table: Callable[..., Table]) -> No
     cases = cases_of(*tables)
     backend = open_backend("cuda", cases, Settings(batch_size=65536))
     try:
-        costs = backend.compute_abreast([(case, 0) for case in cases.compute])
+        costs = backend.compute_concurrency([(case, 0) for case in cases.compute])
         alone = [backend.compute(case, 1) for case in cases.compute]
     finally:
         backend.close()

@@ -33,7 +33,7 @@ SHARDS = (
 
 
 def plan_of(tables: tuple[Table, ...] = TABLES, shards: tuple[Shard, ...] = SHARDS, devices: int = 3) -> Plan:
-    cost = DeviceCost(compute_ms=1.0, forward_comm_ms=0.5, backward_comm_ms=0.5)
+    cost = DeviceCost(compute_ms=1.0, forward_collective_ms=0.5, backward_collective_ms=0.5)
     return Plan(
         task=ShardingTask(tables=tables, device_memory_bytes=(2**42,) * devices, batch_size=256),
         shards=shards,
@@ -72,10 +72,10 @@ def test_on_the_formula_it_is_exact() -> None:
     compute = [d.measured.compute_ms for d in one.devices if d.measured]
     expected = [formula.compute_ms(tables, 256) for tables in device_tables(plan)[:2]]
     assert compute == pytest.approx([*expected, 0.0])
-    ready = np.array(compute) + [d.measured.backward_comm_ms for d in one.devices if d.measured]
-    forward = formula.forward_comm_ms(np.array([36.0, 64.0, 0.0]), ready - ready.min(), 256)
-    assert [d.measured.forward_comm_ms for d in one.devices if d.measured] == pytest.approx(forward.tolist())
-    assert (one.exact, one.exchange_measured, one.foreign, one.errors) == (True, True, False, 0)
+    ready = np.array(compute) + [d.measured.backward_collective_ms for d in one.devices if d.measured]
+    forward = formula.forward_collective_ms(np.array([36.0, 64.0, 0.0]), ready - ready.min(), 256)
+    assert [d.measured.forward_collective_ms for d in one.devices if d.measured] == pytest.approx(forward.tolist())
+    assert (one.exact, one.all_to_all_measured, one.foreign, one.errors) == (True, True, False, 0)
     assert one == evaluate(plan, "synthetic", settings())
     assert "by the formula, exact" in str(one)
     assert "rounds of a device" not in str(one)
@@ -88,11 +88,11 @@ def test_of_rows_that_are_split_it_says_what_was_taken_for_granted() -> None:
     )
     one = evaluate(plan_of((TABLES[1],), rows, devices=2), "synthetic", settings())
     assert [device.dim for device in one.devices] == [32, 32]
-    assert "1 table split by rows: all rows looked up alike" in " ".join(str(one).split())
-    assert "split by rows" not in str(evaluate(plan_of(), "synthetic", settings()))
+    assert "1 table split row-wise: all rows looked up alike" in " ".join(str(one).split())
+    assert "split row-wise" not in str(evaluate(plan_of(), "synthetic", settings()))
 
 
-def test_on_this_machine_every_device_and_the_exchange_are_measured() -> None:
+def test_on_this_machine_every_device_and_the_all_to_all_are_measured() -> None:
     one = evaluate(plan_of(), "cpu", settings(memory_limit_bytes=16 * MIB), rounds=2)
     first, second, empty = (device.measured for device in one.devices)
     assert first is not None
@@ -100,8 +100,8 @@ def test_on_this_machine_every_device_and_the_exchange_are_measured() -> None:
     assert empty is not None
     assert 0 < first.compute_ms < 1000
     assert empty.compute_ms == 0
-    assert min(cost.backward_comm_ms for cost in (first, second, empty)) > 0
-    assert one.exchange_measured
+    assert min(cost.backward_collective_ms for cost in (first, second, empty)) > 0
+    assert one.all_to_all_measured
     told = str(one)
     assert one.rounds_differ is not None
     assert f"rounds of a device's compute differ by {one.rounds_differ:.1%}" in " ".join(told.split())
@@ -110,12 +110,12 @@ def test_on_this_machine_every_device_and_the_exchange_are_measured() -> None:
     assert max(map(len, told.splitlines())) <= 80
 
 
-def test_more_devices_than_processes_are_measured_without_their_exchange() -> None:
+def test_more_devices_than_processes_are_measured_without_their_all_to_all() -> None:
     one = evaluate(plan_of(), "cpu", settings(), rounds=1, most_processes=2)
-    assert not one.exchange_measured
-    assert [d.measured.backward_comm_ms for d in one.devices if d.measured] == [0.0] * 3
+    assert not one.all_to_all_measured
+    assert [d.measured.backward_collective_ms for d in one.devices if d.measured] == [0.0] * 3
     assert one.slowest("predicted") == (0, 1.0)
-    assert "the exchange among 3 devices was not measured" in str(one)
+    assert "the all-to-all among 3 devices was not measured" in str(one)
 
 
 def test_what_does_not_fit_is_that_device_s_error() -> None:
@@ -124,11 +124,11 @@ def test_what_does_not_fit_is_that_device_s_error() -> None:
     assert [(d.error or "")[:13] for d in one.devices] == ["", "out of memory", ""]
     assert one.errors == 1
     assert "error: out of memory" in str(one)
-    assert not one.exchange_measured
+    assert not one.all_to_all_measured
     assert "not every device's tables could be run" in " ".join(str(one).split())
 
 
-def test_one_device_exchanges_nothing() -> None:
+def test_one_device_all_to_alls_nothing() -> None:
     shards = tuple(Shard(table=t.name, rows=t.rows, dim=t.dim, device=0) for t in TABLES)
     (device,) = evaluate(plan_of(TABLES, shards, devices=1), "synthetic", settings()).devices
     assert device.measured is not None

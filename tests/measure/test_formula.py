@@ -1,4 +1,4 @@
-"""The formula: what makes a set dear, and what an exchange waits for."""
+"""The formula: what makes a set dear, and what an all-to-all waits for."""
 
 from collections.abc import Callable
 
@@ -63,23 +63,25 @@ def test_the_order_of_devices_does_not_change_what_each_costs() -> None:
     rng = np.random.default_rng(0)
     dims, delays = rng.integers(0, 2000, (50, 16)).astype(float), rng.uniform(0, 20, (50, 16))
     order = rng.permutation(16)
-    forward = formula.forward_comm_ms(dims, delays, BATCH)
-    np.testing.assert_allclose(formula.forward_comm_ms(dims[:, order], delays[:, order], BATCH), forward[:, order])
-    backward = formula.backward_comm_ms(dims, BATCH)
-    np.testing.assert_allclose(formula.backward_comm_ms(dims[:, order], BATCH), backward[:, order])
+    forward = formula.forward_collective_ms(dims, delays, BATCH)
+    np.testing.assert_allclose(
+        formula.forward_collective_ms(dims[:, order], delays[:, order], BATCH), forward[:, order]
+    )
+    backward = formula.backward_collective_ms(dims, BATCH)
+    np.testing.assert_allclose(formula.backward_collective_ms(dims[:, order], BATCH), backward[:, order])
 
 
 def test_who_starts_first_waits_for_who_starts_last() -> None:
     together, late = (
-        formula.forward_comm_ms(np.full(4, 512.0), np.array(delays), BATCH)
+        formula.forward_collective_ms(np.full(4, 512.0), np.array(delays), BATCH)
         for delays in ([0.0] * 4, [0.0, 0.0, 0.0, 7.0])
     )
     np.testing.assert_allclose(late - together, [7.0, 7.0, 7.0, 0.0])
 
 
 def test_lopsided_dims_cost_every_device_more_than_balanced_ones() -> None:
-    balanced = formula.backward_comm_ms(np.array([512.0, 512.0, 512.0, 512.0]), BATCH)
-    lopsided = formula.backward_comm_ms(np.array([1700.0, 116.0, 116.0, 116.0]), BATCH)
+    balanced = formula.backward_collective_ms(np.array([512.0, 512.0, 512.0, 512.0]), BATCH)
+    lopsided = formula.backward_collective_ms(np.array([1700.0, 116.0, 116.0, 116.0]), BATCH)
     assert (lopsided > balanced).all()
     assert lopsided.argmax() == 0
 

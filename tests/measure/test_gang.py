@@ -18,8 +18,8 @@ from neuroshard.augment.night import run as draw
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError, NeuroshardError
 from neuroshard.core.nightly import Order, Request, Survey, Work
-from neuroshard.measure.gang import run, train_job
 from neuroshard.measure.job import merge_shares
+from neuroshard.measure.train_job import run, train_job
 
 TRAIN_JOBS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/kubeflow/trainjobs"
 HARDWARE = Hardware(kind="synthetic", name="NVIDIA-H200, by a formula", memory_bytes=140 * 2**30)
@@ -114,7 +114,7 @@ def test_the_train_job_asks_for_a_nodes_gpus_and_for_the_runtime_of_the_kind() -
 def test_its_pods_measure_all_shares_and_a_second_one_finds_them_there(controller: Controller, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     order = Order(name="ads", tables="mlperf-dlrm-dcnv2", devices=2, memory="80GiB")
-    request = Request(compute_cases=20, comm_cases=8, batch_size=512, seed=0, backend="synthetic")
+    request = Request(compute_cases=20, collective_cases=8, batch_size=512, seed=0, backend="synthetic")
     asked = work(ranks=(2,), measurable=(2,))
     draw(Survey(request=request, orders=(order,), hardware={"ads": HARDWARE.fingerprint}, works=(asked,)), store)
     told = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 60.0, "seed": 0, "single_writer": False}
@@ -169,7 +169,7 @@ def test_one_that_never_ends_is_deleted(controller: Controller) -> None:
 def test_a_pod_that_was_told_nonsense_says_so_in_one_line(arguments: list[str], index: str | None) -> None:
     env = {name: value for name, value in os.environ.items() if name != "JOB_COMPLETION_INDEX"}
     ended = subprocess.run(
-        [sys.executable, "-m", "neuroshard.measure.gang", *arguments],
+        [sys.executable, "-m", "neuroshard.measure.train_job", *arguments],
         env=env | ({} if index is None else {"JOB_COMPLETION_INDEX": index}),
         capture_output=True,
         text=True,

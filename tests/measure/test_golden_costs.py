@@ -22,17 +22,17 @@ def test_the_golden_costs_are_read_as_they_were_written():
 
 def test_the_formula_gives_the_golden_costs():
     costs = read_costs(GOLDEN / "costs-1")
-    compute, comm = tuple(case for case, _ in costs.compute), tuple(case for case, _ in costs.comm)
+    compute, collective = tuple(case for case, _ in costs.compute), tuple(case for case, _ in costs.collective)
     tables = tuple(table for case in compute for table in case.tables)
     backend = Synthetic(
-        Cases(tables=tables, compute=compute, comm=comm, max_dim=64, seed=0), Settings(batch_size=512), None
+        Cases(tables=tables, compute=compute, collective=collective, max_dim=64, seed=0), Settings(batch_size=512), None
     )
 
     again = [
         *(backend.compute(case, cost.round) for case, cost in costs.compute),
-        *(backend.exchange(case, cost.round) for case, cost in costs.comm),
+        *(backend.all_to_all(case, cost.round) for case, cost in costs.collective),
     ]
-    for cost, (_, golden) in zip(again, (*costs.compute, *costs.comm), strict=True):
+    for cost, (_, golden) in zip(again, (*costs.compute, *costs.collective), strict=True):
         assert (cost.case_id, cost.round, cost.error) == (golden.case_id, golden.round, golden.error)
         if golden.error is None:  # processors differ in the last digit of a logarithm
             assert cost.forward_ms == pytest.approx(golden.forward_ms, rel=1e-12)

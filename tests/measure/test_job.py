@@ -35,7 +35,7 @@ def night(pods: int = 2, seed: int = 0) -> Survey:
         Order(name="ads", tables="mlperf-dlrm-dcnv2", devices=4, memory="80GiB"),
         Order(name="feed", tables="mlperf-dlrm-dcnv2", devices=2, memory="80GiB"),
     )
-    request = Request(compute_cases=30, comm_cases=12, batch_size=512, seed=seed, backend="synthetic")
+    request = Request(compute_cases=30, collective_cases=12, batch_size=512, seed=seed, backend="synthetic")
     return Survey(request=request, orders=orders, hardware={}, works=(work,))
 
 
@@ -55,7 +55,7 @@ def test_two_pods_measure_what_one_would(tmp_path: Path) -> None:
         merge_shares(night(pods).works[0], str(store), tmp_path / f"costs-{pods}")
     one, two = (read_costs(tmp_path / f"costs-{pods}") for pods in (1, 2))
     assert {case.case_id for case, _ in one.compute} == {case.case_id for case, _ in two.compute}
-    assert {case.case_id for case, _ in one.comm} == {case.case_id for case, _ in two.comm}
+    assert {case.case_id for case, _ in one.collective} == {case.case_id for case, _ in two.collective}
     assert one.bench.hardware == TWIN
     names = {table.name.partition("/")[0] for case, _ in one.compute for table in case.tables}
     assert names == {"ads", "feed"}
@@ -95,12 +95,12 @@ def test_a_pod_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
     measure(job, tmp_path)
     folder = folder_of(job, tmp_path)
     forget_the_end(job, tmp_path)  # as if killed before the end,
-    (folder / "comm-00000.parquet").unlink()  # and before the exchanges
+    (folder / "collective-00000.parquet").unlink()  # and before the all-to-alls
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
     measure(job, tmp_path)
     merge_shares(job.work, str(tmp_path), tmp_path / "costs")
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name in kept} == kept
-    assert {len(case.device_dims) for case, _ in read_costs(tmp_path / "costs").comm} == {2, 4}
+    assert {len(case.device_dims) for case, _ in read_costs(tmp_path / "costs").collective} == {2, 4}
 
 
 def test_a_part_that_a_store_damaged_is_measured_again_and_taken_out_of_the_store(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_part_that_a_store_damaged_is_measured_again_and_taken_out_of_the_stor
 def test_costs_that_cannot_be_merged_are_set_aside_and_measured_again(tmp_path: Path) -> None:
     [job] = drawn(tmp_path, 1)
     measure(job, tmp_path)
-    (folder_of(job, tmp_path) / "comm-00000.parquet").write_bytes(b"")
+    (folder_of(job, tmp_path) / "collective-00000.parquet").write_bytes(b"")
     with pytest.raises(InvalidInput, match="no case was measured that could be used"):
         merge_shares(job.work, str(tmp_path), tmp_path / "costs")
     assert (tmp_path / job.work.folder / "aside" / "draw-0001" / "costs-1-of-1" / "compute-00000.parquet").exists()
@@ -164,7 +164,7 @@ def test_cases_are_drawn_once_for_all_nights(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "_measuring/f/1").iterdir()} == {"draw-0001"}
 
 
-@pytest.mark.parametrize("name", ["compute.parquet", "comm.parquet", "cases.json"])
+@pytest.mark.parametrize("name", ["compute.parquet", "collective.parquet", "cases.json"])
 @pytest.mark.parametrize("lost", [True, False])
 def test_cases_that_a_store_lost_or_damaged_are_drawn_again(tmp_path: Path, name: str, lost: bool) -> None:
     drawn(tmp_path, 1)

@@ -23,12 +23,16 @@ def test_shares_of_a_case_set_make_the_whole(cases: Cases, cases_folder: Path, t
     parts = [share(cases_folder, tmp_path / f"costs-{n}", n, 3) for n in (1, 2, 3)]
     merged = merge.run(parts, tmp_path / "costs")
 
-    labels = sorted(cost.case_id for _, cost in (*merged.compute, *merged.comm) if cost.round == 0)
-    assert labels == sorted(case.case_id for case in (*cases.compute, *cases.comm))
+    labels = sorted(cost.case_id for _, cost in (*merged.compute, *merged.collective) if cost.round == 0)
+    assert labels == sorted(case.case_id for case in (*cases.compute, *cases.collective))
     whole = read_costs(share(cases_folder, tmp_path / "whole"))
     assert {cost for _, cost in merged.compute if not cost.round} == {c for _, c in whole.compute if not c.round}
     read = read_costs(tmp_path / "costs")
-    assert (read.bench, set(read.compute), set(read.comm)) == (whole.bench, set(merged.compute), set(merged.comm))
+    assert (read.bench, set(read.compute), set(read.collective)) == (
+        whole.bench,
+        set(merged.compute),
+        set(merged.collective),
+    )
     again = run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512)
     assert again.now == 0  # of so few cases the shares measured each again, as the whole run some
 
@@ -75,7 +79,7 @@ def test_costs_of_different_benches_are_refused_by_what_differs(cases_folder: Pa
 
 def test_two_tables_of_one_name_are_not_merged(cases: Cases, cases_folder: Path, tmp_path: Path) -> None:
     other = cases.tables[0].model_copy(update={"pooling": "mean"})
-    write_cases(tmp_path / "cases-2", Cases(tables=(other,), compute=(), comm=(), max_dim=4, seed=0))
+    write_cases(tmp_path / "cases-2", Cases(tables=(other,), compute=(), collective=(), max_dim=4, seed=0))
     folders = [share(cases_folder, tmp_path / "one"), share(tmp_path / "cases-2", tmp_path / "two")]
     with pytest.raises(
         InvalidInput, match=r"two: its table 't0' is not that of .*one; merge costs of one tables\.json"

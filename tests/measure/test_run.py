@@ -8,24 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase
-from neuroshard.core.cost import Bench, CommCost, ComputeCost
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost
 from neuroshard.core.errors import InvalidInput, MeasureError, UsageError
 from neuroshard.files.cases import write_cases
 from neuroshard.files.costs import read_costs, read_manifest
 from neuroshard.measure.run import NO_CALMER, in_chunks, measure, run
-from neuroshard.measure.schedule import SENTINEL, Step, schedule
+from neuroshard.measure.schedule import REFERENCE, Step, schedule
 from neuroshard.measure.synthetic import Synthetic
 from neuroshard.measure.worker import WorkerLost
 
 
 def rows(folder: Path) -> list[tuple[str, int]]:
     costs = read_costs(folder)
-    return [(cost.case_id, cost.round) for _, cost in costs.compute] + [(c.case_id, c.round) for _, c in costs.comm]
+    return [(cost.case_id, cost.round) for _, cost in costs.compute] + [
+        (c.case_id, c.round) for _, c in costs.collective
+    ]
 
 
 def planned(cases: Cases, seed: int = 0) -> list[tuple[str, int]]:
-    return [(step.case.case_id, step.round_) for step in schedule(cases, seed).steps if step.round_ != SENTINEL]
+    return [(step.case.case_id, step.round_) for step in schedule(cases, seed).steps if step.round_ != REFERENCE]
 
 
 def test_all_cases_are_measured_and_some_again(cases: Cases, cases_folder: Path, tmp_path: Path) -> None:
@@ -54,10 +56,10 @@ def test_further_rounds_are_added_to_what_is_there(cases: Cases, cases_folder: P
     out = tmp_path / "costs"
     once = run(cases_folder, out, backend="synthetic", batch_size=512)
     more = run(cases_folder, out, backend="synthetic", batch_size=512, rounds=3)
-    every = len(cases.compute) + len(cases.comm)
+    every = len(cases.compute) + len(cases.collective)
     assert (more.planned, more.now, more.left) == (3 * every, 3 * every - once.measured, 0)
     assert sorted(rows(out)) == sorted(
-        (case.case_id, round_) for case in (*cases.compute, *cases.comm) for round_ in range(3)
+        (case.case_id, round_) for case in (*cases.compute, *cases.collective) for round_ in range(3)
     )
 
 
@@ -85,12 +87,12 @@ def test_a_wrong_argument_is_told_and_nothing_is_written(
     assert not (tmp_path / "costs").exists()
 
 
-def test_table_sets_go_side_by_side_and_exchanges_and_the_sentinel_alone(cases: Cases) -> None:
+def test_table_sets_go_side_by_side_and_all_to_alls_and_the_reference_kernel_alone(cases: Cases) -> None:
     one, two, three = (Step(case, 0) for case in cases.compute[:3])
-    exchange, sentinel = Step(cases.comm[0], 0), Step(cases.compute[0], SENTINEL)
-    steps = [sentinel, one, two, three, exchange, one, sentinel, two]
+    all_to_all, reference_kernel = Step(cases.collective[0], 0), Step(cases.compute[0], REFERENCE)
+    steps = [reference_kernel, one, two, three, all_to_all, one, reference_kernel, two]
     chunks = list(in_chunks(steps, lambda: 2))
-    assert chunks == [[sentinel], [one, two], [three], [exchange], [one], [sentinel], [two]]
+    assert chunks == [[reference_kernel], [one, two], [three], [all_to_all], [one], [reference_kernel], [two]]
     assert list(in_chunks(steps, lambda: 1)) == [[step] for step in steps]
 
 
@@ -105,7 +107,7 @@ class Scripted:
 
     bench: Bench
     most_devices = None
-    abreast = 1
+    concurrency = 1
 
     def __init__(self, losses: Sequence[int]) -> None:
         self.losses = list(losses)
@@ -118,10 +120,10 @@ class Scripted:
             raise WorkerLost("worker died (killed by SIGKILL)")
         return ComputeCost(case_id=case.case_id, round=round_, forward_ms=1.0, backward_ms=2.0)
 
-    def compute_abreast(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+    def compute_concurrency(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
         raise NotImplementedError
 
-    def exchange(self, case: CommCase, round_: int) -> CommCost:
+    def all_to_all(self, case: CollectiveCase, round_: int) -> CollectiveCost:
         raise NotImplementedError
 
     def close(self) -> None:

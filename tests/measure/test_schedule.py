@@ -3,18 +3,18 @@
 from collections import Counter
 from itertools import pairwise
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.table import Table
-from neuroshard.measure.schedule import SENTINEL, schedule
+from neuroshard.measure.schedule import REFERENCE, schedule
 
 TABLE = Table.model_validate({"name": "a", "rows": 10, "dim": 4, "pooling_factor": 1.0})
 
 
-def many(compute: int, comm: int) -> Cases:
+def many(compute: int, collective: int) -> Cases:
     return Cases(
         tables=(TABLE,),
         compute=tuple(ComputeCase(tables=(TABLE.with_dim(4 + 4 * i),)) for i in range(compute)),
-        comm=tuple(CommCase(device_dims=(4, i), start_delays_ms=(0, 0)) for i in range(comm)),
+        collective=tuple(CollectiveCase(device_dims=(4, i), start_delays_ms=(0, 0)) for i in range(collective)),
         max_dim=128,
         seed=0,
     )
@@ -25,7 +25,7 @@ def test_every_case_is_measured_once_and_three_per_cent_again() -> None:
     steps = schedule(cases, seed=0).steps
     labels = [step.case.case_id for step in steps if step.round_ == 0]
     again = [step.case.case_id for step in steps if step.round_ == 1]
-    assert sorted(labels) == sorted(case.case_id for case in (*cases.compute, *cases.comm))
+    assert sorted(labels) == sorted(case.case_id for case in (*cases.compute, *cases.collective))
     assert len(again) == len(set(again)) == 20 + 10
 
 
@@ -37,18 +37,18 @@ def test_a_case_is_measured_again_only_after_its_label() -> None:
 
 def test_rounds_are_all_cases_each_one_round_after_another() -> None:
     cases = many(90, 30)
-    steps = [step for step in schedule(cases, seed=0, rounds=3).steps if step.round_ != SENTINEL]
-    for kind, count in (("compute", 90), ("comm", 30)):
+    steps = [step for step in schedule(cases, seed=0, rounds=3).steps if step.round_ != REFERENCE]
+    for kind, count in (("compute", 90), ("collective", 30)):
         of_kind = [step for step in steps if step.kind == kind]
         assert [step.round_ for step in of_kind] == [0] * count + [1] * count + [2] * count
         assert [step.case for step in of_kind[:count]] == [step.case for step in of_kind[-count:]]
-    assert [step.kind for step in steps].index("comm") < 60
+    assert [step.kind for step in steps].index("collective") < 60
 
 
 def test_a_run_cut_short_has_measured_both_kinds_in_proportion() -> None:
     steps = schedule(many(1000, 200), seed=0).steps
     kinds = Counter(step.kind for step in steps[: len(steps) // 3] if step.round_ == 0)
-    assert abs(kinds["comm"] / kinds["compute"] - 0.2) < 0.02
+    assert abs(kinds["collective"] / kinds["compute"] - 0.2) < 0.02
 
 
 def test_the_order_is_random_but_the_same_for_a_seed() -> None:
@@ -58,13 +58,13 @@ def test_the_order_is_random_but_the_same_for_a_seed() -> None:
 
 def test_one_case_looks_for_drift_throughout_the_run() -> None:
     steps = schedule(many(400, 0), seed=0).steps
-    places = [place for place, step in enumerate(steps) if step.round_ == SENTINEL]
-    assert len({step.case.case_id for step in steps if step.round_ == SENTINEL}) == 1
+    places = [place for place, step in enumerate(steps) if step.round_ == REFERENCE]
+    assert len({step.case.case_id for step in steps if step.round_ == REFERENCE}) == 1
     assert len(places) >= 10
     assert max(b - a for a, b in pairwise(places)) < 50
 
 
 def test_small_and_lopsided_sets_have_a_schedule_too() -> None:
-    assert [step.round_ for step in schedule(many(1, 0), 0).steps] == [SENTINEL, 0, SENTINEL, 1]
-    assert [step.kind for step in schedule(many(0, 1), 0).steps] == ["comm", "comm"]
+    assert [step.round_ for step in schedule(many(1, 0), 0).steps] == [REFERENCE, 0, REFERENCE, 1]
+    assert [step.kind for step in schedule(many(0, 1), 0).steps] == ["collective", "collective"]
     assert schedule(many(0, 0), 0).steps == ()

@@ -4,19 +4,23 @@ from collections.abc import Callable
 
 import numpy as np
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase
-from neuroshard.core.cost import CommCost, ComputeCost
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
+from neuroshard.core.cost import CollectiveCost, ComputeCost
 from neuroshard.core.table import Table
 from neuroshard.measure import formula
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.synthetic import NOISE, Synthetic
 
 
-def costs(cases: Cases, seed: int = 0, round_: int = 0, backwards: bool = False) -> dict[str, ComputeCost | CommCost]:
+def costs(
+    cases: Cases, seed: int = 0, round_: int = 0, backwards: bool = False
+) -> dict[str, ComputeCost | CollectiveCost]:
     backend = Synthetic(cases, Settings(batch_size=512, seed=seed), None)
-    order = (*cases.compute, *cases.comm)
+    order = (*cases.compute, *cases.collective)
     return {
-        case.case_id: backend.compute(case, round_) if isinstance(case, ComputeCase) else backend.exchange(case, round_)
+        case.case_id: backend.compute(case, round_)
+        if isinstance(case, ComputeCase)
+        else backend.all_to_all(case, round_)
         for case in (order[::-1] if backwards else order)
     }
 
@@ -37,9 +41,9 @@ def test_noise_is_around_the_formula(cases: Cases) -> None:
     assert 0 < np.std(ratios) < NOISE
 
 
-def test_an_exchange_has_a_time_for_each_device(cases: Cases) -> None:
-    case = CommCase(device_dims=(64,) * 16, start_delays_ms=(0.0,) * 16)
-    cost = Synthetic(cases, Settings(batch_size=512), None).exchange(case, 0)
+def test_an_all_to_all_has_a_time_for_each_device(cases: Cases) -> None:
+    case = CollectiveCase(device_dims=(64,) * 16, start_delays_ms=(0.0,) * 16)
+    cost = Synthetic(cases, Settings(batch_size=512), None).all_to_all(case, 0)
     assert (len(cost.forward_ms or ()), len(cost.backward_ms or ())) == (16, 16)
 
 

@@ -30,7 +30,7 @@ def test_labels_that_can_be_had_again_agree(costs: Path) -> None:
     assert verified.cases == 30
     assert verified.agrees
     assert verified == verify.run(costs, count=30)
-    assert 0 < len(verified.differences["exchange, forward"]) < 30
+    assert 0 < len(verified.differences["all-to-all, forward"]) < 30
     assert "compute, undisturbed" in str(verified)
 
 

@@ -10,15 +10,15 @@ import pytest
 
 from neuroshard.core.errors import MeasureError
 from neuroshard.measure import worker
-from neuroshard.measure.worker import Crew, WorkerLost
+from neuroshard.measure.worker import WorkerLost, WorkerPool
 
 
-def crew(function: object, *arguments: object, count: int = 1, timeout: float = 30.0) -> Crew:
+def pool(function: object, *arguments: object, count: int = 1, timeout: float = 30.0) -> WorkerPool:
     """Workers that call `function(*arguments, message)`."""
-    return Crew("functools:partial", lambda: [(function, *arguments)] * count, timeout)
+    return WorkerPool("functools:partial", lambda: [(function, *arguments)] * count, timeout)
 
 
-def process_ids(workers: Crew) -> list[int]:
+def process_ids(workers: WorkerPool) -> list[int]:
     return [worker.process.pid for worker in workers.workers]
 
 
@@ -27,7 +27,7 @@ def exists(process_id: int) -> bool:
 
 
 def test_workers_answer_in_order_and_stay_the_same() -> None:
-    adders = crew(int.__add__, 3, count=2)
+    adders = pool(int.__add__, 3, count=2)
     try:
         assert adders.ask(4) == [7, 7]
         first = process_ids(adders)
@@ -43,7 +43,7 @@ def test_modules_of_the_working_directory_do_not_take_the_place_of_pythons(
 ) -> None:
     (tmp_path / "tempfile.py").write_text("raise SystemExit('not that one')")
     monkeypatch.chdir(tmp_path)
-    adder = crew(int.__add__, 3)
+    adder = pool(int.__add__, 3)
     try:
         assert adder.ask(4) == [7]
     finally:
@@ -60,7 +60,7 @@ def test_modules_of_the_working_directory_do_not_take_the_place_of_pythons(
     ],
 )
 def test_a_dead_worker_is_told_with_its_reason(function: object, message: object, told: str) -> None:
-    dying = crew(function)
+    dying = pool(function)
     began = time.monotonic()
     with pytest.raises(WorkerLost, match=told):
         dying.ask(message)
@@ -69,7 +69,7 @@ def test_a_dead_worker_is_told_with_its_reason(function: object, message: object
 
 
 def test_a_hung_worker_is_killed_when_its_time_is_up_and_replaced() -> None:
-    sleeper = crew(time.sleep, timeout=0.5)
+    sleeper = pool(time.sleep, timeout=0.5)
     sleeper.start()
     first = process_ids(sleeper)
     began = time.monotonic()
@@ -104,7 +104,7 @@ time.sleep(600)
 )
 def test_garbage_for_an_answer_is_a_lost_worker(monkeypatch: pytest.MonkeyPatch, written: bytes, told: str) -> None:
     monkeypatch.setattr(worker, "CLOSE_SECONDS", 1.0)
-    babbling = crew(functools.partial(exec), timeout=30.0 if told != "killed" else 2.0)
+    babbling = pool(functools.partial(exec), timeout=30.0 if told != "killed" else 2.0)
     began = time.monotonic()
     with pytest.raises(WorkerLost, match=told):
         babbling.ask(BABBLE.replace("WRITTEN", repr(written)))
@@ -114,7 +114,7 @@ def test_garbage_for_an_answer_is_a_lost_worker(monkeypatch: pytest.MonkeyPatch,
 
 def test_one_death_ends_the_wait_for_all() -> None:
     """One rank dies while the others are in a collective that will never end."""
-    mixed = Crew("functools:partial", lambda: [(time.sleep,), (time.sleep,), (os.abort,)], 300.0)
+    mixed = WorkerPool("functools:partial", lambda: [(time.sleep,), (time.sleep,), (os.abort,)], 300.0)
     mixed.start()
     others = process_ids(mixed)
     mixed.workers[2].process.kill()
@@ -126,7 +126,7 @@ def test_one_death_ends_the_wait_for_all() -> None:
 
 
 def test_a_worker_that_cannot_serve_at_all_says_why() -> None:
-    missing = Crew("neuroshard.measure.harness:Cuda", lambda: [(99,)], 30.0)
+    missing = WorkerPool("neuroshard.measure.harness:Cuda", lambda: [(99,)], 30.0)
     with pytest.raises(MeasureError, match="needs GPU 99") as raised:
         missing.ask("anything")
     assert not isinstance(raised.value, WorkerLost)

@@ -101,17 +101,17 @@ def test_more_devices_are_measured_on_and_nothing_is_measured_anew(place: Place)
     assert before.items() <= measured_cases(place).items()
     [folder] = works(place)
     first, second = read_draws(store_of(place), folder).values()
-    assert (len(first.compute), {len(case.device_dims) for case in first.comm}) == (40, {4})
-    assert (len(second.compute), {len(case.device_dims) for case in second.comm}) == (0, {8})
+    assert (len(first.compute), {len(case.device_dims) for case in first.collective}) == (40, {4})
+    assert (len(second.compute), {len(case.device_dims) for case in second.collective}) == (0, {8})
     assert live_model(place).model.manifest.device_counts == (4, 8)
     assert well(place.night()).works == ()
 
 
-def test_few_exchanges_are_enough_to_learn_each_number_of_devices(place: Place) -> None:
+def test_few_all_to_alls_are_enough_to_learn_each_number_of_devices(place: Place) -> None:
     place.models = [order(place), order(place, "feed", devices=2)]
-    well(place.night(comm_cases=20), ads="live", feed="live")
+    well(place.night(collective_cases=20), ads="live", feed="live")
     assert live_model(place).model.manifest.device_counts == (2, 4)
-    assert well(place.night(comm_cases=20)).works == ()
+    assert well(place.night(collective_cases=20)).works == ()
 
 
 def test_a_budget_that_was_too_small_is_gone_on_with(place: Place) -> None:
@@ -203,7 +203,7 @@ def test_a_truncated_share_of_an_earlier_number_of_pods_is_set_aside(place: Plac
     assert list(Path(place.store).rglob("aside/**/costs-2-of-2/costs.json"))
 
 
-@pytest.mark.parametrize("file", ["compute.parquet", "comm.parquet", "cases.json"])
+@pytest.mark.parametrize("file", ["compute.parquet", "collective.parquet", "cases.json"])
 def test_damaged_cases_are_drawn_again_and_their_costs_stay(place: Place, file: str) -> None:
     place.budget_seconds = 0.0
     place.night()

@@ -15,7 +15,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="session")
 def run_local() -> Run:
     """`make run` with these options, on a formula and few cases, without the trainer."""
-    small = ["--backend", "synthetic", "--compute-cases", "60", "--comm-cases", "40", "--steps", "0"]
+    small = ["--backend", "synthetic", "--compute-cases", "60", "--collective-cases", "40", "--steps", "0"]
 
     def run(out: Path, *options: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(

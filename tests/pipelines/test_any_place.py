@@ -19,7 +19,7 @@ def test_a_clone_under_an_odd_path_without_home_and_temporary_folder_ends_in_a_t
     for name in ("components", "pipelines", "examples"):
         shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     (clone / ".venv").symlink_to(sys.prefix)
-    small = ["--backend", "synthetic", "--compute-cases", "60", "--comm-cases", "40", "--steps", "2"]
+    small = ["--backend", "synthetic", "--compute-cases", "60", "--collective-cases", "40", "--steps", "2"]
     done = subprocess.run(
         [clone / ".venv" / "bin" / "python", "-m", "pipelines.run_local", *small],
         cwd=clone,

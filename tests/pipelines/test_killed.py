@@ -16,7 +16,7 @@ from pipelines.run_local import make_folder
 
 pytestmark = needs_proc
 ROOT = Path(__file__).parents[2]
-SMALL = ["--compute-cases", "60", "--comm-cases", "40", "--steps", "0"]
+SMALL = ["--compute-cases", "60", "--collective-cases", "40", "--steps", "0"]
 
 
 class Run:

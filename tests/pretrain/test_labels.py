@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from neuroshard.core.case import CommCase, ComputeCase
-from neuroshard.core.cost import CommCost, ComputeCost
+from neuroshard.core.case import CollectiveCase, ComputeCase
+from neuroshard.core.cost import CollectiveCost, ComputeCost
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import Table
 from neuroshard.pretrain.labels import check_one_time_a_device, check_unseen, collect, forward_ms
@@ -99,12 +99,12 @@ def test_rows_with_an_error_are_left_out():
 
 
 def test_labels_of_no_time_are_left_out():
-    a, b, two = case("a"), case("b"), CommCase(device_dims=(4, 8), start_delays_ms=(0, 0))
+    a, b, two = case("a"), case("b"), CollectiveCase(device_dims=(4, 8), start_delays_ms=(0, 0))
     good, stuck = ((1.0, 2.0), (3.0, 4.0)), ((1.0, 2.0), (0.0, 4.0))
-    exchanges = [CommCost(case_id=two.case_id, forward_ms=f, backward_ms=b) for f, b in (good, stuck)]
+    all_to_alls = [CollectiveCost(case_id=two.case_id, forward_ms=f, backward_ms=b) for f, b in (good, stuck)]
 
     assert collect([(a, cost(a, 0.0)), (b, cost(b, 2.0))], lambda cost: cost.total_ms).cases == (b,)
-    assert [len(collect([(two, one)], forward_ms).cases) for one in exchanges] == [1, 0]
+    assert [len(collect([(two, one)], forward_ms).cases) for one in all_to_alls] == [1, 0]
 
 
 def test_a_test_table_that_was_trained_on_is_refused():
@@ -114,9 +114,9 @@ def test_a_test_table_that_was_trained_on_is_refused():
         check_unseen([case("a"), case("a", "test_tables")])
 
 
-def test_an_exchange_with_too_few_times_is_named():
-    two = CommCase(device_dims=(4, 8), start_delays_ms=(0, 0))
-    short = CommCost(case_id=two.case_id, forward_ms=(1.0,), backward_ms=(1.0, 1.0))
+def test_an_all_to_all_with_too_few_times_is_named():
+    two = CollectiveCase(device_dims=(4, 8), start_delays_ms=(0, 0))
+    short = CollectiveCost(case_id=two.case_id, forward_ms=(1.0,), backward_ms=(1.0, 1.0))
 
-    with pytest.raises(InvalidInput, match=rf"exchange {two.case_id} has 1 forward_ms for 2 devices"):
+    with pytest.raises(InvalidInput, match=rf"all-to-all {two.case_id} has 1 forward_ms for 2 devices"):
         check_one_time_a_device([(two, short)])

@@ -23,7 +23,7 @@ def test_ranks_the_other_way_round_have_a_tau_of_minus_one():
     assert found.kendall_tau == pytest.approx(-1)
 
 
-def test_exchanges_count_every_device():
+def test_all_to_alls_count_every_device():
     found = errors(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[1.0, 2.0], [3.0, 4.0]]))
 
     assert found == Errors(values=4, mse=0, mape=0, r2=1, kendall_tau=1)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load, save
 
 from helpers.costs import BENCH, formula_costs, random_tables
-from neuroshard.core.cost import CommCost, ComputeCost, Costs
+from neuroshard.core.cost import CollectiveCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.bundle import load_cost_model
@@ -19,13 +19,13 @@ from neuroshard.pretrain.checkpoint import Checkpoint
 from neuroshard.pretrain.run import pretrain, run
 
 
-def few(compute=0, comm=0, **change):
-    return formula_costs(random_tables(20), compute, comm, twice=0, **change)
+def few(compute=0, collective=0, **change):
+    return formula_costs(random_tables(20), compute, collective, twice=0, **change)
 
 
 def with_errors(costs, kind):
     """The same cost set, where every case of one kind ran out of memory."""
-    cost = {"compute": ComputeCost, "comm": CommCost}[kind]
+    cost = {"compute": ComputeCost, "collective": CollectiveCost}[kind]
     rows = tuple((case, cost(case_id=case.case_id, error="out of memory")) for case, _ in getattr(costs, kind))
     return costs.model_copy(update={kind: rows})
 
@@ -37,7 +37,7 @@ def by_name(report: Report):
 def test_errors_on_tables_never_seen_are_a_few_per_cent(model):
     nets = by_name(model.report)
 
-    assert set(nets) == {"compute"} | {f"{w} exchange, {d} devices" for w in ("forward", "backward") for d in (2, 4)}
+    assert set(nets) == {"compute"} | {f"{w} all-to-all, {d} devices" for w in ("forward", "backward") for d in (2, 4)}
     for split in ("test_sets", "test_tables"):
         errors = nets["compute"].splits[split]
         assert errors.mape < 0.08
@@ -132,11 +132,11 @@ def test_two_thirds_of_the_errors_lie_within_the_predicted_deviation(model):
 
 
 @pytest.mark.parametrize("devices", [3, 8])
-def test_exchanges_between_more_devices_than_were_measured_are_foreseen(model, devices):
+def test_all_to_alls_between_more_devices_than_were_measured_are_foreseen(model, devices):
     rng = np.random.default_rng(devices)
     dims = rng.dirichlet(np.full(devices, 3.0), 200) * 4000
 
-    predicted, true = model.backward_comm_ms(dims), formula.backward_comm_ms(dims, 65536)
+    predicted, true = model.backward_collective_ms(dims), formula.backward_collective_ms(dims, 65536)
 
     assert 1 - ((predicted - true) ** 2).mean() / true.var() > 0.95
 
@@ -151,7 +151,7 @@ def test_one_net_serves_batch_sizes_of_which_it_saw_only_some():
         ms = formula.compute_ms(case.tables, size)
         compute.append((case, ComputeCost(case_id=case.case_id, forward_ms=ms / 3, backward_ms=ms * 2 / 3)))
 
-    model = pretrain(Costs(bench=BENCH, compute=tuple(compute), comm=()), epochs=100)
+    model = pretrain(Costs(bench=BENCH, compute=tuple(compute), collective=()), epochs=100)
 
     assert model.manifest.batch_sizes == sizes
     for size in (8192, 32768):
@@ -169,7 +169,7 @@ def half_as_fast(costs):
         (case, cost.model_copy(update={"forward_ms": cost.forward_ms * 2, "backward_ms": cost.backward_ms * 2}))
         for case, cost in costs.compute
     )
-    return costs.model_copy(update={"compute": rows, "comm": ()})
+    return costs.model_copy(update={"compute": rows, "collective": ()})
 
 
 def test_on_new_hardware_a_model_of_another_needs_fewer_cases(model, costs):
@@ -205,12 +205,12 @@ def test_predictions_are_positive_and_finite_for_the_strangest_tables(model):
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path):
-    costs = few(compute=60, comm=40)
+    costs = few(compute=60, collective=40)
     with CostWriter(tmp_path / "costs", costs.bench, random_tables(20)) as writer:
         for case, cost in costs.compute:
             writer.add_compute(case, cost)
-        for case, cost in costs.comm:
-            writer.add_comm(case, cost)
+        for case, cost in costs.collective:
+            writer.add_collective(case, cost)
     torch.manual_seed(1)
     first = run(tmp_path / "costs", tmp_path / "one", epochs=3)
     torch.manual_seed(2)  # the global generator plays no part
@@ -228,12 +228,12 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("epoch", [2, 9, 13])
 def test_a_run_cut_off_goes_on_and_ends_as_one_that_was_not(tmp_path, monkeypatch, epoch):
-    costs = few(compute=60, comm=40)
+    costs = few(compute=60, collective=40)
     with CostWriter(tmp_path / "costs", costs.bench, random_tables(20)) as writer:
         for case, cost in costs.compute:
             writer.add_compute(case, cost)
-        for case, cost in costs.comm:
-            writer.add_comm(case, cost)
+        for case, cost in costs.collective:
+            writer.add_collective(case, cost)
     whole = run(tmp_path / "costs", tmp_path / "whole", epochs=6)
     monkeypatch.setattr("neuroshard.pretrain.checkpoint.SAVE_EVERY_SECONDS", 0.0)
     save, saved, epochs = Checkpoint.save, [], []
@@ -286,7 +286,7 @@ def test_costs_of_several_folders_train_one_model(tmp_path):
     assert model.manifest.provenance.compute_cases == 60
 
 
-def test_costs_without_exchanges_make_a_model_for_one_device():
+def test_costs_without_all_to_alls_make_a_model_for_one_device():
     model = pretrain(few(compute=40), epochs=1)
 
     assert model.device_counts == (1,)
@@ -294,13 +294,13 @@ def test_costs_without_exchanges_make_a_model_for_one_device():
     assert model.report.stand_ins == ()
 
 
-def exchange_ms(model, ranks):
+def all_to_all_ms(model, ranks):
     """Slowest backward all-to-all of 1,024 columns on each of so many ranks."""
-    return float(model.backward_comm_ms(np.full((1, ranks), 1024.0)).max())
+    return float(model.backward_collective_ms(np.full((1, ranks), 1024.0)).max())
 
 
-def test_too_few_exchanges_of_a_number_of_ranks_are_stood_in_for_by_the_analytic_model():
-    costs = few(compute=40, comm=12)
+def test_too_few_all_to_alls_of_a_number_of_ranks_are_stood_in_for_by_the_analytic_model():
+    costs = few(compute=40, collective=12)
     model = pretrain(costs, epochs=60)
 
     assert model.device_counts == (1, 4)
@@ -308,25 +308,25 @@ def test_too_few_exchanges_of_a_number_of_ranks_are_stood_in_for_by_the_analytic
     assert re.fullmatch(
         r"all-to-all costs of 4 ranks are those of analytic:h100, times [\d.]+ by 12 measured all-to-alls", stand_in
     )
-    truth = formula.backward_comm_ms(np.full(4, 1024.0), BENCH.batch_size).max()
-    assert 0.5 < exchange_ms(model, 4) / truth < 2
+    truth = formula.backward_collective_ms(np.full(4, 1024.0), BENCH.batch_size).max()
+    assert 0.5 < all_to_all_ms(model, 4) / truth < 2
     assert model.report.uncertainty >= 0.3
     assert model.report.unseen_tables_error != model.report.uncertainty  # table sets were learned
     assert model.bounded
 
 
 def test_ranks_asked_for_and_never_measured_have_costs_too():
-    asked = few(compute=40, comm=40, devices=(2,)).model_copy(update={"device_counts": (2, 8)})
+    asked = few(compute=40, collective=40, devices=(2,)).model_copy(update={"device_counts": (2, 8)})
     model = pretrain(asked, epochs=20)
 
     assert model.manifest.device_counts == (2, 8)
     (stand_in,) = model.report.stand_ins
     assert stand_in.startswith("all-to-all costs of 8 ranks are those of analytic:h100, times ")
-    assert 0 < exchange_ms(model, 8) < 1e3
+    assert 0 < all_to_all_ms(model, 8) < 1e3
 
 
-def test_exchanges_that_all_failed_are_stood_in_for_and_counted():
-    costs = with_errors(few(compute=40, comm=60), "comm")
+def test_all_to_alls_that_all_failed_are_stood_in_for_and_counted():
+    costs = with_errors(few(compute=40, collective=60), "collective")
 
     model = pretrain(costs, epochs=1)
 
@@ -381,7 +381,7 @@ def test_a_net_of_few_cases_that_the_scaled_datasheet_beats_is_not_used():
 
 def test_without_costs_and_tables_there_is_nothing_to_learn():
     with pytest.raises(InvalidInput, match="nothing was measured, and the costs name no tables"):
-        pretrain(Costs(bench=BENCH, compute=(), comm=()))
+        pretrain(Costs(bench=BENCH, compute=(), collective=()))
 
 
 def test_without_test_and_valid_cases_the_report_has_none_and_no_nan():
@@ -436,7 +436,7 @@ def test_the_report_fits_80_columns_and_names_every_net(model):
 
 
 def test_what_is_missing_is_told_below_the_errors_within_80_columns():
-    text = pretrain(with_errors(few(compute=40, comm=60), "comm"), epochs=1).report.text()
+    text = pretrain(with_errors(few(compute=40, collective=60), "collective"), epochs=1).report.text()
 
     assert max(map(len, text.splitlines())) <= 80
     assert "stand-in: all-to-all costs of 4 ranks are those of analytic:h100" in text
@@ -448,5 +448,5 @@ def test_the_metrics_of_a_run_are_one_number_a_net_and_split(model):
     metrics = model.report.metrics()
 
     assert metrics["compute_mape_test_tables"] == by_name(model.report)["compute"].splits["test_tables"].mape
-    assert "forward_exchange_4_devices_mape_test_sets" in metrics
+    assert "forward_all_to_all_4_devices_mape_test_sets" in metrics
     assert all(isinstance(value, float) for value in metrics.values())

@@ -17,8 +17,8 @@ from neuroshard.costmodel.compute_net import (
     TABLE_WIDTHS,
 )
 from neuroshard.costmodel.features import TOUCHED_COLUMN, table_features
+from neuroshard.pretrain.all_to_all import AllToAllSamples, predicted_ms, train_all_to_all
 from neuroshard.pretrain.compute import FEWEST_APART, WEIGHT_DECAY, SetSamples, _Ensemble, train_compute
-from neuroshard.pretrain.exchange import ExchangeSamples, predicted_ms, train_exchange
 from neuroshard.pretrain.labels import backward_ms, collect, forward_ms
 from neuroshard.pretrain.train import Net, Recipe, fit_net, kept_positive, one_thread
 
@@ -29,8 +29,8 @@ def sets(costs):
 
 
 @pytest.fixture(scope="module")
-def exchanges(costs):
-    rows = [[row for row in costs.comm if len(row[0].device_dims) == devices][:40] for devices in (2, 4)]
+def all_to_alls(costs):
+    rows = [[row for row in costs.collective if len(row[0].device_dims) == devices][:40] for devices in (2, 4)]
     return {
         way: [collect(some, ms) for some in rows] for way, ms in (("forward", forward_ms), ("backward", backward_ms))
     }
@@ -53,9 +53,9 @@ def test_a_batch_holds_the_tables_of_its_cases_and_no_other(sets):
     assert torch.equal(features, expected)
 
 
-def test_rows_of_an_exchange_are_its_devices_with_their_labels_and_waits(exchanges):
-    labels = exchanges["forward"]
-    samples = ExchangeSamples(labels, [PLACES[0]] * 2, 65536, delays=True)
+def test_rows_of_an_all_to_all_are_its_devices_with_their_labels_and_waits(all_to_alls):
+    labels = all_to_alls["forward"]
+    samples = AllToAllSamples(labels, [PLACES[0]] * 2, 65536, delays=True)
 
     chosen = torch.tensor([3, 45])  # of 40 cases with 2 devices, then 40 with 4
     features, _, waits = samples.inputs(chosen)
@@ -266,10 +266,10 @@ def test_training_stops_when_the_error_has_stopped_falling(sets):
 
 
 @pytest.mark.parametrize("way", ["forward", "backward"])
-def test_an_exchange_net_that_saw_a_few_cases_predicts_those(exchanges, way):
-    labels, delays = exchanges[way], way == "forward"
+def test_an_all_to_all_net_that_saw_a_few_cases_predicts_those(all_to_alls, way):
+    labels, delays = all_to_alls[way], way == "forward"
     places = [PLACES[0]] * 2, [PLACES[1]] * 2
-    net, _ = train_exchange(labels, places, 65536, delays, 300, torch.Generator().manual_seed(0))
+    net, _ = train_all_to_all(labels, places, 65536, delays, 300, torch.Generator().manual_seed(0))
 
     for one in labels:
         predicted = predicted_ms(net, one.cases[:30], 65536, delays)

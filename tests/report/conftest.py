@@ -24,7 +24,7 @@ def renamed(tables: tuple[Any, ...]) -> tuple[Any, ...]:
 def parts() -> dict[str, Any]:
     """What `report` takes."""
     tables = renamed(random_tables(24))
-    costs = formula_costs(tables, compute_cases=120, comm_cases=40)
+    costs = formula_costs(tables, compute_cases=120, collective_cases=40)
     model = pretrain(costs, epochs=3)
     task = ShardingTask(tables=tables, device_memory_bytes=(2 * 2**30,) * 4, batch_size=65536)
     plan = search(task, model, rounds=3, cost_model_error=error_on_unseen_tables(model))

@@ -183,17 +183,17 @@ def test_hovering_over_a_shard_in_the_chart_shows_its_numbers(opened, html, part
     assert told["adds to its device (predicted)"].endswith(" ms")
 
 
-def test_a_table_that_is_split_by_rows_is_told_in_words_and_by_its_rows(opened):
+def test_a_table_that_is_split_row_wise_is_told_in_words_and_by_its_rows(opened):
     page = opened(report(row_plan(devices=4), live=Live(make_plan(devices=4), "before")))
     shown = {row[0]: row for row in cells(page, "tables")}
 
-    assert shown["user"][5:] == ["4 by rows", "0, 1, 2, 3"]
+    assert shown["user"][5:] == ["4 row-wise", "0, 1, 2, 3"]
     assert shown["item"][5:] == ["2", "0, 1"]
     page.hover("#list-tables tbody tr:has-text('user')")
     card = page.inner_text("#hover")
-    assert "by rows over 4 devices" in card
+    assert "row-wise over 4 devices" in card
     assert "250–499" in card
-    assert "A table that is split by rows" in page.inner_text("#tables")
+    assert "A table that is split row-wise" in page.inner_text("#tables")
     assert {row[4] for row in cells(page, "moves") if row[0] == "user"} >= {"0–249", "750–999"}
     page.locator("#chart-map path[aria-roledescription=bar]").first.hover(force=True)
     page.wait_for_selector("#vg-tooltip-element.visible")
@@ -238,7 +238,8 @@ def large_plan(tables: int = 2000, devices: int = 128) -> Plan:
             device = (7 * i + part) % devices
             shards.append(Shard(table=table.name, rows=table.rows, column_offset=64 * part, dim=dim, device=device))
     costs = tuple(
-        DeviceCost(compute_ms=3 + d / 777, forward_comm_ms=2 - d / 999, backward_comm_ms=1.123) for d in range(devices)
+        DeviceCost(compute_ms=3 + d / 777, forward_collective_ms=2 - d / 999, backward_collective_ms=1.123)
+        for d in range(devices)
     )
     totals = tuple(cost.total_ms for cost in costs)
     return Plan(
@@ -249,7 +250,7 @@ def large_plan(tables: int = 2000, devices: int = 128) -> Plan:
         baselines=(Baseline(algorithm="size", predicted_ms=totals), Baseline(algorithm="dim", error="no room")),
         lower_bound_ms=5.5,
         improvements=tuple(Improvement(step=step, cost_ms=8 - step / 100) for step in range(100)),
-        provenance=Provenance(neuroshard_version="0", algorithm="neuroshard", cost_model="analytic:h100"),
+        provenance=Provenance(neuroshard_version="0", algorithm="local-search", cost_model="analytic:h100"),
     )
 
 
@@ -281,7 +282,7 @@ def test_of_very_many_shards_the_largest_are_told_apart_and_all_are_counted(open
         for device, (first, rows) in enumerate(table.row_blocks(devices))
     )
     task = ShardingTask(tables=some, device_memory_bytes=(2**33,) * devices, batch_size=4096)
-    plan = Plan(task=task, shards=shards, provenance=Provenance(neuroshard_version="0", algorithm="neuroshard"))
+    plan = Plan(task=task, shards=shards, provenance=Provenance(neuroshard_version="0", algorithm="local-search"))
     html = report(plan)
     page = opened(html)
 
@@ -290,7 +291,7 @@ def test_of_very_many_shards_the_largest_are_told_apart_and_all_are_counted(open
     page.click("#list-tables + .more")
     rows = {row[0]: row[1:] for row in cells(page, "tables")}
     assert rows["t0"] == [
-        "1,280", "64", "1.5", format_bytes(1280 * 260), "128 by rows", "0, 1, 2, 3, 4, 5, 6, 7, … (128)"
+        "1,280", "64", "1.5", format_bytes(1280 * 260), "128 row-wise", "0, 1, 2, 3, 4, 5, 6, 7, … (128)"
     ]  # fmt: skip
     page.select_option("#device", "127")
     assert page.locator("#found").text_content() == "250 of 250 tables"

@@ -122,10 +122,10 @@ def test_rows_of_a_table_are_priced_as_a_table_of_their_own():
     assert [data["shards"][name][:2] for name in ("row", "rows", "dim")] == [[0, 500], [500, 500], [16, 16]]
     assert (0, 500) in set(zip(data["moves"]["row"], data["moves"]["rows"], strict=True))
     assert data["devices"]["live"] is not None
-    dims = np.array([16 + 4, 16 + 4 + 4.0])  # each device exchanges all columns of user
+    dims = np.array([16 + 4, 16 + 4 + 4.0])  # each device sends all columns of user
     tables = {table.name: table for table in plan.task.tables}
     prices = price_shards(model, tables, plan.shards, 2)
-    assert prices.backward_comm_ms == pytest.approx(model.backward_comm_ms(dims))
+    assert prices.backward_collective_ms == pytest.approx(model.backward_collective_ms(dims))
 
 
 def searched_with(model, plan):

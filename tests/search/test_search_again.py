@@ -158,7 +158,10 @@ def test_a_plan_for_other_tables_is_told_in_one_line(task, make_task):
     ("change", "words"),
     [
         ({"move_budget_bytes": 5}, "a move budget is for a search that starts from a plan"),
-        ({"algorithm": "paper", "previous": True}, "paper places all tables anew; only neuroshard starts from a plan"),
+        (
+            {"algorithm": "neuroshard-2023", "previous": True},
+            "neuroshard-2023 places all tables anew; only local-search starts from a plan",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_a_usage_error(task, old, change, words):
@@ -197,7 +200,7 @@ def test_a_time_budget_cuts_the_search_short_with_the_best_so_far(task):
 
 @pytest.mark.parametrize("seed", [2, 3])
 def test_a_budget_that_is_enough_for_blocks_of_rows_is_used_for_them(seed):
-    """Several light tables by rows at once, which a change of one at a time does not lead to."""
+    """Several light tables row-wise at once, which a change of one at a time does not lead to."""
     rng = np.random.default_rng(seed)
     tables = [
         Table(

@@ -23,8 +23,8 @@ def even(task: ShardingTask, parts: int) -> list[Shard]:
     return shards
 
 
-def by_rows(task: ShardingTask) -> list[Shard]:
-    """Every table by rows over all devices."""
+def row_wise(task: ShardingTask) -> list[Shard]:
+    """Every table row-wise over all devices."""
     return [
         Shard(table=table.name, row_offset=offset, rows=rows, dim=table.dim, device=device)
         for table in task.tables
@@ -51,6 +51,6 @@ def test_no_plan_that_treats_all_tables_alike_is_cheaper(seed, rows):
     )
     model, known = analytic_model("h100", 2048), {table.name: table for table in tables}
     plan = search(task, model, rounds=4)
-    others = [even(task, parts) for parts in (1, 2, 4, 8, 16)] + ([by_rows(task)] if rows else [])
+    others = [even(task, parts) for parts in (1, 2, 4, 8, 16)] + ([row_wise(task)] if rows else [])
     cheapest = min(price_shards(model, known, shards, devices).total_ms.max() for shards in others)
     assert plan.cost_ms <= cheapest * (1 + 1e-9)

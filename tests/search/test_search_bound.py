@@ -23,7 +23,7 @@ def test_a_table_that_may_not_be_cut_is_a_bound_by_itself(make_task, model):
     assert plan.gap < 0.2
 
 
-def test_a_table_that_outweighs_all_others_is_a_bound_with_its_share_of_both_exchanges(make_task, model):
+def test_a_table_that_outweighs_all_others_is_a_bound_with_its_share_of_both_all_to_alls(make_task, model):
     shapes = [(1000, 4, 9000.0), *[(1000, 32, 5.0)] * 24]
     plan = search(make_task(shapes, [1] * 8), model, rounds=3)
     assert plan.gap < 0.001

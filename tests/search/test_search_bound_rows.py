@@ -22,7 +22,7 @@ from neuroshard.search.run import search
 ROWS_16 = (BY_DIGITS[8] == THRESHOLDS) & (COUNTED_IN == ROWS)  # one step of rates, just beyond 65,536 rows
 
 
-def by_rows_of_devices(seed: int) -> tuple[ShardingTask, TrainedCostModel]:
+def row_wise_of_devices(seed: int) -> tuple[ShardingTask, TrainedCostModel]:
     """Two to four tables of 64 to a million rows on two or three devices with little memory to spare, and nets whose rates set in
     at some of these numbers of rows, and of bytes touched, from hardly to mostly what a device takes."""
     rng = np.random.default_rng(seed)
@@ -47,7 +47,7 @@ def by_rows_of_devices(seed: int) -> tuple[ShardingTask, TrainedCostModel]:
 
 
 def with_rates(model: TrainedCostModel, task: ShardingTask, times: Floats) -> TrainedCostModel:
-    """The nets with rates of so many `times` (T,) what the skip takes, bends where devices lie, and hardly an exchange."""
+    """The nets with rates of so many `times` (T,) what the skip takes, bends where devices lie, and hardly an all-to-all."""
     net = model.nets.compute
     vectors = model.table_vectors(task.tables, np.array([table.dim for table in task.tables]))
     bends = (vectors.mean(axis=0) @ net.mean.weight).reshape(net.head.bias.shape)
@@ -56,7 +56,7 @@ def with_rates(model: TrainedCostModel, task: ShardingTask, times: Floats) -> Tr
     return replace(model, nets=replace(model.nets, compute=net, forward=forward, backward=backward))
 
 
-def proven_ms(task: ShardingTask, model: TrainedCostModel, algorithm: str = "neuroshard") -> float:
+def proven_ms(task: ShardingTask, model: TrainedCostModel, algorithm: str = "local-search") -> float:
     found = search(task, model, algorithm=algorithm, rounds=1).lower_bound_ms
     assert found is not None
     return found
@@ -64,9 +64,9 @@ def proven_ms(task: ShardingTask, model: TrainedCostModel, algorithm: str = "neu
 
 @pytest.mark.parametrize("seed", range(14))
 def test_the_bound_is_below_the_best_of_all_plans(seed: int) -> None:
-    task, model = by_rows_of_devices(seed)
+    task, model = row_wise_of_devices(seed)
     optimum = optimum_ms(task, model)
-    for algorithm in ("neuroshard", "random"):
+    for algorithm in ("local-search", "random"):
         assert 0.5 * optimum < proven_ms(task, model, algorithm) <= optimum * (1 + 1e-9)
 
 

@@ -31,9 +31,9 @@ class Plainly:
     def cost_ms(self, devices: list[list[tuple[int, int]]]) -> float:
         dims = np.array([float(sum(dim for _, dim in shards)) for shards in devices])
         compute = np.array([self.compute_ms(shards) for shards in devices])
-        backward = self.model.backward_comm_ms(dims)
+        backward = self.model.backward_collective_ms(dims)
         ready = compute + backward
-        return float((ready + self.model.forward_comm_ms(dims, ready - ready.min())).max())
+        return float((ready + self.model.forward_collective_ms(dims, ready - ready.min())).max())
 
     def order(self, shards: list[tuple[int, int]]) -> list[tuple[int, int]]:
         return sorted(shards, key=lambda s: (-self.compute_ms([s]), -self.nbytes(s), s))
@@ -81,14 +81,14 @@ def test_paper_finds_the_plan_that_the_published_search_finds_one_set_at_a_time(
     shapes = [(int(10 ** rng.uniform(3, 6)), int(rng.choice([4, 16, 32, 64])), rng.uniform(0, 100)) for _ in range(7)]
     task = make_task(shapes, [1.0, 0.5, 0.4])
     effort = {"candidates": 2, "beam": 2, "depth": 3, "grid": 4}
-    plan = search(task, model, algorithm="paper", width=Width(**effort))
+    plan = search(task, model, algorithm="neuroshard-2023", width=Width(**effort))
     assert plan.cost_ms == pytest.approx(Plainly(task, model).search_ms(**effort), rel=1e-12)
 
 
 def test_the_published_search_asks_the_cost_model_in_batches(make_task, model):
     rng = np.random.default_rng(1)
     shapes = [(int(10 ** rng.uniform(3, 6)), 128, rng.uniform(0, 100)) for _ in range(26)]
-    search(make_task(shapes, [4.0] * 4), model, algorithm="paper")
+    search(make_task(shapes, [4.0] * 4), model, algorithm="neuroshard-2023")
     sizes = [math.prod(shape[:-1]) for shape in model.asked]
     steps = (26 + 10) * 11  # shards x levels; a plain one would ask some 36 x 11 x 11 x 60 times
     assert len(sizes) <= steps + 50
@@ -99,9 +99,9 @@ def test_memory_of_the_running_sums_is_bounded_by_going_in_chunks(make_task, mon
     rng = np.random.default_rng(1)
     shapes = [(int(10 ** rng.uniform(3, 6)), 64, rng.uniform(0, 100)) for _ in range(12)]
     task = make_task(shapes, [4.0] * 4)
-    at_once = search(task, AnalyticModel(), algorithm="paper")
+    at_once = search(task, AnalyticModel(), algorithm="neuroshard-2023")
     monkeypatch.setattr("neuroshard.search.proposers.beam.CHUNK_BYTES", 1)
-    assert search(task, AnalyticModel(), algorithm="paper") == at_once
+    assert search(task, AnalyticModel(), algorithm="neuroshard-2023") == at_once
 
 
 def lay(

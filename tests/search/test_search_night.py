@@ -28,11 +28,11 @@ def plan_of(tmp_path):
 
     def plan(seed: int = 0, **asked):
         order = Order(name="ads", tables="-", devices=4, memory="8GiB", **asked)
-        request = Request(compute_cases=1, comm_cases=0, batch_size=65536, seed=seed, backend="synthetic")
+        request = Request(compute_cases=1, collective_cases=0, batch_size=65536, seed=seed, backend="synthetic")
         hardware = {"ads": model.manifest.hardware_fingerprint}
         night = Survey(request=request, orders=(order,), hardware=hardware, works=())
         found, searched = run(night, "ads", tmp_path / "tables.json", str(tmp_path / "store"), tmp_path / "plan.json",
-            algorithm="neuroshard")  # fmt: skip
+            algorithm="local-search")  # fmt: skip
         assert searched.instead == ""
         return found
 

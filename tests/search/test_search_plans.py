@@ -92,7 +92,7 @@ def test_the_published_search_is_never_better(make_task, model):
         shapes = [(int(10 ** rng.uniform(3, 6)), 4 * int(rng.integers(1, 17)), rng.uniform(0, 100)) for _ in range(20)]
         task = make_task(shapes, [0.2] * 4)
         try:
-            published = search(task, model, algorithm="paper", width=Width(depth=6))
+            published = search(task, model, algorithm="neuroshard-2023", width=Width(depth=6))
         except Infeasible:
             continue
         solved += 1
@@ -114,9 +114,9 @@ def plainly(plan: Plan, model: CostModel) -> list[tuple[float, float, float]]:
         dims.append(float(sum(shard.dim for shard in shards)))
         vectors = [model.table_vectors([by_name[shard.table]], np.array([shard.dim])) for shard in shards]
         compute.append(float(model.compute_ms(np.concatenate(vectors).sum(axis=0))) if shards else 0.0)
-    backward = model.backward_comm_ms(np.array(dims)).tolist()
+    backward = model.backward_collective_ms(np.array(dims)).tolist()
     ready = [c + b for c, b in zip(compute, backward, strict=True)]
-    forward = model.forward_comm_ms(np.array(dims), np.array(ready) - min(ready)).tolist()
+    forward = model.forward_collective_ms(np.array(dims), np.array(ready) - min(ready)).tolist()
     return list(zip(compute, forward, backward, strict=True))
 
 
@@ -131,7 +131,7 @@ def test_a_plan_costs_what_the_model_says_of_one_device_at_a_time(make_task, mod
     shapes = [(int(10 ** rng.uniform(3, 6)), int(rng.integers(1, 33)) * 4, rng.uniform(0, 100)) for _ in range(20)]
     plan = search(make_task(shapes, [2.0] * 5), model, algorithm=algorithm)
 
-    costs = [(c.compute_ms, c.forward_comm_ms, c.backward_comm_ms) for c in plan.predicted]
+    costs = [(c.compute_ms, c.forward_collective_ms, c.backward_collective_ms) for c in plan.predicted]
     np.testing.assert_allclose(costs, plainly(plan, model), rtol=1e-12)
     np.testing.assert_allclose(plan.predicted_ms, [sum(cost) for cost in costs], rtol=1e-12)
 
@@ -201,7 +201,7 @@ def test_the_plan_of_a_tiny_task_is_the_golden_one(make_task, model):
 def test_where_the_plan_comes_from_is_in_the_plan(make_task, model):
     task = make_task([(1000, 256, 1.0), (1000, 8, 1.0)], [1.0]).model_copy(update={"batch_size": 512})
     by = search(task, model, seed=4, notes=("from a test",)).provenance
-    assert (by.algorithm, by.seed, by.cost_model) == ("neuroshard", 4, "analytic")
+    assert (by.algorithm, by.seed, by.cost_model) == ("local-search", 4, "analytic")
     assert (by.cost_model_backend, by.cost_model_device) == ("synthetic", "test device")
     assert by.notes == (
         "from a test",
@@ -247,7 +247,7 @@ def test_a_cost_model_that_predicts_no_cost_is_told_in_one_line(make_task, model
         search(task, model)
 
 
-def test_a_search_by_a_cost_model_of_nothing_but_exchanges_ends(make_task):
+def test_a_search_by_a_cost_model_of_nothing_but_all_to_alls_ends(make_task):
     """Where no device computes anything, a step that changes nothing is not to count as a gain for the last bit of a sum."""
     model = Analytic("h100", 64)
     model.compute_ms = lambda sums: np.zeros(sums.shape[:-1])

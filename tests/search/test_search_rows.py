@@ -1,4 +1,4 @@
-"""Tables split by rows over all devices, where they may be: better plans, which fit where columns do not, and a bound below."""
+"""Tables split row-wise over all devices, where they may be: better plans, which fit where columns do not, and a bound below."""
 
 import json
 from dataclasses import replace
@@ -39,8 +39,8 @@ HEAVY = [(100_000, 16, 2000.0), *[(1000, 16, 5.0)] * 12]  # the first outweighs 
 MIXED = [(10_000 * (i % 7 + 1), 4 * (i % 5 + 1) * 4, 3.0 * i) for i in range(20)]
 
 
-def by_rows(task: ShardingTask, *names: str, **rules: object) -> ShardingTask:
-    """The task with permission to split these tables by rows, or all."""
+def row_wise(task: ShardingTask, *names: str, **rules: object) -> ShardingTask:
+    """The task with permission to split these tables row-wise, or all."""
     if names:
         rules["tables"] = tuple(TableRule(table=name, row_wise=True) for name in names)
     else:
@@ -66,9 +66,9 @@ def plainly(plan: Plan, model: CostModel) -> np.ndarray:
     return np.sum(device_costs(model, sums, columns), axis=0)
 
 
-def test_a_table_that_outweighs_all_else_is_split_by_rows_and_the_plan_costs_a_fraction(make_task, model):
+def test_a_table_that_outweighs_all_else_is_split_row_wise_and_the_plan_costs_a_fraction(make_task, model):
     task = make_task(HEAVY, [1] * 8)
-    plan, columns = search(by_rows(task), model, rounds=5), search(task, model, rounds=5)
+    plan, columns = search(row_wise(task), model, rounds=5), search(task, model, rounds=5)
     assert split(plan) == {"t0"}
     assert plan.cost_ms < 0.5 * columns.cost_ms
     assert plan.cost_ms < columns.lower_bound_ms
@@ -77,9 +77,9 @@ def test_a_table_that_outweighs_all_else_is_split_by_rows_and_the_plan_costs_a_f
     ]
 
 
-def test_a_part_that_lies_beside_the_blocks_of_a_table_by_rows_is_bounded_with_them(make_task, model):
+def test_a_part_that_lies_beside_the_blocks_of_a_table_row_wise_is_bounded_with_them(make_task, model):
     shapes = [(100_000, 16, 2000.0), (1000, 4, 1500.0), *[(1000, 4, 5.0)] * 12]
-    plan = search(by_rows(make_task(shapes, [1] * 8), "t0"), model, rounds=5)
+    plan = search(row_wise(make_task(shapes, [1] * 8), "t0"), model, rounds=5)
     assert split(plan) == {"t0"}
     assert plan.gap < 0.001
 
@@ -87,18 +87,18 @@ def test_a_part_that_lies_beside_the_blocks_of_a_table_by_rows_is_bounded_with_t
 def test_without_permission_and_with_it_for_others_the_table_stays_by_columns(make_task, model):
     task = make_task(HEAVY, [1] * 8)
     assert split(search(task, model, rounds=2)) == set()
-    assert "t0" not in split(search(by_rows(task, "t1", "t2"), model, rounds=2))
-    assert split(search(by_rows(task, "t0"), model, rounds=2)) == {"t0"}
+    assert "t0" not in split(search(row_wise(task, "t1", "t2"), model, rounds=2))
+    assert split(search(row_wise(task, "t0"), model, rounds=2)) == {"t0"}
 
 
-def test_a_plan_says_what_splitting_by_rows_would_save_only_where_it_would(make_task, model):
+def test_a_plan_says_what_splitting_row_wise_would_save_only_where_it_would(make_task, model):
     heavy, light = make_task(HEAVY, [1] * 8), make_task(HEAVY[1:], [1] * 8)
     told = [note for note in search(heavy, model, rounds=1).provenance.notes if "--row-wise" in note]
     assert len(told) == 1
-    assert told[0].startswith("with 1 table split by rows, a first try costs ")
+    assert told[0].startswith("with 1 table split row-wise, a first try costs ")
     tried_ms = float(told[0].split(" costs ")[1].split(" ms")[0])
-    assert tried_ms >= 0.999 * search(by_rows(heavy), model, rounds=1).cost_ms
-    for task in (light, by_rows(heavy)):
+    assert tried_ms >= 0.999 * search(row_wise(heavy), model, rounds=1).cost_ms
+    for task in (light, row_wise(heavy)):
         assert not any("--row-wise" in note for note in search(task, model, rounds=1).provenance.notes)
 
 
@@ -109,11 +109,11 @@ def test_a_plan_says_what_splitting_by_rows_would_save_only_where_it_would(make_
 )
 def test_a_plan_costs_what_the_model_says_of_its_rectangles_and_is_never_worse_than_by_columns(make_task, model):
     task = make_task([(100_000, 16, 400.0), *MIXED], [1] * 5)
-    plan, columns = search(by_rows(task), model, rounds=4), search(task, model, rounds=4)
+    plan, columns = search(row_wise(task), model, rounds=4), search(task, model, rounds=4)
     np.testing.assert_allclose(plan.predicted_ms, plainly(plan, model), rtol=1e-9)
     assert plan.cost_ms <= columns.cost_ms
     assert plan.lower_bound_ms is None or plan.lower_bound_ms <= plan.cost_ms
-    again = search(by_rows(task), model, rounds=4)
+    again = search(row_wise(task), model, rounds=4)
     assert again.canonical_json() == plan.canonical_json()
 
 
@@ -121,7 +121,7 @@ def test_where_no_rows_can_be_split_the_plan_is_that_of_columns(make_task, model
     """One device; and tables with too few rows for a block on each device."""
     for shapes, devices in (([(1000, 16, 9.0)] * 3, 1), ([(9, 16, 900.0), (10, 8, 5.0)], 8)):
         task = make_task(shapes, [1] * devices)
-        plan, columns = search(by_rows(task), model, rounds=2), search(task, model, rounds=2)
+        plan, columns = search(row_wise(task), model, rounds=2), search(task, model, rounds=2)
         assert plan.shards == columns.shards
         assert plan.provenance.notes == columns.provenance.notes
         assert plan.lower_bound_ms == columns.lower_bound_ms
@@ -131,14 +131,14 @@ def test_plans_with_rows_are_gone_on_with_where_they_gain_and_seldom_where_they_
     """A table a device is the best that there is, and rows make it dearer; where they help, they have most of the rounds."""
     shares = {}
     for name, shapes in (("even", [(1000, 16, 5.0)] * 8), ("mixed", [(100_000, 16, 400.0), *MIXED])):
-        problem = Problem(by_rows(make_task(shapes, [1] * 8)), model)
+        problem = Problem(row_wise(make_task(shapes, [1] * 8)), model)
         rng, asked = np.random.default_rng(0), {"turned": 0, "columns": 0}
         columns = ByColumns(problem, 10_000, PAPER, rng, Watch())
         rows = Climb([*row_plans(problem), columns.best()], rng, Watch(), turned)
         for turn in range(1, 65):
-            by_rows_next = _rows_next(columns, rows, turn)
-            asked["turned" if by_rows_next else "columns"] += 1
-            if by_rows_next:
+            row_wise_next = _rows_next(columns, rows, turn)
+            asked["turned" if row_wise_next else "columns"] += 1
+            if row_wise_next:
                 rows.climb(4)
             else:
                 columns.go_on()
@@ -147,8 +147,8 @@ def test_plans_with_rows_are_gone_on_with_where_they_gain_and_seldom_where_they_
     assert shares["mixed"] >= 0.75
 
 
-def test_all_tables_may_be_by_rows_at_once(make_task, model):
-    plan = search(by_rows(make_task([(10_000, 4, 3000.0)] * 3, [1] * 6)), model, rounds=3)
+def test_all_tables_may_be_row_wise_at_once(make_task, model):
+    plan = search(row_wise(make_task([(10_000, 4, 3000.0)] * 3, [1] * 6)), model, rounds=3)
     assert split(plan) == {"t0", "t1", "t2"}
     assert len(plan.shards) == 18
 
@@ -159,7 +159,7 @@ def test_the_last_block_is_smaller_and_weighted_half_precision_tables_are_split_
         for pooling, lookups in (("sum", 900.0), ("mean", 300.0))
     )
     task = ShardingTask(tables=tables, device_memory_bytes=(2**30,) * 4, batch_size=65536)
-    plan = search(by_rows(task), model, rounds=3)
+    plan = search(row_wise(task), model, rounds=3)
     assert split(plan) == {"sum"}
     assert [shard.rows for shard in plan.by_table()["sum"]] == [251, 251, 251, 248]
 
@@ -167,38 +167,38 @@ def test_the_last_block_is_smaller_and_weighted_half_precision_tables_are_split_
 def test_rows_rescue_what_columns_cannot_fit(make_task, model):
     shapes = [(2**29, 4, 1.0)] * 3
     task = make_task(shapes, [18, 18])
-    plan = search(by_rows(task), model, rounds=1)
+    plan = search(row_wise(task), model, rounds=1)
     assert max(plan.memory_bytes()) <= 18 * 2**30
     assert split(plan)
-    with pytest.raises(Infeasible, match=r"or let table 't0' be split by rows \(--row-wise\)$"):
+    with pytest.raises(Infeasible, match=r"or let table 't0' be split row-wise \(--row-wise\)$"):
         search(task, model)
-    with pytest.raises(Infeasible, match=r"has a shard that no device can hold: .* be split by rows \(--row-wise\)$"):
+    with pytest.raises(Infeasible, match=r"has a shard that no device can hold: .* be split row-wise \(--row-wise\)$"):
         search(make_task([(2**30, 8, 1.0)], [16] * 4), model)
-    assert split(search(by_rows(make_task([(2**30, 8, 1.0)], [16] * 4)), model)) == {"t0"}
+    assert split(search(row_wise(make_task([(2**30, 8, 1.0)], [16] * 4)), model)) == {"t0"}
 
 
 def test_tables_wider_than_the_model_has_seen_stay_by_columns_and_the_plan_says_so(make_task, model):
     wide = make_task([(100_000, 256, 20.0), *HEAVY], [1] * 8)
-    plan = search(by_rows(wide), model, rounds=1)
+    plan = search(row_wise(wide), model, rounds=1)
     assert split(plan) == {"t1"}
     assert (
-        "1 table that may be split by rows stayed by columns: wider (up to 256 columns) than the 128 that the cost model has "
+        "1 table that may be split row-wise stayed column-wise: wider (up to 256 columns) than the 128 that the cost model has "
         "seen; augment with --max-dim 256, measure and pretrain again"
     ) in plan.provenance.notes
-    for task in (wide, by_rows(wide, "t1"), by_rows(make_task(HEAVY, [1] * 8))):
-        assert not any("stayed by columns" in note for note in search(task, model, rounds=0).provenance.notes)
+    for task in (wide, row_wise(wide, "t1"), row_wise(make_task(HEAVY, [1] * 8))):
+        assert not any("stayed column-wise" in note for note in search(task, model, rounds=0).provenance.notes)
 
 
 def test_blocks_fit_the_smallest_device_or_are_not_made(make_task, model):
     task = make_task(HEAVY, [1, 1, 1, 1, 1, 1, 1, 0.0005])
-    plan = search(by_rows(task), model, rounds=3)
+    plan = search(row_wise(task), model, rounds=3)
     assert max(np.array(plan.memory_bytes()) - task.device_memory_bytes) <= 0
     assert split(plan) == set()
 
 
 @st.composite
 def tasks(draw: st.DrawFn) -> ShardingTask:
-    """Few tables, some of which may be split by rows, on two or three devices with little memory to spare, or too little."""
+    """Few tables, some of which may be split row-wise, on two or three devices with little memory to spare, or too little."""
     chosen = draw(st.lists(tiny_tables, min_size=1, max_size=3, unique_by=lambda table: table.name))
     shares = draw(st.lists(st.floats(0.5, 1), min_size=2, max_size=3))
     room = draw(st.floats(0.8, 1.8)) * sum(table.memory_bytes for table in chosen)
@@ -233,7 +233,7 @@ def test_on_nearly_all_tiny_tasks_the_plan_is_the_optimum(make_task, model):
             (int(rng.integers(1, 9)) * 10**4, 4 * int(rng.integers(1, 4)), 10 ** rng.uniform(0, 3)) for _ in range(3)
         ]
         gib = sum(t.memory_bytes for t in make_task(shapes, [1]).tables) / devices * rng.uniform(1.2, 2) / 2**30
-        task = by_rows(make_task(shapes, [gib] * devices))
+        task = row_wise(make_task(shapes, [gib] * devices))
         plan = search(task, model, rounds=40)
         ratios.append(plan.cost_ms / optimum_ms(task, model))
         rows += bool(split(plan))
@@ -244,49 +244,49 @@ def test_on_nearly_all_tiny_tasks_the_plan_is_the_optimum(make_task, model):
 
 
 def test_a_plan_with_rows_says_what_its_costs_rest_on(make_task, model):
-    plan = search(by_rows(make_task(HEAVY, [1] * 8)), model, rounds=1)
+    plan = search(row_wise(make_task(HEAVY, [1] * 8)), model, rounds=1)
     assert (
-        "1 table of 13 split by rows over all 8 devices: costs take all rows of a table to be looked up alike, and the "
+        "1 table of 13 split row-wise over all 8 devices: costs take all rows of a table to be looked up alike, and the "
         "reduce-scatter of its sums to take as long as an all-to-all of as many bytes"
     ) in plan.provenance.notes
     assert "rows into a block a device" in plan.bound_assumptions[1]
 
 
 def test_heuristics_and_the_published_search_stay_by_columns_and_say_so(make_task, model):
-    task = by_rows(make_task(HEAVY, [1] * 4))
-    for algorithm in ("paper", "size"):
+    task = row_wise(make_task(HEAVY, [1] * 4))
+    for algorithm in ("neuroshard-2023", "size"):
         plan = search(task, model, algorithm=algorithm)
         assert split(plan) == set()
-        assert f"{algorithm} splits tables by columns only, not by rows" in plan.provenance.notes
+        assert f"{algorithm} splits tables column-wise only, not row-wise" in plan.provenance.notes
 
 
 def test_given_costs_do_not_tell_of_rows(make_task):
-    task = by_rows(make_task(HEAVY, [1] * 4))
+    task = row_wise(make_task(HEAVY, [1] * 4))
     costs = GivenCosts.parse({"tables": [{"name": t.name, "cost_ms": 1.0} for t in task.tables]}, "here")
     with pytest.raises(UsageError, match=r"given costs are of whole tables: .* search without --row-wise"):
         search(task, Given(costs, 65536))
 
 
 def test_a_time_budget_is_kept_with_the_best_so_far(make_task, model):
-    plan = search(by_rows(make_task([*HEAVY, *MIXED], [1] * 8)), model, time_budget_s=0.3)
+    plan = search(row_wise(make_task([*HEAVY, *MIXED], [1] * 8)), model, time_budget_s=0.3)
     assert "t0" in split(plan)
 
 
 def test_from_a_plan_with_rows_these_stay_where_they_may_and_are_dealt_out_anew_where_not(make_task, model):
     task = make_task([*HEAVY, *MIXED], [1] * 4)
-    old = search(by_rows(task), model, rounds=1)
+    old = search(row_wise(task), model, rounds=1)
     assert "t0" in split(old)
-    same = search(by_rows(task), model, rounds=3, previous=old, move_budget_bytes=1)
+    same = search(row_wise(task), model, rounds=3, previous=old, move_budget_bytes=1)
     assert moves(old, same) == ()
     assert same.cost_ms <= old.cost_ms * (1 + 1e-12)
     budget = 2**21
-    some = search(by_rows(task), model, rounds=6, previous=old, move_budget_bytes=budget)
+    some = search(row_wise(task), model, rounds=6, previous=old, move_budget_bytes=budget)
     assert moved_bytes(old, some) <= budget
 
     columns = search(task, model, rounds=2, previous=old)
     assert split(columns) == set()
     assert any(
-        "split by rows in the plan to start from, and placed anew (" in note for note in columns.provenance.notes
+        "split row-wise in the plan to start from, and placed anew (" in note for note in columns.provenance.notes
     )
     needed = min(moved_bytes(old, columns), 2**24)
     with pytest.raises(Infeasible, match=r"the least found to move is .* \(--row-wise\)"):
@@ -298,9 +298,9 @@ def test_from_a_plan_with_rows_these_stay_where_they_may_and_are_dealt_out_anew_
 def test_from_a_plan_by_columns_rows_are_split_within_the_budget(make_task, model):
     task = make_task(HEAVY, [1] * 8)
     old = search(task, model, rounds=1)
-    little = search(by_rows(task), model, rounds=10, previous=old, move_budget_bytes=1000)
+    little = search(row_wise(task), model, rounds=10, previous=old, move_budget_bytes=1000)
     assert split(little) == set()
-    enough = search(by_rows(task), model, rounds=10, previous=old, move_budget_bytes=2**24)
+    enough = search(row_wise(task), model, rounds=10, previous=old, move_budget_bytes=2**24)
     assert split(enough) == {"t0"}
     assert 0 < moved_bytes(old, enough) <= 2**24
 
@@ -310,20 +310,20 @@ def test_from_a_plan_by_columns_rows_are_split_within_the_budget(make_task, mode
     [
         (
             {"tables": [{"table": "t0", "row_wise": True, "devices": [0, 1]}]},
-            "table 't0' may be split by rows, over all 3 devices, but is pinned to 2 of them; say one of them",
+            "table 't0' may be split row-wise, over all 3 devices, but is pinned to 2 of them; say one of them",
         ),
         (
             {"tables": [{"table": "t0", "row_wise": True, "max_shards": 1}]},
-            "table 't0' may be split by rows, over all 3 devices, but may have 1 shard at most; say one of them",
+            "table 't0' may be split row-wise, over all 3 devices, but may have 1 shard at most; say one of them",
         ),
         ({"max_shards": 2, "tables": [{"table": "t0", "row_wise": True}]}, "but may have 2 shards at most"),
         (
             {"max_shards": 2, "row_wise": True},
-            "all tables may be split by rows, over all 3 devices, and have 2 shards at most",
+            "all tables may be split row-wise, over all 3 devices, and have 2 shards at most",
         ),
         (
             {"together": [["t0", "t1"]], "tables": [{"table": "t1", "row_wise": True}]},
-            "table 't1' may be split by rows, over all 3 devices, but is kept together with others; say one of them",
+            "table 't1' may be split row-wise, over all 3 devices, but is kept together with others; say one of them",
         ),
         (
             {"tables": [{"table": "nobody", "row_wise": True}]},
@@ -356,7 +356,7 @@ def test_patterns_that_match_nothing_or_contradict_are_told(make_task):
         InvalidInput, match=r"'t\*' and 't1' contradict each other for table 't1': row_wise False and True"
     ):
         resolve(with_flags(never, row_wise=["t1"]), task.tables, "here")
-    with pytest.raises(InvalidInput, match="'t0' is never to be split, and may be split by rows; say one of them"):
+    with pytest.raises(InvalidInput, match="'t0' is never to be split, and may be split row-wise; say one of them"):
         ConstraintsFile.parse({"tables": [{"match": "t0", "split": False, "row_wise": True}]}, "x")
 
 
@@ -366,8 +366,8 @@ def test_what_was_written_before_there_were_rows_keeps_its_digest(make_task):
     written = json.loads(ShardingTask.parse(data, "here").canonical_json())["constraints"]
     assert "row_wise" not in written
     assert written["tables"][0].keys() == {"table", "devices", "min_dim", "max_shards"}
-    read = ShardingTask.parse(json.loads(by_rows(task, "t0").canonical_json()), "here")
-    assert read == by_rows(task, "t0")
+    read = ShardingTask.parse(json.loads(row_wise(task, "t0").canonical_json()), "here")
+    assert read == row_wise(task, "t0")
 
 
 def test_blocks_unlike_all_that_the_cost_model_saw_are_told(make_task):
@@ -378,7 +378,7 @@ def test_blocks_unlike_all_that_the_cost_model_saw_are_told(make_task):
     known = replace(seen, low=low, high=np.full_like(low, 100.0))
     model = replace(model, nets=replace(model.nets, compute=replace(model.nets.compute, scale=known)))
     task = make_task([(60_000, 16, 3.0)] * 8, [1] * 4)
-    problem = Problem(by_rows(task), model)
+    problem = Problem(row_wise(task), model)
     there = problem.with_rows(np.array([2, 5]))
     assert there is not None
     plans = [first_plans(one, 1)[0].placement for one in (problem, there)]

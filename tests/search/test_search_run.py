@@ -50,7 +50,7 @@ def test_a_batch_size_that_was_not_measured_is_refused(tmp_path, bundle):
 def test_more_devices_than_were_measured_are_planned_for_and_noted(tmp_path, bundle):
     plan = run(write_tables(tmp_path, TABLE), bundle, tmp_path / "plan.json", devices=6, memory_bytes=(2**20,) * 6)
 
-    assert "costs of an exchange between 6 devices are extrapolated: 2 to 4 were measured" in plan.provenance.notes
+    assert "costs of an all-to-all between 6 devices are extrapolated: 2 to 4 were measured" in plan.provenance.notes
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_a_step_changes_the_yardstick_by_what_was_priced(make_task, model):
 
 
 def test_where_the_slowest_device_cannot_be_eased_the_columns_of_the_others_are_levelled(make_task, model):
-    """One table that is not to be cut outweighs all others; what an exchange takes goes by the most columns on any device."""
+    """One table that is not to be cut outweighs all others; what an all-to-all takes goes by the most columns on any device."""
     task = make_task([(1000, 4, 1000.0)] + [(1000, 64, 0.1)] * 6, [1] * 4)
     problem = Problem(task, model)
     better = improved(whole(problem, [0, 1, 1, 1, 1, 2, 3]))

@@ -35,7 +35,7 @@ def test_the_table_larger_than_a_device_is_split_whatever_its_number(make_task, 
     assert len(widths(plan, f"t{place}")) >= 3
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "paper"])
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "neuroshard-2023"])
 def test_every_algorithm_splits_what_no_device_holds(make_task, model, algorithm):
     plan = search(make_task([(30 * ROWS_GIB, 128, 1.0), (1000, 8, 1.0)], [20, 20, 5]), model, algorithm=algorithm)
     assert len(widths(plan, "t0")) >= 2
@@ -62,13 +62,13 @@ def test_optimizer_state_counts(make_task, model):
         search(task.model_copy(update={"tables": adagrad}), model)
 
 
-def test_one_device_exchanges_nothing(make_task, model):
+def test_one_device_all_to_alls_nothing(make_task, model):
     plan = search(make_task([(1000, 12, 3.0), (2000, 256, 1.0)], [1]), model)
     assert {shard.device for shard in plan.shards} == {0}
-    assert [(c.forward_comm_ms, c.backward_comm_ms) for c in plan.predicted] == [(0.0, 0.0)]
+    assert [(c.forward_collective_ms, c.backward_collective_ms) for c in plan.predicted] == [(0.0, 0.0)]
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "paper"])
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "neuroshard-2023"])
 def test_more_devices_than_shards_leave_some_empty_that_compute_nothing(make_task, model, algorithm):
     plan = search(make_task([(1000, 4, 3.0), (2000, 4, 1.0)], [1] * 6), model, algorithm=algorithm)
     assert sorted(cost.compute_ms > 0 for cost in plan.predicted) == [False] * 4 + [True] * 2
@@ -109,7 +109,7 @@ def test_a_shard_that_no_device_can_hold_is_named(make_task, model):
         search(make_task([(10, 4, 1.0), (rows, 8, 1.0)], [16] * 4), model)
     assert str(caught.value) == (
         "table 't1' has a shard that no device can hold: cut as far as it may be, its widest (1,073,741,824 rows x 4 columns) "
-        "needs 20.0 GiB, the largest of them has 16.0 GiB; give each device 4.0 GiB more, or let table 't1' be split by rows "
+        "needs 20.0 GiB, the largest of them has 16.0 GiB; give each device 4.0 GiB more, or let table 't1' be split row-wise "
         "(--row-wise)"
     )
 
@@ -119,7 +119,7 @@ def test_where_nothing_packs_it_says_what_would_do(make_task, model):
         search(make_task([(2**29, 4, 1.0)] * 3, [18, 18]), model)
     assert str(caught.value) == (
         "no packing exists of 30.0 GiB on devices of 36.0 GiB together: give each device 2.0 GiB more, or use 3 devices "
-        "instead of 2, or let table 't0' be split by rows (--row-wise)"
+        "instead of 2, or let table 't0' be split row-wise (--row-wise)"
     )
 
 
@@ -141,15 +141,15 @@ def test_a_heuristic_that_does_not_fit_says_so_alone_and_as_a_baseline(make_task
 )  # 12 columns do not halve; a table is wider than any cap
 def test_paper_says_that_neuroshard_may_find_what_it_does_not(make_task, model, memory_gib):
     with pytest.raises(Infeasible, match=r"^paper, which .* found no plan: .* try it$"):
-        search(make_task([(1000, 12, 1.0)], memory_gib), model, algorithm="paper")
+        search(make_task([(1000, 12, 1.0)], memory_gib), model, algorithm="neuroshard-2023")
 
 
 def test_a_model_without_a_net_for_so_many_devices_says_so_itself(make_task, model):
     def refuse(*_: object) -> None:
-        raise Infeasible("no exchange net for 3 devices")
+        raise Infeasible("no all-to-all net for 3 devices")
 
-    model.backward_comm_ms = refuse
-    with pytest.raises(Infeasible, match="no exchange net for 3 devices"):
+    model.backward_collective_ms = refuse
+    with pytest.raises(Infeasible, match="no all-to-all net for 3 devices"):
         search(make_task([(1000, 12, 1.0)], [1] * 3), model)
 
 

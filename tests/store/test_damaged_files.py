@@ -16,8 +16,8 @@ from helpers.plans import make_plan
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan, Shard, overlapping
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.line import MAX_ARTIFACT_BYTES
 from neuroshard.store.releases import plan_key, read_plan
+from neuroshard.store.track import MAX_ARTIFACT_BYTES
 
 
 @pytest.mark.parametrize("kind", CHECKS)
@@ -81,7 +81,7 @@ import re
 from pathlib import Path
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
-from neuroshard.store.line import MAX_ARTIFACT_BYTES
+from neuroshard.store.track import MAX_ARTIFACT_BYTES
 data = b'{"x":[' + b"[]," * (MAX_ARTIFACT_BYTES // 3 - 10) + b"0]}"
 try:
     Plan.from_json(data, "plan.json")

@@ -17,10 +17,10 @@ OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
     ("items", "cost"),
     [
         # run-cpu3: 22 pods in 202 s
-        ({"names": 1, "jobs": 0, "works": 0, "gangs": 0}, NightCost(22, 20)),
+        ({"names": 1, "jobs": 0, "works": 0, "train_jobs": 0}, NightCost(22, 20)),
         # run-own-synthetic: 34 pods; run-gpu1: 43 pods in 356 s, of which some went into measuring
-        ({"names": 1, "jobs": 1, "works": 1, "gangs": 0}, NightCost(34, 32)),
-        ({"names": 2, "jobs": 1, "works": 1, "gangs": 0}, NightCost(43, 32)),
+        ({"names": 1, "jobs": 1, "works": 1, "train_jobs": 0}, NightCost(34, 32)),
+        ({"names": 2, "jobs": 1, "works": 1, "train_jobs": 0}, NightCost(43, 32)),
     ],
 )
 def test_the_formula_counts_the_pods_of_recorded_runs(items: dict[str, int], cost: NightCost) -> None:
@@ -34,7 +34,7 @@ def test_the_docs_say_what_nights_of_this_pipeline_cost() -> None:
     for models in (1, 10, 100):
         for kinds in (0, 1):
             planned = {"names": 0, "later": models} if kinds else {"names": models, "later": 0}
-            cost = night_cost(spec, {**planned, "renew": kinds, "jobs": kinds, "works": kinds, "gangs": 0})
+            cost = night_cost(spec, {**planned, "renew": kinds, "jobs": kinds, "works": kinds, "train_jobs": 0})
             rows.append(f"| {models} | {kinds} | {cost.pods} | {cost.in_a_row} | {cost.seconds / 60:.1f} min |")
     told = re.findall(r"^\| \d+ \| [01] \| .*$", OPERATING.read_text(), re.M)
     assert told == rows, "docs/operating.md, What a night costs, must say:\n" + "\n".join(rows)

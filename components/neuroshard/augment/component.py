@@ -8,11 +8,11 @@ from neuroshard.component import component
 @component
 def augment(night: str, store: str, single_writer: bool, training_runtime: str) -> NamedTuple(  # type: ignore[valid-type]
     "Augment",
-    [("jobs", List[str]), ("gangs", List[str])],  # noqa: UP006
+    [("jobs", List[str]), ("train_jobs", List[str])],  # noqa: UP006
 ):
     """Draw what the cases of every kind of hardware lack into the store; who measures what is left.
 
-    With a training runtime all pods of a kind are one TrainJob, a gang; without, each is a job.
+    With a training runtime all pods of a kind are one TrainJob, a train job; without, each is a job.
     """
     from neuroshard.augment.night import run
     from neuroshard.core.nightly import Survey, told

@@ -29,9 +29,9 @@ from neuroshard.store.measuring import FAILED, age_out, cases_of, left_of, measu
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 
-FILES = ("compute.parquet", "comm.parquet", "cases.json")  # the last one says that they are whole
+FILES = ("compute.parquet", "collective.parquet", "cases.json")  # the last one says that they are whole
 TEST_SHARE = 0.2  # of the kinds of tables, as augment holds out
-# Exchanges of each number of devices at least: 20 train cases are needed to learn one, and four of five are such.
+# All-to-alls of each number of devices at least: 20 train cases are needed to learn one, and four of five are such.
 FEWEST_EXCHANGES, TRAIN_SHARE = 32, 0.8
 MORE, MOST = (
     0.5,
@@ -43,13 +43,13 @@ VERSION_MARK = (
 
 
 class Lacking(NamedTuple):
-    """What of a request is not drawn yet: table sets, and exchanges by number of devices."""
+    """What of a request is not drawn yet: table sets, and all-to-alls by number of devices."""
 
     compute: int
-    comm: Mapping[int, int]
+    collective: Mapping[int, int]
 
     def __bool__(self) -> bool:
-        return self.compute > 0 or any(self.comm.values())
+        return self.compute > 0 or any(self.collective.values())
 
 
 def run(night: Survey, store_url: str, *, single_writer: bool = False) -> list[Job]:
@@ -89,7 +89,7 @@ def extend(store: Store, work: Work, request: Request, tables: Sequence[Table], 
             raise InvalidInput("the tables of no model can be read tonight, so no cases can be drawn")
         number = max((0, *there, *measuring(store, work.folder).draws)) + 1
         cases = _drawn(work, request, named, list(there.values()), missing, number)
-        if cases.compute or cases.comm:  # else there are no more that differ
+        if cases.compute or cases.collective:  # else there are no more that differ
             _put(cases, store, work.folder, number)
 
 
@@ -107,24 +107,26 @@ def read_draws(store: Store, folder: str) -> dict[int, Cases]:
 
 
 def lacking(work: Work, request: Request, tables: Sequence[Table], there: Sequence[Cases]) -> Lacking:
-    """What of the request is in no draw. New tables get their share of the cases; exchanges are counted by those to train on."""
+    """What of the request is in no draw. New tables get their share of the cases; of all-to-alls those for training count."""
     drawn = sum(len(cases.compute) for cases in there)
     known = {table.name for cases in there for table in cases.tables}
     new = sum(table.name not in known for table in tables)
     compute = max(request.compute_cases - drawn, 0)
     if there and new:
         compute = max(compute, round(request.compute_cases * new / len(tables)), 1)
-    counts = work.measurable if request.comm_cases else ()
-    each = max(request.comm_cases // max(len(counts), 1), FEWEST_EXCHANGES)
-    learned_from = Counter(len(case.device_dims) for cases in there for case in cases.comm if case.split == "train")
-    comm = {
+    counts = work.measurable if request.collective_cases else ()
+    each = max(request.collective_cases // max(len(counts), 1), FEWEST_EXCHANGES)
+    learned_from = Counter(
+        len(case.device_dims) for cases in there for case in cases.collective if case.split == "train"
+    )
+    collective = {
         count: max(round(each - learned_from[count] / TRAIN_SHARE), 1)
         for count in counts
         if learned_from[count] < int(each * TRAIN_SHARE * 0.9)  # splits are drawn: a few less are as many
     }
-    if work.more and not compute and not comm and drawn < MOST * request.compute_cases:
+    if work.more and not compute and not collective and drawn < MOST * request.compute_cases:
         compute = max(round(MORE * request.compute_cases), 1)
-    return Lacking(compute, comm)
+    return Lacking(compute, collective)
 
 
 def _drawn(
@@ -137,7 +139,7 @@ def _drawn(
         augment(
             pool,
             compute_cases=missing.compute if first else 0,
-            comm_cases=0 if first else missing.comm[count],
+            collective_cases=0 if first else missing.collective[count],
             devices=tuple(sorted({*work.measurable, *work.ranks})) or (1,) if first else (count,),
             memory_bytes=work.hardware.memory_bytes,
             held_out=unseen,
@@ -145,15 +147,15 @@ def _drawn(
         )
         for first, count in [
             *([(True, 1)] if missing.compute else []),
-            *((False, count) for count in sorted(missing.comm)),
+            *((False, count) for count in sorted(missing.collective)),
         ]
     ]
     known = {case.case_id for cases in there for case in cases.compute}
-    known |= {case.case_id for cases in there for case in cases.comm}
+    known |= {case.case_id for cases in there for case in cases.collective}
     return Cases(
         tables=tuple(pool),
         compute=tuple(case for part in parts for case in part.compute if case.case_id not in known),
-        comm=tuple(case for part in parts for case in part.comm if case.case_id not in known),
+        collective=tuple(case for part in parts for case in part.collective if case.case_id not in known),
         max_dim=max(part.max_dim for part in parts),
         seed=request.seed,
     )

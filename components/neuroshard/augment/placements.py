@@ -1,4 +1,4 @@
-"""Dims of tables -> random exchanges between devices, from balanced to lopsided, as `measure` times them."""
+"""Dims of tables -> random all-to-alls between devices, from balanced to lopsided, as `measure` times them."""
 
 import heapq
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import numpy as np
 from neuroshard.core.table import DIM_STEP
 from neuroshard.files.access import Ints
 
-WHOLE_SHARE = 0.5  # of the exchanges are of all tables, as every plan is
+WHOLE_SHARE = 0.5  # of the all-to-alls are of all tables, as every plan is
 SAME_START_SHARE = 0.2
 NARROWEST_CUT = 16  # columns
 # Concentration of the Dirichlet distribution of what devices are likely to get. Of 4 devices the first in line then has a
@@ -16,14 +16,14 @@ NARROWEST_CUT = 16  # columns
 EVENNESS = (1.0, 30.0)
 
 
-class Exchange(NamedTuple):
+class AllToAll(NamedTuple):
     """Summed dims of each device, and how many ms after the first it starts."""
 
     device_dims: tuple[int, ...]
     start_delays_ms: tuple[float, ...]
 
 
-def draw_exchange(dims: Ints, devices: int, max_delay_ms: float, rng: np.random.Generator) -> Exchange:
+def draw_all_to_all(dims: Ints, devices: int, max_delay_ms: float, rng: np.random.Generator) -> AllToAll:
     """A random placement of tables with `dims` (T,) columns on `devices`, and random start delays.
 
     Half the placements are of all tables and half of some, cut into column shards no wider than some w. A share 1 - p of
@@ -43,7 +43,7 @@ def draw_exchange(dims: Ints, devices: int, max_delay_ms: float, rng: np.random.
     if rng.random() >= SAME_START_SHARE:
         delays = rng.uniform(0, rng.random() * abs(max_delay_ms), size=devices)  # to NumPy no range ends at -0.0
     delays = np.round(delays - delays.min(), 3)  # no process starts more punctually than a microsecond
-    return Exchange(tuple(device_dims.tolist()), tuple(delays.tolist()))
+    return AllToAll(tuple(device_dims.tolist()), tuple(delays.tolist()))
 
 
 def _cut(dims: Ints, rng: np.random.Generator) -> Ints:

@@ -1,7 +1,7 @@
 """A pool of tables -> what one device holds in a plan of some of them, as a search will ask about it.
 
 A plan's device is no random set. All devices cost about the same, so one holds a few heavy tables, often cut narrow, or many
-light ones, or both, and a table that is too heavy for any device lies on several: cut by columns, or by rows on all. A net that
+light ones, or both, and a table that is too heavy for any device lies on several: cut column-wise, or row-wise on all. A net that
 learned from random sets alone was right about those and 9 to 13 % too low about the slowest devices of plans
 (docs/decisions/0024-cases-from-plans.md).
 """
@@ -27,7 +27,7 @@ MOST_CUT_FURTHER: Final = 0.2  # share of the tables that are in one part more t
 EVEN_SHARE: Final = 0.5  # of the cut tables are in equal parts; the others are cut anywhere
 MOST_NOISE: Final = 0.5  # standard deviation of the logarithm of what a part seems to weigh
 MOST_AT_RANDOM: Final = 0.3  # share of the parts that lie anywhere
-ROWS_SHARE: Final = 0.25  # of the plans have their heaviest tables by rows on all devices
+ROWS_SHARE: Final = 0.25  # of the plans have their heaviest tables row-wise on all devices
 MOST_BY_ROWS: Final = 30  # tables of these: 26 are all of a public model; a device holds a part of each
 
 
@@ -52,7 +52,7 @@ def draw_device(
 ) -> tuple[Table, ...]:
     """The shards of one device in a random plan of up to `tables` tables for so many `devices` of `memory_bytes` each.
 
-    In some plans the heaviest tables lie by rows on all devices. The others are cut by columns until no part has more than some
+    In some plans the heaviest tables lie row-wise on all devices. The others are cut column-wise until no part has more than some
     share of a device's fair load; then the parts go, the heaviest first, to the device with the least, by a guess at what they
     weigh, and some to any; what finds no room is left out. Of the tables, `vary_share` are varied; where the pool has fewer than
     drawn, some occur twice.
@@ -63,14 +63,14 @@ def draw_device(
     if rng.random() < TIGHT_SHARE:
         tight = sum(table.memory_bytes for table in chosen) * rng.uniform(TIGHTEST, LOOSEST) / devices
         memory_bytes = min(memory_bytes, max(int(tight), narrowest))
-    by_rows = _by_rows(chosen, dims, devices, memory_bytes - narrowest, rng)
-    memory_bytes -= sum(_block(chosen[t], int(dims[t]), devices, 0).memory_bytes for t in by_rows)
-    others = np.setdiff1d(np.arange(len(chosen)), by_rows)
+    row_wise = _row_wise(chosen, dims, devices, memory_bytes - narrowest, rng)
+    memory_bytes -= sum(_block(chosen[t], int(dims[t]), devices, 0).memory_bytes for t in row_wise)
+    others = np.setdiff1d(np.arange(len(chosen)), row_wise)
     parts = _cut([chosen[t] for t in others], dims[others], devices, memory_bytes, rng)
     device = _place(parts, devices, memory_bytes, rng)
     placed = device[device >= 0]
     here = int(rng.choice(placed if len(placed) else devices))
-    blocks = [_block(chosen[t], int(dims[t]), devices, here) for t in by_rows]
+    blocks = [_block(chosen[t], int(dims[t]), devices, here) for t in row_wise]
     held = np.flatnonzero(device == here)
     columns = [chosen[others[parts.table[part]]].with_dim(int(parts.dim[part])) for part in held]
     return in_order(blocks + columns)
@@ -115,8 +115,8 @@ def _draw_dims(tables: Sequence[Table], max_dim: int, rng: np.random.Generator) 
     return DIM_STEP * np.minimum(steps, most)
 
 
-def _by_rows(tables: Sequence[Table], dims: Ints, devices: int, room: int, rng: np.random.Generator) -> list[int]:
-    """Places of the tables that lie by rows on all devices: mostly none, else the heaviest whose blocks fit `room` bytes."""
+def _row_wise(tables: Sequence[Table], dims: Ints, devices: int, room: int, rng: np.random.Generator) -> list[int]:
+    """Places of the tables that lie row-wise on all devices: mostly none, else the heaviest whose blocks fit `room` bytes."""
     if devices == 1 or rng.random() >= ROWS_SHARE:
         return []
     whole = _amounts(_facts(tables), dims)
@@ -133,7 +133,7 @@ def _by_rows(tables: Sequence[Table], dims: Ints, devices: int, room: int, rng: 
 
 
 def _block(table: Table, dim: int, devices: int, device: int) -> Table:
-    """What of a table that lies by rows on all devices is on this one: only on the last can it be less than on the first."""
+    """What of a table that lies row-wise on all devices is on this one: only on the last can it be less than on the first."""
     block = table.block_rows(devices)
     return table.part(min(block, table.rows - device * block), dim)
 

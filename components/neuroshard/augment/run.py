@@ -1,6 +1,6 @@
-"""Room 1, tables -> cases: random table sets that fit a device, and random exchanges between devices, for `measure`.
+"""Room 1, tables -> cases: random table sets that fit a device, and random all-to-alls between devices, for `measure`.
 
-    neuroshard augment tables.json --compute-cases 2000 --comm-cases 400 --devices 4 --memory 32GiB -o cases/
+    neuroshard augment tables.json --compute-cases 2000 --collective-cases 400 --devices 4 --memory 32GiB -o cases/
 
 The cases come in random order, so that a run of `measure` that its budget cuts short has measured a fair sample of them.
 """
@@ -12,11 +12,11 @@ from typing import TypeVar
 import numpy as np
 
 from neuroshard.augment.acquire import CANDIDATES, acquire
-from neuroshard.augment.placements import draw_exchange
+from neuroshard.augment.placements import draw_all_to_all
 from neuroshard.augment.plans import draw_device
 from neuroshard.augment.pools import Pool, hold_out
 from neuroshard.augment.sets import SetSizes, draw_set, in_order
-from neuroshard.core.case import Cases, CommCase, ComputeCase, Split
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, Split
 from neuroshard.core.clean import log
 from neuroshard.core.cost import MOST_MS
 from neuroshard.core.errors import Infeasible, UsageError
@@ -35,12 +35,12 @@ from neuroshard.progress import Bar, progress
 DEFAULT_MAX_DIM = 128  # as in the paper
 PLAN_SHARE = 0.75  # of the compute cases are what a device of a plan holds
 TEST_TABLES_SHARE = 0.125  # of the compute cases are of tables never seen in training
-VALID_SHARE = TEST_SETS_SHARE = 0.1  # of the other cases, and of the exchanges
+VALID_SHARE = TEST_SETS_SHARE = 0.1  # of the other cases, and of the all-to-alls
 MOST_CASES = 10_000_000  # a hundred times the paper's; MOST_TABLES is all of a large task on one device
 MOST_TABLES = 100_000
 _TRIES = 1000  # draws of a case that all turn out to be known: then no other is looked for
 
-_Case = TypeVar("_Case", ComputeCase, CommCase)
+_Case = TypeVar("_Case", ComputeCase, CollectiveCase)
 _Kind = TypeVar("_Kind")
 
 
@@ -48,7 +48,7 @@ def augment(
     tables: Sequence[Table],
     *,
     compute_cases: int,
-    comm_cases: int,
+    collective_cases: int,
     devices: tuple[int, ...],
     memory_bytes: int,
     max_dim: int | None = None,
@@ -64,7 +64,7 @@ def augment(
 ) -> Cases:
     """Cases to measure. Deterministic for a seed; case ids are distinct.
 
-    `comm_cases` are split evenly over the numbers of `devices`; one device exchanges nothing. `max_dim` (by default 128) is
+    `collective_cases` are split evenly over the numbers of `devices`; one device needs none. `max_dim` (by default 128) is
     the widest shard drawn, except that wider tables also come in their own width and its halves. `test_share` of the
     tables, or those named in `held_out`, are kept for the split `test_tables`, an eighth of the compute cases. In training
     and validation `vary_share` of the shards have other rows and pooling factors than their table
@@ -96,13 +96,13 @@ def augment(
 
     if not 0 <= max_delay_ms <= MOST_MS:
         raise UsageError(f"the latest start must be from 0 to {MOST_MS:,.0f} ms, not {max_delay_ms:g}")
-    if max(compute_cases, comm_cases) > MOST_CASES or (max_tables or 0) > MOST_TABLES:
+    if max(compute_cases, collective_cases) > MOST_CASES or (max_tables or 0) > MOST_TABLES:
         raise UsageError(
-            f"at most {MOST_CASES:,} table sets and as many exchanges can be drawn, of {MOST_TABLES:,} tables each, not "
-            f"{compute_cases:,} and {comm_cases:,}" + (f" of {max_tables:,}" if max_tables else "")
+            f"at most {MOST_CASES:,} table sets and as many all-to-alls can be drawn, of {MOST_TABLES:,} tables each, not "
+            f"{compute_cases:,} and {collective_cases:,}" + (f" of {max_tables:,}" if max_tables else "")
         )
     if max(devices) > MAX_DEVICES:
-        raise UsageError(f"an exchange is of at most {MAX_DEVICES:,} devices, not {max(devices):,}")
+        raise UsageError(f"an all-to-all is of at most {MAX_DEVICES:,} devices, not {max(devices):,}")
 
     rng = np.random.default_rng(seed)
     fitting = _fitting(tables, memory_bytes)
@@ -137,12 +137,14 @@ def augment(
             drawn = draw_set(pool, sizes=sizes, memory_bytes=memory_bytes, vary_share=vary, rng=rng)
         return ComputeCase(tables=drawn, split=split, batch_size=int(rng.choice(batch_sizes)) if batch_sizes else None)
 
-    def draw_comm(kind: tuple[int, Split]) -> CommCase:
-        device_dims, start_delays_ms = draw_exchange(dims, kind[0], max_delay_ms, rng)
-        return CommCase(device_dims=device_dims, start_delays_ms=start_delays_ms, split=kind[1])
+    def draw_collective(kind: tuple[int, Split]) -> CollectiveCase:
+        device_dims, start_delays_ms = draw_all_to_all(dims, kind[0], max_delay_ms, rng)
+        return CollectiveCase(device_dims=device_dims, start_delays_ms=start_delays_ms, split=kind[1])
 
     compute_splits = _splits(compute_cases, TEST_TABLES_SHARE if test_tables else 0.0, rng)
-    exchanges = list(zip(_device_counts(comm_cases, devices, rng), _splits(comm_cases, 0.0, rng), strict=False))
+    all_to_alls = list(
+        zip(_device_counts(collective_cases, devices, rng), _splits(collective_cases, 0.0, rng), strict=False)
+    )
     draw_set_of: Callable[[Split], ComputeCase] = draw_compute
     if acquire_for is not None:
         of_plans = (rng.random(compute_splits.count("train")) < plan_share).tolist()
@@ -154,16 +156,19 @@ def augment(
         def draw_set_of(split: Split) -> ComputeCase:
             return (next(acquired, None) if split == "train" else None) or draw_compute(split)
 
-    with progress("augment", total=len(compute_splits) + len(exchanges), unit="cases") as bar:
+    with progress("augment", total=len(compute_splits) + len(all_to_alls), unit="cases") as bar:
         compute = _distinct(compute_splits, draw_set_of, bar)
-        comm = _distinct(exchanges, draw_comm, bar, len(compute))
+        collective = _distinct(all_to_alls, draw_collective, bar, len(compute))
         bar.advance(
-            0, _shortfall(len(tables) - len(fitting), len(compute_splits) + len(exchanges) - len(compute) - len(comm))
+            0,
+            _shortfall(
+                len(tables) - len(fitting), len(compute_splits) + len(all_to_alls) - len(compute) - len(collective)
+            ),
         )
     return Cases(
         tables=tuple(tables),
         compute=tuple(compute),
-        comm=tuple(comm),
+        collective=tuple(collective),
         max_dim=max(seen.max_dim, unseen.max_dim),
         seed=seed,
     )
@@ -174,7 +179,7 @@ def run(
     out: Path,
     *,
     compute_cases: int,
-    comm_cases: int,
+    collective_cases: int,
     devices: tuple[int, ...],
     memory_bytes: int,
     max_dim: int | None = None,
@@ -196,7 +201,7 @@ def run(
     cases = augment(
         tables,
         compute_cases=compute_cases,
-        comm_cases=comm_cases,
+        collective_cases=collective_cases,
         devices=devices,
         memory_bytes=memory_bytes,
         max_dim=max_dim,
@@ -238,7 +243,7 @@ def _splits(count: int, test_tables_share: float, rng: np.random.Generator) -> l
 
 
 def _device_counts(count: int, devices: tuple[int, ...], rng: np.random.Generator) -> list[int]:
-    """A number of devices for each of `count` exchanges, in random order, each as often as the others."""
+    """A number of devices for each of `count` all-to-alls, in random order, each as often as the others."""
     several = [number for number in devices if number > 1]
     return rng.permutation(np.resize(several, count)).tolist() if several else []
 

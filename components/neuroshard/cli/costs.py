@@ -13,21 +13,23 @@ from neuroshard.core.units import parse_bytes, parse_counts, parse_duration, par
 
 
 @command(
-    "neuroshard augment tables.json --compute-cases 2000 --comm-cases 400 --devices 4 --memory 32GiB -o cases/",
-    "Draw the table sets and exchanges to measure.",
+    "neuroshard augment tables.json --compute-cases 2000 --collective-cases 400 --devices 4 --memory 32GiB -o cases/",
+    "Draw the table sets and all-to-alls to measure.",
 )
 def augment(
     tables_json: Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")],
     out: Annotated[Path, out_file("Folder of cases")],
-    devices: Annotated[str, typer.Option(help="Numbers of devices whose exchange to measure: 4, or 2,4,8.")],
+    devices: Annotated[str, typer.Option(help="Numbers of devices whose all-to-all to measure: 4, or 2,4,8.")],
     memory: Annotated[str, typer.Option(help="Memory of a device: bytes or a unit (32GiB).")],
     compute_cases: Annotated[int, typer.Option(min=1, help="Table sets to measure on one device.")] = 2000,
-    comm_cases: Annotated[int, typer.Option(min=0, help="Exchanges to measure, over all numbers of devices.")] = 400,
+    collective_cases: Annotated[
+        int, typer.Option(min=0, help="All-to-alls to measure, over all numbers of devices.")
+    ] = 400,
     max_dim: Annotated[int | None, typer.Option(help="Widest shard to measure [default: 128].")] = None,
     max_tables: Annotated[
         int | None, typer.Option(min=1, help="Most tables in a set [default: 15, and more where a device has more].")
     ] = None,
-    max_delay: Annotated[float, typer.Option(min=0, help="Latest start of a device in an exchange, in ms.")] = 20.0,
+    max_delay: Annotated[float, typer.Option(min=0, help="Latest start of a device in an all-to-all, in ms.")] = 20.0,
     test_share: Annotated[
         float, typer.Option(min=0, max=0.9, help="Share of tables kept from training, to test on.")
     ] = 0.2,
@@ -41,14 +43,14 @@ def augment(
     ] = None,
     seed: Seed = 0,
 ) -> None:
-    """Draw the cases to measure: devices of random plans, random table sets, and exchanges from balanced to lopsided."""
+    """Draw the cases to measure: devices of random plans, random table sets, and all-to-alls from balanced to lopsided."""
     from neuroshard.augment.run import run
 
     cases = run(
         tables_json,
         out,
         compute_cases=compute_cases,
-        comm_cases=comm_cases,
+        collective_cases=collective_cases,
         devices=parse_counts(devices, "--devices"),
         memory_bytes=parse_bytes(memory),
         max_dim=max_dim,
@@ -59,7 +61,7 @@ def augment(
         acquire_for=acquire,
         seed=seed,
     )
-    say(f"{out}: {counted(len(cases.compute), 'compute case')}, {counted(len(cases.comm), 'exchange case')}")
+    say(f"{out}: {counted(len(cases.compute), 'compute case')}, {counted(len(cases.collective), 'all_to_all case')}")
 
 
 VERIFYING = {"verify", "count", "timeout", "traces"}  # what `measure --verify` may be told
@@ -171,5 +173,5 @@ def merge(
     from neuroshard.measure.merge import run
 
     costs = run(folders, out)
-    sets, exchanges = counted(len(costs.compute), "table set"), counted(len(costs.comm), "exchange")
-    say(f"{out}: {sets} and {exchanges} of {counted(len(folders), 'folder')}")
+    sets, all_to_alls = counted(len(costs.compute), "table set"), counted(len(costs.collective), "all_to_all")
+    say(f"{out}: {sets} and {all_to_alls} of {counted(len(folders), 'folder')}")

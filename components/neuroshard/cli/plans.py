@@ -47,8 +47,11 @@ def search(
         str | None, typer.Option(help="Fingerprint, or part of the device's name (h200), as `neuroshard models` shows.")
     ] = None,
     algorithm: Annotated[
-        str, typer.Option(help="neuroshard, paper, random, size, dim, lookup or size-lookup.")
-    ] = "neuroshard",
+        str,
+        typer.Option(
+            help="local-search, neuroshard-2023 (the published search), random, size, dim, lookup or size-lookup."
+        ),
+    ] = "local-search",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a step [default: the cost model's].")] = None,
     rounds: Annotated[int | None, typer.Option(min=0, help="Rounds of improvement [default: 40].")] = None,
     time_budget: Annotated[
@@ -65,7 +68,7 @@ def search(
     ] = None,
     row_wise: Annotated[
         list[str] | None,
-        typer.Option(help="Tables that may be split by rows over all devices, '*' for all; may be repeated."),
+        typer.Option(help="Tables that may be split row-wise over all devices, '*' for all; may be repeated."),
     ] = None,
     pin: Annotated[
         list[str] | None, typer.Option(help="Devices that may hold tables: 'user_*=0,1'; may be repeated.")
@@ -159,7 +162,9 @@ def evaluate(
         str, typer.Option(help="cpu (FBGEMM + gloo), cuda (FBGEMM + NCCL) or synthetic (a formula, exact).")
     ],
     rounds: Annotated[int, typer.Option(min=1, help="Times each device's tables are measured; the median counts.")] = 3,
-    processes: Annotated[int, typer.Option(min=1, help="Measure the exchange of plans of up to so many devices.")] = 8,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Measure the all-to-all of plans of up to so many devices.")
+    ] = 8,
     optimizer: Annotated[
         str, typer.Option(help="Fused into backward: sgd, rowwise_adagrad or adagrad.")
     ] = "rowwise_adagrad",

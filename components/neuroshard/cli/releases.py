@@ -93,7 +93,7 @@ def promote(
     single_writer: SingleWriter = False,
 ) -> None:
     """Make a published plan or cost model live, whatever the gate would say."""
-    from neuroshard.deploy.lines import line_of, run_promote
+    from neuroshard.deploy.tracks import line_of, run_promote
 
     release = run_promote(store, name, digest, single_writer=single_writer)
     say(f"{store}: {name} release {release.number} is live, {line_of(name).noun} {release.artifact[:12]}")
@@ -110,11 +110,11 @@ def releases(
     import json
 
     from neuroshard.core.value import Value
-    from neuroshard.deploy.lines import line_of
+    from neuroshard.deploy.tracks import line_of
     from neuroshard.report.text import refusals_text, releases_text
-    from neuroshard.store.line import all_releases
     from neuroshard.store.open import open_store
     from neuroshard.store.releases import read_refusals
+    from neuroshard.store.track import all_releases
 
     found: Sequence[Value]
     if refused:
@@ -131,7 +131,7 @@ def releases(
 )
 def rollback(store: StoreUrl, name: LineName, single_writer: SingleWriter = False) -> None:
     """Make live again what the live plan or cost model replaced."""
-    from neuroshard.deploy.lines import line_of, run_rollback
+    from neuroshard.deploy.tracks import line_of, run_rollback
 
     release = run_rollback(store, name, single_writer=single_writer)
     say(f"{store}: {name} release {release.number} is live, {line_of(name).noun} {release.artifact[:12]} (rolled back)")

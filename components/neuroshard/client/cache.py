@@ -11,9 +11,9 @@ from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotF
 from neuroshard.core.release import Release
 from neuroshard.core.value import sha256
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.line import Live
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import Published, live_key, plan_key, read_live
+from neuroshard.store.track import Live
 
 
 def cache_of(store: Store, cache_dir: Path) -> FolderStore:

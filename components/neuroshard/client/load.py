@@ -19,11 +19,11 @@ from neuroshard.core.table import Table
 from neuroshard.core.value import sha256
 from neuroshard.store.deadline import Reader, within
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.line import Live
 from neuroshard.store.local import default_cache_dir
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import Published, check_model, read_live, read_published
+from neuroshard.store.track import Live
 
 DEADLINE_SECONDS = 60.0
 CACHE_SECONDS = 10.0  # a home folder whose server is gone keeps no trainer from starting

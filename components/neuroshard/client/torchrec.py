@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.comm import get_local_size
+from torchrec.distributed.collective import get_local_size
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan, ShardingType
 
@@ -44,9 +44,9 @@ __all__ = ["ShardingWarning", "check_same_digest", "from_torchrec", "to_torchrec
 
 DEVICE_TYPES = ("cpu", "cuda")
 NOTES = {
-    ShardingType.TABLE_ROW_WISE.value: "by rows over the ranks of a host (table-row-wise): {}; to_torchrec gives such tables "
+    ShardingType.TABLE_ROW_WISE.value: "row-wise over the ranks of a host (table-row-wise): {}; to_torchrec gives such tables "
     "to trainers whose hosts have as many ranks",
-    ShardingType.GRID_SHARD.value: "by columns and rows (grid): {}; to look at and to search from, but to_torchrec does not give "
+    ShardingType.GRID_SHARD.value: "column-wise and rows (grid): {}; to look at and search from, but to_torchrec does not give "
     "such tables to trainers",
 }
 
@@ -69,8 +69,8 @@ def to_torchrec(
     the plan's tables say, and a ShardingWarning is given where a column split changes the training.
 
     Raises InvalidInput that names table, rank and value unless the collections hold exactly the plan's tables, with the same
-    rows, dims and element size, on the same number of ranks, within the memory of every rank, and cut by columns or, over all
-    ranks or those of one host, by rows. UsageError for a wrong argument.
+    rows, dims and element size, on the same number of ranks, within the memory of every rank, and cut column-wise or, over all
+    ranks or those of one host, row-wise. UsageError for a wrong argument.
     """
     if device_type not in DEVICE_TYPES:
         raise UsageError(f"device_type {device_type!r} is none of {', '.join(DEVICE_TYPES)}")
@@ -105,7 +105,7 @@ def to_torchrec(
     if twice := divided_twice(kinds, collections):
         mean, other, path = twice
         raise InvalidInput(
-            f"table {mean!r} of module {path!r} is pooled by mean and split by rows, where TorchRec divides table {other!r}, "
+            f"table {mean!r} of module {path!r} is pooled by mean and split row-wise, where TorchRec divides table {other!r}, "
             f"which is not, by its lookups too; {whose} must not split its rows, or the model must have it in another collection"
         )
     return ShardingPlan(
@@ -176,7 +176,7 @@ def from_torchrec(
         mean, other, path = twice
         warnings.warn(
             f"by this plan TorchRec divides table {other!r} of module {path!r} by its lookups as well, beside table {mean!r}, "
-            "which is pooled by mean and split by rows: a trainer that follows it computes something else than the model says",
+            "which is pooled by mean and split row-wise: a trainer that follows it computes something else than the model says",
             ShardingWarning,
             stacklevel=2,
         )

@@ -117,7 +117,7 @@ def warn_of_split_state(shards: dict[str, list[Shard]], optimizer: str) -> None:
     split = [name for name, parts in shards.items() if len({part.column_offset for part in parts}) > 1]
     if optimizer == "rowwise_adagrad" and split:
         warnings.warn(
-            f"{counted(len(split), 'table')} split by columns ({split[0]!r} into {len(shards[split[0]])}): row-wise Adagrad "
+            f"{counted(len(split), 'table')} split column-wise ({split[0]!r} into {len(shards[split[0]])}): row-wise Adagrad "
             "keeps one moment per row and shard, so training differs from that of the unsplit tables; split rows train "
             "alike (search with --row-wise '*' --min-dim 65536)",
             ShardingWarning,
@@ -133,7 +133,7 @@ def warn_of_shared_tables(collections: dict[str, EmbeddingBagCollection]) -> Non
         first, features = shared[0], len(shared[0].feature_names)
         warnings.warn(
             f"{agreeing(len(shared), 'table', 'is', 'are')} read by several features ({first.name!r} by {features}): the plan is "
-            f"right, but its predicted exchange counts {first.embedding_dim} columns of {first.name!r}, not "
+            f"right, but its predicted all-to-all counts {first.embedding_dim} columns of {first.name!r}, not "
             f"{first.embedding_dim * features}",
             ShardingWarning,
             stacklevel=3,

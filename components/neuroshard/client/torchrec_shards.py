@@ -7,7 +7,7 @@ is told here by table, rank and value:
   go to these ranks in blocks of ceil(rows / ranks): what lies elsewhere is looked up in row 0 of another block;
 - how many ranks a host has it takes from LOCAL_WORLD_SIZE; where that is another number than that of the shards of a
   table-row-wise table, ranks fail with an IndexError or wait for each other;
-- where a table's means are of split rows, the sums and means of all tables of its collection that are not split by rows are
+- where a table's means are of split rows, the sums and means of all tables of its collection that are not split row-wise are
   divided by their numbers of lookups.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
-from torchrec.distributed.comm import get_local_size, get_topology_group_world_size
+from torchrec.distributed.collective import get_local_size, get_topology_group_world_size
 from torchrec.distributed.sharding_plan import placement
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
@@ -67,7 +67,7 @@ def check_row_wise(table: Table, shards: list[Shard], devices: int, local_world_
     narrow = next((shard for shard in shards if shard.dim < table.dim), None)
     if narrow is not None:
         raise InvalidInput(
-            f"table {table.name!r} is split by rows and by columns (rank {narrow.device} has rows {_rows(narrow)} and columns "
+            f"table {table.name!r} is split row-wise and column-wise (rank {narrow.device} has rows {_rows(narrow)} and columns "
             f"{spanned(narrow.column_offset, narrow.dim)}); {whose} must split it by one of them for TorchRec"
         )
     ranks = ranks_of_rows(shards, devices, local_world_size)
@@ -89,7 +89,7 @@ def check_hosts(shards: Mapping[str, list[Shard]], kinds: Mapping[str, str], dev
     if split and len(shards[split[0]]) != (hosts := get_topology_group_world_size(devices)):
         parts = shards[split[0]]
         raise InvalidInput(
-            f"table {split[0]!r} is split by rows over the {len(parts)} ranks of a host (rank {parts[0].device} on), but here "
+            f"table {split[0]!r} is split row-wise over the {len(parts)} ranks of a host (rank {parts[0].device} on), but here "
             f"TorchRec takes a host to have {hosts}: LOCAL_WORLD_SIZE must be what local_world_size is (torchrun sets it)"
         )
 
@@ -126,7 +126,7 @@ def as_torchrec_can_hold(shards: list[Shard], whose: str) -> list[Shard]:
 
 
 def sharding_type(table: Table, shards: list[Shard], devices: int) -> ShardingType:
-    """What the shards of `shards_by_table` are: by rows over all ranks or a host's, or in one piece, or by columns."""
+    """What the shards of `shards_by_table` are: row-wise over all ranks or a host's, or in one piece, or column-wise."""
     if shards[0].rows < table.rows:
         return ShardingType.ROW_WISE if len(shards) == devices else ShardingType.TABLE_ROW_WISE
     return ShardingType.TABLE_WISE if len(shards) == 1 else ShardingType.COLUMN_WISE

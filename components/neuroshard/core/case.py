@@ -1,4 +1,4 @@
-"""What to measure: sets of tables on one device, and exchanges between devices."""
+"""What to measure: sets of tables on one device, and all-to-alls between devices."""
 
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -39,8 +39,8 @@ def _shape(table: Table) -> list[Any]:
     return shape if plain else [*shape, table.pooling, table.weighted]
 
 
-class CommCase(Value):
-    """One embedding exchange: the summed dims of each device, and how many ms after the first each device starts."""
+class CollectiveCase(Value):
+    """One embedding all-to-all: the summed dims of each device, and how many ms after the first each device starts."""
 
     device_dims: tuple[Annotated[int, Field(ge=0)], ...]
     start_delays_ms: tuple[Annotated[float, Field(ge=0)], ...]
@@ -50,7 +50,7 @@ class CommCase(Value):
     @classmethod
     def _some_devices(cls, dims: tuple[int, ...]) -> tuple[int, ...]:
         if len(dims) < 2:
-            raise ValueError(f"an exchange needs at least 2 devices, not {len(dims)}")
+            raise ValueError(f"an all-to-all needs at least 2 devices, not {len(dims)}")
         return dims
 
     @model_validator(mode="after")
@@ -70,6 +70,6 @@ class Cases(Value):
 
     tables: tuple[Table, ...]  # the base tables that the cases were made from
     compute: tuple[ComputeCase, ...]
-    comm: tuple[CommCase, ...]
+    collective: tuple[CollectiveCase, ...]
     max_dim: int
     seed: int

@@ -1,4 +1,4 @@
-"""What a plan must respect beyond memory: pins, tables kept together, how far a table may be cut, and whether by rows."""
+"""What a plan must respect beyond memory: pins, tables kept together, how far a table may be cut, and whether row-wise."""
 
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Self
@@ -15,7 +15,7 @@ DeviceNumber = Annotated[Whole, Field(ge=0)]
 
 
 class TableRule(Value):
-    """What holds for one table: the devices that may hold it, how far it may be cut, and whether a search may split it by rows
+    """What holds for one table: the devices that may hold it, how far it may be cut, and whether a search may split it row-wise
     over all devices instead. None means no rule of its own."""
 
     table: str
@@ -42,7 +42,7 @@ class Constraints(Value):
 
     `reserve_bytes` of every device are not for tables. `min_dim` and `max_shards` hold for tables without a rule of their own;
     a table of fewer columns than `min_dim` stays whole. The tables of each set in `together` lie whole on one device. `row_wise`
-    lets a search split any table by rows over all devices that no other rule keeps from it; it forbids no plan.
+    lets a search split any table row-wise over all devices that no other rule keeps from it; it forbids no plan.
     """
 
     reserve_bytes: Annotated[int, Field(ge=0)] = 0
@@ -78,7 +78,7 @@ class Constraints(Value):
                 self._check_row_wise(rule, devices)
         if self.row_wise and self.max_shards is not None and self.max_shards < devices:
             raise ValueError(
-                f"all tables may be split by rows, over all {devices} devices, and have "
+                f"all tables may be split row-wise, over all {devices} devices, and have "
                 f"{counted(self.max_shards, 'shard')} at most; say one of them"
             )
         self._check_together(known)
@@ -95,7 +95,7 @@ class Constraints(Value):
         ):
             if so:
                 raise ValueError(
-                    f"table {rule.table!r} may be split by rows, over all {devices} devices, but {what}; say one of them"
+                    f"table {rule.table!r} may be split row-wise, over all {devices} devices, but {what}; say one of them"
                 )
 
     def _check_together(self, known: Collection[str]) -> None:
@@ -126,7 +126,7 @@ class Constraints(Value):
         return min(least, dim), most
 
     def may_split_rows(self, tables: Collection[Table], devices: int) -> list[str]:
-        """Names of the tables that may be split by rows over so many devices, and have rows for all of them.
+        """Names of the tables that may be split row-wise over so many devices, and have rows for all of them.
 
         Not those whose rows are averaged: TorchRec (1.8) then divides what whole tables give as well (client/torchrec_shards.py).
         """

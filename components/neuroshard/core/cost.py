@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.table import Table
 from neuroshard.core.value import Value, canonical_json, sha256, without_defaults
 
@@ -82,8 +82,8 @@ class Bench(Value):
     facts: dict[str, str] = Field(default_factory=dict)  # of the hardware, beyond its kind: clocks, power cap, links
     notes: tuple[str, ...] = ()
     flush_bytes: int | None = None  # written before each timed step, on a CPU
-    # of the sentinel, by devices: what labels are scaled to
-    calm_exchange_ms: dict[str, Milliseconds] = Field(default_factory=dict)
+    # of the reference kernel, by devices: what labels are scaled to
+    calm_all_to_all_ms: dict[str, Milliseconds] = Field(default_factory=dict)
     # of the two things that are timed beside table sets
     calm_compute_ms: dict[str, Annotated[float, Field(gt=0, le=MOST_MS)]] = Field(default_factory=dict)
 
@@ -100,7 +100,7 @@ class Bench(Value):
             "memory_limit_bytes": None,
             "flush_bytes": None,
             "facts": {},
-            "calm_exchange_ms": {},
+            "calm_all_to_all_ms": {},
             "calm_compute_ms": {},
         }
         return without_defaults(fields(self), unsaid)
@@ -152,8 +152,8 @@ class ComputeCost(Value):
         return self.forward_ms + self.backward_ms
 
 
-class CommCost(Value):
-    """ms of one CommCase on each device, or error: on real ones the lower decile of many exchanges.
+class CollectiveCost(Value):
+    """ms of one CollectiveCase on each device, or error: on real ones the lower decile of many all-to-alls.
 
     Forward is counted from the device's own start, waiting included.
     """
@@ -193,6 +193,6 @@ class Costs(Value):
 
     bench: Bench
     compute: tuple[tuple[ComputeCase, ComputeCost], ...]
-    comm: tuple[tuple[CommCase, CommCost], ...]
+    collective: tuple[tuple[CollectiveCase, CollectiveCost], ...]
     tables: tuple[Table, ...] = ()
     device_counts: tuple[int, ...] = ()

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Generic, TypeVar
 
-from neuroshard.core.case import CommCase, ComputeCase
-from neuroshard.core.cost import CommCost, ComputeCost
+from neuroshard.core.case import CollectiveCase, ComputeCase
+from neuroshard.core.cost import CollectiveCost, ComputeCost
 
-Case = TypeVar("Case", ComputeCase, CommCase)
-Cost = TypeVar("Cost", ComputeCost, CommCost)
+Case = TypeVar("Case", ComputeCase, CollectiveCase)
+Cost = TypeVar("Cost", ComputeCost, CollectiveCost)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _told(costs: Sequence[Cost]) -> tuple[Cost, ...]:
 
 
 def _mean(times: Sequence[float | tuple[float, ...]]) -> float | tuple[float, ...]:
-    """Of a table set's ms, or of an exchange's on each device."""
+    """Of a table set's ms, or of an all-to-all's on each device."""
     if isinstance(times[0], tuple):
         return tuple(map(fmean, zip(*times, strict=True)))
     return fmean(times)  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ class Request(Value):
     """What a night asks of the measuring of every kind; a later night may ask for more, which extends what is there."""
 
     compute_cases: Annotated[Whole, Field(ge=1)]
-    comm_cases: Annotated[Whole, Field(ge=0)]
+    collective_cases: Annotated[Whole, Field(ge=0)]
     batch_size: Annotated[Whole, Field(ge=1)]
     seed: Annotated[Whole, Field(ge=0)]
     backend: str

@@ -16,7 +16,7 @@ from neuroshard.core.units import parse_duration
 from neuroshard.core.value import shown
 
 BACKENDS = ("synthetic", "cpu", "cuda")
-ALGORITHMS = ("neuroshard", "paper", "random", "size", "dim", "lookup", "size-lookup")
+ALGORITHMS = ("local-search", "neuroshard-2023", "random", "size", "dim", "lookup", "size-lookup")
 MAX_BATCH_SIZE = 2**31  # as in a sharding task
 MAX_CASES = 10**8
 MAX_PODS = 10_000
@@ -153,7 +153,7 @@ CHECKS: Mapping[str, Check] = {
     "backend": _one_of(*BACKENDS),
     "batch_size": _whole(1, MAX_BATCH_SIZE),
     "compute_cases": _whole(1, MAX_CASES),
-    "comm_cases": _whole(0, MAX_CASES),
+    "collective_cases": _whole(0, MAX_CASES),
     "measure_budget": _seconds,
     "max_age": _max_age,
     "max_error": _number("0 for any, or a share above it (0.2 is 20 %)", lambda number: number >= 0),

@@ -33,15 +33,15 @@ PredictedMs = Annotated[float, Field(ge=0, le=MOST_PREDICTED_MS)]
 
 
 class DeviceCost(Value):
-    """Predicted milliseconds of one device in a step. `forward_comm_ms` includes waiting for the slowest device."""
+    """Predicted milliseconds of one device in a step. `forward_collective_ms` includes waiting for the slowest device."""
 
     compute_ms: PredictedMs
-    forward_comm_ms: PredictedMs
-    backward_comm_ms: PredictedMs
+    forward_collective_ms: PredictedMs
+    backward_collective_ms: PredictedMs
 
     @property
     def total_ms(self) -> float:
-        return self.compute_ms + self.forward_comm_ms + self.backward_comm_ms
+        return self.compute_ms + self.forward_collective_ms + self.backward_collective_ms
 
 
 class Baseline(Value):
@@ -275,7 +275,7 @@ def _place(shard: Shard, table: Table) -> str:
 
 
 def overlapping(shards: list[Shard]) -> tuple[Shard, Shard] | None:
-    """Two shards of one table that overlap, or None. A line sweeps over the columns; what it cuts is kept sorted by rows.
+    """Two shards of one table that overlap, or None. A line sweeps over the columns; what it cuts is kept sorted by row.
 
     So hundreds of thousands of shards take seconds, whatever file they come from.
     """

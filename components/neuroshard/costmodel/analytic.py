@@ -1,7 +1,7 @@
 """A cost model from datasheets alone, for a cold start: `neuroshard search --model analytic:h100`. Nothing was measured.
 
 A pass over a device's tables takes as long as the busier of two resources: memory, which every distinct row of a batch crosses
-once, and the cache, which every lookup crosses. An exchange takes latencies and the bytes of its busiest device over its
+once, and the cache, which every lookup crosses. An all-to-all takes latencies and the bytes of its busiest device over its
 busier link. All are sums over tables, so a set costs the maximum of linear terms: convex, and it only grows.
 
 Rates are published peaks, which nothing reaches: trust the ratios of plans, not the milliseconds
@@ -138,11 +138,11 @@ class Analytic:
         slope[..., ::2], slope[..., 1::2] = memory, ~memory
         return slope
 
-    def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
+    def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
         waiting: Floats = start_delays_ms.max(axis=-1, keepdims=True) - start_delays_ms
         return waiting + self._transfer_ms(device_dims)
 
-    def backward_comm_ms(self, device_dims: Floats) -> Floats:
+    def backward_collective_ms(self, device_dims: Floats) -> Floats:
         return self._transfer_ms(device_dims)
 
     def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:

@@ -21,8 +21,8 @@ from neuroshard.core.errors import InvalidInput, NewerFormat
 from neuroshard.core.table import Table
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.value import Value, check_format, decode_json, sha256
+from neuroshard.costmodel.all_to_all_net import AllToAllNet, Transfers
 from neuroshard.costmodel.compute_net import RATES, ComputeNet
-from neuroshard.costmodel.exchange_net import ExchangeNet, Transfers
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, split_features
 from neuroshard.costmodel.nets import Nets
 from neuroshard.costmodel.protocol import Dips, Floats, Ints
@@ -45,7 +45,7 @@ class Provenance(Value):
     neuroshard_version: str
     seed: int
     compute_cases: int  # measured, of all splits, without error
-    comm_cases: int
+    collective_cases: int
     started_from: str | None = None  # digest of the cost model whose nets were the first guess
 
 
@@ -57,10 +57,10 @@ class Manifest(Value):
     features: tuple[str, ...]
     bench: Bench
     hardware_fingerprint: str
-    batch_size: Annotated[int, Field(gt=0)]  # the bench's: of the exchanges, and of compute cases that name none
+    batch_size: Annotated[int, Field(gt=0)]  # the bench's: of the all-to-alls, and of compute cases that name none
     batch_sizes: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(min_length=1)]  # of the compute cases
     max_dim: Annotated[int, Field(gt=0)]
-    device_counts: tuple[Annotated[int, Field(ge=2, le=MAX_DEVICES)], ...]  # whose exchange was measured
+    device_counts: tuple[Annotated[int, Field(ge=2, le=MAX_DEVICES)], ...]  # whose all-to-all was measured
     tensors_sha256: str
     report: Report
     provenance: Provenance
@@ -99,7 +99,7 @@ class TrainedCostModel:
 
     @property
     def device_counts(self) -> tuple[int, ...]:
-        """Any number where two or more were measured; where one was, that one, and one device, which exchanges nothing."""
+        """Any number where two or more were measured; where one was, that one, and one device, which needs no all-to-all."""
         return () if len(self.manifest.device_counts) > 1 else (1, *self.manifest.device_counts)
 
     @property
@@ -131,7 +131,7 @@ class TrainedCostModel:
         """What a plan of these tables for so many devices should say: which of its costs lie beyond what was measured."""
         found = []
         for what, asked, measured in (
-            ("an exchange between {:,} devices", devices, self.manifest.device_counts),
+            ("an all-to-all between {:,} devices", devices, self.manifest.device_counts),
             ("a batch of {:,} samples", self.batch_size, self.manifest.batch_sizes),
         ):
             if measured and asked > 1 and not min(measured) <= asked <= max(measured):
@@ -149,17 +149,17 @@ class TrainedCostModel:
     def compute_slope(self, vector_sums: Floats) -> Floats:
         return self.nets.compute.slope(vector_sums)
 
-    def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
-        return self._exchange(self.nets.forward, device_dims).ms(self._bytes(device_dims), start_delays_ms)
+    def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
+        return self._all_to_all(self.nets.forward, device_dims).ms(self._bytes(device_dims), start_delays_ms)
 
-    def backward_comm_ms(self, device_dims: Floats) -> Floats:
-        return self._exchange(self.nets.backward, device_dims).ms(self._bytes(device_dims))
+    def backward_collective_ms(self, device_dims: Floats) -> Floats:
+        return self._all_to_all(self.nets.backward, device_dims).ms(self._bytes(device_dims))
 
     def transfers_ms(self, device_dims: Floats) -> tuple[Floats, Floats]:
-        """Forward and backward exchange of every device without waiting, in half the time: (…, D) -> two (…, D)."""
+        """Forward and backward all-to-all of every device without waiting, in half the time: (…, D) -> two (…, D)."""
         devices = device_dims.shape[-1]
         if devices not in self._transfers:
-            nets = self._exchange(self.nets.forward, device_dims), self._exchange(self.nets.backward, device_dims)
+            nets = self._all_to_all(self.nets.forward, device_dims), self._all_to_all(self.nets.backward, device_dims)
             self._transfers[devices] = Transfers.of(nets, devices)
         both = self._transfers[devices].ms(self._bytes(device_dims))
         return both[..., 0], both[..., 1]
@@ -176,7 +176,7 @@ class TrainedCostModel:
         compute = np.where(device_dims > 0, self.nets.compute.spread_ms(vector_sums), 0.0)
         if device_dims.shape[-1] == 1:
             return compute
-        forward, backward = (self._exchange(net, device_dims) for net in (self.nets.forward, self.nets.backward))
+        forward, backward = (self._all_to_all(net, device_dims) for net in (self.nets.forward, self.nets.backward))
         sent = self._bytes(device_dims)
         backward_ms = backward.ms(sent)
         ready = np.where(device_dims > 0, self.compute_ms(vector_sums), 0.0) + backward_ms
@@ -189,13 +189,13 @@ class TrainedCostModel:
         """What the embeddings of the whole batch take of each device's columns. They travel as fp32."""
         return device_dims * (4.0 * self.batch_size)
 
-    def _exchange(self, net: ExchangeNet | None, device_dims: Floats) -> ExchangeNet:
+    def _all_to_all(self, net: AllToAllNet | None, device_dims: Floats) -> AllToAllNet:
         devices, measured = device_dims.shape[-1], self.manifest.device_counts
         if net is None or (len(measured) == 1 and devices not in measured):
             known = f"{measured[0]} devices" if measured else "one device"
             raise InvalidInput(
                 f"the cost model was measured for {known}, not {devices}; run `neuroshard augment --devices "
-                f"{','.join(map(str, (*measured, devices)))}` with enough --comm-cases, measure and pretrain again"
+                f"{','.join(map(str, (*measured, devices)))}` with enough --collective-cases, measure and pretrain again"
             )
         return net
 

@@ -1,7 +1,7 @@
 """A cost model of costs that somebody else computed, a table at a time: `neuroshard search --model given:costs.json`.
 
 A printed production plan lists what its planner thinks each table costs. Those costs add up, and a shard of half the columns
-costs half, times a factor where it is narrow. The parts of the exchange cannot be told from columns alone, so they are
+costs half, times a factor where it is narrow. The parts of the all-to-all cannot be told from columns alone, so they are
 counted in with the table. The file is described in docs/formats.md.
 """
 
@@ -34,14 +34,14 @@ class TableCost(Value):
     name: Annotated[str, Field(min_length=1)]
     cost_ms: GivenMs | None = None
     compute_ms: GivenMs | None = None
-    forward_comm_ms: GivenMs = 0.0
-    backward_comm_ms: GivenMs = 0.0
+    forward_collective_ms: GivenMs = 0.0
+    backward_collective_ms: GivenMs = 0.0
     dim: Annotated[Whole, Field(gt=0, le=MAX_DIM)] | None = None
 
     @model_validator(mode="after")
     def _one_cost(self) -> Self:
         if (self.cost_ms is None) == (self.compute_ms is None):
-            raise ValueError(f"table {self.name!r} must have cost_ms, or compute_ms with the parts of the exchange")
+            raise ValueError(f"table {self.name!r} must have cost_ms, or compute_ms with the parts of the all-to-all")
         return self
 
     @property
@@ -49,7 +49,7 @@ class TableCost(Value):
         if self.cost_ms is not None:
             return self.cost_ms
         assert self.compute_ms is not None
-        return self.compute_ms + self.forward_comm_ms + self.backward_comm_ms
+        return self.compute_ms + self.forward_collective_ms + self.backward_collective_ms
 
 
 NUMBERS = TableCost.model_fields.keys() - {"name"}
@@ -121,12 +121,12 @@ class Given:
     def compute_slope(self, vector_sums: Floats) -> Floats:
         return np.ones_like(vector_sums)
 
-    def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
-        """Waiting alone: the exchange itself is counted in with the tables."""
+    def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
+        """Waiting alone: the all-to-all itself is counted in with the tables."""
         waiting: Floats = start_delays_ms.max(axis=-1, keepdims=True) - start_delays_ms
         return waiting
 
-    def backward_comm_ms(self, device_dims: Floats) -> Floats:
+    def backward_collective_ms(self, device_dims: Floats) -> Floats:
         return np.zeros_like(device_dims, dtype=np.float64)
 
     def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:

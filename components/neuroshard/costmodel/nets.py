@@ -4,6 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from neuroshard.costmodel.all_to_all_net import (
+    BY_DEVICES,
+    DEVICE_INPUTS,
+    EXCHANGE_WIDTH,
+    SHARED_INPUTS,
+    AllToAllNet,
+)
 from neuroshard.costmodel.compute_net import (
     HEAD_WIDTH,
     MEMBERS,
@@ -12,23 +19,16 @@ from neuroshard.costmodel.compute_net import (
     FeatureScale,
     Layer,
 )
-from neuroshard.costmodel.exchange_net import (
-    BY_DEVICES,
-    DEVICE_INPUTS,
-    EXCHANGE_WIDTH,
-    SHARED_INPUTS,
-    ExchangeNet,
-)
 from neuroshard.costmodel.features import FEATURES
 
 
 @dataclass(frozen=True)
 class Nets:
-    """The nets of a cost model; those of the exchange are None where none was measured."""
+    """The nets of a cost model; those of the all-to-all are None where none was measured."""
 
     compute: ComputeNet
-    forward: ExchangeNet | None
-    backward: ExchangeNet | None
+    forward: AllToAllNet | None
+    backward: AllToAllNet | None
 
     @property
     def bounded(self) -> bool:
@@ -36,15 +36,15 @@ class Nets:
         return self.compute.monotone and all(net.convex for net in (self.forward, self.backward) if net is not None)
 
 
-def blank_nets(exchange: bool, rates: int = 0) -> Nets:
-    """Nets of the right shapes and no knowledge, with those of the exchange or without, and with rates of so many thresholds."""
+def blank_nets(all_to_all: bool, rates: int = 0) -> Nets:
+    """Untrained nets of the right shapes, with or without those of the all-to-all, and with rates of so many thresholds."""
 
     def layer(into: int, out: int) -> Layer:
         return Layer(np.zeros((MEMBERS, into, out)), np.zeros((MEMBERS, 1, out)))
 
     nothing, (hidden, vector) = np.zeros(len(FEATURES)), TABLE_WIDTHS
     inputs = len(DEVICE_INPUTS) + len(SHARED_INPUTS)
-    exchange_net = ExchangeNet(
+    all_to_all_net = AllToAllNet(
         weight=np.zeros((BY_DEVICES, inputs, EXCHANGE_WIDTH)),
         bias=np.zeros(EXCHANGE_WIDTH),
         out=np.zeros(EXCHANGE_WIDTH),
@@ -67,6 +67,6 @@ def blank_nets(exchange: bool, rates: int = 0) -> Nets:
             least_spread=1.0,
             rates=np.zeros((MEMBERS, vector, rates)) if rates else None,
         ),
-        forward=exchange_net if exchange else None,
-        backward=exchange_net if exchange else None,
+        forward=all_to_all_net if all_to_all else None,
+        backward=all_to_all_net if all_to_all else None,
     )

@@ -20,7 +20,7 @@ def check_searched_with(plan: Plan, model: CostModel, told: str) -> None:
 
 
 def prices_rows(model: CostModel) -> bool:
-    """Can it tell what some of a table's rows cost? Given costs are of whole tables by name, exchange and all."""
+    """Can it tell what some of a table's rows cost? Given costs are of whole tables by name, all-to-all and all."""
     return model.backend != "given"
 
 
@@ -31,21 +31,21 @@ class Prices(NamedTuple):
     """
 
     compute_ms: Floats
-    forward_comm_ms: Floats
-    backward_comm_ms: Floats
+    forward_collective_ms: Floats
+    backward_collective_ms: Floats
     alone_ms: Floats
     adds_ms: Floats
 
     @property
     def total_ms(self) -> Floats:
-        total: Floats = self.compute_ms + self.forward_comm_ms + self.backward_comm_ms
+        total: Floats = self.compute_ms + self.forward_collective_ms + self.backward_collective_ms
         return total
 
 
 def price_shards(model: CostModel, tables: Mapping[str, Table], shards: Sequence[Shard], devices: int) -> Prices | None:
     """Prices of shards of these tables; None where one has not all rows of its table and the model cannot tell of rows.
 
-    Rows of a table are computed as a table of their own (`Table.part`), and exchange as many columns as all of its rows: every
+    Rows of a table are computed as a table of their own (`Table.part`), and sends as many columns as all of its rows: every
     device that has some sends its sums for all samples.
     """
     if not prices_rows(model) and any(shard.rows != tables[shard.table].rows for shard in shards):

@@ -41,14 +41,14 @@ class CostModel(Protocol):
 
     @property
     def device_counts(self) -> tuple[int, ...]:
-        """Numbers of devices whose exchange it can predict; empty where it can predict any."""
+        """Numbers of devices whose all-to-all it can predict; empty where it can predict any."""
 
     @property
     def bounded(self) -> bool:
         """True where a search may draw lower bounds from it.
 
         Then vectors are not negative; `compute_ms` falls with no component and is convex, but for what a `Bending` model says;
-        and for a fixed number of devices the exchange of each without its waiting is convex in the dims of all, falls with none
+        and for a fixed number of devices the all-to-all of each without its waiting is convex in the dims of all, falls with none
         of them, and stays what it is where the others are numbered otherwise. So all together take least where they hold the same
         dims, and one where all others do.
         Waiting is added by rule: forward = (latest start - own start) + transfer.
@@ -63,11 +63,11 @@ class CostModel(Protocol):
     def compute_slope(self, vector_sums: Floats) -> Floats:
         """How `compute_ms` grows at the sums, ms a unit of each component: (…, K) -> (…, K). Where it is convex a subgradient."""
 
-    def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
-        """Forward exchange ms a device, waiting included: two (…, D) -> (…, D)."""
+    def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
+        """Forward all-to-all ms a device, waiting included: two (…, D) -> (…, D)."""
 
-    def backward_comm_ms(self, device_dims: Floats) -> Floats:
-        """Backward exchange ms a device: (…, D) -> (…, D)."""
+    def backward_collective_ms(self, device_dims: Floats) -> Floats:
+        """Backward all-to-all ms a device: (…, D) -> (…, D)."""
 
     def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
         """One standard deviation of each device's predicted total, calibrated: (…, D, K) and (…, D) -> (…, D).
@@ -101,25 +101,25 @@ class Bending(CostModel, Protocol):
 
 
 def device_costs(model: CostModel, vector_sums: Floats, device_dims: Floats) -> tuple[Floats, Floats, Floats]:
-    """Compute, forward exchange and backward exchange ms of every device: (…, D, K) and (…, D) -> three (…, D).
+    """Compute, forward all-to-all and backward all-to-all ms of every device: (…, D, K) and (…, D) -> three (…, D).
 
     An empty device computes nothing.
     """
     compute = np.where(device_dims > 0, model.compute_ms(vector_sums), 0.0)
-    return compute, *exchange_costs(model, compute, device_dims)
+    return compute, *all_to_all_costs(model, compute, device_dims)
 
 
-def exchange_costs(model: CostModel, compute_ms: Floats, device_dims: Floats) -> tuple[Floats, Floats]:
-    """Forward and backward exchange ms of devices whose compute ms are known: two (…, D) -> two (…, D).
+def all_to_all_costs(model: CostModel, compute_ms: Floats, device_dims: Floats) -> tuple[Floats, Floats]:
+    """Forward and backward all-to-all ms of devices whose compute ms are known: two (…, D) -> two (…, D).
 
-    A device enters the forward exchange when its backward exchange of the step before and its compute are done, so its
-    start delay is how much later that is than on the first device (as in the paper). One device alone exchanges nothing.
+    A device enters the forward all-to-all when its backward all-to-all of the step before and its compute are done, so its
+    start delay is how much later that is than on the first device (as in the paper). One device alone needs no all-to-all.
     """
     if device_dims.shape[-1] == 1:
         return np.zeros_like(compute_ms), np.zeros_like(compute_ms)
-    backward = model.backward_comm_ms(device_dims)
+    backward = model.backward_collective_ms(device_dims)
     ready = compute_ms + backward
-    forward = model.forward_comm_ms(device_dims, ready - ready.min(axis=-1, keepdims=True))
+    forward = model.forward_collective_ms(device_dims, ready - ready.min(axis=-1, keepdims=True))
     return forward, backward
 
 

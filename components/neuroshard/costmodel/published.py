@@ -17,10 +17,10 @@ from neuroshard.core.value import canonical_json, check_format, decode_json, sha
 from neuroshard.costmodel.bundle import Manifest, TrainedCostModel, load_cost_model
 from neuroshard.files.disk import write_bytes
 from neuroshard.store.bundles import BUNDLE_FILES, find_bundle, find_hardware, models_of, tracks
-from neuroshard.store.line import MAX_ARTIFACT_BYTES, Files, Line, Live, live_or_none, read_artifact
 from neuroshard.store.local import default_cache_dir
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
+from neuroshard.store.track import MAX_ARTIFACT_BYTES, Files, Line, Live, live_or_none, read_artifact
 
 MANIFEST_VERSIONS = 1_000  # of any: whether we can read it is told, not raised
 

@@ -19,7 +19,7 @@ FAR_OFF: Final = 0.5  # mean error on unseen tables, beyond which a plan says so
 class Errors(Value):
     """Predicted against measured milliseconds. What cannot be told from so few values is None, never NaN."""
 
-    values: int  # sets of tables, or devices of exchanges
+    values: int  # sets of tables, or devices of all-to-alls
     mse: float  # ms²
     mape: float  # mean |predicted / measured - 1|
     r2: float | None
@@ -82,7 +82,7 @@ class Fit(Value):
 class NetReport(Value):
     """One net: how it was trained, and its errors a split. `devices` is None for the compute net."""
 
-    kind: Literal["compute", "forward exchange", "backward exchange"]
+    kind: Literal["compute", "forward all-to-all", "backward all-to-all"]
     devices: int | None = None
     fit: Fit
     splits: dict[Split, Errors | None]

@@ -14,8 +14,8 @@ from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.open import stand_ins
 from neuroshard.costmodel.published import open_bundle
 from neuroshard.store.bundles import Track, models_of, tracks
-from neuroshard.store.line import read_pointer
 from neuroshard.store.protocol import Store
+from neuroshard.store.track import read_pointer
 
 Lack = Literal[
     "unreadable",

@@ -19,8 +19,8 @@ def to_tensors(nets: Nets) -> bytes:
     return data
 
 
-def from_tensors(data: bytes, exchange: bool, rates: int, where: str) -> Nets:
-    """Nets from safetensors bytes, with those of the exchange or without, and with rates of so many thresholds.
+def from_tensors(data: bytes, all_to_all: bool, rates: int, where: str) -> Nets:
+    """Nets from safetensors bytes, with those of the all-to-all or without, and with rates of so many thresholds.
 
     Raises InvalidInput where a tensor is missing, unknown, misshapen or not finite.
     """
@@ -28,7 +28,7 @@ def from_tensors(data: bytes, exchange: bool, rates: int, where: str) -> Nets:
         tensors: dict[str, Floats] = load(data)
     except (SafetensorError, KeyError) as error:  # KeyError: an element type that NumPy lacks
         raise InvalidInput(f"{where}: not a whole safetensors file ({error}); copy or train the model again") from None
-    blank = blank_nets(exchange, rates)
+    blank = blank_nets(all_to_all, rates)
     expected = dict(_leaves(blank))
     for name in sorted(expected.keys() ^ tensors.keys()):
         raise InvalidInput(

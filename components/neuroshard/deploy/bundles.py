@@ -16,9 +16,9 @@ from neuroshard.deploy.gate import check_max_error
 from neuroshard.deploy.golive import claim, go_live, next_number, put, remember, timestamp
 from neuroshard.files.disk import read_bytes
 from neuroshard.store.bundles import BUNDLE_FILES, models_of
-from neuroshard.store.line import Artifact, Line, find_artifact, live_or_none, read_artifact
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
+from neuroshard.store.track import Artifact, Line, find_artifact, live_or_none, read_artifact
 
 MAX_ERROR = 0.2  # on tables never seen; measured again, the same case differs by 2 to 7 % on a CPU
 

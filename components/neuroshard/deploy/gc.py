@@ -17,11 +17,11 @@ from uuid import uuid4
 from neuroshard.core.errors import StoreError, UsageError
 from neuroshard.core.release import Condemned
 from neuroshard.deploy.golive import MARK_SECONDS, timestamp
-from neuroshard.deploy.lines import line_of
+from neuroshard.deploy.tracks import line_of
 from neuroshard.progress import progress
-from neuroshard.store.line import Line, Live, R, read_past, read_pointer
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Entry, Store
+from neuroshard.store.track import Line, Live, R, read_past, read_pointer
 
 MIN_AGE_SECONDS = 3600.0  # a writer that takes longer from its artifact to its swap is not one
 

@@ -18,7 +18,8 @@ from neuroshard.core.errors import (
 )
 from neuroshard.core.release import Condemned
 from neuroshard.core.value import sha256
-from neuroshard.store.line import (
+from neuroshard.store.protocol import Store
+from neuroshard.store.track import (
     MAX_ARTIFACT_BYTES,
     MAX_RELEASE_BYTES,
     Artifact,
@@ -32,7 +33,6 @@ from neuroshard.store.line import (
     read_past,
     read_pointer,
 )
-from neuroshard.store.protocol import Store
 
 # A gc's mark counts this long by the store's own clock; a gc that lives deletes nothing after half of it.
 MARK_SECONDS = 3600.0

@@ -13,9 +13,9 @@ from neuroshard.deploy.bundles import MAX_ERROR, Asked, publish_model
 from neuroshard.deploy.golive import mend_pointer
 from neuroshard.store.bundles import Track, models_of
 from neuroshard.store.folders import patiently
-from neuroshard.store.line import Line, read_artifact
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
+from neuroshard.store.track import Line, read_artifact
 
 
 def publish(

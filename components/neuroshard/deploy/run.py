@@ -19,10 +19,10 @@ from neuroshard.deploy.gate import Gate, decide
 from neuroshard.deploy.golive import bring_back, claim, go_live, next_number, put, remember, timestamp
 from neuroshard.files.plan import read_plan as read_plan_file
 from neuroshard.files.tables import read_tables
-from neuroshard.store.line import Artifact, Live, all_releases, find_artifact, live_or_none, read_artifact
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of, read_plan, read_release, refusal_key
+from neuroshard.store.track import Artifact, Live, all_releases, find_artifact, live_or_none, read_artifact
 
 OPEN = Gate()
 

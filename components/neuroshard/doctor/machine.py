@@ -23,7 +23,7 @@ def check_machine(folder: Path) -> Iterator[Check]:
     """Cores, memory and disk; `folder` is where a run would write."""
     cpu = devices.cpu()
     cores = devices.cores()
-    few = "measured exchanges need a core for each device" if cores < 2 else ""
+    few = "measured all-to-alls need a core for each device" if cores < 2 else ""
     yield Check("cores", "warn" if few else "ok", f"{cpu.name}", few)
     yield memory_check(system.available_bytes() if sys.platform == "linux" else None)
     yield disk_check(folder, shutil.disk_usage(folder).free)

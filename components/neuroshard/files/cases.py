@@ -1,4 +1,4 @@
-"""The folder that `augment` writes and `measure` reads: cases.json, compute.parquet, comm.parquet.
+"""The folder that `augment` writes and `measure` reads: cases.json, compute.parquet, collective.parquet.
 
 A compute case is a row of lists, one entry a table: name, rows, dim, pooling_factor. Everything else of a table (reuse
 bins, bytes, pooling) is that of the base table with this name in cases.json, which is written last: a folder without it is
@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import Table
 from neuroshard.core.value import Value, check_format, decode_json, explain, shown
 from neuroshard.files import parquet
 from neuroshard.files.disk import disk_errors, read_bytes, write_bytes, writing
 
-_Case = TypeVar("_Case", ComputeCase, CommCase)
+_Case = TypeVar("_Case", ComputeCase, CollectiveCase)
 
 COMPUTE_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
     ("case_id", pa.string()),
@@ -49,7 +49,7 @@ class CasesManifest(Value):
     format_version: Literal[1] = 1
     tables: tuple[Table, ...]
     compute_cases: int
-    comm_cases: int
+    collective_cases: int
     max_dim: int
     seed: int
 
@@ -59,11 +59,11 @@ def write_cases(folder: Path, cases: Cases) -> None:
     with disk_errors(folder, "write to it"):
         (folder / "cases.json").unlink(missing_ok=True)
     write_rows(folder / "compute.parquet", [compute_case_row(c) for c in cases.compute], COMPUTE_CASE_FIELDS)
-    write_rows(folder / "comm.parquet", [comm_case_row(c) for c in cases.comm], COMM_CASE_FIELDS)
+    write_rows(folder / "collective.parquet", [collective_case_row(c) for c in cases.collective], COMM_CASE_FIELDS)
     manifest = CasesManifest(
         tables=cases.tables,
         compute_cases=len(cases.compute),
-        comm_cases=len(cases.comm),
+        collective_cases=len(cases.collective),
         max_dim=cases.max_dim,
         seed=cases.seed,
     )
@@ -79,22 +79,26 @@ def read_cases(folder: Path) -> Cases:
         )
     manifest = CasesManifest.parse(check_format(decode_json(read_bytes(path), str(path)), 1, str(path)), str(path))
     base = {table.name: table for table in manifest.tables}
-    compute_path, comm_path = folder / "compute.parquet", folder / "comm.parquet"
+    compute_path, collective_path = folder / "compute.parquet", folder / "collective.parquet"
     compute = [
         compute_case_from_row(row, base, f"{compute_path} row {index}")
         for index, row in enumerate(read_rows(compute_path, COMPUTE_CASE_FIELDS))
     ]
-    comm = [
-        comm_case_from_row(row, f"{comm_path} row {index}")
-        for index, row in enumerate(read_rows(comm_path, COMM_CASE_FIELDS))
+    collective = [
+        collective_case_from_row(row, f"{collective_path} row {index}")
+        for index, row in enumerate(read_rows(collective_path, COMM_CASE_FIELDS))
     ]
-    if (len(compute), len(comm)) != (manifest.compute_cases, manifest.comm_cases):
+    if (len(compute), len(collective)) != (manifest.compute_cases, manifest.collective_cases):
         raise InvalidInput(
-            f"{path}: says {manifest.compute_cases} compute and {manifest.comm_cases} comm cases, but the Parquet files "
-            f"hold {len(compute)} and {len(comm)}; make the cases again"
+            f"{path}: says {manifest.compute_cases} compute, {manifest.collective_cases} collective cases, but its Parquet files "
+            f"hold {len(compute)} and {len(collective)}; make the cases again"
         )
     return Cases(
-        tables=manifest.tables, compute=tuple(compute), comm=tuple(comm), max_dim=manifest.max_dim, seed=manifest.seed
+        tables=manifest.tables,
+        compute=tuple(compute),
+        collective=tuple(collective),
+        max_dim=manifest.max_dim,
+        seed=manifest.seed,
     )
 
 
@@ -110,7 +114,7 @@ def compute_case_row(case: ComputeCase) -> dict[str, Any]:
     }
 
 
-def comm_case_row(case: CommCase) -> dict[str, Any]:
+def collective_case_row(case: CollectiveCase) -> dict[str, Any]:
     return {
         "case_id": case.case_id,
         "split": case.split,
@@ -143,9 +147,9 @@ def compute_case_from_row(row: Mapping[str, Any], base: Mapping[str, Table], whe
     return check_case_id(case, row, where)
 
 
-def comm_case_from_row(row: Mapping[str, Any], where: str) -> CommCase:
-    """A row as a CommCase. Raises InvalidInput."""
-    return check_case_id(CommCase.parse(row, where), row, where)
+def collective_case_from_row(row: Mapping[str, Any], where: str) -> CollectiveCase:
+    """A row as a CollectiveCase. Raises InvalidInput."""
+    return check_case_id(CollectiveCase.parse(row, where), row, where)
 
 
 def check_case_id(case: _Case, row: Mapping[str, Any], where: str) -> _Case:

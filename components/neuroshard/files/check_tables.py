@@ -107,7 +107,7 @@ def check_table(table: Table) -> Iterator[Finding]:
     elif table.memory_bytes > DEVICE_BYTES:
         yield odd(
             "huge",
-            f"{format_bytes(table.memory_bytes)} with optimizer state, more than 80 GiB: it must be cut by columns",
+            f"{format_bytes(table.memory_bytes)} with optimizer state, more than 80 GiB: it must be cut column-wise",
         )
 
 

@@ -24,7 +24,7 @@ Pattern = Annotated[str, Field(min_length=1)]
 
 class MatchedRule(Value):
     """What holds for all tables whose names match. `split: false` is one shard at most; `row_wise: true` lets a search split them
-    by rows over all devices."""
+    row-wise over all devices."""
 
     match: Pattern
     devices: tuple[DeviceNumber, ...] | None = None
@@ -40,7 +40,7 @@ class MatchedRule(Value):
                 f"{self.match!r} is never to be split, and may have {self.max_shards} shards; say one of them"
             )
         if not self.split and self.row_wise:
-            raise ValueError(f"{self.match!r} is never to be split, and may be split by rows; say one of them")
+            raise ValueError(f"{self.match!r} is never to be split, and may be split row-wise; say one of them")
         return self
 
 
@@ -104,8 +104,9 @@ def with_flags(
         "tables": [*given.tables, *rules],
         "together": [*given.together, *(tuple(names.split(",")) for names in together)],
     }
-    by_rows = True if "*" in row_wise else None
-    for name, value in (("reserve", reserve), ("min_dim", min_dim), ("max_shards", max_shards), ("row_wise", by_rows)):
+    all_row_wise = True if "*" in row_wise else None
+    flags = {"reserve": reserve, "min_dim": min_dim, "max_shards": max_shards, "row_wise": all_row_wise}
+    for name, value in flags.items():
         if value is not None:
             changed[name] = value
     try:

@@ -17,17 +17,17 @@ from typing import Any, Literal, Self, TypeVar
 
 import pyarrow as pa
 
-from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.clean import log
-from neuroshard.core.cost import Bench, CommCost, ComputeCost, Costs, slowness
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Costs, slowness
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.table import Table
 from neuroshard.core.value import Value, check_format, decode_json, shown
 from neuroshard.files.cases import (
     COMM_CASE_FIELDS,
     COMPUTE_CASE_FIELDS,
-    comm_case_from_row,
-    comm_case_row,
+    collective_case_from_row,
+    collective_case_row,
     compute_case_from_row,
     compute_case_row,
     read_rows,
@@ -36,7 +36,7 @@ from neuroshard.files.cases import (
 from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
 
 _Case = TypeVar("_Case")
-_Cost = TypeVar("_Cost", ComputeCost, CommCost)
+_Cost = TypeVar("_Cost", ComputeCost, CollectiveCost)
 
 BROKEN = ".broken"  # after the name of a part that could not be read
 FLUSH_SECONDS = 5.0  # of costs are lost at most when a run is killed
@@ -91,8 +91,8 @@ class CostWriter:
     ) -> None:
         self.folder = folder
         self.manifest = CostsManifest(bench=bench, tables=tables, device_counts=device_counts)
-        self.rows: dict[str, list[dict[str, Any]]] = {"compute": [], "comm": []}
-        self.done: dict[str, set[tuple[str, int]]] = {"compute": set(), "comm": set()}
+        self.rows: dict[str, list[dict[str, Any]]] = {"compute": [], "collective": []}
+        self.done: dict[str, set[tuple[str, int]]] = {"compute": set(), "collective": set()}
         self.disturbed: dict[str, list[bool]] = {}  # of the measurements of each table set
         self.flushed_at = time.monotonic()
         self.lock = _lock(folder)
@@ -105,7 +105,7 @@ class CostWriter:
     def _begin_or_continue(self) -> None:
         path = self.folder / "costs.json"
         if not path.exists():
-            if stray := [*_parts(self.folder, "compute"), *_parts(self.folder, "comm")]:
+            if stray := [*_parts(self.folder, "compute"), *_parts(self.folder, "collective")]:
                 raise InvalidInput(
                     f"{self.folder}: has {stray[0].name} of an unknown bench, and no costs.json; give another -o"
                 )
@@ -116,7 +116,7 @@ class CostWriter:
         if extended != begun:
             write_bytes(path, extended.canonical_json())
         self.manifest = extended
-        for kind, fields in (("compute", COMPUTE_FIELDS), ("comm", COMM_FIELDS)):
+        for kind, fields in (("compute", COMPUTE_FIELDS), ("collective", COMM_FIELDS)):
             for part in _parts(self.folder, kind):
                 try:
                     rows = list(read_rows(part, fields))
@@ -142,8 +142,8 @@ class CostWriter:
         row = {**compute_case_row(case), **cost.model_dump(mode="json", exclude={"case_id"})}
         self._add("compute", {**row, "disturbed": cost.disturbed})
 
-    def add_comm(self, case: CommCase, cost: CommCost) -> None:
-        self._add("comm", {**comm_case_row(case), **cost.model_dump(mode="json", exclude={"case_id"})})
+    def add_collective(self, case: CollectiveCase, cost: CollectiveCost) -> None:
+        self._add("collective", {**collective_case_row(case), **cost.model_dump(mode="json", exclude={"case_id"})})
 
     def _add(self, kind: str, row: dict[str, Any]) -> None:
         key = (row["case_id"], row["round"])
@@ -163,7 +163,7 @@ class CostWriter:
                 f"{self.folder}: was deleted or moved while costs were written to it; measure again, or, where it was moved, "
                 "go on with -o and its new name"
             )
-        for kind, fields in (("compute", COMPUTE_FIELDS), ("comm", COMM_FIELDS)):
+        for kind, fields in (("compute", COMPUTE_FIELDS), ("collective", COMM_FIELDS)):
             if self.rows[kind]:
                 # a name is of one part for ever
                 taken = [*_parts(self.folder, kind), *_parts(self.folder, kind, BROKEN)]
@@ -270,7 +270,7 @@ def _joined_benches(*benches: Bench) -> list[Bench]:
         "row_cap_bytes": min(known(bench.row_cap_bytes for bench in benches), default=None),
         "memory_limit_bytes": min(known(bench.memory_limit_bytes for bench in benches), default=None),
         "flush_bytes": max(known(bench.flush_bytes for bench in benches), default=None),
-        "calm_exchange_ms": _least(bench.calm_exchange_ms for bench in benches),
+        "calm_all_to_all_ms": _least(bench.calm_all_to_all_ms for bench in benches),
         "calm_compute_ms": _least(bench.calm_compute_ms for bench in benches),
     }
     return [bench.model_copy(update=alike) for bench in benches]
@@ -283,7 +283,7 @@ def _joined(costs: Costs, more: Costs, where: str) -> Costs:
     return Costs(
         bench=bench,
         compute=_labels_first(_with_rounds(*(_as_calm_as(bench.calm_compute_ms, each) for each in (costs, more)))),
-        comm=_labels_first(_with_rounds(costs.comm, more.comm)),
+        collective=_labels_first(_with_rounds(costs.collective, more.collective)),
         tables=tuple({table.name: table for table in (*more.tables, *costs.tables)}.values()),
         device_counts=tuple(sorted({*costs.device_counts, *more.device_counts})),
     )
@@ -326,18 +326,18 @@ def _read_folder(folder: Path) -> Costs:
     manifest = read_manifest(folder)
     base = {table.name: table for table in manifest.tables}
     compute: list[tuple[ComputeCase, ComputeCost]] = []
-    comm: list[tuple[CommCase, CommCost]] = []
+    collective: list[tuple[CollectiveCase, CollectiveCost]] = []
     seen: set[tuple[str, int]] = set()
     for row, where in _rows(folder, "compute", COMPUTE_FIELDS, seen):
         said = {**row, "disturbed": row["disturbed"] or False}
         compute.append((compute_case_from_row(row, base, where), ComputeCost.parse(said, where)))
-    for row, where in _rows(folder, "comm", COMM_FIELDS, seen):
+    for row, where in _rows(folder, "collective", COMM_FIELDS, seen):
         lists = {name: row[name] or () for name in COMM_LISTS}
-        comm.append((comm_case_from_row(row, where), CommCost.parse({**row, **lists}, where)))
+        collective.append((collective_case_from_row(row, where), CollectiveCost.parse({**row, **lists}, where)))
     return Costs(
         bench=manifest.bench,
         compute=_labels_first(compute),
-        comm=_labels_first(comm),
+        collective=_labels_first(collective),
         tables=manifest.tables,
         device_counts=manifest.device_counts,
     )
@@ -359,7 +359,7 @@ def _labels_first(rows: Iterable[tuple[_Case, _Cost]]) -> tuple[tuple[_Case, _Co
     return tuple(ordered)
 
 
-def _worth(cost: ComputeCost | CommCost) -> int:
+def _worth(cost: ComputeCost | CollectiveCost) -> int:
     """An error tells less than a disturbed measurement, and that less than any other."""
     return 0 if cost.error is not None else 1 if isinstance(cost, ComputeCost) and cost.disturbed else 2
 

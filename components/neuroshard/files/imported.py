@@ -90,7 +90,7 @@ def several_features(which: str) -> str:
     """The note on tables that several features read."""
     return (
         f"read by several features: {which}; all their lookups are counted, but TorchRec sends the table's columns once a "
-        "feature, and our exchange counts them once"
+        "feature, and our all-to-all counts them once"
     )
 
 

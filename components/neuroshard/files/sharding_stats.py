@@ -47,7 +47,7 @@ class PrintedTable(NamedTuple):
 
 @dataclass(frozen=True)
 class Printed:
-    """The last printout of a file. `rank_ms` is (compute, forward exchange, backward exchange), as finely as it is printed."""
+    """The last printout of a file. `rank_ms` is (compute, forward all-to-all, backward all-to-all), as printed."""
 
     tables: tuple[PrintedTable, ...]
     rank_ms: tuple[tuple[float, float, float], ...]
@@ -172,10 +172,10 @@ def _rank_ms(where: str, cells: dict[str, str]) -> tuple[float, float, float]:
     """Parts are printed with one digit below 1 ms and none above, the total with three: parts are scaled to the total."""
     try:
         total, _, rest = cells["Perf (ms)"].partition(" (")
-        forward, forward_comm, backward, backward_comm, *prefetch = (
+        forward, forward_collective, backward, backward_collective, *prefetch = (
             _number(part) for part in rest.rstrip(")").split(",")
         )
-        parts = (forward + backward + sum(prefetch), forward_comm, backward_comm)
+        parts = (forward + backward + sum(prefetch), forward_collective, backward_collective)
         scale = _number(total) / sum(parts) if sum(parts) else 0.0
     except ValueError as error:
         raise InvalidInput(f"{where}: not a line of the planner's ranks: {shown(str(error))}") from None

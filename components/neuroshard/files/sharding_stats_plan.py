@@ -56,7 +56,7 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
         where,
     )
     costs = [
-        DeviceCost(compute_ms=compute, forward_comm_ms=forward, backward_comm_ms=backward)
+        DeviceCost(compute_ms=compute, forward_collective_ms=forward, backward_collective_ms=backward)
         for compute, forward, backward in printed.rank_ms
     ]
     hint = (
@@ -126,17 +126,17 @@ def _notes(printed: Printed, others: Sequence[PrintedTable]) -> list[str]:
 
 
 def _shards(printed: PrintedTable, table: Table) -> list[dict[str, Any]]:
-    """Rectangles in the order of the ranks: column blocks of the printed width, each cut by rows over its share of the ranks."""
+    """Rectangles in the order of the ranks: column blocks of the printed width, each cut row-wise over its share of the ranks."""
     widths = [min(printed.shard_dim, table.dim - at) for at in range(0, table.dim, printed.shard_dim)]
-    by_rows = len(printed.ranks) // len(widths)
-    if by_rows * len(widths) != len(printed.ranks):
+    row_wise = len(printed.ranks) // len(widths)
+    if row_wise * len(widths) != len(printed.ranks):
         raise InvalidInput(
             f"{printed.where}: {printed.path} is in {len(widths)} shards of columns, on {len(printed.ranks)} ranks"
         )
-    block = -(-table.rows // by_rows)
+    block = -(-table.rows // row_wise)
     shards = []
     for column, width in enumerate(widths):
-        for row in range(by_rows):
+        for row in range(row_wise):
             rows = min(block, table.rows - row * block)
             if rows > 0:  # a table of few rows leaves ranks empty
                 shards.append(
@@ -146,7 +146,7 @@ def _shards(printed: PrintedTable, table: Table) -> list[dict[str, Any]]:
                         "rows": rows,
                         "column_offset": column * printed.shard_dim,
                         "dim": width,
-                        "device": printed.ranks[column * by_rows + row],
+                        "device": printed.ranks[column * row_wise + row],
                     }
                 )
     return shards

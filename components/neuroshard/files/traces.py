@@ -100,7 +100,7 @@ def check_lookups(lookups: Lookups, where: str) -> None:
 def trace_lookups(traces: Traces, table: Table, batch_size: int, rng: np.random.Generator) -> Lookups:
     """A batch of consecutive samples of the table's trace, from a random one on, beginning again after the last.
 
-    Where the table's pooling factor is less than the trace's, as that of a part by rows is, only lookups of a span of rows are
+    Where the table's pooling factor is less than the trace's, as that of a row block is, only lookups of a span of rows are
     kept, in which each row is read as often as before; it begins anywhere and is as long as makes the mean right. Where it is
     more, a sample is made of several of the trace, and each lookup is kept with the probability that makes the mean right. Row
     numbers are taken modulo the table's rows, which only matters for a table that was given fewer. Raises InvalidInput where

@@ -37,7 +37,7 @@ def list_nodes(context: str | None = None) -> tuple[str, list[Node]]:
 
     The pod's own service account is the way in where there is one, else the kubeconfig, whose `context` may be chosen.
     """
-    with kubernetes_api(context=context, ways_out=WAYS_OUT) as api:
+    with kubernetes_api(context=context, hints=WAYS_OUT) as api:
         from kubernetes.client import CoreV1Api
 
         host = api.configuration.host

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase
-from neuroshard.core.cost import Bench, CommCost, ComputeCost, Hardware
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import UsageError
 
 # Imported when used: the formula needs neither torch nor FBGEMM.
@@ -60,22 +60,22 @@ class Backend(Protocol):
     """Measures cases one at a time. Made from cases, settings, and the bench of the run that is to go on, if any."""
 
     bench: Bench
-    most_devices: int | None  # largest exchange that can be measured here; None for any
+    most_devices: int | None  # largest all-to-all that can be measured here; None for any
     repeats: int  # of each case from now on: a run may lower those of its settings to fit its budget
-    apart: bool  # table sets and exchanges are measured by processes that memory does not hold at once: change seldom
+    apart: bool  # table sets and all-to-alls are measured by processes that memory does not hold at once: change seldom
 
     @property
-    def abreast(self) -> int:
+    def concurrency(self) -> int:
         """How many table sets are best measured at once, side by side or in turns: just now, as they take long or not."""
 
     def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
         """The cost of a table set. Out of memory is a cost with its error. Raises WorkerLost, MeasureError."""
 
-    def compute_abreast(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
-        """The costs of at most `abreast` table sets in their rounds, measured at once. Raises as `compute`."""
+    def compute_concurrency(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+        """The costs of at most `concurrency` table sets in their rounds, measured at once. Raises as `compute`."""
 
-    def exchange(self, case: CommCase, round_: int) -> CommCost:
-        """The cost of an exchange. Raises WorkerLost, MeasureError."""
+    def all_to_all(self, case: CollectiveCase, round_: int) -> CollectiveCost:
+        """The cost of an all-to-all. Raises WorkerLost, MeasureError."""
 
     def close(self) -> None:
         """End what was started. The backend is not used afterwards."""

@@ -7,9 +7,9 @@ labels then have more noise each, which a net averages out, while it cannot gues
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from neuroshard.core.case import CommCase
+from neuroshard.core.case import CollectiveCase
 from neuroshard.core.text import counted
-from neuroshard.measure.schedule import SENTINEL, Step
+from neuroshard.measure.schedule import REFERENCE, Step
 
 Kind = int  # a number of ranks, or SETS
 SETS: Kind = 0
@@ -17,9 +17,12 @@ TRIAL_SETS = 3  # to time first; the first one also draws lookups and touches me
 FEWEST_REPEATS = 2
 ENOUGH = {
     "compute": 400,
-    "comm": 60,
-}  # table sets, and exchanges of each number of ranks: more are worth less than repeats
-SHARES = {"compute": 0.7, "comm": 0.3}  # of the time, once each kind has its least: nets of exchanges need fewer cases
+    "collective": 60,
+}  # table sets, and all-to-alls of each number of ranks: more are worth less than repeats
+SHARES = {
+    "compute": 0.7,
+    "collective": 0.3,
+}  # of the time, once each kind has its least: nets of all-to-alls need fewer cases
 PART = 20  # steps of one kind in a row, so that workers are not switched at every step
 PART_APART = 120  # where a switch ends processes and starts others
 
@@ -36,7 +39,7 @@ class Bought:
     usual_repeats: int
 
     def __str__(self) -> str:
-        what = {"compute": "table set", "comm": "all-to-all"}
+        what = {"compute": "table set", "collective": "all-to-all"}
         told = [
             f"{self.expected[kind]:,} of {counted(self.asked[kind], noun)}"
             for kind, noun in what.items()
@@ -50,8 +53,8 @@ class Bought:
 
 
 def kind_of(step: Step) -> Kind:
-    """What steps of which take about equally long: the ranks of an exchange, or SETS."""
-    return len(step.case.device_dims) if isinstance(step.case, CommCase) else SETS
+    """What steps of which take about equally long: the ranks of an all-to-all, or SETS."""
+    return len(step.case.device_dims) if isinstance(step.case, CollectiveCase) else SETS
 
 
 def trial(steps: Sequence[Step]) -> list[Step]:
@@ -59,7 +62,7 @@ def trial(steps: Sequence[Step]) -> list[Step]:
     wanted: dict[Kind, int] = {}
     chosen = []
     for step in steps:
-        if step.round_ == SENTINEL:
+        if step.round_ == REFERENCE:
             continue
         wanted[kind_of(step)] = wanted.get(kind_of(step), 0) + 1
         if wanted[kind_of(step)] <= (TRIAL_SETS if kind_of(step) == SETS else 1):
@@ -78,9 +81,9 @@ def buy(
     """The steps that `seconds` buy, given how long a step of each kind took with `usual_repeats`.
 
     `least` come first, as they are. Each kind of the `others` gets its share of the time (SHARES). `apart` says that it is dear
-    to change from table sets to exchanges.
+    to change from table sets to all-to-alls.
     """
-    if apart:  # the exchanges that were timed came last, so their processes are still there
+    if apart:  # the all-to-alls that were timed came last, so their processes are still there
         least = sorted(least, key=lambda step: step.kind == "compute")
     at = {
         kind: seconds_each.get(kind, max(seconds_each.values(), default=0.0))
@@ -91,7 +94,7 @@ def buy(
         steps = [*least, *_by_value(others, cost, PART_APART if apart else PART)]
         affordable = _affordable(steps, cost, seconds)
         asked, expected = _count(steps), _count(affordable)
-        enough = {"compute": ENOUGH["compute"], "comm": ENOUGH["comm"] * len(at.keys() - {SETS})}
+        enough = {"compute": ENOUGH["compute"], "collective": ENOUGH["collective"] * len(at.keys() - {SETS})}
         if all(expected[kind] >= min(count, asked[kind]) for kind, count in enough.items()):
             break
     return Bought(repeats, tuple(steps), expected, asked, seconds, usual_repeats)
@@ -135,5 +138,5 @@ def _affordable(steps: Sequence[Step], seconds_each: Mapping[Kind, float], secon
 
 
 def _count(steps: Sequence[Step]) -> dict[str, int]:
-    kinds = [step.kind for step in steps if step.round_ != SENTINEL]
+    kinds = [step.kind for step in steps if step.round_ != REFERENCE]
     return {kind: kinds.count(kind) for kind in SHARES}  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from neuroshard.measure.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, De
 VISITS = 4  # of a table set, to which its repeats are dealt out; up to twice as many while they disagree
 SETTLED = 0.03  # standard error of a label, by its visits
 DISTURBED = 0.05
-CALMEST = 0.01  # share of the looks at the sentinel that are faster than what labels are scaled to
+CALMEST = 0.01  # share of the looks at the reference kernel that are faster than what labels are scaled to
 
 READ_DIM = 64
 READ_ROWS = 6_000
@@ -43,7 +43,7 @@ class Repeat(NamedTuple):
     slowness: float
 
 
-class Sentinel:
+class ReferenceKernel:
     """Random reads of rows, and a small table set: timed on the device, they say how fast it is just now."""
 
     def __init__(self, device: Device, threads: int, read_bytes: int) -> None:

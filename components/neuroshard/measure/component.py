@@ -22,7 +22,7 @@ def measure(job: str, store: str, backend: str, batch_size: int, budget: str, se
 
 
 @component
-def gang(
+def train_job(
     work: str,
     store: str,
     backend: str,
@@ -37,7 +37,7 @@ def gang(
     from neuroshard.core.errors import NeuroshardError
     from neuroshard.core.nightly import Work, told
     from neuroshard.core.units import parse_duration
-    from neuroshard.measure.gang import run, train_job
+    from neuroshard.measure.train_job import run, train_job
 
     order = {
         "store_url": store,
@@ -55,4 +55,4 @@ def gang(
         from neuroshard.store.measuring import note_failure
         from neuroshard.store.open import open_store
 
-        note_failure(open_store(store, single_writer=single_writer), asked.folder, "gang", str(error))
+        note_failure(open_store(store, single_writer=single_writer), asked.folder, "train_job", str(error))

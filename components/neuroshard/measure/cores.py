@@ -1,4 +1,4 @@
-"""Which core a process of an exchange keeps, and whom it has to wait for there."""
+"""Which core a process of an all-to-all keeps, and whom it has to wait for there."""
 
 import contextlib
 import os
@@ -30,9 +30,9 @@ def _go_first() -> bool:
 def take_core(rank: int) -> None:
     """Keep this process and its threads-to-be on one core, in turn with the other ranks there, and ahead of whatever else runs.
 
-    A rank that wakes up pushes aside none that runs: else a quarter of the exchanges of 4 ranks on 2 cores took five times as
+    A rank that wakes up pushes aside none that runs: else a quarter of the all-to-alls of 4 ranks on 2 cores took five times as
     long as the others. Where it may, it does push aside what is no rank: else each message waits for the slice of whoever
-    has the core, 4 ms at a time, in exchanges of 0.7 ms.
+    has the core, 4 ms at a time, in all-to-alls of 0.7 ms.
     """
     if sys.platform == "linux":
         cores = sorted(os.sched_getaffinity(0))

@@ -1,9 +1,9 @@
-"""A plan, run for real: what its device sets and its exchange cost, beside what was predicted.
+"""A plan, run for real: what its device sets and its all-to-all cost, beside what was predicted.
 
     neuroshard evaluate plan.json --backend cpu
 
 The devices' tables are run one device after another on one device of this machine, in rounds, so that all see the same drift.
-The exchange is measured where as many processes (cpu) or GPUs (cuda) can be had as the plan has devices.
+The all-to-all is measured where as many processes (cpu) or GPUs (cuda) can be had as the plan has devices.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from statistics import median
 
 import numpy as np
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase
-from neuroshard.core.cost import CommCost, ComputeCost
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
+from neuroshard.core.cost import CollectiveCost, ComputeCost
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.plan import DeviceCost, Plan
 from neuroshard.core.table import Table
@@ -29,7 +29,7 @@ from neuroshard.measure.schedule import Step
 from neuroshard.progress import progress
 
 ROUNDS = 3  # of all devices, one after another; the median of a device counts
-MOST_PROCESSES = 8  # of an exchange on CPUs; more of them tell of this machine's cores rather than of the plan
+MOST_PROCESSES = 8  # of an all-to-all on CPUs; more of them tell of this machine's cores rather than of the plan
 
 
 def evaluate(
@@ -40,7 +40,7 @@ def evaluate(
     rounds: int = ROUNDS,
     most_processes: int = MOST_PROCESSES,
 ) -> Evaluation:
-    """Run the plan's device sets, and its exchange among at most `most_processes` devices. The batch is the plan's.
+    """Run the plan's device sets, and its all-to-all among at most `most_processes` devices. The batch is the plan's.
 
     On the synthetic backend these are the formula's exact costs. Raises UsageError, MeasureError as a backend does; what goes
     wrong with a device's tables, like too little memory, is its error.
@@ -51,7 +51,7 @@ def evaluate(
     dims = [sum(table.dim for table in tables) for tables in sets]
     by_device = [ComputeCase(tables=tuple(tables)) if tables else None for tables in sets]
     cases = tuple(case for case in by_device if case)
-    together = CommCase(device_dims=tuple(dims), start_delays_ms=(0.0,) * len(dims)) if len(dims) > 1 else None
+    together = CollectiveCase(device_dims=tuple(dims), start_delays_ms=(0.0,) * len(dims)) if len(dims) > 1 else None
     if together and backend != "synthetic" and len(dims) > most_processes:
         together = None
     opened = open_backend(
@@ -59,7 +59,7 @@ def evaluate(
         Cases(
             tables=plan.task.tables,
             compute=cases,
-            comm=(together,) if together else (),
+            collective=(together,) if together else (),
             max_dim=max(t.dim for case in cases for t in case.tables),
             seed=settings.seed,
         ),
@@ -83,9 +83,9 @@ def evaluate(
         plan_digest=plan.digest(),
         bench=opened.bench,
         exact=backend == "synthetic",
-        exchange_measured=together is not None or len(dims) == 1,
+        all_to_all_measured=together is not None or len(dims) == 1,
         rounds_differ=rounds_differ,
-        tables_by_rows=len({shard.table for shard in plan.shards if shard.rows < rows[shard.table]}),
+        row_wise_tables=len({shard.table for shard in plan.shards if shard.rows < rows[shard.table]}),
         plan_notes=by.notes,
         predicted_for=f"{by.cost_model_backend or 'an unknown backend'} ({by.cost_model_device or 'unknown device'})",
         devices=tuple(
@@ -123,7 +123,7 @@ def _by_formula(sets: Sequence[Sequence[Table]], dims: Sequence[int], batch_size
         ]
     )
     return [
-        DeviceCost(compute_ms=compute, forward_comm_ms=forward, backward_comm_ms=backward)
+        DeviceCost(compute_ms=compute, forward_collective_ms=forward, backward_collective_ms=backward)
         for compute, forward, backward in zip(
             *(ms.tolist() for ms in device_costs(model, sums, np.array(dims, dtype=float))), strict=True
         )
@@ -131,16 +131,16 @@ def _by_formula(sets: Sequence[Sequence[Table]], dims: Sequence[int], batch_size
 
 
 def _by_measuring(
-    by_device: Sequence[ComputeCase | None], together: CommCase | None, backend: Backend, rounds: int
+    by_device: Sequence[ComputeCase | None], together: CollectiveCase | None, backend: Backend, rounds: int
 ) -> tuple[list[DeviceCost | str], float | None]:
     """Measured cost of each device, or its error; and how far a device's slowest round of compute is above its fastest.
 
-    The exchange is measured twice: backward, which all start together; then forward, with each device starting when its
-    measured compute and backward exchange are done.
+    The all-to-all is measured twice: backward, which all start together; then forward, with each device starting when its
+    measured compute and backward all-to-all are done.
     """
     steps = [Step(case, round_) for round_ in range(rounds) for case in by_device if case]
-    exchanges = 2 * rounds if together else 0
-    with progress(f"evaluate on {backend.bench.hardware.name}", len(steps) + exchanges, "runs") as bar:
+    all_to_alls = 2 * rounds if together else 0
+    with progress(f"evaluate on {backend.bench.hardware.name}", len(steps) + all_to_alls, "runs") as bar:
         samples: dict[str, list[float]] = {}
         failed: dict[str, str] = {}
         slowest_ms = 0.0
@@ -155,26 +155,28 @@ def _by_measuring(
         errors = [ms for ms in compute if isinstance(ms, str)]
         forward = backward = [0.0] * len(compute)
         if together and not errors:
-            backward = _exchange_ms(together, backend, rounds, "backward_ms")
+            backward = _all_to_all_ms(together, backend, rounds, "backward_ms")
             bar.advance(rounds)
             ready = [float(c) + b for c, b in zip(compute, backward, strict=True)]
-            delayed = CommCase(device_dims=together.device_dims, start_delays_ms=tuple(r - min(ready) for r in ready))
-            forward = _exchange_ms(delayed, backend, rounds, "forward_ms")
+            delayed = CollectiveCase(
+                device_dims=together.device_dims, start_delays_ms=tuple(r - min(ready) for r in ready)
+            )
+            forward = _all_to_all_ms(delayed, backend, rounds, "forward_ms")
             bar.advance(rounds)
     differ = [max(ms) / min(ms) - 1 for ms in samples.values() if len(ms) > 1 and min(ms)]
     costs: list[DeviceCost | str] = [
-        ms if isinstance(ms, str) else DeviceCost(compute_ms=ms, forward_comm_ms=f, backward_comm_ms=b)
+        ms if isinstance(ms, str) else DeviceCost(compute_ms=ms, forward_collective_ms=f, backward_collective_ms=b)
         for ms, f, b in zip(compute, forward, backward, strict=True)
     ]
     return costs, median(differ) if differ else None
 
 
-def _exchange_ms(case: CommCase, backend: Backend, rounds: int, which: str) -> list[float]:
-    """Median ms of each device over the rounds. Raises MeasureError where the exchange fails."""
+def _all_to_all_ms(case: CollectiveCase, backend: Backend, rounds: int, which: str) -> list[float]:
+    """Median ms of each device over the rounds. Raises MeasureError where the all-to-all fails."""
     costs = [cost for _, cost in measure([Step(case, round_) for round_ in range(rounds)], backend)]
-    good = [getattr(cost, which) for cost in costs if isinstance(cost, CommCost) and not cost.error]
+    good = [getattr(cost, which) for cost in costs if isinstance(cost, CollectiveCost) and not cost.error]
     if not good:
-        raise MeasureError(f"the exchange among {len(case.device_dims)} devices failed: {costs[0].error}")
+        raise MeasureError(f"the all-to-all among {len(case.device_dims)} devices failed: {costs[0].error}")
     return [median(of_device) for of_device in zip(*good, strict=True)]
 
 

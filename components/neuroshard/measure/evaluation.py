@@ -10,7 +10,7 @@ from neuroshard.core.value import Value
 
 
 class DeviceEvaluation(Value):
-    """One device of a plan. `measured` lacks the exchange (0 ms) where that was not measured; `error` is said instead of ms."""
+    """One device of a plan. `measured` lacks the all-to-all (0 ms) where that was not measured; `error` is said instead of ms."""
 
     device: int
     shards: int
@@ -21,17 +21,17 @@ class DeviceEvaluation(Value):
 
 
 class Evaluation(Value):
-    """A plan measured. `exchange_measured` False: only compute was, and only compute is compared."""
+    """A plan measured. `all_to_all_measured` False: only compute was, and only compute is compared."""
 
     plan_digest: str
     bench: Bench
     exact: bool  # by the formula, without noise
-    exchange_measured: bool
+    all_to_all_measured: bool
     predicted_for: str  # backend and device of the plan's cost model
     devices: tuple[DeviceEvaluation, ...]
     # the slowest round of a device's compute above its fastest, in the median of devices
     rounds_differ: float | None = None
-    tables_by_rows: int = 0  # of the plan
+    row_wise_tables: int = 0  # of the plan
     plan_notes: tuple[
         str, ...
     ] = ()  # what the plan says of its predictions: of another batch size, beyond what was measured
@@ -42,7 +42,7 @@ class Evaluation(Value):
 
     def ms(self, cost: DeviceCost) -> float:
         """What is compared of a device: its total, or only its compute."""
-        return cost.total_ms if self.exchange_measured else cost.compute_ms
+        return cost.total_ms if self.all_to_all_measured else cost.compute_ms
 
     def slowest(self, which: str) -> tuple[int, float] | None:
         """Device and ms of the slowest, as `measured` or `predicted`; None where no device has such a cost."""
@@ -61,7 +61,7 @@ class Evaluation(Value):
     def _lines(self) -> Iterator[str]:
         kind = "by the formula, exact" if self.exact else f"measured on {self.bench.hardware.name}"
         yield f"plan {self.plan_digest[:12]} {kind}, batch {self.bench.batch_size:,}"
-        yield "device shards    dims    compute  exchanges   measured  predicted  ratio"
+        yield "device shards    dims    compute  all-to-alls   measured  predicted  ratio"
         yield f"{'(ms; ratio is measured / predicted)':>57}"
         slowest = self.slowest("measured")
         for one in self.devices:
@@ -69,9 +69,9 @@ class Evaluation(Value):
             if one.measured is None:
                 yield place + f"error: {one.error}"
                 continue
-            exchanges = one.measured.total_ms - one.measured.compute_ms if self.exchange_measured else None
+            all_to_alls = one.measured.total_ms - one.measured.compute_ms if self.all_to_all_measured else None
             predicted = self.ms(one.predicted) if one.predicted else None
-            cells = [_ms(one.measured.compute_ms), _ms(exchanges), _ms(self.ms(one.measured)), _ms(predicted)]
+            cells = [_ms(one.measured.compute_ms), _ms(all_to_alls), _ms(self.ms(one.measured)), _ms(predicted)]
             ratio = f"{self.ms(one.measured) / predicted:6.2f}" if predicted else f"{'-':>6}"
             yield place + " ".join([*cells, ratio]) + (" slowest" if slowest and slowest[0] == one.device else "")
         yield from self._verdict()
@@ -91,15 +91,15 @@ class Evaluation(Value):
     def _notes(self) -> Iterator[str]:
         if self.rounds_differ is not None:
             yield f"rounds of a device's compute differ by {self.rounds_differ:.1%} (median): less says nothing"
-        if not self.exchange_measured:
-            yield f"the exchange among {len(self.devices)} devices was not measured, as " + (
+        if not self.all_to_all_measured:
+            yield f"the all-to-all among {len(self.devices)} devices was not measured, as " + (
                 "not every device's tables could be run"
                 if self.errors
                 else "there are not as many devices or processes here"
             )
-        if self.tables_by_rows:
+        if self.row_wise_tables:
             yield (
-                f"{counted(self.tables_by_rows, 'table')} split by rows: all rows looked up alike, their sums exchanged as "
+                f"{counted(self.row_wise_tables, 'table')} split row-wise: all rows looked up alike, their sums exchanged as "
                 "by an all-to-all of as many columns, where a trainer has a reduce-scatter"
             )
         if self.bench.capped_tables:

@@ -1,9 +1,9 @@
-"""A GPU that one can look into: what table sets and exchanges cost, as a formula. No clock, no noise.
+"""A GPU that one can look into: what table sets and all-to-alls cost, as a formula. No clock, no noise.
 
 It has what makes the real thing hard to predict. Tables fused into one kernel share it, so their costs do not add up: a small
 set cannot fill the device; a set bound by memory hides one bound by instructions; the rows of all tables compete for
 the cache. Narrow rows waste memory sectors and instructions, so columns cost more when split. Tables of other element types,
-pooling or weighting need kernels of their own. In an exchange all wait for the last to start and for the largest share.
+pooling or weighting need kernels of their own. In an all-to-all all wait for the last to start and for the largest share.
 Magnitudes are an H100's (SXM, 80 GB, NVLink); nothing was fitted to one.
 
 A set is the sum of its tables' terms, so many sets are evaluated at once: `forward_ms(table_terms(…).sum(axis=0))`.
@@ -129,14 +129,14 @@ def compute_ms(tables: Sequence[Table], batch_size: int) -> float:
     return float(forward_ms(terms) + backward_ms(terms))
 
 
-def forward_comm_ms(device_dims: Floats, start_delays_ms: Floats, batch_size: int) -> Floats:
-    """Forward exchange from each device's own start: two (…, D) -> (…, D). No device is done before the last has begun."""
+def forward_collective_ms(device_dims: Floats, start_delays_ms: Floats, batch_size: int) -> Floats:
+    """Forward all-to-all from each device's own start: two (…, D) -> (…, D). No device is done before the last has begun."""
     own = _transfer_ms(device_dims, batch_size, LINK_BYTES)
     return start_delays_ms.max(axis=-1, keepdims=True) - start_delays_ms + own
 
 
-def backward_comm_ms(device_dims: Floats, batch_size: int) -> Floats:
-    """Backward exchange when all start together: (…, D) -> (…, D)."""
+def backward_collective_ms(device_dims: Floats, batch_size: int) -> Floats:
+    """Backward all-to-all when all start together: (…, D) -> (…, D)."""
     return _transfer_ms(device_dims, batch_size, BACKWARD_LINK_BYTES)
 
 
@@ -204,11 +204,11 @@ class Formula:
     def compute_slope(self, vector_sums: Floats) -> Floats:
         return slope_by_differences(self.compute_ms, vector_sums)
 
-    def forward_comm_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
-        return forward_comm_ms(device_dims, start_delays_ms, self.batch_size)
+    def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
+        return forward_collective_ms(device_dims, start_delays_ms, self.batch_size)
 
-    def backward_comm_ms(self, device_dims: Floats) -> Floats:
-        return backward_comm_ms(device_dims, self.batch_size)
+    def backward_collective_ms(self, device_dims: Floats) -> Floats:
+        return backward_collective_ms(device_dims, self.batch_size)
 
     def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
         return np.zeros_like(device_dims, dtype=np.float64)

@@ -15,13 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.clean import log
-from neuroshard.core.cost import Bench, CommCost, ComputeCost, Hardware
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.units import format_bytes
-from neuroshard.measure.backends import Settings
-from neuroshard.measure.exchange import (
+from neuroshard.measure.all_to_all import (
     ALIKE,
     BACKWARDS,
     BURSTS,
@@ -29,16 +28,17 @@ from neuroshard.measure.exchange import (
     COLLECTIVES,
     LONG_EXCHANGE_SECONDS,
     MOST_BURSTS,
-    Exchange,
+    AllToAll,
     Measured,
     at_speed,
-    sentinel,
+    reference_kernel,
 )
-from neuroshard.measure.harness import comm_cost
+from neuroshard.measure.backends import Settings
+from neuroshard.measure.harness import collective_cost
 from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine, installed_versions
 from neuroshard.measure.rowcap import buffer_bytes, capped_tables, least_cap
 from neuroshard.measure.sets import Look, Lot
-from neuroshard.measure.worker import Crew, WorkerLost, tried
+from neuroshard.measure.worker import WorkerLost, WorkerPool, tried
 
 # gloo otherwise looks for the address of this host's name, which a container may not have
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() else {}
@@ -68,7 +68,7 @@ class OnMachine:
         self.machine, self.settings = machine, settings
         bench = bench_of(machine, cases, settings, begun)
         self.most_devices = machine.most_devices()
-        counts = {len(case.device_dims) for case in cases.comm}
+        counts = {len(case.device_dims) for case in cases.collective}
         self.counts = tuple(sorted(n for n in counts if self.most_devices is None or n <= self.most_devices))
 
         limit = bench.memory_limit_bytes
@@ -78,16 +78,16 @@ class OnMachine:
         machine.check_room(sum(buffers))
         self.apart = machine.apart(sum(buffers), max(self.counts, default=0))
         serving = (settings, limit, *buffers)
-        workers = machine.abreast()
+        workers = machine.concurrency()
         environment = {"OMP_NUM_THREADS": str(settings.threads), **LOOPBACK, **kept_memory(os.environ)}
-        self.sets = Crew(
+        self.sets = WorkerPool(
             "neuroshard.measure.sets:TableSets",
             lambda: [(machine.kind, index, *serving) for index in range(workers)],
             settings.timeout_seconds,
             environment,
         )
         self.meetings = contextlib.ExitStack()
-        self.all = Crew("neuroshard.measure.exchange:Rank", self._ranks, settings.timeout_seconds, environment)
+        self.all = WorkerPool("neuroshard.measure.all_to_all:Rank", self._ranks, settings.timeout_seconds, environment)
         try:
             self.bench = bench.model_copy(update=self._looked_at(begun, bool(cases.compute)))
         except BaseException:
@@ -95,16 +95,16 @@ class OnMachine:
             raise
 
     @property
-    def abreast(self) -> int:
+    def concurrency(self) -> int:
         together = min(LOT_SECONDS, self.settings.timeout_seconds / 4) / self.seconds_a_set
-        return self.machine.abreast() * max(1, min(self.machine.in_turns(), int(together)))
+        return self.machine.concurrency() * max(1, min(self.machine.in_turns(), int(together)))
 
     def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
-        return self.compute_abreast([(case, round_)])[0]
+        return self.compute_concurrency([(case, round_)])[0]
 
-    def compute_abreast(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+    def compute_concurrency(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
         began = time.monotonic()
-        workers = min(len(cases), self.machine.abreast())
+        workers = min(len(cases), self.machine.concurrency())
         bench = self.bench
         lots = [
             Lot(tuple(cases[worker::workers]), self.repeats, bench.calm_compute_ms, bench.flush_bytes)
@@ -115,16 +115,16 @@ class OnMachine:
         self.seconds_a_set = (time.monotonic() - began) / len(lots[0].cases)
         return [answers[place % workers][place // workers] for place in range(len(cases))]
 
-    def exchange(self, case: CommCase, round_: int) -> CommCost:
+    def all_to_all(self, case: CollectiveCase, round_: int) -> CollectiveCost:
         self._make_room_for(self.all)
-        answers = self.all.ask(Exchange(case, self.repeats), count=len(case.device_dims))
+        answers = self.all.ask(AllToAll(case, self.repeats), count=len(case.device_dims))
         errors = [answer for answer in answers if isinstance(answer, str)]
         if errors:
-            return CommCost(case_id=case.case_id, round=round_, error=max(errors))
-        calm, now = self.bench.calm_exchange_ms.get(str(len(answers))), sentinel_ms(answers)
+            return CollectiveCost(case_id=case.case_id, round=round_, error=max(errors))
+        calm, now = self.bench.calm_all_to_all_ms.get(str(len(answers))), reference_ms(answers)
         speed = calm / now if calm and now else 1.0
         last = max(case.start_delays_ms)
-        return comm_cost(
+        return collective_cost(
             case,
             round_,
             [
@@ -134,9 +134,9 @@ class OnMachine:
             [at_speed(one.backward, speed) for one in answers],
         )
 
-    def _make_room_for(self, crew: Crew) -> None:
+    def _make_room_for(self, pool: WorkerPool) -> None:
         """End the other workers where memory does not hold both."""
-        other = self.all if crew is self.sets else self.sets
+        other = self.all if pool is self.sets else self.sets
         if self.apart and other.workers:
             other.close()
 
@@ -145,8 +145,8 @@ class OnMachine:
         `begun` has; numbers of devices that it lacks are added."""
         if self.machine.kind != "cpu":
             return {}
-        known = begun.calm_exchange_ms if begun else {}
-        found: dict[str, Any] = {"calm_exchange_ms": known | self._calm_exchange_ms(known)}
+        known = begun.calm_all_to_all_ms if begun else {}
+        found: dict[str, Any] = {"calm_all_to_all_ms": known | self._calm_all_to_all_ms(known)}
         if begun and begun.calm_compute_ms:
             return found | {"flush_bytes": begun.flush_bytes, "calm_compute_ms": begun.calm_compute_ms}
         if sets_wanted:
@@ -158,10 +158,10 @@ class OnMachine:
             found |= {"flush_bytes": seen.flush_bytes, "calm_compute_ms": seen.calm_ms}
         return found
 
-    def _calm_exchange_ms(self, known: Mapping[str, float]) -> dict[str, float]:
-        """The sentinel's ms for each number of devices that is not known, at the calmest of some looks.
+    def _calm_all_to_all_ms(self, known: Mapping[str, float]) -> dict[str, float]:
+        """The reference kernel's ms for each number of devices that is not known, at the calmest of some looks.
 
-        Where its ranks are lost, no exchange can be measured: then `most_devices` is 1 for this run.
+        Where its ranks are lost, no all-to-all can be measured: then `most_devices` is 1 for this run.
         """
         counts = [count for count in self.counts if str(count) not in known]
         if not counts:
@@ -171,15 +171,15 @@ class OnMachine:
         try:
             looks = tried(
                 lambda: [
-                    (n, self.all.ask(Exchange(sentinel(n), self.repeats), count=n))
+                    (n, self.all.ask(AllToAll(reference_kernel(n), self.repeats), count=n))
                     for _ in range(CALM_LOOKS)
                     for n in counts
                 ]
             )
         except WorkerLost as error:  # table sets can still be measured
-            log(f"note: no exchange can be measured here just now, so all are left out: {error}")
+            log(f"note: no all-to-all can be measured here just now, so all are left out: {error}")
             self.most_devices = 1
-        seen = [(str(n), sentinel_ms(answers)) for n, answers in looks if not any(isinstance(a, str) for a in answers)]
+        seen = [(str(n), reference_ms(answers)) for n, answers in looks if not any(isinstance(a, str) for a in answers)]
         return {devices: min(ms for n, ms in seen if n == devices) for devices in sorted({n for n, _ in seen})}
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class OnMachine:
         """Arguments of each rank, with a new folder to meet in, which rank 0 removes when they have met, or else we do."""
         self.meetings.close()
         folder = self.meetings.enter_context(
-            tempfile.TemporaryDirectory(prefix="neuroshard-exchange-", ignore_cleanup_errors=True)
+            tempfile.TemporaryDirectory(prefix="neuroshard-all_to_all-", ignore_cleanup_errors=True)
         )
         return [(self.machine.kind, rank, self.counts, folder, self.settings) for rank in range(max(self.counts))]
 
@@ -206,9 +206,9 @@ def kept_memory(environment: Mapping[str, str]) -> dict[str, str]:
     return {"GLIBC_TUNABLES": ":".join([*others, *(f"{name}={value}" for name, value in MEMORY.items())])}
 
 
-def sentinel_ms(answers: Sequence[Measured]) -> float:
-    """The sentinel's ms over all devices; 0 where there is none."""
-    return statistics.mean(answer.sentinel_ms or 0.0 for answer in answers)
+def reference_ms(answers: Sequence[Measured]) -> float:
+    """The reference kernel's ms over all devices; 0 where there is none."""
+    return statistics.mean(answer.reference_ms or 0.0 for answer in answers)
 
 
 def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | None) -> Bench:
@@ -233,10 +233,10 @@ def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | 
         notes=(
             *machine.notes(),
             machine.what_counts(settings.repeats),
-            f"of an exchange the lower decile counts, of {BURSTS * settings.repeats} forwards and {BACKWARDS} times as many "
+            f"of an all-to-all the lower decile counts, of {BURSTS * settings.repeats} forwards and {BACKWARDS} times as many "
             f"backwards or, until the fastest are within {ALIKE:.0%}, of up to {MOST_BURSTS * settings.repeats}; in "
             f"{LONG_EXCHANGE_SECONDS:g} s at least of {settings.repeats}",
-            f"exchanges in fp32 over {COLLECTIVES[machine.kind]}, all devices on one host",
+            f"all-to-alls in fp32 over {COLLECTIVES[machine.kind]}, all devices on one host",
             "lookups from traces" if settings.traces else "lookups drawn to match the tables' reuse bins",
         ),
     )

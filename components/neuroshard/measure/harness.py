@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from neuroshard.core.case import CommCase, ComputeCase
-from neuroshard.core.cost import CommCost, ComputeCost
+from neuroshard.core.case import CollectiveCase, ComputeCase
+from neuroshard.core.cost import CollectiveCost, ComputeCost
 from neuroshard.core.errors import MeasureError
 
 if TYPE_CHECKING:
@@ -64,9 +64,11 @@ def compute_cost(
     )
 
 
-def comm_cost(case: CommCase, round_: int, forwards: Sequence[Timing], backwards: Sequence[Timing]) -> CommCost:
-    """A measured exchange, one timing a device, as a row of the costs."""
-    return CommCost(
+def collective_cost(
+    case: CollectiveCase, round_: int, forwards: Sequence[Timing], backwards: Sequence[Timing]
+) -> CollectiveCost:
+    """A measured all-to-all, one timing a device, as a row of the costs."""
+    return CollectiveCost(
         case_id=case.case_id,
         round=round_,
         forward_ms=tuple(timing.ms for timing in forwards),
@@ -171,7 +173,7 @@ class Cuda:
     def release(self) -> None:
         import torch
 
-        if torch.cuda.device_count() > 1:  # else there are no exchanges, and no second process on this GPU
+        if torch.cuda.device_count() > 1:  # else there are no all-to-alls, and no second process on this GPU
             torch.cuda.empty_cache()
 
 

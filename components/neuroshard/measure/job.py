@@ -130,7 +130,7 @@ def _own_cases(store: Store, work: Work, share: Share, scratch: Path, out: Path)
     own = cases.model_copy(
         update={
             "compute": tuple(case for case in cases.compute[first - 1 :: of] if case.case_id not in done),
-            "comm": tuple(case for case in cases.comm[first - 1 :: of] if case.case_id not in done),
+            "collective": tuple(case for case in cases.collective[first - 1 :: of] if case.case_id not in done),
         }
     )
     write_cases(out, Cases.model_validate(own))
@@ -142,7 +142,7 @@ def _measured(store: Store, work: Work, share: Share, scratch: Path) -> set[str]
         costs = read_costs(_fetched(store, work, share, scratch / "others"))
     except InvalidInput:
         return set()
-    return {cost.case_id for _, cost in costs.compute} | {cost.case_id for _, cost in costs.comm}
+    return {cost.case_id for _, cost in costs.compute} | {cost.case_id for _, cost in costs.collective}
 
 
 def merge_shares(work: Work, store_url: str, out: Path, *, single_writer: bool = False) -> None:
@@ -172,7 +172,7 @@ def _readable(store: Store, work: Work, shares: Sequence[Share], scratch: Path) 
         except InvalidInput as error:
             set_aside_share(store, work.folder, share, str(error).replace(str(scratch), ""))
             continue
-        if costs.compute or costs.comm:
+        if costs.compute or costs.collective:
             found[share] = folder
     return found
 

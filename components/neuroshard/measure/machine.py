@@ -33,7 +33,7 @@ class Machine(Protocol):
         """The same for every machine of this kind. Raises MeasureError where there is no such device."""
 
     def most_devices(self) -> int | None:
-        """Devices that an exchange can have here; None for any number."""
+        """Devices that an all-to-all can have here; None for any number."""
 
     def memory_limit(self, budget_seconds: float | None) -> int | None:
         """Bytes for the tables of a case unless the user says; None where a case that does not fit is to fail."""
@@ -44,7 +44,7 @@ class Machine(Protocol):
     def apart(self, buffer_bytes: int, ranks: int) -> bool:
         """Must the worker that measures table sets end before so many ranks start, for want of memory?"""
 
-    def abreast(self) -> int:
+    def concurrency(self) -> int:
         """How many table sets can be measured side by side without one disturbing the other."""
 
     def in_turns(self) -> int:
@@ -61,7 +61,7 @@ class Machine(Protocol):
 
 
 class CpuMachine:
-    """This machine's CPU. Any number of processes can exchange on it, if slowly."""
+    """This machine's CPU. Any number of processes can join an all-to-all on it, if slowly."""
 
     kind: Literal["cpu"] = "cpu"
     install = install_command("measure")
@@ -89,7 +89,7 @@ class CpuMachine:
         needed = buffer_bytes + Room.here().worker_bytes + ranks * PROCESS_BYTES
         return needed > system.available_bytes()
 
-    def abreast(self) -> int:
+    def concurrency(self) -> int:
         return 1  # cores share the last-level cache and the memory
 
     def in_turns(self) -> int:
@@ -110,10 +110,10 @@ class CpuMachine:
     def notes(self) -> tuple[str, ...]:
         return (
             "with one thread, compute is in ms of CPU time, so that waiting for a busy core does not count",
-            f"measured on a CPU: an exchange is among processes that share {devices.cores()} cores, "
+            f"measured on a CPU: an all-to-all is among processes that share {devices.cores()} cores, "
             + ("ahead of all others there" if may_go_first() else "in turn with all others there"),
             "memory in huge pages, where Linux grants them, and kept",
-            "exchanges scaled to the calmest of a few looks at one that is measured beside each (calm_exchange_ms)",
+            "all-to-alls scaled to the calmest of a few looks at one that is measured beside each (calm_all_to_all_ms)",
             "before each timed step flush_bytes were written, so that the cache holds nothing of the step before",
         )
 
@@ -162,7 +162,7 @@ class CudaMachine:
     def apart(self, buffer_bytes: int, ranks: int) -> bool:
         return False
 
-    def abreast(self) -> int:
+    def concurrency(self) -> int:
         return len(self.seen)
 
     def in_turns(self) -> int:

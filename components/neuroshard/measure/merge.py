@@ -29,8 +29,8 @@ def run(folders: Sequence[Path], out: Path) -> Costs:
     with writing_folder(out) as unfinished, CostWriter(unfinished, costs.bench, tables, costs.device_counts) as writer:
         for compute_case, compute_cost in costs.compute:
             writer.add_compute(compute_case, compute_cost)
-        for comm_case, comm_cost in costs.comm:
-            writer.add_comm(comm_case, comm_cost)
+        for collective_case, collective_cost in costs.collective:
+            writer.add_collective(collective_case, collective_cost)
     return costs
 
 

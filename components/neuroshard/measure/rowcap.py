@@ -15,7 +15,7 @@ from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.units import format_bytes
 
 MOST_BYTES = 2 * 2**30  # touched in seconds; 15 tables of 136 MiB, each still 4 times a last-level cache of 32 MiB
-SHARE_OF_AVAILABLE = 0.25  # the machine may be shared with other runs, and with the exchange's processes
+SHARE_OF_AVAILABLE = 0.25  # the machine may be shared with other runs, and with the all-to-all's processes
 LEAST_BYTES = 256 * 2**20  # that a budget leaves: several times most last-level caches
 TOUCH_BYTES = 128 * 2**20  # to see how fast memory is touched
 TOUCH_SHARE = 0.05  # of a budget

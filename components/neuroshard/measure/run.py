@@ -11,15 +11,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.clean import log
-from neuroshard.core.cost import CommCost, ComputeCost, Hardware
+from neuroshard.core.cost import CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.text import counted
 from neuroshard.measure.backends import Backend, Settings, open_backend
 from neuroshard.measure.budget import FEWEST_REPEATS, SETS, Bought, buy, kind_of, share_of_time, trial
-from neuroshard.measure.schedule import SENTINEL, Schedule, Step, schedule
-from neuroshard.measure.summary import Measured, comm_repeatability, compute_repeatability, drift
+from neuroshard.measure.schedule import REFERENCE, Schedule, Step, schedule
+from neuroshard.measure.summary import Measured, collective_repeatability, compute_repeatability, drift
 from neuroshard.measure.worker import WorkerLost, tried
 from neuroshard.progress import progress
 
@@ -30,7 +30,7 @@ MOST_ROUNDS = 20  # by then it is not chance that keeps a label from being true
 NO_CALMER = 10  # second looks in a row that were disturbed too: then the others are left to a later run
 LOST_IN_A_ROW = 3  # cases; then it may be the machine instead, and the run stops if it is
 
-Cost = ComputeCost | CommCost
+Cost = ComputeCost | CollectiveCost
 
 
 def measure(steps: Sequence[Step], backend: Backend, deadline: float = math.inf) -> Iterator[tuple[Step, Cost]]:
@@ -42,7 +42,7 @@ def measure(steps: Sequence[Step], backend: Backend, deadline: float = math.inf)
     """
     lost: list[tuple[Step, Cost]] = []
     went_well: dict[str, Step] = {}
-    for chunk in in_chunks(steps, lambda: backend.abreast):
+    for chunk in in_chunks(steps, lambda: backend.concurrency):
         if time.monotonic() >= deadline:
             break
         together = _together(chunk, backend)
@@ -75,15 +75,16 @@ def _can_be_had(step: Step | None, backend: Backend) -> bool:
         return False
 
 
-def in_chunks(steps: Sequence[Step], abreast: Callable[[], int]) -> Iterator[list[Step]]:
-    """The steps in order, up to `abreast` table sets at a time. Alone are an exchange, and the sentinel: always on one device.
+def in_chunks(steps: Sequence[Step], concurrency: Callable[[], int]) -> Iterator[list[Step]]:
+    """The steps in order, up to `concurrency` table sets at a time. Alone are an all-to-all, and the reference kernel:
+    always on one device.
 
-    `abreast` is asked whenever there is a step: of long ones fewer may be wanted.
+    `concurrency` is asked whenever there is a step: of long ones fewer may be wanted.
     """
     chunk: list[Step] = []
     for step in steps:
-        alone = step.kind == "comm" or step.round_ == SENTINEL
-        if chunk and (alone or len(chunk) >= abreast()):
+        alone = step.kind == "collective" or step.round_ == REFERENCE
+        if chunk and (alone or len(chunk) >= concurrency()):
             yield chunk
             chunk = []
         chunk.append(step)
@@ -100,7 +101,7 @@ def _together(chunk: Sequence[Step], backend: Backend) -> list[ComputeCost] | No
     if len(cases) < 2:
         return None
     try:
-        return backend.compute_abreast(cases)
+        return backend.compute_concurrency(cases)
     except WorkerLost:
         return None
 
@@ -110,11 +111,11 @@ def _measured(step: Step, backend: Backend) -> Cost:
     case, round_ = step.case, max(step.round_, 0)
     if isinstance(case, ComputeCase):
         return tried(lambda: backend.compute(case, round_))
-    return tried(lambda: backend.exchange(case, round_))
+    return tried(lambda: backend.all_to_all(case, round_))
 
 
 def _failed(step: Step, error: str) -> Cost:
-    kind = ComputeCost if isinstance(step.case, ComputeCase) else CommCost
+    kind = ComputeCost if isinstance(step.case, ComputeCase) else CollectiveCost
     return kind(case_id=step.case.case_id, round=max(step.round_, 0), error=error)
 
 
@@ -174,7 +175,9 @@ def run(
     ):
         first, of = share
         planned = schedule(
-            cases.model_copy(update={"compute": cases.compute[first - 1 :: of], "comm": cases.comm[first - 1 :: of]}),
+            cases.model_copy(
+                update={"compute": cases.compute[first - 1 :: of], "collective": cases.collective[first - 1 :: of]}
+            ),
             seed,
             rounds,
         )
@@ -185,19 +188,20 @@ def run(
         _look_again(writer, planned.steps, opened, run.deadline)
 
     costs = read_costs(out)
-    forward, backward = comm_repeatability(costs)
+    forward, backward = collective_repeatability(costs)
     return Measured(
         planned=_rows(possible.steps),
         measured=_rows(possible.steps) - _rows(left.steps) + run.rows,
         now=run.rows,
         now_by_ranks={kind: len(seconds) for kind, seconds in sorted(run.seconds_of.items())},
-        errors=sum(bool(cost.error) for _, cost in costs.compute) + sum(bool(cost.error) for _, cost in costs.comm),
+        errors=sum(bool(cost.error) for _, cost in costs.compute)
+        + sum(bool(cost.error) for _, cost in costs.collective),
         impossible=_rows(planned.steps) - _rows(possible.steps),
         seconds=time.monotonic() - began,
         compute_repeatability=compute_repeatability(costs),
-        forward_comm_repeatability=forward,
-        backward_comm_repeatability=backward,
-        drift=drift(run.sentinel_ms),
+        forward_collective_repeatability=forward,
+        backward_collective_repeatability=backward,
+        drift=drift(run.reference_ms),
         disturbed=sum(cost.disturbed for _, cost in costs.compute if cost.round == 0),
     )
 
@@ -209,12 +213,12 @@ def second_looks(planned: Sequence[Step], disturbed: Mapping[str, Sequence[bool]
 
 
 class _Run:
-    """What one run has measured so far: rows written, the ms of the sentinel, which are not written, and how long steps took."""
+    """What one run has measured so far: rows written, ms of the reference kernel (not written), and how long steps took."""
 
     def __init__(self, writer: "CostWriter", backend: Backend, deadline: float) -> None:
         self.writer, self.backend, self.deadline = writer, backend, deadline
         self.rows = self.errors = self.disturbed = 0
-        self.sentinel_ms: list[float] = []
+        self.reference_ms: list[float] = []
         self.seconds_of: dict[
             int, list[float]
         ] = {}  # of the steps of each kind, as a step with the usual repeats takes
@@ -260,18 +264,18 @@ class _Run:
         for step, cost in measure(steps, self.backend, self.deadline):
             self._add(step, cost)
             now = time.monotonic()
-            if step.round_ != SENTINEL:
+            if step.round_ != REFERENCE:
                 self.seconds_of.setdefault(kind_of(step), []).append((now - began) / share_of_time(repeats, usual))
             began = now
 
     def _add(self, step: Step, cost: Cost) -> None:
         if isinstance(step.case, ComputeCase) and isinstance(cost, ComputeCost):
-            if step.round_ == SENTINEL:
-                self.sentinel_ms += [] if cost.error else [cost.total_ms]
+            if step.round_ == REFERENCE:
+                self.reference_ms += [] if cost.error else [cost.total_ms]
                 return
             self.writer.add_compute(step.case, cost)
-        elif isinstance(step.case, CommCase) and isinstance(cost, CommCost):
-            self.writer.add_comm(step.case, cost)
+        elif isinstance(step.case, CollectiveCase) and isinstance(cost, CollectiveCost):
+            self.writer.add_collective(step.case, cost)
         self.rows += 1
         self.errors += cost.error is not None
         self.disturbed += isinstance(cost, ComputeCost) and cost.disturbed
@@ -280,7 +284,7 @@ class _Run:
 
 def _device_counts(cases: Cases) -> tuple[int, ...]:
     """Numbers of ranks whose all-to-alls are asked for."""
-    return tuple(sorted({len(case.device_dims) for case in cases.comm}))
+    return tuple(sorted({len(case.device_dims) for case in cases.collective}))
 
 
 def _look_again(writer: "CostWriter", planned: Sequence[Step], backend: Backend, deadline: float) -> None:
@@ -303,7 +307,7 @@ def _look_again(writer: "CostWriter", planned: Sequence[Step], backend: Backend,
 
 def _rows(steps: Sequence[Step]) -> int:
     """How many of the steps give a row of the costs."""
-    return sum(step.round_ != SENTINEL for step in steps)
+    return sum(step.round_ != REFERENCE for step in steps)
 
 
 def _possible(step: Step, most_devices: int | None) -> bool:

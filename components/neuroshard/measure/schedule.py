@@ -14,35 +14,33 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase, Split
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, Split
 
-Case = ComputeCase | CommCase
-_Case = TypeVar("_Case", ComputeCase, CommCase)
+Case = ComputeCase | CollectiveCase
+_Case = TypeVar("_Case", ComputeCase, CollectiveCase)
 
 AGAIN_EVERY = 33  # 3 % of the cases have a round 1 …
 AGAIN_AT_LEAST = 8  # … and a larger share of small sets, so that a median over the pairs says something
 AGAIN_LATER = 0.1  # … once this share of the others has been measured since: minutes later, or hours
-BLOCK = (
-    40  # compute and exchange cases take turns in blocks of about this size, so that both are measured whenever it ends
-)
-# Cases to measure first of each split: with 20 exchanges of a number of ranks to train on there is a net for it (pretrain), and
+BLOCK = 40  # compute and all-to-all cases take turns in blocks of about this size, so that both are measured whenever it ends
+# Cases to measure first of each split: with 20 all-to-alls of a number of ranks to train on there is a net for it (pretrain), and
 # with so many others its error is known.
 LEAST_SETS: dict[Split, int] = {"train": 32, "valid": 5, "test_sets": 5, "test_tables": 10}
 LEAST_EXCHANGES: dict[Split, int] = {"train": 22, "valid": 3, "test_sets": 3, "test_tables": 0}
-LEAST_BLOCKS = 4  # in which table sets and exchanges of the least take turns
-SENTINEL = -1  # the round of a sentinel step, which is not written to the costs
+LEAST_BLOCKS = 4  # in which table sets and all-to-alls of the least take turns
+REFERENCE = -1  # the round of a reference kernel step, which is not written to the costs
 
 
 @dataclass(frozen=True)
 class Step:
-    """One case to measure. Round 0 is the first measurement, later ones repeat it; SENTINEL is a look at the drift."""
+    """One case to measure. Round 0 is the first measurement, later ones repeat it; REFERENCE is a look at the drift."""
 
     case: Case
     round_: int
 
     @property
-    def kind(self) -> Literal["compute", "comm"]:
-        return "compute" if isinstance(self.case, ComputeCase) else "comm"
+    def kind(self) -> Literal["compute", "collective"]:
+        return "compute" if isinstance(self.case, ComputeCase) else "collective"
 
 
 @dataclass(frozen=True)
@@ -62,35 +60,42 @@ class Schedule:
 
 
 def schedule(cases: Cases, seed: int, rounds: int = 1) -> Schedule:
-    """All steps, in the same order for the same seed: the least first. The first compute case is the sentinel, once a block.
+    """All steps, in the same order for the same seed: the least first. The first compute case is the reference,
+    once a block.
 
     Of several `rounds` each is all cases once, in the same order: what repeats a case comes as late as it can.
     """
     rng = np.random.default_rng(seed)
     drawn_sets = [cases.compute[i] for i in rng.permutation(len(cases.compute))]
-    drawn_exchanges = [cases.comm[i] for i in rng.permutation(len(cases.comm))]
-    least_sets, least_exchanges = _least_sets(drawn_sets), _least_exchanges(drawn_exchanges)
-    first = {case.case_id for case in least_sets} | {case.case_id for case in least_exchanges}
+    drawn_all_to_alls = [cases.collective[i] for i in rng.permutation(len(cases.collective))]
+    least_sets, least_all_to_alls = _least_sets(drawn_sets), _least_all_to_alls(drawn_all_to_alls)
+    first = {case.case_id for case in least_sets} | {case.case_id for case in least_all_to_alls}
 
     def rest(steps: Sequence[Step]) -> list[Step]:
         return [step for step in steps if step.round_ != 0 or step.case.case_id not in first]
 
-    compute, comm = (_in_rounds(some, rounds) for some in (drawn_sets, drawn_exchanges))
-    sentinel = [Step(step.case, SENTINEL) for step in compute[:1]]
-    once_sets, once_exchanges = ([Step(case, 0) for case in some] for some in (least_sets, least_exchanges))
+    compute, collective = (_in_rounds(some, rounds) for some in (drawn_sets, drawn_all_to_alls))
+    reference_kernel = [Step(step.case, REFERENCE) for step in compute[:1]]
+    once_sets, once_all_to_alls = ([Step(case, 0) for case in some] for some in (least_sets, least_all_to_alls))
     return Schedule(
-        least=_in_turns(sentinel, once_sets, once_exchanges, LEAST_BLOCKS),
-        others=_in_turns(sentinel, rest(compute), rest(comm), -(-max(len(compute), len(comm)) // BLOCK)),
+        least=_in_turns(reference_kernel, once_sets, once_all_to_alls, LEAST_BLOCKS),
+        others=_in_turns(
+            reference_kernel, rest(compute), rest(collective), -(-max(len(compute), len(collective)) // BLOCK)
+        ),
     )
 
 
-def _in_turns(sentinel: Sequence[Step], compute: Sequence[Step], comm: Sequence[Step], blocks: int) -> tuple[Step, ...]:
-    """So many blocks, each with a look at the sentinel, its part of the table sets, and its part of the exchanges."""
+def _in_turns(
+    reference_kernel: Sequence[Step], compute: Sequence[Step], collective: Sequence[Step], blocks: int
+) -> tuple[Step, ...]:
+    """So many blocks, each with a look at the reference kernel, its part of the table sets, and its part of the all-to-alls."""
     order: list[Step] = []
     for block in range(blocks):
-        parts = [steps[block * len(steps) // blocks : (block + 1) * len(steps) // blocks] for steps in (compute, comm)]
+        parts = [
+            steps[block * len(steps) // blocks : (block + 1) * len(steps) // blocks] for steps in (compute, collective)
+        ]
         if any(parts):
-            order += [*sentinel, *parts[0], *parts[1]]
+            order += [*reference_kernel, *parts[0], *parts[1]]
     return tuple(order)
 
 
@@ -111,9 +116,9 @@ def _least_sets(drawn: Sequence[ComputeCase]) -> list[ComputeCase]:
     return _evenly([by_split.get(split, [])[:count] for split, count in LEAST_SETS.items()])
 
 
-def _least_exchanges(drawn: Sequence[CommCase]) -> list[CommCase]:
+def _least_all_to_alls(drawn: Sequence[CollectiveCase]) -> list[CollectiveCase]:
     """The first of each split and number of ranks."""
-    kinds: dict[tuple[int, str], list[CommCase]] = {}
+    kinds: dict[tuple[int, str], list[CollectiveCase]] = {}
     for case in drawn:
         some = kinds.setdefault((len(case.device_dims), case.split), [])
         if len(some) < LEAST_EXCHANGES[case.split]:

@@ -17,8 +17,8 @@ from neuroshard.measure.worker import first_line
 
 
 class Lot(NamedTuple):
-    """Table sets to measure, each in its round, with so many repeats; and on a CPU what the sentinel takes in calm, and how many
-    bytes are written before each timed step."""
+    """Table sets to measure, each in its round, with so many repeats; and on a CPU the calm ms of the reference
+    kernels, and how many bytes are written before each timed step."""
 
     cases: tuple[tuple[ComputeCase, int], ...]
     repeats: int
@@ -49,8 +49,8 @@ class TableSets:
     ) -> None:
         self.settings = settings
         self.sets = TableBatchedEmbedding(kind, index, settings, limit, weight_bytes, state_bytes)
-        self.sentinel = (
-            calm.Sentinel(self.sets.device, settings.threads, Room.here().read_bytes) if kind == "cpu" else None
+        self.reference_kernel = (
+            calm.ReferenceKernel(self.sets.device, settings.threads, Room.here().read_bytes) if kind == "cpu" else None
         )
 
     def __call__(self, asked: Lot | Look) -> list[ComputeCost] | Seen:
@@ -61,7 +61,7 @@ class TableSets:
             device.flush_with(lot.flush_bytes)
         timed = (
             [self._at_once(case, lot.repeats) for case, _ in lot.cases]
-            if self.sentinel is None
+            if self.reference_kernel is None
             else self._in_turns(lot)
         )
         self.sets.device.release()
@@ -75,13 +75,13 @@ class TableSets:
     def _look(self, asked: Look) -> Seen:
         device = self.sets.device
         assert isinstance(device, Cpu)
-        assert self.sentinel
+        assert self.reference_kernel
         flush_bytes = asked.flush_bytes
         if flush_bytes is None:
             most = most_bytes(Room.here(), system.last_level_cache_bytes())
             flush_bytes = find_flush_bytes(_reading_again(device, most), most)
         device.flush_with(flush_bytes)
-        return Seen(flush_bytes, self.sentinel.calm_ms(asked.seconds))
+        return Seen(flush_bytes, self.reference_kernel.calm_ms(asked.seconds))
 
     def _at_once(self, case: ComputeCase, repeats: int) -> CaseTiming | str:
         try:
@@ -104,9 +104,9 @@ class TableSets:
         return [errors.get(place) or calm.case_timing(one) for place, one in enumerate(visits)]
 
     def _visit(self, case: ComputeCase, lot: Lot) -> list[calm.Repeat]:
-        assert self.sentinel
+        assert self.reference_kernel
         _, repeats = calm.dealt_out(lot.repeats)
-        slow = partial(self.sentinel.slowness, lot.calm_ms)
+        slow = partial(self.reference_kernel.slowness, lot.calm_ms)
         return calm.visit(self.sets.device, *self.sets.steps(case), self.settings.warmup, repeats, slow)
 
 

@@ -20,13 +20,13 @@ class Measured:
     planned: int
     measured: int  # by this run and those before it
     now: int  # by this run
-    now_by_ranks: Mapping[int, int]  # of those: table sets under 0, exchanges under their number of ranks
+    now_by_ranks: Mapping[int, int]  # of those: table sets under 0, all-to-alls under their number of ranks
     errors: int  # among the measured
-    impossible: int  # exchanges among more ranks than can be had here
+    impossible: int  # all-to-alls among more ranks than can be had here
     seconds: float  # of this run
     compute_repeatability: float | None
-    forward_comm_repeatability: float | None
-    backward_comm_repeatability: float | None
+    forward_collective_repeatability: float | None
+    backward_collective_repeatability: float | None
     drift: float | None
     disturbed: int = 0  # labels taken while something else was at work, and not measured again in calm
 
@@ -56,11 +56,11 @@ class Measured:
                 f"{disturbed} when the machine was disturbed, and {'are' if self.disturbed > 1 else 'is'} marked"
             )
         if self.impossible:
-            text.append(f"{counted(self.impossible, 'exchange')} left out, among more ranks than can be had here")
+            text.append(f"{counted(self.impossible, 'all_to_all')} left out, among more ranks than can be had here")
         for name, value in (
             ("compute", self.compute_repeatability),
-            ("forward exchanges", self.forward_comm_repeatability),
-            ("backward exchanges", self.backward_comm_repeatability),
+            ("forward all-to-alls", self.forward_collective_repeatability),
+            ("backward all-to-alls", self.backward_collective_repeatability),
         ):
             if value is not None:
                 text.append(f"{name} measured again differ by {value:.1%} (median)")
@@ -91,10 +91,10 @@ def compute_repeatability(costs: Costs) -> float | None:
     return _median_difference([(one.total_ms, two.total_ms) for one, two in pairs if one.disturbed >= two.disturbed])
 
 
-def comm_repeatability(costs: Costs) -> tuple[float | None, float | None]:
-    """The same of exchanges, forward and backward: over all devices of those measured twice."""
-    first = {cost.case_id: cost for _, cost in costs.comm if cost.round == 0 and not cost.error}
-    pairs = [(first[c.case_id], c) for _, c in costs.comm if c.round == 1 and not c.error and c.case_id in first]
+def collective_repeatability(costs: Costs) -> tuple[float | None, float | None]:
+    """The same of all-to-alls, forward and backward: over all devices of those measured twice."""
+    first = {cost.case_id: cost for _, cost in costs.collective if cost.round == 0 and not cost.error}
+    pairs = [(first[c.case_id], c) for _, c in costs.collective if c.round == 1 and not c.error and c.case_id in first]
     forward = [times for one, two in pairs for times in zip(one.forward_ms or (), two.forward_ms or (), strict=True)]
     backward = [times for one, two in pairs for times in zip(one.backward_ms or (), two.backward_ms or (), strict=True)]
     return _median_difference(forward), _median_difference(backward)
@@ -104,7 +104,7 @@ def _median_difference(pairs: Sequence[tuple[float, float]]) -> float | None:
     return statistics.median(abs(again / first - 1) for first, again in pairs if first) if pairs else None
 
 
-def drift(sentinel_ms: Sequence[float]) -> float | None:
+def drift(reference_ms: Sequence[float]) -> float | None:
     """Median of the second half over median of the first, less 1; None of fewer than four."""
-    half = len(sentinel_ms) // 2
-    return statistics.median(sentinel_ms[-half:]) / statistics.median(sentinel_ms[:half]) - 1 if half >= 2 else None
+    half = len(reference_ms) // 2
+    return statistics.median(reference_ms[-half:]) / statistics.median(reference_ms[:half]) - 1 if half >= 2 else None

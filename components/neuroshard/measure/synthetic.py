@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from neuroshard import __version__
-from neuroshard.core.case import Cases, CommCase, ComputeCase
-from neuroshard.core.cost import Bench, CommCost, ComputeCost, Hardware
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.measure import formula
 from neuroshard.measure.backends import Settings
-from neuroshard.measure.harness import Timing, comm_cost, compute_cost, timing
+from neuroshard.measure.harness import Timing, collective_cost, compute_cost, timing
 
 NOISE = 0.03  # standard deviation of the logarithm of one repeat: GPU kernels repeat to a few per cent
 
@@ -22,7 +22,7 @@ class Synthetic:
     """Costs by the formula. The same seed, case and round give the same cost, whatever was measured before."""
 
     most_devices: int | None = None
-    abreast = 1
+    concurrency = 1
     apart = False
 
     def __init__(self, cases: Cases, settings: Settings, begun: Bench | None) -> None:
@@ -57,19 +57,19 @@ class Synthetic:
         forward, backward = self._measured(case.case_id, round_, truth)
         return compute_cost(case, round_, forward, backward)
 
-    def compute_abreast(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+    def compute_concurrency(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
         return [self.compute(case, round_) for case, round_ in cases]
 
-    def exchange(self, case: CommCase, round_: int) -> CommCost:
+    def all_to_all(self, case: CollectiveCase, round_: int) -> CollectiveCost:
         dims, delays = np.array(case.device_dims, dtype=float), np.array(case.start_delays_ms)
         truth = np.concatenate(
             [
-                formula.forward_comm_ms(dims, delays, self.settings.batch_size),
-                formula.backward_comm_ms(dims, self.settings.batch_size),
+                formula.forward_collective_ms(dims, delays, self.settings.batch_size),
+                formula.backward_collective_ms(dims, self.settings.batch_size),
             ]
         )
         timings = self._measured(case.case_id, round_, truth)
-        return comm_cost(case, round_, timings[: len(dims)], timings[len(dims) :])
+        return collective_cost(case, round_, timings[: len(dims)], timings[len(dims) :])
 
     def close(self) -> None:
         """Nothing was started."""

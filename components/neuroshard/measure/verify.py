@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from neuroshard.core.case import Cases, CommCase, ComputeCase
-from neuroshard.core.cost import Bench, CommCost, ComputeCost, Costs
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.label import labels, rounds_of
 from neuroshard.core.text import counted
@@ -22,9 +22,9 @@ from neuroshard.progress import progress
 
 CALM = "compute, undisturbed"
 ENOUGH_CALM = 10  # cases
-# Largest median difference from the label. An exchange waits for its slowest process, and so for whatever else the machine does.
-TOLERANCES = {"compute": 0.05, CALM: 0.05, "exchange, forward": 0.10, "exchange, backward": 0.10}
-KINDS = ("compute", CALM, "compute, forward", "compute, backward", "exchange, forward", "exchange, backward")
+# Largest median difference from the label. An all-to-all waits for its slowest process, so for all that the machine does.
+TOLERANCES = {"compute": 0.05, CALM: 0.05, "all-to-all, forward": 0.10, "all-to-all, backward": 0.10}
+KINDS = ("compute", CALM, "compute, forward", "compute, backward", "all-to-all, forward", "all-to-all, backward")
 VERIFYING = 99  # the round of what is measured here and not written: of the synthetic backend another than any that is
 SEED = 1  # of the draw of cases; lookups are drawn with the bench's own
 
@@ -90,7 +90,7 @@ def run(
     cases = Cases(
         tables=read_manifest(folder).tables,
         compute=tuple(case for case, _ in chosen if isinstance(case, ComputeCase)),
-        comm=tuple(case for case, _ in chosen if isinstance(case, CommCase)),
+        collective=tuple(case for case, _ in chosen if isinstance(case, CollectiveCase)),
         max_dim=0,
         seed=bench.seed,
     )
@@ -100,7 +100,7 @@ def run(
     label_of = {cost.case_id: cost for _, cost in chosen}
     try:
         notes = _same_kind(bench, opened.bench, folder)
-        # exchanges last, as table sets are measured several at once
+        # all-to-alls last, as table sets are measured several at once
         steps = sorted((Step(case, VERIFYING) for case, _ in chosen), key=lambda step: step.kind != "compute")
         possible = [s for s in steps if isinstance(s.case, ComputeCase) or _has_devices(s.case, opened.most_devices)]
         with progress(f"verify on {opened.bench.hardware.name}", len(possible), "cases") as bar:
@@ -115,9 +115,9 @@ def run(
     return Verified(differences, len(possible) - len(errors), tuple(errors), notes)
 
 
-def _chosen(costs: Costs, count: int) -> list[tuple[ComputeCase | CommCase, ComputeCost | CommCost]]:
-    """`count` random labels, those of compute and exchange in proportion, in random order."""
-    known = [*labels(rounds_of(costs.compute)), *labels(rounds_of(costs.comm))]
+def _chosen(costs: Costs, count: int) -> list[tuple[ComputeCase | CollectiveCase, ComputeCost | CollectiveCost]]:
+    """`count` random labels, those of compute and all-to-all in proportion, in random order."""
+    known = [*labels(rounds_of(costs.compute)), *labels(rounds_of(costs.collective))]
     order = np.random.default_rng(SEED).permutation(len(known))[:count]
     return [known[place] for place in order]
 
@@ -133,20 +133,22 @@ def _same_kind(bench: Bench, here: Bench, folder: Path) -> tuple[str, ...]:
     return () if one == other else (f"the bench is not quite the same: {difference(one, other)}",)
 
 
-def _has_devices(case: CommCase, most_devices: int | None) -> bool:
+def _has_devices(case: CollectiveCase, most_devices: int | None) -> bool:
     return most_devices is None or len(case.device_dims) <= most_devices
 
 
-def _compare(label: ComputeCost | CommCost, again: ComputeCost | CommCost, into: dict[str, list[float]]) -> None:
+def _compare(
+    label: ComputeCost | CollectiveCost, again: ComputeCost | CollectiveCost, into: dict[str, list[float]]
+) -> None:
     if isinstance(label, ComputeCost) and isinstance(again, ComputeCost):
         into["compute"] += _differences([label.total_ms], [again.total_ms])
         if not label.disturbed and not again.disturbed:
             into[CALM] += into["compute"][-1:]
         into["compute, forward"] += _differences([label.forward_ms or 0], [again.forward_ms or 0])
         into["compute, backward"] += _differences([label.backward_ms or 0], [again.backward_ms or 0])
-    elif isinstance(label, CommCost) and isinstance(again, CommCost):
-        into["exchange, forward"] += _differences(label.forward_ms or (), again.forward_ms or ())
-        into["exchange, backward"] += _differences(label.backward_ms or (), again.backward_ms or ())
+    elif isinstance(label, CollectiveCost) and isinstance(again, CollectiveCost):
+        into["all-to-all, forward"] += _differences(label.forward_ms or (), again.forward_ms or ())
+        into["all-to-all, backward"] += _differences(label.backward_ms or (), again.backward_ms or ())
 
 
 def _differences(label: Sequence[float], again: Sequence[float]) -> list[float]:

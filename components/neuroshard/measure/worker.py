@@ -106,7 +106,7 @@ class Worker:
         self.process.wait()
 
 
-class Crew:
+class WorkerPool:
     """Workers that answer each question together: started when first asked, and anew after one of them was lost.
 
     `arguments` is called at every start and gives one tuple a worker. No question takes longer than `timeout_seconds`.

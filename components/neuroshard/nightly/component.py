@@ -16,7 +16,7 @@ def survey(
     node_selector: str,
     tolerations: str,
     compute_cases: int,
-    comm_cases: int,
+    collective_cases: int,
     batch_size: int,
     seed: int,
     pods: int,
@@ -53,7 +53,7 @@ def survey(
     check_parameters(given)
     request = {
         "compute_cases": compute_cases,
-        "comm_cases": comm_cases,
+        "collective_cases": collective_cases,
         "batch_size": batch_size,
         "seed": seed,
         "backend": backend,

@@ -19,11 +19,11 @@ from neuroshard.deploy.run import run as deploy
 from neuroshard.files.plan import read_plan
 from neuroshard.report.run import run as report
 from neuroshard.store.folders import patiently
-from neuroshard.store.line import live_or_none
 from neuroshard.store.measuring import FAILED, read_record, write_record
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of
+from neuroshard.store.track import live_or_none
 
 End = Literal["live", "kept", "no plan", "red"]
 

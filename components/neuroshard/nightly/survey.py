@@ -22,11 +22,11 @@ from neuroshard.fleet.kinds import Fleet
 from neuroshard.fleet.run import fleet_text, kubernetes_fleet, local_fleet
 from neuroshard.fleet.survey import backends_view, survey
 from neuroshard.store.folders import patiently
-from neuroshard.store.line import live_or_none
 from neuroshard.store.measuring import FAILED, LEARNED, costs_digest, measuring, read_record
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of
+from neuroshard.store.track import live_or_none
 
 LEARN_AGAIN = {"dated in the future", "unreadable"}  # publishing alone mends these
 

@@ -41,13 +41,13 @@ DIPS: Final = 8e-3  # of the loss, for what dips can take off a cost
 SURPLUS: Final = 0.03  # of the loss, for what rates add beyond what parts ask for by themselves, as a share of a cost
 TOLD_APART: Final = 0.05  # of the cases are below where a threshold sets in, and as many above it: else it has no rates
 FEWEST_APART: Final = 20  # cases
-FEWEST_TABLES: Final = 40  # of fewer, bytes tell little more than which tables there are, and steps by rows likewise
+FEWEST_TABLES: Final = 40  # of fewer, bytes tell little more than which tables there are, and steps in rows likewise
 PARTS: Final = 2  # of a cost: forward and backward, each of which says more of what it is made of than their sum
 FIRST_RATES: Final = 0.02  # of a layer's usual weights
 BEYOND: Final = 0.3  # of a layer's usual weights: so much of the skip, at the start, is no hidden neuron's
 ROUNDED: Final = 1e-9  # by such a share more than its least, the skip is no less than that on any machine
 COUNTS: Final = (COUNTED_IN == BYTES).astype(np.int64)  # of each threshold: rows, or bytes
-SLOW: Final = slice(len(BY_ROWS))  # thresholds by rows whose rates rise slowly, and those that rise in steps
+SLOW: Final = slice(len(BY_ROWS))  # thresholds in rows whose rates rise slowly, and those that rise in steps
 STEPS: Final = slice(-len(BY_DIGITS), None)
 NOWHERE: Final[Ints] = np.empty(0, dtype=np.int64)
 
@@ -287,11 +287,11 @@ def _whole(parts: Floats) -> Floats:
 
 
 def _of_kind(rates: Floats, slow: bool) -> Floats:
-    """A net's rates (members, K, T) for all thresholds, those by rows all as `slow` ones, or all as steps."""
+    """A net's rates (members, K, T) for all thresholds, those over rows all as `slow` ones, or all as steps."""
     whole = np.zeros((*rates.shape[:2], len(THRESHOLDS)))
     whole[..., : rates.shape[2]] = rates
-    by_rows = whole[..., SLOW] + whole[..., STEPS]
-    whole[..., SLOW], whole[..., STEPS] = (by_rows, 0.0) if slow else (0.0, by_rows)
+    row_wise = whole[..., SLOW] + whole[..., STEPS]
+    whole[..., SLOW], whole[..., STEPS] = (row_wise, 0.0) if slow else (0.0, row_wise)
     return whole
 
 

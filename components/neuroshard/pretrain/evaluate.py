@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from neuroshard.core.case import CommCase, ComputeCase, Split
+from neuroshard.core.case import CollectiveCase, ComputeCase, Split
 from neuroshard.core.label import Case
+from neuroshard.costmodel.all_to_all_net import AllToAllNet
 from neuroshard.costmodel.compute_net import ComputeNet
-from neuroshard.costmodel.exchange_net import ExchangeNet
 from neuroshard.costmodel.features import table_features
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import SET_SIZES, Coverage, Errors, Fit, NetReport, Noise, SizeError
-from neuroshard.pretrain.exchange import predicted_ms
+from neuroshard.pretrain.all_to_all import predicted_ms
 from neuroshard.pretrain.labels import Labels
 from neuroshard.pretrain.metrics import errors, mape
 
@@ -59,14 +59,16 @@ def set_sums(net: ComputeNet, cases: Sequence[ComputeCase], batch_sizes: Ints) -
     return sums
 
 
-def exchange_report(net: ExchangeNet, labels: Labels[CommCase], batch_size: int, delays: bool, fit: Fit) -> NetReport:
-    """Errors of an exchange net on unseen exchanges of one number of devices, over all devices of all of them."""
+def all_to_all_report(
+    net: AllToAllNet, labels: Labels[CollectiveCase], batch_size: int, delays: bool, fit: Fit
+) -> NetReport:
+    """Errors of an all-to-all net on unseen all-to-alls of one number of devices, over all devices of all of them."""
 
     def predict(places: Ints) -> Floats:
         return predicted_ms(net, tuple(labels.cases[i] for i in places), batch_size, delays)
 
     return NetReport(
-        kind="forward exchange" if delays else "backward exchange",
+        kind="forward all-to-all" if delays else "backward all-to-all",
         devices=labels.ms.shape[1],
         fit=fit,
         splits=_by_split(labels, predict, "test_sets"),

@@ -7,8 +7,8 @@ from typing import Generic
 
 import numpy as np
 
-from neuroshard.core.case import CommCase, ComputeCase, Split
-from neuroshard.core.cost import CommCost, ComputeCost
+from neuroshard.core.case import CollectiveCase, ComputeCase, Split
+from neuroshard.core.cost import CollectiveCost, ComputeCost
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.label import Case, Cost, labels, rounds_of, usual_count
 from neuroshard.core.value import shown
@@ -17,7 +17,7 @@ from neuroshard.costmodel.protocol import Floats, Ints
 
 @dataclass(frozen=True)
 class Labels(Generic[Case]):
-    """Cases that were measured. `ms` is (N,), or (N, D) for exchanges of D devices; of sets of tables it is the sum of `parts`
+    """Cases that were measured. `ms` is (N,), or (N, D) for all-to-alls of D devices; of sets of tables it is the sum of `parts`
     (N, 2), forward and backward. `twice` (2, …) is of those that were measured again: two values as far apart as two labels of
     one case are."""
 
@@ -31,7 +31,7 @@ class Labels(Generic[Case]):
         return np.array([i for i, case in enumerate(self.cases) if case.split in splits], dtype=np.int64)
 
 
-def teaches(cost: ComputeCost | CommCost) -> bool:
+def teaches(cost: ComputeCost | CollectiveCost) -> bool:
     """Is there something to learn from? Not where a case met an error, nor from 0 ms, which no clock gives that runs."""
     if cost.error is not None:
         return False
@@ -64,7 +64,7 @@ def _twice(rounds_ms: Sequence[float | tuple[float, ...]], count: int) -> tuple[
     return one, one * (other / one) ** nearer
 
 
-def _parts(cost: ComputeCost | CommCost) -> tuple[float, ...]:
+def _parts(cost: ComputeCost | CollectiveCost) -> tuple[float, ...]:
     """Of a cost without error."""
     if not isinstance(cost, ComputeCost):
         return ()
@@ -73,25 +73,25 @@ def _parts(cost: ComputeCost | CommCost) -> tuple[float, ...]:
     return cost.forward_ms, cost.backward_ms
 
 
-def forward_ms(cost: CommCost) -> tuple[float, ...]:
-    """Of an exchange without error."""
+def forward_ms(cost: CollectiveCost) -> tuple[float, ...]:
+    """Of an all-to-all without error."""
     assert cost.forward_ms is not None
     return cost.forward_ms
 
 
-def backward_ms(cost: CommCost) -> tuple[float, ...]:
-    """Of an exchange without error."""
+def backward_ms(cost: CollectiveCost) -> tuple[float, ...]:
+    """Of an all-to-all without error."""
     assert cost.backward_ms is not None
     return cost.backward_ms
 
 
-def check_one_time_a_device(rows: Iterable[tuple[CommCase, CommCost]]) -> None:
-    """Raise InvalidInput where an exchange's times are not one a device."""
+def check_one_time_a_device(rows: Iterable[tuple[CollectiveCase, CollectiveCost]]) -> None:
+    """Raise InvalidInput where an all-to-all's times are not one a device."""
     for case, cost in rows:
         for name, times in (("forward_ms", cost.forward_ms), ("backward_ms", cost.backward_ms)):
             if times is not None and len(times) != len(case.device_dims):
                 raise InvalidInput(
-                    f"exchange {case.case_id} has {len(times)} {name} for {len(case.device_dims)} devices; measure it again"
+                    f"all-to-all {case.case_id} has {len(times)} {name} for {len(case.device_dims)} devices; measure it again"
                 )
 
 

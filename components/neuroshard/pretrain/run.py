@@ -2,7 +2,7 @@
 
     neuroshard pretrain costs/ -o model/
 
-One compute net, and a forward and a backward exchange net for all numbers of devices. A run that was cut off goes on where
+One compute net, and a forward and a backward all-to-all net for all numbers of devices. A run that was cut off goes on where
 it was when it is started again.
 """
 
@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from neuroshard import __version__
-from neuroshard.core.case import CommCase
-from neuroshard.core.cost import CommCost, Costs
+from neuroshard.core.case import CollectiveCase
+from neuroshard.core.cost import CollectiveCost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.label import Case
 from neuroshard.core.value import canonical_json, sha256, shown
+from neuroshard.costmodel.all_to_all_net import AllToAllNet
 from neuroshard.costmodel.bundle import (
     MODEL_FORMAT,
     Provenance,
@@ -29,16 +30,15 @@ from neuroshard.costmodel.bundle import (
     save_cost_model,
 )
 from neuroshard.costmodel.compute_net import ComputeNet
-from neuroshard.costmodel.exchange_net import ExchangeNet
 from neuroshard.costmodel.nets import Nets
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.costmodel.report import STAND_IN_ERROR, NetReport, Report
 from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import check_can_write
+from neuroshard.pretrain.all_to_all import train_all_to_all
 from neuroshard.pretrain.checkpoint import Checkpoint
 from neuroshard.pretrain.compute import train_compute
-from neuroshard.pretrain.evaluate import compute_report, exchange_report, set_sums
-from neuroshard.pretrain.exchange import train_exchange
+from neuroshard.pretrain.evaluate import all_to_all_report, compute_report, set_sums
 from neuroshard.pretrain.labels import (
     Labels,
     backward_ms,
@@ -142,7 +142,7 @@ def pretrain(
     if epochs is not None and epochs < 1:
         raise UsageError(f"epochs must be at least 1, not {epochs}")
     check_unseen(case for case, _ in costs.compute)
-    check_one_time_a_device(costs.comm)
+    check_one_time_a_device(costs.collective)
     training = Training(seed, epochs, monotone, start, checkpoints)
 
     gaps: list[str] = []
@@ -155,7 +155,7 @@ def pretrain(
         if not (compute_stands_in or chosen) and _analytic_is_better(costs, compute):
             compute_stands_in, whole = True, completed(costs, seed, sets_too=True)
             compute, max_dim, batch_sizes, report = _compute_net(whole.costs, training.brief_if(True))
-        forward, backward, device_counts, exchange_reports = _exchange_nets(whole.costs, training, gaps)
+        forward, backward, device_counts, all_to_all_reports = _all_to_all_nets(whole.costs, training, gaps)
     if compute_stands_in:  # the drawn cases that it was calibrated on have no error of their own
         compute = replace(compute, least_spread=max(compute.least_spread, STAND_IN_ERROR))
     if forward and backward and len(whole.stand_ins) > compute_stands_in:
@@ -165,8 +165,8 @@ def pretrain(
         Nets(compute, forward, backward),
         costs.bench,
         Report(
-            nets=(report, *exchange_reports),
-            left_out=sum(not teaches(cost) for rows in (costs.compute, costs.comm) for _, cost in rows),
+            nets=(report, *all_to_all_reports),
+            left_out=sum(not teaches(cost) for rows in (costs.compute, costs.collective) for _, cost in rows),
             gaps=tuple(gaps),
             stand_ins=whole.stand_ins,
             compute_stands_in=compute_stands_in,
@@ -175,7 +175,7 @@ def pretrain(
             neuroshard_version=__version__,
             seed=seed,
             compute_cases=len({cost.case_id for _, cost in costs.compute if teaches(cost)}),
-            comm_cases=len({cost.case_id for _, cost in costs.comm if teaches(cost)}),
+            collective_cases=len({cost.case_id for _, cost in costs.collective if teaches(cost)}),
             started_from=None if start is None else start.name,
         ),
         max_dim=max_dim,
@@ -230,19 +230,19 @@ def _analytic_is_better(costs: Costs, net: ComputeNet) -> bool:
     return sets_error(costs, cases, labels.ms[held_back]) < CLEARLY * of_net
 
 
-def _exchange_nets(
+def _all_to_all_nets(
     costs: Costs, training: Training, gaps: list[str]
-) -> tuple[ExchangeNet | None, ExchangeNet | None, tuple[int, ...], list[NetReport]]:
+) -> tuple[AllToAllNet | None, AllToAllNet | None, tuple[int, ...], list[NetReport]]:
     """Forward and backward nets, the numbers of devices that they were trained on, and their reports, one for each of those."""
-    usable: dict[int, list[tuple[CommCase, CommCost]]] = {}
-    for case, cost in costs.comm:
+    usable: dict[int, list[tuple[CollectiveCase, CollectiveCost]]] = {}
+    for case, cost in costs.collective:
         usable.setdefault(len(case.device_dims), []).append((case, cost))
     if not usable:
         gaps.append("no all-to-all was asked for: plans for one device only")
         return None, None, (), []
     usable = dict(sorted(usable.items()))
 
-    nets: list[ExchangeNet] = []
+    nets: list[AllToAllNet] = []
     reports: list[list[NetReport]] = []
     for way, times in (("forward", forward_ms), ("backward", backward_ms)):
         labels = [collect(rows, times) for rows in usable.values()]
@@ -251,9 +251,9 @@ def _exchange_nets(
         places = [train for train, _ in splits], [valid for _, valid in splits]
         checkpoint = training.checkpoint(way, labels, [*places[0], *places[1]])
         batch_size, delays = costs.bench.batch_size, way == "forward"
-        net, fit = train_exchange(labels, places, batch_size, delays, training.epochs, generator, checkpoint)
+        net, fit = train_all_to_all(labels, places, batch_size, delays, training.epochs, generator, checkpoint)
         nets.append(net)
-        reports.append([exchange_report(net, one, batch_size, delays, fit) for one in labels])
+        reports.append([all_to_all_report(net, one, batch_size, delays, fit) for one in labels])
     return nets[0], nets[1], tuple(usable), [report for both in zip(*reports, strict=True) for report in both]
 
 

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from neuroshard.core.case import CommCase, ComputeCase, Split
-from neuroshard.core.cost import CommCost, ComputeCost, Costs
+from neuroshard.core.case import CollectiveCase, ComputeCase, Split
+from neuroshard.core.cost import CollectiveCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.text import counted
@@ -48,7 +48,7 @@ def completed(costs: Costs, seed: int, sets_too: bool = False) -> Completed:
     analytic = Analytic(analytic_for(costs.bench.hardware), costs.bench.batch_size)
     train = [case for case, cost in costs.compute if case.split == "train" and cost.round == 0 and teaches(cost)]
     stand_ins = []
-    compute, comm = list(costs.compute), list(costs.comm)
+    compute, collective = list(costs.compute), list(costs.collective)
 
     if sets_too or len(train) < FEWEST_SETS:
         factor, known = _sets_factor(analytic, costs)
@@ -58,22 +58,22 @@ def completed(costs: Costs, seed: int, sets_too: bool = False) -> Completed:
             + ("" if len(train) < FEWEST_SETS else ", which predicts them better than a net of so few cases")
         )
     for ranks in wanted_ranks(costs):
-        of_ranks = [cost for case, cost in costs.comm if len(case.device_dims) == ranks and case.split == "train"]
+        of_ranks = [cost for case, cost in costs.collective if len(case.device_dims) == ranks and case.split == "train"]
         enough = sum(cost.round == 0 and teaches(cost) for cost in of_ranks)
         if enough < FEWEST_EXCHANGES:
-            factors, known = _exchange_factors(analytic, costs, ranks)
-            comm += _drawn_exchanges(analytic, costs, ranks, factors, rng)
+            factors, known = _all_to_all_factors(analytic, costs, ranks)
+            collective += _drawn_all_to_alls(analytic, costs, ranks, factors, rng)
             stand_ins.append(
                 f"all-to-all costs of {ranks:,} ranks are those of {analytic.name}, "
-                f"{_scaled(math.sqrt(math.prod(factors)), known, 'all-to-all', costs.comm)}"
+                f"{_scaled(math.sqrt(math.prod(factors)), known, 'all-to-all', costs.collective)}"
             )
-    drawn = costs.model_copy(update={"compute": tuple(compute), "comm": tuple(comm)})
+    drawn = costs.model_copy(update={"compute": tuple(compute), "collective": tuple(collective)})
     return Completed(drawn, tuple(stand_ins))
 
 
 def wanted_ranks(costs: Costs) -> list[int]:
     """Numbers of ranks whose all-to-alls were asked for, or measured."""
-    return sorted({*costs.device_counts, *(len(case.device_dims) for case, _ in costs.comm)} - {1})
+    return sorted({*costs.device_counts, *(len(case.device_dims) for case, _ in costs.collective)} - {1})
 
 
 def sets_error(costs: Costs, cases: Sequence[ComputeCase], measured_ms: Floats) -> float:
@@ -134,10 +134,10 @@ def _width(dim: int, rng: np.random.Generator) -> int:
     return max(cut // DIM_STEP * DIM_STEP, DIM_STEP)
 
 
-def _exchange_factors(analytic: Analytic, costs: Costs, ranks: int) -> tuple[tuple[float, float], int]:
+def _all_to_all_factors(analytic: Analytic, costs: Costs, ranks: int) -> tuple[tuple[float, float], int]:
     """How many times the analytic model's ms measured all-to-alls take, forward and backward, and of how many: of this number of
     ranks if any was measured, else of all."""
-    rows = [(case, cost) for case, cost in costs.comm if cost.round == 0 and teaches(cost)]
+    rows = [(case, cost) for case, cost in costs.collective if cost.round == 0 and teaches(cost)]
     rows = [row for row in rows if len(row[0].device_dims) == ranks] or rows
     factors = []
     for way in ("forward_ms", "backward_ms"):
@@ -146,18 +146,18 @@ def _exchange_factors(analytic: Analytic, costs: Costs, ranks: int) -> tuple[tup
             dims, delays = np.array(case.device_dims, dtype=float), np.array(case.start_delays_ms)
             waiting = delays.max() - delays if way == "forward_ms" else 0.0
             took = np.array(getattr(cost, way)) - waiting
-            ratios.append(float(took.max()) / float(analytic.backward_comm_ms(dims).max()))
+            ratios.append(float(took.max()) / float(analytic.backward_collective_ms(dims).max()))
         usual = float(np.median(ratios)) if ratios else 1.0
         factors.append(usual if usual > 0 else 1.0)
     return (factors[0], factors[1]), len(rows)
 
 
-def _drawn_exchanges(
+def _drawn_all_to_alls(
     analytic: Analytic, costs: Costs, ranks: int, factors: tuple[float, float], rng: np.random.Generator
-) -> Iterator[tuple[CommCase, CommCost]]:
+) -> Iterator[tuple[CollectiveCase, CollectiveCost]]:
     """Random all-to-alls of so many ranks, from balanced to lopsided, of the columns of all tables together."""
     columns = sum(table.dim for table in costs.tables) or max(
-        (sum(case.device_dims) for case, _ in costs.comm), default=DIM_STEP * ranks
+        (sum(case.device_dims) for case, _ in costs.collective), default=DIM_STEP * ranks
     )
     for number in range(DRAWN_EXCHANGES):
         total = columns * rng.uniform(0.25, 1.5)
@@ -165,11 +165,13 @@ def _drawn_exchanges(
         dims = np.maximum(np.rint(total * shares / DIM_STEP), 1).astype(int) * DIM_STEP
         delays = rng.uniform(0, LATEST_START_MS, ranks) * rng.random()
         delays -= delays.min()
-        transfer = analytic.backward_comm_ms(dims.astype(float))
-        case = CommCase(device_dims=tuple(dims.tolist()), start_delays_ms=tuple(delays.tolist()), split=_split(number))
+        transfer = analytic.backward_collective_ms(dims.astype(float))
+        case = CollectiveCase(
+            device_dims=tuple(dims.tolist()), start_delays_ms=tuple(delays.tolist()), split=_split(number)
+        )
         yield (
             case,
-            CommCost(
+            CollectiveCost(
                 case_id=case.case_id,
                 round=0,
                 forward_ms=_ms(delays.max() - delays + factors[0] * transfer),
@@ -186,7 +188,7 @@ def _split(number: int) -> Split:
     return "train" if (number + 1) % VALID_EVERY else "valid"
 
 
-def _scaled(factor: float, known: int, noun: str, rows: Sequence[tuple[object, ComputeCost | CommCost]]) -> str:
+def _scaled(factor: float, known: int, noun: str, rows: Sequence[tuple[object, ComputeCost | CollectiveCost]]) -> str:
     if not known:
         errors = [cost.error for _, cost in rows if cost.error]
         why = f" ({len(errors)} of {len(rows)} met an error, the first: {shown(errors[0], 200)})" if errors else ""

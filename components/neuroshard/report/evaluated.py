@@ -17,17 +17,17 @@ class Device(Value):
 
 
 class Evaluated(Value):
-    """As much of an evaluation as the page shows. Where the exchange was not measured only compute is compared."""
+    """As much of an evaluation as the page shows. Where the all-to-all was not measured only compute is compared."""
 
     plan_digest: str
     bench: Bench
-    exchange_measured: bool
+    all_to_all_measured: bool
     devices: tuple[Device, ...]
 
     @property
     def what(self) -> str:
         """What was measured, and on what."""
-        told = "" if self.exchange_measured else "compute alone, "
+        told = "" if self.all_to_all_measured else "compute alone, "
         return f"{told}{self.how} {'by' if self.how == 'computed' else 'on'} {self.bench.hardware.name}"
 
     @property
@@ -44,7 +44,7 @@ class Evaluated(Value):
         return [self._part(cost) for cost in plan.predicted or ()]
 
     def _part(self, cost: DeviceCost) -> float:
-        return cost.total_ms if self.exchange_measured else cost.compute_ms
+        return cost.total_ms if self.all_to_all_measured else cost.compute_ms
 
 
 def read_evaluation(path: Path, plan: Plan) -> Evaluated:

@@ -12,10 +12,10 @@ from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.plan import read_plan
 from neuroshard.report.numbers import Columns, short
-from neuroshard.store.line import live_or_none
 from neuroshard.store.open import open_store
 from neuroshard.store.releases import plans_of
 from neuroshard.store.releases import read_plan as read_published
+from neuroshard.store.track import live_or_none
 
 MOST_MOVES = 5000  # rows of the page's list, the largest; sums are over all
 

@@ -15,8 +15,8 @@ def short(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.{DIGITS}g}") for value in values]
 
 
-def tables_by_rows(plan: Plan) -> dict[str, list[Shard]]:
-    """The tables that are split by rows, each with its shards from the first row on."""
+def row_wise_tables(plan: Plan) -> dict[str, list[Shard]]:
+    """The tables that are split row-wise, each with its shards from the first row on."""
     rows = {table.name: table.rows for table in plan.task.tables}
     return {
         name: sorted(shards, key=lambda shard: (shard.row_offset, shard.column_offset))
@@ -26,10 +26,10 @@ def tables_by_rows(plan: Plan) -> dict[str, list[Shard]]:
 
 
 def cut_tables(plan: Plan) -> str:
-    """`26 tables in 31 shards (5 cuts)`, `26 tables in 38 shards (5 cuts, 1 table by rows)`."""
-    tables, shards, by_rows = len(plan.task.tables), len(plan.shards), tables_by_rows(plan)
-    cuts = shards - tables - sum(len(parts) - 1 for parts in by_rows.values())
-    told = f", {counted(len(by_rows), 'table')} by rows" if by_rows else ""
+    """`26 tables in 31 shards (5 cuts)`, `26 tables in 38 shards (5 cuts, 1 table row-wise)`."""
+    tables, shards, row_wise = len(plan.task.tables), len(plan.shards), row_wise_tables(plan)
+    cuts = shards - tables - sum(len(parts) - 1 for parts in row_wise.values())
+    told = f", {counted(len(row_wise), 'table')} row-wise" if row_wise else ""
     return f"{counted(tables, 'table')} in {counted(shards, 'shard')} ({counted(cuts, 'cut')}{told})"
 
 

@@ -54,12 +54,12 @@ def model_facts(model: CostModel) -> list[Fact]:
     return [
         Fact("cost model", model.name),
         Fact("code", f"neuroshard {by.neuroshard_version}"),
-        Fact("training", f"seed {by.seed}, {by.compute_cases:,} table sets, {by.comm_cases:,} exchanges"),
+        Fact("training", f"seed {by.seed}, {by.compute_cases:,} table sets, {by.collective_cases:,} all-to-alls"),
         Fact("started from", by.started_from or "nothing: a fresh net"),
         *_hardware(bench.hardware),
         *_bench(bench),
         Fact("batch sizes", ", ".join(f"{size:,}" for size in manifest.batch_sizes)),
-        Fact("devices of exchanges", ", ".join(map(str, manifest.device_counts)) or "none"),
+        Fact("devices of all-to-alls", ", ".join(map(str, manifest.device_counts)) or "none"),
         *(Fact("missing", gap) for gap in model.report.gaps),
     ]
 

@@ -8,7 +8,7 @@ from neuroshard.core.plan import Plan
 from neuroshard.costmodel.pricing import Prices
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.report.evaluated import Evaluated
-from neuroshard.report.numbers import Columns, short, tables_by_rows
+from neuroshard.report.numbers import Columns, row_wise_tables, short
 
 MOST_SHARDS = 20_000  # of a page: some 60 bytes each, and a browser draws so many
 
@@ -22,8 +22,8 @@ def device_columns(plan: Plan, live_ms: Sequence[float] | None) -> Columns:
     }
     if plan.predicted:
         columns["compute"] = short(cost.compute_ms for cost in plan.predicted)
-        columns["forward"] = short(cost.forward_comm_ms for cost in plan.predicted)
-        columns["backward"] = short(cost.backward_comm_ms for cost in plan.predicted)
+        columns["forward"] = short(cost.forward_collective_ms for cost in plan.predicted)
+        columns["backward"] = short(cost.backward_collective_ms for cost in plan.predicted)
     if plan.predicted_ms:
         columns["total"] = short(plan.predicted_ms)
     if live_ms is not None:
@@ -38,10 +38,10 @@ def evaluated_columns(plan: Plan, evaluated: Evaluated) -> Columns:
 
 
 def table_columns(plan: Plan, prices: Prices | None) -> Columns:
-    """A value a table, in the order of the task. Of its shards: how many, whether by rows, bytes, `adds` (predicted ms of
+    """A value a table, in the order of the task. Of its shards: how many, whether row-wise, bytes, `adds` (predicted ms of
     compute), and the devices, as pairs of the first and the last of a row of them."""
     tables = plan.task.tables
-    shards, by_rows = plan.by_table(), tables_by_rows(plan)
+    shards, row_wise = plan.by_table(), row_wise_tables(plan)
     columns: Columns = {
         "name": [table.name for table in tables],
         "rows": [table.rows for table in tables],
@@ -49,7 +49,7 @@ def table_columns(plan: Plan, prices: Prices | None) -> Columns:
         "pooling": short(table.pooling_factor for table in tables),
         "element": [table.element_bytes for table in tables],
         "count": [len(shards[table.name]) for table in tables],
-        "byRows": [table.name in by_rows for table in tables],
+        "byRows": [table.name in row_wise for table in tables],
         "bytes": [sum(table.shard_bytes(s.rows, s.dim) for s in shards[table.name]) for table in tables],
         "devices": [_spans({shard.device for shard in shards[table.name]}) for table in tables],
     }

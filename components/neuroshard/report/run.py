@@ -22,7 +22,7 @@ from neuroshard.files.disk import read_bytes, write_bytes
 from neuroshard.report.evaluated import Evaluated, read_evaluation
 from neuroshard.report.headline import bars, cards, size, without_a_plan
 from neuroshard.report.live import Change, Live, change, open_live
-from neuroshard.report.numbers import short, source, tables_by_rows
+from neuroshard.report.numbers import row_wise_tables, short, source
 from neuroshard.report.origin import fleet_rows, measured, model_facts, plan_facts
 from neuroshard.report.page import render
 from neuroshard.report.placement import device_columns, evaluated_columns, shard_columns, table_columns
@@ -71,7 +71,7 @@ def report(
         "costed": plan.cost_ms is not None,
         "predicted": plan.predicted is not None,
         "priced": prices is not None,
-        "by_rows": bool(tables_by_rows(plan)),
+        "row_wise": bool(row_wise_tables(plan)),
         "smaller": 0 if smaller is None else sum(smaller["count"]),
         "change": None if changed is None else _change_told(changed),
         "trained": trained is not None,

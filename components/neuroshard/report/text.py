@@ -8,7 +8,7 @@ from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
 from neuroshard.core.text import bar, counted, spanned, wrapped
 from neuroshard.core.units import format_bytes
-from neuroshard.report.numbers import against, cut_tables, source, tables_by_rows
+from neuroshard.report.numbers import against, cut_tables, row_wise_tables, source
 
 DEVICES_SHOWN, BY_ROWS_SHOWN = 32, 8
 BAR, MEMORY_BAR = 44, 12
@@ -21,7 +21,7 @@ def plan_text(plan: Plan) -> str:
     """
     lines = wrapped(f"less certain: {plan.provenance.instead}") if plan.provenance.instead else []
     lines += wrapped(f"plan {plan.digest()[:12]}: {_size(plan)}")
-    lines += [*_cost_lines(plan), "", *_device_lines(plan), *_bar_lines(plan), "", *_by_rows_lines(plan)]
+    lines += [*_cost_lines(plan), "", *_device_lines(plan), *_bar_lines(plan), "", *_row_wise_lines(plan)]
     lines += wrapped(_origin(plan))
     for note in plan.provenance.notes:
         lines += wrapped(f"note: {note}")
@@ -58,7 +58,7 @@ def _bound_lines(plan: Plan) -> list[str]:
 def _device_lines(plan: Plan) -> list[str]:
     lines = [
         "device shards    compute  fwd exch.  bwd exch.      total  memory",
-        "              (predicted ms; the forward exchange includes waiting)",
+        "              (predicted ms; the forward all-to-all includes waiting)",
     ]
     shards = plan.shards_by_device()
     memory = zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True)
@@ -67,7 +67,8 @@ def _device_lines(plan: Plan) -> list[str]:
         used, limit = used_and_limit[device]
         if plan.predicted:
             cost = plan.predicted[device]
-            costs = f"{cost.compute_ms:10.3f} {cost.forward_comm_ms:10.3f} {cost.backward_comm_ms:10.3f} {cost.total_ms:10.3f}"
+            parts = cost.compute_ms, cost.forward_collective_ms, cost.backward_collective_ms, cost.total_ms
+            costs = " ".join(f"{ms:10.3f}" for ms in parts)
         else:
             costs = f"{'-':>10} {'-':>10} {'-':>10} {'-':>10}"
         share = f"{format_bytes(used)} of {format_bytes(limit)}"
@@ -94,12 +95,12 @@ def _bar_lines(plan: Plan) -> list[str]:
     """The same as bars: the slowest device fills the first, a device's memory the second."""
     if not plan.predicted:
         return []
-    lines = ["", f"{'device':>6}  {'predicted ms: █ compute ▓ forward ░ backward exchange':<{BAR + 10}} memory used"]
+    lines = ["", f"{'device':>6}  {'predicted ms: █ compute ▓ forward ░ backward all_to_all':<{BAR + 10}} memory used"]
     memory = list(zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True))
     slowest = max(cost.total_ms for cost in plan.predicted)
     for device in devices_shown(plan):
         cost, (used, limit) = plan.predicted[device], memory[device]
-        parts = (cost.compute_ms, cost.forward_comm_ms, cost.backward_comm_ms)
+        parts = (cost.compute_ms, cost.forward_collective_ms, cost.backward_collective_ms)
         lines.append(
             f"{device:>6}  {bar(parts, slowest, BAR)} {cost.total_ms:8.3f}  "
             f"{bar([used], limit, MEMORY_BAR)} {used / limit:>4.0%}"
@@ -107,9 +108,9 @@ def _bar_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def _by_rows_lines(plan: Plan) -> list[str]:
-    """Which tables are split by rows, over how many devices, and what the first of them has."""
-    found = tables_by_rows(plan)
+def _row_wise_lines(plan: Plan) -> list[str]:
+    """Which tables are split row-wise, over how many devices, and what the first of them has."""
+    found = row_wise_tables(plan)
     dims = {table.name: table.dim for table in plan.task.tables}
     lines = []
     for name, shards in list(found.items())[:BY_ROWS_SHOWN]:
@@ -117,10 +118,10 @@ def _by_rows_lines(plan: Plan) -> list[str]:
         columns = first.dim < dims[name]
         held = f"rows {spanned(first.row_offset, first.rows)}"
         held += f", columns {spanned(first.column_offset, first.dim)}" if columns else ""
-        kind = "by rows and columns" if columns else "by rows"
+        kind = "row-wise and columns" if columns else "row-wise"
         lines += wrapped(f"{name}: {kind} over {counted(devices, 'device')} ({held} on device {first.device})")
     left = len(found) - BY_ROWS_SHOWN
-    return [*lines, f"and {counted(left, 'more table')} by rows (--json lists all)"] if left > 0 else lines
+    return [*lines, f"and {counted(left, 'more table')} row-wise (--json lists all)"] if left > 0 else lines
 
 
 def _origin(plan: Plan) -> str:
@@ -154,7 +155,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "digest": plan.digest(),
         "tables": len(plan.task.tables),
         "shards": len(plan.shards),
-        "tables_by_rows": list(tables_by_rows(plan)),
+        "row_wise_tables": list(row_wise_tables(plan)),
         "batch_size": plan.task.batch_size,
         "cost_ms": plan.cost_ms,
         "lower_bound_ms": plan.lower_bound_ms,

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from neuroshard.core.case import CommCase, ComputeCase
-from neuroshard.core.cost import CommCost, ComputeCost, Costs
+from neuroshard.core.case import CollectiveCase, ComputeCase
+from neuroshard.core.cost import CollectiveCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.label import labels, rounds_of
 from neuroshard.costmodel.bundle import TrainedCostModel
@@ -15,14 +15,14 @@ from neuroshard.report.numbers import Columns, short
 
 MOST_POINTS = 1000  # of a chart and split, evenly taken: the page stays small and the cloud keeps its shape
 SPLITS = {"test_sets": "unseen sets", "test_tables": "unseen tables"}
-EXCHANGES = "unseen exchanges"
+EXCHANGES = "unseen all-to-alls"
 
 
 class Point(NamedTuple):
     """One measured time, and what the cost model says of it, in ms."""
 
     split: str
-    tables: int  # of the set; devices of the exchange
+    tables: int  # of the set; devices of the all-to-all
     measured_ms: float
     predicted_ms: float
 
@@ -41,7 +41,7 @@ def error_rows(model: TrainedCostModel) -> list[dict[str, Any]]:
 
 
 def curves(model: TrainedCostModel) -> list[dict[str, Any]]:
-    """Learning curves of the nets that have them. One net serves the exchanges of all numbers of devices, so it comes once."""
+    """Learning curves of the nets that have them. One net serves the all-to-alls of all numbers of devices, so it comes once."""
     found: dict[str, dict[str, Any]] = {}
     for net in model.report.nets:
         if net.fit.valid_errors:
@@ -59,10 +59,10 @@ def points(model: TrainedCostModel, costs: Costs) -> dict[str, Columns]:
             f"{learned.hardware.name} ({learned.backend}); give the costs that it was trained on"
         )
     charts: dict[str, list[Point]] = {"compute": list(_compute_points(model, costs.compute, bench.batch_size))}
-    charts |= {"forward exchange": [], "backward exchange": []}
-    for forward, backward in _exchange_points(replace(model, batch_size=bench.batch_size), costs.comm):
-        charts["forward exchange"].append(forward)
-        charts["backward exchange"].append(backward)
+    charts |= {"forward all-to-all": [], "backward all-to-all": []}
+    for forward, backward in _all_to_all_points(replace(model, batch_size=bench.batch_size), costs.collective):
+        charts["forward all-to-all"].append(forward)
+        charts["backward all-to-all"].append(backward)
     return {name: _columns(found, name == "compute") for name, found in charts.items() if found}
 
 
@@ -81,18 +81,18 @@ def _compute_points(
             yield Point(case.split, len(case.tables), cost.total_ms, ms)
 
 
-def _exchange_points(
-    model: TrainedCostModel, rows: Sequence[tuple[CommCase, CommCost]]
+def _all_to_all_points(
+    model: TrainedCostModel, rows: Sequence[tuple[CollectiveCase, CollectiveCost]]
 ) -> Iterator[tuple[Point, Point]]:
-    """Forward and backward of the device that took longest, of every exchange that the nets never saw."""
+    """Forward and backward of the device that took longest, of every all-to-all that the nets never saw."""
     for case, cost in labels(rounds_of(rows)):
         known = len(case.device_dims) in model.manifest.device_counts
         if not known or case.split not in SPLITS or cost.forward_ms is None or cost.backward_ms is None:
             continue
         dims, delays = np.array(case.device_dims, dtype=np.float64), np.array(case.start_delays_ms)
         ways = (
-            (cost.forward_ms, model.forward_comm_ms(dims, delays)),
-            (cost.backward_ms, model.backward_comm_ms(dims)),
+            (cost.forward_ms, model.forward_collective_ms(dims, delays)),
+            (cost.backward_ms, model.backward_collective_ms(dims)),
         )
         forward, backward = (Point(case.split, len(dims), max(told), float(said.max())) for told, said in ways)
         yield forward, backward

@@ -22,7 +22,7 @@ from neuroshard.search.watch import Watch
 ROUNDS = 40  # of shaking and descending again, where no time budget says otherwise
 ROUNDS_AT_MOST = 10**6  # where one does
 NEAR = 0.05  # share by which a plan may cost more than what was found, and be worth improving
-BEGIN_SHARE = 0.3  # of a time budget, until rows are tried too, where tables may be split by rows
+BEGIN_SHARE = 0.3  # of a time budget, until rows are tried too, where tables may be split row-wise
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ Search = Callable[[Problem, Effort, np.random.Generator, Watch], Placement]  # r
 
 
 def neuroshard(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Watch) -> Placement:
-    """The best plan by columns, and where tables may be split by rows, the best with some of them so, if it is worth it."""
+    """The best plan column-wise, and where tables may be split row-wise, the best with some of them so, if it is worth it."""
     rows = len(problem.row_blocks.items) > 0
     total, unit = watch.amount((1 + rows) * effort.rounds)
     with progress("search", total=total, unit=unit) as bar:
@@ -60,7 +60,7 @@ def at_least(
     best = int(costs.argmin())
     if best == 0 and (not others or not len(problem.row_blocks.items)):
         return found
-    # where rows may be split, also what a search by columns would have gone on from: so permission costs nothing
+    # where rows may be split, also what a search column-wise would have gone on from: so permission costs nothing
     other = int(costs[1:].argmin())
     improved = improve([State(problem, problem.widths(others[other]))], 0, rng, watch)[0]
     cheapest, cost = (found, *others)[best], costs[best]
@@ -87,11 +87,11 @@ def paper(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Wat
         found = beam_search(problem, effort.width, watch).placement
     if not found.fits:
         raise Infeasible(
-            f"paper, which gives a device at most 1.5 x the mean columns, found no plan: {misfit(problem, found)}; "
+            f"neuroshard-2023, which gives a device at most 1.5 x the mean columns, found no plan: {misfit(problem, found)}; "
             "neuroshard splits until tables fit: try it"
         )
     return found
 
 
-SEARCHES: dict[str, Search] = {"neuroshard": neuroshard, "paper": paper}
+SEARCHES: dict[str, Search] = {"local-search": neuroshard, "neuroshard-2023": paper}
 ALGORITHMS = (*SEARCHES, *KEYS)

@@ -42,7 +42,7 @@ def near(found: Sequence[State]) -> list[State]:
 
 
 def _same(one: State, other: State) -> bool:
-    return np.array_equal(one.problem.by_rows, other.problem.by_rows) and np.array_equal(one.widths, other.widths)
+    return np.array_equal(one.problem.row_wise, other.problem.row_wise) and np.array_equal(one.widths, other.widths)
 
 
 def trusted(
@@ -108,18 +108,18 @@ class _Doubts:
     ready: Floats
     spread: Floats
     idle_ready: float  # ms at which the last device is ready that holds nothing
-    ahead: float  # ms of the forward exchange
+    ahead: float  # ms of the forward all-to-all
 
     @classmethod
     def of(cls, state: State) -> "_Doubts":
         problem, model = state.problem, state.problem.model
-        # of their compute: one device exchanges nothing
+        # of their compute: one device alone needs no all-to-all
         alone = model.spread_ms(state.sums[:, None], state.dims[:, None])[:, 0]
         spread = np.minimum(alone, MOST_OFF * state.compute)
         busy = state.dims > 0
         ready = state.ready
         if isinstance(model, TrainedCostModel):
-            ready = ready + FEW * spread / np.maximum(np.count_nonzero(state.widths, axis=0) + len(problem.by_rows), 1)
+            ready = ready + FEW * spread / np.maximum(np.count_nonzero(state.widths, axis=0) + len(problem.row_wise), 1)
         surely = np.where(busy, ready - FAR * spread, 0.0).max()
         devices = np.flatnonzero(busy & (ready + FAR * spread >= surely))
 
@@ -128,13 +128,13 @@ class _Doubts:
         slope = np.maximum(model.compute_slope(state.sums[devices]), 0.0)
         ms = np.einsum("sk,sk->s", problem.vectors[shards], slope[on])
         parts = shards
-        if len(by_rows := problem.by_rows):
-            blocks = problem.row_blocks.vectors[problem.row_blocks.places(by_rows)]  # (P, 2, K)
+        if len(row_wise := problem.row_wise):
+            blocks = problem.row_blocks.vectors[problem.row_blocks.places(row_wise)]  # (P, 2, K)
             is_last = (devices == problem.devices - 1).astype(np.int64)
             in_blocks = np.einsum("prk,rk->pr", blocks[:, is_last], slope)
-            every = np.repeat(np.arange(len(devices)), len(by_rows))
-            items, on = np.concatenate([items, np.tile(by_rows, len(devices))]), np.concatenate([on, every])
-            parts = np.concatenate([parts, np.tile(len(problem.item) + by_rows, len(devices))])
+            every = np.repeat(np.arange(len(devices)), len(row_wise))
+            items, on = np.concatenate([items, np.tile(row_wise, len(devices))]), np.concatenate([on, every])
+            parts = np.concatenate([parts, np.tile(len(problem.item) + row_wise, len(devices))])
             ms = np.concatenate([ms, in_blocks.T.ravel()])
 
         order = np.argsort(on, kind="stable")

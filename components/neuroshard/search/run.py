@@ -2,8 +2,8 @@
 
     neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json
 
-`neuroshard` starts from many greedy placements and improves them until its effort or time is spent; `paper` is the beam search
-of the NeuroShard paper (MLSys 2023, arXiv 2305.01868) as published; the rest are heuristics that need no cost model.
+`local-search` starts from many greedy placements and improves them until its effort or time is spent; `neuroshard-2023` is the
+beam search of the NeuroShard paper (MLSys 2023, arXiv 2305.01868) as published; the rest are heuristics that need no cost model.
 """
 
 import math
@@ -41,7 +41,7 @@ def search(
     task: ShardingTask,
     cost_model: CostModel,
     *,
-    algorithm: str = "neuroshard",
+    algorithm: str = "local-search",
     seed: int = 0,
     rounds: int | None = None,
     time_budget_s: float | None = None,
@@ -64,7 +64,7 @@ def search(
     comes to an end, with the best so far.
 
     Raises UsageError for what is not an algorithm or no effort, Infeasible where no plan fits or none is found, and what the
-    cost model raises where it knows no exchange between so many devices.
+    cost model raises where it knows no all-to-all between so many devices.
     """
     if algorithm not in ALGORITHMS:
         raise UsageError(f"unknown algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
@@ -75,8 +75,8 @@ def search(
     if rounds is not None and rounds < 0:
         raise UsageError(f"rounds must be at least 0, not {rounds}")
     width.check()
-    if previous is not None and algorithm != "neuroshard":
-        raise UsageError(f"{algorithm} places all tables anew; only neuroshard starts from a plan")
+    if previous is not None and algorithm != "local-search":
+        raise UsageError(f"{algorithm} places all tables anew; only local-search starts from a plan")
     if move_budget_bytes is not None and previous is None:
         raise UsageError("a move budget is for a search that starts from a plan; give it with --from")
     watch = Watch(time_budget_s, on_improvement, stop)
@@ -87,8 +87,8 @@ def search(
             raise UsageError(
                 "given costs are of whole tables: they do not tell what some of the rows cost; search without --row-wise"
             )
-        if algorithm != "neuroshard":
-            notes = (*notes, f"{algorithm} splits tables by columns only, not by rows")
+        if algorithm != "local-search":
+            notes = (*notes, f"{algorithm} splits tables column-wise only, not row-wise")
 
     if previous is not None:
         problem.held = Held(problem, previous, move_budget_bytes)
@@ -101,7 +101,7 @@ def search(
         effort = Effort(rounds, width)
         found = SEARCHES[algorithm](problem, effort, rng, watch)
         heuristics = baselines(problem, seed)
-        if algorithm == "neuroshard" and move_budget_bytes is None:
+        if algorithm == "local-search" and move_budget_bytes is None:
             found = at_least(
                 problem, found, [one for one in heuristics.values() if isinstance(one, Placement)], rng, watch
             )
@@ -109,7 +109,12 @@ def search(
     else:
         found = baseline(problem, algorithm, rng)
     state = State.of(problem, found)
-    if algorithm == "neuroshard" and previous is None and not len(problem.row_blocks.items) and prices_rows(cost_model):
+    if (
+        algorithm == "local-search"
+        and previous is None
+        and not len(problem.row_blocks.items)
+        and prices_rows(cost_model)
+    ):
         notes = (*notes, *worth_allowing(problem, state))
     if watch.stopped:
         notes = (*notes, "the search was stopped by hand: more of it might have found a better plan")
@@ -117,8 +122,8 @@ def search(
         neuroshard_version=__version__,
         algorithm=algorithm,
         seed=seed,
-        rounds=rounds if algorithm == "neuroshard" and time_budget_s is None else None,
-        time_budget_s=time_budget_s if algorithm == "neuroshard" else None,
+        rounds=rounds if algorithm == "local-search" and time_budget_s is None else None,
+        time_budget_s=time_budget_s if algorithm == "local-search" else None,
         cost_model=cost_model.name,
         cost_model_backend=cost_model.backend,
         cost_model_device=cost_model.device_name,
@@ -138,7 +143,7 @@ def run(
     devices: int,
     memory_bytes: tuple[int, ...],
     batch_size: int | None = None,
-    algorithm: str = "neuroshard",
+    algorithm: str = "local-search",
     seed: int = 0,
     rounds: int | None = None,
     time_budget_s: float | None = None,

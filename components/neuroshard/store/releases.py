@@ -10,8 +10,8 @@ from typing import NamedTuple
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import HARDWARE, MODEL_NAME, Refusal, Release
-from neuroshard.store.line import MAX_RELEASE_BYTES, Files, Line, Live, read_artifact, read_past, read_pointer
 from neuroshard.store.protocol import Store
+from neuroshard.store.track import MAX_RELEASE_BYTES, Files, Line, Live, read_artifact, read_past, read_pointer
 
 
 class Published(NamedTuple):

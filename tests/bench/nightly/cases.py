@@ -46,8 +46,8 @@ def more_devices(place: Place) -> list[Night]:
     return [first, place.night(), place.night()]
 
 
-def few_exchanges(place: Place) -> list[Night]:
-    return [place.night(comm_cases=20), place.night(comm_cases=20)]
+def few_all_to_alls(place: Place) -> list[Night]:
+    return [place.night(collective_cases=20), place.night(collective_cases=20)]
 
 
 def no_budget(place: Place) -> list[Night]:
@@ -171,7 +171,7 @@ def killed(place: Place) -> list[Night]:
 
 CASES: dict[str, Case] = {
     "4 devices, then 8": more_devices,
-    "20 exchanges asked for": few_exchanges,
+    "20 all-to-alls asked for": few_all_to_alls,
     "a budget that buys nothing, then 5 min": no_budget,
     "two tables, refused; then six": two_tables,
     "batches of 512 and 1,024 in turns": batch_sizes,

@@ -141,7 +141,7 @@ def _cases(tables: Sequence[Table], count: int, seed: int, **more: float) -> lis
     drawn = augment(
         tables,
         compute_cases=round(count / 0.8) + 8,
-        comm_cases=0,
+        collective_cases=0,
         devices=(4, 8, 16),
         memory_bytes=MEMORY_BYTES,
         max_tables=MOST_IN_A_CASE,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from neuroshard.core.case import CommCase, ComputeCase
+from neuroshard.core.case import CollectiveCase, ComputeCase
 
 EPOCHS = 1000
 BATCH = 512
@@ -87,13 +87,13 @@ def padded(
     return [(features - like[0]) / like[1] * there[..., None], there], like
 
 
-def exchange_net(devices: int) -> nn.Module:
+def all_to_all_net(devices: int) -> nn.Module:
     widths = (2 * devices, 128, 64, 32, 16)
     layers = [part for into, out in pairwise(widths) for part in (nn.Linear(into, out), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(16, devices))
 
 
-def exchange_inputs(cases: Sequence[CommCase]) -> list[Tensor]:
+def all_to_all_inputs(cases: Sequence[CollectiveCase]) -> list[Tensor]:
     """Dims and delays of every device, as they are numbered, in units of a thousand columns and 10 ms."""
     rows = [[*(d / 1000 for d in c.device_dims), *(ms / 10 for ms in c.start_delays_ms)] for c in cases]
     return [torch.tensor(rows, dtype=torch.float32)]

@@ -1,7 +1,7 @@
 """Plans measured again on this CPU: cost nets from what this CPU measured, plans by several methods, and the device sets of all
 plans of a task run as `neuroshard evaluate` runs those of one, in turns.
 
-Only compute is compared: exchanges between more processes than cores say more of the machine than of a plan.
+Only compute is compared: all-to-alls between more processes than cores say more of the machine than of a plan.
 """
 
 from collections.abc import Mapping
@@ -45,14 +45,14 @@ def drawn(count: int, seed: int, folder: Path) -> tuple[Table, ...]:
     )
 
 
-def cost_nets(folder: Path, out: Path, compute_cases: int, comm_cases: int, budget_s: float) -> TrainedCostModel:
+def cost_nets(folder: Path, out: Path, compute_cases: int, collective_cases: int, budget_s: float) -> TrainedCostModel:
     """Of this CPU, measured for so long at most."""
     write_tables(out / "tables.json", drawn(200, 0, folder))
     augment(
         out / "tables.json",
         out / "cases",
         compute_cases=compute_cases,
-        comm_cases=comm_cases,
+        collective_cases=collective_cases,
         devices=(DEVICES,),
         memory_bytes=2 * 2**30,
         max_dim=max(DIMS),
@@ -71,7 +71,7 @@ def plans(model: TrainedCostModel, seed: int, folder: Path) -> dict[str, Plan]:
     task = ShardingTask(tables=tables, device_memory_bytes=(memory,) * DEVICES, batch_size=BATCH_SIZE)
     ours = search(task, model)
     costs = {b.algorithm: b.cost_ms for b in ours.baselines if b.cost_ms is not None}
-    found = {"neuroshard": ours, "paper": search(task, model, algorithm="paper")}
+    found = {"local-search": ours, "neuroshard-2023": search(task, model, algorithm="neuroshard-2023")}
     if costs:
         found["best heuristic"] = search(task, model, algorithm=min(costs, key=lambda name: costs[name]))
     return found
@@ -89,10 +89,10 @@ def compute_ms(found: Mapping[str, Plan], model: TrainedCostModel) -> dict[str, 
     }
     steps = [case for of_plan in cases.values() for case in of_plan]
     tables = next(iter(found.values())).task.tables
-    drawn = Cases(tables=tables, compute=tuple(dict.fromkeys(steps)), comm=(), max_dim=max(DIMS), seed=0)
+    drawn = Cases(tables=tables, compute=tuple(dict.fromkeys(steps)), collective=(), max_dim=max(DIMS), seed=0)
     opened = cpu(drawn, Settings(batch_size=BATCH_SIZE), model.manifest.bench)
     try:
-        rounds = [opened.compute_abreast([(case, round_) for case in steps]) for round_ in range(ROUNDS)]
+        rounds = [opened.compute_concurrency([(case, round_) for case in steps]) for round_ in range(ROUNDS)]
     finally:
         opened.close()
     taken = {case.case_id: median(costs[place].total_ms for costs in rounds) for place, case in enumerate(steps)}

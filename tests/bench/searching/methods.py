@@ -59,7 +59,7 @@ def one_at_a_time(task: ShardingTask, model: TrainedCostModel) -> Found:
 
 
 def rows_too(task: ShardingTask, model: CostModel, budget_s: float | None = None) -> Found:
-    """Ours where it may split all tables by rows."""
+    """Ours where it may split all tables row-wise."""
     allowed = task.constraints.model_copy(update={"row_wise": True})
     return ours(task.model_copy(update={"constraints": allowed}), model, budget_s)
 
@@ -77,10 +77,10 @@ def torchrec(task: ShardingTask, model: CostModel, all_types: bool = False) -> F
 
 
 METHODS: dict[str, Callable[..., Found]] = {
-    "neuroshard": ours,
-    "neuroshard, rows too": rows_too,
-    "paper": by_name("paper"),
-    "paper, one at a time": one_at_a_time,
+    "local-search": ours,
+    "local-search, row-wise too": rows_too,
+    "neuroshard-2023": by_name("neuroshard-2023"),
+    "neuroshard-2023, one at a time": one_at_a_time,
     **{name: by_name(name) for name in KEYS},
     "torchrec": torchrec,
     "torchrec, all types": lambda task, model: torchrec(task, model, all_types=True),
@@ -88,7 +88,7 @@ METHODS: dict[str, Callable[..., Found]] = {
 
 
 LIBRARIES = {
-    "paper, one at a time": "bench.searching.peers_paper",
+    "neuroshard-2023, one at a time": "bench.searching.peers_paper",
     "torchrec": "bench.searching.peers_torchrec",
     "torchrec, all types": "bench.searching.peers_torchrec",
 }

@@ -24,7 +24,7 @@ def trained(
     folder: Path,
     *,
     compute_cases: int,
-    comm_cases: int,
+    collective_cases: int,
     batch_size: int,
     max_dim: int = 128,
 ) -> Path:
@@ -40,7 +40,7 @@ def trained(
         [t.digest() for t in tables],
         list(devices),
         compute_cases,
-        comm_cases,
+        collective_cases,
         max_dim,
         code_digest("augment/*.py"),
     ]
@@ -51,7 +51,7 @@ def trained(
             drawn / "tables.json",
             drawn / "cases",
             compute_cases=compute_cases,
-            comm_cases=comm_cases,
+            collective_cases=collective_cases,
             devices=tuple(devices),
             memory_bytes=80 * 2**30,
             max_dim=max_dim,

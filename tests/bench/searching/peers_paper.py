@@ -119,7 +119,7 @@ class Predictor:
 
     @torch.inference_mode()
     def slowest_ms(self, compute_ms: Sequence[float], dims: Sequence[float]) -> float:
-        """Compute, backward exchange, then the forward exchange, which waits for the last to be ready."""
+        """Compute, backward all-to-all, then the forward all-to-all, which waits for the last to be ready."""
         if len(dims) == 1:
             return compute_ms[0]
         columns = torch.tensor(dims, dtype=torch.float64)

@@ -1,7 +1,7 @@
 """A printed production plan under its own printed costs: first its figures are reproduced, then it is searched anew.
 
 The file says of each table what TorchRec's planner thought it costs and stores, and on which of 96 ranks it lay. Half a shard
-costs and stores half. Two sequence tables are split by rows over all ranks: what they cost and store a rank is fixed.
+costs and stores half. Two sequence tables are split row-wise over all ranks: what they cost and store a rank is fixed.
 """
 
 import json

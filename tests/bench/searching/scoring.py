@@ -42,7 +42,7 @@ def fault(task: ShardingTask, rows: Iterable[Row]) -> str | None:
         elif dim == whole.dim:
             blocks[table] += count
         else:
-            return f"table {whole.name!r} is cut by rows and by columns"
+            return f"table {whole.name!r} is cut row-wise and column-wise"
         used[device] += whole.shard_bytes(count, dim)
     for table, wide, high in zip(task.tables, columns, blocks, strict=True):
         if (wide, high) not in ((table.dim, 0), (0, table.rows)):

@@ -7,7 +7,7 @@ from statistics import mean, median
 from bench.searching.methods import Figures
 from neuroshard.core.units import format_bytes
 
-OURS, ROWS_TOO, PUBLISHED = "neuroshard", "neuroshard, rows too", "paper"
+OURS, ROWS_TOO, PUBLISHED = "local-search", "local-search, row-wise too", "neuroshard-2023"
 ALL_TYPES = "torchrec, all types"
 APART = (
     ROWS_TOO,
@@ -81,7 +81,7 @@ def average(values: Sequence[float]) -> float:
 
 
 def cost_verdicts(answers: Sequence[Figures], devices: int, ours: str = OURS) -> list[str]:
-    """The targets of a cost comparison, for ours by columns or with rows too."""
+    """The targets of a cost comparison, for ours column-wise or with rows too."""
     nets_target = {4: 0.025, 8: 0.07, 16: 0.10}[devices]
     truth_target = {4: 0.02, 8: 0.045, 16: math.nan}[devices]
     nets, truth = (ratios(answers, ours, PUBLISHED, cost) for cost in ("nets_ms", "truth_ms"))
@@ -112,7 +112,7 @@ def cost_verdicts(answers: Sequence[Figures], devices: int, ours: str = OURS) ->
     ]
     peers = {"TorchRec's planner": ("torchrec",), "the best heuristic": HEURISTICS}
     if ours == ROWS_TOO:
-        peers = {"TorchRec's planner with all types": (ALL_TYPES,), "neuroshard by columns": (OURS,)} | peers
+        peers = {"TorchRec's planner with all types": (ALL_TYPES,), "neuroshard column-wise": (OURS,)} | peers
     for name, of_task in peers.items():
         for cost in ("nets_ms", "truth_ms"):
             beside = [

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 
 from neuroshard.core.table import Table
+from neuroshard.costmodel.all_to_all_net import AllToAllNet, by_devices, latencies
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import steps
-from neuroshard.costmodel.exchange_net import ExchangeNet, by_devices, latencies
 from neuroshard.costmodel.features import ROW_COLUMN, TOUCHED_COLUMN, table_features
 
 
@@ -21,7 +21,7 @@ class TorchNets:
         self.skip, self.rates = _tensor(net.skip), None if net.rates is None else _tensor(net.rates)
         if devices > 1:
             self.forward_net, self.backward_net = (
-                Exchange(net, devices, 4.0 * self.batch_size)
+                AllToAll(net, devices, 4.0 * self.batch_size)
                 for net in (model.nets.forward, model.nets.backward)
                 if net is not None
             )
@@ -52,10 +52,10 @@ class TorchNets:
         return self.backward_net(dims)
 
 
-class Exchange:
+class AllToAll:
     """The transfer of one number of devices, from their dims."""
 
-    def __init__(self, net: ExchangeNet, devices: int, column_bytes: float) -> None:
+    def __init__(self, net: AllToAllNet, devices: int, column_bytes: float) -> None:
         by = by_devices(devices)
         self.devices, self.unit = devices, column_bytes / net.unit_bytes
         self.weight, self.skip = _tensor(np.tensordot(by, net.weight, 1)), _tensor(by @ net.skip)

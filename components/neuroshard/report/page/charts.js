@@ -75,7 +75,7 @@ function barsSpec(bars, bound) {
 }
 
 function devicesSpec(devices, bound) {
-  const titles = { compute: "compute", forward: "forward exchange", backward: "backward exchange" };
+  const titles = { compute: "compute", forward: "forward all-to-all", backward: "backward all-to-all" };
   const names = Object.keys(titles);
   const parts = devices.flatMap((row) => names.map((name, order) => ({ ...row, part: titles[name], order, ms: row[name] })));
   const told = [{ field: "device" }, { field: "part" }, { field: "ms", title: "predicted ms", format: ".3f" },

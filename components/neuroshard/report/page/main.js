@@ -45,8 +45,8 @@ const drawDevices = list("list-devices", [
   { title: "shards", of: (row) => row.shards, text: (row) => whole.format(row.shards), number: true, first: "descending" },
   ...(DATA.devices.compute ? [
     { title: "compute ms", of: (row) => row.compute, text: (row) => ms(row.compute), number: true, first: "descending" },
-    { title: "forward exchange ms", of: (row) => row.forward, text: (row) => ms(row.forward), number: true, first: "descending" },
-    { title: "backward exchange ms", of: (row) => row.backward, text: (row) => ms(row.backward), number: true, first: "descending" },
+    { title: "forward all-to-all ms", of: (row) => row.forward, text: (row) => ms(row.forward), number: true, first: "descending" },
+    { title: "backward all-to-all ms", of: (row) => row.backward, text: (row) => ms(row.backward), number: true, first: "descending" },
   ] : []),
   ...(DATA.devices.total ? [{ title: "total ms, predicted", of: (row) => row.total, text: (row) => ms(row.total), number: true, first: "descending" }] : []),
   ...(DATA.devices.live ? [{ title: "live plan ms, predicted", of: (row) => row.live, text: (row) => ms(row.live), number: true, first: "descending" }] : []),
@@ -61,7 +61,7 @@ const drawTables = list("list-tables", [
   { title: "pooling factor", of: (row) => row.pooling, text: (row) => upTo2.format(row.pooling), number: true, first: "descending" },
   { title: "memory", of: (row) => row.bytes, text: (row) => bytes(row.bytes), number: true, first: "descending" },
   ...(priced ? [{ title: "adds ms, predicted", of: (row) => row.adds, text: (row) => ms(row.adds), number: true, first: "descending" }] : []),
-  { title: "shards", of: (row) => row.count, text: (row) => whole.format(row.count) + (row.byRows ? " by rows" : ""), number: true, first: "descending" },
+  { title: "shards", of: (row) => row.count, text: (row) => whole.format(row.count) + (row.byRows ? " row-wise" : ""), number: true, first: "descending" },
   { title: "devices", of: (row) => row.devices[0][0], text: someDevices },
 ], { sort: priced ? 5 : 4, rows: matching, hover: tableCard });
 
@@ -78,7 +78,7 @@ function tableCard(table) {
   const card = document.createDocumentFragment();
   card.append(element("b", table.name));
   card.append(element("div", `${whole.format(table.rows)} rows × ${table.dim} columns of ${table.element} bytes, pooling factor ${upTo2.format(table.pooling)}`, "quiet"));
-  if (table.byRows) card.append(element("div", `by rows over ${table.onDevices} devices`, "quiet"));
+  if (table.byRows) card.append(element("div", `row-wise over ${table.onDevices} devices`, "quiet"));
   const rows = element("table");
   const shown = table.shards.slice(0, 12);
   const wide = shown.every((row) => row.dim === table.dim);

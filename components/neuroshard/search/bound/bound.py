@@ -10,8 +10,8 @@ Where a compute cost is not convex, one stands for it that is, and is not above 
 Parts are left out that no device has memory for, and those that by themselves take longer than some cost: no plan of that cost
 has any of them. If what is left cannot be had for that cost, there is no such plan. The highest such cost is the bound.
 
-A table that may be split by rows has one choice more: its blocks on all devices. Their columns, more than those of the table
-whole, add to the exchanges what a tangent of these says, which is below them.
+A table that may be split row-wise has one choice more: its blocks on all devices. Their columns, more than those of the table
+whole, add to the all-to-alls what a tangent of these says, which is below them.
 """
 
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ NARROWED = 2  # times that what devices can hold is told from a bound, and a bou
 CASES_OF = 2**19  # shards, of all cases that are told apart
 LEAST_GAIN = 1e-4  # share by which a bound must be better to count as better
 ASSUMPTIONS = (
-    "the cost model's compute cost {bends}, its exchanges are convex in the columns of all devices "
+    "the cost model's compute cost {bends}, its all-to-alls are convex in the columns of all devices "
     "and the same however these are numbered, and waiting is added by rule",
     "columns are cut in steps of 4, rows are not cut; of memory, what a shard needs and what all devices have is looked at",
 )
 ASSUMPTIONS_BY_ROWS = (
-    "the cost model's compute cost {bends}, its exchanges are convex in the columns of all "
+    "the cost model's compute cost {bends}, its all-to-alls are convex in the columns of all "
     "devices, fall with none of them, are the same however the devices are numbered, and waiting is added by rule",
     "columns are cut in steps of 4, rows into a block a device and only of tables for which that is allowed; of memory, only "
     "what a single shard needs is looked at",
@@ -85,14 +85,14 @@ class _Proof:
         self.levels = row_levels(problem, *self._tangent(self.below))
 
     def bound_ms(self, cost_ms: float) -> float:
-        """The bound, where there is a plan of `cost_ms`: the least of all cases of which tables are by rows."""
+        """The bound, where there is a plan of `cost_ms`: the least of all cases of which tables are row-wise."""
         low, best = self._of(self.all, 0.0, cost_ms), cost_ms
         rows = len(self.cases.order)
         told_apart = min(rows, CASES_OF // len(self.problem.item))
         for count in range(told_apart):
             if best <= low * (1 + LEAST_GAIN):
                 return low
-            if count and self._none_of(self._case(count), best):  # no better one has as many by rows
+            if count and self._none_of(self._case(count), best):  # no better one has as many row-wise
                 return best
             best = self._of(self._case(count, next_not=True), low, best)
         return self._of(self._case(told_apart), low, best) if told_apart else low
@@ -129,7 +129,7 @@ class _Proof:
         possible = case.possible(cost_ms)
         if possible is None:
             return np.inf
-        shards, by_rows = possible
+        shards, row_wise = possible
         point, best, slope, vain = self.start, 0.0, np.full_like(self.start, np.nan), 0
         for step in range(TANGENTS):
             before, slope = slope, np.maximum(model.compute_slope(point), 0.0)
@@ -141,8 +141,8 @@ class _Proof:
                 intercept = float(model.compute_ms(point)) - float(slope @ point)
                 if not len(case.sure):
                     bound = _over_devices(intercept, cuts.total, case)
-                if len(by_rows):
-                    cheapest, sums = case.cheaper_by_rows(cuts, slope, by_rows)
+                if len(row_wise):
+                    cheapest, sums = case.cheaper_row_wise(cuts, slope, row_wise)
                     bound = min(bound, intercept + cheapest / devices + case.back + case.ahead)
                 if bound == np.inf:
                     return np.inf

@@ -1,8 +1,8 @@
-"""Cases of which tables are by rows that together are all plans, and what each device holds beforehand in them: for the bound.
+"""Cases of which tables are row-wise that together are all plans, and what each device holds beforehand in them: for the bound.
 
-Tables that may be split by rows are taken heaviest first, by what their narrowest part takes. In every plan so many of them are
-by rows, and the next one is not. Then every device holds their blocks, and every part of the others lies beside these:
-the more tables are by rows, the less there is room for beside them.
+Tables that may be split row-wise are taken heaviest first, by what their narrowest part takes. In every plan so many of them are
+row-wise, and the next one is not. Then every device holds their blocks, and every part of the others lies beside these:
+the more tables are row-wise, the less there is room for beside them.
 """
 
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from neuroshard.search.bound.cuts import Cuts
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import transfers
 
-BEYOND_MEAN = 1.1  # columns of a device, up to which its exchanges are told
+BEYOND_MEAN = 1.1  # columns of a device, up to which its all-to-alls are told
 
 
 @dataclass(frozen=True)
 class Case:
-    """Plans in which some items are by rows for `sure`, and one may be by columns for sure.
+    """Plans in which some items are row-wise for `sure`, and one may be column-wise for sure.
 
-    `alone` (S,) is what each shard takes at least beside the blocks of these items, compute and its own backward exchange in ms;
-    `rows_alone` (P,) likewise a block of each item that may be by rows. Infinite where there is no room, or it may not be.
+    `alone` (S,) is what each shard takes at least beside the blocks of these items, compute and backward all-to-all in ms;
+    `rows_alone` (P,) likewise a block of each item that may be row-wise. Infinite where there is no room, or it may not be.
     All devices hold so many `columns` of these blocks, and at least `beside` (K,) of each component. A device of 0, 4, 8 …
-    columns in all takes at least `exchange_ms` for its own backward exchange and the forward one together; beyond the last of
-    these no less. Without waiting the forward exchange takes `ahead`, all devices' backward exchanges `back` on average; each
-    item more by rows adds `exchange` (P,) to both, summed over all devices. `of_used` (D,) is what both take a device, on
-    average over those that hold something, where these are one, two …, and none is by rows. `blocks` (P, K) are the sums of
+    columns in all takes at least `all_to_all_ms` for its own backward all-to-all and the forward one together; beyond the last of
+    these no less. Without waiting the forward all-to-all takes `ahead`, all devices' backward all-to-alls `back` on average; each
+    item more row-wise adds `all_to_all` (P,) to both, summed over all devices. `of_used` (D,) is what both take a device, on
+    average over those that hold something, where these are one, two …, and none is row-wise. `blocks` (P, K) are the sums of
     each item's blocks.
     """
 
@@ -39,12 +39,12 @@ class Case:
     rows_alone: Floats
     columns: int
     beside: Floats
-    exchange_ms: Floats
+    all_to_all_ms: Floats
     ahead: float
     back: float
     of_used: Floats
     blocks: Floats
-    exchange: Floats
+    all_to_all: Floats
 
     @property
     def widest_part_ms(self) -> float:
@@ -59,21 +59,21 @@ class Case:
         return float(least.max()) + self.ahead
 
     def possible(self, cost_ms: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
-        """The shards (S,), and of items that may be by rows those (P,), that a plan of at most so much can have; None where there
+        """The shards (S,), and of items that may be row-wise those (P,), that such a plan can have; None where there
         is none, since it could have nothing of some item."""
         enough = (cost_ms - self.ahead) * (1 + 1e-9)
-        shards, by_rows = self.alone <= enough, self.rows_alone <= enough
+        shards, row_wise = self.alone <= enough, self.rows_alone <= enough
         some = np.logical_or.reduceat(shards[1:], self.problem.first)
-        some[self.problem.row_blocks.items[by_rows]] = True
-        return (shards, by_rows) if some.all() else None
+        some[self.problem.row_blocks.items[row_wise]] = True
+        return (shards, row_wise) if some.all() else None
 
-    def cheaper_by_rows(self, cuts: Cuts, slope: Floats, by_rows: NDArray[np.bool_]) -> tuple[float, Floats]:
-        """The total, and the sum of vectors, where each item is cut or split by rows, whichever is cheaper."""
+    def cheaper_row_wise(self, cuts: Cuts, slope: Floats, row_wise: NDArray[np.bool_]) -> tuple[float, Floats]:
+        """The total, and the sum of vectors, where each item is cut or split row-wise, whichever is cheaper."""
         problem, items = self.problem, self.problem.row_blocks.items
         item, price = problem.item[cuts.shards], np.zeros(len(problem.whole))
         np.add.at(price, item, problem.vectors[cuts.shards] @ slope * cuts.times)
         price[cuts.none] = np.inf
-        split = np.where(by_rows, self.blocks @ slope + self.exchange, np.inf)
+        split = np.where(row_wise, self.blocks @ slope + self.all_to_all, np.inf)
         better = split < price[items]
         price[items[better]] = split[better]
         kept = np.where(np.isin(item, items[better]), 0.0, cuts.times)
@@ -81,7 +81,7 @@ class Case:
 
 
 class Cases:
-    """The cases of a problem; `order` (P,) are the places of items that may be by rows, heaviest first."""
+    """The cases of a problem; `order` (P,) are the places of items that may be row-wise, heaviest first."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -94,12 +94,12 @@ class Cases:
         narrow_ms = np.where(problem.nbytes[narrow] <= problem.roomiest(), problem.alone_ms(narrow), np.inf)
         self.order: Ints = np.argsort(-narrow_ms[blocks.items], kind="stable")
         used = np.arange(1, devices + 1)
-        held = np.tri(devices)  # all that hold something alike: exchanges are convex
+        held = np.tri(devices)  # all that hold something alike: all-to-alls are convex
         both = np.add(*transfers(problem, held * (problem.mean_columns * devices / used)[:, None]))
         self.of_used: Floats = (both * held).sum(axis=1) / used
 
     def of(self, count: int, *, next_not: bool = False) -> Case:
-        """Where at least the first `count` are by rows; and, with `next_not`, the next one is not."""
+        """Where at least the first `count` are row-wise; and, with `next_not`, the next one is not."""
         problem, rows, devices = self.problem, self.problem.row_blocks, self.problem.devices
         sure = self.order[:count]
         columns = int(rows.dims[sure].sum())
@@ -121,8 +121,8 @@ class Cases:
         alone[~self.may_be | (problem.nbytes > room) | np.isin(problem.item, rows.items[sure])] = np.inf
         if next_not:
             rows_alone[self.order[count]] = np.inf
-        exchange = ((devices - 1) * self._a_column_ms(mean)) * rows.dims.astype(np.float64)
-        exchange[sure] = 0.0
+        all_to_all = ((devices - 1) * self._a_column_ms(mean)) * rows.dims.astype(np.float64)
+        all_to_all[sure] = 0.0
         return Case(
             problem=problem,
             sure=sure,
@@ -130,16 +130,16 @@ class Cases:
             rows_alone=rows_alone,
             columns=columns,
             beside=beside,
-            exchange_ms=self._exchange_ms(mean),
+            all_to_all_ms=self._all_to_all_ms(mean),
             ahead=float(forward.mean()),
             back=float(backward.mean()),
             of_used=self.of_used,
             blocks=self.blocks,
-            exchange=exchange,
+            all_to_all=all_to_all,
         )
 
-    def _exchange_ms(self, mean: float) -> Floats:
-        """Both exchanges at least of a device of 0, 4, 8 … columns, where all hold `mean` or more; none where these do not tell
+    def _all_to_all_ms(self, mean: float) -> Floats:
+        """Both all-to-alls at least of a device of 0, 4, 8 … columns, where all hold `mean` or more; none where these do not tell
         what more columns take.
 
         They take least where all others hold the same, and are convex: once they grow they do not fall again.
@@ -154,8 +154,8 @@ class Cases:
         return both if both[-1] > both[-2] else both[:0]
 
     def _a_column_ms(self, mean: float) -> float:
-        """What a column more on every device adds to both exchanges at least, where all hold so many: what the last of those
-        added, since exchanges are convex."""
+        """What a column more on every device adds to both all-to-alls at least, where all hold so many: what the last of those
+        added, since all-to-alls are convex."""
         even = np.full((2, self.problem.devices), mean)
         even[0] *= 0.99
         forward, backward = transfers(self.problem, even)
@@ -163,7 +163,7 @@ class Cases:
         return max(float(both[1] - both[0]) / (0.01 * mean) * (1 - 1e-6), 0.0)
 
     def _own_backward_ms(self, dims: Ints, mean: float) -> Floats:
-        """The least backward exchange of a device that holds at least so many columns, (…) -> (…), where all hold `mean` or more.
+        """The least backward all-to-all of a device that holds at least so many columns, (…) -> (…), where all hold `mean`.
 
         It takes least where all others hold the same; and is then convex in the device's own columns, so what it is at its least
         counts for all below that.
@@ -176,7 +176,7 @@ class Cases:
         def own_ms(columns: Floats) -> Floats:
             others = np.maximum(total - columns, 0.0) / (devices - 1)
             layout = np.concatenate([columns[:, None], np.repeat(others[:, None], devices - 1, axis=1)], axis=1)
-            backward: Floats = model.backward_comm_ms(layout)[:, 0]
+            backward: Floats = model.backward_collective_ms(layout)[:, 0]
             return backward
 
         low, high = 0.0, total

@@ -1,4 +1,4 @@
-"""The cheapest way to cut all items by columns, where each part has a price: for the bound."""
+"""The cheapest way to cut all items column-wise, where each part has a price: for the bound."""
 
 from dataclasses import dataclass
 

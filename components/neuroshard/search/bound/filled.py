@@ -1,8 +1,8 @@
 """What a plan costs at least in which some device holds a given part: for the bound.
 
 A device that holds a heavy part would be done sooner with nothing beside it; but then the others hold more columns, and all wait
-for the exchange. So of all numbers of columns that it may hold the least is taken of both together: what so many columns add to
-what it computes, were they the cheapest there are, and what the exchanges then take.
+for the all-to-all. So of all numbers of columns that it may hold the least is taken of both together: what so many columns add to
+what it computes, were they the cheapest there are, and what the all-to-alls then take.
 """
 
 from dataclasses import replace
@@ -32,24 +32,24 @@ class Filled:
             self.rates = problem.vectors @ self.head.rates
 
     def of(self, case: Case) -> Case:
-        """The case, where heavy parts take what they do with the columns beside them that are best for the exchange."""
+        """The case, where heavy parts take what they do with the columns beside them that are best for the all-to-all."""
         problem = self.problem
         whole = case.alone + case.ahead
         near = np.flatnonzero((whole > NEAR * self.cost_ms) & (whole <= self.cost_ms * (1 + 1e-9)))
         most = min(MOST, MOST_PRICED // len(problem.vectors))
         near = near[np.argsort(-whole[near], kind="stable")[:most]]
-        if not len(near) or not len(case.exchange_ms):
+        if not len(near) or not len(case.all_to_all_ms):
             return case
         alone, there = case.alone.copy(), case.beside + problem.vectors[near]
         computes, starts = problem.model.compute_ms(there), self.below.compute_ms(there)
         slopes = np.maximum(self.below.compute_slope(there), 0.0)
         for place, shard in enumerate(near.tolist()):
             first = (case.columns + int(problem.dims[shard])) // DIM_STEP
-            exchange = case.exchange_ms[first:]
-            if not len(exchange):
+            all_to_all = case.all_to_all_ms[first:]
+            if not len(all_to_all):
                 continue
-            adds = self._cheapest(case, int(problem.item[shard]), slopes[place], there[place], len(exchange))
-            least = float((np.maximum(computes[place], starts[place] + adds) + exchange[: len(adds)]).min())
+            adds = self._cheapest(case, int(problem.item[shard]), slopes[place], there[place], len(all_to_all))
+            least = float((np.maximum(computes[place], starts[place] + adds) + all_to_all[: len(adds)]).min())
             alone[shard] = max(alone[shard], least - case.ahead)
         return replace(case, alone=alone)
 

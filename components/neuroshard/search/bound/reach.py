@@ -18,9 +18,9 @@ AT_ONCE = 4096  # parts, of all dips
 class Reach:
     """Of devices that hold `possible` parts, and blocks of rows where those are looked at."""
 
-    def __init__(self, problem: Problem, possible: NDArray[np.bool_], by_rows: bool, dips: Dips) -> None:
+    def __init__(self, problem: Problem, possible: NDArray[np.bool_], row_wise: bool, dips: Dips) -> None:
         item, vectors = problem.item[possible], problem.vectors[possible]
-        if by_rows:
+        if row_wise:
             blocks = problem.row_blocks
             item = np.concatenate([item, np.repeat(blocks.items, 2)])
             vectors = np.concatenate([vectors, blocks.vectors.reshape(-1, vectors.shape[1])])

@@ -32,7 +32,7 @@ SURE = 1e-9  # share by which plans must cost more to be ruled out: sums of floa
 
 
 def row_levels(problem: Problem, slope: Floats, intercept: float) -> "RowLevels | None":
-    """None where costs do not go by rows in all, or devices are too many to be told apart.
+    """None where not all costs can be had for rows, or devices are too many to be told apart.
 
     `slope` and `intercept` are of a tangent that is below what a device computes, with what its parts ask for by their own rows.
     """
@@ -63,9 +63,9 @@ class RowLevels:
         head = model.nets.compute.mean
         self.problem, self.intercept = problem, intercept
         whole = problem.vectors[problem.whole]
-        by_rows = COUNTED_IN[head.used] == ROWS
-        thresholds = THRESHOLDS[head.used[by_rows]]
-        unsure = ((1 - steps(whole, head.used)) * (whole @ head.rates)).sum(axis=0)[by_rows]
+        row_wise = COUNTED_IN[head.used] == ROWS
+        thresholds = THRESHOLDS[head.used[row_wise]]
+        unsure = ((1 - steps(whole, head.used)) * (whole @ head.rates)).sum(axis=0)[row_wise]
         unsure[thresholds > whole[:, ROWS].sum()] = 0.0  # no device has so many rows
         chosen = np.sort(np.argsort(-unsure, kind="stable")[:levels])
         self.low: Floats = np.append(0.0, thresholds[chosen])
@@ -103,7 +103,7 @@ class RowLevels:
         fewer = self.intercept + least.total / np.arange(1, self.problem.devices) + case.of_used[:-1]
         may_be_empty = not len(case.sure) and bool(
             (fewer <= cost_ms * (1 + SURE)).any()
-        )  # none is where some are by rows
+        )  # none is where some are row-wise
         for place, counts in enumerate(self.counts):
             if not self._none_of(case, np.array(counts), possible, cost_ms, may_be_empty):
                 self.counts.insert(0, self.counts.pop(place))  # next time it is asked first
@@ -148,9 +148,9 @@ class _Relaxed:
         self.intercept, self.cost_ms = levels.intercept, cost_ms
         self.may_take, self.back = cost_ms - case.ahead, levels.problem.devices * case.back
         self.load, self.rows, self.share = levels.load[:, used], levels.rows[:, None] / levels.high[used], levels.share
-        self.by_rows = case.rows_alone <= self.may_take * (1 + SURE)
-        self.by_rows &= (levels.block_rows.min(axis=1)[:, None] < levels.high[used]).all(axis=1)
-        self.exchange, self.blocks = case.exchange, levels.problem.row_blocks.items
+        self.row_wise = case.rows_alone <= self.may_take * (1 + SURE)
+        self.row_wise &= (levels.block_rows.min(axis=1)[:, None] < levels.high[used]).all(axis=1)
+        self.all_to_all, self.blocks = case.all_to_all, levels.problem.row_blocks.items
         block_rows = levels.block_rows[..., None] / levels.high[used]
         block_share = np.broadcast_to(levels.block_share[..., None], block_rows.shape)
         self.of_blocks = np.stack([levels.block_load[..., used], block_rows, block_share])  # (3, P, 2, L)
@@ -172,8 +172,8 @@ class _Relaxed:
         of_item = np.zeros(len(self.problem.whole))
         np.add.at(of_item, item, least_price[cuts.shards] * cuts.times)
         of_item[cuts.none] = np.inf
-        split, of_split = self._by_rows(np.stack([times, self.cost_ms * of_rows, self.cost_ms * of_bytes]))
-        better = self.by_rows & (split + times[least] * self.exchange < of_item[self.blocks])
+        split, of_split = self._row_wise(np.stack([times, self.cost_ms * of_rows, self.cost_ms * of_bytes]))
+        better = self.row_wise & (split + times[least] * self.all_to_all < of_item[self.blocks])
         of_item[self.blocks[better]] = 0.0
         if not np.isfinite(of_item).all():
             return True, np.zeros_like(at)
@@ -182,7 +182,7 @@ class _Relaxed:
         amounts = self.load[parts, on], self.rows[parts, on], self.share[parts]
         held: Floats = of_split[:, better].sum(axis=1)
         held += np.stack([np.bincount(on, often * amount, len(counts)) for amount in amounts])
-        held[0, least] += float(self.exchange[better].sum())
+        held[0, least] += float(self.all_to_all[better].sum())
         held[0] /= counts
         held[1:] = self.cost_ms * (held[1:] - self.room)
         apart = float(at @ held.ravel())
@@ -190,8 +190,8 @@ class _Relaxed:
         held[0, least] += self.back / counts[least]
         return self._too_late(apart, weights, float(times[least]) * self.back), held.ravel()
 
-    def _by_rows(self, prices: Floats) -> tuple[Floats, Floats]:
-        """What each item by rows costs at least, (P,), by prices (3, L), on all devices together; and what it takes: (3, P, L).
+    def _row_wise(self, prices: Floats) -> tuple[Floats, Floats]:
+        """What each item row-wise costs at least, (P,), by prices (3, L), on all devices together; and what it takes: (3, P, L).
         The last block, which may be smaller, lies on the level where that saves most."""
         of_level = np.einsum("apbl,al->pbl", self.of_blocks, prices)
         saved = of_level[:, 0] - of_level[:, 1]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from neuroshard.search.problem.current import Held
 
 MIN_GAIN = 1e-6  # share of the slowest device's ms, below which a step is none
-# Devices that steps are tried from, before a plan counts as a local optimum: those at these places by ms, and by columns. For
+# Devices that steps are tried from, before a plan counts as a local optimum: those at these places by ms, and column-wise. For
 # where one table's narrowest part outweighs all else, no step eases the device that holds it, and columns are all there is.
 SOURCES = (range(1), range(1, 3))
 MANY = 16  # devices from which on steps are sought from several at once

@@ -53,7 +53,7 @@ class Climb:
         """At most so many rounds, in lockstep; how many it were."""
         trials, turns = [], []
         for _ in range(min(most, self.together)):
-            every = 1 if not len(self.at.problem.by_rows) else SELDOM if self.idle else 2
+            every = 1 if not len(self.at.problem.row_wise) else SELDOM if self.idle else 2
             turned = self.turn(self.at, self.stick, self.rng) if self.turn and self.tried % every == 0 else None
             self.tried += 1
             trials.append(turned or self.at.copy())

@@ -125,7 +125,7 @@ def swaps(view: View) -> Steps:
 
 
 def _levelling(view: View, offers: _Offers, give_ms: Floats) -> Ints:
-    """Of what lies on the receivers what promises most in exchange for each piece, which weighs so many ms (G, S): (G, TRIED).
+    """Of what lies on the receivers what promises most in all-to-all for each piece, which weighs so many ms (G, S): (G, TRIED).
 
     Those that would about level the two devices, and not make one of them the widest.
     """

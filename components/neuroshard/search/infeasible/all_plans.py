@@ -16,7 +16,7 @@ AT_ONCE = 4096  # priced in one batch
 
 
 def cheapest_of_all(problem: Problem) -> list[State]:
-    """The cheapest plan by columns that fits, and keeps a move budget; none where there is none, or where there are more than FEW
+    """The cheapest plan column-wise that fits, and keeps a move budget; none where there is none, or more than FEW
     or finding them takes more than TRIED."""
     items = np.flatnonzero(problem.whole)
     if not 1 < problem.devices <= DEVICES or not len(items) or problem.widest[items].max() > WIDEST:

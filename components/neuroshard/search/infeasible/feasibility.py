@@ -10,14 +10,14 @@ from neuroshard.core.errors import Infeasible
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import CostModel, Ints
-from neuroshard.search.infeasible.hints import ways_out
+from neuroshard.search.infeasible.hints import hints
 from neuroshard.search.infeasible.packing import GaveUp, pack, quick_plan
 from neuroshard.search.problem.problem import Placement, Problem, Widths
 
 # Column shards repeat the optimizer's bytes of a row, at worst 9 x the memory; so all sums of bytes stay below 2^62.
 MAX_TOTAL_BYTES = 2**58
 DEVICES_SHOWN = 8
-TRIED_BY_ROWS = 6  # tables that may be split by rows, of which every set is tried where memory is tight
+TRIED_BY_ROWS = 6  # tables that may be split row-wise, of which every set is tried where memory is tight
 
 
 def feasible(task: ShardingTask, model: CostModel) -> Problem:
@@ -31,14 +31,14 @@ def feasible(task: ShardingTask, model: CostModel) -> Problem:
         beside = f" beside {format_bytes(reserved)} reserved on each" if reserved else ""
         raise Infeasible(
             f"tables need {format_bytes(need)}, devices have {format_bytes(have)} together{beside}: "
-            f"{format_bytes(need - have)} short; {ways_out(task, model)}"
+            f"{format_bytes(need - have)} short; {hints(task, model)}"
         )
     problem = Problem(task, model)
     narrowest = problem.first + np.maximum(problem.least, -(-problem.widest // problem.places))
     lacking = problem.nbytes[narrowest] - problem.roomiest()
     lacking[problem.row_blocks.items] = 0
     if lacking.max() > 0:
-        raise Infeasible(f"{_lacking(problem, narrowest, int(lacking.argmax()))}; {ways_out(task, model)}")
+        raise Infeasible(f"{_lacking(problem, narrowest, int(lacking.argmax()))}; {hints(task, model)}")
     return problem
 
 
@@ -69,14 +69,14 @@ def misfit(problem: Problem, placement: Placement) -> str:
 
 
 def any_plan(problem: Problem) -> tuple[Problem, Widths]:
-    """Units of every item on every device that fit, in the problem or one with tables split by rows, where they may be.
+    """Units of every item on every device that fit, in the problem or one with tables split row-wise, where they may be.
 
     Raises Infeasible with the way out where nothing fits, or is found.
     """
     why, splittable = "no packing exists", len(problem.row_blocks.items)
     if splittable and (found := quick_plan(problem)):
         return found
-    for there in _all_by_rows(problem) if splittable <= TRIED_BY_ROWS else iter([problem]):
+    for there in _all_row_wise(problem) if splittable <= TRIED_BY_ROWS else iter([problem]):
         try:
             widths = pack(there)
         except GaveUp:
@@ -85,11 +85,11 @@ def any_plan(problem: Problem) -> tuple[Problem, Widths]:
             return there, widths
     if splittable > TRIED_BY_ROWS:
         why = "no packing found"
-    raise Infeasible(f"{why} of {_amount(problem)}: {ways_out(problem.task, problem.model)}")
+    raise Infeasible(f"{why} of {_amount(problem)}: {hints(problem.task, problem.model)}")
 
 
-def _all_by_rows(problem: Problem) -> Iterator[Problem]:
-    """The problem with every set of its tables by rows for which there is room, the smallest sets first."""
+def _all_row_wise(problem: Problem) -> Iterator[Problem]:
+    """The problem with every set of its tables row-wise for which there is room, the smallest sets first."""
     items = problem.row_blocks.items
     for count in range(len(items) + 1):
         for chosen in combinations(items.tolist(), count):

@@ -21,10 +21,10 @@ CLOSE = 2000  # what is told as the least is at most a share of 1 / CLOSE above 
 ONE_BY_ONE = 16  # rules and devices, of which each is tried by itself
 
 
-def ways_out(task: ShardingTask, model: CostModel) -> str:
+def hints(task: ShardingTask, model: CostModel) -> str:
     """All that was found, in one line."""
     outs = _Outs(task, model)
-    found = [*outs.memory(), *outs.more_devices(), *outs.rules(), *outs.by_rows()]
+    found = [*outs.memory(), *outs.more_devices(), *outs.rules(), *outs.row_wise()]
     return ", or ".join(found) if found else "add devices or memory"
 
 
@@ -154,19 +154,19 @@ class _Outs:
             return
         yield from self._several(ruled, "lie on other devices too", devices=None)
 
-    def by_rows(self) -> Iterator[str]:
-        """That tables may be split by rows, where they pack so and may not."""
+    def row_wise(self) -> Iterator[str]:
+        """That tables may be split row-wise, where they pack so and may not."""
         constraints = self.task.constraints
         if constraints.row_wise or constraints.max_shards is not None or not prices_rows(self.model):
             return
         task = self._task(row_wise=True)
         found = quick_plan(Problem(task, self.model)) if _sound(task) else None
-        if found is not None and len(items := found[0].by_rows.tolist()):
+        if found is not None and len(items := found[0].row_wise.tolist()):
             names = [found[0].members[item][0].name for item in items]
             tables = (
                 f"table {names[0]!r}" if len(names) == 1 else f"{counted(len(names), 'table')} ({first_few(names)})"
             )
-            yield f"let {tables} be split by rows (--row-wise)"
+            yield f"let {tables} be split row-wise (--row-wise)"
 
     def _several(self, ruled: Sequence[TableRule], what: str, **loose: object) -> Iterator[str]:
         """How many of the rules, those of the largest tables first, must be loosened at once, where that is enough."""

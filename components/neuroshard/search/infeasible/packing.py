@@ -19,8 +19,8 @@ class GaveUp(Exception):
 
 
 def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
-    """Units of every item on every device that fit, by a few greedy orders: by columns, or with as few of the largest tables by
-    rows as will do; and the problem with these tables by rows."""
+    """Units of every item on every device that fit, by a few greedy orders: column-wise, or with as few of the largest tables by
+    rows as will do; and the problem with these tables row-wise."""
     blocks = problem.row_blocks
     largest, count = blocks.items[np.argsort(-blocks.nbytes.sum(axis=1), kind="stable")], 0
     while count <= len(largest):

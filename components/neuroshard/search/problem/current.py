@@ -6,7 +6,7 @@ order that keeps the most columns where they are. Bytes are counted from that la
 A device may hold several pieces of a table that do not adjoin (TorchRec's planner deals columns out in turns). The search sees
 them as one shard; joining them moves columns, so within a budget such a table stays in its pieces unless its widths change.
 
-A table that lies by rows over all devices stays so where it may be; one that may not, or lies in other rectangles, is dealt out
+A table that lies row-wise over all devices stays so where it may be; one that may not, or lies in other rectangles, is dealt out
 anew, and what of it a device holds already need not arrive there.
 """
 
@@ -30,7 +30,7 @@ ORDERED = 8  # shards of a table whose every order is tried; of more, the order 
 
 
 class Held:
-    """The columns of each table that each device holds under the old plan. Items `by_rows` lay so there, and may again."""
+    """The columns of each table that each device holds under the old plan. Items `row_wise` lay so there, and may again."""
 
     def __init__(self, problem: Problem, old: Plan, budget_bytes: int | None) -> None:
         self.problem, self.budget_bytes = problem, budget_bytes
@@ -50,8 +50,8 @@ class Held:
                 spans = self.spans.setdefault(shard.table, {}).setdefault(shard.device, [])
                 spans.append((shard.column_offset, shard.column_offset + shard.dim))
         splittable = problem.row_blocks.items.tolist()
-        there = [item for item in splittable if self._lies_by_rows(before.get(problem.members[item][0].name))]
-        self.by_rows: Ints = np.array(there, dtype=np.int64)
+        there = [item for item in splittable if self._lies_row_wise(before.get(problem.members[item][0].name))]
+        self.row_wise: Ints = np.array(there, dtype=np.int64)
         self.arriving_rows = 0  # bytes that must move for the blocks of rows of a plan
         self.notes = (*compare(problem.task, old), *self._anew())
         self._arriving: dict[tuple[int, bytes], int] = {}
@@ -60,8 +60,8 @@ class Held:
         if budget_bytes is not None:
             self._keep_pieces()
 
-    def _lies_by_rows(self, table: Table | None) -> bool:
-        """Whether the old plan has a table of its task by rows over as many devices as there are now."""
+    def _lies_row_wise(self, table: Table | None) -> bool:
+        """Whether the old plan has a table of its task row-wise over as many devices as there are now."""
         if table is None or table.name not in self.in_rows:
             return False
         lay = sorted((shard.row_offset, shard.device) for shard in self.before[table.name])
@@ -74,18 +74,18 @@ class Held:
         if not names:
             return []
         return [
-            f"{counted(len(names), 'table')} split by rows in the plan to start from, and placed anew ({first_few(names)})"
+            f"{counted(len(names), 'table')} split row-wise in the plan to start from, and placed anew ({first_few(names)})"
         ]
 
     def _not_kept(self) -> list[str]:
-        kept = {self.problem.members[item][0].name for item in self.by_rows.tolist()}
+        kept = {self.problem.members[item][0].name for item in self.row_wise.tolist()}
         return [name for name in self.before if name in self.in_rows - kept]
 
     def with_rows(self, problem: Problem) -> "Held":
-        """The same for the problem with some items by rows."""
+        """The same for the problem with some items row-wise."""
         new = copy.copy(self)
         new.problem = problem
-        new.arriving_rows = sum(map(self._rows_of_item, problem.by_rows.tolist()))
+        new.arriving_rows = sum(map(self._rows_of_item, problem.row_wise.tolist()))
         return new
 
     def _rows_of_item(self, item: int) -> int:
@@ -125,7 +125,7 @@ class Held:
             unit = self._unit(item)
             shards += [int(problem.first[item]) + (end - begin) // unit for _, begin, end in pieces]
             devices += [device for device, _, _ in pieces]
-        return Placement(np.array(shards, dtype=np.int64), np.array(devices, dtype=np.int64), placement.by_rows)
+        return Placement(np.array(shards, dtype=np.int64), np.array(devices, dtype=np.int64), placement.row_wise)
 
     def widths(self) -> Widths:
         """The old plan's units of every item that it has whole on devices that are there still; of the others none."""

@@ -40,7 +40,7 @@ def make_plan(
         shards=lay_out(problem, placement),
         predicted_ms=tuple(total[0].tolist()),
         predicted=tuple(
-            DeviceCost(compute_ms=c, forward_comm_ms=f, backward_comm_ms=b)
+            DeviceCost(compute_ms=c, forward_collective_ms=f, backward_collective_ms=b)
             for c, f, b in zip(compute[0].tolist(), forward[0].tolist(), backward[0].tolist(), strict=True)
         ),
         baselines=tuple(
@@ -63,14 +63,14 @@ def make_plan(
 def lay_out(problem: Problem, placement: Placement) -> tuple[Shard, ...]:
     """Shards in the order of the tables; each table's columns are dealt out from left to right, by device, widest first;
     or so that most of them stay where they lie already."""
-    by_rows = {item: row_shards(problem.members[item][0], problem.devices) for item in placement.by_rows.tolist()}
+    row_wise = {item: row_shards(problem.members[item][0], problem.devices) for item in placement.row_wise.tolist()}
     if problem.held is not None:
         held, widths = problem.held, problem.widths(placement)
-        laid_out = [by_rows.get(item) or held.lay_out(item, row) for item, row in enumerate(widths)]
+        laid_out = [row_wise.get(item) or held.lay_out(item, row) for item, row in enumerate(widths)]
         return tuple(shard for laid in laid_out for shard in laid)
     order = np.lexsort((-placement.shards, placement.devices, problem.item[placement.shards]))
     shards: dict[str, list[Shard]] = {table.name: [] for table in problem.task.tables}
-    for blocks in by_rows.values():
+    for blocks in row_wise.values():
         shards[blocks[0].table] = blocks
     for shard, device in zip(placement.shards[order].tolist(), placement.devices[order].tolist(), strict=True):
         members = problem.members[problem.item[shard]]
@@ -82,9 +82,9 @@ def lay_out(problem: Problem, placement: Placement) -> tuple[Shard, ...]:
 
 
 def _asked(problem: Problem, placement: Placement) -> list[Table]:
-    """The tables as the cost model is asked for them, widths aside: those that are split by rows as one of their blocks."""
+    """The tables as the cost model is asked for them, widths aside: those that are split row-wise as one of their blocks."""
     tables = {table.name: table for table in problem.task.tables}
-    for item in placement.by_rows.tolist():
+    for item in placement.row_wise.tolist():
         table = problem.members[item][0]
         tables[table.name] = table.part(table.block_rows(problem.devices), table.dim)
     return list(tables.values())
@@ -102,7 +102,7 @@ def caveats(problem: Problem, placement: Placement) -> list[str]:
     if wide_tables := problem.too_wide_for_rows:
         widest = max(table.dim for table in wide_tables)
         notes.append(
-            f"{counted(len(wide_tables), 'table')} that may be split by rows stayed by columns: wider (up to {widest} columns) "
+            f"{counted(len(wide_tables), 'table')} that may be split row-wise stayed column-wise: wider (up to {widest} columns) "
             f"than the {model.max_dim} that the cost model has seen; augment with --max-dim {widest}, measure and pretrain again"
         )
     if isinstance(model, TrainedCostModel):
@@ -112,9 +112,9 @@ def caveats(problem: Problem, placement: Placement) -> list[str]:
             f"costs are predicted for the cost model's batch size {model.batch_size:,}, not for the task's "
             f"{problem.task.batch_size:,}"
         )
-    if count := len(placement.by_rows):
+    if count := len(placement.row_wise):
         notes.append(
-            f"{counted(count, 'table')} of {len(problem.task.tables)} split by rows over all {problem.devices} devices: "
+            f"{counted(count, 'table')} of {len(problem.task.tables)} split row-wise over all {problem.devices} devices: "
             "costs take all rows of a table to be looked up alike, and the reduce-scatter of its sums to take as long as an "
             "all-to-all of as many bytes"
         )

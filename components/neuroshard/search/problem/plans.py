@@ -10,7 +10,7 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State, transfers
 
-NO_LOAD = 1e-6  # of the exchange
+NO_LOAD = 1e-6  # of the all-to-all
 GUESSED_BYTES = 16 * 2**20  # of what every shard is guessed to add to every device, if all are kept
 
 
@@ -18,7 +18,7 @@ GUESSED_BYTES = 16 * 2**20  # of what every shard is guessed to add to every dev
 class Yardstick:
     """How even a plan is, as one number that falls with every step towards an even one, and that two devices change.
 
-    It stands for the plan's cost, max(compute + backward) + max(forward): the exchange as a linear function of a device's own
+    It stands for the plan's cost, max(compute + backward) + max(forward): the all-to-all as a linear function of a device's own
     columns and of the most columns on any device, and soft maxima in place of the maxima, since where several devices
     are equally slow no single step makes the plan cheaper. `sharpness` doublings of the exponent make them hard.
     """
@@ -29,7 +29,7 @@ class Yardstick:
 
     @classmethod
     def of(cls, problem: Problem, sharpness: int) -> "Yardstick":
-        """The exchange told by what one device with a tenth more columns than all others changes."""
+        """The all-to-all told by what one device with a tenth more columns than all others changes."""
         if problem.devices == 1:
             return cls(0.0, 0.0, sharpness)
         columns = problem.mean_columns
@@ -57,7 +57,7 @@ class Yardstick:
 class Plans:
     """The arrays of a `State`, of B plans: see there. And `slope`, what a unit of each vector adds to each device (B, D, K).
 
-    The plans' `problems` may differ in what is split by rows; what else a problem tells is `problem`'s.
+    The plans' `problems` may differ in what is split row-wise; what else a problem tells is `problem`'s.
     """
 
     def __init__(self, states: Sequence[State]) -> None:
@@ -178,7 +178,7 @@ class Level:
 
 
 def sources(level: Level, places: range) -> NDArray[np.bool_]:
-    """The devices at these places by load, and by columns: (B, D)."""
+    """The devices at these places by load, and column-wise: (B, D)."""
     wanted, plan = np.zeros(level.load.shape, dtype=bool), np.arange(len(level.load))[:, None]
     for order in level.order():
         wanted[plan, order[:, places.start : places.stop]] = True

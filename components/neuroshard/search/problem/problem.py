@@ -26,11 +26,11 @@ AT_A_GO = 1000  # shards that are all priced once any is
 
 @dataclass(frozen=True)
 class Placement:
-    """Shards (S,) and the device of each (S,); device -1 is a shard that found no room. Items `by_rows` lie on all devices."""
+    """Shards (S,) and the device of each (S,); device -1 is a shard that found no room. Items `row_wise` lie on all devices."""
 
     shards: Ints
     devices: Ints
-    by_rows: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    row_wise: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def fits(self) -> bool:
@@ -48,7 +48,7 @@ class Problem:
     (K) and, for guesses about many, `rough`, the same in single precision. Per item: `whole` (its widest shard), `least` and
     `cap` (units of a shard), `most` (shards), `allowed` (I, D), `places` (devices that can hold one of its shards at once).
 
-    Items that may be split by rows over all devices are those of `row_blocks`. Which of them are is fixed: none here, others in
+    Items that may be split row-wise over all devices are those of `row_blocks`. Which of them are is fixed: none here, others in
     a problem that `with_rows` gives, where all devices hold their blocks beforehand (`base`, and less `memory`) and their `whole`
     is shard 0.
     """
@@ -97,7 +97,7 @@ class Problem:
             np.array(rows, dtype=np.int64), [self.members[i][0] for i in rows], self.devices, model
         )
         self.root = self
-        self.by_rows: Ints = np.zeros(0, dtype=np.int64)
+        self.row_wise: Ints = np.zeros(0, dtype=np.int64)
         self.mean_columns = float(self.dims[self.whole].sum()) / self.devices
         self.base_dims, self._base = 0, np.zeros((1, 1))
 
@@ -142,7 +142,7 @@ class Problem:
         return np.broadcast_to(self._base, (self.devices, self.vectors.shape[1]))
 
     def with_rows(self, items: Ints) -> "Problem | None":
-        """The same problem with these items split by rows and no others; None where a device has no room for its blocks.
+        """The same problem with these items split row-wise and no others; None where a device has no room for its blocks.
 
         What is priced for one is known to all.
         """
@@ -154,7 +154,7 @@ class Problem:
             return None
         root.price(root.first + root.cap)
         new = copy.copy(root)
-        new.by_rows, new.memory = np.sort(items), root.memory - nbytes
+        new.row_wise, new.memory = np.sort(items), root.memory - nbytes
         new._base, new.base_dims = base, columns
         new.whole = root.whole.copy()
         new.whole[items] = 0
@@ -253,7 +253,7 @@ class Problem:
         return alone
 
     def sums(self, placement: Placement) -> tuple[Floats, Floats, Ints]:
-        """What lies on each device: sum of vectors (D, K), columns (D,), bytes of what is not by rows (D,)."""
+        """What lies on each device: sum of vectors (D, K), columns (D,), bytes of what is not row-wise (D,)."""
         self.price(placement.shards)
         order = np.argsort(placement.devices, kind="stable")
         shards, devices = placement.shards[order], placement.devices[order]
@@ -264,13 +264,13 @@ class Problem:
         dims: Floats = np.bincount(devices, weights=self.dims[shards], minlength=self.devices).astype(np.float64)
         nbytes = np.zeros(self.devices, dtype=np.int64)
         np.add.at(nbytes, devices, self.nbytes[shards])
-        if len(placement.by_rows):
-            base, columns, _ = self.row_blocks.load(placement.by_rows)
+        if len(placement.row_wise):
+            base, columns, _ = self.row_blocks.load(placement.row_wise)
             vectors, dims = vectors + base, dims + columns
         return vectors, dims, nbytes
 
     def costs(self, placements: Sequence[Placement]) -> tuple[Floats, Floats, Floats]:
-        """Compute, forward exchange and backward exchange ms of P whole placements, in one batch: three (P, D)."""
+        """Compute, forward all-to-all and backward all-to-all ms of P whole placements, in one batch: three (P, D)."""
         sums = [self.sums(placement) for placement in placements]
         return device_costs(self.model, np.stack([s[0] for s in sums]), np.stack([s[1] for s in sums]))
 
@@ -289,7 +289,7 @@ class Problem:
     def placement(self, widths: Widths) -> Placement:
         """The shards of units of each item on each device."""
         items, devices = np.nonzero(widths)
-        return Placement(self.first[items] + widths[items, devices], devices, self.by_rows)
+        return Placement(self.first[items] + widths[items, devices], devices, self.row_wise)
 
     def _count_bytes(self, never: NDArray[np.bool_]) -> Ints:
         """Weights and optimizer state of every shard, as int64: feasibility.py lets no task need more."""

@@ -1,7 +1,7 @@
-"""Tables split by rows over all devices: what each device then holds of them.
+"""Tables split row-wise over all devices: what each device then holds of them.
 
 Every device has a block of a table's rows at full width, as TorchRec's ROW_WISE deals them out; the last has what is left. A
-block is priced as a table of its own (`Table.part`); and since every device has sums for all samples, it exchanges all columns.
+block is priced as a table of its own (`Table.part`); and since every device has sums for all samples, it sends all columns.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class RowBlocks:
 
 
 def row_shards(table: Table, devices: int) -> list[Shard]:
-    """The shards of a table that is split by rows over all devices."""
+    """The shards of a table that is split row-wise over all devices."""
     return [
         Shard(table=table.name, row_offset=first, rows=rows, dim=table.dim, device=device)
         for device, (first, rows) in enumerate(table.row_blocks(devices))

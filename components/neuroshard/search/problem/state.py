@@ -12,10 +12,10 @@ from neuroshard.search.problem.problem import Placement, Problem, Widths
 
 
 class State:
-    """Units of each item on each device (I, D), and per device: sum of vectors, columns, free bytes, compute and exchange ms.
+    """Units of each item on each device (I, D), and per device: sum of vectors, columns, free bytes, compute and all-to-all ms.
 
     Waiting is added by rule, so every device ends when the last is ready and its own transfer is done: the plan costs
-    max(compute + backward exchange) + max(forward transfer).
+    max(compute + backward all-to-all) + max(forward transfer).
     """
 
     def __init__(self, problem: Problem, widths: Widths) -> None:
@@ -52,7 +52,7 @@ class State:
     @classmethod
     def of(cls, problem: Problem, placement: Placement) -> "State":
         """The state of a placement that fits; shards of one item on one device become one."""
-        there = problem.with_rows(placement.by_rows)
+        there = problem.with_rows(placement.row_wise)
         assert there is not None
         return cls(there, problem.widths(placement))
 
@@ -93,8 +93,8 @@ class State:
 
 
 def _counted(problem: Problem, plans: Widths) -> tuple[Floats, Floats, Ints, Floats, Floats, Floats]:
-    """What lies on each device of B plans (B, I, D): sum of vectors (B, D, K), columns, bytes of what is not by rows; and ms of
-    compute, forward and backward exchange (B, D)."""
+    """What lies on each device of B plans (B, I, D): sum of vectors (B, D, K), columns, bytes of what is not row-wise; and ms of
+    compute, forward and backward all-to-all (B, D)."""
     count, items, devices = plans.shape
     widths = plans.swapaxes(1, 2).reshape(-1, items)  # of one device after another
     on, item = np.nonzero(widths)
@@ -110,17 +110,17 @@ def _counted(problem: Problem, plans: Widths) -> tuple[Floats, Floats, Ints, Flo
     columns = np.bincount(on, problem.dims[shards], len(widths)).astype(np.float64)  # of nothing it counts in integers
     sums: Floats = flat.reshape(count, devices, -1)
     dims: Floats = columns.reshape(count, -1)
-    if len(problem.by_rows):
+    if len(problem.row_wise):
         sums, dims = sums + problem.base, dims + problem.base_dims
     compute = np.where(dims > 0, problem.model.compute_ms(sums), 0.0)
     return sums, dims, nbytes.reshape(count, -1), compute, *transfers(problem, dims)
 
 
 def transfers(problem: Problem, device_dims: Floats) -> tuple[Floats, Floats]:
-    """Forward and backward exchange ms of every device without waiting: (…, D) -> two (…, D)."""
+    """Forward and backward all-to-all ms of every device without waiting: (…, D) -> two (…, D)."""
     if problem.devices == 1:
         return np.zeros_like(device_dims), np.zeros_like(device_dims)
     if isinstance(problem.model, TrainedCostModel):
         return problem.model.transfers_ms(device_dims)
     together = np.zeros_like(device_dims)
-    return problem.model.forward_comm_ms(device_dims, together), problem.model.backward_comm_ms(device_dims)
+    return problem.model.forward_collective_ms(device_dims, together), problem.model.backward_collective_ms(device_dims)

@@ -1,4 +1,4 @@
-"""The search by columns: greedy placements in lockstep, the published search, and local search from the cheapest of these."""
+"""The search column-wise: greedy placements in lockstep, the published search, and local search from the cheapest of these."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ STARTS = 3  # first plans that are descended from, in lockstep
 
 
 class ByColumns:
-    """What a search by columns has found, and how it goes on; the plan that it began with, and the published search's."""
+    """What a search column-wise has found, and how it goes on; the plan that it began with, and the published search's."""
 
     def __init__(self, problem: Problem, rounds: int, width: Width, rng: np.random.Generator, watch: Watch) -> None:
         self.watch, self.left = watch, max(rounds - FIRST_ROUNDS, 0)
@@ -55,7 +55,7 @@ class ByColumns:
         return True
 
     def best(self, more: Sequence[State] = ()) -> State:
-        """The plan to take of these, and of more by columns that were found since."""
+        """The plan to take of these, and of more column-wise that were found since."""
         found = [*self.plans, *(self.climb.found if self.climb else ()), *more]
         held = self.begun.problem.held is not None
         if not held:
@@ -90,4 +90,4 @@ def moving_bytes(plan: State) -> int:
 
 def _where_it_lies(problem: Problem, held: Held, sparing: bool = False) -> State | None:
     """The plan to start from, as far as it is one still; None where there is no room."""
-    return resumed(problem.with_rows(held.by_rows) or problem, held.widths(), sparing=sparing)
+    return resumed(problem.with_rows(held.row_wise) or problem, held.widths(), sparing=sparing)

@@ -1,7 +1,7 @@
-"""Which tables to split by rows: first sets of them by an estimate, then one table more or fewer at a time.
+"""Which tables to split row-wise: first sets of them by an estimate, then one table more or fewer at a time.
 
 A table's narrowest column part has all its lookups, so one heavy table can outweigh all else however it is cut; its blocks of
-rows have a share of the lookups each, but every device then exchanges all its columns. So sets are sought among tables in two
+rows have a share of the lookups each, but every device then sends all its columns. So sets are sought among tables in two
 orders: those whose narrowest part takes longest first, and those first whose blocks save most, all taken together.
 """
 
@@ -21,17 +21,17 @@ from neuroshard.search.proposers.start import column_ms, first_plans, resumed
 SETS = 3  # tried of each order
 ALL_SETS = 4  # tables of which every set is tried
 ONE_BY_ONE = 12  # tables of an order up to which sets differ by one; beyond, by a fifth
-SOURCES = 2  # devices that a table is taken off to split it by rows
+SOURCES = 2  # devices that a table is taken off to split it row-wise
 CONSIDERED = 32  # tables at most
 WORTH_ALLOWING = (
-    0.1  # of the cost, by which a first plan by rows must be cheaper, to be worth a word where none is allowed
+    0.1  # of the cost, by which a first plan row-wise must be cheaper, to be worth a word where none is allowed
 )
 LARGE = 100_000  # tables x devices, above which that try takes long: 1.4 s of CPU for 2,002 x 128
 LUCK = 1.5  # how far down the list of tables a turn goes on average
 
 
 def row_plans(problem: Problem) -> list[State]:
-    """First plans with the sets of tables by rows that are estimated to be the cheapest, the cheapest plan first."""
+    """First plans with the sets of tables row-wise that are estimated to be the cheapest, the cheapest plan first."""
     found = []
     for items in _sets(problem):
         there = problem.with_rows(items)
@@ -73,7 +73,7 @@ def _counts(most: int) -> Ints:
 
 
 def worth_allowing(problem: Problem, found: State) -> list[str]:
-    """A line where a plan that splits tables by rows, which the task does not allow, is far cheaper at the first try."""
+    """A line where a plan that splits tables row-wise, which the task does not allow, is far cheaper at the first try."""
     if problem.devices * len(problem.whole) > LARGE:
         return []
     task, constraints = problem.task, problem.task.constraints.model_copy(update={"row_wise": True})
@@ -81,13 +81,13 @@ def worth_allowing(problem: Problem, found: State) -> list[str]:
     if not plans or plans[0].cost > found.cost * (1 - WORTH_ALLOWING):
         return []
     return [
-        f"with {counted(len(plans[0].problem.by_rows), 'table')} split by rows, a first try costs {plans[0].cost:.3f} ms, "
+        f"with {counted(len(plans[0].problem.row_wise), 'table')} split row-wise, a first try costs {plans[0].cost:.3f} ms, "
         f"{1 - plans[0].cost / found.cost:.0%} less than this plan; --row-wise lets a search do so"
     ]
 
 
 class _Estimate:
-    """What plans cost that split some items by rows, as if all else could be dealt out evenly: `costs`.
+    """What plans cost that split some items row-wise, as if all else could be dealt out evenly: `costs`.
 
     `narrow_ms` (I,) is what the narrowest part of an item takes alone, infinite where no device has room for it; `saved_ms` (P,)
     what all devices together save by the blocks of an item instead of the item whole, by a linear guess.
@@ -103,11 +103,11 @@ class _Estimate:
         self.vectors = problem.vectors[widest] * (problem.widest / problem.cap)[:, None]
         self.all_blocks: Floats = blocks.vectors[:, 0] * (devices - 1) + blocks.vectors[:, 1]
         slope = problem.model.compute_slope(self.vectors.sum(axis=0) / devices)
-        exchange = (devices - 1) * column_ms(problem, problem.mean_columns) * blocks.dims
-        self.saved_ms: Floats = (self.vectors[blocks.items] - self.all_blocks) @ slope - exchange
+        all_to_all = (devices - 1) * column_ms(problem, problem.mean_columns) * blocks.dims
+        self.saved_ms: Floats = (self.vectors[blocks.items] - self.all_blocks) @ slope - all_to_all
 
     def costs(self, order: Ints, counts: Ints) -> Floats:
-        """Ms where the first so many items of an order are by rows: (C,). Infinite where a device has no room for its blocks."""
+        """Ms where the first so many items of an order are row-wise: (C,). Infinite where a device has no room for its blocks."""
         problem, model, devices = self.problem, self.problem.model, self.problem.devices
         places, last = problem.row_blocks.places(order), counts - 1
         nbytes = problem.row_blocks.nbytes[places].cumsum(axis=0)[last]
@@ -143,7 +143,7 @@ class _Guess:
 
 
 def turned(state: State, stick: Yardstick, rng: np.random.Generator) -> State | None:
-    """The plan with a table split by rows that was not, or one no more that was: by chance one of those that promise most.
+    """The plan with a table split row-wise that was not, or one no more that was: by chance one of those that promise most.
 
     None where there is no such table, or no room.
     """
@@ -152,9 +152,9 @@ def turned(state: State, stick: Yardstick, rng: np.random.Generator) -> State | 
     blocks = problem.row_blocks.items
     into = blocks[state.widths[blocks][:, sources].any(axis=1)][:CONSIDERED]
     out = (
-        problem.by_rows
-        if len(problem.by_rows) <= CONSIDERED
-        else rng.choice(problem.by_rows, CONSIDERED, replace=False)
+        problem.row_wise
+        if len(problem.row_wise) <= CONSIDERED
+        else rng.choice(problem.row_wise, CONSIDERED, replace=False)
     )
     into_change = _into_rows(state, guess, into)
     out_change, parts = _out_of_rows(state, guess, out)
@@ -165,10 +165,10 @@ def turned(state: State, stick: Yardstick, rng: np.random.Generator) -> State | 
     item = int(items[np.argsort(change, kind="stable")[min(int(rng.exponential(LUCK)), len(items) - 1)]])
     widths = state.widths.copy()
     if item in into:
-        there = problem.with_rows(np.append(problem.by_rows, item))
+        there = problem.with_rows(np.append(problem.row_wise, item))
         widths[item] = 0
     else:
-        there = problem.with_rows(problem.by_rows[problem.by_rows != item])
+        there = problem.with_rows(problem.row_wise[problem.row_wise != item])
         widths[item] = parts[item]
     return None if there is None else _completed(there, widths)
 
@@ -180,7 +180,7 @@ def _completed(problem: Problem, widths: Ints) -> State | None:
 
 
 def _into_rows(state: State, guess: _Guess, items: Ints) -> Floats:
-    """What the yardstick is guessed to change by where each of these items is split by rows: (C,)."""
+    """What the yardstick is guessed to change by where each of these items is split row-wise: (C,)."""
     load, dims = _blocks(state, guess, items)
     problem, held = state.problem, state.widths[items]
     shards = problem.numbers(items[:, None], held)
@@ -191,7 +191,7 @@ def _into_rows(state: State, guess: _Guess, items: Ints) -> Floats:
 
 
 def _out_of_rows(state: State, guess: _Guess, items: Ints) -> tuple[Floats, dict[int, Ints]]:
-    """The same where each of these is cut by columns instead, evenly over the least loaded devices: (C,); and into what units on
+    """The same where each of these is cut column-wise instead, evenly over the least loaded devices: (C,); and into what units on
     which devices (D,), of every item."""
     problem = state.problem
     load, dims = _blocks(state, guess, items)

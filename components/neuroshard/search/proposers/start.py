@@ -38,7 +38,7 @@ class Shares:
         problem.price(widest)
         times = problem.widest / problem.cap
         vectors = problem.vectors[widest] * times[:, None]
-        vectors[problem.by_rows] = 0.0
+        vectors[problem.row_wise] = 0.0
         base = problem.base.mean(axis=0)
         slope = problem.model.compute_slope(vectors.sum(axis=0) / problem.devices + base)
         dims = problem.dims[problem.whole].astype(np.float64)
@@ -50,7 +50,7 @@ class Shares:
 
 
 def column_ms(problem: Problem, columns: float) -> float:
-    """What a column more on every device adds to both exchanges, where all hold `columns`."""
+    """What a column more on every device adds to both all-to-alls, where all hold `columns`."""
     even = np.full((2, problem.devices), columns)
     even[1] *= 1.01
     forward, backward = transfers(problem, even)
@@ -63,7 +63,7 @@ def first_plans(problem: Problem, most: int, watch: Watch | None = None) -> list
 
     `watch` is told of them as they are made.
     """
-    if not problem.whole.any():  # all by rows
+    if not problem.whole.any():  # all row-wise
         return [State(problem, np.zeros((len(problem.whole), problem.devices), dtype=np.int64))]
     shares = Shares.of(problem)
     found = greedy_plans(problem, _pieces(problem, [(shares.ms, fine) for fine in FINENESS]), most, watch)

@@ -1,4 +1,4 @@
-"""Plans that treat all tables alike: each in as many parts as there are devices, or in half as many, …; or each by rows.
+"""Plans that treat all tables alike: each in as many parts as there are devices, or in half as many, …; or each row-wise.
 
 Where few tables lie on many devices such plans are among the best, and no step leads there that changes one table at a time:
 the first parts of it only cost.

@@ -8,9 +8,9 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.release import HARDWARE, Pointer
 from neuroshard.deploy.golive import bring_back
 from neuroshard.store.bundles import BATCH_SIZE, models_of
-from neuroshard.store.line import Line
 from neuroshard.store.open import open_store
 from neuroshard.store.releases import plans_of
+from neuroshard.store.track import Line
 
 
 def line_of(name: str) -> Line[Any]:

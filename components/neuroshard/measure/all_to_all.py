@@ -1,4 +1,4 @@
-"""The cost of an exchange: all-to-all among processes, one a device, with torch.distributed (gloo on CPUs, NCCL on GPUs).
+"""The cost of an all-to-all among processes, one a device, with torch.distributed (gloo on CPUs, NCCL on GPUs).
 
 Forward, each device has pooled embeddings of the whole batch for its own dims, and sends every peer that peer's samples. It
 is timed from the device's own start (a delay after the first) until all that it needs has arrived, waiting included. Backward
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from neuroshard.core.case import CommCase
+from neuroshard.core.case import CollectiveCase
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.cores import take_core
 from neuroshard.measure.harness import Timing, disagreement, open_device, out_of_memory, timing
@@ -23,8 +23,8 @@ BURSTS = 2  # of a forward and its backwards, to one repeat of a table set; as m
 MOST_BURSTS = 4  # … and up to so many while the fastest differ by more than ALIKE
 ALIKE = 0.1
 LONG_EXCHANGE_SECONDS = 1.0
-SENTINEL_DIM = 256  # of each device, in the exchange that is measured beside each case on CPUs
-CALM_LOOKS = 5  # at the sentinel when a run begins; the calmest is what labels are scaled to
+REFERENCE_DIM = 256  # of each device, in the all-to-all that is measured beside each case on CPUs
+CALM_LOOKS = 5  # at the reference kernel when a run begins; the calmest is what labels are scaled to
 LEAD_SECONDS = 0.001  # between agreeing on a start and the start; by then all have heard of it
 
 
@@ -44,9 +44,9 @@ def alike(*sampled: Sequence[float]) -> bool:
     return all(disagreement(samples) <= ALIKE for samples in sampled if samples)
 
 
-def sentinel(devices: int) -> CommCase:
-    """The exchange whose time tells how fast the machine exchanges just now."""
-    return CommCase(device_dims=(SENTINEL_DIM,) * devices, start_delays_ms=(0.0,) * devices)
+def reference_kernel(devices: int) -> CollectiveCase:
+    """The all-to-all whose time tells how fast an all-to-all is just now."""
+    return CollectiveCase(device_dims=(REFERENCE_DIM,) * devices, start_delays_ms=(0.0,) * devices)
 
 
 def at_speed(timed: Timing, speed: float, waiting_ms: float = 0.0) -> Timing:
@@ -60,24 +60,24 @@ def at_speed(timed: Timing, speed: float, waiting_ms: float = 0.0) -> Timing:
 
 
 class Measured(NamedTuple):
-    """What one device measured; the sentinel on CPUs only."""
+    """What one device measured; the reference kernel on CPUs only."""
 
     forward: Timing
     backward: Timing
-    sentinel_ms: float | None
+    reference_ms: float | None
 
 
-class Exchange(NamedTuple):
+class AllToAll(NamedTuple):
     """An all-to-all to measure, with so many repeats."""
 
-    case: CommCase
+    case: CollectiveCase
     repeats: int
 
 
 class Rank:
-    """Device `rank` of the exchanges, serving `Exchange -> Measured` or the text of an out-of-memory error.
+    """Device `rank` of the all-to-alls, serving `All-to-all -> Measured` or the text of an out-of-memory error.
 
-    All ranks join one process group of `max(counts)` devices. An exchange among fewer is among the first of them.
+    All ranks join one process group of `max(counts)` devices. An all-to-all among fewer is among the first of them.
     """
 
     def __init__(self, kind: str, rank: int, counts: tuple[int, ...], folder: str, settings: Settings) -> None:
@@ -103,18 +103,20 @@ class Rank:
             if rank < count:  # NCCL connects at the first use, which no case should pay for
                 one = torch.zeros(count, device=self.device.torch)
                 dist.all_to_all_single(torch.zeros_like(one), one, group=self.groups[count])
-        if rank == 0:  # all ranks are in the exchange above, so all have met
+        if rank == 0:  # all ranks are in the all-to-all above, so all have met
             shutil.rmtree(folder, ignore_errors=True)
 
-        # NCCL has its links to itself, and needs no sentinel
-        self.sentinels = {n: self._steps(sentinel(n))[1] for n in counts if rank < n} if kind == "cpu" else {}
+        # NCCL has its links to itself, and needs no reference kernel
+        self.reference_kernels = (
+            {n: self._steps(reference_kernel(n))[1] for n in counts if rank < n} if kind == "cpu" else {}
+        )
 
-    def __call__(self, asked: Exchange) -> Measured | str:
-        answer = self._exchange(*asked)
+    def __call__(self, asked: AllToAll) -> Measured | str:
+        answer = self._all_to_all(*asked)
         self.device.release()
         return answer
 
-    def _exchange(self, case: CommCase, repeats: int) -> Measured | str:
+    def _all_to_all(self, case: CollectiveCase, repeats: int) -> Measured | str:
         devices, delay_ms = len(case.device_dims), case.start_delays_ms[self.rank]
         try:
             forward, backward = self._steps(case)
@@ -128,24 +130,24 @@ class Rank:
 
         forwards: list[float] = []
         backwards: list[float] = []
-        sentinels: list[float] = []
-        beside = self.sentinels.get(devices)
+        reference_kernels: list[float] = []
+        beside = self.reference_kernels.get(devices)
         warmup = self.settings.warmup
         until = time.monotonic() + LONG_EXCHANGE_SECONDS
         for burst in range(warmup + MOST_BURSTS * repeats):
             if burst >= warmup + repeats and not self._all_say(devices, time.monotonic() < until):
                 break
             if burst >= warmup + BURSTS * repeats and self._all_say(
-                devices, alike(forwards[warmup:], backwards[BACKWARDS * warmup :], sentinels[warmup:])
+                devices, alike(forwards[warmup:], backwards[BACKWARDS * warmup :], reference_kernels[warmup:])
             ):
                 break
             forwards.append(self._timed(forward, devices, delay_ms))
             backwards += [self._timed(backward, devices, 0.0) for _ in range(BACKWARDS)]
-            sentinels += [self._timed(beside, devices, 0.0)] if beside else []
+            reference_kernels += [self._timed(beside, devices, 0.0)] if beside else []
         return Measured(
             timing(forwards[warmup:], lower_decile),
             timing(backwards[BACKWARDS * warmup :], lower_decile),
-            lower_decile(sentinels[warmup:]) if sentinels else None,
+            lower_decile(reference_kernels[warmup:]) if reference_kernels else None,
         )
 
     def _timed(self, step: Callable[[], Any], devices: int, delay_ms: float) -> float:
@@ -153,7 +155,7 @@ class Rank:
         milliseconds, _ = self.device.timed(step, waiting=True)
         return milliseconds
 
-    def _steps(self, case: CommCase) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    def _steps(self, case: CollectiveCase) -> tuple[Callable[[], Any], Callable[[], Any]]:
         """Forward and backward all-to-all of this device, on buffers of their own."""
         import torch
         import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""The net of an exchange as NumPy sees it, piecewise linear and convex as the compute net is."""
+"""The net of an all-to-all as NumPy sees it, piecewise linear and convex as the compute net is."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +10,7 @@ from neuroshard.costmodel.protocol import Floats
 
 EXCHANGE_WIDTH: Final = 16
 
-# What a device sees of an exchange, in bytes: first its own, then what is the same for all.
+# What a device sees of an all-to-all, in bytes: first its own, then what is the same for all.
 DEVICE_INPUTS: Final = ("sent", "received", "sent_or_received")  # the last: whichever is more
 SHARED_INPUTS: Final = ("most_sent", "most_received", "most_sent_or_received", "mean")
 BY_DEVICES: Final = (
@@ -19,7 +19,7 @@ BY_DEVICES: Final = (
 
 
 @dataclass(frozen=True)
-class ExchangeNet:
+class AllToAllNet:
     """One all-to-all between any number of devices D, from what each sends and, forward, when each starts.
 
     Every device asks the same net, from its own bytes and from sums and maxima over all, so that numbering the devices otherwise
@@ -32,7 +32,7 @@ class ExchangeNet:
     bias: Floats  # (hidden,)
     out: Floats  # (hidden,)
     skip: Floats  # (BY_DEVICES, inputs)
-    latency: Floats  # (2,): of any exchange, and for each eight further devices
+    latency: Floats  # (2,): of any all-to-all, and for each eight further devices
     unit_bytes: float
     unit_ms: float
     spread: float  # standard deviation of the logarithm of its error, waiting left out
@@ -44,7 +44,7 @@ class ExchangeNet:
 
     def ms(self, device_bytes: Floats, start_delays_ms: Floats | None = None) -> Floats:
         """Ms of every device, waiting included, from the bytes of all samples' embeddings on each: (…, D) -> (…, D)."""
-        own, shared = exchange_inputs(device_bytes)  # of whole bytes, whose sum is exact in any order
+        own, shared = all_to_all_inputs(device_bytes)  # of whole bytes, whose sum is exact in any order
         own /= self.unit_bytes
         shared /= self.unit_bytes
         weight, skip, latency = self.between(device_bytes.shape[-1])
@@ -63,7 +63,7 @@ class ExchangeNet:
         return transfer if start_delays_ms is None else transfer + waiting_ms(start_delays_ms)
 
     def between(self, devices: int) -> tuple[Floats, Floats, float]:
-        """Weight (inputs, hidden), skip (inputs,), and latency of an exchange between so many devices."""
+        """Weight (inputs, hidden), skip (inputs,), and latency of an all-to-all between so many devices."""
         if devices not in self._of_devices:
             by = by_devices(devices)
             self._of_devices[devices] = (
@@ -81,7 +81,7 @@ class ExchangeNet:
 
 @dataclass(frozen=True)
 class Transfers:
-    """Forward and backward exchange between one number of devices without waiting, both nets as one: what a search asks for at
+    """Forward and backward all-to-all between one number of devices without waiting, both nets as one: what a search asks for at
     every step. Weights hold the units, and the skips stand beside the hidden layers."""
 
     weight: Floats  # (inputs, hidden of both + 2)
@@ -89,7 +89,7 @@ class Transfers:
     out: Floats  # (hidden of both, 2)
 
     @classmethod
-    def of(cls, nets: tuple[ExchangeNet, ExchangeNet], devices: int) -> "Transfers":
+    def of(cls, nets: tuple[AllToAllNet, AllToAllNet], devices: int) -> "Transfers":
         hidden = sum(len(net.bias) for net in nets)
         inputs = nets[0].weight.shape[1]
         weight, bias, out = np.zeros((inputs, hidden + 2)), np.zeros(hidden + 2), np.zeros((hidden, 2))
@@ -104,7 +104,7 @@ class Transfers:
 
     def ms(self, device_bytes: Floats) -> Floats:
         """Forward and backward, of every device: (…, D) -> (…, D, 2)."""
-        own, shared = exchange_inputs(device_bytes)
+        own, shared = all_to_all_inputs(device_bytes)
         split, hidden = own.shape[-1], len(self.out)
         both = own @ self.weight[:split]
         both += shared @ self.weight[split:] + self.bias
@@ -113,7 +113,7 @@ class Transfers:
         return ms
 
 
-def exchange_inputs(device_bytes: Floats) -> tuple[Floats, Floats]:
+def all_to_all_inputs(device_bytes: Floats) -> tuple[Floats, Floats]:
     """What each device sees for itself and what all see: (…, D) -> (…, D, 3) and (…, 1, 4).
 
     A device sends its own columns of the others' samples, and receives the others' columns of its own.
@@ -131,13 +131,13 @@ def exchange_inputs(device_bytes: Floats) -> tuple[Floats, Floats]:
 
 
 def by_devices(devices: int) -> Floats:
-    """What the inputs of an exchange of so many devices are multiplied by: (BY_DEVICES,). The last two are small, so that
+    """What the inputs of an all-to-all of so many devices are multiplied by: (BY_DEVICES,). The last two are small, so that
     training turns to them only where the number of devices does change what a byte costs."""
     return np.array([1.0, np.log2(devices) / 8, 0.5 / devices])
 
 
 def latencies(devices: int) -> Floats:
-    """What of an exchange grows with the number of devices, and not with bytes: (2,).
+    """What of an all-to-all grows with the number of devices, and not with bytes: (2,).
 
     No logarithm: beside it a straight line could not be told from few devices, and many would be guessed 40 % off.
     """

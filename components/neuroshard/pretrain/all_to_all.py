@@ -1,4 +1,4 @@
-"""Exchanges of any number of devices and their labels -> the exchange net, trained on all of them together."""
+"""All-to-alls of any number of devices and their labels -> the all-to-all net, trained on all of them together."""
 
 import dataclasses
 from typing import Final
@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from neuroshard.core.case import CommCase
-from neuroshard.costmodel.exchange_net import (
+from neuroshard.core.case import CollectiveCase
+from neuroshard.costmodel.all_to_all_net import (
     BY_DEVICES,
     DEVICE_INPUTS,
     EXCHANGE_WIDTH,
     SHARED_INPUTS,
-    ExchangeNet,
+    AllToAllNet,
+    all_to_all_inputs,
     by_devices,
-    exchange_inputs,
     latencies,
     waiting_ms,
 )
@@ -27,28 +27,28 @@ from neuroshard.pretrain.labels import Labels
 from neuroshard.pretrain.metrics import CLOCK_MS
 from neuroshard.pretrain.train import Net, Recipe, fit_net, kept_positive, uniform
 
-WEIGHT_DECAY: Final = 0.03  # nothing unseen to prepare for: test exchanges are drawn as the training ones
+WEIGHT_DECAY: Final = 0.03  # nothing unseen to prepare for: test all-to-alls are drawn as the training ones
 UNLIKELY: Final = 0.01  # to begin with, a byte costs the same however many devices there are
 INPUTS: Final = len(DEVICE_INPUTS) + len(SHARED_INPUTS)
 
 
-def train_exchange(
-    labels: list[Labels[CommCase]],
+def train_all_to_all(
+    labels: list[Labels[CollectiveCase]],
     places: tuple[list[Ints], list[Ints]],
     batch_size: int,
     delays: bool,
     epochs: int | None,
     generator: torch.Generator,
     checkpoint: Checkpoint = NONE,
-) -> tuple[ExchangeNet, Fit]:
-    """The exchange net of all numbers of devices, each with labels of its own; with `delays` forward, without backward.
+) -> tuple[AllToAllNet, Fit]:
+    """The all-to-all net of all numbers of devices, each with labels of its own; with `delays` forward, without backward.
 
     `places` are those to train on and to hold back, for each of the labels.
     """
-    samples = ExchangeSamples(labels, places[0], batch_size, delays)
-    net = _ExchangeNet(generator)
+    samples = AllToAllSamples(labels, places[0], batch_size, delays)
+    net = _AllToAllNet(generator)
     train, valid = (samples.number(some) for some in places)
-    what = f"train {'forward' if delays else 'backward'} exchange net"
+    what = f"train {'forward' if delays else 'backward'} all-to-all net"
     fit = fit_net(what, net, samples, (train, valid), Recipe(epochs, WEIGHT_DECAY), generator, checkpoint)
 
     found = net.as_numpy(samples.unit_bytes, samples.unit_ms)
@@ -56,14 +56,16 @@ def train_exchange(
     return dataclasses.replace(found, spread=max(typical(np.concatenate(held_out)), LEAST_SPREAD)), fit
 
 
-def predicted_ms(net: ExchangeNet, cases: tuple[CommCase, ...], batch_size: int, delays: bool) -> Floats:
-    """What the net says of exchanges of one number of devices: (cases, D)."""
+def predicted_ms(net: AllToAllNet, cases: tuple[CollectiveCase, ...], batch_size: int, delays: bool) -> Floats:
+    """What the net says of all-to-alls of one number of devices: (cases, D)."""
     sent = np.array([case.device_dims for case in cases], dtype=np.float64) * 4.0 * batch_size
     return net.ms(sent, np.array([case.start_delays_ms for case in cases]) if delays else None)
 
 
-def _transfer_errors(net: ExchangeNet, labels: Labels[CommCase], places: Ints, batch_size: int, delays: bool) -> Floats:
-    """Relative errors of the devices that spend most of their exchange on the transfer: waiting is added by rule, and its
+def _transfer_errors(
+    net: AllToAllNet, labels: Labels[CollectiveCase], places: Ints, batch_size: int, delays: bool
+) -> Floats:
+    """Relative errors of the devices that spend most of their all-to-all on the transfer: waiting is added by rule, and its
     error is that of the compute net."""
     cases = tuple(labels.cases[i] for i in places)
     if not cases:
@@ -74,10 +76,10 @@ def _transfer_errors(net: ExchangeNet, labels: Labels[CommCase], places: Ints, b
     return (np.log(np.maximum(total, CLOCK_MS)) - np.log(measured))[mostly_transfer]
 
 
-class ExchangeSamples:
-    """Exchanges as rows, one a device: those of case i are rows[start[i] : start[i] + count[i]]."""
+class AllToAllSamples:
+    """All-to-alls as rows, one a device: those of case i are rows[start[i] : start[i] + count[i]]."""
 
-    def __init__(self, labels: list[Labels[CommCase]], train: list[Ints], batch_size: int, delays: bool) -> None:
+    def __init__(self, labels: list[Labels[CollectiveCase]], train: list[Ints], batch_size: int, delays: bool) -> None:
         dims = [np.array([case.device_dims for case in one.cases], dtype=np.float64) for one in labels]
         starts = [np.array([case.start_delays_ms for case in one.cases]) for one in labels]
         sent = [some * (4.0 * batch_size) for some in dims]
@@ -120,15 +122,15 @@ class ExchangeSamples:
 
 
 def _features(sent: Floats) -> Floats:
-    """(cases, D) -> (cases x D, BY_DEVICES x INPUTS), as ExchangeNet multiplies them out."""
-    own, shared = exchange_inputs(sent)
+    """(cases, D) -> (cases x D, BY_DEVICES x INPUTS), as AllToAllNet multiplies them out."""
+    own, shared = all_to_all_inputs(sent)
     inputs = np.concatenate([own, np.broadcast_to(shared, (*own.shape[:-1], shared.shape[-1]))], axis=-1)
     rows: Floats = (by_devices(sent.shape[1])[:, None] * inputs[..., None, :]).reshape(-1, BY_DEVICES * INPUTS)
     return rows
 
 
-class _ExchangeNet(Net):
-    """ExchangeNet for training: weights are the absolute values of the parameters, one member."""
+class _AllToAllNet(Net):
+    """AllToAllNet for training: weights are the absolute values of the parameters, one member."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
@@ -147,13 +149,13 @@ class _ExchangeNet(Net):
         transfer = hidden @ self.out.abs() + features @ self.skip.abs() + counts @ self.latency.abs()
         return (kept_positive(transfer, 1e-6) + waits)[None, None]
 
-    def as_numpy(self, unit_bytes: float, unit_ms: float) -> ExchangeNet:
+    def as_numpy(self, unit_bytes: float, unit_ms: float) -> AllToAllNet:
         def numpy(parameter: Tensor) -> Floats:
             values: Floats = parameter.detach().double().numpy()
             return values
 
         by = (BY_DEVICES, INPUTS)
-        return ExchangeNet(
+        return AllToAllNet(
             weight=numpy(self.weight.abs().reshape(*by, -1)),
             bias=numpy(self.bias),
             out=numpy(self.out.abs()),

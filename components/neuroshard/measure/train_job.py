@@ -1,10 +1,10 @@
-"""All shares of a kind of hardware at once, as a TrainJob of Kubeflow's trainer: for clusters that queue GPU work as gangs.
+"""All shares of a kind of hardware at once, as a TrainJob of Kubeflow's trainer: for clusters that queue GPU work as train jobs.
 
 Nodes, secrets and limits are those of a TrainingRuntime that the cluster keeps for the kind, NAME-FINGERPRINT
 (manifests/components/several-nodes): the field by which a TrainJob would say them itself is called otherwise in every minor
 version. The pods run this module, one a node, and each measures the share of its index:
 
-    python3 -m neuroshard.measure.gang ORDER        ORDER is JSON; JOB_COMPLETION_INDEX is Kubernetes' own
+    python3 -m neuroshard.measure.train job ORDER        ORDER is JSON; JOB_COMPLETION_INDEX is Kubernetes' own
 """
 
 import json
@@ -34,7 +34,7 @@ def train_job(work: Work, runtime: str, image: str, told: dict[str, Any]) -> dic
     trainer: dict[str, Any] = {
         "image": image,
         "numNodes": work.pods,
-        "command": ["python3", "-m", "neuroshard.measure.gang"],
+        "command": ["python3", "-m", "neuroshard.measure.train_job"],
         "args": [json.dumps({"work": work.model_dump(mode="json"), **told})],
     }
     if work.resource:
