@@ -24,9 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.searching import picture, production, tables, tasks
 from bench.searching.jobs import Job, answers
-from bench.searching.methods import Figures, run
+from bench.searching.methods import OTHER_SEED, SWITCHES, Figures, run
 from bench.searching.nets import trained
 from bench.searching.tables import ALL_TYPES, OURS, PUBLISHED, ROWS_TOO, percent, times, verdict
+from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.files.disk import write_bytes
 
 COMPARED = (OURS, ROWS_TOO, PUBLISHED, *tables.HEURISTICS, "torchrec", ALL_TYPES)
@@ -299,6 +300,32 @@ def on_this_cpu(settings: Settings) -> Section:
     return lines, found
 
 
+def ablation(settings: Settings) -> Section:
+    """Ours without each of its parts, of its usual rounds: by the truth where nets search, and by an analytic model itself."""
+    methods = ("all parts", OTHER_SEED, *(f"without {switch}" for switch in SWITCHES))
+    draws = [("ablation", devices, i) for devices in (4, 8, 16) for i in range(min(settings.tasks, 20))]
+    if not settings.quick:
+        draws += [("ablation", 64, i) for i in range(2)]
+    lines: list[str] = []
+    found: list[Figures] = []
+    worlds = {"meta": draws, "mlperf": [("ablation_mlperf", i) for i in range(min(settings.tasks, 20))]}
+    for pool, of_pool in worlds.items():
+        answers_of = settings.ask(
+            f"ablation, {pool}", pool, [Job("ablation", draw, methods) for draw in of_pool], workers=2
+        )
+        lines += [f"Cost nets of {pool}, seeds from {tasks.ABLATION_SEED}:", "", *tables.ablation_table(answers_of), ""]
+        found += answers_of
+    by_formula: list[Figures] = []
+    for draw in draws[:: 2 if settings.quick else 1]:
+        drawn = Job("ablation", draw, ()).task(settings.folder)
+        for method in methods:
+            figures = run(method, drawn.task, analytic_model("h100", tasks.BATCH_SIZE))
+            truth = {"truth_ms": figures["nets_ms"]} if "nets_ms" in figures else {}
+            by_formula.append({"task": drawn.name, "method": method, **figures, **truth})
+    lines += ["The analytic model of an H100, which is its own truth:", "", *tables.ablation_table(by_formula)]
+    return lines, found + by_formula
+
+
 SECTIONS: dict[str, Callable[[Settings], Section]] = {
     "compare": compare,
     "time": clock,
@@ -306,6 +333,7 @@ SECTIONS: dict[str, Callable[[Settings], Section]] = {
     "scale": scale,
     "production": printed,
     "measured": on_this_cpu,
+    "ablation": ablation,
 }
 
 if __name__ == "__main__":

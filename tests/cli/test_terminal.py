@@ -217,15 +217,15 @@ times, handler, budget = int(sys.argv[1]), getattr(signal, sys.argv[2]), sys.arg
 number = signal.Signals(int(sys.argv[4]))
 signal.signal(number, handler)
 from neuroshard.cli import main
-from neuroshard.search.improve import local_search as improve
-shake = improve.shake
+from neuroshard.search.improve import local_search
+perturbed = local_search.perturbed
 def pressed(*given):
     global times
     if times:
         times -= 1
         signal.raise_signal(number)
-    shake(*given)
-improve.shake = pressed
+    return perturbed(*given)
+local_search.perturbed = pressed
 sys.argv[1:] = "search t.json --model analytic:h100 --batch-size 64 --devices 2 --memory 1GiB -o plan.json".split()
 sys.argv += ["--time-budget", budget]
 main()

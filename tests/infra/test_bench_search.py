@@ -13,8 +13,8 @@ from helpers.analytic import AnalyticModel
 from helpers.costs import random_model, random_tables
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.task import ShardingTask
-from neuroshard.search.proposers.beam import Width
 from neuroshard.search.run import search
+from neuroshard.search.tuning import BeamWidth
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_the_peer_that_asks_one_set_at_a_time_finds_the_plan_of_paper(task, monk
     model = random_model(4)
     found = PublishedSearch(task, Predictor(task, model)).search()
     assert found is not None
-    plan = search(task, model, algorithm="neuroshard-2023", width=Width(depth=3))
+    plan = search(task, model, algorithm="neuroshard-2023", width=BeamWidth(depth=3))
     assert found[0] == pytest.approx(plan.cost_ms, rel=1e-9)
     assert cost_ms(model, task, found[1]) == pytest.approx(found[0], rel=1e-9)
     assert cost_ms(model, task, rows_of(plan)) == pytest.approx(plan.cost_ms, rel=1e-12)

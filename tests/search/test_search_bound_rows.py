@@ -135,8 +135,8 @@ def test_devices_are_told_apart_by_as_many_thresholds_as_there_is_an_answer_for(
     problem = Problem(
         make_task([(2**place, 64, 1.0) for place in range(8, 24)], [1] * 4), random_model(4, rates=len(THRESHOLDS))
     )
-    problem.price(np.arange(1, len(problem.item)))
-    slope, shards = np.ones(problem.vectors.shape[1]), len(problem.item)
+    problem.price(np.arange(1, len(problem.group)))
+    slope, shards = np.ones(problem.vectors.shape[1]), len(problem.group)
 
     def thresholds(priced: int) -> int:
         monkeypatch.setattr(row_levels, "IN_ALL", priced)

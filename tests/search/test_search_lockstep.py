@@ -1,15 +1,16 @@
 """The batched search against the same told plainly, one placement and one question at a time."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from helpers.analytic import AnalyticModel
 from neuroshard.core.task import ShardingTask
-from neuroshard.search.proposers.beam import Width
-from neuroshard.search.proposers.greedy import place
+from neuroshard.search.proposers.lockstep import place
 from neuroshard.search.run import search
+from neuroshard.search.tuning import TUNING, BeamWidth
 
 
 class Plainly:
@@ -81,7 +82,7 @@ def test_paper_finds_the_plan_that_the_published_search_finds_one_set_at_a_time(
     shapes = [(int(10 ** rng.uniform(3, 6)), int(rng.choice([4, 16, 32, 64])), rng.uniform(0, 100)) for _ in range(7)]
     task = make_task(shapes, [1.0, 0.5, 0.4])
     effort = {"candidates": 2, "beam": 2, "depth": 3, "grid": 4}
-    plan = search(task, model, algorithm="neuroshard-2023", width=Width(**effort))
+    plan = search(task, model, algorithm="neuroshard-2023", width=BeamWidth(**effort))
     assert plan.cost_ms == pytest.approx(Plainly(task, model).search_ms(**effort), rel=1e-12)
 
 
@@ -95,13 +96,14 @@ def test_the_published_search_asks_the_cost_model_in_batches(make_task, model):
     assert np.median(sizes) >= 100
 
 
-def test_memory_of_the_running_sums_is_bounded_by_going_in_chunks(make_task, monkeypatch):
+def test_memory_of_the_running_sums_is_bounded_by_going_in_chunks(make_task):
     rng = np.random.default_rng(1)
     shapes = [(int(10 ** rng.uniform(3, 6)), 64, rng.uniform(0, 100)) for _ in range(12)]
     task = make_task(shapes, [4.0] * 4)
     at_once = search(task, AnalyticModel(), algorithm="neuroshard-2023")
-    monkeypatch.setattr("neuroshard.search.proposers.beam.CHUNK_BYTES", 1)
-    assert search(task, AnalyticModel(), algorithm="neuroshard-2023") == at_once
+    assert (
+        search(task, AnalyticModel(), algorithm="neuroshard-2023", tuning=replace(TUNING, lockstep_bytes=1)) == at_once
+    )
 
 
 def lay(

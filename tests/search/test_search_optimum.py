@@ -16,9 +16,6 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.compute_net import THRESHOLDS, Layer
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.protocol import CostModel
-from neuroshard.search.infeasible.all_plans import cheapest_of_all
-from neuroshard.search.problem.current import Held
-from neuroshard.search.problem.problem import Problem
 from neuroshard.search.run import search
 
 
@@ -161,48 +158,3 @@ def test_where_tables_may_be_row_wise_the_bound_is_below_the_best_of_all_plans(s
         plan = search(task, model, algorithm=algorithm, rounds=2)
         assert plan.lower_bound_ms is not None
         assert 0.1 * optimum < plan.lower_bound_ms <= optimum * (1 + 1e-9)
-
-
-@pytest.mark.parametrize(("seed", "tightness"), [(7, 1.15), (24, 1.25), (30, 1.25), (57, 1.25), (58, 1.25)])
-@pytest.mark.parametrize("row_wise", [False, True])
-def test_with_hardly_a_byte_to_spare_a_plan_of_few_tables_is_the_best_there_is(
-    seed: int, tightness: float, row_wise: bool
-) -> None:
-    """No single step leads from one plan that fits to the next: local search alone was up to 5 % above."""
-    free = tiny(seed, tables=4, devices=2, tightness=tightness)
-    task = free.model_copy(update={"constraints": Constraints(row_wise=row_wise)})
-    model = AnalyticModel(task.batch_size)
-    optimum = optimum_ms(task, model)
-    plan = search(task, model, rounds=2)
-    assert optimum * (1 - 1e-9) <= plan.cost_ms <= optimum * 1.0051  # of those about as cheap as the cheapest
-
-
-def test_of_very_many_plans_that_hardly_ever_fit_the_cheapest_is_found() -> None:
-    tables = tuple(Table(name=f"t{i}", rows=1000 + 300 * i, dim=12, pooling_factor=50.0 - 9 * i) for i in range(5))
-    memory = int(1.1 * sum(table.memory_bytes for table in tables) / 3)
-    task = ShardingTask(
-        tables=tables, device_memory_bytes=(memory,) * 3, batch_size=4096
-    )  # each dealt in one of 10 ways
-    model = AnalyticModel(4096)
-    [best] = cheapest_of_all(Problem(task, model))
-    assert best.cost == pytest.approx(optimum_ms(task, model))
-
-
-def test_of_too_many_plans_none_is_priced_and_little_time_is_lost() -> None:
-    few, many = (Problem(tiny(0, tables, 3, 2.0), AnalyticModel(4096)) for tables in (3, 40))
-    assert len(cheapest_of_all(few)) == 1
-    assert cheapest_of_all(many) == []
-    wide = Table(name="wide", rows=10, dim=4096, pooling_factor=1.0)
-    task = ShardingTask(tables=(wide,), device_memory_bytes=(10**9,) * 64, batch_size=64)
-    assert cheapest_of_all(Problem(task, AnalyticModel(64))) == []
-
-
-def test_a_move_budget_holds_for_the_best_of_all_plans_too() -> None:
-    task = tiny(3, tables=4, devices=2, tightness=1.5)
-    model = AnalyticModel(task.batch_size)
-    old = search(task, model, algorithm="size")
-    problem = Problem(task, model)
-    problem.held = Held(problem, old, 1)
-    [best] = cheapest_of_all(problem)
-    assert problem.held.total(best.widths) <= 1
-    assert best.cost >= search(task, model).cost_ms * (1 - 1e-9)

@@ -16,13 +16,13 @@ def problem(make_task):
     drawn = random_model(2, 4)
     model = replace(drawn, nets=replace(drawn.nets, compute=bent_both_ways(drawn.nets.compute)))
     problem = Problem(make_task([(1000, 12, 20.0), (10_000, 8, 3.0), (500, 16, 40.0), (200, 4, 1.0)], [1] * 2), model)
-    problem.price(np.arange(len(problem.item)))
+    problem.price(np.arange(len(problem.group)))
     return problem
 
 
 def all_devices(problem, possible):
     """Sums of vectors (N, K) of every choice of one possible part, or none, of each item."""
-    choices = [[0, *np.flatnonzero(possible & (problem.item == i) & (problem.units > 0))] for i in range(4)]
+    choices = [[0, *np.flatnonzero(possible & (problem.group == i) & (problem.units > 0))] for i in range(4)]
     return np.array([problem.vectors[list(chosen)].sum(axis=0) for chosen in product(*choices)])
 
 

@@ -6,10 +6,9 @@ import pytest
 from helpers.analytic import AnalyticModel
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Plan
-from neuroshard.search.algorithms import ALGORITHMS
 from neuroshard.search.proposers import baselines
-from neuroshard.search.proposers.greedy import place
-from neuroshard.search.run import search
+from neuroshard.search.proposers.lockstep import place
+from neuroshard.search.run import ALGORITHMS, search
 
 GIB = 2**30
 ROWS_GIB = GIB // (4 * 128 + 4)  # rows of 128 columns and row-wise Adagrad that make a GiB

@@ -150,6 +150,9 @@ class Analytic:
         spread: Floats = SPREAD * (compute + 2 * self._transfer_ms(device_dims))
         return spread
 
+    def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
+        return ()
+
     def _narrow(self, dims: Floats) -> Floats:
         """What a row of so few columns costs times its bytes."""
         factors = np.ones_like(dims)

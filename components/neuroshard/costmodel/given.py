@@ -132,6 +132,9 @@ class Given:
     def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
         return np.zeros_like(device_dims, dtype=np.float64)
 
+    def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
+        return ()
+
     @cached_property
     def _by_name(self) -> dict[str, TableCost]:
         return {cost.name: cost for cost in self.costs.tables}

@@ -75,6 +75,9 @@ class CostModel(Protocol):
         Zeros where costs are given and not predicted.
         """
 
+    def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
+        """A line for each cost of a plan of these tables on so many devices that lies beyond what was measured."""
+
 
 @dataclass(frozen=True)
 class Dips:

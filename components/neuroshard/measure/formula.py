@@ -212,3 +212,6 @@ class Formula:
 
     def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
         return np.zeros_like(device_dims, dtype=np.float64)
+
+    def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
+        return ()

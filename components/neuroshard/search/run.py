@@ -2,18 +2,22 @@
 
     neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json
 
-`local-search` starts from many greedy placements and improves them until its effort or time is spent; `neuroshard-2023` is the
-beam search of the NeuroShard paper (MLSys 2023, arXiv 2305.01868) as published; the rest are heuristics that need no cost model.
+`local-search` starts from plans of several proposers, improves them until its rounds or its time are spent, and chooses one
+under doubt. `neuroshard-2023` is the beam search of the NeuroShard paper (MLSys 2023, arXiv 2305.01868) as published. The
+others are heuristics that need no cost model.
+
+What comes after what is decided here and nowhere below: `_local_search` from top to bottom.
 """
 
 import math
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from neuroshard import __version__
-from neuroshard.core.errors import UsageError
+from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import SPREAD
@@ -24,48 +28,136 @@ from neuroshard.files.constraints import ConstraintsFile, resolve
 from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import read_tables
-from neuroshard.search.algorithms import ALGORITHMS, ROUNDS, ROUNDS_AT_MOST, SEARCHES, Effort, at_least, or_alike
+from neuroshard.progress import progress
 from neuroshard.search.bound.bound import lower_bound
-from neuroshard.search.infeasible.feasibility import feasible
-from neuroshard.search.problem.current import Held
+from neuroshard.search.choice import choose
+from neuroshard.search.improve.local_search import LocalSearch
+from neuroshard.search.infeasible.feasibility import any_plan, feasible, misfit
+from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.layout import caveats, make_plan
-from neuroshard.search.problem.problem import Placement
+from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.proposers.baselines import Attempt, baseline, baselines
-from neuroshard.search.proposers.beam import PAPER, Width
+from neuroshard.search.proposers.base import Request
+from neuroshard.search.proposers.baselines import KEYS, Attempt, baseline, baselines
+from neuroshard.search.proposers.beam import beam_search
+from neuroshard.search.proposers.current import plans_in_place
+from neuroshard.search.proposers.registry import propose
 from neuroshard.search.proposers.row_wise import worth_allowing
+from neuroshard.search.tuning import PAPER, TUNING, BeamWidth, Tuning
 from neuroshard.search.watch import OnImprovement, Watch
+
+LOCAL_SEARCH, PUBLISHED = "local-search", "neuroshard-2023"
+ALGORITHMS = (LOCAL_SEARCH, PUBLISHED, *KEYS)
+UNTIL_TIME_IS_UP = 10**6  # rounds of a search with a time budget
 
 
 def search(
     task: ShardingTask,
     cost_model: CostModel,
     *,
-    algorithm: str = "local-search",
+    algorithm: str = LOCAL_SEARCH,
     seed: int = 0,
     rounds: int | None = None,
     time_budget_s: float | None = None,
     on_improvement: OnImprovement | None = None,
-    width: Width = PAPER,
+    width: BeamWidth = PAPER,
     previous: Plan | None = None,
     move_budget_bytes: int | None = None,
     cost_model_error: float | None = None,
     instead: str = "",
     notes: tuple[str, ...] = (),
     stop: threading.Event | None = None,
+    tuning: Tuning = TUNING,
 ) -> Plan:
-    """The plan whose slowest device is fastest, as far as `algorithm` finds it; with the heuristics' costs beside it.
+    """The plan whose slowest device is fastest, as far as `algorithm` finds it; with what the heuristics' plans cost.
 
-    Improvement takes so many `rounds`, or, with a time budget, as many as there is time for: the plan then depends on the
-    machine, else on the seed alone. `on_improvement` is told the seconds since the search began and the cost in ms of every plan
-    that is better than all before. `width` is that of the published search. With a `previous` plan the search starts from it, and
-    moves at most `move_budget_bytes` of weights and optimizer state. `cost_model_error` (how far the model's predictions
-    lie from measured costs, as a share), `instead` and `notes` go into the plan's provenance. Once `stop` is set, the search
-    comes to an end, with the best so far.
+    Local search runs so many `rounds`, or, with a time budget, as many as there is time for: then the plan depends on the
+    machine, else on the seed alone. `on_improvement` receives the seconds since the search began and the cost in ms of every
+    plan that is better than all before. `width` is that of the published search. With a `previous` plan the search starts from
+    it, and moves at most `move_budget_bytes` of weights and optimizer state. `cost_model_error` (how far predictions are off
+    measured costs, as a share), `instead` and `notes` go into the plan's provenance. Once `stop` is set, the search ends with
+    the best plan so far.
 
-    Raises UsageError for what is not an algorithm or no effort, Infeasible where no plan fits or none is found, and what the
-    cost model raises where it knows no all-to-all between so many devices.
+    Raises UsageError for an unknown algorithm or no effort, Infeasible if no plan fits or none is found, and what the cost
+    model raises where it knows no all-to-all between so many devices.
     """
+    _check(algorithm, rounds, time_budget_s, width, previous, move_budget_bytes)
+    if rounds is None:
+        rounds = tuning.rounds if time_budget_s is None else UNTIL_TIME_IS_UP
+    is_ours = algorithm == LOCAL_SEARCH
+    watch, rng = Watch(time_budget_s, on_improvement, stop), np.random.default_rng(seed)
+    problem = feasible(task, cost_model, tuning)
+    problem.alone_ms(problem.whole)  # reports costs that are none before anything is computed with them
+    if len(problem.row_blocks.groups):
+        if not prices_rows(cost_model):
+            raise UsageError(
+                "given costs are of whole tables: they do not tell what some of the rows cost; search without --row-wise"
+            )
+        if not is_ours:
+            notes = (*notes, f"{algorithm} splits tables column-wise only, not row-wise")
+    current = None
+    if previous is not None:
+        current = CurrentPlacement(problem, previous, move_budget_bytes)
+        problem.memory = problem.memory - current.reserved_bytes
+        notes = (*notes, *current.notes)
+
+    request = Request(watch, seed, width, current)
+    if is_ours:
+        best = _local_search(problem, request, rounds, rng)
+        placement = best.placement
+    elif algorithm == PUBLISHED:
+        with progress("search splits", total=width.depth, unit="levels") as watch.bar:
+            placement = beam_search(problem, width, watch)
+        if not placement.fits:
+            raise Infeasible(
+                f"{PUBLISHED}, which gives a device at most 1.5 x the mean columns, found no plan: "
+                f"{misfit(problem, placement)}; {LOCAL_SEARCH} splits until tables fit: try it"
+            )
+        best = State.of(problem, placement)
+    else:
+        placement = baseline(problem, algorithm, rng)
+        best = State.of(problem, placement)
+
+    heuristics: dict[str, Attempt] = {} if algorithm in KEYS else baselines(problem, seed)
+    if is_ours and previous is None and not len(problem.row_blocks.groups) and prices_rows(cost_model):
+        notes = (*notes, *worth_allowing(problem, best))
+    if watch.stopped:
+        notes = (*notes, "the search was stopped by hand: more of it might have found a better plan")
+    provenance = Provenance(
+        neuroshard_version=__version__,
+        algorithm=algorithm,
+        seed=seed,
+        rounds=rounds if is_ours and time_budget_s is None else None,
+        time_budget_s=time_budget_s if is_ours else None,
+        cost_model=cost_model.name,
+        cost_model_backend=cost_model.backend,
+        cost_model_device=cost_model.device_name,
+        cost_model_error=cost_model_error,
+        instead=instead,
+        notes=(*notes, *caveats(problem, placement)),
+    )
+    bound = lower_bound(problem, best)
+    return make_plan(
+        problem,
+        placement,
+        current=current,
+        baselines=heuristics,
+        bound_ms=bound.ms,
+        bound_assumptions=bound.why,
+        improvements=watch.improvements,
+        provenance=provenance,
+    )
+
+
+def _check(
+    algorithm: str,
+    rounds: int | None,
+    time_budget_s: float | None,
+    width: BeamWidth,
+    previous: Plan | None,
+    move_budget_bytes: int | None,
+) -> None:
+    """Raise UsageError for what a search cannot do."""
     if algorithm not in ALGORITHMS:
         raise UsageError(f"unknown algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
     if time_budget_s is not None and not 0 < time_budget_s < math.inf:
@@ -75,64 +167,89 @@ def search(
     if rounds is not None and rounds < 0:
         raise UsageError(f"rounds must be at least 0, not {rounds}")
     width.check()
-    if previous is not None and algorithm != "local-search":
-        raise UsageError(f"{algorithm} places all tables anew; only local-search starts from a plan")
+    if previous is not None and algorithm != LOCAL_SEARCH:
+        raise UsageError(f"{algorithm} places all tables anew; only {LOCAL_SEARCH} starts from a plan")
     if move_budget_bytes is not None and previous is None:
         raise UsageError("a move budget is for a search that starts from a plan; give it with --from")
-    watch = Watch(time_budget_s, on_improvement, stop)
-    problem, rng = feasible(task, cost_model), np.random.default_rng(seed)
-    problem.alone_ms(problem.whole)  # whose costs are none is told before anybody reckons with them
-    if len(problem.row_blocks.items):
-        if not prices_rows(cost_model):
-            raise UsageError(
-                "given costs are of whole tables: they do not tell what some of the rows cost; search without --row-wise"
-            )
-        if algorithm != "local-search":
-            notes = (*notes, f"{algorithm} splits tables column-wise only, not row-wise")
 
-    if previous is not None:
-        problem.held = Held(problem, previous, move_budget_bytes)
-        notes = (*notes, *problem.held.notes)
 
-    heuristics: dict[str, Attempt] = {}
-    if algorithm in SEARCHES:
-        if rounds is None:
-            rounds = ROUNDS if time_budget_s is None else ROUNDS_AT_MOST
-        effort = Effort(rounds, width)
-        found = SEARCHES[algorithm](problem, effort, rng, watch)
-        heuristics = baselines(problem, seed)
-        if algorithm == "local-search" and move_budget_bytes is None:
-            found = at_least(
-                problem, found, [one for one in heuristics.values() if isinstance(one, Placement)], rng, watch
+def _local_search(problem: Problem, request: Request, rounds: int, rng: np.random.Generator) -> State:
+    """The plan to take. Raises Infeasible if nothing fits, or more bytes would have to move than may."""
+    watch, current, tuning = request.watch, request.current, problem.tuning
+    may_split_rows = len(problem.row_blocks.groups) > 0 and tuning.row_wise
+    total, unit = watch.amount((1 + may_split_rows) * rounds)
+    with progress("search", total=total, unit=unit) as watch.bar:
+        starts = _starts(problem, request)
+        watch.note(min(plan.cost for plan in starts))
+
+        # Column-wise: briefly from the first plans, then on from the best, and from the published search's where it is quick.
+        published: list[State] = []
+        with watch.sharing(0.5 if may_split_rows else 1.0):
+            found = LocalSearch(starts, rng, watch, current).run(min(rounds, tuning.first_rounds))
+            if rounds:
+                small = problem.devices * len(problem.whole) <= tuning.beam_most_cells
+                if small and current is None and not watch.expired:
+                    published = propose("beam", problem, request)
+                go_on = LocalSearch([found[0], *published], rng, watch, current)
+                found = [*found, *go_on.run(max(rounds - tuning.first_rounds, 0))]
+
+        # Row-wise: the same for plans with some tables row-wise, where they may be.
+        row_wise: list[State] = []
+        if may_split_rows:
+            plans = _affordable(propose("row_wise", problem, request), current)
+            go_on = LocalSearch(
+                [*plans, _choose_column_wise(found, published, starts[0], current)],
+                rng.spawn(1)[0],
+                watch,
+                current,
+                toggle_row_wise=tuning.toggle_row_wise,
             )
-            found = or_alike(problem, found, rng, watch)
-    else:
-        found = baseline(problem, algorithm, rng)
-    state = State.of(problem, found)
-    if (
-        algorithm == "local-search"
-        and previous is None
-        and not len(problem.row_blocks.items)
-        and prices_rows(cost_model)
-    ):
-        notes = (*notes, *worth_allowing(problem, state))
-    if watch.stopped:
-        notes = (*notes, "the search was stopped by hand: more of it might have found a better plan")
-    provenance = Provenance(
-        neuroshard_version=__version__,
-        algorithm=algorithm,
-        seed=seed,
-        rounds=rounds if algorithm == "local-search" and time_budget_s is None else None,
-        time_budget_s=time_budget_s if algorithm == "local-search" else None,
-        cost_model=cost_model.name,
-        cost_model_backend=cost_model.backend,
-        cost_model_device=cost_model.device_name,
-        cost_model_error=cost_model_error,
-        instead=instead,
-        notes=(*notes, *caveats(problem, found)),
-    )
-    bound = lower_bound(problem, state)
-    return make_plan(problem, found, heuristics, bound, watch.improvements, provenance)
+            row_wise = go_on.run(rounds)
+
+    # The choice: of column-wise plans about as cheap, the one expected to be the fastest; then whether rows are worth it.
+    found = [*found, *(plan for plan in row_wise if not len(plan.problem.row_wise))]
+    best = _choose_column_wise(found, published, starts[0], current)
+    if row_wise:
+        best = choose([*row_wise, best], best, tuning.regret_row_wise)
+    if current is not None and current.budget_bytes is not None:
+        return best
+
+    # The floor: no heuristic's plan and no uniform plan is cheaper.
+    for name in ("baselines", "uniform"):
+        worth_ms = best.cost * (1 - tuning.worth_moving) if current is not None else best.cost
+        plans = propose(name, problem, request)[:1]
+        if plans and plans[0].cost <= worth_ms * (1 + tuning.floor_near):
+            improved = LocalSearch(plans, rng, watch, current).best
+            if improved.cost < worth_ms:
+                best = choose([improved, best], at_most_ms=plans[0].cost)
+    return best
+
+
+def _starts(problem: Problem, request: Request) -> list[State]:
+    """Plans that fit and keep the move budget: the one in place first, if there is one, then greedy plans, cheapest first; any
+    plan that fits if there is neither."""
+    current = request.current
+    in_place = [] if current is None else plans_in_place(problem, current)
+    starts = [*in_place, *propose("greedy", problem, request)] or [State(*any_plan(problem))]
+    if current is not None and current.budget_bytes is not None:
+        current.check(min(current.moving_bytes(plan.problem, plan.widths) for plan in starts))
+    return _affordable(starts, current)
+
+
+def _affordable(plans: Sequence[State], current: CurrentPlacement | None) -> list[State]:
+    """Those of the plans that keep the move budget."""
+    return [plan for plan in plans if current is None or current.within_budget(plan.problem, plan.widths)]
+
+
+def _choose_column_wise(
+    found: Sequence[State], published: Sequence[State], first: State, current: CurrentPlacement | None
+) -> State:
+    """Of the plans found the one to take. From a plan in place, `first`, nothing moves for a plan that costs more, nor for next
+    to no gain."""
+    if current is None:
+        return choose(found, published[0] if published else None)
+    best = choose(found, at_most_ms=first.cost)
+    return first if best.cost > first.cost * (1 - first.problem.tuning.worth_moving) else best
 
 
 def run(

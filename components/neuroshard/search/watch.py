@@ -1,4 +1,4 @@
-"""What a search tells while it runs, and when it must stop: the clock stands here, so that the search itself has none."""
+"""What a search reports while it runs, and when it must stop. Only this module reads the clock."""
 
 import threading
 import time
@@ -11,12 +11,12 @@ from neuroshard.progress import Bar
 OnImprovement = Callable[[float, float], None]  # seconds since the search began, cost in ms
 
 
-MOST_TOLD = 100  # improvements in a plan: a curve needs no more
-SHOWN_EVERY_S = 0.5  # at least, while a round takes long
+MOST_IMPROVEMENTS = 100  # in a plan: a curve needs no more
+SHOWN_EVERY_S = 0.5  # the progress bar, while a round takes long
 
 
 class Watch:
-    """The best cost so far, each improvement with the step that it came at, and whether the time is up."""
+    """The best cost so far in ms, each improvement with the step at which it came, and whether the time is up."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Watch:
         self._improvements: list[tuple[int, float]] = []  # step and cost in ms
 
     def note(self, cost_ms: float, steps: int = 0) -> None:
-        """A plan of this cost is at hand, so many steps after the one before."""
+        """A plan of this cost was found, so many steps after the one before."""
         self.steps += steps
         if cost_ms < self.best_ms:
             self.best_ms = cost_ms
@@ -45,14 +45,14 @@ class Watch:
 
     @property
     def improvements(self) -> tuple[Improvement, ...]:
-        """All of them, or of many so many as a curve needs, the first and the last among them."""
+        """All of them, or 100 of more, the first and the last among them."""
         told, last = self._improvements, len(self._improvements) - 1
-        if last >= MOST_TOLD:
-            told = [told[last * place // (MOST_TOLD - 1)] for place in range(MOST_TOLD)]
+        if last >= MOST_IMPROVEMENTS:
+            told = [told[last * place // (MOST_IMPROVEMENTS - 1)] for place in range(MOST_IMPROVEMENTS)]
         return tuple(Improvement(step=step, cost_ms=cost_ms) for step, cost_ms in told)
 
     def advance(self) -> None:
-        """One round of the search is done. With a time budget the bar shows seconds of it."""
+        """One round of the search is done. With a time budget the bar counts seconds instead."""
         if self.bar is not None:
             self._show(1.0)
 
@@ -65,12 +65,12 @@ class Watch:
         self.bar.advance(steps, f"best {self.best_ms:.3f} ms")
 
     def amount(self, rounds: int) -> tuple[float, str]:
-        """What a bar is to count from here on: so many rounds, or, with a time budget, the seconds that are left of it."""
+        """What a progress bar counts from here on: rounds, or, with a time budget, the seconds that are left of it."""
         return (rounds, "rounds") if self.ends is None else (max(self.ends - self.shown, 0.0), "s")
 
     @contextmanager
     def sharing(self, part: float) -> Iterator[None]:
-        """What is done in here has so much of the time that is left, where there is a budget."""
+        """Inside, only this share of the time that is left may be spent, if there is a budget."""
         ends = self.ends
         if ends is not None:
             now = time.perf_counter()
@@ -82,7 +82,7 @@ class Watch:
 
     @contextmanager
     def without_bar(self) -> Iterator[None]:
-        """What is done in here is no round."""
+        """Inside, rounds do not advance the progress bar."""
         bar, self.bar = self.bar, None
         try:
             yield
@@ -91,10 +91,10 @@ class Watch:
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody asked it to stop."""
+        """Whether somebody asked the search to stop."""
         return self.stop is not None and self.stop.is_set()
 
     @property
     def expired(self) -> bool:
-        """Whether the time budget is spent, or it shall stop."""
+        """Whether the time budget is spent, or the search was stopped."""
         return self.stopped or (self.ends is not None and time.perf_counter() >= self.ends)

@@ -37,7 +37,7 @@ class Job:
         return sha256(canonical_json(asked))[:16]
 
 
-CODE = code_digest("search/*.py", "costmodel/*net*.py", "costmodel/bundle.py")
+CODE = code_digest("search/**/*.py", "costmodel/*net*.py", "costmodel/bundle.py")
 
 
 def answer(job: Job, folder: Path, nets: Path) -> list[Figures]:

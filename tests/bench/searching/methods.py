@@ -5,7 +5,8 @@ Peers that need torch import it when they run, so that the memory of a process t
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from neuroshard.costmodel.protocol import CostModel
 from neuroshard.measure.formula import Formula
 from neuroshard.search.proposers.baselines import KEYS
 from neuroshard.search.run import search
+from neuroshard.search.tuning import TUNING, Tuning
 
 Figures = dict[str, Any]
+SWITCHES = [one.name for one in fields(Tuning) if isinstance(one.default, bool)]  # parts that a search can leave out
+OTHER_SEED = "with another seed"  # how much of a difference is chance
 
 
 @dataclass
@@ -41,6 +45,12 @@ def ours(task: ShardingTask, model: CostModel, budget_s: float | None = None) ->
         on_improvement=lambda _, cost: trace.append((time.process_time() - began, cost)),
     )
     return Found(rows_of(plan), {"trace": trace, "bound_ms": plan.lower_bound_ms})
+
+
+def ablated(task: ShardingTask, model: CostModel, switch: str | None = None, seed: int = 0) -> Found:
+    """Ours of its usual rounds, without one of its parts."""
+    tuning = TUNING if switch is None else replace(TUNING, **{switch: False})
+    return Found(rows_of(search(task, model, seed=seed, tuning=tuning)))
 
 
 def by_name(algorithm: str) -> Callable[[ShardingTask, CostModel], Found]:
@@ -82,6 +92,9 @@ METHODS: dict[str, Callable[..., Found]] = {
     "neuroshard-2023": by_name("neuroshard-2023"),
     "neuroshard-2023, one at a time": one_at_a_time,
     **{name: by_name(name) for name in KEYS},
+    "all parts": ablated,
+    OTHER_SEED: partial(ablated, seed=1),
+    **{f"without {switch}": partial(ablated, switch=switch) for switch in SWITCHES},
     "torchrec": torchrec,
     "torchrec, all types": lambda task, model: torchrec(task, model, all_types=True),
 }

@@ -168,3 +168,24 @@ def growth(sizes: Sequence[float], seconds: Sequence[float]) -> float:
 def memory_text(figures: Figures) -> str:
     grown = figures["peak_bytes"] - figures["peak_before_bytes"]
     return f"{format_bytes(figures['peak_bytes'])}, {format_bytes(grown)} of it in the search"
+
+
+def ablation_table(answers: Sequence[Figures]) -> list[str]:
+    """A line a part: what a search without it loses, over the tasks that both solved; and tasks that only one of them solved."""
+    tasks = by_task(answers)
+    names = list(dict.fromkeys(figures["method"] for figures in answers))
+    lines = ["| | true cost: mean, worst | nets: mean | tasks lost, won | CPU |", "|---|---|---|---|---|"]
+    everything = names[0]
+    for name in names[1:]:
+        pairs = [(of[everything], of[name]) for of in tasks.values()]
+        truth, nets = (ratios(answers, name, everything, cost) for cost in ("truth_ms", "nets_ms"))
+        lost, won = (sum(solved(pair[a]) > solved(pair[1 - a]) for pair in pairs) for a in (0, 1))
+        cpu = sum(one["cpu_s"] for _, one in pairs) / sum(one["cpu_s"] for one, _ in pairs)
+        change = "{:+.2%}".format
+        lines.append(
+            f"| {name} | {change(average(truth) - 1)}, {change(max(truth, default=math.nan) - 1)} "
+            f"| {change(average(nets) - 1)} | {lost}, {won} | {cpu:.0%} |"
+        )
+    cpu_s = sum(figures["cpu_s"] for figures in answers if figures["method"] == everything)
+    found = sum(solved(of[everything]) for of in tasks.values())
+    return [f"With all parts {found} of {len(tasks)} tasks are solved, in {cpu_s:.0f} s of CPU.", "", *lines]

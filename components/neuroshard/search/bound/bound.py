@@ -62,8 +62,8 @@ def lower_bound(problem: Problem, plan: State) -> Bound:
     """A lower bound on the cost of every plan that honours the task's constraints on cuts, at most what `plan` costs."""
     if not problem.model.bounded:
         return Bound(None, (NOT_BOUNDED,))
-    problem.price(np.arange(1, len(problem.item)))
-    why = ASSUMPTIONS_BY_ROWS if len(problem.row_blocks.items) else ASSUMPTIONS
+    problem.price(np.arange(1, len(problem.group)))
+    why = ASSUMPTIONS_BY_ROWS if len(problem.row_blocks.groups) else ASSUMPTIONS
     bends = CONVEX_INSTEAD if _bends(problem.model) else CONVEX
     return Bound(_Proof(problem, plan).bound_ms(plan.cost), tuple(line.format(bends=bends) for line in why))
 
@@ -88,7 +88,7 @@ class _Proof:
         """The bound, where there is a plan of `cost_ms`: the least of all cases of which tables are row-wise."""
         low, best = self._of(self.all, 0.0, cost_ms), cost_ms
         rows = len(self.cases.order)
-        told_apart = min(rows, CASES_OF // len(self.problem.item))
+        told_apart = min(rows, CASES_OF // len(self.problem.group))
         for count in range(told_apart):
             if best <= low * (1 + LEAST_GAIN):
                 return low

@@ -50,11 +50,11 @@ class Case:
     def widest_part_ms(self) -> float:
         """Some device holds at least so wide a part of every item, or a block of it: what the worst of them cost."""
         problem = self.problem
-        narrowest = -(-problem.widest // problem.places)
-        wide = np.flatnonzero((problem.units >= narrowest[problem.item]) & np.isfinite(self.alone))
+        narrowest = -(-problem.all_units // problem.max_devices)
+        wide = np.flatnonzero((problem.units >= narrowest[problem.group]) & np.isfinite(self.alone))
         least = np.full(len(problem.whole), np.inf)
-        np.minimum.at(least, problem.item[wide], self.alone[wide])
-        items = problem.row_blocks.items
+        np.minimum.at(least, problem.group[wide], self.alone[wide])
+        items = problem.row_blocks.groups
         least[items] = np.minimum(least[items], self.rows_alone)
         return float(least.max()) + self.ahead
 
@@ -64,13 +64,13 @@ class Case:
         enough = (cost_ms - self.ahead) * (1 + 1e-9)
         shards, row_wise = self.alone <= enough, self.rows_alone <= enough
         some = np.logical_or.reduceat(shards[1:], self.problem.first)
-        some[self.problem.row_blocks.items[row_wise]] = True
+        some[self.problem.row_blocks.groups[row_wise]] = True
         return (shards, row_wise) if some.all() else None
 
     def cheaper_row_wise(self, cuts: Cuts, slope: Floats, row_wise: NDArray[np.bool_]) -> tuple[float, Floats]:
         """The total, and the sum of vectors, where each item is cut or split row-wise, whichever is cheaper."""
-        problem, items = self.problem, self.problem.row_blocks.items
-        item, price = problem.item[cuts.shards], np.zeros(len(problem.whole))
+        problem, items = self.problem, self.problem.row_blocks.groups
+        item, price = problem.group[cuts.shards], np.zeros(len(problem.whole))
         np.add.at(price, item, problem.vectors[cuts.shards] @ slope * cuts.times)
         price[cuts.none] = np.inf
         split = np.where(row_wise, self.blocks @ slope + self.all_to_all, np.inf)
@@ -85,14 +85,14 @@ class Cases:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.may_be: NDArray[np.bool_] = (problem.units >= problem.least[problem.item]) & (problem.units > 0)
+        self.may_be: NDArray[np.bool_] = (problem.units >= problem.min_units[problem.group]) & (problem.units > 0)
         blocks, devices = problem.row_blocks, problem.devices
         self.blocks: Floats = np.zeros((0, problem.vectors.shape[1]))
-        if len(blocks.items):
+        if len(blocks.groups):
             self.blocks = blocks.vectors[:, 0] * (devices - 1) + blocks.vectors[:, 1]
-        narrow = problem.numbers(np.arange(len(problem.whole)), -(-problem.widest // problem.places))
+        narrow = problem.shards_of(np.arange(len(problem.whole)), -(-problem.all_units // problem.max_devices))
         narrow_ms = np.where(problem.nbytes[narrow] <= problem.roomiest(), problem.alone_ms(narrow), np.inf)
-        self.order: Ints = np.argsort(-narrow_ms[blocks.items], kind="stable")
+        self.order: Ints = np.argsort(-narrow_ms[blocks.groups], kind="stable")
         used = np.arange(1, devices + 1)
         held = np.tri(devices)  # all that hold something alike: all-to-alls are convex
         both = np.add(*transfers(problem, held * (problem.mean_columns * devices / used)[:, None]))
@@ -106,19 +106,19 @@ class Cases:
         mean = problem.mean_columns + columns * (1 - 1 / devices)
         forward, backward = transfers(problem, np.full(devices, mean))
         memory, beside, rows_alone = problem.memory, np.zeros(problem.vectors.shape[1]), np.zeros(0)
-        if len(rows.items):
-            beside, _, nbytes = rows.load(rows.items[np.sort(sure)])
+        if len(rows.groups):
+            beside, _, nbytes = rows.load(rows.groups[np.sort(sure)])
             memory, beside = memory - nbytes, beside.min(axis=0)  # no device holds less of any component
-            block_bytes = rows.nbytes * (~np.isin(np.arange(len(rows.items)), sure))[:, None]
+            block_bytes = rows.nbytes * (~np.isin(np.arange(len(rows.groups)), sure))[:, None]
             more = rows.vectors * (block_bytes > 0)[..., None]
             rows_alone = problem.model.compute_ms(beside + more).max(axis=1)
             rows_alone = rows_alone + self._own_backward_ms(columns + rows.dims * (block_bytes[:, 0] > 0), mean)
             fits = (block_bytes[:, 0] <= memory[:-1].min()) & (block_bytes[:, 1] <= memory[-1])
             rows_alone[~fits] = np.inf
-        room = np.where(problem.allowed, memory, -1).max(axis=1)[problem.item]
-        alone = np.where(np.arange(len(problem.item)) > 0, problem.model.compute_ms(beside + problem.vectors), 0.0)
+        room = np.where(problem.allowed, memory, -1).max(axis=1)[problem.group]
+        alone = np.where(np.arange(len(problem.group)) > 0, problem.model.compute_ms(beside + problem.vectors), 0.0)
         alone = alone + self._own_backward_ms(columns + problem.dims, mean)
-        alone[~self.may_be | (problem.nbytes > room) | np.isin(problem.item, rows.items[sure])] = np.inf
+        alone[~self.may_be | (problem.nbytes > room) | np.isin(problem.group, rows.groups[sure])] = np.inf
         if next_not:
             rows_alone[self.order[count]] = np.inf
         all_to_all = ((devices - 1) * self._a_column_ms(mean)) * rows.dims.astype(np.float64)

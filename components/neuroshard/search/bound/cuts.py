@@ -34,18 +34,18 @@ def cheapest_cuts(problem: Problem, price: Floats) -> Cuts:
     least = np.minimum.reduceat(a_unit, problem.first + 1)  # of the item's parts, narrowest first
     whole = problem.whole
     kept = np.isfinite(price[whole]) & (a_unit[whole] <= least)
-    wide = ~kept & (problem.widest > CUT_EXACTLY)
+    wide = ~kept & (problem.all_units > CUT_EXACTLY)
 
-    best = np.lexsort((a_unit, problem.item))[np.searchsorted(problem.item, np.arange(len(whole)))]
-    shares = np.where(kept, 1.0, problem.widest / np.maximum(problem.units[best], 1))[kept | wide]
+    best = np.lexsort((a_unit, problem.group))[np.searchsorted(problem.group, np.arange(len(whole)))]
+    shares = np.where(kept, 1.0, problem.all_units / np.maximum(problem.units[best], 1))[kept | wide]
     counted = np.where(kept, whole, best)[kept | wide]
     total = float(price[counted] @ shares)
     chosen, none = [counted], [np.flatnonzero(wide & ~np.isfinite(least))]
 
-    limit = np.where(problem.most * problem.least < problem.widest, problem.most, 0)
+    limit = np.where(problem.max_shards * problem.min_units < problem.all_units, problem.max_shards, 0)
     for most in sorted(set(limit[~kept & ~wide].tolist())):
         items = np.flatnonzero(~kept & ~wide & (limit == most))
-        shards, able = _cut(price, problem.first[items], problem.least[items], problem.widest[items], most)
+        shards, able = _cut(price, problem.first[items], problem.min_units[items], problem.all_units[items], most)
         total += float(price[shards].sum())
         chosen.append(shards)
         none.append(items[~able])

@@ -48,7 +48,7 @@ class Filled:
             all_to_all = case.all_to_all_ms[first:]
             if not len(all_to_all):
                 continue
-            adds = self._cheapest(case, int(problem.item[shard]), slopes[place], there[place], len(all_to_all))
+            adds = self._cheapest(case, int(problem.group[shard]), slopes[place], there[place], len(all_to_all))
             least = float((np.maximum(computes[place], starts[place] + adds) + all_to_all[: len(adds)]).min())
             alone[shard] = max(alone[shard], least - case.ahead)
         return replace(case, alone=alone)
@@ -61,10 +61,10 @@ class Filled:
         )
         cheapest = np.minimum.reduceat(a_column[1:], problem.first)
         blocks = problem.row_blocks
-        if len(blocks.items):
+        if len(blocks.groups):
             block = np.min([blocks.vectors[:, last] @ slope for last in (0, 1)], axis=0)
-            cheapest[blocks.items] = np.minimum(cheapest[blocks.items], block / blocks.dims)
-            cheapest[blocks.items[case.sure]] = np.inf
+            cheapest[blocks.groups] = np.minimum(cheapest[blocks.groups], block / blocks.dims)
+            cheapest[blocks.groups[case.sure]] = np.inf
         cheapest[item] = np.inf
         order = np.argsort(cheapest, kind="stable")
         order = order[np.isfinite(cheapest[order])]

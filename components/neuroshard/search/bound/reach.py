@@ -19,10 +19,10 @@ class Reach:
     """Of devices that hold `possible` parts, and blocks of rows where those are looked at."""
 
     def __init__(self, problem: Problem, possible: NDArray[np.bool_], row_wise: bool, dips: Dips) -> None:
-        item, vectors = problem.item[possible], problem.vectors[possible]
+        item, vectors = problem.group[possible], problem.vectors[possible]
         if row_wise:
             blocks = problem.row_blocks
-            item = np.concatenate([item, np.repeat(blocks.items, 2)])
+            item = np.concatenate([item, np.repeat(blocks.groups, 2)])
             vectors = np.concatenate([vectors, blocks.vectors.reshape(-1, vectors.shape[1])])
             order = np.argsort(item, kind="stable")
             item, vectors = item[order], vectors[order]

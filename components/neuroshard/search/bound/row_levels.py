@@ -39,7 +39,7 @@ def row_levels(problem: Problem, slope: Floats, intercept: float) -> "RowLevels 
     model = problem.model
     if problem.devices == 1 or not isinstance(model, TrainedCostModel) or model.nets.compute.rates is None:
         return None
-    most = max(min(MOST_COUNTS, IN_ALL // len(problem.item)), 1)  # each needs a multiplier at least
+    most = max(min(MOST_COUNTS, IN_ALL // len(problem.group)), 1)  # each needs a multiplier at least
     levels = max(n for n in range(MOST_LEVELS + 1) if comb(problem.devices + n, n) <= most)
     return RowLevels(problem, model, slope, intercept, levels) if levels else None
 
@@ -86,12 +86,12 @@ class RowLevels:
         self.least = self.load.min(axis=1)
         self.alone: Floats = np.where(self.rows[:, None] < self.high, model.compute_ms(there), np.inf)
         self.more: Floats = self.alone - model.compute_ms(vectors)[:, None]
-        blocks = problem.row_blocks.vectors if len(problem.row_blocks.items) else np.zeros((0, 2, vectors.shape[1]))
+        blocks = problem.row_blocks.vectors if len(problem.row_blocks.groups) else np.zeros((0, 2, vectors.shape[1]))
         self.block_rows, self.block_load = blocks[..., ROWS], by_level(blocks)[1]
         most = np.sort(problem.memory)[::-1].astype(np.float64)
         self.room = np.append(0.0, np.cumsum(most)) / most[0]  # of so many devices, in shares of the largest
         self.share, self.block_share = problem.nbytes / most[0], problem.row_blocks.nbytes / most[0]
-        self.left = IN_ALL // len(problem.item)
+        self.left = IN_ALL // len(problem.group)
         self.found: dict[tuple[int, ...], Floats] = {}  # multipliers that showed it
 
     def none_of(self, case: Case, cost_ms: float) -> bool:
@@ -150,7 +150,7 @@ class _Relaxed:
         self.load, self.rows, self.share = levels.load[:, used], levels.rows[:, None] / levels.high[used], levels.share
         self.row_wise = case.rows_alone <= self.may_take * (1 + SURE)
         self.row_wise &= (levels.block_rows.min(axis=1)[:, None] < levels.high[used]).all(axis=1)
-        self.all_to_all, self.blocks = case.all_to_all, levels.problem.row_blocks.items
+        self.all_to_all, self.blocks = case.all_to_all, levels.problem.row_blocks.groups
         block_rows = levels.block_rows[..., None] / levels.high[used]
         block_share = np.broadcast_to(levels.block_share[..., None], block_rows.shape)
         self.of_blocks = np.stack([levels.block_load[..., used], block_rows, block_share])  # (3, P, 2, L)
@@ -168,7 +168,7 @@ class _Relaxed:
         level = price.argmin(axis=1)
         least_price, least = price[np.arange(len(price)), level], int(times.argmin())
         cuts = cheapest_cuts(self.problem, least_price)
-        item = self.problem.item[cuts.shards]
+        item = self.problem.group[cuts.shards]
         of_item = np.zeros(len(self.problem.whole))
         np.add.at(of_item, item, least_price[cuts.shards] * cuts.times)
         of_item[cuts.none] = np.inf

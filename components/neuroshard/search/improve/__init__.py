@@ -1,1 +1,1 @@
-"""Local search: perturb a plan, descend, keep the better."""
+"""Local search: perturb a plan, descend by moves and swaps, keep the best."""

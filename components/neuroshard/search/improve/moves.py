@@ -1,65 +1,93 @@
-"""All steps away from a device, ranked by a linear guess: the most promising of many plans at once."""
+"""Moves from one device to another, and what they change by the cost model.
+
+A move takes `out` units of group `give` from device `source` to device `to`, and `into` units of group `take` (or of none, -1)
+back: a shard or a part of it is moved, or two are swapped. Units join what the other device has of their group already. A move
+changes two devices only, so these are all that the compute net is asked about.
+"""
+
+from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.costmodel.protocol import Ints
-from neuroshard.search.improve.steps import Steps
-from neuroshard.search.improve.swaps import swaps
-from neuroshard.search.improve.view import View
-from neuroshard.search.problem.plans import Level, Plans
-
-RECEIVERS = 24  # devices that are tried at a step where none are named, the least loaded ones
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem.objective import SoftMaximum
+from neuroshard.search.problem.plans import Plans
 
 
-def promising(plans: Plans, level: Level, plan: Ints, source: Ints, rng: np.random.Generator) -> Steps:
-    """`towards` the least loaded devices."""
-    devices = plans.problem.devices
-    receivers = (source[:, None] + np.arange(1, devices)) % devices
-    if devices - 1 > RECEIVERS:
-        least = np.argpartition(level.load[plan[:, None], receivers], RECEIVERS, axis=1)[:, :RECEIVERS]
-        receivers = np.take_along_axis(receivers, least, axis=1)
-    return towards(plans, level, plan, source, receivers, rng)
+@dataclass(frozen=True)
+class Moves:
+    """C moves, (C,) each: the plan, and what moves."""
+
+    plan: Ints
+    source: Ints
+    give: Ints
+    out: Ints
+    to: Ints
+    take: Ints
+    into: Ints
+
+    def __len__(self) -> int:
+        return len(self.give)
+
+    def __add__(self, other: "Moves") -> "Moves":
+        return Moves(*(np.concatenate([one, more]) for one, more in zip(self._all, other._all, strict=True)))
+
+    def __getitem__(self, chosen: Ints) -> "Moves":
+        return Moves(*(one[chosen] for one in self._all))
+
+    @property
+    def _all(self) -> tuple[Ints, ...]:
+        return self.plan, self.source, self.give, self.out, self.to, self.take, self.into
 
 
-def towards(plans: Plans, level: Level, plan: Ints, source: Ints, receivers: Ints, rng: np.random.Generator) -> Steps:
-    """Of each table of each job (J,) the move and the swap that fit and have the best linear guess, to some devices (J, R)."""
-    view = View(plans, level, plan, source, receivers, rng)
-    return moves(view) + swaps(view)
+@dataclass(frozen=True)
+class Priced:
+    """C moves by the cost model: what each changes the objective by, and the two devices after it, the source first."""
+
+    change: Floats  # (C,) ms
+    sums: Floats  # (2, C, K)
+    dims: Floats  # (2, C)
+    compute: Floats  # (2, C) ms
 
 
-def moves(view: View) -> Steps:
-    """Moves of whole shards, and of those parts of them which level the two devices in ms or in columns."""
-    problem, job, mine = view.problem, view.job, view.mine[:, None]
-    own, unit = view.level.stick.own_ms, view.unit[:, None]
-    unit_ms = (view.whole[:, :-1] + view.leaves[:, None]) / mine + 2 * own * unit
-    level = (view.load[:, None] - view.load_there)[job] / np.maximum(unit_ms, 1e-30)
-    even = (view.dims[:, None] - view.dims_there)[job] / (2 * unit)
-    parts = np.empty((len(job), 6, level.shape[1]))
-    parts[:, 0], parts[:, 1], parts[:, 2], parts[:, 3], parts[:, 5] = mine, level, level + 1, even, 0.5 * mine
-    np.minimum(level, even, out=parts[:, 4])
-    np.maximum(parts, 1.0, out=parts)
-    np.minimum(parts, mine[:, None], out=parts)
-    out = parts.astype(np.int64)  # (G, 6, R)
+def price(plans: Plans, soft: SoftMaximum, moves: Moves) -> Priced:
+    """The moves, by the cost model's compute ms of the two devices."""
+    problem, count, plan = plans.problem, len(moves), moves.plan
+    groups, devices, units = cells(moves)
+    both = devices[:2]
+    sums, dims = plans.sums[plan, both], plans.dims[plan, both]
+    slots = problem.slots.take(groups) + plans.widths[plan, groups, devices]
+    old, new = problem.slot_shards.take(slots), problem.slot_shards.take(slots + units)
+    problem.price(new.ravel())
+    vectors, columns = problem.vectors.take(new, axis=0), problem.dims.take(new)
+    vectors -= problem.vectors.take(old, axis=0)
+    columns -= problem.dims.take(old)
+    for given_or_taken in (slice(2, 4), slice(2)):
+        sums += vectors[given_or_taken]
+        dims += columns[given_or_taken]
+    compute = problem.model.compute_ms(sums.reshape(2 * count, -1)).reshape(2, count)
+    compute = np.where(dims > 0, compute, 0.0)
+    change = soft.added(np.array([soft.objective.load(compute, dims), dims]), plan)
+    for counts in soft.counts[plan, both]:
+        change -= counts
+    return Priced(change, sums, dims, compute)
 
-    there, slot = view.there[:, None], view.slot[:, None, None]
-    kept, joined = mine[:, None] - out, there + out
-    fits = view.fit(kept, joined, there)
-    np.minimum(joined, view.cap[:, None, None], out=joined)
-    fits &= view.bytes(slot + joined) <= view.free_there[job][:, None] + view.bytes(slot + there)
-    if not problem.free_to_go:
-        fits &= problem.allowed[view.item[:, None], view.receivers[job]][:, None]
-    moved = unit[:, None] * out
-    moved_ms = own * moved
-    load, dims = amounts = np.empty((2, 2, *out.shape))
-    np.subtract((view.load[job] - view.leaves)[:, None, None], moved_ms, out=load[0])
-    load[0] += view.flat.take(view.begin[:, -1, None, None] + kept)
-    np.add(view.load_there[job][:, None], moved_ms, out=load[1])
-    load[1] += view.joining(view.begin[:, None, :-1], there, joined)
-    np.subtract(view.dims[job][:, None, None], moved, out=dims[0])
-    np.add(view.dims_there[job][:, None], moved, out=dims[1])
-    change = view.change(amounts, np.arange(out.shape[2]))
-    change[~fits] = np.inf
-    rows, best = view.best(change)
-    part, column = np.divmod(best, out.shape[2])
-    none = np.full(len(rows), -1)
-    return view.steps(rows, out[rows, part, column], column, none, np.zeros_like(none))
+
+def cells(moves: Moves) -> tuple[Ints, Ints, Ints]:
+    """What the moves change: groups, devices, and how many units more or fewer, three (4, C).
+
+    In this order: what is taken joins the source and leaves the other device, then what is given leaves the source and joins
+    the other. Where nothing is taken the first two change no units.
+    """
+    return (
+        np.array([moves.take, moves.take, moves.give, moves.give]),
+        np.array([moves.source, moves.to, moves.source, moves.to]),
+        np.array([moves.into, -moves.into, -moves.out, moves.out]),
+    )
+
+
+def changes(moves: Moves, chosen: int) -> tuple[Ints, Ints, Ints]:
+    """What one of the moves changes: groups, devices, and how many units more or fewer, two or four of each."""
+    groups, devices, units = (of[:, 0] for of in cells(moves[np.array([chosen])]))
+    some = groups >= 0
+    return groups[some], devices[some], units[some]

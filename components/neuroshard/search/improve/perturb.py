@@ -1,75 +1,70 @@
-"""Shake a plan: some items leave a few of its devices and are put back one by one, cut anew."""
+"""Perturb a plan: some table groups leave a few of its devices and are placed again one by one, cut anew."""
 
 import numpy as np
 
-from neuroshard.search.problem.plans import Yardstick
-from neuroshard.search.problem.problem import Problem, Widths
+from neuroshard.search.problem.current import CurrentPlacement
+from neuroshard.search.problem.filling import put_back
+from neuroshard.search.problem.objective import Objective
+from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.proposers.start import squeeze
 
 
-def shake(state: State, stick: Yardstick, rng: np.random.Generator) -> None:
-    """Take some items off a few devices, one of them the one that is ready last, and put them back one by one, cut anew.
+def perturbed(
+    state: State, objective: Objective, rng: np.random.Generator, current: CurrentPlacement | None = None
+) -> State:
+    """The plan with some groups of one to four devices, the slowest among them, placed again in random order.
 
-    Nothing changes where they find no room.
+    The same plan if they then find no room, or would move more bytes than a `current` placement's budget allows.
     """
     problem = state.problem
     devices = [int(state.ready.argmax()), *rng.integers(problem.devices, size=rng.integers(1, 4)).tolist()]
-    items = np.flatnonzero(state.widths[:, devices].any(axis=1))
-    items = items[rng.random(len(items)) < rng.uniform(0.1, 0.6)]
-    if not len(items):
-        return
+    groups = np.flatnonzero(state.widths[:, devices].any(axis=1))
+    groups = groups[rng.random(len(groups)) < rng.uniform(*problem.tuning.perturb_share)]
+    if not len(groups):
+        return state
     slope, widths, free = problem.model.compute_slope(state.sums), state.widths.copy(), state.free.copy()
-    load, column_ms = stick.load(state.compute, state.dims), stick.own_ms + stick.all_ms
-    where, at = np.nonzero(widths[items])
-    taken = problem.numbers(items[where], widths[items[where], at])
+    load, column_ms = objective.load(state.compute, state.dims), objective.own_ms + objective.all_ms
+    where, at = np.nonzero(widths[groups])
+    taken = problem.shards_of(groups[where], widths[groups[where], at])
     np.add.at(free, at, problem.nbytes[taken])
     removed = np.einsum("sk,sk->s", problem.vectors[taken], slope[at]) + column_ms * problem.dims[taken]
-    load += stick.all_ms * state.dims
+    load += objective.all_ms * state.dims
     np.subtract.at(load, at, removed)
-    widths[items] = 0
+    widths[groups] = 0
 
-    whole = problem.first[items] + problem.cap[items]
-    problem.price(whole)
-    weight = (problem.vectors[whole] @ slope.mean(axis=0)) * problem.widest[items] / problem.cap[items]
+    widest = problem.first[groups] + problem.max_units[groups]
+    problem.price(widest)
+    weight = problem.vectors[widest] @ slope.mean(axis=0) * problem.all_units[groups] / problem.max_units[groups]
     lost: list[tuple[int, int]] = []
-    for index in np.argsort(-weight * rng.uniform(0.7, 1.4, len(items))).tolist():
-        item = int(items[index])
+    for index in np.argsort(-weight * rng.uniform(0.7, 1.4, len(groups))).tolist():
+        group = int(groups[index])
         heavy = weight[index] / max(float(state.ready.mean()), 1e-30)
-        for units in _parts(problem, item, heavy, rng):
-            shard = int(problem.first[item]) + units
+        for units in _cut(problem, group, heavy, rng):
+            shard = int(problem.first[group]) + units
             problem.price(np.array([shard]))
             ms = load + slope @ problem.vectors[shard] + column_ms * problem.dims[shard]
-            room = (free >= problem.nbytes[shard]) & problem.allowed[item] & (widths[item] == 0)
+            room = (free >= problem.nbytes[shard]) & problem.allowed[group] & (widths[group] == 0)
             if not room.any():
-                lost.append((item, units))
+                lost.append((group, units))
                 continue
             device = int(np.where(room, ms, np.inf).argmin())
-            widths[item, device], load[device] = units, ms[device]
+            widths[group, device], load[device] = units, ms[device]
             free[device] -= problem.nbytes[shard]
-    if squeeze(problem, widths, free, lost) and within_budget(problem, widths):
-        where, at = np.nonzero(widths != state.widths)
-        if len(where):
-            state.change(where, at, widths[where, at])
+    fits = put_back(problem, widths, free, lost) and (current is None or current.within_budget(problem, widths))
+    return State(problem, widths) if fits and (widths != state.widths).any() else state
 
 
-def within_budget(problem: Problem, widths: Widths) -> bool:
-    held = problem.held
-    return held is None or held.budget_bytes is None or held.total(widths) <= held.budget_bytes
-
-
-def _parts(problem: Problem, item: int, heavy: float, rng: np.random.Generator) -> list[int]:
-    """Units of the parts that an item is cut into: seldom more than it must be, more often where it is heavy; half of the
-    cuts as even as can be, half anywhere."""
-    widest, most = int(problem.widest[item]), int(problem.places[item])
-    size, largest = int(problem.nbytes[problem.whole[item]]), int(problem.memory[problem.allowed[item]].max())
-    fewest = max(-(-widest // int(problem.cap[item])), -(-size // max(largest, 1)))
+def _cut(problem: Problem, group: int, heavy: float, rng: np.random.Generator) -> list[int]:
+    """Units of the shards that a group is cut into: seldom more than it must be, more often if it is heavy; half of the cuts as
+    even as can be, half anywhere. `heavy` is its share of a mean device's ms."""
+    units, least = int(problem.all_units[group]), int(problem.min_units[group])
+    size, largest = int(problem.nbytes[problem.whole[group]]), int(problem.memory[problem.allowed[group]].max())
+    fewest = max(-(-units // int(problem.max_units[group])), -(-size // max(largest, 1)))
     count = fewest + (int(rng.integers(1, 4)) if rng.random() < 0.1 + heavy else 0)
-    least = int(problem.least[item])
-    count = max(1, min(count, most, widest // least))
+    count = max(1, min(count, int(problem.max_devices[group]), units // least))
     if count > 1 and rng.random() < 0.5:
-        places = least * np.sort(rng.choice(np.arange(1, widest // least), size=count - 1, replace=False))
-        parts = np.diff(places, prepend=0, append=widest)
-        if parts.max() <= problem.cap[item]:
-            return [*map(int, sorted(parts, reverse=True))]
-    return [widest // count + (part < widest % count) for part in range(count)]
+        places = least * np.sort(rng.choice(np.arange(1, units // least), size=count - 1, replace=False))
+        shards = np.diff(places, prepend=0, append=units)
+        if shards.max() <= problem.max_units[group]:
+            return [*map(int, sorted(shards, reverse=True))]
+    return [units // count + (shard < units % count) for shard in range(count)]

@@ -13,6 +13,7 @@ from neuroshard.costmodel.protocol import CostModel, Ints
 from neuroshard.search.infeasible.hints import hints
 from neuroshard.search.infeasible.packing import GaveUp, pack, quick_plan
 from neuroshard.search.problem.problem import Placement, Problem, Widths
+from neuroshard.search.tuning import TUNING, Tuning
 
 # Column shards repeat the optimizer's bytes of a row, at worst 9 x the memory; so all sums of bytes stay below 2^62.
 MAX_TOTAL_BYTES = 2**58
@@ -20,7 +21,7 @@ DEVICES_SHOWN = 8
 TRIED_BY_ROWS = 6  # tables that may be split row-wise, of which every set is tried where memory is tight
 
 
-def feasible(task: ShardingTask, model: CostModel) -> Problem:
+def feasible(task: ShardingTask, model: CostModel, tuning: Tuning = TUNING) -> Problem:
     """The task as arrays. Raises Infeasible where no plan can exist: too little memory in all, or a narrowest shard that no
     device holds."""
     need, have = sum(table.memory_bytes for table in task.tables), sum(task.usable_bytes)
@@ -33,10 +34,10 @@ def feasible(task: ShardingTask, model: CostModel) -> Problem:
             f"tables need {format_bytes(need)}, devices have {format_bytes(have)} together{beside}: "
             f"{format_bytes(need - have)} short; {hints(task, model)}"
         )
-    problem = Problem(task, model)
-    narrowest = problem.first + np.maximum(problem.least, -(-problem.widest // problem.places))
+    problem = Problem(task, model, tuning)
+    narrowest = problem.first + np.maximum(problem.min_units, -(-problem.all_units // problem.max_devices))
     lacking = problem.nbytes[narrowest] - problem.roomiest()
-    lacking[problem.row_blocks.items] = 0
+    lacking[problem.row_blocks.groups] = 0
     if lacking.max() > 0:
         raise Infeasible(f"{_lacking(problem, narrowest, int(lacking.argmax()))}; {hints(task, model)}")
     return problem
@@ -44,7 +45,7 @@ def feasible(task: ShardingTask, model: CostModel) -> Problem:
 
 def _lacking(problem: Problem, narrowest: Ints, item: int) -> str:
     """That no device has room for a shard that an item cannot do without, in words."""
-    shard, members = int(narrowest[item]), problem.members[item]
+    shard, members = int(narrowest[item]), problem.tables[item]
     of = f" ({members[0].rows:,} rows x {problem.dims[shard]} columns)" * (len(members) == 1)
     where = "no device" if problem.allowed[item].all() else "no device it may lie on"
     return (
@@ -63,7 +64,7 @@ def misfit(problem: Problem, placement: Placement) -> str:
     more = f" and {len(left) - DEVICES_SHOWN} more" if len(left) > DEVICES_SHOWN else ""
     others = f" (and {len(lost) - 1} more shards)" if len(lost) > 1 else ""
     return (
-        f"{problem.dims[largest]} columns of {problem.name(problem.item[largest])}{others} find no room: "
+        f"{problem.dims[largest]} columns of {problem.name(problem.group[largest])}{others} find no room: "
         f"{format_bytes(problem.nbytes[largest])} needed, left on the devices: {shown}{more}"
     )
 
@@ -73,7 +74,7 @@ def any_plan(problem: Problem) -> tuple[Problem, Widths]:
 
     Raises Infeasible with the way out where nothing fits, or is found.
     """
-    why, splittable = "no packing exists", len(problem.row_blocks.items)
+    why, splittable = "no packing exists", len(problem.row_blocks.groups)
     if splittable and (found := quick_plan(problem)):
         return found
     for there in _all_row_wise(problem) if splittable <= TRIED_BY_ROWS else iter([problem]):
@@ -90,10 +91,10 @@ def any_plan(problem: Problem) -> tuple[Problem, Widths]:
 
 def _all_row_wise(problem: Problem) -> Iterator[Problem]:
     """The problem with every set of its tables row-wise for which there is room, the smallest sets first."""
-    items = problem.row_blocks.items
+    items = problem.row_blocks.groups
     for count in range(len(items) + 1):
         for chosen in combinations(items.tolist(), count):
-            there = problem.with_rows(np.array(chosen, dtype=np.int64))
+            there = problem.with_row_wise(np.array(chosen, dtype=np.int64))
             if there is not None:
                 yield there
 

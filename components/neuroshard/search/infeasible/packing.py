@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem.filling import put_back
 from neuroshard.search.problem.problem import Problem, Widths
-from neuroshard.search.proposers.start import squeeze
 
 TRIED = 20_000  # placements of one item
 
@@ -22,9 +22,9 @@ def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
     """Units of every item on every device that fit, by a few greedy orders: column-wise, or with as few of the largest tables by
     rows as will do; and the problem with these tables row-wise."""
     blocks = problem.row_blocks
-    largest, count = blocks.items[np.argsort(-blocks.nbytes.sum(axis=1), kind="stable")], 0
+    largest, count = blocks.groups[np.argsort(-blocks.nbytes.sum(axis=1), kind="stable")], 0
     while count <= len(largest):
-        there = problem.with_rows(largest[:count])
+        there = problem.with_row_wise(largest[:count])
         if there is None:
             break
         widths = fill(there)
@@ -44,7 +44,7 @@ def pack(problem: Problem, at_most: int = TRIED) -> Widths | None:
 
 def fill(problem: Problem) -> Widths | None:
     """The same by a few greedy orders, or None where all of them fail."""
-    for key in (-_awkward(problem), -problem.nbytes[problem.first + problem.least].astype(np.float64)):
+    for key in (-_awkward(problem), -problem.nbytes[problem.first + problem.min_units].astype(np.float64)):
         for fullest in (False, True):
             widths = _fill(problem, np.argsort(key, kind="stable"), fullest)
             if widths is not None:
@@ -62,13 +62,13 @@ def _fill(problem: Problem, order: Ints, fullest: bool) -> Widths | None:
     widths = np.zeros((len(problem.whole), problem.devices), dtype=np.int64)
     free = problem.memory.copy()
     for item in order[problem.whole[order] > 0].tolist():
-        shard = problem.first[item] + problem.widest[item]
+        shard = problem.first[item] + problem.all_units[item]
         room = (free >= problem.nbytes[shard]) & problem.allowed[item]
-        if room.any() and problem.widest[item] <= problem.cap[item]:
+        if room.any() and problem.all_units[item] <= problem.max_units[item]:
             device = int(np.where(room, free if fullest else -free, np.iinfo(np.int64).max).argmin())
-            widths[item, device] = problem.widest[item]
+            widths[item, device] = problem.all_units[item]
             free[device] -= problem.nbytes[shard]
-        elif not squeeze(problem, widths, free, [(item, int(problem.widest[item]))]):
+        elif not put_back(problem, widths, free, [(item, int(problem.all_units[item]))]):
             return None
     return widths
 
@@ -93,7 +93,7 @@ def _exhaustive(problem: Problem, order: Ints, at_most: int) -> Widths | None:
             if tried > at_most:
                 raise GaveUp
             widths[item] = deal
-            if place(depth + 1, free - problem.nbytes[problem.numbers(np.full(problem.devices, item), widths[item])]):
+            if place(depth + 1, free - problem.nbytes[problem.shards_of(np.full(problem.devices, item), widths[item])]):
                 return True
         return False
 
@@ -112,7 +112,7 @@ def _deals_with_room(problem: Problem, item: int, free: Ints) -> Iterator[list[i
         and bool((problem.allowed[:, d] == problem.allowed[:, devices[k - 1]]).all())
         for k, d in enumerate(devices)
     ]
-    first, least, cap = int(problem.first[item]), int(problem.least[item]), int(problem.cap[item])
+    first, least, cap = int(problem.first[item]), int(problem.min_units[item]), int(problem.max_units[item])
     sizes = problem.nbytes[first + 1 : first + cap + 1]  # of 1 unit, of 2, …
     holds = np.searchsorted(sizes, free[devices], side="right").tolist()  # units that each has room for
     deal = [0] * problem.devices
@@ -142,5 +142,5 @@ def _deals_with_room(problem: Problem, item: int, free: Ints) -> Iterator[list[i
                 yield from to(k + 1, left - units, shards - (units > 0))
         deal[device] = 0
 
-    if may(0, int(problem.widest[item]), int(problem.most[item])):
-        yield from to(0, int(problem.widest[item]), int(problem.most[item]))
+    if may(0, int(problem.all_units[item]), int(problem.max_shards[item])):
+        yield from to(0, int(problem.all_units[item]), int(problem.max_shards[item]))

@@ -1,4 +1,4 @@
-"""What is different since the plan that a search starts from, in words."""
+"""What changed in the task since the plan that a search starts from, in words."""
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
@@ -7,7 +7,7 @@ from neuroshard.core.text import counted, first_few
 
 
 def compare(task_now: ShardingTask, old: Plan) -> tuple[str, ...]:
-    """What is different since the old plan, in words. Raises InvalidInput where it is for other tables altogether."""
+    """A line for each change since the old plan. Raises InvalidInput where it is for other tables altogether."""
     now, then = ({table.name: table for table in task.tables} for task in (task_now, old.task))
     common = now.keys() & then.keys()
     if not common:

@@ -1,16 +1,16 @@
-"""Re-planning: what the devices hold already, and how many bytes would have to move for other widths.
+"""Re-planning: what the devices hold under the current plan, and how many bytes must move for another one.
 
-Columns of a table are dealt out anew so that most of them stay: the shards of a table, one on each device, are laid out in the
-order that keeps the most columns where they are. Bytes are counted from that layout, so a budget is kept exactly.
+The columns of a table are dealt out anew so that most stay: its shards, one on each device, are laid out in the order that
+keeps the most columns where they are. Bytes are counted from that layout, so a move budget is kept exactly.
 
-A device may hold several pieces of a table that do not adjoin (TorchRec's planner deals columns out in turns). The search sees
-them as one shard; joining them moves columns, so within a budget such a table stays in its pieces unless its widths change.
+A device may hold several spans of a table's columns that do not adjoin (TorchRec's planner deals columns out in turns). The
+search sees them as one shard. Joining them moves columns, so within a budget such a table keeps its spans unless its widths
+change.
 
-A table that lies row-wise over all devices stays so where it may be; one that may not, or lies in other rectangles, is dealt out
-anew, and what of it a device holds already need not arrive there.
+A table that is row-wise over all devices stays so if that is still permitted. One that is not, or is in other rectangles, is
+dealt out anew; what a device holds of it already need not arrive there.
 """
 
-import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,50 +26,55 @@ from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.problem import Placement, Problem, Widths
 from neuroshard.search.problem.row_blocks import row_shards
 
-ORDERED = 8  # shards of a table whose every order is tried; of more, the order in which they lay is kept
+ORDERED = 8  # shards of a table of which every order is tried: 2^8 subsets; of more, their order is kept
+
+Spans = list[tuple[int, int]]  # columns, from and to
 
 
-class Held:
-    """The columns of each table that each device holds under the old plan. Items `row_wise` lay so there, and may again."""
+class CurrentPlacement:
+    """The spans of columns of each table that each device holds under the current plan, and the move budget, if there is one.
 
-    def __init__(self, problem: Problem, old: Plan, budget_bytes: int | None) -> None:
+    Groups `row_wise` (P,) are so now, and may stay so. `reserved_bytes` (D,) are what tables in several spans on a device take
+    more than as one shard. `notes` say what changed in the task since.
+    """
+
+    def __init__(self, problem: Problem, plan: Plan, budget_bytes: int | None) -> None:
         self.problem, self.budget_bytes = problem, budget_bytes
-        self.spans: dict[str, dict[int, list[tuple[int, int]]]] = {}
+        self.shards = {name: shards for name, shards in plan.by_table().items() if len(shards) > 0}
+        self.spans: dict[str, dict[int, Spans]] = {}  # by table and device
         self.rows: dict[str, int] = {}
-        self.before = {name: shards for name, shards in old.by_table().items() if len(shards) > 0}
-        self.in_rows: set[str] = set()  # tables whose shards do not all have all rows
+        self.not_whole: set[str] = set()  # tables of which some shard does not have all rows
         dims = {table.name: table.dim for table in problem.task.tables}
-        before = {table.name: table for table in old.task.tables}
-        for shard in old.shards:
+        before = {table.name: table for table in plan.task.tables}
+        for shard in plan.shards:
             if dims.get(shard.table) != before[shard.table].dim:
                 continue  # another table by now: made anew
             self.rows[shard.table] = before[shard.table].rows
             if shard.rows != before[shard.table].rows:
-                self.in_rows.add(shard.table)
+                self.not_whole.add(shard.table)
             elif shard.device < problem.devices:
                 spans = self.spans.setdefault(shard.table, {}).setdefault(shard.device, [])
                 spans.append((shard.column_offset, shard.column_offset + shard.dim))
-        splittable = problem.row_blocks.items.tolist()
-        there = [item for item in splittable if self._lies_row_wise(before.get(problem.members[item][0].name))]
-        self.row_wise: Ints = np.array(there, dtype=np.int64)
-        self.arriving_rows = 0  # bytes that must move for the blocks of rows of a plan
-        self.notes = (*compare(problem.task, old), *self._anew())
+        permitted = problem.row_blocks.groups.tolist()
+        stay = [group for group in permitted if self._is_row_wise(before.get(problem.tables[group][0].name))]
+        self.row_wise: Ints = np.array(stay, dtype=np.int64)
+        self.notes = (*compare(problem.task, plan), *self._dealt_anew())
         self._arriving: dict[tuple[int, bytes], int] = {}
         self._arriving_blocks: dict[int, int] = {}
-        self._pieces: dict[tuple[int, bytes], list[tuple[int, int, int]]] = {}
+        self._in_spans: dict[tuple[int, bytes], list[tuple[int, int, int]]] = {}
+        self.reserved_bytes = np.zeros(problem.devices, dtype=np.int64)
         if budget_bytes is not None:
-            self._keep_pieces()
+            self._keep_spans()
 
-    def _lies_row_wise(self, table: Table | None) -> bool:
-        """Whether the old plan has a table of its task row-wise over as many devices as there are now."""
-        if table is None or table.name not in self.in_rows:
+    def _is_row_wise(self, table: Table | None) -> bool:
+        """Whether the current plan has a table of its task row-wise over as many devices as there are now."""
+        if table is None or table.name not in self.not_whole:
             return False
-        lay = sorted((shard.row_offset, shard.device) for shard in self.before[table.name])
-        blocks = enumerate(table.row_blocks(self.problem.devices))
-        return lay == [(first, device) for device, (first, _) in blocks]
+        blocks = sorted((shard.row_offset, shard.device) for shard in self.shards[table.name])
+        return blocks == [(first, device) for device, (first, _) in enumerate(table.row_blocks(self.problem.devices))]
 
-    def _anew(self) -> list[str]:
-        """Of tables in shards of some rows that cannot stay as they are, a line."""
+    def _dealt_anew(self) -> list[str]:
+        """A line about tables in shards of some rows that cannot stay as they are."""
         names = self._not_kept()
         if not names:
             return []
@@ -78,149 +83,147 @@ class Held:
         ]
 
     def _not_kept(self) -> list[str]:
-        kept = {self.problem.members[item][0].name for item in self.row_wise.tolist()}
-        return [name for name in self.before if name in self.in_rows - kept]
+        kept = {self.problem.tables[group][0].name for group in self.row_wise.tolist()}
+        return [name for name in self.shards if name in self.not_whole - kept]
 
-    def with_rows(self, problem: Problem) -> "Held":
-        """The same for the problem with some items row-wise."""
-        new = copy.copy(self)
-        new.problem = problem
-        new.arriving_rows = sum(map(self._rows_of_item, problem.row_wise.tolist()))
-        return new
-
-    def _rows_of_item(self, item: int) -> int:
-        """Bytes that must move for the blocks of an item."""
-        if item not in self._arriving_blocks:
-            table = self.problem.members[item][0]
-            blocks = row_shards(table, self.problem.devices)
-            before = self.before.get(table.name, ()) if table.name in self.rows else ()
-            self._arriving_blocks[item] = arriving_bytes(table, before, blocks)
-        return self._arriving_blocks[item]
-
-    def _keep_pieces(self) -> None:
-        """Note the items that lie in pieces, by their widths, and set aside the memory that a piece more of a row needs."""
+    def _keep_spans(self) -> None:
+        """Note the groups that are in several spans on a device, by their widths, and reserve what one more shard takes."""
         problem, rules = self.problem, self.problem.task.constraints.rules()
-        for item, row in enumerate(self.widths()):
-            table = problem.members[item][0]
-            pieces = [(d, *span) for d, held in self.spans.get(table.name, {}).items() for span in _joined(held)]
-            more = np.bincount([d for d, _, _ in pieces], minlength=problem.devices) - 1
-            unit = self._unit(item)
-            narrowest = min((end - begin for _, begin, end in pieces), default=0)
-            rule = problem.task.constraints.allowed(rules.get(table.name), table.dim)[1]
-            allowed = len(pieces) <= (rule or len(pieces)) and narrowest >= problem.least[item] * unit
-            if row.any() and len(problem.members[item]) == 1 and (more > 0).any() and allowed:
-                self._pieces[item, row.tobytes()] = sorted(pieces, key=lambda piece: piece[1])
-                problem.memory = problem.memory - more.clip(0) * table.rows * table.optimizer_bytes_per_row
+        for group, row in enumerate(self.widths()):
+            table, unit = problem.tables[group][0], self._unit(group)
+            spans = [(d, *span) for d, held in self.spans.get(table.name, {}).items() for span in _joined(held)]
+            more = np.bincount([d for d, _, _ in spans], minlength=problem.devices) - 1
+            narrowest = min((end - begin for _, begin, end in spans), default=0)
+            most = problem.task.constraints.allowed(rules.get(table.name), table.dim)[1]
+            allowed = len(spans) <= (most or len(spans)) and narrowest >= problem.min_units[group] * unit
+            if row.any() and len(problem.tables[group]) == 1 and (more > 0).any() and allowed:
+                self._in_spans[group, row.tobytes()] = sorted(spans, key=lambda span: span[1])
+                self.reserved_bytes += more.clip(0) * table.rows * table.optimizer_bytes_per_row
 
-    def as_it_lies(self, placement: Placement) -> Placement:
-        """The same placement with what stays in pieces as several shards."""
+    def with_spans(self, placement: Placement) -> Placement:
+        """The same placement, where groups that keep several spans on a device are several shards there."""
         problem = self.problem
         widths = problem.widths(placement)
-        in_pieces = {
-            item: self._pieces[key] for item, row in enumerate(widths) if (key := (item, row.tobytes())) in self._pieces
+        in_spans = {
+            group: self._in_spans[key]
+            for group, row in enumerate(widths)
+            if (key := (group, row.tobytes())) in self._in_spans
         }
-        rest = ~np.isin(problem.item[placement.shards], list(in_pieces))
+        rest = ~np.isin(problem.group[placement.shards], list(in_spans))
         shards, devices = placement.shards[rest].tolist(), placement.devices[rest].tolist()
-        for item, pieces in in_pieces.items():
-            unit = self._unit(item)
-            shards += [int(problem.first[item]) + (end - begin) // unit for _, begin, end in pieces]
-            devices += [device for device, _, _ in pieces]
+        for group, spans in in_spans.items():
+            unit = self._unit(group)
+            shards += [int(problem.first[group]) + (end - begin) // unit for _, begin, end in spans]
+            devices += [device for device, _, _ in spans]
         return Placement(np.array(shards, dtype=np.int64), np.array(devices, dtype=np.int64), placement.row_wise)
 
     def widths(self) -> Widths:
-        """The old plan's units of every item that it has whole on devices that are there still; of the others none."""
+        """Units of every group that the current plan has whole on devices that are still there; of the others none. (G, D)"""
         problem = self.problem
         widths = np.zeros((len(problem.whole), problem.devices), dtype=np.int64)
-        for item, members in enumerate(problem.members):
-            spans = self.spans.get(members[0].name, {})
-            unit = self._unit(item)
-            for device, held in spans.items():
-                if len(members) == 1:
-                    widths[item, device] = sum(end - begin for begin, end in held) // unit
-                elif all(_whole(table, self.spans.get(table.name, {}).get(device, [])) for table in members):
-                    widths[item, device] = 1
-            wrong = widths[item].sum() != problem.widest[item] or (widths[item] > 0)[~problem.allowed[item]].any()
-            used = widths[item][widths[item] > 0]
-            if wrong or len(used) > problem.most[item] or (used < problem.least[item]).any():
-                widths[item] = 0
+        for group, tables in enumerate(problem.tables):
+            unit = self._unit(group)
+            for device, held in self.spans.get(tables[0].name, {}).items():
+                if len(tables) == 1:
+                    widths[group, device] = sum(end - begin for begin, end in held) // unit
+                elif all(_is_whole(table, self.spans.get(table.name, {}).get(device, [])) for table in tables):
+                    widths[group, device] = 1
+            used = widths[group][widths[group] > 0]
+            wrong = (
+                widths[group].sum() != problem.all_units[group] or (widths[group] > 0)[~problem.allowed[group]].any()
+            )
+            if wrong or len(used) > problem.max_shards[group] or (used < problem.min_units[group]).any():
+                widths[group] = 0
         return widths
 
-    def _unit(self, item: int) -> int:
-        """Columns of an item's unit."""
-        return int(self.problem.dims[self.problem.first[item] + 1])
+    def _unit(self, group: int) -> int:
+        """Columns of a group's unit."""
+        return int(self.problem.dims[self.problem.first[group] + 1])
 
-    def arriving(self, item: int, widths: Widths) -> int:
-        """Bytes that devices must get for these units (D,) of an item, of tables that the old plan has."""
-        key = (item, widths.tobytes())
-        if key in self._pieces:
-            return 0
-        if key not in self._arriving:
-            self._arriving[key] = sum(self._of_table(table, item, widths) for table in self.problem.members[item])
-        return self._arriving[key]
+    def moving_bytes(self, problem: Problem, widths: Widths) -> int:
+        """Bytes that must move for a plan (G, D) of a problem that has the same tables, some row-wise."""
+        rows = sum(map(self._arriving_in_blocks, problem.row_wise.tolist()))
+        return rows + sum(self._arriving_in(group, row) for group, row in enumerate(widths))
 
-    def total(self, widths: Widths) -> int:
-        """Bytes that must move for a whole plan (I, D)."""
-        return self.arriving_rows + sum(self.arriving(item, row) for item, row in enumerate(widths))
+    def within_budget(self, problem: Problem, widths: Widths) -> bool:
+        """Whether such a plan keeps the move budget, if there is one."""
+        return self.budget_bytes is None or self.moving_bytes(problem, widths) <= self.budget_bytes
 
-    def affords(self, before: Widths, items: Sequence[int], after: Widths, spent: int) -> bool:
-        """Whether the rows `after` (n, D) of these items in place of those of `before` (I, D) keep within the budget."""
+    def affords(self, problem: Problem, widths: Widths, groups: Sequence[int], changed: Widths) -> bool:
+        """Whether a plan (G, D) of which some groups get other widths (N, D) keeps the budget, or moves no more than before."""
         if self.budget_bytes is None:
             return True
-        more = sum(self.arriving(i, row) - self.arriving(i, before[i]) for i, row in zip(items, after, strict=True))
-        return more <= 0 or spent + more <= self.budget_bytes
+        pairs = zip(groups, changed, strict=True)
+        more = sum(self._arriving_in(group, row) - self._arriving_in(group, widths[group]) for group, row in pairs)
+        return more <= 0 or self.moving_bytes(problem, widths) + more <= self.budget_bytes
 
     def check(self, nbytes: int) -> None:
-        """Raise Infeasible where the least that was found to move is more than the budget."""
+        """Raise Infeasible if the least that was found to move is more than the budget."""
         if self.budget_bytes is not None and nbytes > self.budget_bytes:
             raise Infeasible(
                 "today's tables and constraints do not fit where they lie, and the least found to move is "
                 f"{format_bytes(nbytes, 'up')}, more than the budget of {format_bytes(self.budget_bytes)}; give a larger "
-                f"--move-budget{', or let tables that lie by rows stay so (--row-wise)' * bool(self._not_kept())}"
+                f"--move-budget{', or let tables that lie row-wise stay so (--row-wise)' * bool(self._not_kept())}"
             )
 
-    def lay_out(self, item: int, widths: Widths) -> list[Shard]:
-        """Shards of an item's tables, as many columns as can be where they lie."""
-        if pieces := self._pieces.get((item, widths.tobytes())):
-            table = self.problem.members[item][0]
+    def lay_out(self, group: int, widths: Widths) -> list[Shard]:
+        """Shards of a group's tables for these units (D,), with as many columns where they are as can be."""
+        if spans := self._in_spans.get((group, widths.tobytes())):
+            table = self.problem.tables[group][0]
             return [
                 Shard(table=table.name, rows=table.rows, column_offset=begin, dim=end - begin, device=device)
-                for device, begin, end in pieces
+                for device, begin, end in spans
             ]
-        return [shard for table in self.problem.members[item] for shard in self._dealt(table, item, widths)]
+        return [shard for table in self.problem.tables[group] for shard in self._laid_out(table, group, widths)]
 
-    def _dealt(self, table: Table, item: int, widths: Widths) -> list[Shard]:
+    def _laid_out(self, table: Table, group: int, widths: Widths) -> list[Shard]:
         """The columns of a table, in the order of the devices that keeps most of them."""
         shards, offset = [], 0
-        for device in self._order(table, item, widths)[0]:
-            dim = self._dim(table, item, int(widths[device]))
+        for device in self._order(table, group, widths)[0]:
+            dim = self._dim(table, group, int(widths[device]))
             shards.append(Shard(table=table.name, rows=table.rows, column_offset=offset, dim=dim, device=device))
             offset += dim
         return shards
 
-    def _dim(self, table: Table, item: int, units: int) -> int:
-        return (
-            table.dim
-            if len(self.problem.members[item]) > 1
-            else int(self.problem.dims[self.problem.first[item] + units])
-        )
+    def _dim(self, table: Table, group: int, units: int) -> int:
+        if len(self.problem.tables[group]) > 1:
+            return table.dim
+        return int(self.problem.dims[self.problem.first[group] + units])
 
-    def _of_table(self, table: Table, item: int, widths: Widths) -> int:
+    def _arriving_in(self, group: int, widths: Widths) -> int:
+        """Bytes that devices must receive for these units (D,) of a group, of tables that the current plan has."""
+        key = (group, widths.tobytes())
+        if key in self._in_spans:
+            return 0
+        if key not in self._arriving:
+            self._arriving[key] = sum(self._arriving_of(table, group, widths) for table in self.problem.tables[group])
+        return self._arriving[key]
+
+    def _arriving_in_blocks(self, group: int) -> int:
+        """Bytes that devices must receive for the row blocks of a group."""
+        if group not in self._arriving_blocks:
+            table = self.problem.tables[group][0]
+            before = self.shards.get(table.name, ()) if table.name in self.rows else ()
+            self._arriving_blocks[group] = arriving_bytes(table, before, row_shards(table, self.problem.devices))
+        return self._arriving_blocks[group]
+
+    def _arriving_of(self, table: Table, group: int, widths: Widths) -> int:
         if table.name not in self.rows:
             return 0
-        if table.name in self.in_rows:
-            return arriving_bytes(table, self.before[table.name], self._dealt(table, item, widths))
-        devices, kept = self._order(table, item, widths)
-        moved = sum(self._dim(table, item, int(widths[device])) for device in devices) - kept
-        strange = sum(device not in self.spans.get(table.name, {}) for device in devices)
+        if table.name in self.not_whole:
+            return arriving_bytes(table, self.shards[table.name], self._laid_out(table, group, widths))
+        devices, kept = self._order(table, group, widths)
+        moved = sum(self._dim(table, group, int(widths[device])) for device in devices) - kept
+        new = sum(device not in self.spans.get(table.name, {}) for device in devices)
         rows = min(table.rows, self.rows[table.name])
         element = table.element_bytes + table.optimizer_bytes_per_element
-        return rows * (moved * element + strange * table.optimizer_bytes_per_row)
+        return rows * (moved * element + new * table.optimizer_bytes_per_row)
 
-    def _order(self, table: Table, item: int, widths: Widths) -> tuple[list[int], int]:
+    def _order(self, table: Table, group: int, widths: Widths) -> tuple[list[int], int]:
         """The order of the devices along the columns that keeps the most columns where they are, and how many those are."""
         spans = self.spans.get(table.name, {})
         devices = np.flatnonzero(widths).tolist()
-        dims = {device: self._dim(table, item, int(widths[device])) for device in devices}
+        dims = {device: self._dim(table, group, int(widths[device])) for device in devices}
 
         def kept(device: int, offset: int) -> int:
             end = offset + dims[device]
@@ -230,7 +233,7 @@ class Held:
             devices.sort(key=lambda device: min((begin for begin, _ in spans.get(device, [])), default=table.dim))
             offsets = np.cumsum([0, *(dims[device] for device in devices)]).tolist()
             return devices, sum(kept(device, offset) for device, offset in zip(devices, offsets, strict=False))
-        # best order of every subset of the devices, which fill the columns from the left
+        # the best order of every subset of the devices, which fills the columns from the left
         best: dict[int, tuple[int, list[int], int]] = {0: (0, [], 0)}
         for subset in range(1, 1 << len(devices)):
             options = []
@@ -243,9 +246,9 @@ class Held:
         return order, stays
 
 
-def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _joined(spans: Spans) -> Spans:
     """The same columns in as few spans as can be."""
-    joined: list[tuple[int, int]] = []
+    joined: Spans = []
     for begin, end in sorted(spans):
         if joined and joined[-1][1] == begin:
             joined[-1] = (joined[-1][0], end)
@@ -254,5 +257,5 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _whole(table: Table, spans: list[tuple[int, int]]) -> bool:
+def _is_whole(table: Table, spans: Spans) -> bool:
     return sum(end - begin for begin, end in spans) == table.dim

@@ -1,7 +1,7 @@
-"""Tables split row-wise over all devices: what each device then holds of them.
+"""Tables split row-wise over all devices: what each device holds of them.
 
 Every device has a block of a table's rows at full width, as TorchRec's ROW_WISE deals them out; the last has what is left. A
-block is priced as a table of its own (`Table.part`); and since every device has sums for all samples, it sends all columns.
+block is priced as a table of its own (`Table.part`). Every device has sums for all samples, so it sends all columns.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 
 
 class RowBlocks:
-    """The blocks of P tables on D devices. `items` (P,), in order, are their numbers in the problem.
+    """The blocks of P tables on D devices. `groups` (P,), in order, are the numbers of their table groups in the problem.
 
     Of each table: `nbytes` (P, 2), of a block and of the last; `dims` (P,), columns; `vectors` (P, 2, K).
     """
 
-    def __init__(self, items: Ints, tables: Sequence[Table], devices: int, model: CostModel) -> None:
-        self.items, self.tables, self.devices, self.model = items, tables, devices, model
+    def __init__(self, groups: Ints, tables: Sequence[Table], devices: int, model: CostModel) -> None:
+        self.groups, self.tables, self.devices, self.model = groups, tables, devices, model
         rows = np.array([table.rows for table in tables], dtype=np.int64)
         block = np.array([table.block_rows(devices) for table in tables], dtype=np.int64)
         self.rows: Ints = np.stack([block, rows - block * (devices - 1)], axis=1)
@@ -32,7 +32,7 @@ class RowBlocks:
 
     @property
     def vectors(self) -> Floats:
-        """Asked for in one batch, at the first question. Raises InvalidInput where the cost model knows no finite cost."""
+        """Priced in one batch when first needed. Raises InvalidInput where the cost model predicts no finite cost."""
         if self._vectors is None:
             parts = [t.part(n, t.dim) for t, pair in zip(self.tables, self.rows.tolist(), strict=True) for n in pair]
             vectors = self.model.table_vectors(parts, np.repeat(self.dims, 2))
@@ -42,16 +42,16 @@ class RowBlocks:
                     f"cost model {self.model.name} knows no finite cost of {parts[bad].rows:,} rows of table "
                     f"{parts[bad].name!r}; train it again"
                 )
-            self._vectors = vectors.reshape(len(self.items), 2, -1)
+            self._vectors = vectors.reshape(len(self.groups), 2, -1)
         return self._vectors
 
-    def places(self, items: Ints) -> Ints:
-        """Where these items stand among those of the blocks."""
-        return np.searchsorted(self.items, items)
+    def positions(self, groups: Ints) -> Ints:
+        """Where these table groups stand among the P."""
+        return np.searchsorted(self.groups, groups)
 
-    def load(self, items: Ints) -> tuple[Floats, int, Ints]:
-        """What the blocks of these items are on each device: vectors (D, K), columns, bytes (D,)."""
-        chosen = self.places(items)
+    def load(self, groups: Ints) -> tuple[Floats, int, Ints]:
+        """What the blocks of these table groups add to each device: vectors (D, K), columns, bytes (D,)."""
+        chosen = self.positions(groups)
         on = np.append(np.zeros(self.devices - 1, dtype=np.int64), 1)
         return self.vectors[chosen].sum(axis=0)[on], int(self.dims[chosen].sum()), self.nbytes[chosen].sum(axis=0)[on]
 

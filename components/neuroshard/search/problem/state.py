@@ -1,4 +1,4 @@
-"""A plan in the making: units of every item on every device, with the sums and costs of each device."""
+"""A priced plan: units of every table group on every device, and what that costs each device."""
 
 from collections.abc import Sequence
 
@@ -6,29 +6,36 @@ import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import MOST_PREDICTED_MS
-from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.problem import Placement, Problem, Widths
 
 
 class State:
-    """Units of each item on each device (I, D), and per device: sum of vectors, columns, free bytes, compute and all-to-all ms.
+    """One plan that fits, never changed once it is made. `widths` (G, D) are units of each table group on each device.
 
-    Waiting is added by rule, so every device ends when the last is ready and its own transfer is done: the plan costs
-    max(compute + backward all-to-all) + max(forward transfer).
+    Per device: `sums` of vectors (D, K), `dims` (columns), `free` bytes, ms of `compute`, `forward` and `backward` all-to-all,
+    and `ready`, compute + backward. Per group: the number of its `shards` (G,). A device waits for the last one, by rule, so
+    all end at `cost` = max(ready) + max(forward), in ms. Raises InvalidInput where that is no cost.
     """
 
     def __init__(self, problem: Problem, widths: Widths) -> None:
-        self._fill(problem, widths, *(of[0] for of in _counted(problem, widths[None])))
+        self._fill(problem, widths, *(each[0] for each in _priced(problem, widths[None])))
 
     @classmethod
     def each(cls, problem: Problem, plans: Sequence[Widths]) -> list["State"]:
-        """Of several plans: the cost model is asked about all at once."""
+        """The states of several plans, priced in one batch."""
         states = []
-        for widths, *counted in zip(plans, *_counted(problem, np.stack(plans)), strict=True):
+        for widths, *priced in zip(plans, *_priced(problem, np.stack(plans)), strict=True):
             states.append(object.__new__(cls))
-            states[-1]._fill(problem, widths, *counted)
+            states[-1]._fill(problem, widths, *priced)
         return states
+
+    @classmethod
+    def of(cls, problem: Problem, placement: Placement) -> "State":
+        """The state of a placement that fits; shards of one group on one device become one."""
+        there = problem.with_row_wise(placement.row_wise)
+        assert there is not None
+        return cls(there, problem.widths(placement))
 
     def _fill(
         self,
@@ -41,73 +48,56 @@ class State:
         forward: Floats,
         backward: Floats,
     ) -> None:
-        self.problem, self.widths, self.sums, self.dims, self.base = problem, widths, sums, dims, problem.base
+        self.problem, self.widths, self.sums, self.dims = problem, widths, sums, dims
         self.free: Ints = problem.memory - nbytes
         self.shards = np.count_nonzero(widths, axis=1)
         self.compute, self.forward, self.backward = compute, forward, backward
-        self._settle()
+        self.ready = compute + backward
+        self.cost = float(self.ready.max() + forward.max())
         if not 0 <= self.cost <= MOST_PREDICTED_MS:
             raise InvalidInput(f"cost model {problem.model.name} predicts {self.cost} ms for a plan; train it again")
-
-    @classmethod
-    def of(cls, problem: Problem, placement: Placement) -> "State":
-        """The state of a placement that fits; shards of one item on one device become one."""
-        there = problem.with_rows(placement.row_wise)
-        assert there is not None
-        return cls(there, problem.widths(placement))
-
-    def _settle(self) -> None:
-        self.ready = self.compute + self.backward
-        self.cost = float(self.ready.max() + self.forward.max())
-
-    def copy(self) -> "State":
-        """An independent one."""
-        new = object.__new__(State)
-        new.__dict__.update(self.__dict__)
-        for name in ("widths", "sums", "dims", "free", "shards", "compute"):  # the others are replaced, never changed
-            setattr(new, name, getattr(self, name).copy())
-        return new
 
     @property
     def placement(self) -> Placement:
         """The plan's shards and their devices."""
         return self.problem.placement(self.widths)
 
-    def change(self, items: Ints, devices: Ints, units: Ints) -> None:
-        """Set the units of these items on these devices, and count what lies on the devices anew: sums do not drift."""
-        problem = self.problem
-        self.widths[items, devices] = units
-        for item in set(items.tolist()):
-            self.shards[item] = np.count_nonzero(self.widths[item])
-        changed = sorted(set(devices.tolist()))
-        for device in changed:
-            held = np.flatnonzero(self.widths[:, device])
-            shards = problem.first[held] + self.widths[held, device]
-            self.sums[device] = problem.vectors[shards].sum(axis=0) + self.base[device]
-            self.dims[device] = problem.dims[shards].sum() + problem.base_dims
-            self.free[device] = problem.memory[device] - problem.nbytes[shards].sum()
-        compute = problem.model.compute_ms(self.sums[changed])
-        self.compute[changed] = np.where(self.dims[changed] > 0, compute, 0.0)
-        self.forward, self.backward = transfers(problem, self.dims)
-        self._settle()
+
+def about_as_cheap(states: Sequence[State]) -> list[State]:
+    """The cheapest plan and those within `as_cheap` of its cost, cheapest first, each once; at most `kept` of them."""
+    tuning = states[0].problem.tuning
+    most = min(max(tuning.kept_bytes // states[0].widths.nbytes, 2), tuning.kept)
+    kept: list[State] = []
+    for state in sorted(states, key=lambda state: state.cost):
+        if len(kept) == most or (kept and state.cost > kept[0].cost * (1 + tuning.as_cheap)):
+            break
+        if not any(state.cost == one.cost and _same(state, one) for one in kept[-3:]):
+            kept.append(state)
+    return kept
 
 
-def _counted(problem: Problem, plans: Widths) -> tuple[Floats, Floats, Ints, Floats, Floats, Floats]:
-    """What lies on each device of B plans (B, I, D): sum of vectors (B, D, K), columns, bytes of what is not row-wise; and ms of
-    compute, forward and backward all-to-all (B, D)."""
-    count, items, devices = plans.shape
-    widths = plans.swapaxes(1, 2).reshape(-1, items)  # of one device after another
-    on, item = np.nonzero(widths)
-    shards = problem.first[item] + widths[on, item]
+def _same(one: State, other: State) -> bool:
+    return np.array_equal(one.problem.row_wise, other.problem.row_wise) and np.array_equal(one.widths, other.widths)
+
+
+def _priced(problem: Problem, plans: Widths) -> tuple[Floats, Floats, Ints, Floats, Floats, Floats]:
+    """What the devices of B plans (B, G, D) hold and take: sums of vectors (B, D, K), then (B, D) each: columns, bytes of what
+    is not row-wise, ms of compute, of the forward and of the backward all-to-all."""
+    count, groups, devices = plans.shape
+    widths = plans.swapaxes(1, 2).reshape(-1, groups)  # a row for each device of each plan
+    on, group = np.nonzero(widths)
+    shards = problem.first[group] + widths[on, group]
     problem.price(shards)
     held = np.bincount(on, minlength=len(widths))
-    some = np.flatnonzero(held)
+    busy = np.flatnonzero(held)
     flat, nbytes = np.zeros((len(widths), problem.vectors.shape[1])), np.zeros(len(widths), dtype=np.int64)
-    if len(some):
-        begins = (np.cumsum(held) - held)[some]
-        flat[some] = np.add.reduceat(problem.vectors[shards], begins)
-        nbytes[some] = np.add.reduceat(problem.nbytes[shards], begins)
-    columns = np.bincount(on, problem.dims[shards], len(widths)).astype(np.float64)  # of nothing it counts in integers
+    if len(busy):
+        begins = (np.cumsum(held) - held)[busy]
+        flat[busy] = np.add.reduceat(problem.vectors[shards], begins)
+        nbytes[busy] = np.add.reduceat(problem.nbytes[shards], begins)
+    columns = np.bincount(on, problem.dims[shards], len(widths)).astype(
+        np.float64
+    )  # bincount of nothing is of integers
     sums: Floats = flat.reshape(count, devices, -1)
     dims: Floats = columns.reshape(count, -1)
     if len(problem.row_wise):
@@ -117,10 +107,17 @@ def _counted(problem: Problem, plans: Widths) -> tuple[Floats, Floats, Ints, Flo
 
 
 def transfers(problem: Problem, device_dims: Floats) -> tuple[Floats, Floats]:
-    """Forward and backward all-to-all ms of every device without waiting: (…, D) -> two (…, D)."""
-    if problem.devices == 1:
-        return np.zeros_like(device_dims), np.zeros_like(device_dims)
-    if isinstance(problem.model, TrainedCostModel):
-        return problem.model.transfers_ms(device_dims)
+    """Forward and backward all-to-all ms of every device, without waiting: (…, D) -> two (…, D)."""
     together = np.zeros_like(device_dims)
+    if problem.devices == 1:
+        return together, together
     return problem.model.forward_collective_ms(device_dims, together), problem.model.backward_collective_ms(device_dims)
+
+
+def column_ms(problem: Problem, columns: float) -> float:
+    """Ms that one column more on every device adds to both all-to-alls, where each holds `columns`."""
+    even = np.full((2, problem.devices), columns)
+    even[1] *= 1.01
+    forward, backward = transfers(problem, even)
+    more = (forward + backward).max(axis=-1)
+    return max(float(more[1] - more[0]) / (0.01 * columns), 0.0)

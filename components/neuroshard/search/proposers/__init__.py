@@ -1,1 +1,1 @@
-"""Who proposes plans: each from nothing, or from the plan that is current."""
+"""Who proposes plans: each from nothing, or from the plan that is in place."""

@@ -14,7 +14,9 @@ from neuroshard.core.errors import Infeasible
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.infeasible.feasibility import misfit
 from neuroshard.search.problem.problem import Placement, Problem
-from neuroshard.search.proposers.greedy import place
+from neuroshard.search.problem.state import State
+from neuroshard.search.proposers.base import Request
+from neuroshard.search.proposers.lockstep import place
 from neuroshard.search.proposers.splits import split, split_oversized
 
 Attempt = Placement | str  # a placement, or why there is none
@@ -34,14 +36,15 @@ def _dim(problem: Problem, shards: Ints, rng: np.random.Generator) -> Floats:
 
 
 def _lookup(problem: Problem, shards: Ints, rng: np.random.Generator) -> Floats:
-    lookups = np.array([sum(table.dim * table.pooling_factor for table in one) for one in problem.members])
-    keys: Floats = lookups[problem.item[shards]] * problem.units[shards] / problem.widest[problem.item[shards]]
+    lookups = np.array([sum(table.dim * table.pooling_factor for table in tables) for tables in problem.tables])
+    group = problem.group[shards]
+    keys: Floats = lookups[group] * problem.units[shards] / problem.all_units[group]
     return keys
 
 
 def _size_lookup(problem: Problem, shards: Ints, rng: np.random.Generator) -> Floats:
-    rows = np.array([sum(table.rows for table in one) for one in problem.members])
-    keys: Floats = _lookup(problem, shards, rng) * np.log10(rows[problem.item[shards]])
+    rows = np.array([sum(table.rows for table in tables) for tables in problem.tables])
+    keys: Floats = _lookup(problem, shards, rng) * np.log10(rows[problem.group[shards]])
     return keys
 
 
@@ -54,12 +57,19 @@ KEYS: dict[str, Key] = {
 }
 
 
+def propose(problem: Problem, request: Request) -> list[State]:
+    """The plans of all heuristics that have one, cheapest first."""
+    placed = [one for one in baselines(problem, request.seed).values() if isinstance(one, Placement)]
+    plans = State.each(problem, [problem.widths(one) for one in placed]) if placed else []
+    return sorted(plans, key=lambda state: state.cost)
+
+
 def baseline(problem: Problem, name: str, rng: np.random.Generator) -> Placement:
-    """The placement of one heuristic. Raises Infeasible that says what found no room though it was cut as far as allowed."""
+    """The placement of one heuristic. Raises Infeasible that says which shard found no room though cut as far as allowed."""
     shards = split_oversized(problem, problem.whole)
     while not (placement := _place(problem, shards, [KEYS[name](problem, shards, rng)])[0]).fits:
         cut = split(problem, placement.shards, np.flatnonzero(placement.devices < 0))
-        # a cut only adds bytes, for each part keeps the optimizer's state of a row: past all memory no further one can help
+        # a cut only adds bytes, since each shard keeps the optimizer's state of a row: past all memory none can help
         if cut is None or problem.nbytes[cut].sum() > sum(problem.memory.tolist()):
             raise Infeasible(f"{name} cuts only what finds no room, and still {misfit(problem, placement)}")
         shards = cut
@@ -93,6 +103,6 @@ def _place(problem: Problem, shards: Ints, keys: Sequence[Floats]) -> list[Place
         caps=np.full((len(keys), 1), np.inf),
         memory=problem.memory,
         weigh=lambda sums: sums[..., 0],
-        allowed=None if problem.free_to_go else problem.allowed[problem.item[every]],
+        allowed=None if problem.any_device else problem.allowed[problem.group[every]],
     )
     return [Placement(shards[order], devices[0]) for order, devices in zip(orders, placed.devices, strict=True)]

@@ -1,169 +1,146 @@
-"""One greedy for everything: the next shard goes on the cheapest device that has room. Many placements in lockstep.
+"""First plans, fast: many greedy placements in lockstep, the costliest shard first.
 
-A row is one placement being made: a beam state under one cap on each device's columns. One step places the i-th shard of
-every row with a few array operations, so a cost model is asked about all rows at once and nothing loops over devices.
+They differ in how tables are cut beforehand and in a cap on the columns of a device. Where memory is too tight for them, others
+go by linear estimates and let memory and columns count beside ms; what then finds no room is cut to fill devices.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from neuroshard.costmodel.bundle import TrainedCostModel
+from neuroshard.core.table import DIM_STEP
 from neuroshard.costmodel.protocol import Floats, Ints
-from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.state import transfers
-
-# Of a device, from the sum of its shards' vectors: (…, K) -> (…). A cost model's compute_ms, or a baseline's plain sum.
-Weigh = Callable[[Floats], Floats]
-NO_CAP = 2**60  # columns
-
-
-@dataclass(frozen=True)
-class Placed:
-    """Placements of B orders under G caps. `load` is what `weigh` says of each device."""
-
-    devices: Ints  # (B, G, S), -1 where a shard found no room
-    fits: NDArray[np.bool_]  # (B, G): every shard found room
-    load: Floats  # (B, G, D)
-    dims: Floats  # (B, G, D), columns
-    excess_bytes: Floats  # (B, G): how much the shards without room exceed the room that the roomiest device then had
+from neuroshard.search.problem.filling import Shares, fewest_and_most_shards, put_back
+from neuroshard.search.problem.problem import Placement, Problem, Widths
+from neuroshard.search.problem.state import State
+from neuroshard.search.proposers.base import Request
+from neuroshard.search.proposers.lockstep import costliest_first, padded, place, place_lists
+from neuroshard.search.proposers.splits import halves, split
 
 
-def place(
-    vectors: Floats,
-    orders: Ints,
-    dims: Ints,
-    nbytes: Ints,
-    caps: Floats,
-    memory: Ints,
-    weigh: Weigh,
-    allowed: NDArray[np.bool_] | None = None,
-    ground: tuple[Floats, int] | None = None,
-    soft: bool = False,
-) -> Placed:
-    """Place S shards each, in their `orders` (B, S), in B x G rows.
-
-    vectors (V, K), dims (V,) in columns, nbytes (V,) and the devices that are `allowed` (V, D) describe the shards that are in
-    orders; caps (B, G) is how many columns a device may hold, memory (D,) how many bytes. Among equally light devices the one
-    with the most free memory is taken, then the first. A shard of no columns changes nothing, so orders of different lengths
-    may be padded. `ground` is what sums begin with (D, K), and how many columns lie on each device beforehand. Caps that are
-    `soft` give way where no device has room under them: to the one of the fewest columns.
-    """
-    (batch, grid), steps = caps.shape, orders.shape[1]
-    rows, count = batch * grid, len(memory)
-    sums, load = np.empty((rows * count, vectors.shape[1]), vectors.dtype), np.zeros((rows, count))
-    sums.reshape(rows, count, -1)[:] = 0.0 if ground is None else ground[0]
-    left = np.empty((2, rows, count), dtype=np.int64)  # bytes, and columns under the cap
-    left[0], left[1] = memory, np.minimum(caps, NO_CAP).astype(np.int64).reshape(rows, 1)
-    columns = left[1].copy()
-    if ground is not None and ground[1]:
-        load += weigh(ground[0])
-        left[1] -= ground[1]
-    devices = np.empty((steps, rows), dtype=np.int64)
-    fits, excess = np.ones(rows, dtype=bool), np.zeros(rows)
-    free, spare, loads = left[0], left.reshape(-1), load.reshape(-1)  # views
-    begins = count * np.arange(2 * rows).reshape(2, rows)
-    placing = np.repeat(orders.T, grid, axis=1)  # (S, rows)
-    needs = np.stack([nbytes[placing], dims[placing]], axis=1)  # (S, 2, rows)
-    padding = (needs[:, 1] == 0).any(axis=1).tolist()
-
-    for step in range(steps):
-        need, shard = needs[step], placing[step]
-        roomy = left >= need[..., None]
-        room = np.logical_and(roomy[0], roomy[1])
-        if allowed is not None:
-            room &= allowed[shard]
-        price = np.where(room, load, np.inf)
-        chosen = price.argmin(axis=1)
-        least = price.take(begins[0] + chosen)
-        lightest = price == least[:, None]
-        alone = count > 1 and np.count_nonzero(lightest) == rows  # and not infinite, as that of all devices would be
-        if not alone:
-            chosen = np.where(lightest, free, -1).argmax(axis=1)
-        if alone or least.max() < np.inf:
-            devices[step] = chosen
-            both = begins + chosen
-        else:
-            found = least < np.inf
-            if soft:
-                lost = np.flatnonzero(~found)
-                there = roomy[0, lost] if allowed is None else roomy[0, lost] & allowed[shard[lost]]
-                chosen[lost] = np.where(there, left[1, lost], -NO_CAP).argmax(axis=1)
-                found[lost] = there.any(axis=1)
-            fits &= found
-            excess += np.where(found, 0, np.maximum(need[0] - free.max(axis=1), 0))
-            devices[step] = np.where(found, chosen, -1)
-            both, need, shard = (begins + chosen)[:, found], need[:, found], shard[found]
-        at = both[0]
-        placed = sums.take(at, axis=0)
-        placed += vectors.take(shard, axis=0)
-        sums[at] = placed
-        spare[both] -= need
-        weighed = weigh(placed)
-        loads[at] = np.where(need[1] > 0, weighed, loads[at]) if padding[step] else weighed
-    shape = (batch, grid)
-    columns -= left[1]
-    return Placed(
-        devices.T.reshape(*shape, steps),
-        fits.reshape(shape),
-        load.reshape(*shape, count),
-        columns.reshape(*shape, count).astype(np.float64),
-        excess.reshape(shape),
-    )
+def propose(problem: Problem, request: Request) -> list[State]:
+    """At most `greedy_plans` plans."""
+    return first_plans(problem, problem.tuning.greedy_plans)
 
 
-def costliest_first(problem: Problem, lists: Sequence[Ints]) -> list[Ints]:
-    """Each list of shards in order of what they cost on devices of their own, then of bytes."""
-    shards, _ = _asked(problem, lists)
-    alone_ms = np.zeros(len(problem.item))
-    alone_ms[shards] = problem.alone_ms(shards)
-    return [one[np.lexsort((one, -problem.nbytes[one], -alone_ms[one]))] for one in lists]
+def first_plans(problem: Problem, most: int) -> list[State]:
+    """At most so many plans, cheapest first; none if memory is too tight for all of these placements."""
+    if not problem.whole.any():  # all row-wise
+        return [State(problem, np.zeros((len(problem.whole), problem.devices), dtype=np.int64))]
+    shares, tuning = Shares.of(problem), problem.tuning
+    found = _by_cost(problem, [cut_to(problem, shares.ms, fineness) for fineness in tuning.fineness], most)
+    if len(found) < most and tuning.linear_estimates:
+        found += _by_estimates(problem, shares)
+    return sorted(found, key=lambda state: state.cost)[:most]
 
 
-def padded(lists: Sequence[Ints]) -> Ints:
-    """Lists as rows of one array, filled up with shard 0."""
-    rows = np.zeros((len(lists), max(map(len, lists))), dtype=np.int64)
-    for row, shards in zip(rows, lists, strict=True):
-        row[: len(shards)] = shards
-    return rows
+def _by_cost(problem: Problem, lists: Sequence[Ints], most: int) -> list[State]:
+    """At most so many plans by the cost model, from lists of shards and from halving the costliest of the first list."""
+    if not problem.all_priced:  # all in one question, since any takes the time of some hundred shards
+        problem.price(np.concatenate([*lists, *_likely(problem, lists[0])]))
+    every = costliest_first(problem, [*lists, *_halved(problem, lists[0])])
+    tried = list({shards.tobytes(): shards for shards in every}.values())
+    placed, costs = place_lists(problem, tried, _caps(problem), soft=True)
+    found: dict[bytes, Widths] = {}
+    for place_ in np.argsort(costs, axis=None, kind="stable").tolist():
+        row, cap = divmod(place_, costs.shape[1])
+        if len(found) == most or not np.isfinite(costs[row, cap]):
+            break
+        widths = problem.widths(Placement(tried[row], placed.devices[row, cap, : len(tried[row])]))
+        if (widths <= problem.max_units[:, None]).all():  # shards of a group on one device may be too wide together
+            found.setdefault(widths.tobytes(), widths)
+    return State.each(problem, list(found.values())) if found else []
 
 
-def _asked(problem: Problem, lists: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """The shards that are in any of the lists, and shard 0; and the place of every shard among them."""
-    asked = np.zeros(len(problem.item), dtype=bool)
-    asked[np.concatenate(lists)] = asked[0] = True
-    return np.flatnonzero(asked), np.cumsum(asked) - 1
+def _caps(problem: Problem) -> Floats:
+    """Columns that a device may hold, as multiples of the mean: those of the tuning, and what the others must hold at least if
+    some devices hold next to none."""
+    devices, step, tuning = problem.devices, DIM_STEP / max(problem.mean_columns, DIM_STEP), problem.tuning
+    if not tuning.column_caps:
+        return np.array([np.inf])
+    caps = {*tuning.caps, *(devices / (devices - few) + step for few in tuning.nearly_empty if few < devices)}
+    return np.array(sorted({cap if cap < devices else np.inf for cap in caps}))
 
 
-def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: bool = False) -> tuple[Placed, Floats]:
-    """Place B lists of shards under G caps on each device's columns, as shares of the mean, by the cost model.
+def _likely(problem: Problem, shards: Ints) -> list[Ints]:
+    """The costliest shards, their halves, quarters, …, which are likely to be tried."""
+    (ordered,) = costliest_first(problem, [shards])
+    likely = [ordered[: problem.tuning.priced_ahead]]
+    for _ in range(problem.tuning.halvings):
+        likely.append(np.concatenate(halves(problem, likely[-1])))
+    return likely
 
-    Returns them with what each costs (B, G), in ms; infinite where a shard found no room.
-    """
-    model = problem.model
-    orders = padded(lists)
-    shards, number = _asked(problem, lists)
-    problem.price(shards)
-    # sums of what vectors are lifted to are faster to weigh
-    head = model.nets.compute.mean if isinstance(model, TrainedCostModel) else None
-    vectors, base = problem.vectors[shards], problem.base
-    if soft and head is not None:  # plans are taken from them and priced anew
-        head, vectors, base = head.single, vectors.astype(np.float32), base.astype(np.float32)
-    caps = problem.mean_columns * caps
+
+def _halved(problem: Problem, shards: Ints) -> list[Ints]:
+    """A list with the costliest shard halved, one with the costliest of that list halved too, and so on; equals together."""
+    lists: list[Ints] = []
+    for _ in range(problem.tuning.halvings):
+        group = problem.group[shards]
+        count = np.bincount(group, minlength=len(problem.whole))
+        may_be = (problem.units[shards] >= 2 * problem.min_units[group]) & (count[group] < problem.max_devices[group])
+        cost = np.where(may_be, problem.alone_ms(shards), 0.0)
+        cut = split(problem, shards, np.flatnonzero(may_be & (cost >= cost.max() * (1 - 1e-9))))
+        if cut is None:
+            break
+        shards = cut
+        lists.append(shards)
+    return lists
+
+
+def _by_estimates(problem: Problem, shares: Shares) -> list[State]:
+    """All placements that go by linear estimates, with memory and columns beside ms, and can be completed."""
+    found: dict[bytes, Widths] = {}
+    for memory, columns in problem.tuning.load_weights:
+        weight = np.maximum(shares.ms, shares.nbytes * (memory > 0))
+        lists = [cut_to(problem, weight, fineness) for fineness in problem.tuning.guessed_fineness]
+        load = shares.ms + memory * shares.nbytes + columns * shares.columns
+        found |= {widths.tobytes(): widths for widths in by_load(problem, load, lists)}
+    return State.each(problem, list(found.values())) if found else []
+
+
+def cut_to(problem: Problem, weight: Floats, fineness: float) -> Ints:
+    """Shards of all groups, none heavier than `fineness` mean loads nor larger than the roomiest device, heaviest first.
+    `weight` (G,) is in mean loads."""
+    fewest, most = fewest_and_most_shards(problem)
+    return cut_into(problem, weight, np.minimum(np.maximum(np.ceil(weight / fineness), fewest), most).astype(np.int64))
+
+
+def cut_into(problem: Problem, weight: Floats, count: Ints) -> Ints:
+    """Shards of all groups, each cut into `count` (G,) as even as can be, the heaviest first."""
+    group = np.repeat(np.arange(len(count)), count)
+    nth = np.arange(len(group)) - np.repeat(np.cumsum(count) - count, count)
+    units = problem.all_units[group] // count[group] + (nth < problem.all_units[group] % count[group])
+    heavy = weight[group] / problem.all_units[group] * units
+    order = np.lexsort((group, -heavy))
+    shards: Ints = problem.first[group[order]] + units[order]
+    return shards
+
+
+def by_load(problem: Problem, weight: Floats, lists: Sequence[Ints]) -> list[Widths]:
+    """Greedy placements of lists of shards by a fixed load, `weight` (G,) for a whole group, that can be completed: (G, D) each.
+    Shards of one group go on different devices."""
+    shards = np.concatenate([[0], *lists])
+    group, begins = problem.group[shards], 1 + np.cumsum([0, *map(len, lists)])
+    load = weight[group] * problem.units[shards] / problem.all_units[group]
     placed = place(
-        vectors if head is None else head.lifted(vectors),
-        number[orders],
+        load[:, None],
+        padded([begin + np.arange(len(one)) for begin, one in zip(begins, lists, strict=False)]),
         problem.dims[shards],
         problem.nbytes[shards],
-        np.broadcast_to(caps, (len(orders), len(caps))),
+        np.full((len(lists), 1), np.inf),
         problem.memory,
-        model.compute_ms if head is None else head.ms,
-        None if problem.free_to_go else problem.allowed[problem.item[shards]] | (shards == 0)[:, None],
-        (base if head is None else head.lifted(base) + head.ground, problem.base_dims),
-        soft,
+        lambda sums: sums[..., 0],
+        None if problem.any_device else problem.allowed[group],
+        apart=group,
     )
-    forward, backward = transfers(problem, placed.dims)
-    costs = (placed.load + backward).max(axis=-1) + forward.max(axis=-1)
-    return placed, np.where(placed.fits, costs, np.inf)
+    found = []
+    for one, devices in zip(lists, placed.devices[:, 0], strict=True):
+        devices = devices[: len(one)]
+        fits = devices >= 0
+        widths = problem.widths(Placement(one[fits], devices[fits]))
+        free = problem.memory.copy()
+        np.subtract.at(free, devices[fits], problem.nbytes[one[fits]])
+        lost = [(int(problem.group[shard]), int(problem.units[shard])) for shard in one[~fits].tolist()]
+        if put_back(problem, widths, free, lost):
+            found.append(widths)
+    return found

@@ -13,11 +13,12 @@ def halves(problem: Problem, shards: Ints) -> tuple[Ints, Ints]:
 
 
 def split(problem: Problem, shards: Ints, wanted: Ints) -> Ints | None:
-    """The shards with those at the places `wanted` cut in halves, as far as constraints allow; None where they allow no cut."""
-    item = problem.item[shards[wanted]]
-    count = np.bincount(problem.item[shards], minlength=len(problem.whole))
-    earlier = np.array([(item[:place] == one).sum() for place, one in enumerate(item)], dtype=np.int64)
-    can = (problem.units[shards[wanted]] >= 2 * problem.least[item]) & (count[item] + earlier < problem.most[item])
+    """The shards, with those at the places `wanted` halved as far as constraints allow; None if they allow no cut."""
+    group = problem.group[shards[wanted]]
+    count = np.bincount(problem.group[shards], minlength=len(problem.whole))
+    earlier = np.array([(group[:place] == one).sum() for place, one in enumerate(group)], dtype=np.int64)
+    wide = problem.units[shards[wanted]] >= 2 * problem.min_units[group]
+    can = wide & (count[group] + earlier < problem.max_shards[group])
     if not can.any():
         return None
     cut = wanted[can]
@@ -27,7 +28,7 @@ def split(problem: Problem, shards: Ints, wanted: Ints) -> Ints | None:
 
 
 def split_oversized(problem: Problem, shards: Ints) -> Ints:
-    """Halve what is larger than the largest device until nothing is, or until no further cut is allowed."""
+    """Halve what is larger than the largest device until nothing is, or no further cut is allowed."""
     while (large := np.flatnonzero(problem.nbytes[shards] > problem.memory.max())).size:
         cut = split(problem, shards, large)
         if cut is None:

@@ -1,31 +1,34 @@
-"""Plans that treat all tables alike: each in as many parts as there are devices, or in half as many, …; or each row-wise.
+"""Plans that treat all tables alike: each in as many shards as there are devices, or half as many, …; or each row-wise.
 
-Where few tables lie on many devices such plans are among the best, and no step leads there that changes one table at a time:
-the first parts of it only cost.
+Few tables on many devices often run best so, and no sequence of moves leads there that changes one table at a time: the first
+of them only cost.
 """
 
 import numpy as np
 
+from neuroshard.search.problem.filling import Shares, fewest_and_most_shards
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.proposers.start import Shares, first_plans, in_parts
+from neuroshard.search.proposers.base import Request
+from neuroshard.search.proposers.greedy import by_load, cut_into, first_plans
 
-LARGE = 2048  # tables x devices, above which there are enough tables to be dealt out evenly as they are
 
-
-def alike(problem: Problem) -> list[State]:
-    """Those that fit, in no order; none of large tasks."""
-    if problem.devices == 1 or problem.devices * len(problem.whole) > LARGE:
+def propose(problem: Problem, request: Request) -> list[State]:
+    """Those that fit; none of large tasks."""
+    if problem.devices == 1 or problem.devices * len(problem.whole) > problem.tuning.uniform_most_cells:
         return []
-    found = _by_columns(problem)
-    if len(problem.row_blocks.items) and (there := problem.with_rows(problem.row_blocks.items)) is not None:
-        found += [*first_plans(there, 1), *_by_columns(there)]
-    return found
+    found = _column_wise(problem)
+    if len(problem.row_blocks.groups) and (there := problem.with_row_wise(problem.row_blocks.groups)) is not None:
+        found += [*first_plans(there, 1), *_column_wise(there)]
+    return sorted(found, key=lambda state: state.cost)
 
 
-def _by_columns(problem: Problem) -> list[State]:
+def _column_wise(problem: Problem) -> list[State]:
     if not problem.whole.any():
         return []
     halvings = range(int(np.log2(problem.devices)) + 1)
-    parts = sorted({problem.devices >> halving for halving in halvings} - {1})
-    return [State(problem, widths) for widths in in_parts(problem, Shares.of(problem), parts)]
+    counts = sorted({problem.devices >> halving for halving in halvings} - {1})
+    weight = Shares.of(problem).ms
+    fewest, most = fewest_and_most_shards(problem)
+    lists = [cut_into(problem, weight, np.minimum(np.maximum(count, fewest), most)) for count in counts]
+    return [State(problem, widths) for widths in by_load(problem, weight, lists)]

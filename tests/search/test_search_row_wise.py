@@ -24,16 +24,10 @@ from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.protocol import CostModel, device_costs
 from neuroshard.files.constraints import ConstraintsFile, resolve, with_flags
 from neuroshard.measure.formula import Formula
-from neuroshard.search.improve.local_search import Climb
 from neuroshard.search.problem.layout import caveats
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.proposers.beam import PAPER
-from neuroshard.search.proposers.columns import ByColumns
-from neuroshard.search.proposers.row_wise import row_plans, turned
-from neuroshard.search.proposers.side_by_side import _rows_next
-from neuroshard.search.proposers.start import first_plans
+from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.run import search
-from neuroshard.search.watch import Watch
 
 HEAVY = [(100_000, 16, 2000.0), *[(1000, 16, 5.0)] * 12]  # the first outweighs all else, however its columns are cut
 MIXED = [(10_000 * (i % 7 + 1), 4 * (i % 5 + 1) * 4, 3.0 * i) for i in range(20)]
@@ -125,26 +119,6 @@ def test_where_no_rows_can_be_split_the_plan_is_that_of_columns(make_task, model
         assert plan.shards == columns.shards
         assert plan.provenance.notes == columns.provenance.notes
         assert plan.lower_bound_ms == columns.lower_bound_ms
-
-
-def test_plans_with_rows_are_gone_on_with_where_they_gain_and_seldom_where_they_come_to_nothing(make_task, model):
-    """A table a device is the best that there is, and rows make it dearer; where they help, they have most of the rounds."""
-    shares = {}
-    for name, shapes in (("even", [(1000, 16, 5.0)] * 8), ("mixed", [(100_000, 16, 400.0), *MIXED])):
-        problem = Problem(row_wise(make_task(shapes, [1] * 8)), model)
-        rng, asked = np.random.default_rng(0), {"turned": 0, "columns": 0}
-        columns = ByColumns(problem, 10_000, PAPER, rng, Watch())
-        rows = Climb([*row_plans(problem), columns.best()], rng, Watch(), turned)
-        for turn in range(1, 65):
-            row_wise_next = _rows_next(columns, rows, turn)
-            asked["turned" if row_wise_next else "columns"] += 1
-            if row_wise_next:
-                rows.climb(4)
-            else:
-                columns.go_on()
-        shares[name] = asked["turned"] / 64
-    assert shares["even"] <= 0.25
-    assert shares["mixed"] >= 0.75
 
 
 def test_all_tables_may_be_row_wise_at_once(make_task, model):
@@ -379,7 +353,7 @@ def test_blocks_unlike_all_that_the_cost_model_saw_are_told(make_task):
     model = replace(model, nets=replace(model.nets, compute=replace(model.nets.compute, scale=known)))
     task = make_task([(60_000, 16, 3.0)] * 8, [1] * 4)
     problem = Problem(row_wise(task), model)
-    there = problem.with_rows(np.array([2, 5]))
+    there = problem.with_row_wise(np.array([2, 5]))
     assert there is not None
     plans = [first_plans(one, 1)[0].placement for one in (problem, there)]
     said = [[note for note in caveats(problem, plan) if "have 15,000 rows" in note] for plan in plans]

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from neuroshard.search.choice import AS_CHEAP, drawn_ms, expected_ms, near, trusted
+from neuroshard.search.choice import choose, drawn_ms
 from neuroshard.search.problem.problem import Placement, Problem
-from neuroshard.search.problem.state import State
+from neuroshard.search.problem.state import State, about_as_cheap
+from neuroshard.search.tuning import TUNING
 
 SHARE = 0.04
 
@@ -13,6 +14,11 @@ SHARE = 0.04
 def whole(problem: Problem, devices: list[int]) -> State:
     """Every table whole on its device."""
     return State(problem, problem.widths(Placement(problem.whole, np.array(devices))))
+
+
+def expected_ms(state: State) -> float:
+    """Mean cost under the cost model's errors."""
+    return float(drawn_ms([state]).mean())
 
 
 def doubtful(model, share: float = SHARE) -> None:
@@ -30,8 +36,8 @@ def test_where_nothing_is_uncertain_plans_cost_what_is_predicted_and_the_cheapes
     assert cheap.cost < dear.cost
     for ms, state in zip(drawn_ms([cheap, dear]), (cheap, dear), strict=True):
         np.testing.assert_allclose(ms, state.cost, rtol=1e-12)
-    assert trusted([dear, cheap]) is cheap
-    assert trusted([cheap], dear) is cheap
+    assert choose([dear, cheap]) is cheap
+    assert choose([cheap], dear) is cheap
 
 
 def test_the_same_plan_on_other_devices_is_off_alike(problem, model):
@@ -85,16 +91,16 @@ def test_of_plans_about_as_cheap_the_one_is_taken_that_keeps_fewer_devices_busy(
             [[16, 0, 0, 0, 0, 0], [0, 8, 0, 0, 8, 0], [0, 0, 8, 0, 0, 8], [0] * 3 + [16, 0, 0], [0] * 3 + [16, 0, 0]]
         ),
     )
-    assert even.cost == pytest.approx(uneven.cost, rel=AS_CHEAP)
+    assert even.cost == pytest.approx(uneven.cost, rel=TUNING.as_cheap)
     doubtful(model)
-    assert trusted([even, uneven]) is uneven
+    assert choose([even, uneven]) is uneven
 
 
 def test_the_published_plan_is_left_for_what_outweighs_any_doubt(problem, model):
     published, twice_as_fast = whole(problem, [0, 0, 1]), whole(problem, [0, 1, 0])
     doubtful(model)
-    assert trusted([twice_as_fast], published) is twice_as_fast
-    assert trusted([published], twice_as_fast) is twice_as_fast
+    assert choose([twice_as_fast], published) is twice_as_fast
+    assert choose([published], twice_as_fast) is twice_as_fast
 
 
 def test_a_plan_that_differs_where_it_does_not_count_is_no_doubt(make_task, model):
@@ -103,7 +109,7 @@ def test_a_plan_that_differs_where_it_does_not_count_is_no_doubt(make_task, mode
     published, better = whole(problem, [0, 1, 1, 1, 2]), whole(problem, [0, 1, 1, 2, 2])
     assert better.cost < published.cost < 1.01 * better.cost
     doubtful(model)
-    assert trusted([better], published) is better
+    assert choose([better], published) is better
 
 
 def test_a_small_gain_that_rests_on_another_table_is_not_taken(make_task, model):
@@ -111,17 +117,17 @@ def test_a_small_gain_that_rests_on_another_table_is_not_taken(make_task, model)
     problem = Problem(make_task([(1000, 64, 20.0), (1000, 64, 20.1), (1000, 64, 1.0)], [1] * 2), model)
     published, better = whole(problem, [0, 1, 1]), whole(problem, [0, 1, 0])
     assert 0.99 * published.cost < better.cost < published.cost
-    assert trusted([better], published) is better
+    assert choose([better], published) is better
     doubtful(model)
-    assert trusted([better], published) is published
+    assert choose([better], published) is published
 
 
 def test_what_lies_there_is_not_left_for_a_plan_that_costs_more(problem, model):
     there, dearer = whole(problem, [0, 1, 0]), whole(problem, [0, 1, 1])
     unsure = there.sums[0, 0]
     model.spread_ms = lambda sums, dims: np.where(sums[..., 0] == unsure, 0.05, 0.0)
-    assert trusted([there, dearer]) is dearer  # more surely as fast
-    assert trusted([there, dearer], at_most_ms=there.cost) is there
+    assert choose([there, dearer]) is dearer  # more surely as fast
+    assert choose([there, dearer], at_most_ms=there.cost) is there
 
 
 def test_a_model_that_is_far_off_is_so_for_all_plans(problem, model):
@@ -135,5 +141,5 @@ def test_a_model_that_is_far_off_is_so_for_all_plans(problem, model):
 def test_plans_found_twice_are_kept_once(problem):
     one, other = whole(problem, [0, 1, 0]), whole(problem, [1, 0, 1])
     assert one.cost == other.cost
-    kept = near([one, other, whole(problem, [0, 1, 0]), whole(problem, [1, 0, 1])])
+    kept = about_as_cheap([one, other, whole(problem, [0, 1, 0]), whole(problem, [1, 0, 1])])
     assert [state.widths.tolist() for state in kept] == [one.widths.tolist(), other.widths.tolist()]

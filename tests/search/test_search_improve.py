@@ -1,22 +1,28 @@
-"""Improvement in small steps, packing, and the heuristics' keys."""
+"""Local search: moves, swaps and perturbing; packing, and the heuristics' keys."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from neuroshard.search import watch
-from neuroshard.search.improve import swaps, view
-from neuroshard.search.improve.descent import MANY, descend
-from neuroshard.search.improve.local_search import improve
-from neuroshard.search.improve.moves import promising
-from neuroshard.search.improve.steps import changes, price
-from neuroshard.search.improve.view import View
+from neuroshard.search.improve.candidates import candidates
+from neuroshard.search.improve.descent import descend
+from neuroshard.search.improve.local_search import LocalSearch
+from neuroshard.search.improve.moves import changes, price
+from neuroshard.search.improve.neighborhood import Neighborhood
+from neuroshard.search.improve.swaps import _Offers
 from neuroshard.search.infeasible.packing import pack
-from neuroshard.search.problem.plans import Level, Plans, Yardstick, sources
+from neuroshard.search.problem.objective import Objective, SoftMaximum
+from neuroshard.search.problem.plans import Plans
 from neuroshard.search.problem.problem import Placement, Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, baseline
 from neuroshard.search.proposers.splits import halves
+from neuroshard.search.tuning import TUNING
 from neuroshard.search.watch import Watch
+
+MANY = TUNING.many_devices
 
 
 def whole(problem: Problem, devices: list[int]) -> State:
@@ -25,12 +31,12 @@ def whole(problem: Problem, devices: list[int]) -> State:
 
 
 def improved(state: State, rounds: int = 0) -> State:
-    return improve([state], rounds, np.random.default_rng(0), Watch())[0]
+    return LocalSearch([state], np.random.default_rng(0), Watch()).run(rounds)[0]
 
 
 def test_what_is_guessed_to_be_very_many_times_the_slowest_counts_as_infinite(make_task, model):
-    stick = Yardstick.of(Problem(make_task([(1000, 8, 1.0)] * 2, [8] * 2), model), 6)
-    assert stick.soft(np.array([-1.0, 0.5, 1.0, 1e6])).tolist() == [0.0, 0.5**64, 1.0, np.inf]
+    objective = Objective.of(Problem(make_task([(1000, 8, 1.0)] * 2, [8] * 2), model))
+    assert objective.power(np.array([-1.0, 0.5, 1.0, 1e6])).tolist() == [0.0, 0.5**64, 1.0, np.inf]
 
 
 def test_improvement_balances_what_lies_all_on_one_device(make_task, model):
@@ -49,7 +55,7 @@ def test_improvement_never_makes_a_plan_worse_nor_overfills_a_device(make_task, 
         better = improved(start, rounds=3)
         assert better.cost <= start.cost
         assert (better.free >= 0).all()
-        assert better.widths.sum(axis=1).tolist() == problem.widest.tolist()
+        assert better.widths.sum(axis=1).tolist() == problem.all_units.tolist()
 
 
 def test_more_rounds_are_never_worse(make_task, model):
@@ -74,7 +80,7 @@ def crowd(make_task, model, seed: int, count: int, devices: int = 4) -> Plans:
 def test_what_plans_count_after_many_steps_is_what_they_would_count_anew(make_task, model, devices):
     plans = crowd(make_task, model, 2, 3, devices)
     rounds = 0
-    for changed in descend(plans, Yardstick.of(plans.problem, 4), np.random.default_rng(0)):
+    for changed in descend(plans, Objective.of(plans.problem), np.random.default_rng(0)):
         assert set(changed) <= {0, 1, 2}
         rounds += 1
         for plan, widths in enumerate(plans.widths):
@@ -89,10 +95,10 @@ def test_what_plans_count_after_many_steps_is_what_they_would_count_anew(make_ta
 def test_plans_in_lockstep_end_where_each_would_alone(make_task, model):
     together = crowd(make_task, model, 5, 3)
     apart = crowd(make_task, model, 5, 3)
-    stick = Yardstick.of(together.problem, 6)
+    objective = Objective.of(together.problem)
     alone = [Plans([State(apart.problem, widths)]) for widths in apart.widths]
     for plans in (together, *alone):
-        for _ in descend(plans, stick, np.random.default_rng(0)):
+        for _ in descend(plans, objective, np.random.default_rng(0)):
             pass
     assert [one.cost[0] for one in alone] == pytest.approx(together.cost.tolist(), rel=1e-9)
     assert all((one.widths[0] == widths).all() for one, widths in zip(alone, together.widths, strict=True))
@@ -100,7 +106,7 @@ def test_plans_in_lockstep_end_where_each_would_alone(make_task, model):
 
 def test_on_many_devices_a_round_takes_steps_from_several(make_task, model):
     plans = crowd(make_task, model, 7, 1, 2 * MANY)
-    cells = next(descend(plans, Yardstick.of(plans.problem, 6), np.random.default_rng(0)))[0]
+    cells = next(descend(plans, Objective.of(plans.problem), np.random.default_rng(0)))[0]
     assert len(cells) > 3
     changed = [device for _, devices, _ in cells for device in set(devices.tolist())]
     assert len(changed) == len(set(changed)) == 2 * len(cells)
@@ -119,41 +125,39 @@ def test_on_many_devices_those_with_more_load_take_what_the_least_loaded_have_no
     assert better.compute.max() < 0.7 * start.compute[0]
 
 
-def test_where_devices_hold_very_many_shards_some_that_fit_are_offered_for_swaps(make_task, model, monkeypatch):
+def test_where_devices_hold_very_many_shards_some_that_fit_are_offered_for_swaps(make_task, model):
     problem = Problem(make_task([(1000, 64, float(pooling)) for pooling in range(1, 61)], [1] * 2), model)
     start = whole(problem, [0] * 30 + [1] * 30)
     of_all = improved(start).cost
-    monkeypatch.setattr(swaps, "OFFERS", 7)
+    problem.tuning = replace(TUNING, offers=7)
     plans, zero = Plans([start]), np.zeros(1, dtype=np.int64)
-    level = Level(Yardstick.of(problem, 6), plans.compute, plans.dims)
+    soft = SoftMaximum(Objective.of(problem), plans.compute, plans.dims)
 
-    def seen() -> View:
-        return View(plans, level, zero, zero + 1, zero[:, None], np.random.default_rng(0))
+    def seen() -> Neighborhood:
+        return Neighborhood(plans, soft, zero, zero + 1, zero[:, None], np.random.default_rng(0))
 
-    offers = swaps._Offers.of(seen())
+    offers = _Offers.of(seen())
     assert offers is not None
     offers.fits[0, ::2] = False
-    some = offers.thinned()
+    some = offers.thinned(7)
     assert some.take.tolist() == [[1, 5, 9, 13, 17, 21, 25]]
     assert some.fits.all()
-    monkeypatch.setattr(swaps, "SEEN", 10)
-    weighed = swaps._Offers.of(seen())
+    problem.tuning = replace(problem.tuning, offers_seen=10)
+    weighed = _Offers.of(seen())
     assert weighed is not None
     assert weighed.fits.all()
     assert 5 <= len(set(weighed.take[0].tolist())) == weighed.take.size <= 15
     assert improved(start).cost == pytest.approx(of_all, rel=1e-3)
 
 
-def test_where_a_device_holds_very_many_shards_steps_are_sought_for_some_of_them_drawn_anew(
-    make_task, model, monkeypatch
-):
+def test_where_a_device_holds_very_many_shards_steps_are_sought_for_some_of_them_drawn_anew(make_task, model):
     problem = Problem(make_task([(1000, 64, float(pooling)) for pooling in range(1, 61)], [1] * 2), model)
     start = whole(problem, [0] * 58 + [1] * 2)
     of_all = improved(start).cost
-    monkeypatch.setattr(view, "PIECES", 10)
+    problem.tuning = replace(TUNING, shards_seen=10)
     plans, zero, rng = Plans([start]), np.zeros(1, dtype=np.int64), np.random.default_rng(0)
-    level = Level(Yardstick.of(problem, 6), plans.compute, plans.dims)
-    drawn = [set(View(plans, level, zero, zero, zero[:, None] + 1, rng).item.tolist()) for _ in range(60)]
+    soft = SoftMaximum(Objective.of(problem), plans.compute, plans.dims)
+    drawn = [set(Neighborhood(plans, soft, zero, zero, zero[:, None] + 1, rng).group.tolist()) for _ in range(60)]
     assert set.union(*drawn) == set(range(58))
     assert 8 <= np.mean([len(some) for some in drawn]) <= 12
     assert improved(start).cost == pytest.approx(of_all, rel=1e-3)
@@ -171,28 +175,28 @@ def test_progress_is_told_within_a_round_and_counts_rounds_alone(make_task, mode
     bar, told = Told(), Watch()
     told.bar = bar
     problem = Problem(make_task([(1000, 64, 20.0)] * 8, [1, 1]), model)
-    best = improve([whole(problem, [0] * 8)], 2, np.random.default_rng(0), told)[0]
+    best = LocalSearch([whole(problem, [0] * 8)], np.random.default_rng(0), told).run(2)[0]
     steps = [steps for steps, _ in bar.steps]
     assert steps[:2] == [0.0, 0.0]
     assert sum(steps) == 2
     assert bar.steps[-1][1] == f"best {best.cost:.3f} ms"
 
 
-def test_a_step_changes_the_yardstick_by_what_was_priced(make_task, model):
+def test_a_step_changes_the_yardobjective_by_what_was_priced(make_task, model):
     plans = crowd(make_task, model, 3, 2)
-    stick = Yardstick.of(plans.problem, 4)
-    level = Level(stick, plans.compute, plans.dims)
+    objective = Objective.of(plans.problem)
+    soft = SoftMaximum(objective, plans.compute, plans.dims)
 
     def measure(one: State, plan: int) -> float:
-        load = stick.soft(stick.load(one.compute, one.dims) / level.slowest[plan])
-        wide = stick.soft(one.dims / level.widest[plan])
-        return float(level.weights[0, plan] * load.sum() + level.weights[1, plan] * wide.sum())
+        load = objective.power(objective.load(one.compute, one.dims) / soft.slowest[plan])
+        wide = objective.power(one.dims / soft.widest[plan])
+        return float(soft.weights[0, plan] * load.sum() + soft.weights[1, plan] * wide.sum())
 
-    steps = promising(plans, level, *np.nonzero(sources(level, range(2))), np.random.default_rng(0))
+    steps = candidates(plans, soft, *np.nonzero(soft.worst_devices(range(2))), np.random.default_rng(0))
     assert (steps.take >= 0).any()
     assert (steps.take < 0).any()
     assert set(steps.plan.tolist()) == {0, 1}
-    for index, change in enumerate(price(plans, level, steps).change):
+    for index, change in enumerate(price(plans, soft, steps).change):
         plan = int(steps.plan[index])
         items, devices, units = changes(steps, index)
         widths = plans.widths[plan].copy()
@@ -234,7 +238,7 @@ def test_a_heuristic_places_the_table_of_the_largest_key_first(make_task, model,
     tables = [(900_000, 16, 1.0), (10, 64, 1.0), (10, 32, 40.0), (100_000, 32, 15.0)]
     problem = Problem(make_task(tables, [1, 1]), model)
     shard = baseline(problem, name, np.random.default_rng(0)).shards[0]
-    assert problem.members[problem.item[shard]][0].name == first
+    assert problem.tables[problem.group[shard]][0].name == first
 
 
 def test_the_heuristics_keys_are_those_of_the_paper(make_task, model):

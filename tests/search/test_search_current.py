@@ -15,8 +15,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import parse_bytes
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.search.problem.problem import Placement, Problem
-from neuroshard.search.proposers.columns import WORTH_MOVING
 from neuroshard.search.run import search
+from neuroshard.search.tuning import TUNING
 from neuroshard.search.watch import Watch
 
 SHAPES = [(1000 * (7 * i % 11 + 1), 4 * (i % 8 + 1) * 4, float(3 * i % 17)) for i in range(24)]
@@ -51,7 +51,7 @@ def test_without_a_budget_the_plan_is_no_worse_than_the_old_one(task, old):
 def test_for_next_to_no_gain_nothing_moves(task, seed):
     found = search(task, AnalyticModel(), rounds=8)
     again = search(task, AnalyticModel(), rounds=8, previous=found, move_budget_bytes=2**30, seed=seed)
-    assert moves(found, again) == () or again.cost_ms <= found.cost_ms * (1 - WORTH_MOVING)
+    assert moves(found, again) == () or again.cost_ms <= found.cost_ms * (1 - TUNING.worth_moving)
 
 
 def test_a_budget_of_one_byte_leaves_every_column_where_it_is(task, old):
@@ -100,7 +100,7 @@ def test_of_a_shard_that_has_grown_out_of_its_device_only_what_is_too_much_needs
 def test_within_a_budget_for_everything_a_plan_is_as_good_as_one_from_nowhere(task, old):
     budget = sum(table.memory_bytes for table in task.tables)
     from_old = search(task, AnalyticModel(), rounds=0, previous=old, move_budget_bytes=budget)
-    assert from_old.cost_ms <= search(task, AnalyticModel(), rounds=0).cost_ms * (1 + WORTH_MOVING)
+    assert from_old.cost_ms <= search(task, AnalyticModel(), rounds=0).cost_ms * (1 + TUNING.worth_moving)
 
 
 def test_fewer_devices_than_before_need_a_budget_for_what_lay_on_the_others(task, old):

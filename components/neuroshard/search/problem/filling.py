@@ -1,0 +1,136 @@
+"""Fill devices: complete a plan whose shards partly found no room, cutting them to what the devices have left."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem.problem import Problem, Widths
+from neuroshard.search.problem.state import State, column_ms
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What each whole table group (G,) adds to a device, as a share of what a device gets on average: ms, bytes, columns.
+
+    Ms are a linear estimate at the mean device. A part of a group adds in proportion to its units.
+    """
+
+    ms: Floats
+    nbytes: Floats
+    columns: Floats
+
+    @classmethod
+    def of(cls, problem: Problem) -> "Shares":
+        widest = problem.first + problem.max_units
+        problem.price(widest)
+        vectors = problem.vectors[widest] * (problem.all_units / problem.max_units)[:, None]
+        vectors[problem.row_wise] = 0.0
+        base = problem.base.mean(axis=0)
+        slope = problem.model.compute_slope(vectors.sum(axis=0) / problem.devices + base)
+        dims = problem.dims[problem.whole].astype(np.float64)
+        of_column = column_ms(problem, problem.mean_columns)
+        ms = np.maximum(vectors @ slope, 0.0) + of_column * dims
+        base_ms = max(float(base @ slope), 0.0) + of_column * problem.base_dims
+        amounts = ((ms, base_ms), (problem.nbytes[problem.whole], 0.0), (dims, 0.0))
+        return cls(*(amount / max(amount.sum() / problem.devices + held, 1e-30) for amount, held in amounts))
+
+
+def fewest_and_most_shards(problem: Problem) -> tuple[Ints, Ints]:
+    """Into how many shards each table group must be cut, by width and by memory, and may be cut: two (G,)."""
+    fewest = np.maximum(-(-problem.all_units // problem.max_units), 1)
+    of_memory = np.ceil(problem.nbytes[problem.whole] / np.maximum(problem.roomiest(), 1))
+    most = np.minimum(problem.all_units // problem.min_units, problem.max_devices)
+    return np.maximum(fewest, of_memory.astype(np.int64)), np.where(problem.whole > 0, most, 0)
+
+
+def put_back(problem: Problem, widths: Widths, free: Ints, lost: list[tuple[int, int]]) -> bool:
+    """Place units of table groups, (group, units) each, that found no room in one piece: cut to fill the devices, most first.
+
+    Changes `widths` (G, D) and the `free` bytes (D,) in place. False if some do not fit; then both are of no use.
+    """
+    for group, units in lost:
+        left = units
+        while left:
+            first, held = int(problem.first[group]), widths[group]
+            found = _roomiest(problem, group, left, free, held)
+            if found is None:
+                return False
+            device, fits = found
+            before = problem.nbytes[first + held[device]] if held[device] else 0
+            free[device] -= problem.nbytes[first + held[device] + fits] - before
+            held[device] += fits
+            left -= fits
+    return True
+
+
+def _roomiest(problem: Problem, group: int, left: int, free: Ints, held: Ints) -> tuple[int, int] | None:
+    """The device that takes most of the `left` units of a group such that the rest may still be a shard, and how many."""
+    first, least = int(problem.first[group]), int(problem.min_units[group])
+    shards_left = int(problem.max_shards[group] - np.count_nonzero(held))
+    best = (0, 0)
+    for device in np.flatnonzero(problem.allowed[group]).tolist():
+        now = int(held[device])
+        if not now and shards_left < 1:
+            continue
+        top = min(left, int(problem.max_units[group]) - now)
+        spare = free[device] + (problem.nbytes[first + now] if now else 0)
+        units = int(np.searchsorted(problem.nbytes[first + now + 1 : first + now + top + 1], spare, side="right"))
+        if units < left:
+            units = min(units, left - least) if shards_left > (0 if now else 1) else 0
+        if now + units >= least and units > best[0]:
+            best = (units, device)
+    return (best[1], best[0]) if best[0] else None
+
+
+def complete(problem: Problem, widths: Widths, *, sparing: bool = False) -> State | None:
+    """The plan that keeps these units (G, D) where it can, changed in place; None if there is no room for the rest.
+
+    Shards leave devices that are too full: whole, or only in part to be `sparing` of bytes that move. Then they and groups that
+    are missing go to the least loaded devices.
+    """
+    size = np.where(widths > 0, problem.nbytes[problem.first[:, None] + widths], 0)
+    free = problem.memory - size.sum(axis=0)
+    while free.min() < 0:
+        device = int(free.argmin())
+        group, stays = _leaving(problem, widths, size, device, -int(free[device]), sparing)
+        rest = problem.nbytes[problem.first[group] + stays] if stays else 0
+        if stays:
+            free[device] += size[group, device] - rest
+            size[group, device], widths[group, device] = rest, stays
+        else:
+            free += size[group]
+            size[group], widths[group] = 0, 0
+    shares = Shares.of(problem)
+    load = (widths / problem.all_units[:, None] * shares.ms[:, None]).sum(axis=0)
+    left = np.where(problem.whole > 0, problem.all_units - widths.sum(axis=1), 0)
+    missing = np.flatnonzero(left)
+    for group in missing[np.argsort(-problem.nbytes[problem.first + left][missing], kind="stable")].tolist():
+        shard = int(problem.whole[group])
+        room = (free >= problem.nbytes[shard]) & problem.allowed[group]
+        before = widths[group].copy()
+        if left[group] == problem.all_units[group] <= problem.max_units[group] and room.any():
+            device = int(np.where(room, load, np.inf).argmin())
+            widths[group, device] = problem.all_units[group]
+            free[device] -= problem.nbytes[shard]
+        elif not put_back(problem, widths, free, [(group, int(left[group]))]):
+            return None
+        load += (widths[group] - before) / problem.all_units[group] * shares.ms[group]
+    return State(problem, widths)
+
+
+def _leaving(problem: Problem, widths: Widths, size: Ints, device: int, short: int, sparing: bool) -> tuple[int, int]:
+    """The group whose shard is to leave a device that is `short` of bytes, and how many of its units stay there."""
+    there = size[:, device]
+    enough = np.where(there >= short, there, np.iinfo(np.int64).max)
+    whole = int(enough.argmin() if (there >= short).any() else there.argmax())
+    options = [(int(there[whole]), whole, 0)]
+    held = np.flatnonzero(widths[:, device]) if sparing else np.zeros(0, dtype=np.int64)
+    for group in held[np.count_nonzero(widths[held], axis=1) < problem.max_devices[held]].tolist():
+        first, least, units = int(problem.first[group]), int(problem.min_units[group]), int(widths[group, device])
+        stays = int(np.searchsorted(problem.nbytes[first + 1 : first + units + 1], there[group] - short, side="right"))
+        stays = min(stays, units - least)
+        if stays >= least:
+            options.append((int(there[group] - problem.nbytes[first + stays]), group, stays))
+    _, group, stays = min(options)
+    return group, stays

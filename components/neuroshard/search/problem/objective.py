@@ -1,0 +1,97 @@
+"""What local search makes smaller: a soft maximum that stands for a plan's cost."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import transfers
+
+NO_LOAD = 1e-6  # share of an all-to-all that a load must reach to count: less is rounding of sums
+
+
+@dataclass(frozen=True)
+class Objective:
+    """How even a plan is, as one number that every move towards an even plan makes smaller.
+
+    A plan costs max(compute + backward) + max(forward), which no single move lowers where several devices are equally slow. So
+    the maxima are soft ones, (sum x^p)^(1/p) with p = 2^`sharpness`, and the all-to-all is linear in a device's own columns and
+    in the most columns of any device.
+    """
+
+    own_ms: float  # ms that a column adds to its device
+    all_ms: float  # ms that a column on the widest device adds to the plan
+    sharpness: int
+
+    @classmethod
+    def of(cls, problem: Problem) -> "Objective":
+        """Slopes of the all-to-all from what changes where one device has a tenth more columns than all others."""
+        sharpness = problem.tuning.sharpness
+        if problem.devices == 1:
+            return cls(0.0, 0.0, sharpness)
+        columns = problem.mean_columns
+        dims = np.full((2, problem.devices), columns)
+        dims[1, 0] *= 1.1
+        forward, backward = transfers(problem, dims)
+        rise = (backward[1] - backward[0]) / (0.1 * columns)
+        shared = max(float(rise[1:].mean()), 0.0)
+        ahead = max(float(forward[1].max() - forward[0].max()) / (0.1 * columns), 0.0)
+        return cls(max(float(rise[0]) - shared, 0.0), shared + ahead, sharpness)
+
+    def load(self, compute: Floats, dims: Floats) -> Floats:
+        """Ms of devices, without what they all share."""
+        return compute + self.own_ms * dims
+
+    def power(self, shares: Floats) -> Floats:
+        """`shares` of a maximum to the power p, overwritten."""
+        np.maximum(shares, 0.0, out=shares)
+        with np.errstate(over="ignore"):  # 10^5 times the maximum counts as infinite
+            for _ in range(self.sharpness):
+                np.multiply(shares, shares, out=shares)
+        return shares
+
+
+class SoftMaximum:
+    """The objective of B plans, linearized in the powers of their devices' loads and columns: sums of `counts` (B, D)."""
+
+    def __init__(self, objective: Objective, compute: Floats, dims: Floats) -> None:
+        self.objective = objective
+        self.load = objective.load(compute, dims)  # (B, D)
+        self.widest = np.maximum(dims.max(axis=1), 1.0)
+        # if no device has a load to speak of, a gain in the last bits of a sum is none
+        self.slowest = np.maximum(
+            self.load.max(axis=1), np.maximum(NO_LOAD * objective.all_ms * self.widest, 1e-30)
+        )  # (B,)
+        self.scales = np.stack([self.slowest, self.widest])  # what load and columns are shares of: (2, B)
+        powers = np.stack([self.load, dims])
+        powers /= self.scales[:, :, None]
+        self.busy, self.wide = objective.power(powers)  # (B, D) each
+        # the derivative of m = (sum x^p)^(1/p) by the sum is m^(1-p) / p; both terms in ms
+        exponent = 1 / 2.0**objective.sharpness - 1
+        self.weights = np.stack(
+            [
+                # the slowest counts 1, unless all tables cost nothing
+                self.slowest * np.maximum(self.busy.sum(axis=1), 1.0) ** exponent,
+                objective.all_ms * self.widest * self.wide.sum(axis=1) ** exponent,
+            ]
+        )  # (2, B)
+        powers = powers * self.weights[:, :, None]
+        self.counts: Floats = powers[0] + powers[1]  # what devices add now: (B, D)
+
+    def added(self, amounts: Floats, plan: Ints) -> Floats:
+        """What N devices would add to the objective of their `plan` (N, …) with these loads and columns: (2, N, …), overwritten
+        -> (N, …)."""
+        amounts /= self.scales[:, plan][:, None]
+        of_both: Floats = self.objective.power(amounts).sum(axis=1)
+        of_both *= self.weights[:, plan]
+        added: Floats = of_both[0] + of_both[1]
+        return added
+
+    def worst_devices(self, places: range) -> NDArray[np.bool_]:
+        """The devices at these places in the order of load, slowest first, and of columns, widest first: (B, D)."""
+        wanted, plan = np.zeros(self.load.shape, dtype=bool), np.arange(len(self.load))[:, None]
+        for order in (np.argsort(-self.load, axis=1, kind="stable"), np.argsort(-self.wide, axis=1, kind="stable")):
+            wanted[plan, order[:, places.start : places.stop]] = True
+        return wanted

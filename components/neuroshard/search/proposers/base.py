@@ -1,0 +1,27 @@
+"""What a proposer is."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from neuroshard.search.problem.current import CurrentPlacement
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import State
+from neuroshard.search.tuning import PAPER, BeamWidth
+from neuroshard.search.watch import Watch
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a proposer may look at besides the problem: its seed, the width of the published search, the plan in place."""
+
+    watch: Watch
+    seed: int = 0
+    width: BeamWidth = PAPER
+    current: CurrentPlacement | None = None
+
+
+class Proposer(Protocol):
+    """Plans to improve. To add one: a module beside this with such a function, and a line in registry.py."""
+
+    def __call__(self, problem: Problem, request: Request) -> list[State]:
+        """Plans that fit, cheapest first; none if it finds none. Whether they keep a move budget is checked by `run`."""

@@ -1,0 +1,19 @@
+"""All proposers by name. `Tuning` has a switch of the same name for each; `run` says when each is asked."""
+
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import State
+from neuroshard.search.proposers import baselines, beam, greedy, row_wise, uniform
+from neuroshard.search.proposers.base import Proposer, Request
+
+PROPOSERS: dict[str, Proposer] = {
+    "greedy": greedy.propose,
+    "beam": beam.propose,
+    "row_wise": row_wise.propose,
+    "baselines": baselines.propose,
+    "uniform": uniform.propose,
+}
+
+
+def propose(name: str, problem: Problem, request: Request) -> list[State]:
+    """The plans of one proposer; none if its switch is off."""
+    return PROPOSERS[name](problem, request) if getattr(problem.tuning, name) else []

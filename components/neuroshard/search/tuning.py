@@ -1,0 +1,125 @@
+"""The constants that steer a search and the switches that leave out its parts, in one frozen value.
+
+Every module reads them from `problem.tuning`. `search(..., tuning=replace(TUNING, swaps=False))` searches without swaps, and
+`make bench-search ARGS="--only ablation"` does so with every switch and prints what each part earns.
+"""
+
+from dataclasses import dataclass
+
+from neuroshard.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class BeamWidth:
+    """How wide and deep the published search goes: N, K, L and M of the NeuroShard paper (arXiv 2305.01868)."""
+
+    candidates: int = 10  # N: shards that are split at each level, the costliest N and the largest N
+    beam: int = 3  # K: shard lists kept at each level
+    depth: int = 10  # L: levels of splits
+    grid: int = 11  # M: caps on the columns of a device
+
+    def check(self) -> None:
+        """Raise UsageError where one of them is too small to search at all."""
+        for name, least in (("candidates", 1), ("beam", 1), ("depth", 0), ("grid", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
+
+PAPER = BeamWidth()
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Switches first, then constants by the module that reads them. "Share" is a share of a plan's cost unless said."""
+
+    # Switches. Proposers: who contributes plans to start from (proposers/registry.py).
+    greedy: bool = True  # the costliest shard first, on the cheapest device; without it plans start from a packing
+    beam: bool = True  # the published search
+    row_wise: bool = True  # plans with some tables row-wise, where the task allows it
+    uniform: bool = True  # all tables cut into the same number of shards
+    baselines: bool = True  # the heuristics' plans, improved
+    # Switches of how plans are improved and chosen.
+    column_caps: bool = True  # greedy plans under caps on the columns of a device, not only without
+    linear_estimates: bool = True  # greedy plans by linear estimates, where too few of the others fit
+    partial_moves: bool = True  # moves and swaps of a part of a shard
+    swaps: bool = True
+    perturb: bool = True  # rounds of perturbing and descending again
+    toggle_row_wise: bool = True  # rounds that split a table row-wise, or no longer
+    choice_under_doubt: bool = True  # choose by expected cost; without it, by predicted cost
+
+    # run: how the rounds are spent
+    rounds: int = 40  # of perturbing and descending, where the caller gives neither rounds nor a time budget
+    first_rounds: int = 2  # before the published search is asked too: by then a plan as good as its own is often found
+    beam_most_cells: int = 6_400  # tables x devices up to which the published search is quick: 400 x 16 take 1.5 s
+    floor_near: float = 0.05  # share by which a heuristic's or uniform plan may cost more, and still be worth improving
+    worth_moving: float = 1e-3  # share that a plan must gain for shards to move: less once moved 7.5 GiB for nothing
+
+    # problem: how many shards the cost model is asked about
+    price_at_once: int = 8_192  # shards in one question, at most; larger batches need memory and are no faster
+    price_all_up_to: int = 1_000  # shards of a task up to which all are priced at the first question
+
+    # proposers
+    greedy_plans: int = 3  # greedy plans that local search starts from: it descends from several in the time of one
+    fineness: tuple[float, ...] = (float("inf"), 1.0, 0.8, 0.6)  # mean loads of a device that a shard weighs at most
+    halvings: int = 3  # how often the costliest shard is halved, each time for one more list of shards
+    caps: tuple[float, ...] = (1.04, 1.1, float("inf"))  # columns of a device, as multiples of the mean
+    # Numbers of devices that may hold next to no columns. One shard that outweighs all else takes a device of its own; then
+    # the cost depends on the most columns of any other device, so as few as possible must do.
+    nearly_empty: tuple[int, ...] = (0, 1, 2)
+    priced_ahead: int = 6  # costliest shards whose halves, quarters, … are priced in the first question
+    guessed_fineness: tuple[float, ...] = (float("inf"), 1.0, 0.6, 0.4, 0.25)  # as fineness, where memory is tight
+    # There, weights of memory and of columns in the load of a device beside ms, all as shares of the mean device's
+    load_weights: tuple[tuple[float, float], ...] = ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (2.0, 0.0))
+    lockstep_bytes: int = 128 * 2**20  # memory of greedy placements made together in the published search
+    uniform_most_cells: int = 2_048  # tables x devices above which tables can be dealt out evenly as they are
+    row_sets: int = 3  # sets of tables tried row-wise, of each order
+    all_row_sets_up_to: int = 4  # tables that may be row-wise, up to which every set is tried
+    row_sets_one_by_one: int = 12  # tables up to which sets of an order differ by one table; beyond, by a fifth
+    row_wise_hint: float = 0.1  # share that a first plan row-wise must save for the plan to mention --row-wise
+    row_wise_hint_most_cells: int = 100_000  # tables x devices above which that is not tried: 2,002 x 128 take 1.4 s
+
+    # improve: the objective and the descent
+    sharpness: int = 6  # doublings of the exponent of the soft maximum: x^64
+    min_gain: float = 1e-6  # share of the slowest device's ms below which a move gains nothing
+    lockstep_plans: int = 4  # plans that are improved in lockstep, at most
+    lockstep_cells: int = 200_000  # devices x tables of these in all: larger arrays take as long one after another
+    # Devices that moves start from until a plan counts as a local optimum: places in the order of load, and of columns. If
+    # the narrowest shard of one table outweighs all else no move helps its device, and only columns can be evened out.
+    sources: tuple[range, ...] = (range(1), range(1, 3))
+    many_devices: int = 16  # devices from which on moves start from several devices at once
+    many_share: int = 4  # a quarter of the devices at first; a round succeeds if a quarter of these finds a move
+    many_in_vain: int = 2  # rounds that may fail before half as many devices are tried
+    receivers: int = 24  # devices that a move is tried towards, the least loaded ones
+    shards_seen: int = 64  # shards of a device that moves are tried for, drawn at random if it holds more
+    offers_seen: int = 2_048  # shards of the receivers that are weighed for a swap, drawn at random if there are more
+    offers: int = 512  # of these, shards that fit and are considered for each shard of the source
+    swaps_priced: int = 24  # swaps of each shard whose gain is estimated in full
+    unlevel: float = 0.5  # weight of how far a swap is off levelling two devices: a part of a shard may level them
+    narrow: float = 0.95  # share of the widest device's columns from which on a device's columns count in a swap
+    guess_bytes: int = 16 * 2**20  # table of what every shard is estimated to add to every device, if it is kept
+
+    # improve: the local search
+    worse: float = 0.003  # share by which a local optimum may cost more, and the search still goes on from it
+    patience: int = 30  # rounds without a better plan before the search returns to the best
+    perturb_share: tuple[float, float] = (0.1, 0.6)  # share of the tables on the chosen devices that are placed anew
+    toggle_idle: int = 10  # toggles in a row without success, after which only every `toggle_seldom`-th round is one
+    toggle_seldom: int = 8
+    toggle_sources: int = 2  # devices, the slowest, whose tables are candidates to be split row-wise
+    toggle_candidates: int = 32  # tables considered in one toggle
+    toggle_luck: float = 1.5  # mean place, in the order of estimated gain, of the table that is toggled
+
+    # choice: see choice.py
+    as_cheap: float = 0.005  # share within which plans count as equally cheap, and their expected cost decides
+    kept: int = 24  # plans found that are kept to choose from
+    kept_bytes: int = 256 * 2**20  # memory of these, but two are always kept
+    draws: int = 256  # random errors of the cost model; each counts with its opposite too
+    error_of_tables: float = 0.5  # share of the variance of a device's error that its tables bring, however cut
+    most_error: float = 0.05  # share of a device's ms that errors are at most: one further off is so for all plans
+    far: float = 3.0  # standard deviations between two devices beyond which the faster one never ends last
+    # How much more a ms of loss counts than a ms of gain where another plan is left: the published search's, which tries far
+    # fewer plans and so finds fewer errors of the cost model; and the best column-wise plan, for one with tables row-wise.
+    regret: float = 2.0
+    regret_row_wise: float = 0.5
+
+
+TUNING = Tuning()
