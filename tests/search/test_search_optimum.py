@@ -197,6 +197,13 @@ def test_of_too_many_plans_none_is_priced_and_little_time_is_lost() -> None:
     assert cheapest_plan(Problem(task, AnalyticModel(64))) == []
 
 
+def test_where_no_plan_fits_there_is_no_cheapest_one() -> None:
+    tables = tuple(Table(name=f"t{i}", rows=1000, dim=4, pooling_factor=1.0) for i in range(5))
+    memory = 2 * tables[0].memory_bytes
+    task = ShardingTask(tables=tables, device_memory_bytes=(memory,) * 2, batch_size=64)
+    assert cheapest_plan(Problem(task, AnalyticModel(64))) == []
+
+
 def test_a_move_budget_holds_for_the_best_of_all_plans_too() -> None:
     task = tiny(3, tables=4, devices=2, tightness=1.5)
     model = AnalyticModel(task.batch_size)

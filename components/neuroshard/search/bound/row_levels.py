@@ -27,7 +27,7 @@ from neuroshard.search.bound.cuts import cheapest_cuts
 from neuroshard.search.bound.settings import BoundSettings
 from neuroshard.search.problem.problem import Problem
 
-PIVOTS = 200  # of the simplex method: a game of some 30 cuts and 9 multipliers takes about as many as it has cuts
+PIVOTS = 200  # of the simplex method, at most; any strategy it has by then is valid
 SLACK = 1e-9  # share by which plans must cost more to be ruled out: sums of floats are no more exact
 
 

@@ -17,7 +17,7 @@ class BoundSettings:
     halvings: int = 8  # of the range in which the bound is sought: to 1/256 of it
     least_gain: float = 1e-4  # share by which a bound must be better to count as better
     narrowings: int = 2  # times that the range of the dips is narrowed by a bound, and the bound by that range
-    branch_cells: int = 2**19  # shards x branches, at most: more take seconds
+    branch_cells: int = 2**19  # shards x branches, at most: each branch is a bound of its own
 
     # cuts
     exact_cut_units: int = 64  # widest table cut by dynamic programming (256 columns): it takes time in units squared
@@ -31,7 +31,9 @@ class BoundSettings:
     heavy_cells: int = 300_000  # shards x shards beside them, at most: 0.15 s of CPU
 
     # row_levels
-    levels_most: int = 2  # thresholds of rows by which devices are told apart: with three, ways run out of steps
+    levels_most: int = (
+        2  # thresholds of rows by which devices are told apart: three gave no lower mean gap and took longer
+    )
     level_counts_most: int = 50  # ways to distribute the devices over the levels
     level_steps: int = 30  # multipliers tried for one such way
     level_cells: int = 100_000  # shards x multipliers, of all questions: 0.3 s of CPU

@@ -163,8 +163,8 @@ class _Trials:
             return
         task = self._task(row_wise=True)
         found = quick_plan(Problem(task, self.model)) if _sound(task) else None
-        if found is not None and len(items := found[0].row_wise.tolist()):
-            names = [found[0].members[item][0].name for item in items]
+        if found is not None and len(groups := found[0].row_wise.tolist()):
+            names = [found[0].members[group][0].name for group in groups]
             tables = (
                 f"table {names[0]!r}" if len(names) == 1 else f"{counted(len(names), 'table')} ({first_few(names)})"
             )

@@ -4,6 +4,8 @@ A search of all ways ends after a number of them. If it ends before that, it is 
 """
 
 from collections.abc import Iterator
+from functools import cache
+from itertools import islice
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from neuroshard.search.proposers.start import squeeze
 
 TRIED = 20_000  # placements of one group each: about a second
 ALL_PLANS = 20_000  # plans that fit: all are priced in 0.1 to 0.2 s
-ALL_DEALS = 300_000  # plans of some of the groups, of which only memory is checked: 0.01 s
+ALL_DEALS = 300_000  # plans of some of the groups, of which only memory is checked: 0.03 s
 ALL_DEVICES, ALL_UNITS = 4, 32  # with more devices, or wider groups, there are too many plans
 AT_ONCE = 4096  # plans priced in one batch
 
@@ -114,15 +116,15 @@ def cheapest_plan(problem: Problem) -> list[State]:
         return []
     if np.log(np.maximum(problem.places[groups], 1)).sum() > np.log(ALL_DEALS):
         return []
-    groups = groups[
-        np.argsort(-problem.nbytes[problem.whole[groups]], kind="stable")
-    ]  # the largest leave the fewest ways
+    # the largest first: they leave the fewest ways
+    groups = groups[np.argsort(-problem.nbytes[problem.whole[groups]], kind="stable")]
     options: list[Widths] = []
     plans, filled = np.zeros((1, 0), dtype=np.int64), np.zeros((1, problem.devices), dtype=np.int64)
     for group in groups.tolist():
-        every = sorted(map(tuple, deals(problem, group, problem.memory, mirrored=True)))
+        some = islice(deals(problem, group, problem.memory, mirrored=True), ALL_DEALS // max(len(plans), 1) + 1)
+        every = sorted(map(tuple, some))
         options.append(np.array(every, dtype=np.int64).reshape(-1, problem.devices))
-        if len(plans) * len(options[-1]) > ALL_DEALS:
+        if len(plans) * len(every) > ALL_DEALS:
             return []
         total = filled[:, None] + problem.nbytes[problem.numbers(np.full(options[-1].shape, group), options[-1])]
         plan, deal = np.nonzero((total <= problem.memory).all(axis=2))
@@ -185,6 +187,8 @@ def deals(problem: Problem, group: int, free: Ints, *, mirrored: bool = False) -
             most += units
         return most >= left
 
+    may_take = cache(may) if mirrored else may  # if devices are alike it depends on the deal as well
+
     def to(k: int, left: int, shards: int) -> Iterator[list[int]]:
         if not left:
             yield deal
@@ -193,7 +197,7 @@ def deals(problem: Problem, group: int, free: Ints, *, mirrored: bool = False) -
         top = min(left, holds[k], deal[devices[k - 1]] if alike[k] else left)
         for units in (*range(top, least - 1, -1), 0):
             deal[device] = units
-            if may(k + 1, left - units, shards - (units > 0)):
+            if may_take(k + 1, left - units, shards - (units > 0)):
                 yield from to(k + 1, left - units, shards - (units > 0))
         deal[device] = 0
 
