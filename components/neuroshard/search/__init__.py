@@ -1,12 +1,12 @@
-"""Room 4: a sharding task and a cost model -> a plan. Proposers make plans, local search improves them, one is chosen, a bound says
-what is left.
+"""Room 4: a sharding task and a cost model -> a plan.
+
+Proposers make plans, local search improves them, one of them is chosen, and a bound says what is left.
 
     run.py              search(task, cost_model) -> Plan: what comes after what is decided here and nowhere below
     tuning.py           every constant that steers a search, and a switch for each of its parts
     choice.py           which of the plans found to take, under doubt of the cost model
     watch.py            the clock: progress, improvements, when to stop
     night.py            a nightly order -> its plan
-    component.py        the Kubeflow component
 
     problem/            the task as arrays
       problem.py        table groups and every shard of them by number, priced by the cost model
@@ -39,8 +39,8 @@ what is left.
       perturb.py        place some table groups anew
       toggle.py         split a table row-wise, or no longer
 
-    infeasible/         whether anything fits at all, and what would help
-    bound/              what no plan can cost less than
+    infeasible/         whether anything fits at all, and what would help: feasibility.py, packing.py, hints.py
+    bound/              what no plan can cost less than: lower_bound.py tells the proof, settings.py has its switches
 
 To add a proposer: a module in proposers/ with a `propose(problem, request)`, a line in proposers/registry.py, a switch of that
 name in tuning.py, and in `run._local_search` the place where it is asked.

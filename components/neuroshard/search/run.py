@@ -29,7 +29,7 @@ from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import read_tables
 from neuroshard.progress import progress
-from neuroshard.search.bound.bound import lower_bound
+from neuroshard.search.bound.lower_bound import lower_bound
 from neuroshard.search.choice import choose
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.infeasible.feasibility import any_plan, feasible, misfit

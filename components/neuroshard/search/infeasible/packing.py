@@ -1,6 +1,6 @@
-"""Any plan at all, where memory is tight: every way to place the items is tried, the most awkward first, until one fits.
+"""A plan that fits, where memory is tight: greedy orders first, then every way to place the table groups.
 
-Small tasks are tried exhaustively, so that "no plan" is proven; large ones until a limit.
+A search of all ways ends after a number of them. If it ends before that, it is proven that no plan fits.
 """
 
 from collections.abc import Iterator
@@ -11,16 +11,18 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.filling import put_back
 from neuroshard.search.problem.problem import Problem, Widths
 
-TRIED = 20_000  # placements of one item
+TRIED = 20_000  # placements of one group each: about a second
 
 
 class GaveUp(Exception):
-    """The limit was reached before all was tried."""
+    """The limit was reached before everything was tried."""
 
 
 def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
-    """Units of every item on every device that fit, by a few greedy orders: column-wise, or with as few of the largest tables by
-    rows as will do; and the problem with these tables row-wise."""
+    """A plan that fits by a few greedy orders: column-wise, or with as few of the largest tables row-wise as it takes.
+
+    It is the problem with these tables row-wise, and the units of every group on every device (I, D).
+    """
     blocks = problem.row_blocks
     largest, count = blocks.groups[np.argsort(-blocks.nbytes.sum(axis=1), kind="stable")], 0
     while count <= len(largest):
@@ -35,15 +37,13 @@ def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
 
 
 def pack(problem: Problem, at_most: int = TRIED) -> Widths | None:
-    """Units of every item on every device that fit in memory, or None where there is no such plan. Raises GaveUp."""
+    """Units of every group on every device (I, D) that fit, or None if no plan fits. Raises GaveUp after `at_most` placements."""
     widths = fill(problem)
-    return (
-        widths if widths is not None else _exhaustive(problem, np.argsort(-_awkward(problem), kind="stable"), at_most)
-    )
+    return widths if widths is not None else _any_plan(problem, np.argsort(-_awkward(problem), kind="stable"), at_most)
 
 
 def fill(problem: Problem) -> Widths | None:
-    """The same by a few greedy orders, or None where all of them fail."""
+    """The same by a few greedy orders; None if all of them fail."""
     for key in (-_awkward(problem), -problem.nbytes[problem.first + problem.min_units].astype(np.float64)):
         for fullest in (False, True):
             widths = _fill(problem, np.argsort(key, kind="stable"), fullest)
@@ -53,31 +53,30 @@ def fill(problem: Problem) -> Widths | None:
 
 
 def _awkward(problem: Problem) -> Floats:
-    """Bytes of each item for each device that may hold it."""
+    """Bytes of each group per device that may hold it."""
     return np.asarray(problem.nbytes[problem.whole] / problem.allowed.sum(axis=1), dtype=np.float64)
 
 
 def _fill(problem: Problem, order: Ints, fullest: bool) -> Widths | None:
-    """Each item whole on the device with the most room, or the least that is enough; cut to fill where there is none."""
+    """Each group whole on the device with the most room, or with the least that is enough; else cut to fill devices."""
     widths = np.zeros((len(problem.whole), problem.devices), dtype=np.int64)
     free = problem.memory.copy()
-    for item in order[problem.whole[order] > 0].tolist():
-        shard = problem.first[item] + problem.all_units[item]
-        room = (free >= problem.nbytes[shard]) & problem.allowed[item]
-        if room.any() and problem.all_units[item] <= problem.max_units[item]:
+    for group in order[problem.whole[order] > 0].tolist():
+        shard = problem.first[group] + problem.all_units[group]
+        room = (free >= problem.nbytes[shard]) & problem.allowed[group]
+        if room.any() and problem.all_units[group] <= problem.max_units[group]:
             device = int(np.where(room, free if fullest else -free, np.iinfo(np.int64).max).argmin())
-            widths[item, device] = problem.all_units[item]
+            widths[group, device] = problem.all_units[group]
             free[device] -= problem.nbytes[shard]
-        elif not put_back(problem, widths, free, [(item, int(problem.all_units[item]))]):
+        elif not put_back(problem, widths, free, [(group, int(problem.all_units[group]))]):
             return None
     return widths
 
 
-def _exhaustive(problem: Problem, order: Ints, at_most: int) -> Widths | None:
-    """Depth first, item by item, every deal of its units to the devices."""
-    order = order[problem.whole[order] > 0]
-    items = order.tolist()
-    ahead = np.concatenate([np.cumsum(problem.nbytes[problem.whole[order]][::-1])[::-1], [0]])
+def _any_plan(problem: Problem, order: Ints, at_most: int) -> Widths | None:
+    """The first plan that fits, depth first, one group after another."""
+    groups = order[problem.whole[order] > 0]
+    ahead = np.concatenate([np.cumsum(problem.nbytes[problem.whole[groups]][::-1])[::-1], [0]])
     widths = np.zeros((len(problem.whole), problem.devices), dtype=np.int64)
     tried = 0
 
@@ -85,45 +84,47 @@ def _exhaustive(problem: Problem, order: Ints, at_most: int) -> Widths | None:
         nonlocal tried
         if ahead[depth] > free.sum():
             return False
-        if depth == len(items):
+        if depth == len(groups):
             return True
-        item = items[depth]
-        for deal in _deals_with_room(problem, item, free):
+        group = int(groups[depth])
+        for deal in deals(problem, group, free):
             tried += 1
             if tried > at_most:
                 raise GaveUp
-            widths[item] = deal
-            if place(depth + 1, free - problem.nbytes[problem.shards_of(np.full(problem.devices, item), widths[item])]):
+            widths[group] = deal
+            if place(
+                depth + 1, free - problem.nbytes[problem.shards_of(np.full(problem.devices, group), widths[group])]
+            ):
                 return True
         return False
 
     return widths if place(0, problem.memory.copy()) else None
 
 
-def _deals_with_room(problem: Problem, item: int, free: Ints) -> Iterator[list[int]]:
-    """Every way to deal an item's units to devices with room, roomiest devices and widest shards first.
+def deals(problem: Problem, group: int, free: Ints) -> Iterator[list[int]]:
+    """Every way to deal a group's units to devices with room, roomiest devices and widest shards first: units by device.
 
-    Of devices that nothing tells apart, the first gets the most.
+    Of devices that nothing tells apart the first gets the most units. The list is the same one every time.
     """
-    devices = [int(d) for d in np.argsort(-free, kind="stable") if problem.allowed[item, d]]
+    devices = [int(d) for d in np.argsort(-free, kind="stable") if problem.allowed[group, d]]
     alike = [
         k > 0
         and free[d] == free[devices[k - 1]]
         and bool((problem.allowed[:, d] == problem.allowed[:, devices[k - 1]]).all())
         for k, d in enumerate(devices)
     ]
-    first, least, cap = int(problem.first[item]), int(problem.min_units[item]), int(problem.max_units[item])
+    first, least, cap = int(problem.first[group]), int(problem.min_units[group]), int(problem.max_units[group])
     sizes = problem.nbytes[first + 1 : first + cap + 1]  # of 1 unit, of 2, …
     holds = np.searchsorted(sizes, free[devices], side="right").tolist()  # units that each has room for
     deal = [0] * problem.devices
 
     def may(k: int, left: int, shards: int) -> bool:
-        """Whether the devices from `k` on can take so many units in so many shards: without this, ways that end in nothing are
-        followed without end."""
+        """Whether the devices from `k` on can take `left` units in at most so many shards: without this check most of the time
+        is spent on ways that cannot be completed."""
         run = next((i for i in range(k, len(devices)) if not alike[i]), len(devices))
         limit = deal[devices[k - 1]] if k else 0  # of the devices that nothing tells apart from the last one
         rooms = [min(units, limit) for units in holds[k:run]] + holds[run:]
-        most = 0  # units in so many shards as there are, each of `least` to its room
+        most = 0  # units in 1, 2, … shards, each of `least` units to all of its device's room
         for number, units in enumerate(sorted(rooms, reverse=True)[:shards], 1):
             if most >= left or units < least or number * least > left:
                 break
@@ -142,5 +143,5 @@ def _deals_with_room(problem: Problem, item: int, free: Ints) -> Iterator[list[i
                 yield from to(k + 1, left - units, shards - (units > 0))
         deal[device] = 0
 
-    if may(0, int(problem.all_units[item]), int(problem.max_shards[item])):
-        yield from to(0, int(problem.all_units[item]), int(problem.max_shards[item]))
+    if may(0, int(problem.all_units[group]), int(problem.max_shards[group])):
+        yield from to(0, int(problem.all_units[group]), int(problem.max_shards[group]))
