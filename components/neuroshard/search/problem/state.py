@@ -6,6 +6,7 @@ import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import MOST_PREDICTED_MS
+from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.problem import Placement, Problem, Widths
 
@@ -108,10 +109,7 @@ def _priced(problem: Problem, plans: Widths) -> tuple[Floats, Floats, Ints, Floa
 
 def transfers(problem: Problem, device_dims: Floats) -> tuple[Floats, Floats]:
     """Forward and backward all-to-all ms of every device, without waiting: (…, D) -> two (…, D)."""
-    together = np.zeros_like(device_dims)
-    if problem.devices == 1:
-        return together, together
-    return problem.model.forward_collective_ms(device_dims, together), problem.model.backward_collective_ms(device_dims)
+    return transfers_ms(problem.model, device_dims)
 
 
 def column_ms(problem: Problem, columns: float) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from neuroshard.costmodel.faster import summands
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import transfers
@@ -149,16 +150,17 @@ def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: boo
     shards, number = _in_use(problem, lists)
     problem.price(shards)
     caps = problem.mean_columns * caps
+    summed = summands(problem.model, problem.vectors[shards], problem.base)
     placed = place(
-        problem.vectors[shards],
+        summed.vectors,
         number[orders],
         problem.dims[shards],
         problem.nbytes[shards],
         np.broadcast_to(caps, (len(orders), len(caps))),
         problem.memory,
-        problem.model.compute_ms,
+        summed.ms,
         None if problem.any_device else problem.allowed[problem.group[shards]] | (shards == 0)[:, None],
-        (problem.base, problem.base_dims),
+        (summed.base, problem.base_dims),
         soft,
     )
     forward, backward = transfers(problem, placed.dims)
