@@ -1,4 +1,4 @@
-"""The figures of docs/how-it-works.md: measured on a machine once, kept as numbers, drawn from them.
+"""The figures of docs/cost-model.md and docs/search.md: measured on a machine once, kept as numbers, drawn from them.
 
     python docs/figures.py measure run/figures     measure, train, search (10 minutes), and write docs/images/figures.json
     python docs/figures.py draw                    docs/images/figures.json -> docs/images/*.svg
@@ -176,7 +176,7 @@ def draw(numbers: dict[str, Any]) -> None:
         "fusion": fusion(numbers),
         "width": width(numbers),
         "trust": trust(numbers),
-        "all_to_all": all_to_all(numbers),
+        "all-to-all": all_to_all(numbers),
         "search": search(numbers["search"]),
     }
     for name, spec in figures.items():
@@ -300,7 +300,7 @@ def trust(numbers: dict[str, Any]) -> dict[str, Any]:
 
 def all_to_all(numbers: dict[str, Any]) -> dict[str, Any]:
     return {
-        "title": title("Whoever comes early waits for the last", f"2 gloo processes, {of(numbers, BATCH)}"),
+        "title": title("A device that comes early waits for the last", f"2 gloo processes, {of(numbers, BATCH)}"),
         "layer": [
             equal([0.0, float(LATEST_MS)]),
             {
@@ -319,7 +319,7 @@ def all_to_all(numbers: dict[str, Any]) -> dict[str, Any]:
 def search(found: dict[str, Any]) -> dict[str, Any]:
     lines = [
         {"ms": found["heuristic_ms"], "what": "best heuristic"},
-        {"ms": found["paper_ms"], "what": "the paper's search"},
+        {"ms": found["paper_ms"], "what": "the published search"},
         {"ms": found["bound_ms"], "what": "lower bound"},
     ]
     last = {"step": found["steps"][-1]["step"] * 1.03}
