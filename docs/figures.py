@@ -2,12 +2,14 @@
 
     python docs/figures.py measure run/figures     measure, train, search (10 minutes), and write docs/images/figures.json
     python docs/figures.py draw                    docs/images/figures.json -> docs/images/*.svg
+    python docs/figures.py picture report.html     the top of a report, by Chromium -> docs/images/report.png of the README
 
 Charts are Vega-Lite, drawn by vl-convert. Nothing is smoothed or left out but what each function says.
 """
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from datetime import date
@@ -36,11 +38,16 @@ OURS, OTHER, THIRD, GREY = "#1f6feb", "#d1495b", "#2a9d5c", "#8a8f98"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["measure", "draw"])
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("run/figures"), help="for what measuring leaves")
+    parser.add_argument("what", choices=["measure", "draw", "picture"])
+    parser.add_argument(
+        "path", type=Path, nargs="?", default=Path("run/figures"), help="folder to measure in; report.html"
+    )
     options = parser.parse_args()
+    if options.what == "picture":
+        picture(options.path)
+        return
     if options.what == "measure":
-        write_bytes(NUMBERS, json.dumps(measured(options.folder), indent=1).encode())
+        write_bytes(NUMBERS, json.dumps(measured(options.path), indent=1).encode())
     draw(json.loads(NUMBERS.read_text()))
 
 
@@ -168,6 +175,19 @@ def of_search(folder: Path) -> dict[str, Any]:
         "paper_ms": paper.cost_ms,
         "heuristic_ms": min(heuristics),
     }
+
+
+def picture(report: Path) -> None:
+    """The top of a report as a browser shows it: headline, costs, devices."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium") or shutil.which("google-chrome"))
+        page = browser.new_page(viewport={"width": 1280, "height": 1230})
+        page.goto(report.resolve().as_uri())
+        page.wait_for_selector("html[data-drawn]")
+        page.screenshot(path=IMAGES / "report.png")
+        browser.close()
 
 
 def draw(numbers: dict[str, Any]) -> None:
