@@ -337,7 +337,7 @@ class Bench:
             "cost-plans",
             f"How far off is a plan's predicted cost? Nets of {self.options.plan_cases:,} cases of {len(tables):,} tables.",
             ["plans of", "devices", "slowest device", "plan's cost", "all devices, absolute", "within one deviation"],
-            sorted(shown),
+            sorted(shown, key=lambda row: (row[0], int(row[1]))),
         )
 
     def sets(self, count: int, seed: int, split: str = "train", **more: object) -> list:
