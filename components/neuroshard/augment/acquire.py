@@ -6,7 +6,7 @@ A prediction is a sum of terms: what the net's last layers make of the sums of v
 each term counts for, and a measured case tells as much of that as its terms say, by the rules of least squares. So each case in
 turn is the one after which all cases, of plans and sets as they are drawn, are known best on average. Nets are no sums of given
 terms, so what is most telling by this rule is taken with care: of few candidates, and random sets stay as chance has them
-(docs/decisions/0067-acquired-of-few.md).
+(docs/augment.md).
 """
 
 from collections.abc import Iterator, Sequence

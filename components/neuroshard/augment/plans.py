@@ -3,7 +3,7 @@
 A plan's device is no random set. All devices cost about the same, so one holds a few heavy tables, often cut narrow, or many
 light ones, or both, and a table that is too heavy for any device lies on several: cut column-wise, or row-wise on all. A net that
 learned from random sets alone was right about those and 9 to 13 % too low about the slowest devices of plans
-(docs/decisions/0024-cases-from-plans.md).
+(docs/augment.md).
 """
 
 from collections.abc import Sequence

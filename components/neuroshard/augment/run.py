@@ -68,7 +68,7 @@ def augment(
     the widest shard drawn, except that wider tables also come in their own width and its halves. `test_share` of the
     tables, or those named in `held_out`, are kept for the split `test_tables`, an eighth of the compute cases. In training
     and validation `vary_share` of the shards have other rows and pooling factors than their table
-    (docs/decisions/0002-augmentation.md). Each compute case has one of `batch_sizes`, if there are any; else the one that they
+    (docs/augment.md). Each compute case has one of `batch_sizes`, if there are any; else the one that they
     are measured with.
 
     `plan_share` of the compute cases are what a device holds in a random plan for one of the numbers of `devices`; the others are

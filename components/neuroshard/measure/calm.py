@@ -2,7 +2,7 @@
 
 On a shared host the speed of a core and of its memory moves by half for seconds at a time, without a trace in the machine
 itself. So each repeat is scaled by two fixed things that are timed right after it, and a set is visited several times, other
-sets in between: docs/decisions/0051-calm-labels.md.
+sets in between: docs/measure.md.
 """
 
 import math

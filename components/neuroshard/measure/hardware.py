@@ -43,7 +43,7 @@ from neuroshard.measure.worker import WorkerLost, WorkerPool, tried
 # gloo otherwise looks for the address of this host's name, which a container may not have
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() else {}
 
-# How glibc gets workers' memory: docs/decisions/0059-memory-that-is-kept.md. It gives back to Linux what a step frees, or not,
+# How glibc gets workers' memory: docs/measure.md. It gives back to Linux what a step frees, or not,
 # by what was freed before it, and the next step pays for new pages; here all of less than the highest threshold it takes is
 # kept. And of small pages each process gets others, and with them a speed of its own; of huge ones it does not.
 MEMORY = {

@@ -1,7 +1,7 @@
 """How anything is timed: warm-up, cold cache, repeats until the fastest agree. One harness for the CPU and for CUDA.
 
 A device times a step on its own clock and can flush its own caches: CPU clock and L3 on a CPU, CUDA events and L2 on a GPU.
-On a device of one's own whatever disturbs only ever adds, so the fastest repeat is the one to be had again: see decision 46.
+On a device of one's own whatever disturbs only ever adds, so the fastest repeat is the one to be had again: docs/measure.md.
 Of table sets on a CPU see calm.py.
 """
 
