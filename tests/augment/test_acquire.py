@@ -8,6 +8,7 @@ import pytest
 from helpers.costs import random_model, random_tables
 from neuroshard.augment.acquire import acquire, most_telling, terms
 from neuroshard.augment.run import augment
+from neuroshard.augment.settings import AugmentSettings
 
 FACTS = {"compute_cases": 60, "collective_cases": 10, "devices": (4,), "memory_bytes": 2**40, "seed": 3}
 
@@ -78,7 +79,7 @@ def test_none_is_chosen_twice_and_no_more_than_there_are():
 
 
 def test_many_devices_are_chosen_block_by_block(tables, model, monkeypatch):
-    cases = augment(tables, **FACTS).compute
+    cases = augment(tables, AugmentSettings(**FACTS)).compute
     monkeypatch.setattr("neuroshard.augment.acquire._BLOCK", 4)
 
     chosen = list(acquire(cases[:48], cases[48:], model, 12))
@@ -96,8 +97,8 @@ def test_of_devices_of_plans_the_most_telling_and_of_random_sets_any(tables, mod
         asked.append((len(devices), len(sets), count))
         return acquire(devices, sets, model, count)
 
-    monkeypatch.setattr("neuroshard.augment.run.acquire", first)
-    wanted = augment(tables, **FACTS, plan_share=plan_share, acquire_for=model)
+    monkeypatch.setattr("neuroshard.augment.draw.acquire", first)
+    wanted = augment(tables, AugmentSettings(**FACTS, plan_share=plan_share), acquire_for=model)
     train = [case for case in wanted.compute if case.split == "train"]
 
     ((devices, sets, count),) = asked
@@ -107,13 +108,16 @@ def test_of_devices_of_plans_the_most_telling_and_of_random_sets_any(tables, mod
 
 
 def test_as_many_cases_as_asked_none_twice(tables, model):
-    wanted = augment(tables, **FACTS, acquire_for=model)
+    wanted = augment(tables, AugmentSettings(**FACTS), acquire_for=model)
 
     assert len({case.case_id for case in wanted.compute}) == len(wanted.compute) == 60
 
 
 def test_the_same_tables_are_held_out_and_the_sets_are_others(tables, model):
-    plain, wanted = augment(tables, **FACTS), augment(tables, **FACTS, acquire_for=model)
+    plain, wanted = (
+        augment(tables, AugmentSettings(**FACTS)),
+        augment(tables, AugmentSettings(**FACTS), acquire_for=model),
+    )
 
     def names(cases, unseen):
         return {t.name for case in cases.compute if (case.split == "test_tables") == unseen for t in case.tables}
@@ -125,17 +129,22 @@ def test_the_same_tables_are_held_out_and_the_sets_are_others(tables, model):
 
 def test_test_sets_stay_a_fair_sample(tables, model):
     facts = {**FACTS, "compute_cases": 600}
-    wanted, drawn = augment(tables, **facts, acquire_for=model), augment(tables, **facts)
+    wanted, drawn = (
+        augment(tables, AugmentSettings(**facts), acquire_for=model),
+        augment(tables, AugmentSettings(**facts)),
+    )
 
     assert np.mean(sizes(wanted, "test_tables")) == pytest.approx(np.mean(sizes(drawn, "test_tables")), abs=1.5)
 
 
 def test_the_same_seed_and_model_choose_the_same(tables, model):
-    assert augment(tables, **FACTS, acquire_for=model) == augment(tables, **FACTS, acquire_for=model)
+    assert augment(tables, AugmentSettings(**FACTS), acquire_for=model) == augment(
+        tables, AugmentSettings(**FACTS), acquire_for=model
+    )
 
 
 def test_a_prediction_is_the_sum_of_its_terms_and_a_constant(tables, model):
-    cases = augment(tables, **FACTS).compute
+    cases = augment(tables, AugmentSettings(**FACTS)).compute
     of_case = [model.table_vectors(case.tables, np.array([t.dim for t in case.tables])).sum(axis=0) for case in cases]
     ms = model.compute_ms(np.array(of_case))
 
@@ -146,7 +155,7 @@ def test_a_prediction_is_the_sum_of_its_terms_and_a_constant(tables, model):
 
 def test_every_case_is_judged_at_its_own_batch_size(tables, model):
     model = replace(model, manifest=model.manifest.model_copy(update={"batch_sizes": (1024, 65536)}))
-    case = augment(tables, **FACTS).compute[0]
+    case = augment(tables, AugmentSettings(**FACTS)).compute[0]
     small = case.model_copy(update={"batch_size": 1024})
 
     both = terms([case, small], model)

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from neuroshard.augment.run import augment, run
+from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import Cases
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.table import Table
@@ -17,7 +18,7 @@ ASKED = {"compute_cases": 400, "collective_cases": 90, "devices": (2, 4, 8), "me
 
 
 def made(tables=TABLES, **changes) -> Cases:
-    return augment(tables, **{**ASKED, **changes})
+    return augment(tables, AugmentSettings(**{**ASKED, **changes}))
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +136,9 @@ def test_a_handful_of_cases_has_every_split():
         ({"max_dim": 6}, "must have a multiple of 4 columns, at most 65536, not 6"),
         ({"max_dim": 0}, "not 0"),
         ({"max_dim": 2**17}, "not 131072"),
-        ({"test_share": 1.0}, "test share 1,"),
-        ({"vary_share": 2.0}, "vary share 2 and"),
-        ({"max_tables": 0}, "at least 1 table in a set, not 0"),
+        ({"test_share": 1.0}, "test share must be from 0 to below 1, not 1"),
+        ({"vary_share": 2.0}, "vary share must be from 0 to 1, not 2"),
+        ({"max_tables": 0}, "must have at least 1 table, not 0"),
     ],
 )
 def test_what_cannot_be_is_a_usage_error(change, message):
@@ -148,7 +149,7 @@ def test_what_cannot_be_is_a_usage_error(change, message):
 def test_the_preset_s_cases_are_written_and_read_back(tmp_path):
     write_tables(tmp_path / "tables.json", preset("mlperf-dlrm-dcnv2"))
     asked = {"compute_cases": 300, "collective_cases": 40, "devices": (4,), "memory_bytes": 32 * 2**30, "seed": 0}
-    cases = run(tmp_path / "tables.json", tmp_path / "cases", **asked)
+    cases = run(tmp_path / "tables.json", tmp_path / "cases", AugmentSettings(**asked))
     assert read_cases(tmp_path / "cases") == cases
     assert (len(cases.compute), len(cases.collective)) == (300, 40)
 
@@ -156,14 +157,14 @@ def test_the_preset_s_cases_are_written_and_read_back(tmp_path):
 def test_what_a_tables_file_says_in_vain_is_noted(tmp_path, capsys):
     path = tmp_path / "tables.json"
     path.write_text('{"tables": [{"name": "a", "rows": 10, "dim": 4, "pooling_factor": 1, "colour": "red"}]}')
-    run(path, tmp_path / "cases", **ASKED)
+    run(path, tmp_path / "cases", AugmentSettings(**ASKED))
     assert f"note: {path}: ignored unknown keys of tables: colour\n" in capsys.readouterr().err
 
 
 def test_broken_tables_write_nothing(tmp_path):
     (tmp_path / "tables.json").write_text('{"tables": []}')
     with pytest.raises(InvalidInput, match="empty"):
-        run(tmp_path / "tables.json", tmp_path / "cases", **ASKED)
+        run(tmp_path / "tables.json", tmp_path / "cases", AugmentSettings(**ASKED))
     assert not (tmp_path / "cases").exists()
 
 

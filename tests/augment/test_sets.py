@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.table_strategies import some_tables
@@ -16,6 +16,7 @@ from neuroshard.files.access import count_bins, rows_at_rates
 from neuroshard.files.traces import draw_lookups
 
 
+@settings(deadline=None)
 @given(some_tables, st.floats(0.1, 30), st.integers(1, 15), st.floats(0, 1), st.integers(0, 2**32))
 def test_every_set_fits_the_device(tables, room, max_tables, vary_share, seed):
     memory = int(room * min(table.with_dim(4).memory_bytes for table in tables)) + 1
@@ -74,6 +75,7 @@ def test_a_share_of_the_tables_is_varied():
     assert 0.4 < own / len(shards) < 0.6
 
 
+@settings(deadline=None)
 @given(st.integers(1, MAX_ROWS), st.floats(0, 1e4), st.integers(0, 2**32), st.floats(1, 3))
 def test_a_varied_table_stays_within_its_limits(rows, pooling, seed, ample):
     base = Table(name="a", rows=rows, dim=8, pooling_factor=pooling, reuse_bins=(0.5, 0.5, *[0.0] * 15))

@@ -14,7 +14,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.files.disk import write_bytes
 from neuroshard.measure import formula
-from neuroshard.measure.backends import Settings
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.evaluate import device_tables, evaluate
 
 MIB = 2**20
@@ -48,8 +48,8 @@ def plan_of(tables: tuple[Table, ...] = TABLES, shards: tuple[Shard, ...] = SHAR
     )
 
 
-def settings(**changes: object) -> Settings:
-    return Settings(**{"batch_size": 256, "repeats": 3, "timeout_seconds": 30, **changes})  # type: ignore[arg-type]
+def settings(**changes: object) -> MeasureSettings:
+    return MeasureSettings(**{"batch_size": 256, "repeats": 3, "timeout_seconds": 30, **changes})  # type: ignore[arg-type]
 
 
 def test_a_device_holds_its_shards_and_of_rows_a_share_of_the_lookups() -> None:
@@ -88,7 +88,7 @@ def test_of_rows_that_are_split_it_says_what_was_taken_for_granted() -> None:
     )
     one = evaluate(plan_of((TABLES[1],), rows, devices=2), "synthetic", settings())
     assert [device.dim for device in one.devices] == [32, 32]
-    assert "1 table split row-wise: all rows looked up alike" in " ".join(str(one).split())
+    assert "1 table split row-wise: run as if all rows were looked up equally often" in " ".join(str(one).split())
     assert "split row-wise" not in str(evaluate(plan_of(), "synthetic", settings()))
 
 
@@ -106,7 +106,7 @@ def test_on_this_machine_every_device_and_the_all_to_all_are_measured() -> None:
     assert one.rounds_differ is not None
     assert f"rounds of a device's compute differ by {one.rounds_differ:.1%}" in " ".join(told.split())
     assert "1 table was run with fewer rows" in told
-    assert "predicted for synthetic (formula of an H100): elsewhere compare the devices" in " ".join(told.split())
+    assert "predicted for synthetic (formula of an H100): compare the devices" in " ".join(told.split())
     assert max(map(len, told.splitlines())) <= 80
 
 

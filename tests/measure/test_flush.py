@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from neuroshard.measure.flush import LEAST_BYTES, find_flush_bytes, most_bytes, sizes_up_to
 from neuroshard.measure.room import Room
+from neuroshard.measure.timing.flush import LEAST_BYTES, find_flush_bytes, most_bytes, sizes_up_to
 
 MIB, GIB = 2**20, 2**30
 ROOM = Room(24 * GIB)

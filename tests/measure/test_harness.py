@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from neuroshard.measure.all_to_all import alike, at_speed, lower_decile
-from neuroshard.measure.cores import may_go_first
-from neuroshard.measure.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, Timing, time_case, timing
+from neuroshard.measure.timing.all_to_all import agreed, at_speed, lower_decile
+from neuroshard.measure.timing.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, Timing, time_case, timing
+from neuroshard.measure.workers.cores import may_go_first
 
 
 class Scripted:
@@ -74,9 +74,9 @@ def test_of_an_all_to_all_a_tenth_may_be_too_fast_to_be_true() -> None:
     assert lower_decile([5.0, 4.0]) == 4.0
 
 
-def test_all_to_alls_are_alike_where_the_fastest_of_each_kind_are() -> None:
-    assert alike([1.0, 1.05, 1.09, 7.0], [2.0], [])
-    assert not alike([1.0, 1.05, 1.09], [1.0, 1.05, 1.2, 1.0 - 0.05])
+def test_all_to_alls_agree_where_the_fastest_of_each_kind_do() -> None:
+    assert agreed([1.0, 1.05, 1.09, 7.0], [2.0], [])
+    assert not agreed([1.0, 1.05, 1.09], [1.0, 1.05, 1.2, 1.0 - 0.05])
 
 
 def test_what_is_scaled_to_another_speed_is_the_all_to_all_and_not_the_wait_for_it() -> None:

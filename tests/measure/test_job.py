@@ -11,9 +11,9 @@ from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, MeasureError, StoreError
 from neuroshard.core.nightly import Job, Order, Request, Survey, Work
 from neuroshard.files.costs import read_costs
-from neuroshard.measure import job as job_module
 from neuroshard.measure.hardware import wanted_hardware
-from neuroshard.measure.job import merge_shares, run
+from neuroshard.measure.workers import job as job_module
+from neuroshard.measure.workers.job import merge_shares, run
 from neuroshard.store.measuring import Share
 
 TWIN = Hardware(kind="synthetic", name="H200, by a formula", memory_bytes=80 * 2**30)

@@ -10,12 +10,13 @@ from neuroshard.core.cost import Costs
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.files.costs import CostWriter, read_costs, read_manifest
 from neuroshard.measure import verify
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run
 
 
 @pytest.fixture
 def costs(cases_folder: Path, tmp_path: Path) -> Path:
-    run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512)
+    run(cases_folder, tmp_path / "costs", "synthetic", MeasureSettings(batch_size=512))
     return tmp_path / "costs"
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from neuroshard.core.errors import MeasureError
-from neuroshard.measure import worker
-from neuroshard.measure.worker import WorkerLost, WorkerPool
+from neuroshard.measure.workers import processes
+from neuroshard.measure.workers.processes import WorkerLost, WorkerPool
 
 
 def pool(function: object, *arguments: object, count: int = 1, timeout: float = 30.0) -> WorkerPool:
@@ -103,7 +103,7 @@ time.sleep(600)
     ],
 )
 def test_garbage_for_an_answer_is_a_lost_worker(monkeypatch: pytest.MonkeyPatch, written: bytes, told: str) -> None:
-    monkeypatch.setattr(worker, "CLOSE_SECONDS", 1.0)
+    monkeypatch.setattr(processes, "CLOSE_SECONDS", 1.0)
     babbling = pool(functools.partial(exec), timeout=30.0 if told != "killed" else 2.0)
     began = time.monotonic()
     with pytest.raises(WorkerLost, match=told):
@@ -126,7 +126,7 @@ def test_one_death_ends_the_wait_for_all() -> None:
 
 
 def test_a_worker_that_cannot_serve_at_all_says_why() -> None:
-    missing = WorkerPool("neuroshard.measure.harness:Cuda", lambda: [(99,)], 30.0)
+    missing = WorkerPool("neuroshard.measure.timing.clocks:Cuda", lambda: [(99,)], 30.0)
     with pytest.raises(MeasureError, match="needs GPU 99") as raised:
         missing.ask("anything")
     assert not isinstance(raised.value, WorkerLost)

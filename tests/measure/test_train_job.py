@@ -18,8 +18,8 @@ from neuroshard.augment.night import run as draw
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError, NeuroshardError
 from neuroshard.core.nightly import Order, Request, Survey, Work
-from neuroshard.measure.job import merge_shares
-from neuroshard.measure.train_job import run, train_job
+from neuroshard.measure.workers.job import merge_shares
+from neuroshard.measure.workers.train_job import run, train_job
 
 TRAIN_JOBS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/kubeflow/trainjobs"
 HARDWARE = Hardware(kind="synthetic", name="NVIDIA-H200, by a formula", memory_bytes=140 * 2**30)
@@ -169,7 +169,7 @@ def test_one_that_never_ends_is_deleted(controller: Controller) -> None:
 def test_a_pod_that_was_told_nonsense_says_so_in_one_line(arguments: list[str], index: str | None) -> None:
     env = {name: value for name, value in os.environ.items() if name != "JOB_COMPLETION_INDEX"}
     ended = subprocess.run(
-        [sys.executable, "-m", "neuroshard.measure.train_job", *arguments],
+        [sys.executable, "-m", "neuroshard.measure.workers.train_job", *arguments],
         env=env | ({} if index is None else {"JOB_COMPLETION_INDEX": index}),
         capture_output=True,
         text=True,
