@@ -1,4 +1,4 @@
-"""Acquisition: of many devices of plans first those that tell a model most, and never a table kept to test on."""
+"""Acquisition: devices of plans that a model learns most from are chosen, and never a table held out to test on."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.costs import random_model, random_tables
-from neuroshard.augment.acquire import acquire, most_telling, terms
+from neuroshard.augment.acquire import acquire, most_informative, terms
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
 
@@ -41,9 +41,9 @@ def random_terms(devices=200, sets=20):
 
 
 @pytest.mark.parametrize("sets", [20, 0])
-def test_each_device_is_the_one_after_which_all_are_known_best(sets):
+def test_each_device_reduces_the_average_variance_most(sets):
     of_devices, of_sets = random_terms(sets=sets)
-    chosen = list(most_telling(of_devices, of_sets, 10, 8))
+    chosen = list(most_informative(of_devices, of_sets, 10, 8))
 
     for place, device in enumerate(chosen):
         before = chosen[:place]
@@ -53,10 +53,10 @@ def test_each_device_is_the_one_after_which_all_are_known_best(sets):
         assert left[device] == pytest.approx(min(left.values()), rel=1e-3)
 
 
-def test_what_sets_tell_need_not_be_told_by_devices():
+def test_devices_are_chosen_for_what_sets_do_not_show():
     of_devices, of_sets = np.eye(2)[[0] * 50 + [1] * 50], np.eye(2)[[0] * 30]
 
-    assert np.mean(np.array(list(most_telling(of_devices, of_sets, 10, 20))) >= 50) > 0.7
+    assert np.mean(np.array(list(most_informative(of_devices, of_sets, 10, 20))) >= 50) > 0.7
 
 
 def test_rounding_does_not_add_up_over_many_choices():
@@ -64,7 +64,7 @@ def test_rounding_does_not_add_up_over_many_choices():
     common = np.concatenate([rng.lognormal(sigma=2, size=(800, 1)), 1e-3 * rng.lognormal(size=(800, 30))], axis=1)
     of_all = np.concatenate([common @ rng.standard_normal((31, 31)), np.eye(800, 5)], axis=1)
     none = of_all[:0]
-    chosen = list(most_telling(of_all, none, 5, 300))
+    chosen = list(most_informative(of_all, none, 5, 300))
     left = {
         other: left_unsure(of_all, none, [*chosen[:-1], other], 5, 300) for other in set(range(800)) - {*chosen[:-1]}
     }
@@ -75,7 +75,7 @@ def test_rounding_does_not_add_up_over_many_choices():
 def test_none_is_chosen_twice_and_no_more_than_there_are():
     of_all = np.ones((5, 3))
 
-    assert sorted(most_telling(of_all, of_all[:0], 0, 9)) == [0, 1, 2, 3, 4]
+    assert sorted(most_informative(of_all, of_all[:0], 0, 9)) == [0, 1, 2, 3, 4]
 
 
 def test_many_devices_are_chosen_block_by_block(tables, model, monkeypatch):
@@ -90,7 +90,7 @@ def test_many_devices_are_chosen_block_by_block(tables, model, monkeypatch):
 
 
 @pytest.mark.parametrize("plan_share", [0.0, 0.75, 1.0])
-def test_of_devices_of_plans_the_most_telling_and_of_random_sets_any(tables, model, plan_share, monkeypatch):
+def test_devices_of_plans_are_chosen_and_random_sets_are_not(tables, model, plan_share, monkeypatch):
     asked = []
 
     def first(devices, sets, model, count):

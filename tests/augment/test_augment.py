@@ -1,4 +1,4 @@
-"""Tables to cases: which, how many, in what order, and what is said where they cannot be had."""
+"""Tables to cases: which, how many, in what order, and what is said where there are none."""
 
 from collections import Counter
 
@@ -82,7 +82,7 @@ def test_the_same_seed_gives_the_same_cases(cases):
     assert made(seed=2).compute != cases.compute
 
 
-def test_a_wider_table_comes_in_its_own_width_and_the_widest_is_told():
+def test_a_wider_table_also_has_its_own_width_and_the_cases_say_the_widest():
     wide = (*TABLES, Table(name="wide", rows=100, dim=512, pooling_factor=1.0))
     cases = made(wide, max_dim=32)
     assert cases.max_dim == 512
@@ -98,18 +98,18 @@ def test_tables_too_large_for_a_device_are_left_out_and_counted(capsys):
     assert "1 table is too large for a device" in capsys.readouterr().err
 
 
-def test_where_no_table_fits_the_smallest_need_is_told():
+def test_an_error_names_the_smallest_table_if_none_fits():
     with pytest.raises(
-        Infeasible, match=r"of the smallest, 't0', 4 columns need 19\.5 KiB of 19\.0 KiB; give more --memory"
+        Infeasible, match=r"4 columns of the smallest one, 't0', need 19\.5 KiB of 19\.0 KiB; give more --memory"
     ):
         made(memory_bytes=19456)
 
 
-def test_where_there_are_fewer_distinct_cases_all_of_them_come_and_it_is_said(capsys):
+def test_if_there_are_fewer_distinct_cases_all_come_and_the_bar_says_so(capsys):
     one = Table(name="one", rows=1, dim=16, pooling_factor=0.0)
     cases = made((one,), max_dim=16, max_tables=1, vary_share=0.0)
     assert sorted(case.tables[0].dim for case in cases.compute) == [4, 8, 12, 16]
-    assert "396 fewer than asked: there are no more distinct cases" in capsys.readouterr().err
+    assert "396 fewer than asked for: there are no more distinct cases" in capsys.readouterr().err
 
 
 def test_few_tables_are_all_trained_on():
@@ -118,7 +118,7 @@ def test_few_tables_are_all_trained_on():
     assert not names(made(test_share=0.0), "test_tables")
 
 
-def test_one_device_all_to_alls_nothing():
+def test_one_device_has_no_all_to_all():
     assert made(devices=(1,)).collective == ()
     assert {len(case.device_dims) for case in made(devices=(1, 2)).collective} == {2}
     assert made(collective_cases=0).collective == ()
@@ -154,7 +154,7 @@ def test_the_preset_s_cases_are_written_and_read_back(tmp_path):
     assert (len(cases.compute), len(cases.collective)) == (300, 40)
 
 
-def test_what_a_tables_file_says_in_vain_is_noted(tmp_path, capsys):
+def test_unknown_keys_of_a_tables_file_produce_a_note(tmp_path, capsys):
     path = tmp_path / "tables.json"
     path.write_text('{"tables": [{"name": "a", "rows": 10, "dim": 4, "pooling_factor": 1, "colour": "red"}]}')
     run(path, tmp_path / "cases", AugmentSettings(**ASKED))

@@ -58,7 +58,7 @@ def test_plans_are_of_few_tables_or_of_all_and_cut_also_unevenly():
     assert set(dims) == set(range(4, 68, 4))
 
 
-def test_in_some_plans_the_heaviest_tables_lie_row_wise_on_all_devices():
+def test_in_some_plans_the_heaviest_tables_are_row_wise_on_all_devices():
     held = devices_of([HEAVY, *ALIKE], 600)
     parts = [s for device in held for s in device if s.rows != 10_000]
     assert {(s.rows, s.pooling_factor) for s in parts} == {(2_500, 40.0), (2_500, 1.0)}
@@ -105,6 +105,6 @@ def test_no_case_has_more_tables_than_wanted():
     assert max(len(case.tables) for case in cases.compute) == 3
 
 
-def test_a_share_that_is_none_is_refused():
+def test_a_share_above_1_is_refused():
     with pytest.raises(UsageError, match=r"plan share must be from 0 to 1, not 1\.5"):
         AugmentSettings(compute_cases=1, collective_cases=0, devices=(4,), memory_bytes=2**40, plan_share=1.5, seed=0)

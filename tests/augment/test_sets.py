@@ -1,4 +1,4 @@
-"""Random sets: all sizes alike, never over a device's memory; varied tables stay true to their reuse bins."""
+"""Random sets: all sizes equally likely, never over a device's memory; varied tables stay true to their reuse bins."""
 
 import math
 
@@ -37,14 +37,14 @@ def drawn_sets(memory: int, count: int = 3000, vary_share: float = 0.0) -> list[
 
 
 @pytest.mark.parametrize("memory", [2**40, 2**28])
-def test_all_sizes_are_alike_even_where_memory_is_tight(memory):
+def test_all_sizes_are_equally_likely_even_if_memory_is_tight(memory):
     sizes = np.bincount([len(drawn) for drawn in drawn_sets(memory)], minlength=16)
     assert sizes[0] == 0
     assert sizes[1:].min() > 140
     assert sizes[1:].max() < 260
 
 
-def test_where_memory_is_ample_all_tables_and_widths_are_alike():
+def test_all_tables_and_widths_are_equally_likely_if_memory_is_ample():
     counts = np.unique([(s.name, s.dim) for drawn in drawn_sets(2**40) for s in drawn], axis=0, return_counts=True)[1]
     assert len(counts) == 6 * 16
     assert counts.min() > 0.7 * counts.mean()

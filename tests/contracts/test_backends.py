@@ -123,7 +123,7 @@ class TestBackend:
         assert backend.bench.notes
 
 
-def test_an_unknown_backend_is_told_with_those_there_are(cases: Cases) -> None:
+def test_an_unknown_backend_is_refused_with_the_known_ones(cases: Cases) -> None:
     with pytest.raises(UsageError, match="unknown backend 'tpu'; there are synthetic, cpu, cuda"):
         open_backend("tpu", cases, SETTINGS)
     assert list(BACKENDS) == ["synthetic", "cpu", "cuda"]

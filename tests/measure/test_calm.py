@@ -1,4 +1,4 @@
-"""How visits become a label: each repeat by what is timed beside it, and more visits while they disagree."""
+"""How visits become a label: each repeat is scaled by reference kernels, with more visits while they disagree."""
 
 from collections.abc import Iterator
 from typing import Any

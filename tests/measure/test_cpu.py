@@ -61,7 +61,7 @@ def backend() -> Iterator[OnMachine]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of FBGEMM
 def test_what_is_timed_is_what_was_asked_for() -> None:
-    """Every sample's row is the sum of as many weights as it has lookups, as wide as the table; and backward writes them anew."""
+    """Each sample's row is the sum of as many weights as it has lookups, as wide as the table; and backward updates them."""
     for case in (FEW, MANY, WIDE):
         sets = TableBatchedEmbedding("cpu", 0, SETTINGS, None, *buffer_bytes([case], SETTINGS.optimizer, None))
         forward, backward = sets.steps(case)
@@ -83,7 +83,7 @@ def test_a_measured_set_takes_time_forward_and_backward(backend: OnMachine) -> N
     assert (cost.forward_median_ms or 0) > 0
 
 
-def test_a_table_larger_than_the_memory_limit_is_measured_with_fewer_rows_and_told(backend: OnMachine) -> None:
+def test_a_table_larger_than_the_memory_limit_is_measured_with_fewer_rows_as_the_bench_says(backend: OnMachine) -> None:
     assert backend.bench.row_cap_bytes == 64 * MIB
     assert backend.bench.capped_tables == ("d",)
     assert backend.compute(LARGE, 0).error is None
@@ -117,7 +117,7 @@ def test_sets_side_by_side_are_each_measured_on_a_worker_of_its_own(monkeypatch:
         opened.close()
 
 
-def test_a_rank_killed_in_an_all_to_all_is_told_and_all_are_replaced(backend: OnMachine) -> None:
+def test_a_rank_killed_in_an_all_to_all_is_an_error_and_all_ranks_are_replaced(backend: OnMachine) -> None:
     backend.all_to_all(ALL_TO_ALL, 0)
     killed = backend.rank_workers.workers[1].process
     killed.kill()
@@ -140,8 +140,8 @@ def test_ranks_that_never_meet_leave_no_folder(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_that_goes_on_keeps_its_memory_limit_and_what_it_is_scaled_to(backend: OnMachine) -> None:
-    """The defaults depend on the memory that happens to be available, and on how calm it is, so they are asked for once."""
+def test_a_continued_run_keeps_its_memory_limit_and_its_calm_times(backend: OnMachine) -> None:
+    """The defaults depend on the free memory, and on how calm the machine is, so they are found once."""
     unsaid = MeasureSettings(batch_size=256, warmup=1, repeats=5)
     fresh = cpu(ALL, unsaid, None)
     fresh.close()
@@ -152,7 +152,7 @@ def test_a_run_that_goes_on_keeps_its_memory_limit_and_what_it_is_scaled_to(back
     assert cpu(ALL, unsaid, backend.bench).bench == backend.bench
 
 
-def test_a_rank_lost_while_it_is_seen_how_calm_the_machine_is_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_lost_while_calm_is_measured_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, ask = [], WorkerPool.ask
 
     def lost_once(self: WorkerPool, message: object, count: int | None = None) -> list[object]:
@@ -181,7 +181,7 @@ def test_an_all_to_all_on_a_machine_half_as_fast_is_scaled_to_its_calm_speed(
     assert (cost.forward_ms, cost.backward_ms) == ((7.0, 2.0), (2.0, 2.0))
 
 
-def test_where_ranks_are_always_lost_table_sets_are_measured_all_the_same(
+def test_table_sets_are_measured_even_if_ranks_are_always_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ask = WorkerPool.ask
@@ -213,7 +213,7 @@ def test_processes_that_memory_does_not_hold_at_once_take_turns(monkeypatch: pyt
         opened.close()
 
 
-def test_where_workers_are_always_lost_nobody_sees_how_calm_it_is_and_the_run_does_not_begin(
+def test_a_run_does_not_begin_if_workers_are_lost_while_calm_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def lost(self: WorkerPool, message: object, count: int | None = None) -> list[object]:
@@ -224,7 +224,7 @@ def test_where_workers_are_always_lost_nobody_sees_how_calm_it_is_and_the_run_do
         cpu(cases_of(FEW), SETTINGS, None)
 
 
-def test_table_sets_are_dealt_to_the_workers_with_what_they_are_scaled_to(
+def test_table_sets_are_split_among_the_workers_with_the_calm_times(
     backend: OnMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And come back in the order in which they were given."""
@@ -250,7 +250,7 @@ def test_of_long_table_sets_fewer_are_measured_together(backend: OnMachine, monk
     assert together == [CpuMachine().in_turns(), TURNS_SECONDS, 1]
 
 
-def test_a_set_that_runs_out_of_memory_spoils_none_that_is_measured_with_it(backend: OnMachine) -> None:
+def test_a_set_that_runs_out_of_memory_leaves_the_others_in_its_request_intact(backend: OnMachine) -> None:
     endless = ComputeCase(tables=(table("endless", pooling_factor=1e9),))
     costs = backend.compute_many([(FEW, 0), (endless, 0), (FEW, 1)])
     assert [(cost.case_id, cost.round) for cost in costs] == [(FEW.case_id, 0), (endless.case_id, 0), (FEW.case_id, 1)]
@@ -259,7 +259,7 @@ def test_a_set_that_runs_out_of_memory_spoils_none_that_is_measured_with_it(back
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of FBGEMM
-def test_a_set_of_every_kind_of_operator_fits_the_memory_that_it_is_said_to_take() -> None:
+def test_a_set_of_every_kind_of_operator_fits_the_computed_memory() -> None:
     kinds = itertools.product((2, 4), ("sum", "mean"), (False, True))
     tables = tuple(
         Table.model_validate(
@@ -295,7 +295,7 @@ def test_traces_are_looked_up_as_they_are(tmp_path: Path) -> None:
         opened.close()
 
 
-def test_more_memory_than_there_is_is_refused_before_it_is_touched() -> None:
+def test_more_memory_than_the_machine_has_is_refused_before_it_is_allocated() -> None:
     endless = cases_of(ComputeCase(tables=(table("endless", rows=2**40),)))
     with pytest.raises(
         MeasureError, match=r"take up to \d+(\.\d+)? TiB, and .* are available; .*smaller --memory-limit"
@@ -313,7 +313,7 @@ def test_other_optimizers_are_measured_too(optimizer: str) -> None:
         opened.close()
 
 
-def test_without_fbgemm_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fbgemm_the_error_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: None if name == "fbgemm_gpu" else object())
     with pytest.raises(MeasureError, match=r"backend cpu needs fbgemm_gpu.*pip install -e '.*\[measure\]'"):
         cpu(ALL, SETTINGS, None)
@@ -329,12 +329,14 @@ def new_pages():
 print([new_pages() for _ in range(8)])
 """
     worker = {**os.environ, **hardware.kept_memory({})}
-    told = subprocess.run([sys.executable, "-c", asked], check=True, env=worker, capture_output=True, text=True).stdout
-    first, *_, last = json.loads(told)
+    output = subprocess.run(
+        [sys.executable, "-c", asked], check=True, env=worker, capture_output=True, text=True
+    ).stdout
+    first, *_, last = json.loads(output)
     assert first > 10 > last
 
 
-def test_what_else_a_user_has_set_of_glibc_reaches_the_workers() -> None:
+def test_other_glibc_settings_of_the_user_reach_the_workers() -> None:
     (ours,) = hardware.kept_memory({}).values()
     theirs = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1::glibc.malloc.top_pad=0:glibc.rtld.nns=8"}
     merged = hardware.kept_memory(theirs)

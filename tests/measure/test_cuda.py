@@ -35,7 +35,7 @@ def gpu(name: str) -> Hardware:
 
 
 def machine_with(monkeypatch: pytest.MonkeyPatch, *uuids: str) -> CudaMachine:
-    """GPUs that torch sees, on a machine where NVML tells of three, of two kinds, in another order."""
+    """GPUs that torch sees, on a machine where NVML reports three, of two kinds, in another order."""
 
     def properties(index: int) -> SimpleNamespace:
         return SimpleNamespace(uuid=uuids[index], name="T400", total_memory=4 * 2**30, major=7, minor=5)
@@ -43,12 +43,12 @@ def machine_with(monkeypatch: pytest.MonkeyPatch, *uuids: str) -> CudaMachine:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-    told = {"aa": gpu("T400"), "bb": gpu("H100"), "cc": gpu("H100")}
-    monkeypatch.setattr(devices, "gpus_by_uuid", lambda: told)
+    known = {"aa": gpu("T400"), "bb": gpu("H100"), "cc": gpu("H100")}
+    monkeypatch.setattr(devices, "gpus_by_uuid", lambda: known)
     return CudaMachine()
 
 
-def test_the_gpu_that_torch_sees_is_told_and_not_nvmls_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hardware_is_the_gpu_that_torch_sees_and_not_nvmls_first(monkeypatch: pytest.MonkeyPatch) -> None:
     two = machine_with(monkeypatch, "cc", "bb")
     assert two.hardware() == gpu("H100").model_copy(update={"interconnect": "NCCL"})
     assert (two.most_devices(), two.concurrency()) == (2, 2)
@@ -80,7 +80,7 @@ class Events:
         self.released += 1
 
 
-def test_a_gpu_idles_as_long_as_the_host_needs_to_run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_waits_as_long_as_the_host_needs_to_run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     events = Events(monkeypatch)
     device = Cuda(1)
     device.eviction = torch.zeros(1)
@@ -93,7 +93,7 @@ def test_a_gpu_idles_as_long_as_the_host_needs_to_run_ahead(monkeypatch: pytest.
     assert [cycles / 2e6 for cycles in events.slept] == pytest.approx([0.5, 0.5, 4.0, 4.0, 0.5, 5.0])
 
 
-def test_what_a_table_set_took_is_given_back_for_the_all_to_all_on_the_same_gpu(
+def test_a_table_set_gives_its_memory_back_for_the_all_to_all_on_the_same_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     events = Events(monkeypatch)
@@ -150,7 +150,7 @@ def test_gpus_measure_table_sets_side_by_side(table: Callable[..., Table]) -> No
 
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS == 0, reason="needs an NVIDIA GPU; torch sees none here")
-def test_a_bench_on_gpus_tells_their_clocks_and_power(table: Callable[..., Table]) -> None:
+def test_a_bench_on_gpus_has_their_clocks_and_power(table: Callable[..., Table]) -> None:
     pytest.importorskip("pynvml")
     backend = open_backend("cuda", cases_of(table("a")), MeasureSettings(batch_size=64))
     backend.close()

@@ -67,12 +67,12 @@ def test_a_case_measured_on_two_machines_has_a_second_round_and_a_copied_row_has
 
 def test_costs_of_different_benches_are_refused_by_what_differs(cases_folder: Path, tmp_path: Path) -> None:
     one = share(cases_folder, tmp_path / "one")
-    for changes, told in (
+    for changes, message in (
         ({"batch_size": 1024}, r"two: .*than .*one \(batch_size: 512 there, 1024 now\)"),
         ({"memory_limit_bytes": 2**30}, r"hardware\.memory_bytes: 85899345920 there, 1073741824 now"),
     ):
         two = share(cases_folder, tmp_path / "two", **changes)
-        with pytest.raises(InvalidInput, match=told):
+        with pytest.raises(InvalidInput, match=message):
             merge.run([one, two], tmp_path / "costs")
         two.rename(tmp_path / str(changes))
     assert not (tmp_path / "costs").exists()

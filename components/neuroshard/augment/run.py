@@ -1,8 +1,8 @@
-"""Room 1, tables -> cases: random table sets that fit a device, and random all-to-alls between devices, for `measure`.
+"""Room 1: tables -> cases, which are random table sets that fit a device, and random all-to-alls between devices.
 
     neuroshard augment tables.json --compute-cases 2000 --collective-cases 400 --devices 4 --memory 32GiB -o cases/
 
-The cases come in random order, so that a run of `measure` that its budget cuts short has measured a fair sample of them.
+The cases are in random order, so a run of `measure` that ends early has measured a fair sample of them.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -28,7 +28,7 @@ from neuroshard.files.disk import check_can_write
 from neuroshard.files.tables import read_tables
 from neuroshard.progress import Bar, progress
 
-TEST_TABLES_SHARE = 0.125  # of the compute cases are of tables never seen in training
+TEST_TABLES_SHARE = 0.125  # of the compute cases have tables that are never seen in training
 _TRIES = 1000  # draws in a row of cases that are known already; after them no more cases of that kind are drawn
 
 _Case = TypeVar("_Case", ComputeCase, CollectiveCase)
@@ -97,20 +97,20 @@ def run(tables_path: Path, out: Path, settings: AugmentSettings, *, acquire_for:
 
 
 def _fitting(tables: Sequence[Table], memory_bytes: int) -> list[Table]:
-    """The tables of which at least 4 columns fit. Raises Infeasible where none does."""
+    """The tables of which at least 4 columns fit a device. Raises Infeasible if no table does."""
     fitting = [table for table in tables if table.with_dim(DIM_STEP).memory_bytes <= memory_bytes]
     if not fitting:
         smallest = min(tables, key=lambda table: table.with_dim(DIM_STEP).memory_bytes)
         need = smallest.with_dim(DIM_STEP).memory_bytes
         raise Infeasible(
-            f"no table fits a device: of the smallest, {smallest.name!r}, {DIM_STEP} columns need {format_bytes(need)} of "
+            f"no table fits a device: {DIM_STEP} columns of the smallest one, {smallest.name!r}, need {format_bytes(need)} of "
             f"{format_bytes(memory_bytes)}; give more --memory"
         )
     return fitting
 
 
 def _splits(count: int, test_tables_share: float, rng: np.random.Generator) -> list[Split]:
-    """Splits of `count` cases in random order: a share of test_tables, and 80/10/10 of the rest."""
+    """Splits of `count` cases in random order: a share of test_tables, and the rest 80/10/10."""
     test_tables = round(test_tables_share * count)
     valid, test_sets = (
         max(round(share * (count - test_tables)), min(count // 3, 1)) for share in (VALID_SHARE, TEST_SETS_SHARE)
@@ -122,13 +122,13 @@ def _splits(count: int, test_tables_share: float, rng: np.random.Generator) -> l
 
 
 def _device_counts(count: int, devices: tuple[int, ...], rng: np.random.Generator) -> list[int]:
-    """A number of devices for each of `count` all-to-alls, in random order, each as often as the others."""
+    """A number of devices for each of `count` all-to-alls, in random order, each number equally often."""
     several = [number for number in devices if number > 1]
     return rng.permutation(np.resize(several, count)).tolist() if several else []
 
 
 def _distinct(kinds: Sequence[_Kind], draw: Callable[[_Kind], _Case], bar: Bar, before: int = 0) -> list[_Case]:
-    """A case of each kind in turn, none twice. After 1,000 draws in a row of known cases, no more of that kind are drawn."""
+    """A case of each kind in turn, all distinct. A kind ends after 1,000 draws in a row of cases that are known already."""
     cases: list[_Case] = []
     known: set[str] = set()
     exhausted: set[_Kind] = set()
@@ -146,7 +146,7 @@ def _distinct(kinds: Sequence[_Kind], draw: Callable[[_Kind], _Case], bar: Bar, 
 
 
 def _shortfall(tables_left_out: int, cases_missing: int) -> str:
-    """What the user did not get, or nothing."""
+    """What of the request is missing from the result, for the progress line."""
     tables = f"{agreeing(tables_left_out, 'table', 'is', 'are')} too large for a device" if tables_left_out else ""
-    cases = f"{cases_missing} fewer than asked: there are no more distinct cases" if cases_missing else ""
+    cases = f"{cases_missing} fewer than asked for: there are no more distinct cases" if cases_missing else ""
     return "; ".join(filter(None, (tables, cases)))

@@ -18,7 +18,7 @@ class AugmentSettings:
     `collective_cases` are split evenly over the numbers of `devices`; one device has no all-to-all. Table sets fit
     `memory_bytes`. `max_dim` is the widest shard drawn; a table that is wider also comes in its own width and its halves.
     `test_share` of the tables is kept for the split `test_tables`. In training and validation, `vary_share` of the shards have
-    other rows and pooling factors than their table (docs/decisions/0002-augmentation.md).
+    other rows and pooling factors than their table.
 
     `plan_share` of the compute cases are what one device holds in a random plan for one of the numbers of `devices`; the others
     are random sets of 1 to 15 tables. Where a device has more tables on average, a fifth of the sets have more, up to 1.3 times

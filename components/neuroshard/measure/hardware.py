@@ -143,7 +143,7 @@ class OnMachine:
             other.close()
 
     def _probed(self, begun: Bench | None, sets_wanted: bool) -> dict[str, Any]:
-        """The fields of the bench that are found by timing, as how fast the machine is in calm.
+        """The fields of the bench that are found by timing, such as how fast the machine is in calm.
 
         All labels are scaled to them, so a run that continues keeps the fields of `begun`, and adds numbers of devices.
         """
