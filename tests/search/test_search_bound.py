@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from neuroshard.report.text import plan_text
-from neuroshard.search.bound.bound import NOT_BOUNDED
+from neuroshard.search.bound.lower_bound import NOT_BOUNDED
 from neuroshard.search.run import search
 
 
