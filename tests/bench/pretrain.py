@@ -30,6 +30,7 @@ from bench.searching.tasks import pool
 from helpers.costs import BENCH, collective_cost, compute_cost, formula_costs
 from neuroshard.augment.placements import draw_all_to_all
 from neuroshard.augment.run import augment
+from neuroshard.augment.settings import AugmentSettings
 from neuroshard.augment.source import load_tables
 from neuroshard.core.case import Cases
 from neuroshard.core.cost import Costs
@@ -310,12 +311,14 @@ class Bench:
         for name, more in (("random sets alone", {"plan_share": 0.0}), ("as drawn", {})):
             cases = augment(
                 tables,
-                compute_cases=self.options.plan_cases,
-                collective_cases=900,
-                devices=counts,
-                memory_bytes=MEMORY,
-                seed=0,
-                **more,
+                AugmentSettings(
+                    compute_cases=self.options.plan_cases,
+                    collective_cases=900,
+                    devices=counts,
+                    memory_bytes=MEMORY,
+                    seed=0,
+                    **more,
+                ),
             )
             began = time.process_time()
             model = pretrain(labels_of(cases))
@@ -351,7 +354,8 @@ class Bench:
             **more,
         }
         share = 0.8 if split == "train" else 0.1
-        drawn = augment(self.tables, compute_cases=round(count / share) + 8, seed=seed, **facts).compute
+        settings = AugmentSettings(compute_cases=round(count / share) + 8, seed=seed, **facts)
+        drawn = augment(self.tables, settings).compute
         return [case for case in drawn if case.split == split][:count]
 
     def labelled(self, cases: list) -> Costs:

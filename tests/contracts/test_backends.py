@@ -9,11 +9,11 @@ from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.cost import CollectiveCost
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
-from neuroshard.measure.backends import BACKENDS, Backend, Settings, open_backend
+from neuroshard.measure.backends import BACKENDS, Backend, MeasureSettings, open_backend
 
 MIB = 2**20
 # 32 MiB is a quarter of what the huge table needs on the CPU, and enough for the others in the formula's device
-SETTINGS = Settings(batch_size=65, warmup=1, repeats=3, memory_limit_bytes=32 * MIB, timeout_seconds=30)
+SETTINGS = MeasureSettings(batch_size=65, warmup=1, repeats=3, memory_limit_bytes=32 * MIB, timeout_seconds=30)
 
 
 def table(name: str, **shape: Any) -> Table:
@@ -123,7 +123,7 @@ class TestBackend:
         assert backend.bench.notes
 
 
-def test_an_unknown_backend_is_told_with_those_there_are(cases: Cases) -> None:
+def test_an_unknown_backend_is_refused_with_the_known_ones(cases: Cases) -> None:
     with pytest.raises(UsageError, match="unknown backend 'tpu'; there are synthetic, cpu, cuda"):
         open_backend("tpu", cases, SETTINGS)
     assert list(BACKENDS) == ["synthetic", "cpu", "cuda"]

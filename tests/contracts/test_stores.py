@@ -36,7 +36,7 @@ class TestStore:
         assert store.read("m/plans/a.json") == data
         assert store.read_versioned("m/plans/a.json")[0] == data
 
-    def test_creating_the_same_again_is_fine_and_told(self, store):
+    def test_creating_the_same_again_is_fine_and_reported(self, store):
         assert store.create("m/a", b"one") is True
         assert store.create("m/a", b"one") is False
 

@@ -56,9 +56,10 @@ assert len(plan.shards) >= len(tables)
 MEASURE = """
 import subprocess, sys
 from pathlib import Path
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run
 subprocess.run([sys.executable, "-m", "neuroshard.doctor.operator", "cpu"], check=True)
-run(Path("cases"), Path("measured"), backend="synthetic", batch_size=4096)
+run(Path("cases"), Path("measured"), "synthetic", MeasureSettings(batch_size=4096))
 assert list(Path("measured").glob("*.parquet"))
 """
 PRETRAIN = """

@@ -20,7 +20,7 @@ from neuroshard.costmodel.open import open_cost_model
 from neuroshard.costmodel.serving import known_models
 from neuroshard.deploy.run import rollback
 from neuroshard.files.tables import write_tables
-from neuroshard.measure import job as job_module
+from neuroshard.measure.workers import job as job_module
 from neuroshard.nightly import survey as survey_module
 from neuroshard.nightly.release import Verdict
 from neuroshard.store.folder import FolderStore

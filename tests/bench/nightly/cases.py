@@ -16,7 +16,7 @@ from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
 from neuroshard.deploy.run import rollback
 from neuroshard.files.tables import write_tables
-from neuroshard.measure import job as job_module
+from neuroshard.measure.workers import job as job_module
 from neuroshard.store.folder import FolderStore
 
 Case = Callable[[Place], list[Night]]

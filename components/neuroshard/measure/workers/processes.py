@@ -1,8 +1,8 @@
-"""Processes for work that may crash or hang: asked over a pipe, and answering in bounded time or declared lost.
+"""Worker processes for work that may crash or hang: asked over a pipe, and lost if they do not answer in time.
 
-A worker runs `python -P -m neuroshard.measure.worker FD MODULE:FUNCTION`; without -P a user's own random.py or queue.py, where
-the command is run, would be imported in place of Python's. It calls the function once with the arguments that come
-first, and answers every further message with what the returned callable makes of it. It ends when its parent does.
+A worker runs `python -P -m neuroshard.measure.workers.processes FD MODULE:FUNCTION`. With -P Python ignores the working
+directory, where a user may have a random.py or a queue.py. The worker calls the function once, with the arguments of the first
+message. It answers every later message with the result of the callable that this returned. It ends when its parent does.
 """
 
 import ctypes
@@ -21,11 +21,10 @@ from typing import Any, TypeVar
 
 from neuroshard.core.errors import MeasureError, NeuroshardError
 
-STARTUP_SECONDS = (
-    300.0  # torch from a cold disk takes a minute; touching a 4 GiB buffer in a fresh virtual machine 10 s
-)
+# Importing torch from a cold disk takes a minute, writing a 4 GiB buffer in a new virtual machine 10 s.
+STARTUP_SECONDS = 300.0
 CLOSE_SECONDS = 5.0
-TRIES = 2  # of a question whose worker was lost
+TRIES = 2  # of a request whose worker was lost
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Serve = Callable[[Any], Any]
@@ -33,11 +32,11 @@ T = TypeVar("T")
 
 
 class WorkerLost(MeasureError):
-    """A worker died or hung, or failed in a way that leaves its state unknown. A fresh one may succeed."""
+    """A worker died, hung, or failed with its state unknown. A new worker may succeed."""
 
 
 def tried(ask: Callable[[], T]) -> T:
-    """What `ask` returns, at the last of TRIES where workers are lost. Raises WorkerLost."""
+    """What `ask` returns, called up to TRIES times while workers are lost. Raises WorkerLost."""
     for _ in range(TRIES - 1):
         with suppress(WorkerLost):
             return ask()
@@ -45,16 +44,25 @@ def tried(ask: Callable[[], T]) -> T:
 
 
 class Worker:
-    """One process that serves `target` ("module:function"). Its output goes to a file, for the error message."""
+    """One process that serves `target` ("module:function"). Its output goes to a file, for error messages."""
 
     def __init__(self, target: str, arguments: tuple[Any, ...], environment: Mapping[str, str]) -> None:
         self.connection, theirs = Pipe()
         self.output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the worker
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-W", "ignore", "-m", "neuroshard.measure.worker", str(theirs.fileno()), target],
+            [
+                sys.executable,
+                "-P",
+                "-W",
+                "ignore",
+                "-m",
+                "neuroshard.measure.workers.processes",
+                str(theirs.fileno()),
+                target,
+            ],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
             pass_fds=[theirs.fileno()],
-            start_new_session=True,  # Ctrl-C is for the parent, which then closes its workers
+            start_new_session=True,  # so that Ctrl-C reaches the parent only, which then closes its workers
             stdin=subprocess.DEVNULL,
             stdout=self.output,
             stderr=self.output,
@@ -69,12 +77,12 @@ class Worker:
             raise WorkerLost(self.death()) from None
 
     def receive(self) -> Any:
-        """The next answer. Raises WorkerLost, or MeasureError where the worker says that it cannot serve at all."""
+        """The next answer. Raises WorkerLost, or MeasureError if the worker reports that it cannot serve at all."""
         try:
             kind, value = self.connection.recv()
         except (EOFError, OSError):
             raise WorkerLost(self.death()) from None
-        except Exception as error:  # what a broken process may write has no end
+        except Exception as error:  # a broken process may write anything
             raise WorkerLost(f"worker gave an answer that cannot be read ({first_line(error)})") from None
         if kind == "refused":
             raise MeasureError(value)
@@ -83,7 +91,7 @@ class Worker:
         return value
 
     def death(self) -> str:
-        """How the process ended, and the last thing it said."""
+        """How the process ended, and the last line it wrote."""
         try:
             code = self.process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -107,9 +115,9 @@ class Worker:
 
 
 class WorkerPool:
-    """Workers that answer each question together: started when first asked, and anew after one of them was lost.
+    """Workers that answer requests together. They start at the first request, and again after one of them was lost.
 
-    `arguments` is called at every start and gives one tuple a worker. No question takes longer than `timeout_seconds`.
+    `arguments` is called at every start and returns one tuple for each worker. No request takes longer than `timeout_seconds`.
     """
 
     def __init__(
@@ -124,7 +132,7 @@ class WorkerPool:
         self.workers: list[Worker] = []
 
     def start(self) -> None:
-        """Start the workers unless they run, and wait until all are ready. Raises MeasureError, WorkerLost."""
+        """Start the workers if they are not running, and wait until all are ready. Raises MeasureError, WorkerLost."""
         if self.workers:
             return
         try:
@@ -136,14 +144,14 @@ class WorkerPool:
             raise
 
     def ask(self, message: Any, count: int | None = None) -> list[Any]:
-        """Send a message to the first `count` workers (all), and gather their answers in order. Raises as `ask_each`."""
+        """Send a message to the first `count` workers (default: all), and gather their answers in order. Raises as `ask_each`."""
         self.start()
         return self.ask_each([message] * len(self.workers[:count]))
 
     def ask_each(self, messages: Sequence[Any]) -> list[Any]:
-        """Send each message to a worker of its own, and gather their answers in order.
+        """Send each message to another worker, and gather the answers in order.
 
-        Raises WorkerLost where one died or the time is up; then all are replaced at the next question.
+        Raises WorkerLost if one died or the time is up. All workers are then replaced at the next request.
         """
         self.start()
         asked = self.workers[: len(messages)]
@@ -152,7 +160,7 @@ class WorkerPool:
                 worker.send(message)
             return gather(asked, self.timeout_seconds)
         except BaseException:
-            self.kill()  # answers of the others may still be under way, so none can be asked again
+            self.kill()  # the others may still send answers to this request, so none of them can be used again
             raise
 
     def close(self) -> None:
@@ -167,7 +175,7 @@ class WorkerPool:
 
 
 def gather(workers: Sequence[Worker], timeout_seconds: float) -> list[Any]:
-    """One answer of each worker, in order. A death is noticed at once, whoever else is still awaited."""
+    """One answer of each worker, in order. The death of any worker is noticed at once."""
     deadline = time.monotonic() + timeout_seconds
     awaited: dict[Any, int] = {worker.connection: index for index, worker in enumerate(workers)}
     answers: list[Any] = [None] * len(workers)
@@ -177,7 +185,7 @@ def gather(workers: Sequence[Worker], timeout_seconds: float) -> list[Any]:
             raise WorkerLost(f"no answer within {timeout_seconds:g} s, so the worker was killed")
         for connection in ready:
             worker = workers[index := awaited.pop(connection)]
-            # half an answer is no end of the wait for the other half
+            # a worker may hang in the middle of an answer
             stop = threading.Timer(max(deadline - time.monotonic(), CLOSE_SECONDS), worker.process.kill)
             stop.start()
             try:
@@ -188,7 +196,7 @@ def gather(workers: Sequence[Worker], timeout_seconds: float) -> list[Any]:
 
 
 def main(descriptor: int, target: str) -> None:
-    """The worker's side: build what serves, say so, and answer until the pipe closes."""
+    """The worker's side: make the callable that serves, report that it is ready, and answer until the pipe closes."""
     connection: Connection[Any, Any] = Connection(descriptor)
     _die_with_parent()
     try:
@@ -203,12 +211,12 @@ def main(descriptor: int, target: str) -> None:
         connection.send(("refused", str(error)))
     except Exception as error:
         connection.send(("failed", first_line(error)))
-    # not sys.exit: leaving a process group whose peers are gone can wait for ever
+    # sys.exit could wait for ever for ranks of the process group that are gone
     os._exit(0)
 
 
 def _die_with_parent() -> None:
-    """A worker stuck in a collective must not outlive a killed parent (Linux only; elsewhere the closed pipe ends it)."""
+    """Die with a killed parent, even while stuck in a collective. Linux only; elsewhere the closed pipe ends the worker."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -1,10 +1,10 @@
-"""All shares of a kind of hardware at once, as a TrainJob of Kubeflow's trainer: for clusters that queue GPU work as train jobs.
+"""All shares of a kind of hardware at once, as a TrainJob of Kubeflow Trainer, for clusters that queue GPU work as train jobs.
 
-Nodes, secrets and limits are those of a TrainingRuntime that the cluster keeps for the kind, NAME-FINGERPRINT
-(manifests/components/several-nodes): the field by which a TrainJob would say them itself is called otherwise in every minor
-version. The pods run this module, one a node, and each measures the share of its index:
+Nodes, secrets and limits come from a TrainingRuntime that the cluster keeps for the kind, NAME-FINGERPRINT
+(manifests/components/several-nodes), since the TrainJob field for them has another name in every minor version. The pods run
+this module, one on each node, and each measures the share of its index:
 
-    python3 -m neuroshard.measure.train job ORDER        ORDER is JSON; JOB_COMPLETION_INDEX is Kubernetes' own
+    python3 -m neuroshard.measure.workers.train_job ORDER     ORDER is JSON; Kubernetes sets JOB_COMPLETION_INDEX
 """
 
 import json
@@ -19,23 +19,23 @@ from neuroshard.core.nightly import Job, Work
 from neuroshard.core.text import one_line
 from neuroshard.core.value import decode_json, sha256
 from neuroshard.kube import TIMEOUT_SECONDS, kubernetes_api
-from neuroshard.measure.job import run as run_job
+from neuroshard.measure.workers.job import run as run_job
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 POLL_SECONDS = 10.0
-PATIENCE_SECONDS = 600.0  # of an API that does not answer
+PATIENCE_SECONDS = 600.0  # with an API that does not answer
 CONFLICT, GONE = 409, 404
-RUN_OPTIONS = ("store_url", "backend", "batch_size", "budget_seconds", "seed", "single_writer")  # of job.run
+RUN_OPTIONS = ("store_url", "backend", "batch_size", "budget_seconds", "seed", "single_writer")  # arguments of job.run
 
 
-def train_job(work: Work, runtime: str, image: str, told: dict[str, Any]) -> dict[str, Any]:
-    """The TrainJob that measures a work: a pod for each share, with all GPUs of its node. `told` is what job.run is told."""
+def train_job(work: Work, runtime: str, image: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The TrainJob that measures a work: a pod for each share, with all GPUs of its node. `options` are RUN_OPTIONS."""
     trainer: dict[str, Any] = {
         "image": image,
         "numNodes": work.pods,
-        "command": ["python3", "-m", "neuroshard.measure.train_job"],
-        "args": [json.dumps({"work": work.model_dump(mode="json"), **told})],
+        "command": ["python3", "-m", "neuroshard.measure.workers.train_job"],
+        "args": [json.dumps({"work": work.model_dump(mode="json"), **options})],
     }
     if work.resource:
         trainer["resourcesPerNode"] = {"limits": {work.resource: str(work.devices)}}
@@ -60,9 +60,10 @@ def train_job(work: Work, runtime: str, image: str, told: dict[str, Any]) -> dic
 def run(
     body: dict[str, Any], timeout_seconds: float, poll_seconds: float = POLL_SECONDS, namespace: str | None = None
 ) -> None:
-    """Create a TrainJob, or take the one that a run before began, and wait for its end. Raises MeasureError, NeuroshardError.
+    """Create a TrainJob, or adopt the one of an earlier run, and wait for its end. Raises MeasureError, NeuroshardError.
 
-    One that ended is deleted, and begun anew where it failed: what it measured is in the store. So is one that takes longer.
+    A TrainJob that an earlier run left finished is replaced. One that ends, or runs longer than `timeout_seconds`, is deleted:
+    what it measured is in the store.
     """
     from kubernetes import client
 
@@ -103,12 +104,12 @@ def run(
 
 
 def own_namespace() -> str:
-    """The one that this pod runs in."""
+    """The namespace of this pod."""
     return NAMESPACE.read_text().strip() if NAMESPACE.exists() else "kubeflow"
 
 
 def _asked(jobs: Any, where: dict[str, str], name: str) -> Any:
-    """The TrainJob; an API that does not answer is asked again for a while."""
+    """The TrainJob. Tries again for a while if the API does not answer."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -124,7 +125,7 @@ def _asked(jobs: Any, where: dict[str, str], name: str) -> Any:
 
 
 def _gone(jobs: Any, where: dict[str, str], name: str, poll_seconds: float) -> None:
-    """Wait until a deleted TrainJob is gone: its pods go first."""
+    """Wait until a deleted TrainJob is gone. Its pods end first."""
     from kubernetes.client.exceptions import ApiException
 
     began = time.monotonic()
@@ -136,11 +137,11 @@ def _gone(jobs: Any, where: dict[str, str], name: str, poll_seconds: float) -> N
                 return
             raise
         time.sleep(poll_seconds)
-    raise NeuroshardError(f"TrainJob {name} was deleted, and is still there; what holds it?")
+    raise NeuroshardError(f"TrainJob {name} was deleted, but still exists; does a finalizer hold it?")
 
 
 def _ended(job: Any) -> tuple[str, str] | None:
-    """Complete or Failed, with what it says; None for one that has not ended."""
+    """Complete or Failed, with the message; None while it runs."""
     for condition in (job.get("status") or {}).get("conditions") or ():
         if condition.get("type") in ("Complete", "Failed") and condition.get("status") == "True":
             return str(condition["type"]), str(condition.get("message") or "")
@@ -154,11 +155,11 @@ def main() -> None:
             raise NeuroshardError(
                 "this runs in a pod of a TrainJob: give ORDER, and JOB_COMPLETION_INDEX in the environment"
             )
-        told = decode_json(sys.argv[1].encode(), "ORDER")
-        if not isinstance(told, dict) or told.keys() != {"work", *RUN_OPTIONS}:
+        order = decode_json(sys.argv[1].encode(), "ORDER")
+        if not isinstance(order, dict) or order.keys() != {"work", *RUN_OPTIONS}:
             raise NeuroshardError(f"ORDER must be an object of work, {', '.join(RUN_OPTIONS)}")
         share = int(os.environ["JOB_COMPLETION_INDEX"]) + 1
-        run_job(Job.parse({"work": told.pop("work"), "share": share}, "ORDER"), **told)
+        run_job(Job.parse({"work": order.pop("work"), "share": share}, "ORDER"), **order)
     except NeuroshardError as error:
         sys.exit(f"error: {error}")
 

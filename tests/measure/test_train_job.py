@@ -18,15 +18,15 @@ from neuroshard.augment.night import run as draw
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError, NeuroshardError
 from neuroshard.core.nightly import Order, Request, Survey, Work
-from neuroshard.measure.job import merge_shares
-from neuroshard.measure.train_job import run, train_job
+from neuroshard.measure.workers.job import merge_shares
+from neuroshard.measure.workers.train_job import run, train_job
 
 TRAIN_JOBS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/kubeflow/trainjobs"
 HARDWARE = Hardware(kind="synthetic", name="NVIDIA-H200, by a formula", memory_bytes=140 * 2**30)
 
 
 class Controller:
-    """Not Kubeflow's trainer: it keeps TrainJobs, and when one is asked for runs its pods one after another, to their end."""
+    """A stub of Kubeflow Trainer: it keeps TrainJobs, and runs the pods of one to their end when it is asked for."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Any] = {}
@@ -96,12 +96,12 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cont
 
 
 def work(**more: Any) -> Work:
-    told = {"folder": "_measuring/f/a", "pods": 2, "devices": 8, "resource": "nvidia.com/gpu"}
-    return Work.model_validate({"hardware": HARDWARE, "node_selector": {}, "tolerations": (), **told, **more})
+    options = {"folder": "_measuring/f/a", "pods": 2, "devices": 8, "resource": "nvidia.com/gpu"}
+    return Work.model_validate({"hardware": HARDWARE, "node_selector": {}, "tolerations": (), **options, **more})
 
 
-def body(**told: Any) -> dict[str, Any]:
-    return train_job(work(), "neuroshard-measure", "neuroshard-gpu:0.1.0", told)
+def body(**options: Any) -> dict[str, Any]:
+    return train_job(work(), "neuroshard-measure", "neuroshard-gpu:0.1.0", options)
 
 
 def test_the_train_job_asks_for_a_nodes_gpus_and_for_the_runtime_of_the_kind() -> None:
@@ -117,8 +117,8 @@ def test_its_pods_measure_all_shares_and_a_second_one_finds_them_there(controlle
     request = Request(compute_cases=20, collective_cases=8, batch_size=512, seed=0, backend="synthetic")
     asked = work(ranks=(2,), measurable=(2,))
     draw(Survey(request=request, orders=(order,), hardware={"ads": HARDWARE.fingerprint}, works=(asked,)), store)
-    told = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 60.0, "seed": 0, "single_writer": False}
-    job = body(store_url=store, **told)
+    options = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 60.0, "seed": 0, "single_writer": False}
+    job = body(store_url=store, **options)
     run(job, 60, 0.01)
     assert controller.jobs == {}
     merge_shares(work(), store, tmp_path / "costs")
@@ -127,7 +127,7 @@ def test_its_pods_measure_all_shares_and_a_second_one_finds_them_there(controlle
     run(job, 60, 0.01)
 
 
-def test_one_that_failed_is_told_and_the_next_run_begins_anew(controller: Controller) -> None:
+def test_a_failed_train_job_is_an_error_and_the_next_run_starts_again(controller: Controller) -> None:
     controller.ends = ("Failed", "pods are\nout of memory")
     with pytest.raises(MeasureError, match=r"^TrainJob neuroshard-\w+ failed: pods are out of memory$"):
         run(body(), 60, 0.01)
@@ -139,7 +139,7 @@ def test_one_that_failed_is_told_and_the_next_run_begins_anew(controller: Contro
     run(body(), 60, 0.01)
 
 
-def test_one_under_way_is_waited_for(controller: Controller) -> None:
+def test_a_running_train_job_is_waited_for(controller: Controller) -> None:
     controller.jobs[body()["metadata"]["name"]] = body()
     controller.not_yet, controller.ends = 3, ("Complete", "")
     run(body(), 60, 0.01)
@@ -156,7 +156,7 @@ def test_an_api_that_restarts_is_asked_again_and_one_that_refuses_is_one_line(co
         run(body(), 60, 0.01)
 
 
-def test_one_that_never_ends_is_deleted(controller: Controller) -> None:
+def test_a_train_job_that_never_ends_is_deleted(controller: Controller) -> None:
     controller.ends = ("", "")
     with pytest.raises(MeasureError, match="did not end in 0 s; are its nodes free"):
         run(body(), 0.05, 0.01)
@@ -166,10 +166,10 @@ def test_one_that_never_ends_is_deleted(controller: Controller) -> None:
 @pytest.mark.parametrize(
     ("arguments", "index"), [([], "0"), (["{}"], None), (["{"], "0"), (["[]"], "0"), (["{}"], "0")]
 )
-def test_a_pod_that_was_told_nonsense_says_so_in_one_line(arguments: list[str], index: str | None) -> None:
+def test_a_pod_with_wrong_arguments_fails_in_one_line(arguments: list[str], index: str | None) -> None:
     env = {name: value for name, value in os.environ.items() if name != "JOB_COMPLETION_INDEX"}
     ended = subprocess.run(
-        [sys.executable, "-m", "neuroshard.measure.train_job", *arguments],
+        [sys.executable, "-m", "neuroshard.measure.workers.train_job", *arguments],
         env=env | ({} if index is None else {"JOB_COMPLETION_INDEX": index}),
         capture_output=True,
         text=True,

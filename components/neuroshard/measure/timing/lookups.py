@@ -1,6 +1,6 @@
-"""The rows that a batch looks up in each table: from real traces where there are some, else drawn to match the table.
+"""The rows that a batch looks up in each table: from traces where they are given, otherwise drawn to match the table.
 
-Drawn once for each table from a generator of its own, so they depend on neither the order of the cases nor on a restart.
+Each table has its own generator, so its lookups depend neither on the order of the cases nor on a restart.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 
 class TableLookups:
-    """Lookups of tables. `traces` is what `neuroshard tables --traces` wrote; of what is drawn `cache_bytes` are kept."""
+    """Lookups of tables. `traces` is a file of `neuroshard tables --traces`. The latest draws are kept, up to `cache_bytes`."""
 
     def __init__(self, seed: int, traces: Path | None, cache_bytes: int) -> None:
         from neuroshard.files.traces import read_traces

@@ -1,4 +1,4 @@
-"""Workers: a death is told at once and in one line, a hang in bounded time, and the next question finds a fresh one."""
+"""Workers: a death is an error at once, a hang is one in bounded time, and the next request finds a new worker."""
 
 import functools
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from neuroshard.core.errors import MeasureError
-from neuroshard.measure import worker
-from neuroshard.measure.worker import WorkerLost, WorkerPool
+from neuroshard.measure.workers import processes
+from neuroshard.measure.workers.processes import WorkerLost, WorkerPool
 
 
 def pool(function: object, *arguments: object, count: int = 1, timeout: float = 30.0) -> WorkerPool:
@@ -51,7 +51,7 @@ def test_modules_of_the_working_directory_do_not_take_the_place_of_pythons(
 
 
 @pytest.mark.parametrize(
-    ("function", "message", "told"),
+    ("function", "message", "reason"),
     [
         (signal.raise_signal, signal.SIGKILL, r"worker died \(killed by SIGKILL\)"),
         (os._exit, 3, r"worker died \(exit code 3\)"),
@@ -59,10 +59,10 @@ def test_modules_of_the_working_directory_do_not_take_the_place_of_pythons(
         (functools.partial(exec), "import os; os.write(2, b'the reason'); os.abort()", "SIGABRT.*: the reason"),
     ],
 )
-def test_a_dead_worker_is_told_with_its_reason(function: object, message: object, told: str) -> None:
+def test_a_dead_worker_is_an_error_with_its_reason(function: object, message: object, reason: str) -> None:
     dying = pool(function)
     began = time.monotonic()
-    with pytest.raises(WorkerLost, match=told):
+    with pytest.raises(WorkerLost, match=reason):
         dying.ask(message)
     assert time.monotonic() - began < 60
     assert dying.workers == []
@@ -94,7 +94,7 @@ time.sleep(600)
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the worker looks for its pipe in /proc")
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "reason"),
     [
         (b"\0\0\0\7garbage", "worker gave an answer that cannot be read"),
         (b"\0\0\0\3\x80\4N", "worker closed its pipe"),  # as a cut-off answer reads
@@ -102,11 +102,11 @@ time.sleep(600)
         (b"\0\0\1\0half", "killed"),  # the rest of which never comes
     ],
 )
-def test_garbage_for_an_answer_is_a_lost_worker(monkeypatch: pytest.MonkeyPatch, written: bytes, told: str) -> None:
-    monkeypatch.setattr(worker, "CLOSE_SECONDS", 1.0)
-    babbling = pool(functools.partial(exec), timeout=30.0 if told != "killed" else 2.0)
+def test_garbage_for_an_answer_is_a_lost_worker(monkeypatch: pytest.MonkeyPatch, written: bytes, reason: str) -> None:
+    monkeypatch.setattr(processes, "CLOSE_SECONDS", 1.0)
+    babbling = pool(functools.partial(exec), timeout=30.0 if reason != "killed" else 2.0)
     began = time.monotonic()
-    with pytest.raises(WorkerLost, match=told):
+    with pytest.raises(WorkerLost, match=reason):
         babbling.ask(BABBLE.replace("WRITTEN", repr(written)))
     assert time.monotonic() - began < 60
     assert babbling.workers == []
@@ -126,7 +126,7 @@ def test_one_death_ends_the_wait_for_all() -> None:
 
 
 def test_a_worker_that_cannot_serve_at_all_says_why() -> None:
-    missing = WorkerPool("neuroshard.measure.harness:Cuda", lambda: [(99,)], 30.0)
+    missing = WorkerPool("neuroshard.measure.timing.clocks:Cuda", lambda: [(99,)], 30.0)
     with pytest.raises(MeasureError, match="needs GPU 99") as raised:
         missing.ask("anything")
     assert not isinstance(raised.value, WorkerLost)

@@ -1,8 +1,8 @@
 """The cost of an all-to-all among processes, one a device, with torch.distributed (gloo on CPUs, NCCL on GPUs).
 
-Forward, each device has pooled embeddings of the whole batch for its own dims, and sends every peer that peer's samples. It
-is timed from the device's own start (a delay after the first) until all that it needs has arrived, waiting included. Backward
-is the reverse, timed by itself with all devices starting together. Numbers are fp32. One host; several are not covered.
+In forward, each device has pooled embeddings of the whole batch for its own dims, and sends each peer that peer's samples. The
+time runs from the device's own start (some delay after the first device) until everything it needs has arrived, waiting
+included. Backward is the reverse, timed by itself with all devices starting together. Values are fp32. Covers one host only.
 """
 
 import shutil
@@ -12,45 +12,47 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from neuroshard.core.case import CollectiveCase
-from neuroshard.measure.backends import Settings
-from neuroshard.measure.cores import take_core
-from neuroshard.measure.harness import Timing, disagreement, open_device, out_of_memory, timing
-from neuroshard.measure.worker import first_line
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.timing.clocks import open_device
+from neuroshard.measure.timing.harness import Timing, disagreement, out_of_memory, timing
+from neuroshard.measure.workers.cores import take_core
+from neuroshard.measure.workers.processes import first_line
 
 COLLECTIVES = {"cpu": "gloo", "cuda": "nccl"}
-BACKWARDS = 3  # to one forward, which takes longer for its delays: short times need more repeats for the same certainty
-BURSTS = 2  # of a forward and its backwards, to one repeat of a table set; as many as repeats where they take long …
-MOST_BURSTS = 4  # … and up to so many while the fastest differ by more than ALIKE
-ALIKE = 0.1
-LONG_EXCHANGE_SECONDS = 1.0
-REFERENCE_DIM = 256  # of each device, in the all-to-all that is measured beside each case on CPUs
-CALM_LOOKS = 5  # at the reference kernel when a run begins; the calmest is what labels are scaled to
-LEAD_SECONDS = 0.001  # between agreeing on a start and the start; by then all have heard of it
+# A burst is one forward and BACKWARDS backwards, which are shorter (no delays) and need more repeats for the same certainty.
+BACKWARDS = 3
+BURSTS = 2  # for each repeat of a table set; only 1 for an all-to-all that takes longer than LONG_SECONDS …
+MOST_BURSTS = 4  # … and up to so many while the fastest of them differ by more than AGREEMENT
+AGREEMENT = 0.1
+LONG_SECONDS = 1.0
+REFERENCE_DIM = 256  # columns of each device in the reference all-to-all
+CALM_TRIALS = 5  # of the reference all-to-all when a run begins; labels are scaled to the fastest trial
+LEAD_SECONDS = 0.001  # from agreeing on a start to the start; every device knows it by then
 
 
 def samples_per_device(batch_size: int, devices: int) -> list[int]:
-    """The batch cut as evenly as it goes: the first devices get one sample more where it does not divide."""
+    """The batch in nearly equal shares: the first devices get one sample more where it does not divide."""
     share, more = divmod(batch_size, devices)
     return [share + (device < more) for device in range(devices)]
 
 
 def lower_decile(samples: Sequence[float]) -> float:
-    """Of at least one sample. Of few the fastest."""
+    """The lower decile of at least one sample: the fastest of fewer than ten."""
     return sorted(samples)[len(samples) // 10]
 
 
-def alike(*sampled: Sequence[float]) -> bool:
-    """Do the fastest of each agree? Of none, too."""
-    return all(disagreement(samples) <= ALIKE for samples in sampled if samples)
+def agreed(*sampled: Sequence[float]) -> bool:
+    """Whether the fastest samples of each series agree. A series without samples does."""
+    return all(disagreement(samples) <= AGREEMENT for samples in sampled if samples)
 
 
-def reference_kernel(devices: int) -> CollectiveCase:
-    """The all-to-all whose time tells how fast an all-to-all is just now."""
+def reference_case(devices: int) -> CollectiveCase:
+    """The reference kernel of all-to-alls: its time shows how fast an all-to-all is at the moment."""
     return CollectiveCase(device_dims=(REFERENCE_DIM,) * devices, start_delays_ms=(0.0,) * devices)
 
 
 def at_speed(timed: Timing, speed: float, waiting_ms: float = 0.0) -> Timing:
-    """A time that took `speed` of what it takes otherwise, but for the waiting in it, which takes as long at any."""
+    """The time at another speed: a factor of `speed`, except for the `waiting_ms` in it, which no speed changes."""
 
     def scaled(ms: float) -> float:
         waited = min(waiting_ms, ms)
@@ -59,28 +61,28 @@ def at_speed(timed: Timing, speed: float, waiting_ms: float = 0.0) -> Timing:
     return Timing(scaled(timed.ms), timed.spread * speed, scaled(timed.median))
 
 
-class Measured(NamedTuple):
-    """What one device measured; the reference kernel on CPUs only."""
+class RankTiming(NamedTuple):
+    """What one rank measured. `reference_ms` is None on GPUs."""
 
     forward: Timing
     backward: Timing
     reference_ms: float | None
 
 
-class AllToAll(NamedTuple):
-    """An all-to-all to measure, with so many repeats."""
+class TimeAllToAll(NamedTuple):
+    """A request to a rank: time an all-to-all with so many repeats."""
 
     case: CollectiveCase
     repeats: int
 
 
 class Rank:
-    """Device `rank` of the all-to-alls, serving `All-to-all -> Measured` or the text of an out-of-memory error.
+    """One rank of the all-to-alls. Serves `TimeAllToAll -> RankTiming`, or the text of an out-of-memory error.
 
-    All ranks join one process group of `max(counts)` devices. An all-to-all among fewer is among the first of them.
+    All ranks join one process group of `max(counts)` devices. An all-to-all of fewer devices is among the first of them.
     """
 
-    def __init__(self, kind: str, rank: int, counts: tuple[int, ...], folder: str, settings: Settings) -> None:
+    def __init__(self, kind: str, rank: int, counts: tuple[int, ...], folder: str, settings: MeasureSettings) -> None:
         import torch
         import torch.distributed as dist
 
@@ -96,27 +98,25 @@ class Rank:
             timeout=timedelta(seconds=settings.timeout_seconds),
         )
         self.groups = {count: dist.new_group(list(range(count))) for count in counts}
-        # devices agree on a start over gloo, also where NCCL is measured
+        # ranks agree on a start over gloo, also where NCCL is measured
         on_cpu = COLLECTIVES[kind] == "gloo"
         self.clocks = self.groups if on_cpu else {n: dist.new_group(list(range(n)), backend="gloo") for n in counts}
         for count in counts:
-            if rank < count:  # NCCL connects at the first use, which no case should pay for
+            if rank < count:  # NCCL connects at its first use; that must not be part of a case
                 one = torch.zeros(count, device=self.device.torch)
                 dist.all_to_all_single(torch.zeros_like(one), one, group=self.groups[count])
-        if rank == 0:  # all ranks are in the all-to-all above, so all have met
+        if rank == 0:  # all ranks took part in the all-to-all above, so none needs the folder any more
             shutil.rmtree(folder, ignore_errors=True)
 
-        # NCCL has its links to itself, and needs no reference kernel
-        self.reference_kernels = (
-            {n: self._steps(reference_kernel(n))[1] for n in counts if rank < n} if kind == "cpu" else {}
-        )
+        # GPUs need no reference kernel: NCCL shares its links with nobody
+        self.references = {n: self._steps(reference_case(n))[1] for n in counts if rank < n} if kind == "cpu" else {}
 
-    def __call__(self, asked: AllToAll) -> Measured | str:
-        answer = self._all_to_all(*asked)
+    def __call__(self, request: TimeAllToAll) -> RankTiming | str:
+        answer = self._all_to_all(*request)
         self.device.release()
         return answer
 
-    def _all_to_all(self, case: CollectiveCase, repeats: int) -> Measured | str:
+    def _all_to_all(self, case: CollectiveCase, repeats: int) -> RankTiming | str:
         devices, delay_ms = len(case.device_dims), case.start_delays_ms[self.rank]
         try:
             forward, backward = self._steps(case)
@@ -130,24 +130,24 @@ class Rank:
 
         forwards: list[float] = []
         backwards: list[float] = []
-        reference_kernels: list[float] = []
-        beside = self.reference_kernels.get(devices)
+        references: list[float] = []
+        reference = self.references.get(devices)
         warmup = self.settings.warmup
-        until = time.monotonic() + LONG_EXCHANGE_SECONDS
+        until = time.monotonic() + LONG_SECONDS
         for burst in range(warmup + MOST_BURSTS * repeats):
             if burst >= warmup + repeats and not self._all_say(devices, time.monotonic() < until):
                 break
             if burst >= warmup + BURSTS * repeats and self._all_say(
-                devices, alike(forwards[warmup:], backwards[BACKWARDS * warmup :], reference_kernels[warmup:])
+                devices, agreed(forwards[warmup:], backwards[BACKWARDS * warmup :], references[warmup:])
             ):
                 break
             forwards.append(self._timed(forward, devices, delay_ms))
             backwards += [self._timed(backward, devices, 0.0) for _ in range(BACKWARDS)]
-            reference_kernels += [self._timed(beside, devices, 0.0)] if beside else []
-        return Measured(
+            references += [self._timed(reference, devices, 0.0)] if reference else []
+        return RankTiming(
             timing(forwards[warmup:], lower_decile),
             timing(backwards[BACKWARDS * warmup :], lower_decile),
-            lower_decile(reference_kernels[warmup:]) if reference_kernels else None,
+            lower_decile(references[warmup:]) if references else None,
         )
 
     def _timed(self, step: Callable[[], Any], devices: int, delay_ms: float) -> float:
@@ -156,7 +156,7 @@ class Rank:
         return milliseconds
 
     def _steps(self, case: CollectiveCase) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        """Forward and backward all-to-all of this device, on buffers of their own."""
+        """Forward and backward all-to-all of this rank, on new buffers."""
         import torch
         import torch.distributed as dist
 
@@ -176,7 +176,7 @@ class Rank:
         return forward, backward
 
     def _all_say(self, devices: int, yes: bool) -> bool:
-        """Do all devices say yes? What one cannot do, like having its buffers, none may wait for."""
+        """Whether all ranks say yes. Ranks that cannot go on must say so, or the others would wait for them."""
         import torch
         import torch.distributed as dist
 
@@ -185,7 +185,7 @@ class Rank:
         return bool(least.item())
 
     def _start_together(self, devices: int, delay_ms: float) -> None:
-        """Sleep until `delay_ms` after a moment that device 0 chooses on the host's clock, which all processes share."""
+        """Sleep until `delay_ms` after a moment that rank 0 chooses on the host's clock, which all ranks share."""
         import torch
         import torch.distributed as dist
 

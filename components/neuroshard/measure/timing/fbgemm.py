@@ -1,9 +1,8 @@
 """The steps of a table set: FBGEMM's table-batched embedding operator, forward and backward.
 
-One operator serves all tables of a device that are alike in element type, pooling and weighting, as TorchRec groups them;
-where there are several, forward is that of all of them, one after another as a trainer runs them, and backward likewise.
-Backward includes the optimizer, which FBGEMM fuses into it. Weights lie on the device measured: HOST for the CPU, DEVICE
-for CUDA.
+One operator serves all tables of a device that have the same element type, pooling and weighting, as TorchRec groups them.
+Forward runs the operators of a device one after another, as a trainer does, and so does backward, which includes the optimizer
+that FBGEMM fuses into it. Weights are on the device that is measured: HOST for the CPU, DEVICE for CUDA.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,47 +13,47 @@ import numpy as np
 from neuroshard import system
 from neuroshard.core.case import ComputeCase
 from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
-from neuroshard.measure.backends import Settings
-from neuroshard.measure.harness import open_device
-from neuroshard.measure.lookups import TableLookups
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.room import MOST_LOOKUP_BYTES, Room
 from neuroshard.measure.rowcap import SHARE_OF_AVAILABLE, capped_rows, case_cap
+from neuroshard.measure.timing.clocks import open_device
+from neuroshard.measure.timing.lookups import TableLookups
 
 if TYPE_CHECKING:
     import torch
 
-# So small that weights stay as they are through a million repeats, and not 0, which a BLAS may take as leave to do nothing.
+# So small that a million repeats leave the weights as they are, but not 0: a library may skip work for 0.
 LEARNING_RATE = 1e-9
 GRADIENT = 1e-3
 WEIGHT = 0.5
 MOMENT = 1.0
 SAMPLE_WEIGHT = 0.5  # of each lookup of a weighted table
 
-ALIGNED = 16  # floats in a cache line, on which torch would have begun each buffer
-MOST_OPERATORS = 8  # that tables are told apart into: of fp32 or fp16, sums or means, weighted or not
+ALIGNED = 16  # floats in a cache line; torch begins each of its own buffers on one
+MOST_OPERATORS = 8  # of a device: for fp32 or fp16, sums or means, weighted or not
 
 
 class HostBuffers:
-    """Weights and optimizer state of all cases on the CPU: allocated and touched once, then sliced for each case.
+    """Weights and optimizer state of all cases on the CPU: allocated and written once, then sliced for each case.
 
-    Zeroing gigabytes for each case would take longer than measuring it, and memory that was never written is one shared
-    page of zeros, which would be read from the cache.
+    Writing gigabytes for each case would take longer than measuring it. Memory that was never written is no alternative: it is
+    one shared page of zeros, which stays in the cache.
     """
 
     def __init__(self, weight_bytes: int, state_bytes: int) -> None:
         import torch
 
-        spare = MOST_OPERATORS * ALIGNED  # each begins on a cache line
+        spare = MOST_OPERATORS * ALIGNED  # since each operator's slice begins on a cache line
         self.weights = torch.full((-(-weight_bytes // 4) + spare,), WEIGHT)
         self.state = torch.full((-(-state_bytes // 4) + spare,), MOMENT)
         self.used = {"weights": 0, "state": 0}
 
     def rewind(self) -> None:
-        """All of it is free again, for the next case."""
+        """Free all slices, for the next case."""
         self.used = {"weights": 0, "state": 0}
 
     def take(self, tables: Sequence[Table], rows: Sequence[int], optimizer: str) -> "dict[str, torch.Tensor]":
-        """What FBGEMM calls preallocated host buffers, for these tables cut to `rows`."""
+        """FBGEMM's preallocated host buffers for these tables, cut to `rows`."""
         import torch
 
         per_row, per_element = OPTIMIZER_BYTES[optimizer]
@@ -66,7 +65,7 @@ class HostBuffers:
         return taken
 
     def _slice(self, name: str, size: int) -> "torch.Tensor":
-        """The next `size` bytes, which are a multiple of 4, of a buffer; the one after begins on a cache line."""
+        """The next `size` bytes (a multiple of 4) of a buffer. The slice after it begins on a cache line."""
         buffer: torch.Tensor = getattr(self, name)
         begin = self.used[name]
         self.used[name] = begin + -(-size // 4 // ALIGNED) * ALIGNED
@@ -74,10 +73,10 @@ class HostBuffers:
 
 
 class TableBatchedEmbedding:
-    """Makes the steps of compute cases, on one device. On the CPU those of one case at a time: the next has the same buffers."""
+    """Makes the steps of compute cases, on one device. On the CPU only the latest case's steps are valid: cases share buffers."""
 
     def __init__(
-        self, kind: str, index: int, settings: Settings, limit: int | None, weight_bytes: int, state_bytes: int
+        self, kind: str, index: int, settings: MeasureSettings, limit: int | None, weight_bytes: int, state_bytes: int
     ) -> None:
         self.settings, self.limit = settings, limit
         self.device = open_device(kind, index, settings.threads)
@@ -87,7 +86,7 @@ class TableBatchedEmbedding:
         self.buffers = HostBuffers(weight_bytes, state_bytes) if kind == "cpu" else None
 
     def steps(self, case: ComputeCase) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-        """Forward, and backward from what forward returned."""
+        """Forward, and backward, which takes what forward returned."""
         import torch
 
         if self.buffers is not None:
@@ -133,7 +132,7 @@ class TableBatchedEmbedding:
         place = (
             (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_host else (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
         )
-        # fbgemm-gpu 1.6 does not know preallocated_host_buffers, so CUDA goes without even naming it
+        # fbgemm-gpu 1.6 does not know the argument preallocated_host_buffers, so it is left out on CUDA
         buffers = {"preallocated_host_buffers": self.buffers.take(tables, rows, optimizer)} if self.buffers else {}
         operator: torch.nn.Module = SplitTableBatchedEmbeddingBagsCodegen(
             [(r, table.dim, *place) for r, table in zip(rows, tables, strict=True)],
@@ -148,7 +147,7 @@ class TableBatchedEmbedding:
         return operator
 
     def _batch(self, tables: Sequence[Table], rows: Sequence[int], batch_size: int) -> "tuple[torch.Tensor, ...]":
-        """Indices and offsets of one batch, table after table, on the device; and a weight of each lookup if weighted."""
+        """Indices and offsets of one batch, table after table, on the device; with a weight for each lookup if weighted."""
         import torch
 
         drawn = [self.lookups.of(table, count, batch_size) for table, count in zip(tables, rows, strict=True)]
@@ -159,15 +158,15 @@ class TableBatchedEmbedding:
 
 
 def host_share_bytes() -> int:
-    """Of the host's memory, for lookups of one of its GPUs: at batch 65,536 those of `meta-production-1935` are 23 GiB, and
-    drawing one takes some 50 ns."""
+    """Host memory for the lookups of one GPU. At batch 65,536, those of `meta-production-1935` take 23 GiB; drawing one lookup
+    takes about 50 ns."""
     import torch
 
     return max(MOST_LOOKUP_BYTES, int(system.available_bytes() * SHARE_OF_AVAILABLE) // torch.cuda.device_count())
 
 
 def fused_groups(tables: Sequence[Table]) -> list[list[Table]]:
-    """Tables that share an operator, the groups in the order of their first tables."""
+    """Tables that share an operator; the groups are in the order of their first tables."""
     groups: dict[tuple[object, ...], list[Table]] = {}
     for table in tables:
         groups.setdefault(table.operator_key, []).append(table)

@@ -1,13 +1,13 @@
-"""One pod's share of measuring a kind of hardware, kept in the store as it is measured, so that another pod can go on with it.
+"""One pod's share of measuring a kind of hardware. Costs go to the store as they are measured, so another pod can continue.
 
-How the store holds it is in store/measuring.py. A share that ran out of its budget is gone on with by the next night, or by a
-larger budget; one that has nothing left is done.
+The layout in the store is in store/measuring.py. The next night continues a share that ran out of budget.
 """
 
 import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from neuroshard.core.case import Cases
@@ -16,9 +16,10 @@ from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, Stor
 from neuroshard.core.nightly import Job, Work
 from neuroshard.files.cases import read_cases, write_cases
 from neuroshard.files.costs import BROKEN, read_costs, read_manifest
-from neuroshard.measure import merge
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run as measure
-from neuroshard.measure.summary import Measured
+from neuroshard.measure.summary import RunSummary
+from neuroshard.measure.workers import merge
 from neuroshard.store.folders import fetch_folder, kept, patiently
 from neuroshard.store.lease import Held, leased
 from neuroshard.store.measuring import (
@@ -33,7 +34,7 @@ from neuroshard.store.measuring import (
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 
-LEAST_SECONDS = 1.0  # of a budget, with which another draw is begun
+LEAST_SECONDS = 1.0  # of the budget that must be left to begin another draw
 
 
 def run(
@@ -46,19 +47,20 @@ def run(
     seed: int,
     single_writer: bool = False,
 ) -> None:
-    """Measure what is left of a job's share of every draw into the store, the newest draw first, for `budget_seconds` at most.
+    """Measure the rest of a job's share of every draw into the store, newest draw first, for at most `budget_seconds`.
 
-    What cannot be measured here is noted in the store, for the next night and for the end of this one: the other kinds of
-    hardware go on. Raises StoreError where the store cannot be written.
+    A failure is noted in the store, for the next night and for the end of this one: other kinds of hardware go on. Raises
+    StoreError where the store cannot be written.
     """
     store = open_store(store_url, single_writer=single_writer)
+    settings = MeasureSettings(batch_size=batch_size, seed=seed, hardware=job.work.hardware)
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     begun = False
     for draw in reversed(measuring(store, job.work.folder).draws):
         share = Share(draw, job.share, job.work.pods)
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         if begun and left is not None and left < LEAST_SECONDS:
-            log(f"the budget is used up: {share.costs} is left to the next night")
+            log(f"the budget is used up: the next night measures {share.costs}")
             continue
         if _has_ended(store, job.work.folder, share):
             log(f"{store.url}/{job.work.folder}/{share.costs}: was measured to its end before")
@@ -66,7 +68,7 @@ def run(
         begun = True
         try:
             with leased(store, f"{job.work.folder}/{share.lease}", job.owner):
-                done = _measure(store, job.work, share, backend, batch_size, left, seed)
+                done = _measure(store, job.work, share, backend, replace(settings, budget_seconds=left))
             record = {"left": done.left, "measured": str(done)}
             write_record(store, f"{job.work.folder}/{share.ended}", record)
         except (Held, Conflict) as error:
@@ -83,44 +85,34 @@ def _has_ended(store: Store, folder: str, share: Share) -> bool:
     return record is not None and record.get("left") == 0
 
 
-def _measure(
-    store: Store, work: Work, share: Share, backend: str, batch_size: int, budget_seconds: float | None, seed: int
-) -> Measured:
-    """Measure what is left of a share. What an earlier run left and nobody can go on with is set aside, once."""
+def _measure(store: Store, work: Work, share: Share, backend: str, settings: MeasureSettings) -> RunSummary:
+    """Measure the rest of a share. Costs of an earlier run that cannot be continued are set aside once."""
     with tempfile.TemporaryDirectory(prefix="neuroshard-job-") as scratch:
         cases, costs = Path(scratch, "cases"), Path(scratch, "costs")
         _own_cases(store, work, share, Path(scratch), cases)
         begun = fetch_folder(store, f"{work.folder}/{share.costs}", costs)
 
-        def go_on() -> Measured:
+        def measure_rest() -> RunSummary:
             with kept(store, f"{work.folder}/{share.costs}", costs):
-                return measure(
-                    cases,
-                    costs,
-                    backend=backend,
-                    batch_size=batch_size,
-                    budget_seconds=budget_seconds,
-                    seed=seed,
-                    hardware=work.hardware,
-                )
+                return measure(cases, costs, backend, settings)
 
         try:
             if begun:
                 read_manifest(costs)
-            measured = go_on()
-        except InvalidInput as error:  # damaged, or begun on another bench: packages or drivers have changed since
+            measured = measure_rest()
+        except InvalidInput as error:  # damaged, or begun on another bench, with other packages or drivers
             if not begun:
                 raise
             set_aside_share(store, work.folder, share, str(error).replace(scratch, share.costs))
             shutil.rmtree(costs)
-            measured = go_on()
-        for broken in costs.glob(f"*{BROKEN}"):  # what it held is in other parts now
+            measured = measure_rest()
+        for broken in costs.glob(f"*{BROKEN}"):  # its rows were measured again, and are in other parts
             patiently(lambda key=f"{work.folder}/{share.costs}/{broken.stem}": store.delete(key))  # type: ignore[misc]
     return measured
 
 
 def _own_cases(store: Store, work: Work, share: Share, scratch: Path, out: Path) -> None:
-    """Write the cases of a share: every so many-th, but for those that other numbers of shares have measured before."""
+    """Write the cases of a share, without those that were measured when the draw was split into another number of shares."""
     fetch_folder(store, f"{work.folder}/{cases_of(share.draw)}", scratch / "draw")
     cases = read_cases(scratch / "draw")
     now = measuring(store, work.folder)
@@ -137,7 +129,7 @@ def _own_cases(store: Store, work: Work, share: Share, scratch: Path, out: Path)
 
 
 def _measured(store: Store, work: Work, share: Share, scratch: Path) -> set[str]:
-    """The cases that a share of another number of pods has costs of; none where they cannot be read."""
+    """Ids of the cases with costs in a share; none where the costs cannot be read."""
     try:
         costs = read_costs(_fetched(store, work, share, scratch / "others"))
     except InvalidInput:
@@ -146,20 +138,20 @@ def _measured(store: Store, work: Work, share: Share, scratch: Path) -> set[str]
 
 
 def merge_shares(work: Work, store_url: str, out: Path, *, single_writer: bool = False) -> None:
-    """Every share of all draws of a work's costs -> one folder of costs.
+    """All shares of all draws of a work -> one folder of costs.
 
-    Shares that cannot be read, and those of another bench than the newest, are set aside and measured again by the next night.
-    Raises InvalidInput where none is left, StoreError.
+    Shares that cannot be read, and those of another bench than the newest share's, are set aside; the next night measures them
+    again. Raises StoreError, and InvalidInput if no share is left.
     """
     store = open_store(store_url, single_writer=single_writer)
     now = measuring(store, work.folder)
     with tempfile.TemporaryDirectory(prefix="neuroshard-merge-") as scratch:
         shares = sorted(now.shares, key=lambda share: now.shares[share].modified, reverse=True)
         readable = _readable(store, work, shares, Path(scratch))
-        alike = _of_one_bench(store, work, readable)
-        if not alike:
+        mergeable = _of_one_bench(store, work, readable)
+        if not mergeable:
             raise InvalidInput(f"{store.url}/{work.folder}: no case was measured that could be used")
-        merge.run([readable[share] for share in sorted(alike)], out)
+        merge.run([readable[share] for share in sorted(mergeable)], out)
 
 
 def _readable(store: Store, work: Work, shares: Sequence[Share], scratch: Path) -> dict[Share, Path]:
@@ -178,15 +170,15 @@ def _readable(store: Store, work: Work, shares: Sequence[Share], scratch: Path) 
 
 
 def _of_one_bench(store: Store, work: Work, folders: dict[Share, Path]) -> list[Share]:
-    """The newest of the shares, and those that can be merged with it; the others are set aside."""
-    alike: list[Share] = []
+    """The newest share, and those that can be merged with it; the others are set aside."""
+    mergeable: list[Share] = []
     for share, folder in folders.items():
         try:
-            read_costs(*(folders[one] for one in alike[:1]), folder)
-            alike.append(share)
+            read_costs(*(folders[one] for one in mergeable[:1]), folder)
+            mergeable.append(share)
         except InvalidInput as error:
             set_aside_share(store, work.folder, share, str(error).replace(f"{folder.parent}/", ""))
-    return alike
+    return mergeable
 
 
 def _fetched(store: Store, work: Work, share: Share, scratch: Path) -> Path:
