@@ -81,7 +81,7 @@ def measure_jobs(
         )  # NCCL's and gloo's processes talk there
 
 
-@dsl.pipeline(name="measure-train_jobs")
+@dsl.pipeline(name="measure-train-jobs")
 def measure_train_jobs(
     train_jobs: List[str],  # noqa: UP006
     store: str,

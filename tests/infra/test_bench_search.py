@@ -53,7 +53,7 @@ def test_a_plan_with_a_fault_is_none(task):
     assert "columns" in fault(task, rows[1:])
     assert "bytes" in fault(task, [(table, dim, 0, count) for table, dim, _, count in rows])
     table, dim, device, count = rows[0]
-    assert "rows and column-wise" in fault(task, [(table, dim // 2, device, count // 2), *rows[1:]])
+    assert "row-wise and column-wise" in fault(task, [(table, dim // 2, device, count // 2), *rows[1:]])
 
 
 def test_a_plan_row_wise_is_scored_as_the_search_prices_it(task):

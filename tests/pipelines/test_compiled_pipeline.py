@@ -75,8 +75,8 @@ def test_who_comes_after_whom() -> None:
         "deploy": {"search"},
         "measure-jobs": {"augment"},
         "measure": {"place"},
-        "measure-train_jobs": {"augment"},
-        "learn-kinds": {"measure-jobs", "measure-train_jobs"},
+        "measure-train-jobs": {"augment"},
+        "learn-kinds": {"measure-jobs", "measure-train-jobs"},
         "plan-models": {"learn-kinds"},
         "conclude": {"plan-models"},
     }
@@ -132,7 +132,7 @@ def test_loops_are_one_deep_and_nothing_but_renewing_is_conditional() -> None:
     loops = [(dag, task) for dag, task in TASKS if "parameterIterator" in DAGS[dag]["dag"]["tasks"][task]]
     assert sorted(dag for dag, _ in loops) == [
         "comp-learn-kinds",
-        "comp-measure-train_jobs",
+        "comp-measure-train-jobs",
         "comp-measure-jobs",
         "comp-plan-models",
         "comp-the-night",

@@ -212,7 +212,7 @@ def test_where_the_plan_comes_from_is_in_the_plan(make_task, model):
 
 def test_an_unknown_algorithm_is_a_usage_error_that_lists_them(make_task, model):
     with pytest.raises(
-        UsageError, match="'guess'; there are neuroshard, paper, random, size, dim, lookup, size-lookup"
+        UsageError, match="'guess'; there are local-search, neuroshard-2023, random, size, dim, lookup, size-lookup"
     ):
         search(make_task([(10, 4, 1.0)], [1.0]), model, algorithm="guess")
 

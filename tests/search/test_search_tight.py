@@ -140,7 +140,7 @@ def test_a_heuristic_that_does_not_fit_says_so_alone_and_as_a_baseline(make_task
     "memory_gib", [[7e-5, 7e-5], [1.0] * 6]
 )  # 12 columns do not halve; a table is wider than any cap
 def test_paper_says_that_neuroshard_may_find_what_it_does_not(make_task, model, memory_gib):
-    with pytest.raises(Infeasible, match=r"^paper, which .* found no plan: .* try it$"):
+    with pytest.raises(Infeasible, match=r"^neuroshard-2023, which .* found no plan: .* try it$"):
         search(make_task([(1000, 12, 1.0)], memory_gib), model, algorithm="neuroshard-2023")
 
 

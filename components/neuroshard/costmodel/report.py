@@ -155,7 +155,7 @@ class Report(Value):
         """The figures worth a line in a run's overview: MAPE a net and split, and of the labels themselves."""
         found: dict[str, float] = {}
         for net in self.nets:
-            name = net.name.replace(", ", " ").replace(" ", "_")
+            name = net.name.replace(", ", " ").replace(" ", "_").replace("-", "_")
             found |= {f"{name}_mape_{split}": errors.mape for split, errors in net.splits.items() if errors}
             found |= {f"{name}_covered_{split}": covered.share for split, covered in net.coverage.items()}
             if net.label_noise is not None:

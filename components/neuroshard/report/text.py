@@ -118,7 +118,7 @@ def _row_wise_lines(plan: Plan) -> list[str]:
         columns = first.dim < dims[name]
         held = f"rows {spanned(first.row_offset, first.rows)}"
         held += f", columns {spanned(first.column_offset, first.dim)}" if columns else ""
-        kind = "row-wise and columns" if columns else "row-wise"
+        kind = "row-wise and column-wise" if columns else "row-wise"
         lines += wrapped(f"{name}: {kind} over {counted(devices, 'device')} ({held} on device {first.device})")
     left = len(found) - BY_ROWS_SHOWN
     return [*lines, f"and {counted(left, 'more table')} row-wise (--json lists all)"] if left > 0 else lines

@@ -88,7 +88,7 @@ def paper(problem: Problem, effort: Effort, rng: np.random.Generator, watch: Wat
     if not found.fits:
         raise Infeasible(
             f"neuroshard-2023, which gives a device at most 1.5 x the mean columns, found no plan: {misfit(problem, found)}; "
-            "neuroshard splits until tables fit: try it"
+            "local-search splits until tables fit: try it"
         )
     return found
 
