@@ -22,7 +22,7 @@ def faulty(url: str, choose: Choose, rng: random.Random) -> Iterator[str]:
     """The URL of a proxy to `url`. What `choose` names happens to a request:
 
     500, 503: that answer, and the server never sees it; reset: the same, without an answer; lost: the server does it, and the
-    answer is lost; hang: no answer as long as the proxy is there; truncate: half the answer; corrupt: one byte of its body is another.
+    answer is lost; hang: never an answer; truncate: half the answer; corrupt: one byte of its body is another.
     """
     upstream = urlsplit(url)
     closing = threading.Event()

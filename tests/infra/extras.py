@@ -106,7 +106,7 @@ import kfp
 from neuroshard.submit.kubeflow import Kubeflow
 from neuroshard.submit.package import known_parameters
 assert "store" in known_parameters()
-from neuroshard.search import component
+from neuroshard.augment import component
 """
 TO_TORCHREC = """
 import warnings
