@@ -4,7 +4,7 @@ import numpy as np
 
 from helpers.work import python_steps
 from neuroshard.report.text import plan_text
-from neuroshard.search.bound.bound import NOT_BOUNDED
+from neuroshard.search.bound.lower_bound import NOT_BOUNDED
 from neuroshard.search.run import search
 
 

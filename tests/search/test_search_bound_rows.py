@@ -1,4 +1,4 @@
-"""The bound where lookups take longer by the rows of a device, and where a heavy part leaves columns to the others."""
+"""The parts of the bound that can be switched off: row levels, heavy shards and branches."""
 
 from dataclasses import replace
 
@@ -6,17 +6,22 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+from helpers.analytic import AnalyticModel
 from helpers.costs import random_model
 from helpers.exhaustive import optimum_ms
 from neuroshard.core.constraints import Constraints
-from neuroshard.core.table import Table
+from neuroshard.core.plan import Plan
+from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import BY_BYTES, BY_DIGITS, BY_ROWS, COUNTED_IN, ROWS, THRESHOLDS, Layer
-from neuroshard.costmodel.protocol import Floats
-from neuroshard.search.bound import bound, row_levels
-from neuroshard.search.bound.row_levels import game
+from neuroshard.costmodel.protocol import CostModel, Floats
+from neuroshard.search.bound.lower_bound import lower_bound
+from neuroshard.search.bound.row_levels import game, row_levels
+from neuroshard.search.bound.settings import BOUND
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import State
+from neuroshard.search.proposers.start import first_plans
 from neuroshard.search.run import search
 
 ROWS_16 = (BY_DIGITS[8] == THRESHOLDS) & (COUNTED_IN == ROWS)  # one step of rates, just beyond 65,536 rows
@@ -92,24 +97,52 @@ def test_where_large_tables_take_the_memory_the_bound_is_below_the_best_of_all_p
         assert 0.5 * optimum < proven_ms(task, model, "size") <= optimum * (1 + 1e-9)
 
 
-def test_where_each_device_has_a_large_table_all_lookups_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No device has room for both large tables: so all small tables lie beside one of them."""
+def bound_ms(task: ShardingTask, model: CostModel, plan: Plan, **settings: bool) -> float:
+    """The bound that a plan gets with some of its parts switched off."""
+    problem = Problem(task, model)
+    number = {table.name: item for item, (table,) in enumerate(problem.members)}
+    widths = np.zeros((len(problem.whole), problem.devices), dtype=np.int64)
+    for shard in plan.shards:
+        widths[number[shard.table], shard.device] += shard.dim // DIM_STEP
+    found = lower_bound(problem, State(problem, widths), replace(BOUND, **settings)).ms
+    assert found is not None
+    return found
+
+
+def test_where_each_device_has_a_large_table_all_lookups_take_longer() -> None:
+    """No device has room for both large tables, so every small table shares its device with one of them."""
     shapes = [(100_000, 8, 1.0)] * 2 + [(100, 8, 20.0 + i) for i in range(6)]
     tables = tuple(Table(name=f"t{i}", rows=r, dim=d, pooling_factor=p) for i, (r, d, p) in enumerate(shapes))
     task = ShardingTask(tables=tables, device_memory_bytes=(int(1.3 * tables[0].memory_bytes),) * 2, batch_size=65536)
     model = with_rates(random_model(2, 3, rates=len(THRESHOLDS)), task, 20.0 * ROWS_16)
     plan = search(task, model, rounds=3)
-    monkeypatch.setattr(bound, "row_levels", lambda *_: None)
+    assert plan.lower_bound_ms == bound_ms(task, model, plan)
+    assert plan.gap is not None
     assert plan.gap < 0.1
-    assert plan.lower_bound_ms > 1.1 * proven_ms(task, model)
+    assert plan.lower_bound_ms > 1.1 * bound_ms(task, model, plan, row_levels=False)
 
 
-def test_what_a_device_with_a_heavy_part_leaves_to_the_others_counts(make_task, model, monkeypatch) -> None:
-    """The heavy table's narrowest part takes by far the longest, and the columns of all others have to lie somewhere."""
-    task = make_task([(1000, 4, 9000.0), *[(1000, 64, 60.0)] * 12], [1] * 4)
-    gap = search(task, model, rounds=5).gap
-    monkeypatch.setattr(bound.Filled, "of", lambda _, case: case)
-    assert gap < 0.5 * search(task, model, rounds=5).gap
+def test_the_columns_that_a_device_with_a_heavy_shard_leaves_to_the_others_count(make_task):
+    """The heavy table's narrowest shard takes by far the longest, and the columns of all others have to be somewhere."""
+    task, model = make_task([(1000, 4, 9000.0), *[(1000, 64, 60.0)] * 12], [1] * 4), AnalyticModel()
+    plan = search(task, model, rounds=5)
+    assert plan.gap is not None
+    without = 1 - bound_ms(task, model, plan, heavy_shards=False) / plan.cost_ms
+    assert plan.gap < 0.5 * without
+
+
+def test_branches_tell_plans_apart_by_which_tables_are_row_wise(make_task):
+    """Only row-wise the heaviest table is cheap, and beside its blocks the others cost more."""
+    shapes = [(1_000_000, 64, 400.0), *[(100_000, 32, 30.0 + i) for i in range(8)]]
+    task = make_task(shapes, [1] * 8).model_copy(update={"constraints": Constraints(row_wise=True)})
+    problem = Problem(task, AnalyticModel())
+    there = problem.with_rows(np.array([0]))
+    assert there is not None
+    plan = first_plans(there, 1)[0]
+    with_branches, without = (lower_bound(problem, plan, replace(BOUND, branches=on)).ms for on in (True, False))
+    assert with_branches is not None
+    assert without is not None
+    assert with_branches > 1.002 * without
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -131,17 +164,16 @@ def test_a_game_is_played_as_a_linear_program_says(seed: int) -> None:
     assert gain == pytest.approx(-best.fun, abs=1e-6 * np.abs(payoffs).max())
 
 
-def test_devices_are_told_apart_by_as_many_thresholds_as_there_is_an_answer_for(make_task, monkeypatch):
+def test_devices_are_told_apart_by_as_many_thresholds_as_the_settings_allow(make_task):
     problem = Problem(
         make_task([(2**place, 64, 1.0) for place in range(8, 24)], [1] * 4), random_model(4, rates=len(THRESHOLDS))
     )
     problem.price(np.arange(1, len(problem.item)))
     slope, shards = np.ones(problem.vectors.shape[1]), len(problem.item)
 
-    def thresholds(priced: int) -> int:
-        monkeypatch.setattr(row_levels, "IN_ALL", priced)
-        found = row_levels.row_levels(problem, slope, 0.0)
+    def thresholds(cells: int) -> int:
+        found = row_levels(problem, slope, 0.0, replace(BOUND, level_cells=cells, levels_most=3))
         return 0 if found is None else len(found.low) - 1
 
-    # 5, 15 and 35 ways to deal four devices to two, three and four levels
+    # 5, 15 and 35 ways to distribute four devices over two, three and four levels
     assert [thresholds(times * shards) for times in (35, 34, 15, 14, 5, 4, 1)] == [3, 2, 2, 1, 1, 0, 0]

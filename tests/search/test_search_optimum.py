@@ -16,7 +16,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.compute_net import THRESHOLDS, Layer
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.protocol import CostModel
-from neuroshard.search.infeasible.all_plans import cheapest_of_all
+from neuroshard.search.infeasible.packing import cheapest_plan
 from neuroshard.search.problem.current import Held
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.run import search
@@ -184,17 +184,24 @@ def test_of_very_many_plans_that_hardly_ever_fit_the_cheapest_is_found() -> None
         tables=tables, device_memory_bytes=(memory,) * 3, batch_size=4096
     )  # each dealt in one of 10 ways
     model = AnalyticModel(4096)
-    [best] = cheapest_of_all(Problem(task, model))
+    [best] = cheapest_plan(Problem(task, model))
     assert best.cost == pytest.approx(optimum_ms(task, model))
 
 
 def test_of_too_many_plans_none_is_priced_and_little_time_is_lost() -> None:
     few, many = (Problem(tiny(0, tables, 3, 2.0), AnalyticModel(4096)) for tables in (3, 40))
-    assert len(cheapest_of_all(few)) == 1
-    assert cheapest_of_all(many) == []
+    assert len(cheapest_plan(few)) == 1
+    assert cheapest_plan(many) == []
     wide = Table(name="wide", rows=10, dim=4096, pooling_factor=1.0)
     task = ShardingTask(tables=(wide,), device_memory_bytes=(10**9,) * 64, batch_size=64)
-    assert cheapest_of_all(Problem(task, AnalyticModel(64))) == []
+    assert cheapest_plan(Problem(task, AnalyticModel(64))) == []
+
+
+def test_where_no_plan_fits_there_is_no_cheapest_one() -> None:
+    tables = tuple(Table(name=f"t{i}", rows=1000, dim=4, pooling_factor=1.0) for i in range(5))
+    memory = 2 * tables[0].memory_bytes
+    task = ShardingTask(tables=tables, device_memory_bytes=(memory,) * 2, batch_size=64)
+    assert cheapest_plan(Problem(task, AnalyticModel(64))) == []
 
 
 def test_a_move_budget_holds_for_the_best_of_all_plans_too() -> None:
@@ -203,6 +210,6 @@ def test_a_move_budget_holds_for_the_best_of_all_plans_too() -> None:
     old = search(task, model, algorithm="size")
     problem = Problem(task, model)
     problem.held = Held(problem, old, 1)
-    [best] = cheapest_of_all(problem)
+    [best] = cheapest_plan(problem)
     assert problem.held.total(best.widths) <= 1
     assert best.cost >= search(task, model).cost_ms * (1 - 1e-9)

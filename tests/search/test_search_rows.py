@@ -249,7 +249,7 @@ def test_a_plan_with_rows_says_what_its_costs_rest_on(make_task, model):
         "1 table of 13 split row-wise over all 8 devices: costs take all rows of a table to be looked up alike, and the "
         "reduce-scatter of its sums to take as long as an all-to-all of as many bytes"
     ) in plan.provenance.notes
-    assert "rows into a block a device" in plan.bound_assumptions[1]
+    assert "block of rows" in plan.bound_assumptions[1]
 
 
 def test_heuristics_and_the_published_search_stay_by_columns_and_say_so(make_task, model):

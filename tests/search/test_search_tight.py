@@ -109,8 +109,8 @@ def test_a_shard_that_no_device_can_hold_is_named(make_task, model):
         search(make_task([(10, 4, 1.0), (rows, 8, 1.0)], [16] * 4), model)
     assert str(caught.value) == (
         "table 't1' has a shard that no device can hold: cut as far as it may be, its widest (1,073,741,824 rows x 4 columns) "
-        "needs 20.0 GiB, the largest of them has 16.0 GiB; give each device 4.0 GiB more, or let table 't1' be split row-wise "
-        "(--row-wise)"
+        "needs 20.0 GiB, the largest of them has 16.0 GiB; give each device 4.0 GiB more, or allow table 't1' to be split "
+        "row-wise (--row-wise)"
     )
 
 
@@ -118,8 +118,8 @@ def test_where_nothing_packs_it_says_what_would_do(make_task, model):
     with pytest.raises(Infeasible) as caught:
         search(make_task([(2**29, 4, 1.0)] * 3, [18, 18]), model)
     assert str(caught.value) == (
-        "no packing exists of 30.0 GiB on devices of 36.0 GiB together: give each device 2.0 GiB more, or use 3 devices "
-        "instead of 2, or let table 't0' be split row-wise (--row-wise)"
+        "no packing exists: tables of 30.0 GiB on devices of 36.0 GiB together; give each device 2.0 GiB more, or use 3 devices "
+        "instead of 2, or allow table 't0' to be split row-wise (--row-wise)"
     )
 
 
@@ -129,8 +129,8 @@ def test_a_heuristic_that_does_not_fit_says_so_alone_and_as_a_baseline(make_task
     with pytest.raises(Infeasible) as caught:
         search(task, model, algorithm="lookup")
     assert str(caught.value) == (
-        "lookup cuts only what finds no room, and still 4 columns of table 't1' find no room: 39.1 KiB needed, left on the "
-        "devices: 19.5 KiB, 19.5 KiB"
+        "lookup cuts only what finds no room, and still 4 columns of table 't1' could not be placed: they need 39.1 KiB, "
+        "left on the devices are 19.5 KiB, 19.5 KiB"
     )
     plan = search(task, model)
     assert [baseline.error for baseline in plan.baselines if baseline.algorithm == "lookup"] == [str(caught.value)]
@@ -173,7 +173,8 @@ def test_a_heuristic_whose_cuts_take_more_than_all_memory_gives_up_at_once(make_
     task = make_task([(ROWS_GIB, 128, 1.0)] * 3, [1.5 * whole + 0.001] * 2)  # a cut adds 0.008 GiB
 
     with pytest.raises(
-        Infeasible, match=r"^size cuts only what finds no room, and still 128 columns of table 't2' find"
+        Infeasible,
+        match=r"^size cuts only what finds no room, and still 128 columns of table 't2' could not be placed",
     ):
         search(task, model, algorithm="size")
     assert len(placed) == 1

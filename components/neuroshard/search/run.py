@@ -25,7 +25,7 @@ from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import read_tables
 from neuroshard.search.algorithms import ALGORITHMS, ROUNDS, ROUNDS_AT_MOST, SEARCHES, Effort, at_least, or_alike
-from neuroshard.search.bound.bound import lower_bound
+from neuroshard.search.bound.lower_bound import lower_bound
 from neuroshard.search.infeasible.feasibility import feasible
 from neuroshard.search.problem.current import Held
 from neuroshard.search.problem.layout import caveats, make_plan

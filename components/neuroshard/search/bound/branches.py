@@ -1,8 +1,8 @@
-"""Cases of which tables are row-wise that together are all plans, and what each device holds beforehand in them: for the bound.
+"""Branches: kinds of plans, told apart by which tables are row-wise, that together are all plans.
 
-Tables that may be split row-wise are taken heaviest first, by what their narrowest part takes. In every plan so many of them are
-row-wise, and the next one is not. Then every device holds their blocks, and every part of the others lies beside these:
-the more tables are row-wise, the less there is room for beside them.
+Tables that may be row-wise are ordered, heaviest first, by the cost of their narrowest shard. In every plan the first so many of
+them are row-wise, and the next one is not. In such a branch every device holds the blocks of those tables, and each shard of
+another table shares its device with them. So the more tables are row-wise, the more a shard costs beside them.
 """
 
 from dataclasses import dataclass
@@ -13,30 +13,29 @@ from numpy.typing import NDArray
 from neuroshard.core.table import DIM_STEP
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.bound.cuts import Cuts
+from neuroshard.search.bound.settings import BoundSettings
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import transfers
 
-BEYOND_MEAN = 1.1  # columns of a device, up to which its all-to-alls are told
-
 
 @dataclass(frozen=True)
-class Case:
-    """Plans in which some items are row-wise for `sure`, and one may be column-wise for sure.
+class Branch:
+    """Plans in which the table groups `sure` are row-wise, and perhaps one is not. S shards, P groups that may be row-wise.
 
-    `alone` (S,) is what each shard takes at least beside the blocks of these items, compute and backward all-to-all in ms;
-    `rows_alone` (P,) likewise a block of each item that may be row-wise. Infinite where there is no room, or it may not be.
-    All devices hold so many `columns` of these blocks, and at least `beside` (K,) of each component. A device of 0, 4, 8 …
-    columns in all takes at least `all_to_all_ms` for its own backward all-to-all and the forward one together; beyond the last of
-    these no less. Without waiting the forward all-to-all takes `ahead`, all devices' backward all-to-alls `back` on average; each
-    item more row-wise adds `all_to_all` (P,) to both, summed over all devices. `of_used` (D,) is what both take a device, on
-    average over those that hold something, where these are one, two …, and none is row-wise. `blocks` (P, K) are the sums of
-    each item's blocks.
+    What plans cost at least, in ms: `alone` (S,) is compute and backward all-to-all of a device with this shard and the blocks of
+    `sure`; `block_alone` (P,) the same with a block of this group. Both are infinite where they do not fit or are not allowed.
+    `ahead` is the forward all-to-all and `back` the mean backward all-to-all, without waiting. `all_to_all` (P,) is what one more
+    row-wise group adds to both, summed over the devices. `of_used` (D,) is the mean of both over the used devices, if 1, 2, … are
+    used and no table is row-wise. `all_to_all_ms` is the sum of both for a device with 0, 4, 8, … columns.
+
+    All devices hold `columns` of the blocks of `sure`, and at least `beside` (K,) of each vector component. `blocks` (P, K) are
+    the vectors of all blocks of each group, summed.
     """
 
     problem: Problem
     sure: Ints  # places among the P
     alone: Floats
-    rows_alone: Floats
+    block_alone: Floats
     columns: int
     beside: Floats
     all_to_all_ms: Floats
@@ -47,87 +46,86 @@ class Case:
     all_to_all: Floats
 
     @property
-    def widest_part_ms(self) -> float:
-        """Some device holds at least so wide a part of every item, or a block of it: what the worst of them cost."""
+    def widest_shard_ms(self) -> float:
+        """Each group has a shard at least as wide as in its finest cut, or is row-wise: the most that any of these costs."""
         problem = self.problem
         narrowest = -(-problem.widest // problem.places)
         wide = np.flatnonzero((problem.units >= narrowest[problem.item]) & np.isfinite(self.alone))
         least = np.full(len(problem.whole), np.inf)
         np.minimum.at(least, problem.item[wide], self.alone[wide])
-        items = problem.row_blocks.items
-        least[items] = np.minimum(least[items], self.rows_alone)
+        groups = problem.row_blocks.items
+        least[groups] = np.minimum(least[groups], self.block_alone)
         return float(least.max()) + self.ahead
 
     def possible(self, cost_ms: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
-        """The shards (S,), and of items that may be row-wise those (P,), that such a plan can have; None where there
-        is none, since it could have nothing of some item."""
+        """Which shards (S,) and row-wise groups (P,) a plan of at most `cost_ms` can have; None if some group has no choice."""
         enough = (cost_ms - self.ahead) * (1 + 1e-9)
-        shards, row_wise = self.alone <= enough, self.rows_alone <= enough
+        shards, row_wise = self.alone <= enough, self.block_alone <= enough
         some = np.logical_or.reduceat(shards[1:], self.problem.first)
         some[self.problem.row_blocks.items[row_wise]] = True
         return (shards, row_wise) if some.all() else None
 
     def cheaper_row_wise(self, cuts: Cuts, slope: Floats, row_wise: NDArray[np.bool_]) -> tuple[float, Floats]:
-        """The total, and the sum of vectors, where each item is cut or split row-wise, whichever is cheaper."""
-        problem, items = self.problem, self.problem.row_blocks.items
-        item, price = problem.item[cuts.shards], np.zeros(len(problem.whole))
-        np.add.at(price, item, problem.vectors[cuts.shards] @ slope * cuts.times)
+        """The total price and the sum of vectors, if each group is cut or made row-wise, whichever is cheaper."""
+        problem, groups = self.problem, self.problem.row_blocks.items
+        group, price = problem.item[cuts.shards], np.zeros(len(problem.whole))
+        np.add.at(price, group, problem.vectors[cuts.shards] @ slope * cuts.times)
         price[cuts.none] = np.inf
-        split = np.where(row_wise, self.blocks @ slope + self.all_to_all, np.inf)
-        better = split < price[items]
-        price[items[better]] = split[better]
-        kept = np.where(np.isin(item, items[better]), 0.0, cuts.times)
+        as_blocks = np.where(row_wise, self.blocks @ slope + self.all_to_all, np.inf)
+        better = as_blocks < price[groups]
+        price[groups[better]] = as_blocks[better]
+        kept = np.where(np.isin(group, groups[better]), 0.0, cuts.times)
         return float(price.sum()), kept @ problem.vectors[cuts.shards] + self.blocks[better].sum(axis=0)
 
 
-class Cases:
-    """The cases of a problem; `order` (P,) are the places of items that may be row-wise, heaviest first."""
+class Branches:
+    """The branches of a problem. `order` (P,) are the places of groups that may be row-wise, heaviest first."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, settings: BoundSettings) -> None:
+        self.problem, self.beyond_mean = problem, settings.beyond_mean
         self.may_be: NDArray[np.bool_] = (problem.units >= problem.least[problem.item]) & (problem.units > 0)
         blocks, devices = problem.row_blocks, problem.devices
         self.blocks: Floats = np.zeros((0, problem.vectors.shape[1]))
         if len(blocks.items):
             self.blocks = blocks.vectors[:, 0] * (devices - 1) + blocks.vectors[:, 1]
-        narrow = problem.numbers(np.arange(len(problem.whole)), -(-problem.widest // problem.places))
-        narrow_ms = np.where(problem.nbytes[narrow] <= problem.roomiest(), problem.alone_ms(narrow), np.inf)
-        self.order: Ints = np.argsort(-narrow_ms[blocks.items], kind="stable")
+        narrowest = problem.numbers(np.arange(len(problem.whole)), -(-problem.widest // problem.places))
+        narrowest_ms = np.where(problem.nbytes[narrowest] <= problem.roomiest(), problem.alone_ms(narrowest), np.inf)
+        self.order: Ints = np.argsort(-narrowest_ms[blocks.items], kind="stable")
         used = np.arange(1, devices + 1)
-        held = np.tri(devices)  # all that hold something alike: all-to-alls are convex
-        both = np.add(*transfers(problem, held * (problem.mean_columns * devices / used)[:, None]))
-        self.of_used: Floats = (both * held).sum(axis=1) / used
+        is_used = np.tri(devices)  # convex all-to-alls take least if all used devices hold the same
+        both = np.add(*transfers(problem, is_used * (problem.mean_columns * devices / used)[:, None]))
+        self.of_used: Floats = (both * is_used).sum(axis=1) / used
 
-    def of(self, count: int, *, next_not: bool = False) -> Case:
-        """Where at least the first `count` are row-wise; and, with `next_not`, the next one is not."""
+    def of(self, count: int, *, next_not: bool = False) -> Branch:
+        """At least the first `count` groups are row-wise; with `next_not`, the next one is not."""
         problem, rows, devices = self.problem, self.problem.row_blocks, self.problem.devices
         sure = self.order[:count]
         columns = int(rows.dims[sure].sum())
         mean = problem.mean_columns + columns * (1 - 1 / devices)
         forward, backward = transfers(problem, np.full(devices, mean))
-        memory, beside, rows_alone = problem.memory, np.zeros(problem.vectors.shape[1]), np.zeros(0)
+        memory, beside, block_alone = problem.memory, np.zeros(problem.vectors.shape[1]), np.zeros(0)
         if len(rows.items):
             beside, _, nbytes = rows.load(rows.items[np.sort(sure)])
             memory, beside = memory - nbytes, beside.min(axis=0)  # no device holds less of any component
             block_bytes = rows.nbytes * (~np.isin(np.arange(len(rows.items)), sure))[:, None]
             more = rows.vectors * (block_bytes > 0)[..., None]
-            rows_alone = problem.model.compute_ms(beside + more).max(axis=1)
-            rows_alone = rows_alone + self._own_backward_ms(columns + rows.dims * (block_bytes[:, 0] > 0), mean)
+            block_alone = problem.model.compute_ms(beside + more).max(axis=1)
+            block_alone = block_alone + self._backward_ms(columns + rows.dims * (block_bytes[:, 0] > 0), mean)
             fits = (block_bytes[:, 0] <= memory[:-1].min()) & (block_bytes[:, 1] <= memory[-1])
-            rows_alone[~fits] = np.inf
+            block_alone[~fits] = np.inf
         room = np.where(problem.allowed, memory, -1).max(axis=1)[problem.item]
         alone = np.where(np.arange(len(problem.item)) > 0, problem.model.compute_ms(beside + problem.vectors), 0.0)
-        alone = alone + self._own_backward_ms(columns + problem.dims, mean)
+        alone = alone + self._backward_ms(columns + problem.dims, mean)
         alone[~self.may_be | (problem.nbytes > room) | np.isin(problem.item, rows.items[sure])] = np.inf
         if next_not:
-            rows_alone[self.order[count]] = np.inf
-        all_to_all = ((devices - 1) * self._a_column_ms(mean)) * rows.dims.astype(np.float64)
+            block_alone[self.order[count]] = np.inf
+        all_to_all = ((devices - 1) * self._column_ms(mean)) * rows.dims.astype(np.float64)
         all_to_all[sure] = 0.0
-        return Case(
+        return Branch(
             problem=problem,
             sure=sure,
             alone=alone,
-            rows_alone=rows_alone,
+            block_alone=block_alone,
             columns=columns,
             beside=beside,
             all_to_all_ms=self._all_to_all_ms(mean),
@@ -138,49 +136,50 @@ class Cases:
             all_to_all=all_to_all,
         )
 
-    def _all_to_all_ms(self, mean: float) -> Floats:
-        """Both all-to-alls at least of a device of 0, 4, 8 … columns, where all hold `mean` or more; none where these do not tell
-        what more columns take.
+    def _own_and_others(self, own: Floats, mean: float) -> Floats:
+        """Columns of all devices (N, D): `own` (N,) on the first, the rest of `mean` a device spread evenly over the others.
 
-        They take least where all others hold the same, and are convex: once they grow they do not fall again.
+        That is where convex all-to-alls of the first device take least.
         """
         devices = self.problem.devices
-        own = DIM_STEP * np.arange(int(BEYOND_MEAN * mean / DIM_STEP) + 3, dtype=np.float64)
         others = np.maximum(mean * devices - own, 0.0) / max(devices - 1, 1)
-        forward, backward = transfers(
-            self.problem, np.concatenate([own[:, None], np.repeat(others[:, None], devices - 1, axis=1)], axis=1)
-        )
+        return np.concatenate([own[:, None], np.repeat(others[:, None], devices - 1, axis=1)], axis=1)
+
+    def _all_to_all_ms(self, mean: float) -> Floats:
+        """The least backward and forward all-to-all of a device with 0, 4, 8, … columns, if all hold `mean` or more on average.
+
+        Beyond the last number of columns it is no less: convex costs that grow once do not fall again. Empty if they do not grow.
+        """
+        own = DIM_STEP * np.arange(int(self.beyond_mean * mean / DIM_STEP) + 3, dtype=np.float64)
+        forward, backward = transfers(self.problem, self._own_and_others(own, mean))
         both: Floats = forward.max(axis=1) + backward[:, 0]
         return both if both[-1] > both[-2] else both[:0]
 
-    def _a_column_ms(self, mean: float) -> float:
-        """What a column more on every device adds to both all-to-alls at least, where all hold so many: what the last of those
-        added, since all-to-alls are convex."""
+    def _column_ms(self, mean: float) -> float:
+        """What a column more on every device adds at least to both all-to-alls, if all hold `mean` columns.
+
+        All-to-alls are convex, so it adds no less than the last of these columns did.
+        """
         even = np.full((2, self.problem.devices), mean)
         even[0] *= 0.99
         forward, backward = transfers(self.problem, even)
         both = (forward + backward).mean(axis=-1)
         return max(float(both[1] - both[0]) / (0.01 * mean) * (1 - 1e-6), 0.0)
 
-    def _own_backward_ms(self, dims: Ints, mean: float) -> Floats:
-        """The least backward all-to-all of a device that holds at least so many columns, (…) -> (…), where all hold `mean`.
+    def _backward_ms(self, dims: Ints, mean: float) -> Floats:
+        """The least backward all-to-all of a device with at least `dims` columns, (N,) -> (N,), if all hold `mean` on average.
 
-        It takes least where all others hold the same; and is then convex in the device's own columns, so what it is at its least
-        counts for all below that.
+        It is convex in the device's own columns, so its least value holds for all numbers of columns below where it is taken.
         """
-        devices, model = self.problem.devices, self.problem.model
-        if devices == 1:
+        if self.problem.devices == 1:
             return np.zeros(dims.shape)
-        total = mean * devices
 
         def own_ms(columns: Floats) -> Floats:
-            others = np.maximum(total - columns, 0.0) / (devices - 1)
-            layout = np.concatenate([columns[:, None], np.repeat(others[:, None], devices - 1, axis=1)], axis=1)
-            backward: Floats = model.backward_collective_ms(layout)[:, 0]
+            backward: Floats = self.problem.model.backward_collective_ms(self._own_and_others(columns, mean))[:, 0]
             return backward
 
-        low, high = 0.0, total
-        for _ in range(4):  # each narrows where the least is to a sixteenth
+        low, high = 0.0, mean * self.problem.devices
+        for _ in range(4):  # each round narrows the range of the minimum to a sixteenth
             grid = np.linspace(low, high, 33)
             least = int(own_ms(grid).argmin())
             low, high = grid[max(least - 1, 0)], grid[min(least + 1, 32)]

@@ -1,4 +1,4 @@
-"""The cheapest way to cut all items column-wise, where each part has a price: for the bound."""
+"""The cheapest way to cut every table group into column shards, given a price for each shard."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,12 @@ from numpy.typing import NDArray
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.problem import Problem
 
-CUT_EXACTLY = 64  # units, 256 columns
-
 
 @dataclass(frozen=True)
 class Cuts:
-    """The cheapest cuts of all items, and their total, infinite where an item has none.
+    """The cheapest cuts of all groups: each of the `shards` (N,) so many `times` (N,), perhaps a fraction.
 
-    They are of so many `times` (S,) each of the `shards` (S,); `none` are the items that have no cut.
+    `total` is their price, infinite if the groups `none` have no cut.
     """
 
     total: float
@@ -24,19 +22,19 @@ class Cuts:
     none: Ints
 
 
-def cheapest_cuts(problem: Problem, price: Floats) -> Cuts:
-    """The cheapest way to cut every item where each shard has a price (S,), infinite where there is none.
+def cheapest_cuts(problem: Problem, price: Floats, exact_units: int) -> Cuts:
+    """The cheapest cuts at a price for each shard (S,), infinite for a shard that may not be used.
 
-    Where no part is cheaper a column than the item whole, whole is cheapest. The others are cut by dynamic programming, up to
-    CUT_EXACTLY units wide; wider ones as if they were made of their cheapest part a column, be it in fractions.
+    A group stays whole if no shard of it is cheaper per column. The others are cut by dynamic programming, up to `exact_units`
+    wide; for wider ones the price is that of their shard cheapest per column, taken as often as it takes, in fractions.
     """
-    a_unit = price / np.maximum(problem.units, 1)
-    least = np.minimum.reduceat(a_unit, problem.first + 1)  # of the item's parts, narrowest first
+    per_unit = price / np.maximum(problem.units, 1)
+    least = np.minimum.reduceat(per_unit, problem.first + 1)  # of each group's shards
     whole = problem.whole
-    kept = np.isfinite(price[whole]) & (a_unit[whole] <= least)
-    wide = ~kept & (problem.widest > CUT_EXACTLY)
+    kept = np.isfinite(price[whole]) & (per_unit[whole] <= least)
+    wide = ~kept & (problem.widest > exact_units)
 
-    best = np.lexsort((a_unit, problem.item))[np.searchsorted(problem.item, np.arange(len(whole)))]
+    best = np.lexsort((per_unit, problem.item))[np.searchsorted(problem.item, np.arange(len(whole)))]
     shares = np.where(kept, 1.0, problem.widest / np.maximum(problem.units[best], 1))[kept | wide]
     counted = np.where(kept, whole, best)[kept | wide]
     total = float(price[counted] @ shares)
@@ -44,28 +42,31 @@ def cheapest_cuts(problem: Problem, price: Floats) -> Cuts:
 
     limit = np.where(problem.most * problem.least < problem.widest, problem.most, 0)
     for most in sorted(set(limit[~kept & ~wide].tolist())):
-        items = np.flatnonzero(~kept & ~wide & (limit == most))
-        shards, able = _cut(price, problem.first[items], problem.least[items], problem.widest[items], most)
+        groups = np.flatnonzero(~kept & ~wide & (limit == most))
+        shards, able = _cut(price, problem.first[groups], problem.least[groups], problem.widest[groups], most)
         total += float(price[shards].sum())
         chosen.append(shards)
-        none.append(items[~able])
-    without, parts = np.concatenate(none), np.concatenate(chosen)
-    times = np.append(shares, np.ones(len(parts) - len(shares)))
-    return Cuts(np.inf if len(without) else total, parts, times, without)
+        none.append(groups[~able])
+    without, found = np.concatenate(none), np.concatenate(chosen)
+    times = np.append(shares, np.ones(len(found) - len(shares)))
+    return Cuts(np.inf if len(without) else total, found, times, without)
 
 
 def _cut(price: Floats, first: Ints, least: Ints, widest: Ints, most: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """The shards of the cheapest cuts of items, of at most `most` parts each; 0 is no limit. And which items have a cut."""
+    """The shards of the cheapest cuts of G groups into at most `most` shards each (0: any number), and which groups have one.
+
+    Dynamic programming, of all groups at once: cost[n, u] is the least price of u units in at most n shards.
+    """
     layers, units_most = most or 1, int(widest.max())
     cost = np.full((layers + 1, units_most + 1, len(first)), np.inf)
-    last = np.zeros((layers + 1, units_most + 1, len(first)), dtype=np.int64)
+    last = np.zeros((layers + 1, units_most + 1, len(first)), dtype=np.int64)  # units of the last shard
     cost[:, 0] = 0.0
-    part = np.arange(1, units_most + 1)[:, None]
-    by_part = np.where((part >= least) & (part <= widest), price[first + np.minimum(part, widest)], np.inf)
+    width = np.arange(1, units_most + 1)[:, None]
+    by_width = np.where((width >= least) & (width <= widest), price[first + np.minimum(width, widest)], np.inf)
     for layer in range(1, layers + 1):
         before = cost[layer - 1 if most else layer]
         for units in range(1, units_most + 1):
-            tried = by_part[:units] + before[units - 1 :: -1]
+            tried = by_width[:units] + before[units - 1 :: -1]
             last[layer, units] = tried.argmin(axis=0) + 1
             cost[layer, units] = tried.min(axis=0)
     at = np.arange(len(first))
@@ -74,7 +75,7 @@ def _cut(price: Floats, first: Ints, least: Ints, widest: Ints, most: int) -> tu
     left = np.where(able, widest, 0)
     while (left > 0).any():
         layer = layers - len(shards) if most else layers
-        wide = np.where(left > 0, last[layer, left, at], 0)
-        shards.append((first + wide)[left > 0])
-        left = left - wide
+        taken = np.where(left > 0, last[layer, left, at], 0)
+        shards.append((first + taken)[left > 0])
+        left = left - taken
     return np.concatenate(shards) if shards else np.zeros(0, dtype=np.int64), able

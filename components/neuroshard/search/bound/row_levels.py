@@ -1,13 +1,16 @@
-"""Devices told apart by how many rows they hold in all: for the bound, where lookups take longer the more rows there are.
+"""Devices told apart by how many rows they hold, for compute costs that grow with all rows of a device.
 
-What a device pays for the rows of all its tables together is not known of a part alone. So plans are taken by how many devices
-hold so many rows that a rate is all there, how many fewer. A device of the former pays that rate on all that it holds; one of
-the latter has no room for so many rows, and no device has room for more than its memory, nor time for more than a plan's cost.
-Then tables of many rows, which take the memory, do not all go on few devices, nor all others on the rest.
+Such a cost has rates: beyond a threshold of rows all lookups of a device take longer. The tangent of `lower_bound.py` counts, for
+each shard, only the rates that its own rows reach. This proof counts more of them:
 
-For each such number of devices it is shown that no plan costs so little, by multipliers for time, rows and bytes of each kind
-of devices: whatever these are, if the cheapest cuts where parts are priced by them take more than there is, there is no such plan
-(Lagrange). They are sought as in a game: the best multipliers against all cuts met so far (Kelley).
+1. A few thresholds split devices into levels. On a device of a level every shard pays the rates of the level's least rows.
+2. A plan has so many devices of each level. For each way to distribute the devices over the levels it must be shown that no
+   plan costs at most C.
+3. Such a plan keeps three limits on each level: the time of its devices (C each), their rows (fewer than the next
+   threshold), and their bytes (no more than so many largest memories). So it keeps every weighted sum of them with weights
+   of at least 0, the multipliers. If the cheapest cuts, each shard on its cheapest level, take more than that sum of
+   limits, there is no such plan (Lagrange).
+4. Multipliers that show it are sought by Kelley's method: those that are best against all cuts met so far, which is a game.
 """
 
 from itertools import combinations_with_replacement
@@ -19,125 +22,129 @@ from numpy.typing import NDArray
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import COUNTED_IN, OWN, ROWS, THRESHOLDS, steps
 from neuroshard.costmodel.protocol import Floats, Ints
-from neuroshard.search.bound.branches import Case
+from neuroshard.search.bound.branches import Branch
 from neuroshard.search.bound.cuts import cheapest_cuts
+from neuroshard.search.bound.settings import BoundSettings
 from neuroshard.search.problem.problem import Problem
 
-MOST_LEVELS = 3  # thresholds that devices are told apart by
-MOST_COUNTS = 50  # ways to deal devices to levels
-STEPS = 30  # multipliers tried for one number of devices of each level
-IN_ALL = 100_000  # shards priced by such, for all of them and all costs: some 0.3 s
-PIVOTS = 200
-SURE = 1e-9  # share by which plans must cost more to be ruled out: sums of floats are no nearer
+PIVOTS = 200  # of the simplex method, at most; any strategy it has by then is valid
+SLACK = 1e-9  # share by which plans must cost more to be ruled out: sums of floats are no more exact
 
 
-def row_levels(problem: Problem, slope: Floats, intercept: float) -> "RowLevels | None":
-    """None where not all costs can be had for rows, or devices are too many to be told apart.
+def row_levels(problem: Problem, slope: Floats, intercept: float, settings: BoundSettings) -> "RowLevels | None":
+    """None if costs do not depend on all rows of a device, or there are too many devices to tell apart.
 
-    `slope` and `intercept` are of a tangent that is below what a device computes, with what its parts ask for by their own rows.
+    `slope` and `intercept` are of a tangent that is below every device's compute cost, with the rates of each shard's own rows.
     """
     model = problem.model
-    if problem.devices == 1 or not isinstance(model, TrainedCostModel) or model.nets.compute.rates is None:
+    if not settings.row_levels or problem.devices == 1:
         return None
-    most = max(min(MOST_COUNTS, IN_ALL // len(problem.item)), 1)  # each needs a multiplier at least
-    levels = max(n for n in range(MOST_LEVELS + 1) if comb(problem.devices + n, n) <= most)
-    return RowLevels(problem, model, slope, intercept, levels) if levels else None
-
-
-def _dealt(devices: int, kinds: int) -> Ints:
-    """Every way to make so many kinds of so many devices: how many of each (N, kinds)."""
-    dealt = [np.bincount(one, minlength=kinds) for one in combinations_with_replacement(range(kinds), devices)]
-    return np.array(dealt, dtype=np.int64)
+    if not isinstance(model, TrainedCostModel) or model.nets.compute.rates is None:
+        return None
+    most = max(min(settings.level_counts_most, settings.level_cells // len(problem.item)), 1)  # one multiplier for each
+    levels = max(n for n in range(settings.levels_most + 1) if comb(problem.devices + n, n) <= most)
+    return RowLevels(problem, model, slope, intercept, levels, settings) if levels else None
 
 
 class RowLevels:
-    """L levels: a device of level l holds at least `low[l]` rows and fewer than `high[l]`.
+    """L levels: a device of level l holds at least `low[l]` and fewer than `high[l]` rows.
 
-    By level, of each shard: `load` (S, L), what the tangent and the rates say it takes at least, in ms; and `more` (S, L),
-    what a device of the level takes more than by the rows of the shard alone, infinite where none of the level can hold it;
-    `alone` (S, L), what it takes with nothing beside it. Of blocks of rows likewise `block_load` (P, 2, L). Rows and bytes, as
-    shares of what the largest memory holds, are `rows`, `share`, `block_rows` and `block_share`.
+    Of each shard and level (S, L), in ms: `load`, what the tangent and the rates count at least; `alone`, the compute cost of the
+    shard alone on a device of the level; `more`, how much that is above its cost at its own rows. The last two are infinite
+    if the level cannot hold it. Of row-wise blocks likewise `block_load` (P, 2, L). `rows`, `share`, `block_rows` and
+    `block_share` are rows, and bytes as shares of the largest memory.
     """
 
-    def __init__(self, problem: Problem, model: TrainedCostModel, slope: Floats, intercept: float, levels: int) -> None:
-        head = model.nets.compute.mean
-        self.problem, self.intercept = problem, intercept
-        whole = problem.vectors[problem.whole]
-        row_wise = COUNTED_IN[head.used] == ROWS
-        thresholds = THRESHOLDS[head.used[row_wise]]
-        unsure = ((1 - steps(whole, head.used)) * (whole @ head.rates)).sum(axis=0)[row_wise]
-        unsure[thresholds > whole[:, ROWS].sum()] = 0.0  # no device has so many rows
-        chosen = np.sort(np.argsort(-unsure, kind="stable")[:levels])
+    def __init__(
+        self,
+        problem: Problem,
+        model: TrainedCostModel,
+        slope: Floats,
+        intercept: float,
+        levels: int,
+        settings: BoundSettings,
+    ) -> None:
+        head, vectors = model.nets.compute.mean, problem.vectors
+        self.problem, self.intercept, self.settings = problem, intercept, settings
+        whole = vectors[problem.whole]
+        of_rows = COUNTED_IN[head.used] == ROWS
+        thresholds = THRESHOLDS[head.used[of_rows]]
+        uncounted = ((1 - steps(whole, head.used)) * (whole @ head.rates)).sum(axis=0)[of_rows]
+        uncounted[thresholds > whole[:, ROWS].sum()] = 0.0  # no device has so many rows
+        chosen = np.sort(np.argsort(-uncounted, kind="stable")[:levels])
         self.low: Floats = np.append(0.0, thresholds[chosen])
         self.high: Floats = np.append(thresholds[chosen], np.inf)
-        self.counts = [tuple(one) for one in _dealt(problem.devices, len(self.low)).tolist()]
-        vectors, beside = problem.vectors, slope.copy()
-        beside[OWN] = 0.0
+        kinds = len(self.low)  # fewer than asked for if the model has fewer rates of rows
+        ways = combinations_with_replacement(range(kinds), problem.devices)
+        self.counts = [tuple(np.bincount(way, minlength=kinds).tolist()) for way in ways]  # devices of each level
+        linear = slope.copy()
+        linear[OWN] = 0.0
 
-        def by_level(some: Floats) -> tuple[Floats, Floats]:
-            there = np.repeat(some[..., None, :], len(self.low), axis=-2)
-            there[..., ROWS] = np.maximum(there[..., ROWS], self.low)
-            rates = (steps(there, head.used) * (some @ head.rates)[..., None, :]).sum(axis=-1)
-            load: Floats = (some @ beside)[..., None] + slope[OWN] * rates
-            return there, load
+        def at_levels(some: Floats) -> tuple[Floats, Floats]:
+            """Vectors (…, K) with at least each level's rows, (…, L, K), and their load (…, L)."""
+            raised = np.repeat(some[..., None, :], kinds, axis=-2)
+            raised[..., ROWS] = np.maximum(raised[..., ROWS], self.low)
+            rates = (steps(raised, head.used) * (some @ head.rates)[..., None, :]).sum(axis=-1)
+            load: Floats = (some @ linear)[..., None] + slope[OWN] * rates
+            return raised, load
 
         self.rows = vectors[:, ROWS]
-        there, self.load = by_level(vectors)
-        self.least = self.load.min(axis=1)
-        self.alone: Floats = np.where(self.rows[:, None] < self.high, model.compute_ms(there), np.inf)
+        raised, self.load = at_levels(vectors)
+        self.alone: Floats = np.where(self.rows[:, None] < self.high, model.compute_ms(raised), np.inf)
         self.more: Floats = self.alone - model.compute_ms(vectors)[:, None]
         blocks = problem.row_blocks.vectors if len(problem.row_blocks.items) else np.zeros((0, 2, vectors.shape[1]))
-        self.block_rows, self.block_load = blocks[..., ROWS], by_level(blocks)[1]
-        most = np.sort(problem.memory)[::-1].astype(np.float64)
-        self.room = np.append(0.0, np.cumsum(most)) / most[0]  # of so many devices, in shares of the largest
-        self.share, self.block_share = problem.nbytes / most[0], problem.row_blocks.nbytes / most[0]
-        self.left = IN_ALL // len(problem.item)
-        self.found: dict[tuple[int, ...], Floats] = {}  # multipliers that showed it
+        self.block_rows, self.block_load = blocks[..., ROWS], at_levels(blocks)[1]
+        memory = np.sort(problem.memory)[::-1].astype(np.float64)
+        self.room = np.append(0.0, np.cumsum(memory)) / memory[0]  # of the 0, 1, 2, … largest devices together
+        self.share, self.block_share = problem.nbytes / memory[0], problem.row_blocks.nbytes / memory[0]
+        self.steps_left = settings.level_cells // len(problem.item)
+        self.shown_by: dict[tuple[int, ...], Floats] = {}  # multipliers that were enough, by counts
 
-    def none_of(self, case: Case, cost_ms: float) -> bool:
-        """Whether it is shown that no plan of a case costs at most so much."""
-        enough = (cost_ms - case.ahead) * (1 + SURE)
-        beside_none = case.alone[:, None] + self.more
-        possible = (np.maximum(case.alone[:, None], self.alone) if len(case.sure) else beside_none) <= enough
-        least = cheapest_cuts(self.problem, np.where(possible.any(axis=1), self.least, np.inf))
-        fewer = self.intercept + least.total / np.arange(1, self.problem.devices) + case.of_used[:-1]
-        may_be_empty = not len(case.sure) and bool(
-            (fewer <= cost_ms * (1 + SURE)).any()
-        )  # none is where some are row-wise
+    def none_of(self, branch: Branch, cost_ms: float) -> bool:
+        """Whether it is shown that no plan of a branch costs at most `cost_ms`."""
+        enough = (cost_ms - branch.ahead) * (1 + SLACK)
+        alone = branch.alone[:, None]
+        possible = (np.maximum(alone, self.alone) if len(branch.sure) else alone + self.more) <= enough
+        least = np.where(possible.any(axis=1), self.load.min(axis=1), np.inf)
+        total = cheapest_cuts(self.problem, least, self.settings.exact_cut_units).total
+        fewer_used = self.intercept + total / np.arange(1, self.problem.devices) + branch.of_used[:-1]
+        # with row-wise tables no device is empty
+        may_be_empty = not len(branch.sure) and bool((fewer_used <= cost_ms * (1 + SLACK)).any())
         for place, counts in enumerate(self.counts):
-            if not self._none_of(case, np.array(counts), possible, cost_ms, may_be_empty):
-                self.counts.insert(0, self.counts.pop(place))  # next time it is asked first
+            if not self._none_with(branch, counts, possible, cost_ms, may_be_empty):
+                self.counts.insert(0, self.counts.pop(place))  # asked first the next time
                 return False
         return True
 
-    def _none_of(
-        self, case: Case, counts: Ints, possible: NDArray[np.bool_], cost_ms: float, may_be_empty: bool
+    def _none_with(
+        self, branch: Branch, counts: tuple[int, ...], possible: NDArray[np.bool_], cost_ms: float, may_be_empty: bool
     ) -> bool:
-        used, key = np.flatnonzero(counts), tuple(counts.tolist())
-        relaxed = _Relaxed(self, case, used, counts[used], possible[:, used], cost_ms, may_be_empty)
-        at, planes = self.found.get(key), list[Floats]()
+        """The same for plans with so many devices of each level."""
+        used = np.flatnonzero(counts)
+        relaxed = _Relaxed(self, branch, used, np.array(counts)[used], possible[:, used], cost_ms, may_be_empty)
+        at, payoffs = self.shown_by.get(counts), list[Floats]()
         if at is None:
-            at = np.append(counts[used] / counts.sum(), np.zeros(2 * len(used)))
-        for _ in range(min(STEPS, self.left)):
-            self.left -= 1
-            shown, plane = relaxed.more_than_it_may(at)
+            at = np.append(relaxed.counts / relaxed.counts.sum(), np.zeros(2 * len(used)))
+        for _ in range(min(self.settings.level_steps, self.steps_left)):
+            self.steps_left -= 1
+            shown, payoff = relaxed.excess(at)
             if shown:
-                self.found[key] = at
+                self.shown_by[counts] = at
                 return True
-            planes.append(plane)
-            at, most = game(np.array(planes))
-            if most <= SURE * cost_ms:
+            payoffs.append(payoff)
+            at, most = game(np.array(payoffs))
+            if most <= SLACK * cost_ms:
                 break
         return False
 
 
 class _Relaxed:
-    """Plans of a case and of at most some cost, with so many devices of each level."""
+    """Plans of a branch and of at most `cost_ms`, with `counts` (L,) devices of the levels `used` (L,), under multipliers."""
 
     def __init__(
         self,
         levels: RowLevels,
-        case: Case,
+        branch: Branch,
         used: Ints,
         counts: Ints,
         possible: NDArray[np.bool_],
@@ -145,54 +152,57 @@ class _Relaxed:
         may_be_empty: bool,
     ) -> None:
         self.problem, self.counts, self.possible = levels.problem, counts, possible
-        self.intercept, self.cost_ms = levels.intercept, cost_ms
-        self.may_take, self.back = cost_ms - case.ahead, levels.problem.devices * case.back
-        self.load, self.rows, self.share = levels.load[:, used], levels.rows[:, None] / levels.high[used], levels.share
-        self.row_wise = case.rows_alone <= self.may_take * (1 + SURE)
-        self.row_wise &= (levels.block_rows.min(axis=1)[:, None] < levels.high[used]).all(axis=1)
-        self.all_to_all, self.blocks = case.all_to_all, levels.problem.row_blocks.items
-        block_rows = levels.block_rows[..., None] / levels.high[used]
+        self.intercept, self.cost_ms, self.exact_units = levels.intercept, cost_ms, levels.settings.exact_cut_units
+        self.limit_ms, self.back = cost_ms - branch.ahead, levels.problem.devices * branch.back
+        high = levels.high[used]
+        self.load, self.rows, self.share = levels.load[:, used], levels.rows[:, None] / high, levels.share
+        self.row_wise = branch.block_alone <= self.limit_ms * (1 + SLACK)
+        self.row_wise &= (levels.block_rows.min(axis=1)[:, None] < high).all(axis=1)
+        self.all_to_all, self.groups = branch.all_to_all, levels.problem.row_blocks.items
+        block_rows = levels.block_rows[..., None] / high
         block_share = np.broadcast_to(levels.block_share[..., None], block_rows.shape)
         self.of_blocks = np.stack([levels.block_load[..., used], block_rows, block_share])  # (3, P, 2, L)
-        self.room = np.stack([np.where(np.isfinite(levels.high[used]), counts, 0), levels.room[counts]])
+        self.room = np.stack([np.where(np.isfinite(high), counts, 0), levels.room[counts]])  # rows and bytes (2, L)
         self.may_be_empty = may_be_empty and bool(used[0] == 0)
 
-    def more_than_it_may(self, at: Floats) -> tuple[bool, Floats]:
-        """Whether multipliers (3 L,) of time, of rows and of bytes show that there is none; and what, for any such multipliers,
-        the cheapest cuts by these take more than there is."""
+    def excess(self, at: Floats) -> tuple[bool, Floats]:
+        """Whether the multipliers (3 L,) of time, rows and bytes show that there is no plan, and by how much the cuts that are
+        cheapest under them exceed each limit: the payoff of any other multipliers against these cuts (3 L,)."""
         counts = self.counts
         weights, of_rows, of_bytes = at.reshape(3, -1)
         times = weights / counts
         price = times * self.load + self.cost_ms * (of_rows * self.rows + of_bytes * self.share[:, None])
         price[~self.possible] = np.inf
         level = price.argmin(axis=1)
-        least_price, least = price[np.arange(len(price)), level], int(times.argmin())
-        cuts = cheapest_cuts(self.problem, least_price)
-        item = self.problem.item[cuts.shards]
-        of_item = np.zeros(len(self.problem.whole))
-        np.add.at(of_item, item, least_price[cuts.shards] * cuts.times)
-        of_item[cuts.none] = np.inf
-        split, of_split = self._row_wise(np.stack([times, self.cost_ms * of_rows, self.cost_ms * of_bytes]))
-        better = self.row_wise & (split + times[least] * self.all_to_all < of_item[self.blocks])
-        of_item[self.blocks[better]] = 0.0
-        if not np.isfinite(of_item).all():
+        least_price, cheapest = price[np.arange(len(price)), level], int(times.argmin())
+        cuts = cheapest_cuts(self.problem, least_price, self.exact_units)
+        group = self.problem.item[cuts.shards]
+        of_group = np.zeros(len(self.problem.whole))
+        np.add.at(of_group, group, least_price[cuts.shards] * cuts.times)
+        of_group[cuts.none] = np.inf
+        blocks_price, of_blocks = self._blocks(np.stack([times, self.cost_ms * of_rows, self.cost_ms * of_bytes]))
+        better = self.row_wise & (blocks_price + times[cheapest] * self.all_to_all < of_group[self.groups])
+        of_group[self.groups[better]] = 0.0
+        if not np.isfinite(of_group).all():
             return True, np.zeros_like(at)
-        kept = ~np.isin(item, self.blocks[better])
-        parts, on, often = cuts.shards[kept], level[cuts.shards[kept]], cuts.times[kept]
-        amounts = self.load[parts, on], self.rows[parts, on], self.share[parts]
-        held: Floats = of_split[:, better].sum(axis=1)
-        held += np.stack([np.bincount(on, often * amount, len(counts)) for amount in amounts])
-        held[0, least] += float(self.all_to_all[better].sum())
-        held[0] /= counts
-        held[1:] = self.cost_ms * (held[1:] - self.room)
-        apart = float(at @ held.ravel())
-        held[0] += self.intercept - self.may_take
-        held[0, least] += self.back / counts[least]
-        return self._too_late(apart, weights, float(times[least]) * self.back), held.ravel()
+        kept = ~np.isin(group, self.groups[better])
+        shards, on, often = cuts.shards[kept], level[cuts.shards[kept]], cuts.times[kept]
+        amounts = self.load[shards, on], self.rows[shards, on], self.share[shards]
+        taken: Floats = of_blocks[:, better].sum(axis=1)  # time, rows and bytes of each level (3, L)
+        taken += np.stack([np.bincount(on, often * amount, len(counts)) for amount in amounts])
+        taken[0, cheapest] += float(self.all_to_all[better].sum())
+        taken[0] /= counts
+        taken[1:] = self.cost_ms * (taken[1:] - self.room)
+        without_devices = float(at @ taken.ravel())
+        taken[0] += self.intercept - self.limit_ms
+        taken[0, cheapest] += self.back / counts[cheapest]
+        return self._too_late(without_devices, weights, float(times[cheapest]) * self.back), taken.ravel()
 
-    def _row_wise(self, prices: Floats) -> tuple[Floats, Floats]:
-        """What each item row-wise costs at least, (P,), by prices (3, L), on all devices together; and what it takes: (3, P, L).
-        The last block, which may be smaller, lies on the level where that saves most."""
+    def _blocks(self, prices: Floats) -> tuple[Floats, Floats]:
+        """What each row-wise group costs at least on all devices, (P,), by prices (3, L), and what it takes, (3, P, L).
+
+        The last block, which may be smaller, is on the level where that saves most.
+        """
         of_level = np.einsum("apbl,al->pbl", self.of_blocks, prices)
         saved = of_level[:, 0] - of_level[:, 1]
         last, place = saved.argmax(axis=1), np.arange(len(saved))
@@ -200,24 +210,24 @@ class _Relaxed:
         taken[:, place, last] -= self.of_blocks[:, place, 0, last] - self.of_blocks[:, place, 1, last]
         return of_level[:, 0] @ self.counts - saved[place, last], taken
 
-    def _too_late(self, apart: float, weights: Floats, back: float) -> bool:
-        """Whether the last device is ready too late, where what is dealt out takes so much beside what devices begin with.
+    def _too_late(self, taken: float, weights: Floats, back: float) -> bool:
+        """Whether the weighted time is exceeded, if shards take so much beside what each used device begins with.
 
-        Devices of few rows may hold nothing, and compute nothing then; so that must be so however many do not.
+        Devices of the lowest level may be empty, and compute nothing then. So it must be exceeded for any number of them.
         """
         few = int(self.counts[0])
         used = np.arange(0 if len(weights) > 1 else 1, few + 1) if self.may_be_empty else np.array([few])
         of_used = float(weights.sum()) - float(weights[0]) * (1 - used / few)
-        beyond = apart + self.intercept * of_used
-        all_devices = beyond + back - self.may_take * float(weights.sum())
-        used_alone = beyond - self.may_take * of_used
-        return bool((np.maximum(all_devices, used_alone) > SURE * self.cost_ms).all())
+        beyond = taken + self.intercept * of_used
+        over_all = beyond + back - self.limit_ms * float(weights.sum())
+        over_used = beyond - self.limit_ms * of_used
+        return bool((np.maximum(over_all, over_used) > SLACK * self.cost_ms).all())
 
 
 def game(payoffs: Floats) -> tuple[Floats, float]:
-    """The mixed strategy (K,) that gains most whatever the opponent does, of (N, K) payoffs, and how much that is.
+    """The mixed strategy (K,) that gains most against every choice of the opponent, by payoffs (N, K), and its gain.
 
-    By the simplex method on the opponent's side, which can begin from nothing since all payoffs are made positive.
+    The simplex method on the opponent's side. Made positive, payoffs allow it to begin with no choice at all.
     """
     choices, own = payoffs.shape
     shift = 1.0 - float(payoffs.min())

@@ -1,4 +1,4 @@
-"""Can the tables fit the devices at all, and if not, what is missing and what would do: one line with the numbers."""
+"""Whether the tables fit the devices at all. If not, one line says what is missing and what would help, in numbers."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -14,15 +14,15 @@ from neuroshard.search.infeasible.hints import hints
 from neuroshard.search.infeasible.packing import GaveUp, pack, quick_plan
 from neuroshard.search.problem.problem import Placement, Problem, Widths
 
-# Column shards repeat the optimizer's bytes of a row, at worst 9 x the memory; so all sums of bytes stay below 2^62.
+# Column shards repeat the optimizer's bytes of a row, at worst 9 times the memory. So all sums of bytes stay below 2^62.
 MAX_TOTAL_BYTES = 2**58
 DEVICES_SHOWN = 8
-TRIED_BY_ROWS = 6  # tables that may be split row-wise, of which every set is tried where memory is tight
+ROW_WISE_SETS_OF = 6  # tables that may be row-wise, up to which every set of them is tried: 64 packings
 
 
 def feasible(task: ShardingTask, model: CostModel) -> Problem:
-    """The task as arrays. Raises Infeasible where no plan can exist: too little memory in all, or a narrowest shard that no
-    device holds."""
+    """The task as arrays. Raises Infeasible if no plan can exist: too little memory in all, or a shard that no device can hold,
+    however a table is cut."""
     need, have = sum(table.memory_bytes for table in task.tables), sum(task.usable_bytes)
     if need > MAX_TOTAL_BYTES:
         raise Infeasible(f"tables need {format_bytes(need)}; a search counts up to {format_bytes(MAX_TOTAL_BYTES)}")
@@ -42,19 +42,19 @@ def feasible(task: ShardingTask, model: CostModel) -> Problem:
     return problem
 
 
-def _lacking(problem: Problem, narrowest: Ints, item: int) -> str:
-    """That no device has room for a shard that an item cannot do without, in words."""
-    shard, members = int(narrowest[item]), problem.members[item]
+def _lacking(problem: Problem, narrowest: Ints, group: int) -> str:
+    """Which shard no device can hold, in words."""
+    shard, members = int(narrowest[group]), problem.members[group]
     of = f" ({members[0].rows:,} rows x {problem.dims[shard]} columns)" * (len(members) == 1)
-    where = "no device" if problem.allowed[item].all() else "no device it may lie on"
+    where = "no device" if problem.allowed[group].all() else "no device that it is allowed on"
     return (
-        f"{problem.name(item)} has a shard that {where} can hold: cut as far as it may be, its widest{of} needs "
-        f"{format_bytes(int(problem.nbytes[shard]))}, the largest of them has {format_bytes(int(problem.roomiest()[item]))}"
+        f"{problem.name(group)} has a shard that {where} can hold: cut as far as it may be, its widest{of} needs "
+        f"{format_bytes(int(problem.nbytes[shard]))}, the largest of them has {format_bytes(int(problem.roomiest()[group]))}"
     )
 
 
 def misfit(problem: Problem, placement: Placement) -> str:
-    """How far a placement is from fitting: what found no room, and how much room each device has left."""
+    """How far a placement is from fitting: the largest shard without room, and how much room each device has left."""
     lost = placement.shards[placement.devices < 0]
     largest = lost[np.argmax(problem.nbytes[lost])]
     placed = Placement(placement.shards[placement.devices >= 0], placement.devices[placement.devices >= 0])
@@ -63,36 +63,36 @@ def misfit(problem: Problem, placement: Placement) -> str:
     more = f" and {len(left) - DEVICES_SHOWN} more" if len(left) > DEVICES_SHOWN else ""
     others = f" (and {len(lost) - 1} more shards)" if len(lost) > 1 else ""
     return (
-        f"{problem.dims[largest]} columns of {problem.name(problem.item[largest])}{others} find no room: "
-        f"{format_bytes(problem.nbytes[largest])} needed, left on the devices: {shown}{more}"
+        f"{problem.dims[largest]} columns of {problem.name(problem.item[largest])}{others} could not be placed: they need "
+        f"{format_bytes(problem.nbytes[largest])}, left on the devices are {shown}{more}"
     )
 
 
 def any_plan(problem: Problem) -> tuple[Problem, Widths]:
-    """Units of every item on every device that fit, in the problem or one with tables split row-wise, where they may be.
+    """A plan that fits: the problem, or the same with some tables row-wise, and units of every group on every device (I, D).
 
-    Raises Infeasible with the way out where nothing fits, or is found.
+    Raises Infeasible with hints if no plan fits, or none is found.
     """
     why, splittable = "no packing exists", len(problem.row_blocks.items)
     if splittable and (found := quick_plan(problem)):
         return found
-    for there in _all_row_wise(problem) if splittable <= TRIED_BY_ROWS else iter([problem]):
+    for there in _all_row_wise(problem) if splittable <= ROW_WISE_SETS_OF else iter([problem]):
         try:
             widths = pack(there)
         except GaveUp:
             widths, why = None, "no packing found"
         if widths is not None:
             return there, widths
-    if splittable > TRIED_BY_ROWS:
+    if splittable > ROW_WISE_SETS_OF:
         why = "no packing found"
-    raise Infeasible(f"{why} of {_amount(problem)}: {hints(problem.task, problem.model)}")
+    raise Infeasible(f"{why}: {_amount(problem)}; {hints(problem.task, problem.model)}")
 
 
 def _all_row_wise(problem: Problem) -> Iterator[Problem]:
-    """The problem with every set of its tables row-wise for which there is room, the smallest sets first."""
-    items = problem.row_blocks.items
-    for count in range(len(items) + 1):
-        for chosen in combinations(items.tolist(), count):
+    """The problem with every set of tables row-wise that has room for its blocks, the smallest sets first."""
+    groups = problem.row_blocks.items
+    for count in range(len(groups) + 1):
+        for chosen in combinations(groups.tolist(), count):
             there = problem.with_rows(np.array(chosen, dtype=np.int64))
             if there is not None:
                 yield there
@@ -102,4 +102,4 @@ def _amount(problem: Problem) -> str:
     need = int(problem.nbytes[problem.whole].sum())
     constraints = problem.task.constraints
     under = " under these constraints" * (constraints != Constraints(row_wise=constraints.row_wise))
-    return f"{format_bytes(need)} on devices of {format_bytes(int(problem.memory.sum()))} together{under}"
+    return f"tables of {format_bytes(need)} on devices of {format_bytes(int(problem.memory.sum()))} together{under}"

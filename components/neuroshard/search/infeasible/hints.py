@@ -1,9 +1,10 @@
-"""What would make a plan possible where there is none: more memory, more devices or a rule less, each by itself.
+"""Infeasibility hints: what would make a plan possible. More memory, more devices or a looser rule, each by itself.
 
-Each is tried before it is told, as it is told: an amount is rounded up first. What packs here is found by a search as well.
+Every hint is tried as it is worded, with amounts rounded up. A search finds a plan wherever one is found here.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.table import DIM_STEP
@@ -15,21 +16,21 @@ from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.infeasible.packing import GaveUp, pack, quick_plan
 from neuroshard.search.problem.problem import Problem
 
-TRIED = 1000  # placements of one item: some 50 ms
-SMALL = 1024  # tables x devices, above which greedy orders alone are tried
-CLOSE = 2000  # what is told as the least is at most a share of 1 / CLOSE above the most that was tried in vain
-ONE_BY_ONE = 16  # rules and devices, of which each is tried by itself
+TRIED = 1000  # placements of one group each, in one trial: some 50 ms
+SMALL = 1024  # tables x devices; above it greedy orders alone are tried
+CLOSE = 2000  # an amount of bytes is at most 1 / CLOSE above the most that was tried in vain
+ONE_BY_ONE = 16  # rules or devices, at most, that are tried each by itself
 
 
 def hints(task: ShardingTask, model: CostModel) -> str:
-    """All that was found, in one line."""
-    outs = _Outs(task, model)
-    found = [*outs.memory(), *outs.more_devices(), *outs.rules(), *outs.row_wise()]
+    """All hints that were found, in one line."""
+    trials = _Trials(task, model)
+    found = [*trials.memory(), *trials.more_devices(), *trials.rules(), *trials.row_wise()]
     return ", or ".join(found) if found else "add devices or memory"
 
 
-class _Outs:
-    """Ways out of a task that has no plan, in words."""
+class _Trials:
+    """Changes of a task that has no plan, each tried and put in words."""
 
     def __init__(self, task: ShardingTask, model: CostModel) -> None:
         self.task, self.model = task, model
@@ -38,7 +39,7 @@ class _Outs:
         self.short = max(self.need - sum(task.usable_bytes), 0)
 
     def memory(self) -> Iterator[str]:
-        """The least bytes more on each device, what that leaves to be reserved, and where devices differ, the least on one."""
+        """The fewest bytes more on each device, what that leaves to reserve, and if devices differ, the fewest on one device."""
         task, constraints = self.task, self.task.constraints
         memory, reserve = task.device_memory_bytes, constraints.reserve_bytes
         each = self._least_bytes(-(-self.short // task.devices), lambda more: tuple(one + more for one in memory))
@@ -54,7 +55,7 @@ class _Outs:
             yield f"reserve {left} instead of {format_bytes(reserve)}"
 
     def _one_device(self, each: int) -> tuple[int, str] | None:
-        """The device on which the least bytes more are enough, where something tells devices apart, and these bytes."""
+        """The device on which the fewest bytes more are enough, and these bytes; None if all devices are alike."""
         task, pins = self.task, [rule.devices for rule in self.task.constraints.tables if rule.devices is not None]
         memory, alike = task.device_memory_bytes, len(set(task.device_memory_bytes)) == 1
         if task.devices == 1 or (alike and not pins):
@@ -73,7 +74,7 @@ class _Outs:
         return None if best is None else (best[1], _up(best[0]))
 
     def more_devices(self) -> Iterator[str]:
-        """The least number of devices, the new ones like the smallest; up to twice as many as bytes alone ask for."""
+        """The fewest devices, new ones like the smallest; tried up to twice as many as the bytes alone need."""
         memory = self.task.device_memory_bytes
         smallest, least = min(memory), min(self.task.usable_bytes)
         fewest = max(-(-self.short // max(least, 1)), 1)
@@ -84,61 +85,62 @@ class _Outs:
             yield f"use {len(memory) + more} devices instead of {len(memory)}{new}"
 
     def rules(self) -> Iterator[str]:
-        """The least change of the rules of one kind."""
-        constraints = self.task.constraints
-        yield from self._shards()
-        yield from self._widths()
+        """The smallest change of each kind of rule."""
+        constraints, devices = self.task.constraints, self.task.devices
+        yield from self._limit(
+            "max_shards",
+            lambda was, dim: range(was + 1, min(devices, dim // DIM_STEP) + 1),
+            lambda new, was: f"allow {counted(new, 'shard')} a table instead of {was} (--max-shards)",
+            lambda table, new, was: f"allow {counted(new, 'shard')} of table {table!r} instead of {was}",
+            ("to be cut further", devices),
+        )
+        yield from self._limit(
+            "min_dim",
+            lambda was, dim: range(min(was, dim) - DIM_STEP, DIM_STEP - 1, -DIM_STEP),
+            lambda new, was: f"allow shards of {new} columns instead of at least {was} (--min-dim)",
+            lambda table, new, was: f"allow shards of {new} columns of table {table!r} instead of at least {was}",
+            ("to be cut into narrower shards", DIM_STEP),
+        )
         yield from self._pins()
         for group in constraints.together[:ONE_BY_ONE]:
-            others = tuple(one for one in constraints.together if one is not group)
-            if self._fits(together=others):
-                yield f"let tables {first_few(group)} not be kept together"
+            if self._fits(together=tuple(one for one in constraints.together if one is not group)):
+                yield f"do not keep tables {first_few(group)} together"
                 return
 
-    def _shards(self) -> Iterator[str]:
-        constraints = self.task.constraints
-        most = constraints.max_shards
-        if most is not None:
-            shards = _least(most + 1, self.task.devices, lambda count: self._fits(max_shards=count), close=0)
-            if shards is not None:
-                yield f"let tables have {counted(shards, 'shard')} instead of {most} (--max-shards)"
+    def _limit(
+        self,
+        field: str,
+        values: Callable[[int, int], Sequence[int]],
+        for_all: Callable[[int, int], str],
+        for_one: Callable[[str, int, int], str],
+        for_several: tuple[str, int],
+    ) -> Iterator[str]:
+        """The first of the `values` (from today's, for a table of so many columns) of this limit with which the tables fit: of
+        all tables, of one, or of several. The others say it in words."""
+        was = getattr(self.task.constraints, field)
+        if was is not None:
+            tried = values(was, max(table.dim for table in self.task.tables))
+            new = self._first(tried, lambda value: {field: value})
+            if new is not None:
+                yield for_all(new, was)
                 return
-        ruled = self._ruled("max_shards")
+        ruled = self._ruled(field)
         for rule in ruled[:ONE_BY_ONE]:
-            was = rule.max_shards or 1
-            units = self.tables[rule.table].dim // DIM_STEP
+            was = getattr(rule, field)
 
-            def with_shards(count: int, rule: TableRule = rule) -> bool:
-                return self._fits(tables=self._changed([rule], max_shards=count))
+            def changed(value: int, rule: TableRule = rule) -> dict[str, Any]:
+                return {"tables": self._changed([rule], **{field: value})}
 
-            shards = _least(was + 1, min(self.task.devices, units), with_shards, close=0)
-            if shards is not None:
-                yield f"let table {rule.table!r} have {counted(shards, 'shard')} instead of {was}"
+            new = self._first(values(was, self.tables[rule.table].dim), changed)
+            if new is not None:
+                yield for_one(rule.table, new, was)
                 return
-        yield from self._several(ruled, "be cut further", max_shards=self.task.devices)
+        yield from self._several(ruled, for_several[0], **{field: for_several[1]})
 
-    def _widths(self) -> Iterator[str]:
-        constraints = self.task.constraints
-
-        def narrower(width: int, fits: Callable[[int], bool]) -> int | None:
-            steps = _least(1, width // DIM_STEP - 1, lambda steps: fits(width - DIM_STEP * steps), close=0)
-            return None if steps is None else width - DIM_STEP * steps
-
-        width = narrower(constraints.min_dim, lambda width: self._fits(min_dim=width))
-        if width is not None:
-            yield f"let shards have {width} columns instead of {constraints.min_dim} at least (--min-dim)"
-            return
-        ruled = self._ruled("min_dim")
-        for rule in ruled[:ONE_BY_ONE]:
-
-            def with_width(width: int, rule: TableRule = rule) -> bool:
-                return self._fits(tables=self._changed([rule], min_dim=width))
-
-            width = narrower(min(rule.min_dim or DIM_STEP, self.tables[rule.table].dim), with_width)
-            if width is not None:
-                yield f"let table {rule.table!r} be cut to {width} columns instead of {rule.min_dim}"
-                return
-        yield from self._several(ruled, "be cut narrower", min_dim=DIM_STEP)
+    def _first(self, values: Sequence[int], change: Callable[[int], dict[str, Any]]) -> int | None:
+        """The first value with which the tables fit, if they also do with all later ones."""
+        place = _least(0, len(values) - 1, lambda place: self._fits(**change(values[place])), close=0)
+        return None if place is None else values[place]
 
     def _pins(self) -> Iterator[str]:
         ruled = self._ruled("devices")
@@ -148,38 +150,38 @@ class _Outs:
             pinned = rule.devices or ()
             for device in [one for one in range(self.task.devices) if one not in pinned][:ONE_BY_ONE]:
                 if self._fits(tables=self._changed([rule], devices=(*pinned, device))):
-                    yield f"let table {rule.table!r} lie on device {device} too"
+                    yield f"allow table {rule.table!r} on device {device} too"
                     return
-            yield f"let table {rule.table!r} lie on other devices too"
+            yield f"allow table {rule.table!r} on other devices too"
             return
-        yield from self._several(ruled, "lie on other devices too", devices=None)
+        yield from self._several(ruled, "on other devices too", devices=None)
 
     def row_wise(self) -> Iterator[str]:
-        """That tables may be split row-wise, where they pack so and may not."""
+        """The tables that would have to be row-wise, if they may not be."""
         constraints = self.task.constraints
         if constraints.row_wise or constraints.max_shards is not None or not prices_rows(self.model):
             return
         task = self._task(row_wise=True)
         found = quick_plan(Problem(task, self.model)) if _sound(task) else None
-        if found is not None and len(items := found[0].row_wise.tolist()):
-            names = [found[0].members[item][0].name for item in items]
+        if found is not None and len(groups := found[0].row_wise.tolist()):
+            names = [found[0].members[group][0].name for group in groups]
             tables = (
                 f"table {names[0]!r}" if len(names) == 1 else f"{counted(len(names), 'table')} ({first_few(names)})"
             )
-            yield f"let {tables} be split row-wise (--row-wise)"
+            yield f"allow {tables} to be split row-wise (--row-wise)"
 
     def _several(self, ruled: Sequence[TableRule], what: str, **loose: object) -> Iterator[str]:
-        """How many of the rules, those of the largest tables first, must be loosened at once, where that is enough."""
+        """How many rules, those of the largest tables first, must be loosened at once, if that is enough."""
 
         def loosened(count: int) -> bool:
             return self._fits(tables=self._changed(ruled[:count], **loose))
 
         count = _least(2, len(ruled), loosened, close=0)
         if count is not None:
-            yield f"let {counted(count, 'table')} ({first_few([rule.table for rule in ruled[:count]])}) {what}"
+            yield f"allow {counted(count, 'table')} ({first_few([rule.table for rule in ruled[:count]])}) {what}"
 
     def _ruled(self, field: str) -> list[TableRule]:
-        """The rules that say something of it, those of the largest tables first."""
+        """The rules with this field, those of the largest tables first."""
         ruled = [rule for rule in self.task.constraints.tables if getattr(rule, field) is not None]
         return sorted(ruled, key=lambda rule: -self.tables[rule.table].memory_bytes)
 
@@ -190,7 +192,7 @@ class _Outs:
         )
 
     def _least_bytes(self, least: int, memory: Callable[[int], tuple[int, ...]], most: int | None = None) -> int | None:
-        """The least bytes with which it fits, such as a user will type them."""
+        """The fewest bytes more with which the tables fit, as a user will type them."""
         most = self.need + self.task.constraints.reserve_bytes if most is None else most
         found = _least(max(least, 1), max(most, 1), lambda more: self._fits(memory=memory(_typed(more))), CLOSE)
         return None if found is None else _typed(found)
@@ -214,7 +216,7 @@ class _Outs:
 
 
 def _sound(task: ShardingTask) -> bool:
-    """Whether the constraints go together, and there are enough bytes in all."""
+    """Whether the constraints agree with each other, and all devices together have enough bytes."""
     try:
         task.constraints.check([table.name for table in task.tables], task.device_memory_bytes)
     except ValueError:
@@ -223,7 +225,7 @@ def _sound(task: ShardingTask) -> bool:
 
 
 def _least(low: int, high: int, fits: Callable[[int], bool], close: int) -> int | None:
-    """The least number from `low` to `high` that fits, or one at most 1 / `close` above it; None where `high` does not."""
+    """The least number from `low` to `high` that fits, or one at most 1 / `close` above it; None if `high` does not fit."""
     if low > high or not fits(high):
         return None
     if fits(low):
@@ -242,5 +244,5 @@ def _up(nbytes: int) -> str:
 
 
 def _typed(nbytes: int) -> int:
-    """The bytes of an amount as it is told."""
+    """The bytes that an amount means as it is printed."""
     return parse_bytes(_up(nbytes))

@@ -9,7 +9,7 @@ from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Proven
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.costmodel.bundle import TrainedCostModel
-from neuroshard.search.bound.bound import Bound
+from neuroshard.search.bound.lower_bound import Bound
 from neuroshard.search.problem.problem import Placement, Problem
 from neuroshard.search.problem.row_blocks import row_shards
 from neuroshard.search.proposers.baselines import Attempt

@@ -6,8 +6,8 @@ import numpy as np
 
 from neuroshard.search.choice import trusted
 from neuroshard.search.improve.local_search import Climb, improve
-from neuroshard.search.infeasible.all_plans import cheapest_of_all
 from neuroshard.search.infeasible.feasibility import any_plan
+from neuroshard.search.infeasible.packing import cheapest_plan
 from neuroshard.search.problem.current import Held
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
@@ -30,7 +30,7 @@ class ByColumns:
         plans = starts(problem, watch)
         watch.note(min(plan.cost for plan in plans))
         self.begun, self.published = plans[0], None
-        self.plans = improve([*plans, *cheapest_of_all(problem)], min(rounds, FIRST_ROUNDS), rng, watch)
+        self.plans = improve([*plans, *cheapest_plan(problem)], min(rounds, FIRST_ROUNDS), rng, watch)
         begins = self.plans[:1]
         # the published search cuts otherwise; where it is quick, its plan is worth going on from, and a floor
         small = problem.devices * len(problem.whole) <= BEAM_AT_MOST

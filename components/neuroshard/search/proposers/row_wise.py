@@ -12,7 +12,7 @@ import numpy as np
 from neuroshard.core.text import counted
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.improve.perturb import within_budget
-from neuroshard.search.infeasible.all_plans import cheapest_of_all
+from neuroshard.search.infeasible.packing import cheapest_plan
 from neuroshard.search.problem.plans import Level, Yardstick
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State, transfers
@@ -36,7 +36,7 @@ def row_plans(problem: Problem) -> list[State]:
     for items in _sets(problem):
         there = problem.with_rows(items)
         if there is not None:
-            found += [*first_plans(there, 1), *cheapest_of_all(there)]
+            found += [*first_plans(there, 1), *cheapest_plan(there)]
     return sorted(found, key=lambda state: state.cost)
 
 

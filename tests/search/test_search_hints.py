@@ -55,7 +55,7 @@ def devices(count: int) -> Callable[[ShardingTask], ShardingTask]:
             {"tables": rule(max_shards=1)},
             {
                 "give each device 96.0 MiB more": each("96MiB"),
-                "let table 't0' have 2 shards instead of 1": rules(tables=rule(max_shards=2)),
+                "allow 2 shards of table 't0' instead of 1": rules(tables=rule(max_shards=2)),
             },
             each("95MiB"),
             id="never split",
@@ -65,7 +65,7 @@ def devices(count: int) -> Callable[[ShardingTask], ShardingTask]:
             [200] * 6,
             {"max_shards": 2},
             {
-                "let tables have 3 shards instead of 2 (--max-shards)": rules(max_shards=3),
+                "allow 3 shards a table instead of 2 (--max-shards)": rules(max_shards=3),
                 "give each device 51.8 MiB more": each("51.8MiB"),
             },
             each("51MiB"),
@@ -75,7 +75,7 @@ def devices(count: int) -> Callable[[ShardingTask], ShardingTask]:
             [(82_000, 512, 5.0), SMALL],
             [22] * 8,
             {"max_shards": 2, "tables": (TableRule(table="t1", devices=(1, 2, 3, 5, 6)),)},
-            {"let tables have 8 shards instead of 2 (--max-shards)": rules(max_shards=8)},
+            {"allow 8 shards a table instead of 2 (--max-shards)": rules(max_shards=8)},
             rules(max_shards=7),
             id="a wide table in few shards",
         ),
@@ -84,7 +84,7 @@ def devices(count: int) -> Callable[[ShardingTask], ShardingTask]:
             [200] * 4,
             {"min_dim": 64},
             {
-                "let shards have 20 columns instead of 64 at least (--min-dim)": rules(min_dim=20),
+                "allow shards of 20 columns instead of at least 64 (--min-dim)": rules(min_dim=20),
                 "give each device 296.1 MiB more": each("296.1MiB"),
             },
             rules(min_dim=24),
@@ -94,7 +94,7 @@ def devices(count: int) -> Callable[[ShardingTask], ShardingTask]:
             [BIG, SMALL],
             [200] * 4,
             {"tables": rule(min_dim=128)},
-            {"let table 't0' be cut to 20 columns instead of 128": rules(tables=rule(min_dim=20))},
+            {"allow shards of 20 columns of table 't0' instead of at least 128": rules(tables=rule(min_dim=20))},
             rules(tables=rule(min_dim=24)),
             id="least width of one",
         ),
@@ -104,7 +104,7 @@ def devices(count: int) -> Callable[[ShardingTask], ShardingTask]:
             {"tables": rule(devices=(1,))},
             {
                 "give device 1 96.0 MiB more": one(1, "96MiB"),
-                "let table 't0' lie on device 0 too": rules(tables=rule(devices=(1, 0))),
+                "allow table 't0' on device 0 too": rules(tables=rule(devices=(1, 0))),
             },
             one(1, "95MiB"),
             id="pinned to a small device",
@@ -124,7 +124,7 @@ def devices(count: int) -> Callable[[ShardingTask], ShardingTask]:
             [BIG, BIG],
             [800, 800],
             {"together": (("t0", "t1"),)},
-            {"let tables t0, t1 not be kept together": rules(together=())},
+            {"do not keep tables t0, t1 together": rules(together=())},
             each("190MiB"),
             id="kept together",
         ),
@@ -155,7 +155,7 @@ def test_what_is_told_does_and_a_little_less_does_not(make_task, shapes, memory_
 def test_of_many_rules_that_must_all_be_looser_it_is_said_how_many(make_task, model):
     task = make_task([BIG] * 4, [0.4] * 8)
     pinned = tuple(TableRule(table=f"t{i}", devices=(0, 1)) for i in range(4))
-    with pytest.raises(Infeasible, match=r"let 3 tables \(t0, t1, t2\) lie on other devices too"):
+    with pytest.raises(Infeasible, match=r"allow 3 tables \(t0, t1, t2\) on other devices too"):
         search(changed(task, tables=pinned), model)
     assert search(changed(task, tables=pinned[3:]), model, rounds=0).cost_ms > 0
 

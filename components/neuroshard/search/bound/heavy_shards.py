@@ -1,0 +1,63 @@
+"""What a plan costs at least if some device holds a given heavy shard.
+
+A device with a heavy shard would be done soonest with nothing else on it. But then the other devices hold more columns, and all
+wait for their all-to-alls. So for each number of columns that the device may hold beside the shard, two costs are added up: what
+that many columns add at least to its compute cost, were they the cheapest there are, and the all-to-alls then. The least
+sum counts.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from neuroshard.core.table import DIM_STEP
+from neuroshard.costmodel.protocol import CostModel, Floats
+from neuroshard.search.bound.branches import Branch
+from neuroshard.search.bound.settings import BoundSettings
+from neuroshard.search.problem.problem import Problem
+
+
+class HeavyShards:
+    """For plans of at most `cost_ms`. The compute cost of `convex` is convex, and not above that of any of their devices."""
+
+    def __init__(self, problem: Problem, convex: CostModel, cost_ms: float, settings: BoundSettings) -> None:
+        self.problem, self.convex, self.cost_ms, self.share = problem, convex, cost_ms, settings.heavy_share
+        self.most = (
+            min(settings.heavy_most, settings.heavy_cells // len(problem.vectors)) if settings.heavy_shards else 0
+        )
+
+    def raised(self, branch: Branch) -> Branch:
+        """The branch with what its heavy shards cost alone raised by the columns beside them."""
+        problem, shard_ms = self.problem, branch.alone + branch.ahead
+        heavy = np.flatnonzero((shard_ms > self.share * self.cost_ms) & (shard_ms <= self.cost_ms * (1 + 1e-9)))
+        heavy = heavy[np.argsort(-shard_ms[heavy], kind="stable")[: self.most]]
+        if not len(heavy) or not len(branch.all_to_all_ms):
+            return branch
+        alone, sums = branch.alone.copy(), branch.beside + problem.vectors[heavy]
+        compute, convex = problem.model.compute_ms(sums), self.convex.compute_ms(sums)
+        slopes = np.maximum(self.convex.compute_slope(sums), 0.0)
+        for place, shard in enumerate(heavy.tolist()):
+            all_to_all = branch.all_to_all_ms[(branch.columns + int(problem.dims[shard])) // DIM_STEP :]
+            if len(all_to_all):
+                adds = self._added_ms(branch, int(problem.item[shard]), slopes[place], len(all_to_all))
+                least = (np.maximum(compute[place], convex[place] + adds) + all_to_all[: len(adds)]).min()
+                alone[shard] = max(alone[shard], float(least) - branch.ahead)
+        return replace(branch, alone=alone)
+
+    def _added_ms(self, branch: Branch, group: int, slope: Floats, count: int) -> Floats:
+        """What 0, 4, 8, … columns of other groups add at least by the tangent of this slope: at most `count` numbers."""
+        problem, blocks = self.problem, self.problem.row_blocks
+        price = np.where(np.isfinite(branch.alone), problem.vectors @ slope, np.inf)
+        per_column = np.minimum.reduceat((price / np.maximum(problem.dims, 1))[1:], problem.first)  # of each group
+        if len(blocks.items):
+            block = (blocks.vectors @ slope).min(axis=1)
+            per_column[blocks.items] = np.minimum(per_column[blocks.items], block / blocks.dims)
+            per_column[blocks.items[branch.sure]] = np.inf
+        per_column[group] = np.inf
+        order = np.argsort(per_column, kind="stable")
+        order = order[np.isfinite(per_column[order])]
+        dims = problem.dims[problem.whole[order]]
+        columns, ms = np.append(0, dims.cumsum()), np.append(0.0, (per_column[order] * dims).cumsum())
+        more = DIM_STEP * np.arange(min(count, int(columns[-1]) // DIM_STEP + 1))
+        added: Floats = np.interp(more, columns, ms)
+        return added

@@ -1,0 +1,195 @@
+"""A lower bound: the ms that no plan of a task can cost less than, by a cost model that only grows.
+
+What a plan costs. Device d holds shards whose vectors sum to s_d. It computes for f(s_d) ms, nothing if it is empty; its
+backward all-to-all takes b_d ms and its forward one a_d ms. A device waits for the last one, so the plan costs
+max(f(s_d) + b_d) + max(a_d).
+
+The proof, for all plans that cost at most C:
+
+1. A maximum is at least the mean: the plan costs at least mean(f(s_d)) + mean(b_d) + mean(a_d).
+2. All-to-alls are convex in the columns of all devices, and do not depend on how devices are numbered. So they take least if all
+   devices hold the same number of columns, which the tables determine: `back` and `ahead`, constants.
+3. f is convex, so it lies above its tangent at any point p with slope g: f(s) >= f(p) - g·p + g·s. The mean of this over the
+   devices depends only on g times the sum of all shards' vectors: on how tables are cut, not on where shards lie.
+4. For each table, take the cut that is cheapest at the price g·v of a shard with vector v (`cuts.py`). No plan has a lower sum.
+   This is a bound for every p; the p with the highest bound is sought (Frank and Wolfe).
+5. f grows with every vector, so a device costs at least what any one of its shards costs alone. A plan of at most C has no shard
+   that costs more than C alone, and none larger than a device's memory. Without these shards the cuts of step 4 cost more.
+6. If steps 1 to 5 show for some C that plans of at most C cost more than C, there are no such plans: C is a bound. The
+   highest such C is found by halving the range from the bound known to the cost of a plan that was found.
+
+What changes the steps:
+
+- Empty devices compute nothing, so the tangent of step 3 does not hold for them. The bound is the least over all numbers of
+  devices that are used (`_over_devices`).
+- f may have dips, where it is not convex. A convex function below it takes its place, made for the range in which devices of a
+  plan of at most C can be (`reach.py`).
+- A table may be row-wise: one more choice for it in step 4. Then every device exchanges all of its columns, more than in step 2;
+  what these add is at least what the tangent of the convex all-to-alls says.
+
+Three refinements, each with a switch in `settings.py`. `branches.py` tells plans apart by which tables are row-wise; the bound is
+the least over all branches. `heavy_shards.py` raises what a heavy shard costs alone in step 5. `row_levels.py` replaces the mean
+device of step 3 by devices with few and many rows, if lookups take longer the more rows a device holds.
+"""
+
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import numpy as np
+
+from neuroshard.costmodel.protocol import Bending, CostModel, Floats
+from neuroshard.search.bound.branches import Branch, Branches
+from neuroshard.search.bound.cuts import cheapest_cuts
+from neuroshard.search.bound.heavy_shards import HeavyShards
+from neuroshard.search.bound.reach import Reach
+from neuroshard.search.bound.row_levels import row_levels
+from neuroshard.search.bound.settings import BOUND, BoundSettings
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import State
+
+COLLECTIVES = "its all-to-alls are convex in the columns of all devices{and_grow} and independent of their numbering"
+ASSUMPTIONS = (
+    "the cost model's compute cost {grows}, {collectives}, and waiting is added by rule",
+    "tables are cut into multiples of 4 columns, and not by rows; memory counts for single shards and for all devices together",
+)
+ASSUMPTIONS_ROW_WISE = (
+    ASSUMPTIONS[0],
+    "tables are cut into multiples of 4 columns, or where allowed into a block of rows a device; memory counts for single "
+    "shards",
+)
+CONVEX = "is convex and grows with every vector"
+UNDERESTIMATED = "grows with every vector, with a convex underestimate where it is not convex"
+NOT_BOUNDED = "no lower bound: the cost model is not known to grow with every vector"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """No plan costs less than `ms`; None if nothing can be proven. `why` are the assumptions, in words."""
+
+    ms: float | None
+    why: tuple[str, ...]
+
+
+def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND) -> Bound:
+    """A lower bound on the cost of every plan that keeps the task's constraints on cuts; at most the cost of `plan`."""
+    if not problem.model.bounded:
+        return Bound(None, (NOT_BOUNDED,))
+    problem.price(np.arange(1, len(problem.item)))
+    row_wise = len(problem.row_blocks.items) > 0
+    collectives = COLLECTIVES.format(and_grow=", fall with none of them" * row_wise)
+    grows = UNDERESTIMATED if _has_dips(problem.model) else CONVEX
+    why = ASSUMPTIONS_ROW_WISE if row_wise else ASSUMPTIONS
+    ms = _Proof(problem, plan, settings).bound_ms(plan.cost)
+    return Bound(ms, tuple(line.format(grows=grows, collectives=collectives) for line in why))
+
+
+def _has_dips(model: CostModel) -> TypeGuard[Bending]:
+    return isinstance(model, Bending) and not model.convex
+
+
+class _Proof:
+    """Shows that plans of at most some cost do not exist. `convex` is a convex cost model that is not above the problem's."""
+
+    def __init__(self, problem: Problem, plan: State, settings: BoundSettings) -> None:
+        self.problem, self.settings, self.branches = problem, settings, Branches(problem, settings)
+        self.start = plan.sums.mean(axis=0)
+        all_plans = self.branches.of(0)
+        self.convex = self._convex(all_plans, plan.cost)
+        self.heavy = HeavyShards(problem, self.convex, plan.cost, settings)
+        self.all_plans = self.heavy.raised(all_plans)
+        self.levels = row_levels(problem, *self._tangent(self.convex), settings)
+
+    def bound_ms(self, cost_ms: float) -> float:
+        """The bound, given a plan of `cost_ms`: the least over all branches."""
+        low, best = self._of(self.all_plans, 0.0, cost_ms), cost_ms
+        row_wise = len(self.branches.order) if self.settings.branches else 0
+        count_most = min(row_wise, self.settings.branch_cells // len(self.problem.item))
+        for count in range(count_most):
+            if best <= low * (1 + self.settings.least_gain):
+                return low
+            if count and self._none_of(self._branch(count), best):  # so many row-wise tables give nothing better
+                return best
+            best = self._of(self._branch(count, next_not=True), low, best)
+        return self._of(self._branch(count_most), low, best) if count_most else low
+
+    def _branch(self, count: int, *, next_not: bool = False) -> Branch:
+        return self.heavy.raised(self.branches.of(count, next_not=next_not))
+
+    def _of(self, branch: Branch, low: float, high: float) -> float:
+        """The bound of a branch's plans, between `low` and `high`: the highest cost for which there are shown to be none."""
+        low = min(max(low, branch.widest_shard_ms, self._mean_ms(branch, high, high)), high)
+        for _ in range(self.settings.halvings):
+            if high - low < self.settings.least_gain * high:
+                break
+            middle = (low + high) / 2
+            if self._none_of(branch, middle):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _none_of(self, branch: Branch, cost_ms: float) -> bool:
+        """Whether it is shown that no plan of a branch costs at most `cost_ms`."""
+        if self._mean_ms(branch, cost_ms, cost_ms) > cost_ms:
+            return True
+        return self.levels is not None and self.levels.none_of(branch, cost_ms)
+
+    def _mean_ms(self, branch: Branch, cost_ms: float, enough: float) -> float:
+        """Steps 1 to 5: what a branch's plans of at most `cost_ms` cost at least; infinite if there are none.
+
+        Tangents are tried until one shows more than `enough`.
+        """
+        problem, model, devices = self.problem, self.convex, self.problem.devices
+        possible = branch.possible(cost_ms)
+        if possible is None:
+            return np.inf
+        shards, row_wise = possible
+        point, best, slope, vain = self.start, 0.0, np.full_like(self.start, np.nan), 0
+        for step in range(self.settings.tangents):
+            before, slope = slope, np.maximum(model.compute_slope(point), 0.0)
+            if not np.array_equal(slope, before):  # piecewise linear costs often give the same tangent again
+                if vain == self.settings.tangents_in_vain or best > enough:
+                    break
+                price = np.where(shards, problem.vectors @ slope, np.inf)
+                cuts, bound = cheapest_cuts(problem, price, self.settings.exact_cut_units), np.inf
+                sums: Floats = cuts.times @ problem.vectors[cuts.shards]
+                intercept = float(model.compute_ms(point)) - float(slope @ point)
+                if not len(branch.sure):
+                    bound = _over_devices(intercept, cuts.total, branch)
+                if len(row_wise):
+                    cheapest, sums = branch.cheaper_row_wise(cuts, slope, row_wise)
+                    bound = min(bound, intercept + cheapest / devices + branch.back + branch.ahead)
+                if bound == np.inf:
+                    return np.inf
+                vain = 0 if bound > best * (1 + self.settings.least_gain) else vain + 1
+                best = max(best, bound)
+            point = point + (sums / devices - point) * (2 / (step + 3))  # Frank and Wolfe's step
+        return best
+
+    def _convex(self, branch: Branch, cost_ms: float) -> CostModel:
+        """A model whose compute cost is convex, and not above the problem's on any device of a plan of at most `cost_ms`."""
+        model, enough = self.problem.model, (cost_ms - branch.ahead) * (1 + 1e-9)
+        if not _has_dips(model):
+            return model
+        reach = Reach(self.problem, branch.alone <= enough, len(self.branches.order) > 0, model.dips)
+        convex = model.convex_below(*reach.anywhere())
+        for _ in range(self.settings.narrowings):
+            slope, intercept = self._tangent(convex)
+            convex = model.convex_below(*reach.within(slope, enough - intercept))
+        return convex
+
+    def _tangent(self, model: CostModel) -> tuple[Floats, float]:
+        """Slope and intercept of the tangent at the plan's mean device."""
+        slope: Floats = np.maximum(model.compute_slope(self.start), 0.0)
+        return slope, float(model.compute_ms(self.start)) - float(slope @ self.start)
+
+
+def _over_devices(intercept: float, total: float, branch: Branch) -> float:
+    """The least cost of a plan whose used devices compute at least `intercept` each and `total` together.
+
+    For every number of used devices both means are a bound: that over all devices and that over the used ones.
+    """
+    devices = len(branch.of_used)
+    used = np.arange(1, devices + 1)
+    over_all = used / devices * intercept + total / devices + branch.back + branch.ahead
+    return float(np.maximum(over_all, intercept + total / used + branch.of_used).min())

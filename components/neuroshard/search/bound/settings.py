@@ -1,0 +1,42 @@
+"""The switches and constants of the lower bound, in one frozen value. They make a bound lower or slower, never wrong."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BoundSettings:
+    """Switches first, then constants by the module that reads them. "Share" is a share of a plan's cost unless said."""
+
+    branches: bool = True  # tell plans apart by which tables are row-wise
+    heavy_shards: bool = True  # count the columns that a device with a heavy shard leaves to the others
+    row_levels: bool = True  # tell devices apart by how many rows they hold
+
+    # lower_bound
+    tangents: int = 20  # tried for one question: 60 gave the same bounds on 58 tasks
+    tangents_in_vain: int = 3  # tangents without a better bound, after which no other is tried
+    halvings: int = 8  # of the range in which the bound is sought: to 1/256 of it
+    least_gain: float = 1e-4  # share by which a bound must be better to count as better
+    narrowings: int = 2  # times that the range of the dips is narrowed by a bound, and the bound by that range
+    branch_cells: int = 2**19  # shards x branches, at most: each branch is a bound of its own
+
+    # cuts
+    exact_cut_units: int = 64  # widest table cut by dynamic programming (256 columns): it takes time in units squared
+
+    # branches
+    beyond_mean: float = 1.1  # columns of a device up to which its all-to-alls are tabulated, as a share of the mean
+
+    # heavy_shards
+    heavy_share: float = 0.75  # share that a shard must cost by itself to be looked at
+    heavy_most: int = 256  # shards that are looked at, the heaviest of these
+    heavy_cells: int = 300_000  # shards x shards beside them, at most: 0.15 s of CPU
+
+    # row_levels
+    levels_most: int = (
+        2  # thresholds of rows by which devices are told apart: three gave no lower mean gap and took longer
+    )
+    level_counts_most: int = 50  # ways to distribute the devices over the levels
+    level_steps: int = 30  # multipliers tried for one such way
+    level_cells: int = 100_000  # shards x multipliers, of all questions: 0.3 s of CPU
+
+
+BOUND = BoundSettings()
