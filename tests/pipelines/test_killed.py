@@ -33,6 +33,12 @@ LONG = [
 ENDS = HANGS / 3  # seconds
 
 
+def as_at_a_terminal() -> None:
+    """Heed the signals that a script or nohup, where one runs the tests, lets its children ignore."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Run:
     """A run that measures this CPU with three workers and more, in folders of its own."""
 
@@ -48,9 +54,7 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
-                preexec_fn=lambda: signal.signal(
-                    signal.SIGINT, signal.SIG_DFL
-                ),  # ignored where a script runs the tests
+                preexec_fn=as_at_a_terminal,
             )
 
     def wait_for_workers(self, count: int) -> None:
