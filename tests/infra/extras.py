@@ -107,7 +107,7 @@ import kfp
 from neuroshard.submit.kubeflow import Kubeflow
 from neuroshard.submit.package import known_parameters
 assert "store" in known_parameters()
-from neuroshard.search import component
+from neuroshard.augment import component
 """
 TO_TORCHREC = """
 import warnings
@@ -306,9 +306,10 @@ def environment() -> dict[str, str]:
 
 
 def last_line(done: "subprocess.CompletedProcess[str]") -> str:
-    """The last line that a command said, or its exit code."""
-    said: Sequence[str] = [row for row in (done.stdout + done.stderr).splitlines() if row.strip()]
-    return said[-1].strip()[:200] if said else f"exit code {done.returncode}"
+    """The last line that a command said, without pip's warnings where there is another; or its exit code."""
+    said: Sequence[str] = [row.strip() for row in (done.stdout + done.stderr).splitlines() if row.strip()]
+    said = [row for row in said if not row.startswith("WARNING: ")] or said
+    return said[-1][:200] if said else f"exit code {done.returncode}"
 
 
 if __name__ == "__main__":

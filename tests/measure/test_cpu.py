@@ -8,10 +8,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from helpers.limits import HANGS
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.cost import SHARES
 from neuroshard.core.errors import MeasureError
@@ -24,14 +26,15 @@ from neuroshard.measure.machine import CpuMachine
 from neuroshard.measure.rowcap import buffer_bytes
 from neuroshard.measure.run import measure
 from neuroshard.measure.schedule import Step
-from neuroshard.measure.timing.all_to_all import RankTiming, TimeAllToAll
+from neuroshard.measure.timing import all_to_all
+from neuroshard.measure.timing.all_to_all import Rank, RankTiming, TimeAllToAll
 from neuroshard.measure.timing.fbgemm import MOMENT, WEIGHT, TableBatchedEmbedding
 from neuroshard.measure.timing.harness import Timing
 from neuroshard.measure.timing.table_sets import TimeTableSets
 from neuroshard.measure.workers.processes import WorkerLost, WorkerPool
 
 MIB = 2**20
-SETTINGS = MeasureSettings(batch_size=256, warmup=1, repeats=5, memory_limit_bytes=64 * MIB, timeout_seconds=30)
+SETTINGS = MeasureSettings(batch_size=256, warmup=1, repeats=5, memory_limit_bytes=64 * MIB, timeout_seconds=HANGS)
 MakeTable = Callable[..., Table]
 
 
@@ -76,6 +79,20 @@ def test_what_is_timed_is_what_was_asked_for() -> None:
         assert float(sets.buffers.state.max()) > MOMENT
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of FBGEMM
+def test_a_larger_batch_is_more_work_and_tables_that_cannot_share_an_operator_are_several_calls() -> None:
+    """As many outputs as operators, as long as the batch."""
+    tables = (table("a"), table("m", pooling="mean"), table("w", weighted=True), table("h", element_bytes=2))
+    differing, alike = ComputeCase(tables=tables), ComputeCase(tables=tuple(table(name) for name in "pqrs"))
+    large = ComputeCase(tables=(table("a"),), batch_size=32768)
+    shapes = []
+    for case in (differing, alike, large):
+        sets = TableBatchedEmbedding("cpu", 0, SETTINGS, None, *buffer_bytes([case], SETTINGS.optimizer, None))
+        forward, _ = sets.steps(case)
+        shapes.append([tuple(pooled.shape) for pooled in forward()])
+    assert shapes == [[(256, 32)] * 4, [(256, 128)], [(32768, 32)]]
+
+
 def test_a_measured_set_takes_time_forward_and_backward(backend: OnMachine) -> None:
     cost = backend.compute(MANY, 0)
     assert (cost.forward_ms or 0) > 0
@@ -102,7 +119,7 @@ def test_a_killed_worker_is_replaced(backend: OnMachine) -> None:
 def test_sets_side_by_side_are_each_measured_on_a_worker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on several GPUs: here two workers share a CPU. One of them is killed, and the run goes on with another."""
     monkeypatch.setattr(CpuMachine, "concurrency", lambda self: 2)
-    opened = cpu(cases_of(FEW, MANY), MeasureSettings(batch_size=64, repeats=3, timeout_seconds=30), None)
+    opened = cpu(cases_of(FEW, MANY), MeasureSettings(batch_size=64, repeats=3, timeout_seconds=HANGS), None)
     try:
         steps = [Step(FEW, 0), Step(MANY, 0), Step(FEW, 1)]
         costs = [cost for _, cost in measure(steps, opened)]
@@ -127,11 +144,23 @@ def test_a_rank_killed_in_an_all_to_all_is_an_error_and_all_ranks_are_replaced(b
     assert backend.all_to_all(ALL_TO_ALL, 0).error is None
 
 
+def test_a_rank_starts_its_delay_after_the_moment_that_rank_0_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And who is late already starts at once. The clock is a script's."""
+    import torch.distributed as dist
+
+    slept: list[float] = []
+    for now, chosen, delay_ms in ((100.0, 100.5, 0.0), (100.0, 100.5, 250.0), (101.0, 100.5, 250.0)):
+        monkeypatch.setattr(dist, "broadcast", lambda moment, source, group, chosen=chosen: moment.fill_(chosen))
+        monkeypatch.setattr(all_to_all, "time", SimpleNamespace(monotonic=lambda now=now: now, sleep=slept.append))
+        Rank._start_together(SimpleNamespace(clocks={2: None}), 2, delay_ms)  # type: ignore[arg-type]
+    assert slept == [0.5, 0.75, 0.0]
+
+
 def test_ranks_that_never_meet_leave_no_folder(
     backend: OnMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    lost = WorkerPool("neuroshard.measure.timing.all_to_all:Nobody", backend.rank_workers.arguments, 30.0)
+    lost = WorkerPool("neuroshard.measure.timing.all_to_all:Nobody", backend.rank_workers.arguments, HANGS)
     for _ in range(2):
         with pytest.raises(WorkerLost, match="Nobody"):
             lost.start()
@@ -142,7 +171,7 @@ def test_ranks_that_never_meet_leave_no_folder(
 
 def test_a_continued_run_keeps_its_memory_limit_and_its_calm_times(backend: OnMachine) -> None:
     """The defaults depend on the free memory, and on how calm the machine is, so they are found once."""
-    unsaid = MeasureSettings(batch_size=256, warmup=1, repeats=5)
+    unsaid = MeasureSettings(batch_size=256, warmup=1, repeats=5, timeout_seconds=HANGS)
     fresh = cpu(ALL, unsaid, None)
     fresh.close()
     assert fresh.bench != backend.bench
@@ -282,7 +311,9 @@ def test_traces_are_looked_up_as_they_are(tmp_path: Path) -> None:
     """The recorded rows, not drawn ones: all of them one row here."""
     hot = Lookups(np.zeros(256 * 256, dtype=np.int64), np.full(256, 256))
     write_traces(tmp_path / "traces.safetensors", Traces({"c": hot}))
-    settings = MeasureSettings(batch_size=256, warmup=1, repeats=5, traces=tmp_path / "traces.safetensors")
+    settings = MeasureSettings(
+        batch_size=256, warmup=1, repeats=5, timeout_seconds=HANGS, traces=tmp_path / "traces.safetensors"
+    )
     traced, drawn = (TableBatchedEmbedding("cpu", 0, one, None, 0, 0) for one in (settings, SETTINGS))
     table = WIDE.tables[0]
     assert set(traced.lookups.of(table, table.rows, 256)[0].tolist()) == {0}
@@ -305,7 +336,9 @@ def test_more_memory_than_the_machine_has_is_refused_before_it_is_allocated() ->
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_other_optimizers_are_measured_too(optimizer: str) -> None:
-    opened = cpu(cases_of(FEW), MeasureSettings(batch_size=64, repeats=3, optimizer=optimizer), None)
+    opened = cpu(
+        cases_of(FEW), MeasureSettings(batch_size=64, repeats=3, timeout_seconds=HANGS, optimizer=optimizer), None
+    )
     try:
         assert opened.compute(FEW, 0).error is None
         assert opened.bench.optimizer == optimizer

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.limits import HANGS
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import DeviceCost, Plan, Provenance, Shard
 from neuroshard.core.table import Table
@@ -49,7 +50,7 @@ def plan_of(tables: tuple[Table, ...] = TABLES, shards: tuple[Shard, ...] = SHAR
 
 
 def settings(**changes: object) -> MeasureSettings:
-    return MeasureSettings(**{"batch_size": 256, "repeats": 3, "timeout_seconds": 30, **changes})  # type: ignore[arg-type]
+    return MeasureSettings(**{"batch_size": 256, "repeats": 3, "timeout_seconds": HANGS, **changes})  # type: ignore[arg-type]
 
 
 def test_a_device_holds_its_shards_and_of_rows_a_share_of_the_lookups() -> None:
@@ -98,7 +99,7 @@ def test_on_this_machine_every_device_and_the_all_to_all_are_measured() -> None:
     assert first is not None
     assert second is not None
     assert empty is not None
-    assert 0 < first.compute_ms < 1000
+    assert first.compute_ms > 0
     assert empty.compute_ms == 0
     assert min(cost.backward_collective_ms for cost in (first, second, empty)) > 0
     assert one.all_to_all_measured

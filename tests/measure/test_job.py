@@ -44,7 +44,7 @@ def drawn(store: Path, pods: int = 2, seed: int = 0) -> list[Job]:
 
 
 def measure(job: Job, store: Path) -> None:
-    run(job, str(store), backend="synthetic", batch_size=512, budget_seconds=60, seed=0)
+    run(job, str(store), backend="synthetic", batch_size=512, budget_seconds=1e6, seed=0)
 
 
 def test_two_pods_measure_what_one_would(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_store_that_ignores_conditions_is_measured_into_by_a_single_writer(
         with pytest.raises(StoreError, match="single-writer"):
             draw(night(1), "s3://plans/p")
         [job] = draw(night(1), "s3://plans/p", single_writer=True)
-        how = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 60, "seed": 0}
+        how = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 1e6, "seed": 0}
         run(job, "s3://plans/p", single_writer=True, **how)  # type: ignore[arg-type]
         merge_shares(job.work, "s3://plans/p", tmp_path / "costs", single_writer=True)
     assert read_costs(tmp_path / "costs").compute

@@ -85,5 +85,7 @@ def test_a_limit_too_small_says_what_would_do(table: MakeTable) -> None:
         least_cap([case], "sgd", MIB // 8)
 
 
-def test_the_default_leaves_most_of_the_memory_to_others() -> None:
-    assert 0 < default_memory_limit() <= system.available_bytes() / 3
+def test_the_default_leaves_most_of_the_memory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    available = system.available_bytes()
+    monkeypatch.setattr(system, "available_bytes", lambda: available)  # others take some, and give some back
+    assert 0 < default_memory_limit() <= available / 3

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from helpers.json_handler import JsonHandler
+from helpers.limits import HANGS
 from helpers.nodes import FakeApiServer
 from neuroshard.augment.night import run as draw
 from neuroshard.core.cost import Hardware
@@ -117,43 +118,43 @@ def test_its_pods_measure_all_shares_and_a_second_one_finds_them_there(controlle
     request = Request(compute_cases=20, collective_cases=8, batch_size=512, seed=0, backend="synthetic")
     asked = work(ranks=(2,), measurable=(2,))
     draw(Survey(request=request, orders=(order,), hardware={"ads": HARDWARE.fingerprint}, works=(asked,)), store)
-    options = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 60.0, "seed": 0, "single_writer": False}
+    options = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 1e6, "seed": 0, "single_writer": False}
     job = body(store_url=store, **options)
-    run(job, 60, 0.01)
+    run(job, HANGS, 0.01)
     assert controller.jobs == {}
     merge_shares(work(), store, tmp_path / "costs")
     ended = sorted(path.name for path in (tmp_path / "store").rglob("ended-*"))
     assert ended == ["ended-1-of-2.json", "ended-2-of-2.json"]
-    run(job, 60, 0.01)
+    run(job, HANGS, 0.01)
 
 
 def test_a_failed_train_job_is_an_error_and_the_next_run_starts_again(controller: Controller) -> None:
     controller.ends = ("Failed", "pods are\nout of memory")
     with pytest.raises(MeasureError, match=r"^TrainJob neuroshard-\w+ failed: pods are out of memory$"):
-        run(body(), 60, 0.01)
+        run(body(), HANGS, 0.01)
     controller.jobs[body()["metadata"]["name"]] = {
         **body(),
         "status": {"conditions": [{"type": "Failed", "status": "True"}]},
     }
     controller.ends = ("Complete", "")
-    run(body(), 60, 0.01)
+    run(body(), HANGS, 0.01)
 
 
 def test_a_running_train_job_is_waited_for(controller: Controller) -> None:
     controller.jobs[body()["metadata"]["name"]] = body()
     controller.not_yet, controller.ends = 3, ("Complete", "")
-    run(body(), 60, 0.01)
+    run(body(), HANGS, 0.01)
     assert controller.asked.count("POST") == 1  # which was refused
 
 
 def test_an_api_that_restarts_is_asked_again_and_one_that_refuses_is_one_line(controller: Controller) -> None:
     controller.ends = ("Complete", "")
-    run(body(), 60, 0.01)
+    run(body(), HANGS, 0.01)
     controller.faults = [403] * 5
     with pytest.raises(
         NeuroshardError, match=r"^TrainJob kubeflow/neuroshard-\w+: the Kubernetes API answered 403: a fault$"
     ):
-        run(body(), 60, 0.01)
+        run(body(), HANGS, 0.01)
 
 
 def test_a_train_job_that_never_ends_is_deleted(controller: Controller) -> None:
