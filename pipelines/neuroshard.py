@@ -15,19 +15,18 @@ from typing import List  # noqa: UP035 # as in the components
 
 from kfp import dsl, kubernetes
 
-from neuroshard.augment.component import augment
 from neuroshard.component import CPU_IMAGE, GPU_IMAGE
 from neuroshard.fleet.component import place
 from neuroshard.kube import POD_LABELS, USER
 from neuroshard.measure.component import measure, train_job
-from neuroshard.nightly.component import conclude, deploy, pretrain, search, survey
+from neuroshard.nightly.component import augment, conclude, deploy, pretrain, search, survey
 
 # Keys of the secret that gives the steps their way into S3; without the secret, the pod's service account is the way.
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION")
 
 
 def equip(step: dsl.PipelineTask, image: str, cpus: str, memory: str, secret: str = "") -> None:
-    """What every pod gets; the secret, who speaks to the store."""
+    """Give a step its image, resources, labels and security context; and the secret, if the step uses the store."""
     step.set_container_image(image)
     step.set_cpu_request(cpus).set_memory_request(memory).set_memory_limit(memory)
     step.register_pipeline_channels([image, cpus, memory])  # inside a loop kfp forgets these, and they would dangle
@@ -59,7 +58,7 @@ def measure_jobs(
     step_memory: str,
     store_secret: str,
 ) -> None:
-    """Every job in a pod of its own, on a node of the kind that it measures."""
+    """Each job in a pod of its own, on a node of the kind of hardware that it measures."""
     with dsl.ParallelFor(jobs) as job:
         at = place(job=job)
         measured = measure(
@@ -81,7 +80,7 @@ def measure_jobs(
         )  # NCCL's and gloo's processes talk there
 
 
-@dsl.pipeline(name="measure-train_jobs")
+@dsl.pipeline(name="measure-train-jobs")
 def measure_train_jobs(
     train_jobs: List[str],  # noqa: UP006
     store: str,
@@ -97,7 +96,7 @@ def measure_train_jobs(
     step_memory: str,
     store_secret: str,
 ) -> None:
-    """Every kind of hardware by a TrainJob over its nodes, where the cluster wants GPU work so."""
+    """Each kind of hardware by one TrainJob over its nodes, for clusters that run all GPU work as TrainJobs."""
     with dsl.ParallelFor(train_jobs) as work:
         measured = train_job(
             work=work,
@@ -116,7 +115,7 @@ def measure_train_jobs(
 @dsl.pipeline(name="learn-kinds")
 def learn_kinds(
     works: List[str],  # noqa: UP006
-    night: str,
+    found: str,
     store: str,
     single_writer: bool,
     step_image: str,
@@ -126,13 +125,13 @@ def learn_kinds(
 ) -> None:
     """A live cost model for every kind of hardware that was measured."""
     with dsl.ParallelFor(works) as work:
-        trained = pretrain(night=night, work=work, store=store, single_writer=single_writer)
+        trained = pretrain(found=found, work=work, store=store, single_writer=single_writer)
         equip(trained, step_image, step_cpus, step_memory, store_secret)
 
 
 def plan_model(
     name: str,
-    night: str,
+    found: str,
     store: str,
     algorithm: str,
     min_gain: float,
@@ -140,27 +139,27 @@ def plan_model(
     single_writer: bool,
     pod: tuple[str, str, str, str],
 ) -> None:
-    """The two steps that give a model its plan, in a loop over models; `pod` is what `equip` gives them."""
-    found = search(night=night, name=name, store=store, algorithm=algorithm, memory_margin=memory_margin)
+    """The two steps that give a model its plan, for a loop over models. `pod` holds the arguments of `equip`."""
+    searched = search(found=found, name=name, store=store, algorithm=algorithm, memory_margin=memory_margin)
     live = deploy(
-        night=night,
+        found=found,
         name=name,
-        searched=found.outputs["Output"],
-        plan=found.outputs["plan"],
-        tables=found.outputs["tables"],
+        searched=searched.outputs["Output"],
+        plan=searched.outputs["plan"],
+        tables=searched.outputs["tables"],
         store=store,
         min_gain=min_gain,
         memory_margin=memory_margin,
         single_writer=single_writer,
     )
-    for step in (found, live):
+    for step in (searched, live):
         equip(step, *pod)
 
 
 @dsl.pipeline(name="plan-models")
 def plan_models(
     names: List[str],  # noqa: UP006
-    night: str,
+    found: str,
     store: str,
     algorithm: str,
     min_gain: float,
@@ -175,7 +174,7 @@ def plan_models(
     with dsl.ParallelFor(names) as name:
         plan_model(
             name=name,
-            night=night,
+            found=found,
             store=store,
             algorithm=algorithm,
             min_gain=min_gain,
@@ -185,9 +184,9 @@ def plan_models(
         )
 
 
-@dsl.pipeline(name="the-night")
-def the_night(
-    night: str,
+@dsl.pipeline(name="nightly-run")
+def nightly_run(
+    found: str,
     works: List[str],  # noqa: UP006
     names: List[str],  # noqa: UP006
     later: List[str],  # noqa: UP006
@@ -210,11 +209,11 @@ def the_night(
     step_memory: str,
     store_secret: str,
 ) -> None:
-    """The models that need not wait are planned at once; the others after what is measured for them."""
+    """Plan the models that need not wait at once, and the others when their hardware has been measured."""
     with dsl.ParallelFor(names) as name:
         plan_model(
             name=name,
-            night=night,
+            found=found,
             store=store,
             algorithm=algorithm,
             min_gain=min_gain,
@@ -224,7 +223,7 @@ def the_night(
         )
 
     with dsl.If(renew == "yes", name="renew"):
-        drawn = augment(night=night, store=store, single_writer=single_writer, training_runtime=training_runtime)
+        drawn = augment(found=found, store=store, single_writer=single_writer, training_runtime=training_runtime)
         measured = measure_jobs(
             jobs=drawn.outputs["jobs"],
             store=store,
@@ -258,7 +257,7 @@ def the_night(
         )
         learnt = learn_kinds(
             works=works,
-            night=night,
+            found=found,
             store=store,
             single_writer=single_writer,
             step_image=step_image,
@@ -268,7 +267,7 @@ def the_night(
         ).after(measured, together)
         planned = plan_models(
             names=later,
-            night=night,
+            found=found,
             store=store,
             algorithm=algorithm,
             min_gain=min_gain,
@@ -279,7 +278,7 @@ def the_night(
             step_memory=step_memory,
             store_secret=store_secret,
         ).after(learnt)
-        ended = conclude(night=night, store=store).after(planned)
+        ended = conclude(found=found, store=store).after(planned)
         for step in (drawn, ended):
             equip(step, step_image, step_cpus, step_memory, store_secret)
 
@@ -374,8 +373,8 @@ def neuroshard(
         store_secret=store_secret,
     )
     equip(seen, step_image, step_cpus, step_memory, store_secret)
-    the_night(
-        night=seen.outputs["night"],
+    nightly_run(
+        found=seen.outputs["found"],
         works=seen.outputs["works"],
         names=seen.outputs["names"],
         later=seen.outputs["later"],

@@ -84,7 +84,7 @@ COLOR = re.compile(r"\x1b\[\d+m")
 CHATTER = re.compile(
     r"    ( |[{}]$|Traceback|KeyboardInterrupt$|neuroshard\.core\.errors|\[KFP Executor)"
     r"|    \w+: (Artifact|Dataset|HTML|Metrics|Model)\("
-    r"|    (Output|train jobs|gpus|jobs|later|names|night|nodes|renew|resource|tolerations|works): "
+    r"|    (Output|found|gpus|jobs|later|names|nodes|renew|resource|tolerations|train_jobs|works): "
     r"|.* - INFO - (Streamed logs|Task '[\w-]+' outputs):|-{20,}|\s*$"
 )
 

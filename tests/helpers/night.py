@@ -10,21 +10,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from neuroshard.augment.night import run as augment
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.nightly import Request, Survey
-from neuroshard.fleet.run import TOLERATIONS
+from neuroshard.deploy.run import DeploySettings
+from neuroshard.fleet.survey import SurveySettings
 from neuroshard.measure.job import run as measure
+from neuroshard.nightly.draw import run as augment
 from neuroshard.nightly.learn import run as learn
-from neuroshard.nightly.plan import run as plan
-from neuroshard.nightly.release import Verdict, check_red, conclude
+from neuroshard.nightly.release import ReleaseFiles, Verdict, check_red, conclude
 from neuroshard.nightly.release import run as release
+from neuroshard.nightly.search import run as plan
 from neuroshard.nightly.survey import planned_after, planned_at_once
 from neuroshard.nightly.survey import run as survey
 from neuroshard.pretrain.run import run as pretrain
 from neuroshard.store.folder import FolderStore
 
-CLOCKS = ("nightly.survey", "deploy.night", "deploy.run", "search.night")  # who asks what time it is
+CLOCKS = ("nightly.survey", "nightly.publish", "nightly.fallbacks", "deploy.run")  # who asks what time it is
 WRITES = ("create", "swap", "delete")
 
 
@@ -86,17 +87,14 @@ class Place:
         verdicts: dict[str, Verdict] = {}
         works: tuple[str, ...] = ()
         try:
-            found = survey(
-                json.dumps(self.models),
-                self.store,
+            settings = SurveySettings(
                 request=request,
-                recorded=str(self.folder / "nodes.json"),
-                node_selector={},
-                tolerations=TOLERATIONS,
+                nodes=str(self.folder / "nodes.json"),
                 most_pods=self.pods,
                 max_age_seconds=self.max_age_seconds,
                 max_error=self.max_error,
             )
+            found = survey(json.dumps(self.models), self.store, settings)
             works = tuple(work.hardware.name for work in found.works)
             for name in planned_at_once(found, self.store):
                 verdicts[name] = self._plan(found, name)
@@ -138,9 +136,8 @@ class Place:
         )
         _, searched = plan(night, name, self.store, tables, out, algorithm="size")
         with patch("neuroshard.nightly.release.report"):
-            return release(
-                night, name, searched, out, tables, self.store, released, page, min_gain=None, memory_margin=0.0
-            )
+            files = ReleaseFiles(out, tables, released, page)
+            return release(night, name, searched, files, self.store, DeploySettings())
 
     def fresh(self, name: str) -> Path:
         import tempfile

@@ -9,8 +9,6 @@ import pytest
 
 from helpers.night import Night, Place, clocks_at, killed_after
 from helpers.nodes import node
-from neuroshard.augment.night import read_draws
-from neuroshard.augment.night import run as augment
 from neuroshard.client import load_plan
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.nightly import Request
@@ -18,14 +16,17 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.costmodel.open import open_cost_model
 from neuroshard.costmodel.serving import known_models
-from neuroshard.deploy.run import rollback
+from neuroshard.deploy.golive import roll_back
 from neuroshard.files.tables import write_tables
 from neuroshard.measure import job as job_module
 from neuroshard.nightly import survey as survey_module
+from neuroshard.nightly.draw import read_draws
+from neuroshard.nightly.draw import run as augment
 from neuroshard.nightly.release import Verdict
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.lease import Held, leased
 from neuroshard.store.measuring import measuring
+from neuroshard.store.releases import plans_of
 
 H200, H100 = node("a"), node("b", product="NVIDIA-H100")
 GROWN = "TrainJob"
@@ -368,7 +369,7 @@ def test_after_a_rollback_the_night_keeps_the_live_plan_and_ends_well(place: Pla
     well(place.night())
     place.models[0]["memory"] = "7GiB"
     well(place.night())
-    rollback(store_of(place), "ads", now=datetime.now(UTC))
+    roll_back(store_of(place), plans_of("ads"), now=datetime.now(UTC))
     kept = load_plan(place.store, "ads")
     for _ in range(2):
         night = place.night()
@@ -431,7 +432,7 @@ def test_a_cluster_that_cannot_be_asked_is_planned_for_by_what_is_live(place: Pl
     place.nodes = "not a list"  # type: ignore[assignment]
     night = place.night()
     assert (night.error, night.ends) == ("", {"ads": "live"})
-    assert "no hardware can be measured tonight" in night.instead
+    assert "no hardware can be measured in this run" in night.instead
 
 
 @pytest.mark.slow
@@ -454,7 +455,7 @@ def test_a_night_killed_at_any_write_is_gone_on_with_by_the_next(tmp_path: Path)
 def test_a_night_is_recorded_for_each_model(place: Place) -> None:
     place.budget_seconds = 0.0
     night = place.night()
-    raw = json.loads(Path(place.store, "_nights", "ads.json").read_text())
+    raw = json.loads(Path(place.store, "_nightly", "ads.json").read_text())
     assert Verdict.parse(raw, "ads") == night.verdicts["ads"]
     plan = load_plan(place.store, "ads")
     assert isinstance(plan, Plan)

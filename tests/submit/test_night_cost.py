@@ -17,10 +17,10 @@ OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
     ("items", "cost"),
     [
         # run-cpu3: 22 pods in 202 s
-        ({"names": 1, "jobs": 0, "works": 0, "train_jobs": 0}, NightCost(22, 20)),
+        ({"names": 1, "jobs": 0, "works": 0, "gangs": 0}, NightCost(22, 20)),
         # run-own-synthetic: 34 pods; run-gpu1: 43 pods in 356 s, of which some went into measuring
-        ({"names": 1, "jobs": 1, "works": 1, "train_jobs": 0}, NightCost(34, 32)),
-        ({"names": 2, "jobs": 1, "works": 1, "train_jobs": 0}, NightCost(43, 32)),
+        ({"names": 1, "jobs": 1, "works": 1, "gangs": 0}, NightCost(34, 32)),
+        ({"names": 2, "jobs": 1, "works": 1, "gangs": 0}, NightCost(43, 32)),
     ],
 )
 def test_the_formula_counts_the_pods_of_recorded_runs(items: dict[str, int], cost: NightCost) -> None:

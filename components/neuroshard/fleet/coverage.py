@@ -8,13 +8,13 @@ from neuroshard.core.cost import Hardware
 from neuroshard.core.value import Value
 from neuroshard.costmodel.serving import DAY_SECONDS, Known, Lack, Wanted, age, live_at, serves
 from neuroshard.fleet.kinds import Kind
-from neuroshard.store.bundles import Track
+from neuroshard.store.bundles import ModelKey
 
 State = Literal["covered", "new", "driver changed", "shared"] | Lack
 NOT_TO_MEASURE: tuple[State, ...] = ("covered", "shared")
 
 
-class Coverage(Value):
+class KindCoverage(Value):
     """How a kind stands. `bundle` and `release` are the digest and the number of its own live cost model, "" and 0 without.
 
     `lacks` is everything in which that model falls short, `state` the worst of it.
@@ -39,23 +39,23 @@ class Coverage(Value):
 
 def coverage(
     kinds: Sequence[Kind],
-    known: Mapping[Track, Known],
+    known: Mapping[ModelKey, Known],
     *,
     now: datetime,
     wanted: Mapping[str, Wanted] | None = None,
     usual: Wanted = Wanted(),  # noqa: B008 # a value
-) -> tuple[Coverage, ...]:
+) -> tuple[KindCoverage, ...]:
     """How each kind stands at `now` (UTC), by the live cost models `known`: against what is `wanted` of its fingerprint, else
     what is `usual`.
     """
     return tuple(_stands(kind, known, (wanted or {}).get(kind.fingerprint, usual), now) for kind in kinds)
 
 
-def _stands(kind: Kind, known: Mapping[Track, Known], wanted: Wanted, now: datetime) -> Coverage:
+def _stands(kind: Kind, known: Mapping[ModelKey, Known], wanted: Wanted, now: datetime) -> KindCoverage:
     own = live_at(known, wanted.batch_size).get(kind.fingerprint)
     if own is None:
         state, why = _without(kind, known, wanted)
-        return Coverage(kind=kind, state=state, why=why)
+        return KindCoverage(kind=kind, state=state, why=why)
     digest, error = own.release.bundle_digest, own.release.error
     found = serves(own, wanted, now)
     if found:
@@ -63,7 +63,7 @@ def _stands(kind: Kind, known: Mapping[Track, Known], wanted: Wanted, now: datet
     else:
         state, why = "covered", f"cost model {digest[:12]}, {age(own.release, now) / DAY_SECONDS:.1f} days old"
         why += "" if error is None else f", error on unseen tables {error:.1%}"
-    return Coverage(
+    return KindCoverage(
         kind=kind,
         state=state,
         why=why,
@@ -73,11 +73,11 @@ def _stands(kind: Kind, known: Mapping[Track, Known], wanted: Wanted, now: datet
     )
 
 
-def _without(kind: Kind, known: Mapping[Track, Known], wanted: Wanted) -> tuple[State, str]:
+def _without(kind: Kind, known: Mapping[ModelKey, Known], wanted: Wanted) -> tuple[State, str]:
     """How a kind stands that has no live cost model of its own at the batch size that is wanted."""
     if kind.hardware.sharing:
         return "shared", "others compute on the same devices, so times taken there would be of no device"
-    sizes = sorted(one.release.batch_size for track, one in known.items() if track.fingerprint == kind.fingerprint)
+    sizes = sorted(one.release.batch_size for key, one in known.items() if key.fingerprint == kind.fingerprint)
     if sizes and wanted.batch_size:
         told = ", ".join(f"{size:,}" for size in sizes)
         return (

@@ -14,7 +14,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.core.value import shown
 from neuroshard.costmodel.serving import Wanted, known_models
 from neuroshard.fleet.cluster import list_nodes, recorded_nodes
-from neuroshard.fleet.coverage import Coverage, coverage
+from neuroshard.fleet.coverage import KindCoverage, coverage
 from neuroshard.fleet.kinds import Fleet, Kind
 from neuroshard.fleet.labels import kinds_of
 from neuroshard.store.open import open_store
@@ -53,7 +53,7 @@ def kubernetes_fleet(
 
 def against(
     fleet: Fleet, store_url: str, *, now: datetime, max_age_seconds: float | None, max_error: float | None
-) -> tuple[Coverage, ...]:
+) -> tuple[KindCoverage, ...]:
     """How the fleet stands by the cost models that are live in a store at `now` (UTC)."""
     known, notes = known_models(open_store(store_url))
     log(*(f"note: {note}" for note in notes))
@@ -71,7 +71,7 @@ def json_option(text: str, kind: type[Decoded], option: str) -> Decoded:
     return value
 
 
-def fleet_json(fleet: Fleet, stands: Sequence[Coverage] = ()) -> str:
+def fleet_json(fleet: Fleet, stands: Sequence[KindCoverage] = ()) -> str:
     """The same for programs: the fleet, each kind with its fingerprint, and with `stands` its state and why."""
     told = fleet.model_dump(mode="json")
     for index, kind in enumerate(told["kinds"]):
@@ -81,7 +81,7 @@ def fleet_json(fleet: Fleet, stands: Sequence[Coverage] = ()) -> str:
     return json.dumps({**told, "fingerprint": fleet.fingerprint}, indent=2)
 
 
-def fleet_text(fleet: Fleet, stands: Sequence[Coverage] = ()) -> str:
+def fleet_text(fleet: Fleet, stands: Sequence[KindCoverage] = ()) -> str:
     """A table of the kinds, a line each; with `stands` also how each stands by the store's cost models."""
     lines = [f"{'fingerprint':<17} {'nodes':>5} {'out':>4} {'each':>4} {'memory':>10}  hardware"]
     for index, kind in enumerate(fleet.kinds):

@@ -7,11 +7,11 @@
 import re
 from typing import NamedTuple
 
-from neuroshard.core.errors import UsageError
+from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import HARDWARE, MODEL_NAME, Refusal, Release
 from neuroshard.store.protocol import Store
-from neuroshard.store.track import MAX_RELEASE_BYTES, Files, Line, Live, read_artifact, read_past, read_pointer
+from neuroshard.store.track import MAX_RELEASE_BYTES, Files, Live, ReleaseTrack, read_artifact, read_past, read_pointer
 
 
 class Published(NamedTuple):
@@ -21,9 +21,9 @@ class Published(NamedTuple):
     data: bytes
 
 
-def plans_of(model: str) -> Line[Release]:
+def plans_of(model: str) -> ReleaseTrack[Release]:
     """Where the plans of a model lie. Raises UsageError for a name that cannot be a model's."""
-    return Line(check_model(model), Release, ("plans/{}.json",), _plan, "plan", "deploy")
+    return ReleaseTrack(check_model(model), Release, ("plans/{}.json",), _plan, "plan", "deploy")
 
 
 def plan_key(model: str, digest: str) -> str:
@@ -77,14 +77,22 @@ def read_published(store: Store, model: str, digest: str) -> Published:
     return Published(plan, files[plan_key(model, digest)])
 
 
+def live_plan(live: Live[Release] | None, store: Store) -> Plan | None:
+    """The plan that a live pointer names. None without a pointer, or where its plan cannot be read."""
+    try:
+        return read_plan(store, live.release.model, live.release.plan_digest) if live else None
+    except (NotFound, InvalidInput):
+        return None
+
+
 def read_refusals(store: Store, model: str) -> tuple[Refusal, ...]:
     """The refusals of a model, newest first. Raises InvalidInput or NewerFormat for one that is broken."""
-    line = plans_of(model)
+    track = plans_of(model)
     entries = store.list(f"{model}/decisions/")
     return tuple(
         Refusal.from_json(store.read(entry.key, MAX_RELEASE_BYTES), f"{store.url}/{entry.key}")
         for entry in reversed(entries)
-        if line.is_record(entry.key)
+        if track.is_record(entry.key)
     )
 
 

@@ -27,7 +27,7 @@ Files = Mapping[str, bytes]  # key -> bytes, in the order in which they are writ
 
 
 @dataclass(frozen=True)
-class Line(Generic[R]):
+class ReleaseTrack(Generic[R]):
     """Releases of `name`. An artifact lies in `patterns`, {} being its digest, which is the sha256 of the last one's bytes.
 
     `parse(files, where)` is the value of an artifact whose digest is right, or raises InvalidInput. `noun` is what an artifact
@@ -93,95 +93,97 @@ class Artifact(NamedTuple):
     value: Any
 
 
-def read_pointer(store: Store, line: Line[R]) -> Live[R]:
+def read_pointer(store: Store, track: ReleaseTrack[R]) -> Live[R]:
     """The live pointer. Raises NotFound where nothing was ever live, and InvalidInput or NewerFormat."""
     try:
-        data, token = store.read_versioned(line.live_key, MAX_RELEASE_BYTES)
-        return Live(_release(data, store, line.live_key, line), data, token)
+        data, token = store.read_versioned(track.live_key, MAX_RELEASE_BYTES)
+        return Live(_release(data, store, track.live_key, track), data, token)
     except NotFound as error:
         raise NotFound(
-            f"{error}; has a {line.noun} of {line.name!r} been deployed there (`neuroshard {line.verb}`)?"
+            f"{error}; has a {track.noun} of {track.name!r} been deployed there (`neuroshard {track.verb}`)?"
         ) from None
     except NewerFormat:
         raise
     except InvalidInput as error:
         raise InvalidInput(
-            f"{error}; if that is what the store holds, put the newest file of {line.name}/releases/ in its place"
+            f"{error}; if that is what the store holds, put the newest file of {track.name}/releases/ in its place"
         ) from None
 
 
-def live_or_none(store: Store, line: Line[R]) -> Live[R] | None:
+def live_or_none(store: Store, track: ReleaseTrack[R]) -> Live[R] | None:
     """The live pointer, or None where nothing was ever live."""
     try:
-        return read_pointer(store, line)
+        return read_pointer(store, track)
     except NotFound:
         return None
 
 
-def read_past(store: Store, line: Line[R], number: int) -> R:
+def read_past(store: Store, track: ReleaseTrack[R], number: int) -> R:
     """A release from the history. Raises NotFound, InvalidInput or NewerFormat."""
-    key = line.release_key(number)
+    key = track.release_key(number)
     try:
-        release = _release(store.read(key, MAX_RELEASE_BYTES), store, key, line)
+        release = _release(store.read(key, MAX_RELEASE_BYTES), store, key, track)
     except NotFound as error:
         raise NotFound(
-            f"{error}; `neuroshard gc` may have taken it: make a {line.noun} that is still there live with promote"
+            f"{error}; `neuroshard gc` may have taken it: make a {track.noun} that is still there live with promote"
         ) from None
     if release.number != number:
         raise InvalidInput(f"{store.url}/{key}: holds release {release.number}")
     return release
 
 
-def history(store: Store, line: Line[R]) -> list[int]:
+def history(store: Store, track: ReleaseTrack[R]) -> list[int]:
     """The numbers of the releases in the history, ascending."""
-    folder = line.release_key(1).rpartition("/")[0] + "/"
-    return sorted(number for entry in store.list(folder) if (number := line.number_of(entry.key)))
+    folder = track.release_key(1).rpartition("/")[0] + "/"
+    return sorted(number for entry in store.list(folder) if (number := track.number_of(entry.key)))
 
 
-def all_releases(store: Store, line: Line[R]) -> tuple[R, ...]:
+def all_releases(store: Store, track: ReleaseTrack[R]) -> tuple[R, ...]:
     """Every release, newest first, so the live one is the first. Raises NotFound where there is none."""
-    live = read_pointer(store, line).release
+    live = read_pointer(store, track).release
     # a newer one can have come since live.json was read; the live one may not be in the history yet
-    older = [number for number in reversed(history(store, line)) if number < live.number]
-    return (live, *(read_past(store, line, number) for number in older))
+    older = [number for number in reversed(history(store, track)) if number < live.number]
+    return (live, *(read_past(store, track, number) for number in older))
 
 
-def read_artifact(store: Store, line: Line[R], digest: str) -> Artifact:
+def read_artifact(store: Store, track: ReleaseTrack[R], digest: str) -> Artifact:
     """An artifact, its digest checked before anything in it is believed. Raises NotFound, InvalidInput or NewerFormat."""
     try:
-        files = {key: store.read(key, MAX_ARTIFACT_BYTES) for key in line.keys(digest)}
+        files = {key: store.read(key, MAX_ARTIFACT_BYTES) for key in track.keys(digest)}
     except NotFound as error:
         raise NotFound(
-            f"{error}: the {line.noun} was deleted there; `neuroshard {line.verb}` it again, or promote another"
+            f"{error}: the {track.noun} was deleted there; `neuroshard {track.verb}` it again, or promote another"
         ) from None
     key, data = list(files.items())[-1]
     where = f"{store.url}/{key}"
     if sha256(data) != digest:
         raise InvalidInput(
-            f"{where}: its {len(data):,} bytes have sha256 {sha256(data)[:12]}…, so it is not the {line.noun} that was "
-            f"deployed; it is cut off or was changed: delete it and {line.verb} the {line.noun} again"
+            f"{where}: its {len(data):,} bytes have sha256 {sha256(data)[:12]}…, so it is not the {track.noun} that was "
+            f"deployed; it is cut off or was changed: delete it and {track.verb} the {track.noun} again"
         )
-    return Artifact(digest, files, line.parse(files, where))
+    return Artifact(digest, files, track.parse(files, where))
 
 
-def find_artifact(store: Store, line: Line[R], prefix: str) -> str:
+def find_artifact(store: Store, track: ReleaseTrack[R], prefix: str) -> str:
     """The digest of the artifact that begins with `prefix`, at least 8 hex digits. Raises NotFound, UsageError."""
     if not re.fullmatch(r"[0-9a-f]{8,64}", prefix):
         raise UsageError(
-            f"{prefix[:80]!r} is not a {line.noun}'s digest; give at least 8 of its hex digits, as `releases` shows them"
+            f"{prefix[:80]!r} is not a {track.noun}'s digest; give at least 8 of its hex digits, as `releases` shows them"
         )
-    beginning = line.patterns[-1].partition("{}")[0] + prefix
-    digests = {line.digest_of(entry.key) for entry in store.list(f"{line.name}/{beginning}")}
+    beginning = track.patterns[-1].partition("{}")[0] + prefix
+    digests = {track.digest_of(entry.key) for entry in store.list(f"{track.name}/{beginning}")}
     found = sorted(digest for digest in digests if digest is not None)
     if not found:
-        raise NotFound(f"{store.url}: no {line.noun} {prefix!r} of {line.name!r} is published there")
+        raise NotFound(f"{store.url}: no {track.noun} {prefix!r} of {track.name!r} is published there")
     if len(found) > 1:
-        raise UsageError(f"{prefix!r} is the beginning of {len(found)} {line.noun}s of {line.name!r}; give more digits")
+        raise UsageError(
+            f"{prefix!r} is the beginning of {len(found)} {track.noun}s of {track.name!r}; give more digits"
+        )
     return found[0]
 
 
-def _release(data: bytes, store: Store, key: str, line: Line[R]) -> R:
-    release = line.release.from_json(data, f"{store.url}/{key}")
-    if release.name != line.name:
-        raise InvalidInput(f"{store.url}/{key}: is a release of {release.name!r}, not of {line.name!r}")
+def _release(data: bytes, store: Store, key: str, track: ReleaseTrack[R]) -> R:
+    release = track.release.from_json(data, f"{store.url}/{key}")
+    if release.name != track.name:
+        raise InvalidInput(f"{store.url}/{key}: is a release of {release.name!r}, not of {track.name!r}")
     return release

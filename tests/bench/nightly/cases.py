@@ -14,10 +14,11 @@ from helpers.night import Night, Place, killed_after
 from helpers.nodes import node
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
-from neuroshard.deploy.run import rollback
+from neuroshard.deploy.golive import roll_back
 from neuroshard.files.tables import write_tables
 from neuroshard.measure import job as job_module
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.releases import plans_of
 
 Case = Callable[[Place], list[Night]]
 H200, H100 = node("a"), node("b", product="NVIDIA-H100")
@@ -155,7 +156,7 @@ def rolled_back(place: Place) -> list[Night]:
     first = place.night()
     place.models = [order(place, memory="7GiB")]
     second = place.night()
-    rollback(FolderStore(Path(place.store)), "ads", now=datetime.now(UTC))
+    roll_back(FolderStore(Path(place.store)), plans_of("ads"), now=datetime.now(UTC))
     return [first, second, place.night(), place.night()]
 
 

@@ -129,7 +129,7 @@ class Months:
 
     def damage(self) -> None:
         """Spoil, truncate or delete an object of the store that no trainer reads."""
-        paths = [path for folder in ("_measuring", "hardware", "_nights")
+        paths = [path for folder in ("_measuring", "hardware", "_nightly")
                  for path in sorted(Path(self.place.store, folder).rglob("*.*")) if path.is_file()]  # fmt: skip
         if not paths:
             return
