@@ -1,4 +1,4 @@
-"""The tables of all models of a night, whose cases are drawn together."""
+"""The tables of all models of a nightly run, whose cases are drawn together."""
 
 from neuroshard.core.nightly import Order
 from neuroshard.core.table import MAX_NAME, Table

@@ -1,8 +1,8 @@
-"""A cost model -> its hardware's live one, in a store.
+"""A cost model -> the live one of its hardware, in a store.
 
     neuroshard publish-model model/ --store s3://bucket/prefix
 
-Released as plans are (golive.py), under the fingerprint of the hardware and the batch size that it was measured with.
+It goes live as a plan does (golive.py), on the release track of its hardware and batch size.
 """
 
 from datetime import UTC, datetime
@@ -20,13 +20,13 @@ from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.track import Artifact, ReleaseTrack, find_artifact, live_or_none, read_artifact
 
-MAX_ERROR = 0.2  # on tables never seen; measured again, the same case differs by 2 to 7 % on a CPU
+MAX_ERROR = 0.2  # on unseen tables; on a CPU, two measurements of one case differ by 2 to 7 %
 
 
 class Asked(NamedTuple):
-    """What a cost model must show to go live: its error on unseen tables, unless forced. None asks for nothing.
+    """What is asked of a cost model that is to go live: its largest error on unseen tables (None: any), unless forced.
 
-    With `renew` the one that is live goes live again, with today's date: it was measured again, and is the same.
+    With `renew` a cost model that is live already gets a new release with today's date, since it was measured again.
     """
 
     max_error: float | None = MAX_ERROR
@@ -38,9 +38,9 @@ USUAL = Asked()
 
 
 def publish_model(folder: Path, store: Store, *, now: datetime, asked: Asked = USUAL) -> ModelRelease:
-    """Put the bundle of a folder in the store and make it its hardware's live one. Returns the release that is live then.
+    """Put the bundle of a folder in the store, and make it the live cost model of its hardware. Returns the live release.
 
-    Raises Refused where its error is above what is asked, or not known: then it is published, but not live; InvalidInput,
+    Raises Refused where its error is too high or unknown, in which case it is published and not live; InvalidInput,
     NewerFormat, StoreError, and Conflict where another publisher was faster.
     """
     check_max_error(asked.max_error)
@@ -51,14 +51,14 @@ def publish_model(folder: Path, store: Store, *, now: datetime, asked: Asked = U
             f"({manifest.bench.hardware.fingerprint}): the file was changed, or is of another version; pretrain again"
         )
     track = models_of(manifest.hardware_fingerprint, manifest.batch_size)
-    live_or_none(store, track)  # a pointer that is broken is told before anything is written
+    live_or_none(store, track)  # raises for a broken pointer before anything is written
     data = dict(zip(track.keys(manifest.digest()), (read_bytes(folder / name) for name in BUNDLE_FILES), strict=True))
     data[track.keys(manifest.digest())[-1]] = manifest.canonical_json()
     return _go_live(put(store, track, manifest.digest(), data), manifest, "publish", asked, store, track, now)
 
 
 def promote_model(store: Store, track: ReleaseTrack[ModelRelease], digest: str, *, now: datetime) -> ModelRelease:
-    """Make a published cost model its hardware's live one, whatever its error. `digest` may be its beginning."""
+    """Make a published cost model the live one of its hardware, whatever its error. `digest` may be shortened."""
     artifact = claim(store, track, read_artifact(store, track, find_artifact(store, track, digest)))
     manifest = Manifest.parse(artifact.value, f"{store.url}/{track.keys(artifact.digest)[-1]}")
     return _go_live(artifact, manifest, "promote", Asked(None), store, track, now)

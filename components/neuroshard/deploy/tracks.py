@@ -1,4 +1,4 @@
-"""The name that a user types: a model's, for its plans, or hardware/FINGERPRINT/BATCH, for cost models."""
+"""From the name that a user types to its release track: a model's plans, or the cost models of hardware/FINGERPRINT/BATCH."""
 
 import re
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from neuroshard.store.track import ReleaseTrack
 
 
 def track_of(name: str) -> ReleaseTrack[Any]:
-    """Raises UsageError for what is no usable name of either kind."""
+    """The release track of a name. Raises UsageError for an invalid name."""
     folder, _, rest = name.partition("/")
     if folder != HARDWARE or not rest:
         return plans_of(name)
@@ -40,7 +40,7 @@ def run_promote(store_url: str, name: str, digest: str, *, single_writer: bool =
 
 
 def run_rollback(store_url: str, name: str, *, single_writer: bool = False) -> Pointer:
-    """Make live again what the live plan or cost model replaced, by this machine's clock."""
+    """Make the plan or cost model live again that the live one replaced, by this machine's clock."""
     release: Pointer = roll_back(
         open_store(store_url, single_writer=single_writer), track_of(name), now=datetime.now(UTC)
     )

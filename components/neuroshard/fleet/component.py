@@ -1,4 +1,4 @@
-"""KFP: where the pod of a job is to be put."""
+"""KFP: where the pod of a job runs."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from neuroshard.component import component
 def place(
     job: str,
 ) -> NamedTuple("Place", [("gpus", str), ("resource", str), ("nodes", dict), ("tolerations", list)]):  # type: ignore[valid-type]
-    """Where the pod of a job is to be put, and what it asks for: a loop's own items cannot be handed to Kubernetes."""
+    """Where the pod of a job runs, and the devices it requests, as outputs: KFP cannot give Kubernetes a loop's items."""
     from neuroshard.core.nightly import Job, parse_message
 
     work = parse_message(Job, job).work

@@ -1,4 +1,4 @@
-"""Which kinds of a fleet a live cost model serves, and why the others need measuring."""
+"""Which kinds of hardware of a fleet a live cost model covers, and why the others need measuring."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -15,9 +15,10 @@ NOT_TO_MEASURE: tuple[State, ...] = ("covered", "shared")
 
 
 class KindCoverage(Value):
-    """How a kind stands. `bundle` and `release` are the digest and the number of its own live cost model, "" and 0 without.
+    """How a kind of hardware is covered.
 
-    `lacks` is everything in which that model falls short, `state` the worst of it.
+    `bundle` and `release` are the digest and the number of its own live cost model, "" and 0 without one. `lacks` are all
+    shortfalls of that cost model; `state` is the worst of them.
     """
 
     kind: Kind
@@ -29,7 +30,7 @@ class KindCoverage(Value):
 
     @property
     def to_measure(self) -> bool:
-        """Does it need measuring, and can it be had tonight?"""
+        """Whether the kind needs measuring, and can be measured now."""
         return self.state not in NOT_TO_MEASURE and self.can_be_measured
 
     @property
@@ -45,13 +46,14 @@ def coverage(
     wanted: Mapping[str, Wanted] | None = None,
     usual: Wanted = Wanted(),  # noqa: B008 # a value
 ) -> tuple[KindCoverage, ...]:
-    """How each kind stands at `now` (UTC), by the live cost models `known`: against what is `wanted` of its fingerprint, else
-    what is `usual`.
+    """How the live cost models `known` cover each kind at `now` (UTC).
+
+    What is asked of a kind's cost model is `wanted` of its fingerprint, else `usual`.
     """
-    return tuple(_stands(kind, known, (wanted or {}).get(kind.fingerprint, usual), now) for kind in kinds)
+    return tuple(_covered(kind, known, (wanted or {}).get(kind.fingerprint, usual), now) for kind in kinds)
 
 
-def _stands(kind: Kind, known: Mapping[ModelKey, Known], wanted: Wanted, now: datetime) -> KindCoverage:
+def _covered(kind: Kind, known: Mapping[ModelKey, Known], wanted: Wanted, now: datetime) -> KindCoverage:
     own = live_at(known, wanted.batch_size).get(kind.fingerprint)
     if own is None:
         state, why = _without(kind, known, wanted)
@@ -74,15 +76,15 @@ def _stands(kind: Kind, known: Mapping[ModelKey, Known], wanted: Wanted, now: da
 
 
 def _without(kind: Kind, known: Mapping[ModelKey, Known], wanted: Wanted) -> tuple[State, str]:
-    """How a kind stands that has no live cost model of its own at the batch size that is wanted."""
+    """The state of a kind without a live cost model of its own at the wanted batch size, and why."""
     if kind.hardware.sharing:
-        return "shared", "others compute on the same devices, so times taken there would be of no device"
+        return "shared", "others compute on the same devices, so no time measured there would be that of one device"
     sizes = sorted(one.release.batch_size for key, one in known.items() if key.fingerprint == kind.fingerprint)
     if sizes and wanted.batch_size:
-        told = ", ".join(f"{size:,}" for size in sizes)
+        at = ", ".join(f"{size:,}" for size in sizes)
         return (
             "batch size changed",
-            f"cost models are live for {told} samples a step, and {wanted.batch_size:,} are asked for",
+            f"cost models are live for {at} samples a step, and {wanted.batch_size:,} are asked for",
         )
     before = [
         one.model.manifest.bench.hardware.driver

@@ -20,7 +20,7 @@ from neuroshard.measure import merge
 from neuroshard.measure.run import run as measure
 from neuroshard.measure.summary import Measured
 from neuroshard.store.folders import fetch_folder, kept, patiently
-from neuroshard.store.lease import Held, leased
+from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import (
     Share,
     cases_of,
@@ -69,7 +69,7 @@ def run(
                 done = _measure(store, job.work, share, backend, batch_size, left, seed)
             record = {"left": done.left, "measured": str(done)}
             write_record(store, f"{job.work.folder}/{share.ended}", record)
-        except (Held, Conflict) as error:
+        except (LeaseHeld, Conflict) as error:
             log(f"note: {error}")
         except StoreError:
             raise

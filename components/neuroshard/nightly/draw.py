@@ -24,7 +24,7 @@ from neuroshard.core.table import MAX_NAME, Table
 from neuroshard.core.value import sha256
 from neuroshard.files.cases import read_cases, write_cases
 from neuroshard.store.folders import delete_folder, fetch_folder, patiently
-from neuroshard.store.lease import Held, leased
+from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import FAILED, age_out, cases_of, left_of, measuring, note_failure, set_aside
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
@@ -64,7 +64,7 @@ def run(survey: Survey, store_url: str, *, single_writer: bool = False) -> list[
             if work.oldest_seconds is not None:
                 age_out(store, work.folder, work.oldest_seconds)
             extend(store, work, survey.request, tables, survey.owner)
-        except (Held, Conflict) as error:  # another run draws the same cases
+        except (LeaseHeld, Conflict) as error:  # another run draws the same cases
             log(f"note: {error}")
         except StoreError:
             raise
@@ -75,7 +75,7 @@ def run(survey: Survey, store_url: str, *, single_writer: bool = False) -> list[
 
 
 def extend(store: Store, work: Work, request: Request, tables: Sequence[Table], owner: str) -> None:
-    """Add a draw with what the work lacks, if it lacks anything. Raises Held, StoreError, and what `augment` raises."""
+    """Add a draw with what the work lacks, if it lacks anything. Raises LeaseHeld, StoreError, and what `augment` raises."""
     with leased(store, f"{work.folder}/lease-augment.json", owner):
         earlier = read_draws(store, work.folder)
         named = renamed(tables, earlier.values())

@@ -95,12 +95,10 @@ def _verdict(
         return _without_plan(store, survey, name, searched.no_plan, doubts)
     instead = searched.instead or read_plan(files.plan).provenance.instead
     doubts = [*doubts, *([instead] if instead else [])]
-    tonight = replace(
-        settings, tables=files.tables, cost_model=searched.model, max_error=survey.max_error, nightly=True
-    )
+    gated = replace(settings, tables=files.tables, cost_model=searched.model, max_error=survey.max_error, nightly=True)
 
     def attempt() -> Deployed:
-        return deploy(files.plan, store_url, name, tonight)
+        return deploy(files.plan, store_url, name, gated)
 
     try:
         try:

@@ -57,7 +57,7 @@ def search_plan(
     order = survey.order(name)
     live = None
     if order.move_budget:
-        with suppress(NotFound, InvalidInput):  # without a readable live plan, every table is placed anew
+        with suppress(NotFound, InvalidInput):  # without a readable live plan, every table may be placed anywhere
             live = live_plan(read_live(store, name), store)
     searched = choose(survey, order, store)
     constraints = ConstraintsFile.parse(order.constraints, f"constraints of model {name!r}")

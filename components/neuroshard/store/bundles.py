@@ -1,4 +1,4 @@
-"""Cost models in a store (line.py), by the fingerprint of the hardware and the batch size that they were measured with.
+"""Cost models in a store: one release track (track.py) for each kind of hardware and batch size.
 
 hardware/<fingerprint>/<batch size>/<sha256>/model.json, nets.safetensors      a bundle, under the digest of its model.json
 """
@@ -20,14 +20,14 @@ BATCH_SIZE = r"[1-9][0-9]{0,11}"
 
 
 class ModelKey(NamedTuple):
-    """One live cost model at a time: for a kind of hardware and a batch size."""
+    """What cost models in a store are found by: each key has one live cost model at a time."""
 
     fingerprint: str
     batch_size: int
 
 
 def models_of(fingerprint: str, batch_size: int) -> ReleaseTrack[ModelRelease]:
-    """Where the cost models of a kind of hardware at a batch size are. Raises UsageError for what is no fingerprint."""
+    """The release track of the cost models of a kind of hardware at a batch size. Raises UsageError for an invalid key."""
     if not re.fullmatch(FINGERPRINT, fingerprint):
         raise UsageError(
             f"{fingerprint[:80]!r} is not a hardware's fingerprint: 16 hex digits, as `neuroshard models` shows"
@@ -42,21 +42,21 @@ def models_of(fingerprint: str, batch_size: int) -> ReleaseTrack[ModelRelease]:
 
 
 def model_keys(store: Store) -> tuple[ModelKey, ...]:
-    """Every kind of hardware and batch size that has cost models there, live or not."""
+    """The keys of all cost models in the store, live or not."""
     form = re.compile(rf"{HARDWARE}/({FINGERPRINT.strip('^$')})/({BATCH_SIZE})/.+")
     found = {match.groups() for entry in store.list(f"{HARDWARE}/") if (match := form.fullmatch(entry.key))}
     return tuple(sorted(ModelKey(fingerprint, int(batch_size)) for fingerprint, batch_size in found))
 
 
 def find_hardware(store: Store, wanted: str, batch_size: int | None = None) -> Live[ModelRelease]:
-    """The live cost model of the hardware with this fingerprint, or with this in its name ("h200" is in "NVIDIA H200").
+    """The live cost model of the hardware with the fingerprint `wanted`, or with `wanted` in its name.
 
-    Of several batch sizes that of `batch_size`; where there is none, and one other alone, that other: the caller checks it.
-    Raises NotFound where there is none, UsageError where there are several. A pointer that cannot be read, as of a newer
-    version, is noted on stderr and holds up no other hardware.
+    Of cost models of several batch sizes it is the one of `batch_size`. A single cost model is returned whatever its batch
+    size, and the caller checks that. Raises NotFound where there is none, UsageError where several fit. A pointer that cannot
+    be read, such as one of a newer version, is noted on stderr and skipped.
     """
     named = bool(re.fullmatch(FINGERPRINT, wanted))
-    live, passed_over = [], ""
+    live, skipped = [], ""
     for key in model_keys(store):
         try:
             live.append(read_pointer(store, models_of(*key)))
@@ -65,9 +65,9 @@ def find_hardware(store: Store, wanted: str, batch_size: int | None = None) -> L
         except InvalidInput as error:
             if named and key.fingerprint == wanted and batch_size in (None, key.batch_size):
                 raise
-            passed_over = str(error)
-    if passed_over:
-        log(f"note: its hardware is passed over: {passed_over}")
+            skipped = str(error)
+    if skipped:
+        log(f"note: its hardware is skipped: {skipped}")
     if named:
         found = [one for one in live if one.release.fingerprint == wanted]
     else:
@@ -92,9 +92,9 @@ def find_hardware(store: Store, wanted: str, batch_size: int | None = None) -> L
 
 
 def find_bundle(store: Store, fingerprint: str, prefix: str) -> tuple[ReleaseTrack[ModelRelease], str]:
-    """Where a published cost model of a hardware is, live or not, by the beginning of its digest; and the whole digest.
+    """The release track and the whole digest of a published cost model, live or not, from the beginning of its digest.
 
-    Raises NotFound, and UsageError for what is no digest.
+    Raises NotFound, and UsageError for an invalid digest.
     """
     for key in model_keys(store):
         if key.fingerprint == fingerprint:
@@ -106,8 +106,10 @@ def find_bundle(store: Store, fingerprint: str, prefix: str) -> tuple[ReleaseTra
 
 
 def _whole(key: ModelKey, files: Files, where: str) -> dict[str, Any]:
-    """The decoded model.json of a bundle. Raises InvalidInput unless its tensors are those it answers for, and its hardware and
-    batch size are those that it is stored under."""
+    """The decoded model.json of a bundle.
+
+    Raises InvalidInput unless it fits its tensors, and the hardware and batch size that it is stored under.
+    """
     tensors, manifest = files.values()
     raw = decode_json(manifest, where)
     if not isinstance(raw, dict):

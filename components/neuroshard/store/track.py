@@ -1,9 +1,8 @@
-"""How the releases of one name lie in a store, whatever it is that goes live: a model's plans, or a hardware's cost models.
+"""A release track: the sequence of releases of one name in a store, of a model's plans or of a hardware's cost models.
 
-<name>/live.json                  the live release: the one object that is ever replaced
-<name>/releases/<number>.json     the live.json of each release, written once; all before the live one are there, but for
-                                  those that `gc` took
-<name>/condemned/<time>-….json    what a `gc` is about to delete; it goes when that is done
+<name>/live.json                  the live release: the only object that is ever replaced
+<name>/releases/<number>.json     the live.json of each release, written once; `gc` deletes old ones
+<name>/condemned/<time>-….json    what a `gc` is about to delete; it is deleted last
 <name>/…<sha256>…                 an artifact: one file or more, written once under the digest of the last of them
 """
 
@@ -19,19 +18,19 @@ from neuroshard.core.value import sha256
 from neuroshard.store.protocol import Store
 
 MAX_RELEASE_BYTES = 64 * 2**10
-MAX_ARTIFACT_BYTES = (
-    16 * 2**20
-)  # a plan of 2,000 tables in 4,000 shards has 1 MiB; hostile JSON takes 35 times its size
+# A plan of 2,000 tables in 4,000 shards has 1 MiB. Decoded, hostile JSON takes 35 times its size.
+MAX_ARTIFACT_BYTES = 16 * 2**20
 R = TypeVar("R", bound=Pointer)
 Files = Mapping[str, bytes]  # key -> bytes, in the order in which they are written
 
 
 @dataclass(frozen=True)
 class ReleaseTrack(Generic[R]):
-    """Releases of `name`. An artifact lies in `patterns`, {} being its digest, which is the sha256 of the last one's bytes.
+    """The releases of `name`, and where their artifacts are.
 
-    `parse(files, where)` is the value of an artifact whose digest is right, or raises InvalidInput. `noun` is what an artifact
-    is called, `verb` the command that puts one live.
+    `patterns` are the names of an artifact's files, with {} for its digest, which is the sha256 of the last file.
+    `parse(files, where)` returns the value of an artifact whose digest was checked, or raises InvalidInput. `noun` names an
+    artifact in messages, `verb` is the command that makes one live.
     """
 
     name: str
@@ -53,13 +52,13 @@ class ReleaseTrack(Generic[R]):
         return f"{self.name}/releases/{number:08d}.json"
 
     def number_of(self, key: str) -> int | None:
-        """The number of the release that an object of the history is; None where it is none: then it is not ours."""
+        """The number of the release that the object at `key` holds; None where it is no release."""
         stem = key.removeprefix(f"{self.name}/releases/").removesuffix(".json")
         number = int(stem) if re.fullmatch("[0-9]{8,}", stem) else 0
         return number if number and key == self.release_key(number) else None
 
     def is_record(self, key: str) -> bool:
-        """Whether an object is named as marks and refusals are, by its time and 16 digits."""
+        """Whether `key` has the form of a mark or a refusal: a time and 16 hex digits."""
         folders = rf"{re.escape(self.name)}/(condemned|decisions)"
         return re.fullmatch(rf"{folders}/[0-9]{{8}}T[0-9]{{6}}Z-[0-9a-f]{{16}}\.json", key) is not None
 
@@ -67,7 +66,7 @@ class ReleaseTrack(Generic[R]):
         return tuple(f"{self.name}/{pattern.format(digest)}" for pattern in self.patterns)
 
     def digest_of(self, key: str) -> str | None:
-        """The digest of the artifact that an object belongs to; None where it is no artifact's."""
+        """The digest of the artifact that the object at `key` belongs to; None where it belongs to none."""
         found = self._artifact.fullmatch(key)
         return next(filter(None, found.groups()), None) if found else None
 
@@ -78,7 +77,7 @@ class ReleaseTrack(Generic[R]):
 
 
 class Live(NamedTuple, Generic[R]):
-    """A live pointer as it was read: its value, its bytes, and the token with which it can be swapped."""
+    """A live pointer as it was read: its value, its bytes, and the token for swapping it."""
 
     release: R
     data: bytes
@@ -86,7 +85,7 @@ class Live(NamedTuple, Generic[R]):
 
 
 class Artifact(NamedTuple):
-    """An artifact with its very bytes: those of another version need not be those that we would write."""
+    """An artifact and its bytes. Another version may have written other bytes than this one would."""
 
     digest: str
     files: Files
@@ -141,13 +140,13 @@ def history(store: Store, track: ReleaseTrack[R]) -> list[int]:
 def all_releases(store: Store, track: ReleaseTrack[R]) -> tuple[R, ...]:
     """Every release, newest first, so the live one is the first. Raises NotFound where there is none."""
     live = read_pointer(store, track).release
-    # a newer one can have come since live.json was read; the live one may not be in the history yet
+    # a newer release may have come since live.json was read, and the live one may not be in the history yet
     older = [number for number in reversed(history(store, track)) if number < live.number]
     return (live, *(read_past(store, track, number) for number in older))
 
 
 def read_artifact(store: Store, track: ReleaseTrack[R], digest: str) -> Artifact:
-    """An artifact, its digest checked before anything in it is believed. Raises NotFound, InvalidInput or NewerFormat."""
+    """An artifact, parsed after its digest was checked. Raises NotFound, InvalidInput or NewerFormat."""
     try:
         files = {key: store.read(key, MAX_ARTIFACT_BYTES) for key in track.keys(digest)}
     except NotFound as error:
