@@ -157,7 +157,13 @@ def night(inside: Any, kind: str) -> str:
     """
     spec = next(yaml.safe_load_all((ROOT / "pipelines" / "neuroshard.yaml").read_text()))
     asked = {name: one["defaultValue"] for name, one in spec["root"]["inputDefinitions"]["parameters"].items()}
-    asked |= {"backend": "synthetic", "store": "/tmp/store", "compute_cases": 20, "collective_cases": 4, "budget": "30s"}
+    asked |= {
+        "backend": "synthetic",
+        "store": "/tmp/store",
+        "compute_cases": 20,
+        "collective_cases": 4,
+        "budget": "30s",
+    }
 
     def step(name: str, **more: str) -> dict[str, Any]:
         wanted = spec["components"][f"comp-{name}"]["inputDefinitions"]["parameters"]
@@ -176,7 +182,7 @@ def night(inside: Any, kind: str) -> str:
         told = inside("sh", "-c", "neuroshard submit --set pods=2 --endpoint http://127.0.0.1:9 2>&1 || true")
         expect("does not answer" in told, f"neuroshard submit: {told.strip()[-200:]}")
         return f"surveyed {json.loads(surveyed['works'][0])['hardware']['name']}; neuroshard submit reads its pipeline"
-    [job] = step("draw", night=surveyed["night"])["jobs"]
+    [job] = step("augment", found=surveyed["found"])["jobs"]
     step("measure", job=job)
     parts = inside("sh", "-c", "ls /tmp/store/_measuring/*/*/costs-1-of-1").split()
     expect("costs.json" in parts, f"measure left {parts}")

@@ -17,7 +17,7 @@ def diagram(spec: dict[str, Any]) -> str:
 
 
 def _dag(spec: dict[str, Any], dag: dict[str, Any], indent: str, within: str) -> list[str]:
-    """The tasks of a DAG. Their names are unique in it alone, so nodes are called after the box `within` which they are, too."""
+    """The tasks of a DAG. Task names are unique in one DAG alone, so a node's name begins with that of its box, `within`."""
     lines = []
     for name, task in dag["tasks"].items():
         inner = spec["components"][task["componentRef"]["name"]].get("dag")

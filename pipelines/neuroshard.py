@@ -4,42 +4,39 @@
            -> where a kind of hardware is to be measured: augment -> for each job: place, measure (or a train job)
                   -> for each kind: pretrain -> for each model that waited: search, deploy -> conclude
 
-`survey` finds the kinds of hardware whose live cost models do not serve what the models need. Only `measure` touches devices, on
-the nodes that `place` says. What the steps of a loop hand to the next loop is in the store, so that a run goes on where the one
-before it failed. What fails of one kind of hardware, or of one model, is written down there, and the others go on.
+`survey` finds the kinds of hardware whose live cost models do not cover what the models need. Only `measure` uses devices, on
+the nodes that `place` names. Loops pass their results on in the store, so that a run continues where the one before it failed.
+A failure of one kind of hardware, or of one model, is recorded there, and the others go on.
 
-Each loop is a pipeline of its own: so one can come after another without its results, which `Collected` would need.
+Each loop is a pipeline of its own, so that one can come after another without its results, which `Collected` would need.
 """
 
 from typing import List  # noqa: UP035 # as in the components
 
 from kfp import dsl, kubernetes
 
-from neuroshard.augment.component import augment
 from neuroshard.component import CPU_IMAGE, GPU_IMAGE
 from neuroshard.fleet.component import place
 from neuroshard.kube import POD_LABELS, USER
 from neuroshard.measure.component import measure, train_job
-from neuroshard.nightly.component import conclude, deploy, pretrain, search, survey
+from neuroshard.nightly.component import augment, conclude, deploy, pretrain, search, survey
 
-# Keys of the secret that gives the steps their way into S3; without the secret, the pod's service account is the way.
+# Keys of the secret with the credentials for S3. Without the secret, the pod's service account is used.
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION")
 
 
 def equip(step: dsl.PipelineTask, image: str, cpus: str, memory: str, secret: str = "") -> None:
-    """What every pod gets; the secret, who speaks to the store."""
+    """Give a step its image, resources, labels and security context; and the secret, if the step uses the store."""
     step.set_container_image(image)
     step.set_cpu_request(cpus).set_memory_request(memory).set_memory_limit(memory)
-    step.register_pipeline_channels([image, cpus, memory])  # inside a loop kfp forgets these, and they would dangle
-    # under Pod Security `restricted` KFP asks this of the pipeline; the rest of it KFP sets itself
+    step.register_pipeline_channels([image, cpus, memory])  # inside a loop kfp would forget these
+    # Pod Security `restricted` requires these; KFP sets the rest itself
     kubernetes.set_security_context(step, run_as_user=USER, run_as_group=USER, run_as_non_root=True)
     for key, value in POD_LABELS.items():
         kubernetes.add_pod_label(step, key, value)
     if secret:
         kubernetes.use_secret_as_env(step, secret, {key: key for key in STORE_KEYS}, optional=True)
-    step.set_caching_options(
-        False
-    )  # every step reads the world: the fleet, the store, the file behind a model's tables
+    step.set_caching_options(False)  # every step reads what changes: the fleet, the store, a model's tables
 
 
 @dsl.pipeline(name="measure-jobs")
@@ -59,7 +56,7 @@ def measure_jobs(
     step_memory: str,
     store_secret: str,
 ) -> None:
-    """Every job in a pod of its own, on a node of the kind that it measures."""
+    """Each job in a pod of its own, on a node of the kind of hardware that it measures."""
     with dsl.ParallelFor(jobs) as job:
         at = place(job=job)
         measured = measure(
@@ -76,9 +73,7 @@ def measure_jobs(
         measured.set_accelerator_type(at.outputs["resource"]).set_accelerator_limit(at.outputs["gpus"])
         kubernetes.add_node_selector_json(measured, at.outputs["nodes"])
         kubernetes.add_toleration_json(measured, at.outputs["tolerations"])
-        kubernetes.empty_dir_mount(
-            measured, "shm", "/dev/shm", medium="Memory"
-        )  # NCCL's and gloo's processes talk there
+        kubernetes.empty_dir_mount(measured, "shm", "/dev/shm", medium="Memory")  # for the processes of NCCL and gloo
 
 
 @dsl.pipeline(name="measure-train-jobs")
@@ -97,7 +92,7 @@ def measure_train_jobs(
     step_memory: str,
     store_secret: str,
 ) -> None:
-    """Every kind of hardware by a TrainJob over its nodes, where the cluster wants GPU work so."""
+    """Each kind of hardware by one TrainJob over its nodes, for clusters that run all GPU work as TrainJobs."""
     with dsl.ParallelFor(train_jobs) as work:
         measured = train_job(
             work=work,
@@ -116,7 +111,7 @@ def measure_train_jobs(
 @dsl.pipeline(name="learn-kinds")
 def learn_kinds(
     works: List[str],  # noqa: UP006
-    night: str,
+    found: str,
     store: str,
     single_writer: bool,
     step_image: str,
@@ -124,15 +119,15 @@ def learn_kinds(
     step_memory: str,
     store_secret: str,
 ) -> None:
-    """A live cost model for every kind of hardware that was measured."""
+    """A cost model for every kind of hardware that was measured."""
     with dsl.ParallelFor(works) as work:
-        trained = pretrain(night=night, work=work, store=store, single_writer=single_writer)
+        trained = pretrain(found=found, work=work, store=store, single_writer=single_writer)
         equip(trained, step_image, step_cpus, step_memory, store_secret)
 
 
 def plan_model(
     name: str,
-    night: str,
+    found: str,
     store: str,
     algorithm: str,
     min_gain: float,
@@ -140,27 +135,27 @@ def plan_model(
     single_writer: bool,
     pod: tuple[str, str, str, str],
 ) -> None:
-    """The two steps that give a model its plan, in a loop over models; `pod` is what `equip` gives them."""
-    found = search(night=night, name=name, store=store, algorithm=algorithm, memory_margin=memory_margin)
+    """The two steps that give a model its plan, for a loop over models. `pod` holds the arguments of `equip`."""
+    searched = search(found=found, name=name, store=store, algorithm=algorithm, memory_margin=memory_margin)
     live = deploy(
-        night=night,
+        found=found,
         name=name,
-        searched=found.outputs["Output"],
-        plan=found.outputs["plan"],
-        tables=found.outputs["tables"],
+        searched=searched.outputs["Output"],
+        plan=searched.outputs["plan"],
+        tables=searched.outputs["tables"],
         store=store,
         min_gain=min_gain,
         memory_margin=memory_margin,
         single_writer=single_writer,
     )
-    for step in (found, live):
+    for step in (searched, live):
         equip(step, *pod)
 
 
 @dsl.pipeline(name="plan-models")
 def plan_models(
     names: List[str],  # noqa: UP006
-    night: str,
+    found: str,
     store: str,
     algorithm: str,
     min_gain: float,
@@ -171,11 +166,11 @@ def plan_models(
     step_memory: str,
     store_secret: str,
 ) -> None:
-    """A plan for every model, live if the gate lets it through."""
+    """A plan for every model, live if the gate allows it."""
     with dsl.ParallelFor(names) as name:
         plan_model(
             name=name,
-            night=night,
+            found=found,
             store=store,
             algorithm=algorithm,
             min_gain=min_gain,
@@ -185,9 +180,9 @@ def plan_models(
         )
 
 
-@dsl.pipeline(name="the-night")
-def the_night(
-    night: str,
+@dsl.pipeline(name="nightly-run")
+def nightly_run(
+    found: str,
     works: List[str],  # noqa: UP006
     names: List[str],  # noqa: UP006
     later: List[str],  # noqa: UP006
@@ -210,11 +205,11 @@ def the_night(
     step_memory: str,
     store_secret: str,
 ) -> None:
-    """The models that need not wait are planned at once; the others after what is measured for them."""
+    """Plan the models that need not wait at once, and the others when their hardware has been measured."""
     with dsl.ParallelFor(names) as name:
         plan_model(
             name=name,
-            night=night,
+            found=found,
             store=store,
             algorithm=algorithm,
             min_gain=min_gain,
@@ -224,7 +219,7 @@ def the_night(
         )
 
     with dsl.If(renew == "yes", name="renew"):
-        drawn = augment(night=night, store=store, single_writer=single_writer, training_runtime=training_runtime)
+        drawn = augment(found=found, store=store, single_writer=single_writer, training_runtime=training_runtime)
         measured = measure_jobs(
             jobs=drawn.outputs["jobs"],
             store=store,
@@ -258,7 +253,7 @@ def the_night(
         )
         learnt = learn_kinds(
             works=works,
-            night=night,
+            found=found,
             store=store,
             single_writer=single_writer,
             step_image=step_image,
@@ -268,7 +263,7 @@ def the_night(
         ).after(measured, together)
         planned = plan_models(
             names=later,
-            night=night,
+            found=found,
             store=store,
             algorithm=algorithm,
             min_gain=min_gain,
@@ -279,7 +274,7 @@ def the_night(
             step_memory=step_memory,
             store_secret=store_secret,
         ).after(learnt)
-        ended = conclude(night=night, store=store).after(planned)
+        ended = conclude(found=found, store=store).after(planned)
         for step in (drawn, ended):
             equip(step, step_image, step_cpus, step_memory, store_secret)
 
@@ -316,31 +311,31 @@ def neuroshard(
     """Measure the kinds of hardware that no live cost model covers, learn their costs, and put every model's plan live.
 
     Args:
-        models: Who wants a plan, as JSON: [{"name", "tables", "devices", "memory", "hardware"}, …]. Tables are a preset's name,
-            a file that the pod sees, or s3://bucket/tables.json; memory is 80GiB, or one amount a device by commas; hardware
-            is needed where the fleet has several kinds: H200.
+        models: The models that need a plan, as JSON: [{"name", "tables", "devices", "memory", "hardware"}, …]. Tables are a
+            preset's name, a file that the pod sees, or s3://bucket/tables.json. Memory is 80GiB, or one amount for each device,
+            with commas. Hardware (H200) is needed where the fleet has several kinds.
         store: Where plans and cost models live: s3://bucket/prefix.
-        backend: What is measured: cuda (FBGEMM and NCCL), cpu (FBGEMM and gloo) or synthetic (a formula).
+        backend: What to measure with: cuda (FBGEMM and NCCL), cpu (FBGEMM and gloo) or synthetic (a formula).
         batch_size: Samples a step over all devices.
         compute_cases: Table sets to measure on one device, for each kind of hardware.
         collective_cases: All-to-alls between devices to measure.
         measure_budget: A measuring pod stops after this long: 90s, 30m, 2h.
-        max_age: A cost model older than this is measured anew: 2160h. Empty for never.
+        max_age: A cost model older than this is measured again: 2160h. Empty for never.
         max_error: Largest error of a cost model on unseen tables with which it, or a plan, goes live: 0.2 is 20 %.
         min_gain: Share by which a plan must be better than the live one; below 0 for its cost model's own error.
         memory_margin: Share of a device's memory that a plan leaves free.
         algorithm: local-search, neuroshard-2023, or a baseline: random, size, dim, lookup, size-lookup.
-        seed: Of everything that is left to chance.
-        single_writer: Nobody else deploys: accept a store that ignores conditional writes.
+        seed: The seed of all random choices.
+        single_writer: Accept a store that ignores conditional writes; then nobody else may deploy there.
         nodes: A file with what `kubectl get nodes -o json` wrote, in place of asking the cluster.
         node_selector: Labels of the nodes to measure on, as JSON: {"node-pool": "train"}.
-        tolerations: Taints to bear there, as JSON. Nodes with others are left alone.
-        pods: Most pods that measure one kind of hardware at once, each on a node of its own.
+        tolerations: Taints of those nodes to tolerate, as JSON. Nodes with other taints are not used.
+        pods: The most pods that measure one kind of hardware at once, each on a node of its own.
         training_runtime: Measure each kind by one TrainJob over its nodes, with the TrainingRuntime NAME-FINGERPRINT of the
             kind. Empty for pods of the pipeline's own.
         measure_cpus: CPUs of a measuring pod. Its GPUs are all that a node of its kind has.
         measure_memory: Memory of a measuring pod.
-        measure_image: The image of a measuring pod; neuroshard-cpu will do for the cpu and synthetic backends.
+        measure_image: The image of a measuring pod; neuroshard-cpu suffices for the cpu and synthetic backends.
         step_cpus: CPUs of every other pod.
         step_memory: Memory of every other pod.
         step_image: The image of every other pod.
@@ -374,8 +369,8 @@ def neuroshard(
         store_secret=store_secret,
     )
     equip(seen, step_image, step_cpus, step_memory, store_secret)
-    the_night(
-        night=seen.outputs["night"],
+    nightly_run(
+        found=seen.outputs["found"],
         works=seen.outputs["works"],
         names=seen.outputs["names"],
         later=seen.outputs["later"],

@@ -85,7 +85,7 @@ COLOR = re.compile(r"\x1b\[\d+m")
 CHATTER = re.compile(
     r"    ( |[{}]$|Traceback|KeyboardInterrupt$|neuroshard\.core\.errors|\[KFP Executor)"
     r"|    \w+: (Artifact|Dataset|HTML|Metrics|Model)\("
-    r"|    (Output|train jobs|gpus|jobs|later|names|night|nodes|renew|resource|tolerations|works): "
+    r"|    (Output|found|gpus|jobs|later|names|nodes|renew|resource|tolerations|train_jobs|works): "
     r"|.* - INFO - (Streamed logs|Task '[\w-]+' outputs):|-{20,}|\s*$"
 )
 
@@ -170,7 +170,7 @@ def scratch(out: Path, folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Hold a folder's lock, which the kernel frees with this process. With False where another has it, or nobody can know."""
+    """Hold a folder's lock, which the kernel frees with this process. Yields the folder, and whether it is locked."""
     lock, held = None, False
     with contextlib.suppress(OSError):
         lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -205,7 +205,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("run"), help="folder for what the runs make")
     parser.add_argument("--store", help="where the plan goes live: a folder or s3://bucket/prefix [default: OUT/store]")
-    parser.add_argument("--fresh", action="store_true", help="begin anew: the store there is renamed, not deleted")
+    parser.add_argument(
+        "--fresh", action="store_true", help="start with an empty store; the old one is renamed, not deleted"
+    )
     parser.add_argument("--model", default="mlperf-dlrm-dcnv2", help="the name that the plan goes live under")
     parser.add_argument("--steps", type=int, default=20, help="of the trainer; 0 for none")
     options = parser.parse_args()
@@ -301,7 +303,7 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
 
 
 class Log(io.TextIOBase):
-    """What the steps print: all of it into a file, what a person wants to see to stderr. `error` is the last that they told."""
+    """The output of the steps: all of it into a file, the lines for a person to stderr. `error` is the last error in it."""
 
     def __init__(self, file: TextIO, called: Mapping[str, str]) -> None:
         """`called` gives the folder of the steps the name under which their outputs are found in the end."""
@@ -317,8 +319,8 @@ class Log(io.TextIOBase):
             self.file.write(f"{line}\n")  # kfp has replaced print while a step runs
             if not CHATTER.match(line):
                 sys.stderr.write(f"{line}\n")
-            if told := USER_ERROR.match(line.strip()):
-                self.error = told[1]
+            if error := USER_ERROR.match(line.strip()):
+                self.error = error[1]
             elif OTHER_ERROR.match(line.strip()):
                 self.error = line.strip()
         self.file.flush()
@@ -347,7 +349,7 @@ def run_trainer(options: argparse.Namespace, folder: Path, children: "Children")
 
 
 def summary(options: argparse.Namespace, folder: Path, trained: str) -> str:
-    """What a user wants to know at the end. Every number says whether it was measured or predicted, and on what."""
+    """The summary of a run. Every number says whether it was measured or predicted, and on what."""
     ended = decode_json((folder / "release.json").read_bytes(), "release.json")
     if "end" in ended:  # there is no new plan, and an older one stays live
         return Verdict.parse(ended, "release.json").text
@@ -373,20 +375,20 @@ def summary(options: argparse.Namespace, folder: Path, trained: str) -> str:
 
 
 def cost_model_text(folder: Path, plan: Plan) -> str:
-    """How far the cost model can be trusted; only whose it is, where an earlier run had measured this hardware."""
-    told = plan.provenance
-    if told.cost_model_backend == "analytic":
-        return f"cost model {told.cost_model}, of datasheets; nothing of it was measured"
-    measured = f"measured on {told.cost_model_device} ({told.cost_model_backend})"
-    costs = "by a formula, nothing was measured (synthetic)" if told.cost_model_backend == "synthetic" else measured
+    """The cost model's errors; only its name, where an earlier run measured this hardware."""
+    by = plan.provenance
+    if by.cost_model_backend == "analytic":
+        return f"cost model {by.cost_model}, of datasheets; nothing of it was measured"
+    measured = f"measured on {by.cost_model_device} ({by.cost_model_backend})"
+    costs = "by a formula, nothing was measured (synthetic)" if by.cost_model_backend == "synthetic" else measured
     for model in (load_cost_model(one) for one in folder.glob("*cost_model") if (one / MANIFEST).exists()):
-        if model.name == told.cost_model:
+        if model.name == by.cost_model:
             return f"cost model, of costs {costs}\n{model.report.text()}"
-    return f"cost model {(told.cost_model or '')[:12]} of an earlier run, of costs {costs}"
+    return f"cost model {(by.cost_model or '')[:12]} of an earlier run, of costs {costs}"
 
 
 def live_text(plan: Plan, release: Release) -> str:
-    """Which plan is live after the run: the gate keeps one that is predicted better, or as good."""
+    """Which plan is live after the run. The gate keeps a live plan that is predicted as good or better."""
     if release.plan_digest == plan.digest():
         return f"live: this plan, as release {release.number} of {release.model}"
     return (

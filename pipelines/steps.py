@@ -135,7 +135,7 @@ def watch_parent(parent: int) -> None:
 
 
 def _caught(process: int) -> int:
-    """Bits of the signals that a process catches; 0 where nobody says."""
+    """Bits of the signals that a process catches; 0 where /proc does not say."""
     with suppress(OSError, ValueError):
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
         return next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)

@@ -1,4 +1,4 @@
-"""The Kubernetes API, asked with the official client as this pod's account, or as a kubeconfig says."""
+"""The Kubernetes API, by the official client, with this pod's service account or a kubeconfig."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,11 +10,11 @@ from neuroshard.core.extras import install_command
 from neuroshard.core.text import one_line
 
 TIMEOUT_SECONDS = 30.0
-ASK_SECONDS = 5.0  # of what is good to know and not needed
+ASK_SECONDS = 5.0  # for a request whose answer is useful and not needed
 NOT_FOUND, FORBIDDEN = 404, 403
 USER = 10001  # of our images
-POD_LABELS = {"app.kubernetes.io/name": "neuroshard"}  # of a step's pod: its network policy selects by them
-# What Kubeflow Pipelines 2.17 and the pipeline make of a step's pod, as far as admission looks at it
+POD_LABELS = {"app.kubernetes.io/name": "neuroshard"}  # the network policy of a step's pod selects by them
+# The security context that Kubeflow Pipelines 2.17 and the pipeline give a step's pod
 SECURITY = {
     "runAsNonRoot": True,
     "runAsUser": USER,
@@ -26,17 +26,17 @@ SECURITY = {
 
 
 class Admission(NamedTuple):
-    """Whether a cluster takes the pods of a run, and what there is to say of it."""
+    """Whether a cluster admits the pods of a run, and why."""
 
     verdict: Literal["admitted", "refused", "unknown"]
     says: str
 
 
 def admission(namespace: str, account: str, context: str | None = None) -> Admission:
-    """Ask whether a step's pod is admitted in `namespace` under the service account `account`. Nothing is made (a dry run).
+    """Ask whether a step's pod is admitted in `namespace` under the service account `account`, in a dry run.
 
-    Whoever may not make pods there is answered from the account alone, and whoever may not see that either learns nothing:
-    `unknown`, as without a way to a cluster.
+    Without the permission to create pods, only the existence of the account is checked. Without the permission for that, or
+    without access to a cluster, the verdict is `unknown`.
     """
     what = f"a pod of a run under {namespace}/{account}"
     try:
@@ -54,7 +54,7 @@ def admission(namespace: str, account: str, context: str | None = None) -> Admis
 
 
 def _refusal(api: Any, namespace: str, account: str) -> tuple[Literal["refused", "unknown"], str] | None:
-    """Nothing for a pod that is admitted. Raises the client's errors for answers that say nothing of it."""
+    """Why the pod is not admitted; None where it is. Raises the client's errors for answers that do not say."""
     from kubernetes import client
 
     core = client.CoreV1Api(api)
@@ -93,10 +93,10 @@ def _refusal(api: Any, namespace: str, account: str) -> tuple[Literal["refused",
 def kubernetes_api(
     doing: str = "", context: str | None = None, hints: Mapping[int, str] | None = None, retries: int = 3
 ) -> Iterator[Any]:
-    """A client of the API; `context` chooses among those of the kubeconfig. What does not answer is asked `retries` times again.
+    """A client of the API, in the kubeconfig's `context`. A request without an answer is repeated `retries` times.
 
-    What fails in the block is one line that begins with `doing`, or, where nothing is said, with where the API is:
-    NeuroshardError. `hints` are what to do about an answer, by its status. Raises UsageError without a way to a cluster.
+    Errors of the block become a NeuroshardError of one line, which begins with `doing`, by default the address of the API.
+    `hints` maps the status of an answer to what to do about it. Raises UsageError without access to a cluster.
     """
     try:
         from kubernetes import client, config
@@ -115,19 +115,19 @@ def kubernetes_api(
         ) from None
     configuration = client.Configuration.get_default_copy()
     configuration.retries = retries
-    told = doing or configuration.host
+    where = doing or configuration.host
     try:
         with client.ApiClient(configuration) as api:
             yield api
     except ApiException as error:
         way_out = (hints or {}).get(error.status, "")
-        raise NeuroshardError(f"{told}: the Kubernetes API answered {error.status}: {said(error)}{way_out}") from None
+        raise NeuroshardError(f"{where}: the Kubernetes API answered {error.status}: {said(error)}{way_out}") from None
     except (HTTPError, OSError) as error:
-        raise NeuroshardError(f"{told}: the Kubernetes API does not answer: {one_line(error)}") from None
+        raise NeuroshardError(f"{where}: the Kubernetes API does not answer: {one_line(error)}") from None
 
 
 def _configure(config: Any, context: str | None) -> None:
-    """The pod's own service account, where there is one and no context is asked for, else the kubeconfig."""
+    """Use the pod's own service account, where there is one and no context is given; else the kubeconfig."""
     if context is None:
         try:
             config.load_incluster_config()
@@ -138,7 +138,7 @@ def _configure(config: Any, context: str | None) -> None:
 
 
 def said(error: Any) -> str:
-    """What an API, Kubeflow's too, said when it refused, of all that its answer holds."""
+    """The message in an error of an API, of Kubernetes or Kubeflow, in one line."""
     try:
         body = json.loads(error.body)
         return one_line(body.get("message") or body.get("error") or error.reason)

@@ -48,15 +48,15 @@ from neuroshard.core.errors import Conflict
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.deploy.bundles import publish_model
-from neuroshard.deploy.golive import bring_back
-from neuroshard.deploy.run import deploy, releases
+from neuroshard.deploy.golive import roll_back
+from neuroshard.deploy.run import deploy
 from neuroshard.store import s3
 from neuroshard.store.bundles import models_of
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
-from neuroshard.store.releases import Published, read_live, read_plan, read_published
-from neuroshard.store.track import read_artifact, read_pointer
+from neuroshard.store.releases import Published, plans_of, read_live, read_plan, read_published
+from neuroshard.store.track import all_releases, read_artifact, read_pointer
 
 
 class Sizes(NamedTuple):
@@ -235,7 +235,7 @@ def read_while_written(store: Store, sizes: Sizes) -> str:
         for writer in writers:
             writer.result()
     torn = sum(count for count, _ in seen)
-    numbers = [release.number for release in releases(store, "m")]
+    numbers = [release.number for release in all_releases(store, plans_of("m"))]
     assert torn == 0
     assert numbers == list(range(len(numbers), 0, -1)), "the history has a gap"
     slowest = max(seconds for _, seconds in seen)
@@ -342,7 +342,7 @@ def kill_publish_model(work: Path) -> str:
         assert read_artifact(store, line, digest).digest in (models[0].name, models[1].name)
         seen["new" if digest == models[1].name else "old"] += 1
         publish_model(work / models[1].name, store, now=NOW)
-        assert bring_back(store, line, now=NOW).bundle_digest == models[0].name
+        assert roll_back(store, line, now=NOW).bundle_digest == models[0].name
     return f"{seen.total() - 1} kills: old or new model live ({seen['old']}, {seen['new']}), the next rollback works"
 
 

@@ -20,12 +20,13 @@ from helpers.servers import nobody
 from neuroshard.client import StaleWarning, load, load_plan, watch
 from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable, UsageError
 from neuroshard.core.value import sha256
-from neuroshard.deploy.run import deploy, rollback
+from neuroshard.deploy.golive import roll_back
+from neuroshard.deploy.run import deploy
 from neuroshard.store import s3
 from neuroshard.store.deadline import THREADS, Reader
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
-from neuroshard.store.releases import live_key, plan_key
+from neuroshard.store.releases import live_key, plan_key, plans_of
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B, C = (make_plan(note) for note in "ABC")
@@ -325,7 +326,7 @@ def test_watching_begins_with_the_live_plan_and_follows_it(store):
     assert next(plans) == A
     deploy(B, store, "m", now=NOW)
     assert next(plans) == B
-    rollback(store, "m", now=NOW)
+    roll_back(store, plans_of("m"), now=NOW)
     assert next(plans) == A
 
 

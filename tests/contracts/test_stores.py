@@ -10,8 +10,11 @@ import pytest
 from helpers.plans import make_plan
 from neuroshard.client import load_plan
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, UsageError
-from neuroshard.deploy.run import deploy, releases, rollback
+from neuroshard.deploy.golive import roll_back
+from neuroshard.deploy.run import deploy
 from neuroshard.store.open import open_store
+from neuroshard.store.releases import plans_of
+from neuroshard.store.track import all_releases
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 
@@ -127,10 +130,10 @@ class TestStore:
         a, b, c = (make_plan(note) for note in "abc")
         deployed = [deploy(plan, store, "m", now=NOW + timedelta(hours=i)) for i, plan in enumerate((a, b, c))]
         assert load_plan(url, "m") == c
-        back = [rollback(store, "m", now=NOW + timedelta(days=1 + i)) for i in range(2)]
+        back = [roll_back(store, plans_of("m"), now=NOW + timedelta(days=1 + i)) for i in range(2)]
 
         assert load_plan(url, "m") == a
-        assert releases(store, "m") == (*reversed(back), *reversed(deployed))
+        assert all_releases(store, plans_of("m")) == (*reversed(back), *reversed(deployed))
 
 
 def test_the_clock_is_that_of_the_times_in_listings(store):
@@ -206,7 +209,7 @@ class TestRaces:
         plans = [make_plan(str(i)) for i in range(6)]
         seen = [r for _ in range(3) for r in at_once(6, lambda i: deploy(plans[i], shared, "m", now=NOW))]
 
-        history = releases(shared, "m")
+        history = all_releases(shared, plans_of("m"))
         assert [r.number for r in history] == list(range(len(history), 0, -1))
         for newer, older in pairwise(history):
             assert (newer.previous_digest, newer.rollback_number) == (older.plan_digest, older.number)

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.analytic import DATASHEETS, SPREAD, Analytic, analytic_model
+from neuroshard.costmodel.analytic import DATASHEETS, SPREAD, UNKNOWN_GPU, Analytic, analytic_for, analytic_model
 from neuroshard.measure.formula import Formula
 from neuroshard.search.run import search
 
@@ -111,3 +112,14 @@ def test_an_unknown_name_lists_the_known() -> None:
 def test_it_needs_a_batch_size() -> None:
     with pytest.raises(UsageError, match="--batch-size"):
         analytic_model("h100", None)
+
+
+def test_hardware_gets_its_own_datasheet_or_a_common_one_of_its_kind() -> None:
+    def hardware(kind: str, name: str) -> Hardware:
+        return Hardware.parse({"kind": kind, "name": name, "memory_bytes": 2**30}, "hardware")
+
+    assert analytic_for(hardware("cuda", "NVIDIA A100-SXM4-80GB")) == ("a100", True)
+    assert analytic_for(hardware("cuda", "NVIDIA L40S")) == (UNKNOWN_GPU, False)
+    assert analytic_for(hardware("cpu", "AMD EPYC 9554")) == ("cpu", False)
+    assert analytic_for(None, "H200 SXM") == ("h200", True)
+    assert analytic_for(None) == (UNKNOWN_GPU, False)

@@ -16,9 +16,9 @@ from neuroshard.costmodel.open import open_cost_model
 from neuroshard.costmodel.published import list_published, listing_text, open_published
 from neuroshard.deploy.bundles import Asked, promote_model, publish_model
 from neuroshard.deploy.gc import gc
-from neuroshard.deploy.golive import bring_back, mend_pointer
+from neuroshard.deploy.golive import mend_pointer, roll_back
 from neuroshard.deploy.run import deploy
-from neuroshard.deploy.tracks import line_of
+from neuroshard.deploy.tracks import track_of
 from neuroshard.store.bundles import models_of
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
@@ -80,9 +80,9 @@ def test_publishing_what_is_live_changes_nothing(store, folders):
 
 def test_rollbacks_walk_back_and_promote_goes_anywhere(store, folders):
     publish(store, folders, *MODELS[:3])
-    assert bring_back(store, LINE, now=NOW).action == "rollback"
+    assert roll_back(store, LINE, now=NOW).action == "rollback"
     assert live_model(store) == MODELS[1].name
-    bring_back(store, LINE, now=NOW)
+    roll_back(store, LINE, now=NOW)
     assert live_model(store) == MODELS[0].name
     promote_model(store, LINE, MODELS[2].name[:8], now=NOW)
     assert live_model(store) == MODELS[2].name
@@ -155,7 +155,7 @@ def test_a_pointer_that_cannot_be_read_holds_up_no_other_hardware(store, folders
     broken.write_bytes(pointer)
 
     assert open_published(f"{store.url}#{BENCH.hardware.name}").name == MODELS[0].name
-    assert capsys.readouterr().err.startswith("note: its hardware is passed over: ")
+    assert capsys.readouterr().err.startswith("note: its hardware is skipped: ")
     assert [one.is_live for one in list_published(store)] == [True]
 
 
@@ -173,7 +173,7 @@ def test_gc_takes_old_models_whole(store, folders):
     long_ago = datetime.now(UTC).timestamp() - 30 * 86_400
     for path in store.root.rglob("*.*"):
         os.utime(path, (long_ago, long_ago))
-    gone = gc(store, line_of(NAME), keep=1, age_seconds=86_400, apply=True)
+    gone = gc(store, track_of(NAME), keep=1, age_seconds=86_400, apply=True)
 
     assert {model.name for model in MODELS[:2]} == {
         LINE.digest_of(e.key) for e in gone.entries if LINE.digest_of(e.key)
@@ -187,7 +187,7 @@ def test_on_s3_too(aws, moto, folders):
     publish(store, folders, *MODELS[:2])
 
     assert live_model(store) == MODELS[1].name
-    assert bring_back(store, LINE, now=NOW).bundle_digest == MODELS[0].name
+    assert roll_back(store, LINE, now=NOW).bundle_digest == MODELS[0].name
     assert [one.is_live for one in list_published(store)].count(True) == 1
 
 
@@ -213,8 +213,8 @@ def test_what_is_no_fingerprint_is_no_folder(name):
 )
 def test_a_hardwares_cost_models_are_named_with_their_batch_size(name):
     with pytest.raises(UsageError, match="write hardware/FINGERPRINT/BATCH"):
-        line_of(name)
-    assert line_of(NAME).name == NAME
+        track_of(name)
+    assert track_of(NAME).name == NAME
 
 
 def change(path, **fields):

@@ -10,11 +10,13 @@ from neuroshard.client import load_plan
 from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound, StoreError, UsageError
 from neuroshard.core.release import SEAL, Decision, Release
 from neuroshard.core.value import canonical_json, sha256
-from neuroshard.deploy.run import deploy, releases, rollback, run
+from neuroshard.deploy.golive import roll_back
+from neuroshard.deploy.run import deploy, run
 from neuroshard.deploy.tracks import run_rollback
 from neuroshard.files.plan import write_plan
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.releases import live_key, plan_key, release_key
+from neuroshard.store.releases import live_key, plan_key, plans_of, release_key
+from neuroshard.store.track import all_releases
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B, C, D = (make_plan(note) for note in "ABCD")
@@ -31,7 +33,7 @@ def at(hour: int) -> datetime:
 
 def live_plans(store: FolderStore) -> list[str]:
     """Digests that were live, oldest first."""
-    return [release.plan_digest for release in reversed(releases(store, "m"))]
+    return [release.plan_digest for release in reversed(all_releases(store, plans_of("m")))]
 
 
 def test_a_first_deploy_is_release_1_with_nothing_before_it(store):
@@ -70,7 +72,7 @@ def test_deploying_what_is_live_changes_nothing(store):
     first = deploy(A, store, "m", now=NOW)
 
     assert deploy(A, store, "m", now=at(1)) == first
-    assert releases(store, "m") == (first,)
+    assert all_releases(store, plans_of("m")) == (first,)
 
 
 def test_run_says_that_the_plan_is_live_already(store, tmp_path, capsys):
@@ -86,22 +88,22 @@ def test_a_rollback_goes_back_and_another_further_back(store):
     for hour, plan in enumerate((A, B, C)):
         deploy(plan, store, "m", now=at(hour))
 
-    back = rollback(store, "m", now=at(3))
+    back = roll_back(store, plans_of("m"), now=at(3))
     assert (back.number, back.plan_digest, back.previous_digest) == (4, B.digest(), C.digest())
     assert (back.action, back.cost_ms) == ("rollback", 1.5)
-    assert rollback(store, "m", now=at(4)).plan_digest == A.digest()
+    assert roll_back(store, plans_of("m"), now=at(4)).plan_digest == A.digest()
     with pytest.raises(NotFound, match="release 5 of 'm' has no release before it"):
-        rollback(store, "m", now=at(5))
+        roll_back(store, plans_of("m"), now=at(5))
     assert live_plans(store) == [p.digest() for p in (A, B, C, B, A)]
 
 
 def test_a_deploy_after_a_rollback_rolls_back_to_what_it_replaced(store):
     for hour, plan in enumerate((A, B, C)):
         deploy(plan, store, "m", now=at(hour))
-    rollback(store, "m", now=at(3))
+    roll_back(store, plans_of("m"), now=at(3))
     deploy(D, store, "m", now=at(4))
 
-    assert [rollback(store, "m", now=at(5 + i)).plan_digest for i in range(2)] == [B.digest(), A.digest()]
+    assert [roll_back(store, plans_of("m"), now=at(5 + i)).plan_digest for i in range(2)] == [B.digest(), A.digest()]
 
 
 def test_run_rollback_rolls_back(store):
@@ -112,7 +114,7 @@ def test_run_rollback_rolls_back(store):
 
 
 def test_there_is_nothing_to_roll_back_or_list_before_the_first_deploy(store):
-    for use in (lambda: rollback(store, "m", now=NOW), lambda: releases(store, "m")):
+    for use in (lambda: roll_back(store, plans_of("m"), now=NOW), lambda: all_releases(store, plans_of("m"))):
         with pytest.raises(NotFound, match=r"m/live\.json: does not exist; has a plan of 'm' been deployed"):
             use()
 
@@ -122,15 +124,15 @@ def test_models_in_one_store_do_not_meet(store):
     deploy(B, store, "m2", now=NOW)
 
     assert (load_plan(store.url, "m"), load_plan(store.url, "m2")) == (A, B)
-    assert [r.number for r in releases(store, "m")] == [1]
+    assert [r.number for r in all_releases(store, plans_of("m"))] == [1]
 
 
 @pytest.mark.parametrize("model", ["", "../evil", "a/b", ".hidden", "-x", "a" * 101, "a\n", "ä", "hardware"])
 def test_a_bad_model_name_is_refused_before_anything_is_written(store, model):
     uses = (
         lambda: deploy(A, store, model, now=NOW),
-        lambda: rollback(store, model, now=NOW),
-        lambda: releases(store, model),
+        lambda: roll_back(store, plans_of(model), now=NOW),
+        lambda: all_releases(store, plans_of(model)),
         lambda: load_plan(store.url, model),
     )
     for use in uses:
@@ -173,8 +175,8 @@ def test_a_broken_pointer_is_named_and_nothing_is_written_over_it(store, broken,
     uses = (
         lambda: load_plan(store.url, "m"),
         lambda: deploy(B, store, "m", now=at(1)),
-        lambda: rollback(store, "m", now=at(1)),
-        lambda: releases(store, "m"),
+        lambda: roll_back(store, plans_of("m"), now=at(1)),
+        lambda: all_releases(store, plans_of("m")),
     )
     for use in uses:
         with pytest.raises(kind, match=rf"m/live\.json: .*{word}"):
@@ -195,7 +197,7 @@ def test_a_plan_that_is_not_the_deployed_one_is_neither_loaded_nor_rolled_back_t
 
     deploy(B, store, "m", now=at(1))
     with pytest.raises(InvalidInput, match="not the plan that was deployed"):
-        rollback(store, "m", now=at(2))
+        roll_back(store, plans_of("m"), now=at(2))
     assert load_plan(store.url, "m") == B
 
 
@@ -260,7 +262,7 @@ def test_a_swap_of_which_only_the_answer_was_lost_is_a_deploy(store, answer):
 
     release = deploy(A, MeddledStore(store, swap), "m", now=NOW)
 
-    assert releases(store, "m") == (release,)
+    assert all_releases(store, plans_of("m")) == (release,)
     assert load_plan(store.url, "m") == A
 
 

@@ -18,11 +18,13 @@ from neuroshard.costmodel.analytic import SPREAD, analytic_model
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.open import error_on_unseen_tables
 from neuroshard.deploy.gate import GUESS, Gate, _uncertainty, decide
+from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.price import price
-from neuroshard.deploy.run import deploy, promote, publish, releases, rollback
+from neuroshard.deploy.run import deploy, promote, publish
 from neuroshard.search.run import search
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.releases import read_refusals
+from neuroshard.store.releases import plans_of, read_refusals
+from neuroshard.store.track import all_releases
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 USER, ITEM, COUNTRY = TABLES
@@ -252,8 +254,8 @@ def test_a_plan_that_was_rolled_back_does_not_come_back_by_itself(store):
     a, b, c = plan_of(10.0), plan_of(9.0), plan_of(8.0)
     for plan in (a, b, c):
         deploy(plan, store, "m", now=NOW)
-    rollback(store, "m", now=NOW)
-    rollback(store, "m", now=NOW)
+    roll_back(store, plans_of("m"), now=NOW)
+    roll_back(store, plans_of("m"), now=NOW)
     for plan in (b, c):
         with pytest.raises(Refused, match=r"it was live, and was rolled back .release 5 stays live"):
             deploy(plan, store, "m", now=NOW)
@@ -375,7 +377,7 @@ def test_a_kept_plan_costs_no_release(store):
     for hour in range(3):
         deploy(plan_of(10.0, note=str(hour)), store, "m", now=NOW + timedelta(hours=hour))
 
-    assert [r.number for r in releases(store, "m")] == [1]
+    assert [r.number for r in all_releases(store, plans_of("m"))] == [1]
     assert [r.time[11:13] for r in read_refusals(store, "m")] == ["14", "13", "12"]
 
 
@@ -421,7 +423,7 @@ def test_a_night_keeps_the_plan_that_a_person_went_back_to(store):
     old, bad = plan_of(10.0), plan_of(5.0, note="bad")
     deploy(old, store, "m", now=NOW)
     deploy(bad, store, "m", now=NOW)
-    rollback(store, "m", now=NOW)
+    roll_back(store, plans_of("m"), now=NOW)
     release = deploy(bad, store, "m", now=NOW + timedelta(days=1), gate=Gate(nightly=True))
     assert release.plan_digest == old.digest()
     assert read_refusals(store, "m")[0].decision.why == "it was live, and was rolled back; the live plan stays"

@@ -17,10 +17,12 @@ from neuroshard.core.errors import Conflict, NotFound, StoreError, UsageError
 from neuroshard.deploy import gc as collector
 from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.gc import gc
-from neuroshard.deploy.run import deploy, promote, publish, releases, rollback
+from neuroshard.deploy.golive import roll_back
+from neuroshard.deploy.run import deploy, promote, publish
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.releases import plan_key, plans_of, release_key
+from neuroshard.store.track import all_releases
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 PLANS = [make_plan(str(number)) for number in range(8)]
@@ -69,7 +71,7 @@ def test_a_dry_run_deletes_nothing_and_lists_what_a_real_one_deletes(store):
 def test_only_the_last_releases_and_their_plans_are_kept(store):
     collect(store)
 
-    assert [r.number for r in releases(store, "m")] == [8, 7, 6, 5]
+    assert [r.number for r in all_releases(store, plans_of("m"))] == [8, 7, 6, 5]
     plans = {key for key in keys(store) if "/plans/" in key}
     assert plans == {plan_key("m", plan.digest()) for plan in PLANS[4:]}
     assert not [key for key in keys(store) if "/decisions/" in key]
@@ -100,14 +102,14 @@ def test_what_is_not_ours_is_neither_counted_nor_deleted(store):
     collect(store)
 
     assert strange <= keys(store)
-    assert [r.number for r in releases(store, "m")] == [8, 7, 6, 5]
+    assert [r.number for r in all_releases(store, plans_of("m"))] == [8, 7, 6, 5]
     assert deploy(make_plan("next"), store, "m", now=NOW).number == 9
 
 
 def test_what_is_younger_than_the_age_is_kept(store):
     collect(store, keep=1, days=3.5)
 
-    assert [r.number for r in releases(store, "m")] == [8, 7, 6, 5]
+    assert [r.number for r in all_releases(store, plans_of("m"))] == [8, 7, 6, 5]
     publish(make_plan("young"), store, "m")
     collect(store, keep=1)
     assert plan_key("m", make_plan("young").digest()) in keys(store)
@@ -116,20 +118,20 @@ def test_what_is_younger_than_the_age_is_kept(store):
 def test_rollbacks_still_reach_what_is_kept_and_are_told_where_it_ends(store):
     collect(store, keep=2)
     for number in (6, 5):
-        assert rollback(store, "m", now=NOW).plan_digest == PLANS[number].digest()
+        assert roll_back(store, plans_of("m"), now=NOW).plan_digest == PLANS[number].digest()
     with pytest.raises(NotFound, match=r"releases/00000005\.json: does not exist; `neuroshard gc` may have taken it"):
-        rollback(store, "m", now=NOW)
+        roll_back(store, plans_of("m"), now=NOW)
     assert load_plan(store.url, "m") == PLANS[5]
 
 
 def test_after_rollbacks_the_way_back_is_kept(store):
     for _ in range(5):
-        rollback(store, "m", now=NOW)
+        roll_back(store, plans_of("m"), now=NOW)
     age(store, DAY * 2)
     collect(store, keep=1)
 
     assert load_plan(store.url, "m") == PLANS[2]
-    assert rollback(store, "m", now=NOW).plan_digest == PLANS[1].digest()
+    assert roll_back(store, plans_of("m"), now=NOW).plan_digest == PLANS[1].digest()
 
 
 def test_the_numbers_go_on_after_a_collection(store):

@@ -9,8 +9,10 @@ from helpers.memory_store import MemoryStore
 from helpers.plans import make_plan
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
 from neuroshard.deploy import golive
-from neuroshard.deploy.run import deploy, releases, rollback
-from neuroshard.store.releases import live_key, release_key
+from neuroshard.deploy.golive import roll_back
+from neuroshard.deploy.run import deploy
+from neuroshard.store.releases import live_key, plans_of, release_key
+from neuroshard.store.track import all_releases
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B, C = (make_plan(note) for note in "ABC")
@@ -53,7 +55,7 @@ def test_a_swap_that_came_through_is_one_whatever_was_answered(store, error):
     store.error, store.does_it = error, True
 
     assert deploy(B, store, "m", now=NOW).number == 2
-    assert [release.plan_digest for release in releases(store, "m")] == [B.digest(), A.digest()]
+    assert [release.plan_digest for release in all_releases(store, plans_of("m"))] == [B.digest(), A.digest()]
 
 
 def test_a_swap_without_an_answer_is_not_said_to_have_failed_for_good(store):
@@ -85,7 +87,11 @@ def test_who_won_and_was_replaced_at_once_is_told_so(store, error):
     ):
         deploy(B, store, "m", now=NOW)
 
-    assert [release.plan_digest for release in releases(store, "m")] == [C.digest(), B.digest(), A.digest()]
+    assert [release.plan_digest for release in all_releases(store, plans_of("m"))] == [
+        C.digest(),
+        B.digest(),
+        A.digest(),
+    ]
 
 
 def test_a_pointer_that_was_deleted_meanwhile_is_told(store):
@@ -112,14 +118,14 @@ def test_a_pointer_put_there_by_hand_beside_another_history_is_told_with_the_way
         deploy(plan, other, "m", now=NOW)
     for key in (live_key("m"), f"m/plans/{C.digest()}.json"):
         store.objects[key] = other.objects[key]
-    for use in (lambda: deploy(make_plan("D"), store, "m", now=NOW), lambda: rollback(store, "m", now=NOW)):
+    for use in (lambda: deploy(make_plan("D"), store, "m", now=NOW), lambda: roll_back(store, plans_of("m"), now=NOW)):
         with pytest.raises(
             Conflict, match=r"00000002\.json: holds another release 2 than m/live\.json.*move one of the two"
         ):
             use()
 
     store.delete(release_key("m", 2))
-    assert rollback(store, "m", now=NOW).plan_digest == A.digest()
+    assert roll_back(store, plans_of("m"), now=NOW).plan_digest == A.digest()
 
 
 def test_a_release_too_large_to_be_read_does_not_go_live(store, monkeypatch):

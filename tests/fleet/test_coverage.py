@@ -19,7 +19,7 @@ from neuroshard.costmodel.bundle import MODEL_FORMAT
 from neuroshard.costmodel.serving import Wanted, known_models
 from neuroshard.costmodel.tensors import to_tensors
 from neuroshard.deploy.golive import go_live, next_number, put
-from neuroshard.fleet.coverage import Coverage, coverage
+from neuroshard.fleet.coverage import KindCoverage, coverage
 from neuroshard.fleet.kinds import Kind
 from neuroshard.fleet.labels import kinds_of
 from neuroshard.fleet.node import Node
@@ -73,7 +73,7 @@ def store(tmp_path: Path) -> FolderStore:
     return FolderStore(tmp_path / "store")
 
 
-def stands(store: FolderStore, kind: Kind, **limits: Any) -> Coverage:
+def stands(store: FolderStore, kind: Kind, **limits: Any) -> KindCoverage:
     [one] = coverage([kind], known_models(store)[0], now=NOW, usual=Wanted(**limits))
     return one
 

@@ -1,4 +1,4 @@
-"""What a night has to do: whom to measure, with how many pods, and which cost model each model's plan is searched with."""
+"""What a nightly run has to do: whom to measure, with how many pods, and which cost model each model's plan is searched with."""
 
 import json
 from dataclasses import replace
@@ -19,8 +19,8 @@ from neuroshard.fleet.kinds import Fleet
 from neuroshard.fleet.labels import kinds_of
 from neuroshard.fleet.node import Node
 from neuroshard.fleet.run import TOLERATIONS
-from neuroshard.fleet.survey import Found, backends_view, survey
-from neuroshard.store.bundles import Track
+from neuroshard.fleet.survey import Surveyed, SurveySettings, backends_view, survey
+from neuroshard.store.bundles import ModelKey
 
 NOW = datetime(2026, 1, 11, tzinfo=UTC)
 
@@ -30,7 +30,7 @@ def fleet(*nodes: dict[str, Any]) -> Fleet:
     return Fleet(source="test", kinds=kinds)
 
 
-def known(hardware: Hardware, number: int = 1, time: str = "2026-01-10T00:00:00Z") -> dict[Track, Known]:
+def known(hardware: Hardware, number: int = 1, time: str = "2026-01-10T00:00:00Z") -> dict[ModelKey, Known]:
     release = ModelRelease(
         fingerprint=hardware.fingerprint,
         bundle_digest=f"{number:064x}",
@@ -41,7 +41,7 @@ def known(hardware: Hardware, number: int = 1, time: str = "2026-01-10T00:00:00Z
         batch_size=65536,
         error=0.08,
     )
-    return {Track(hardware.fingerprint, 65536): Known(release, model_of(hardware, 2, 4, 8))}
+    return {ModelKey(hardware.fingerprint, 65536): Known(release, model_of(hardware, 2, 4, 8))}
 
 
 def model_of(hardware: Hardware, *device_counts: int) -> TrainedCostModel:
@@ -53,21 +53,22 @@ def model_of(hardware: Hardware, *device_counts: int) -> TrainedCostModel:
 
 
 def order(**changes: Any) -> Order:
-    told = {"name": "ads", "tables": "mlperf-dlrm-dcnv2", "devices": 8, "memory": "80GiB", "hardware": "h200"}
-    return Order.parse({**told, **changes}, "order")
+    got = {"name": "ads", "tables": "mlperf-dlrm-dcnv2", "devices": 8, "memory": "80GiB", "hardware": "h200"}
+    return Order.parse({**got, **changes}, "order")
 
 
 def found(
-    there: Fleet, live: dict[Track, Known], *orders: Order, pods: int = 4, seed: int = 0, columns: int = 0
-) -> Found:
+    there: Fleet, live: dict[ModelKey, Known], *orders: Order, pods: int = 4, seed: int = 0, columns: int = 0
+) -> Surveyed:
     asked = orders or (order(),)
     return survey(
         there,
         live,
         asked,
-        request=Request(compute_cases=40, collective_cases=32, batch_size=65536, seed=seed, backend="cuda"),
-        columns={one.name: columns for one in asked},
-        most_pods=pods,
+        {one.name: columns for one in asked},
+        SurveySettings(
+            Request(compute_cases=40, collective_cases=32, batch_size=65536, seed=seed, backend="cuda"), most_pods=pods
+        ),
         now=NOW,
     )
 
@@ -77,8 +78,8 @@ def hardware(**changes: Any) -> Hardware:
 
 
 def test_an_unchanged_fleet_has_nothing_to_measure() -> None:
-    told = found(fleet(node("a"), node("b")), known(hardware()))
-    assert (told.works, told.hardware, told.lost) == ((), {"ads": hardware().fingerprint}, {})
+    got = found(fleet(node("a"), node("b")), known(hardware()))
+    assert (got.works, got.hardware, got.no_plan) == ((), {"ads": hardware().fingerprint}, {})
 
 
 def test_a_new_kind_is_the_only_one_to_measure_on_as_many_nodes_as_are_alike() -> None:
@@ -90,9 +91,9 @@ def test_a_new_kind_is_the_only_one_to_measure_on_as_many_nodes_as_are_alike() -
 
 
 def test_a_new_driver_is_measured_and_planned_with() -> None:
-    told = found(fleet(node("a", driver="580.65.06")), known(hardware()))
-    assert [work.hardware.driver for work in told.works] == ["580.65.06"]
-    assert told.hardware == {"ads": hardware(driver="580.65.06").fingerprint}
+    got = found(fleet(node("a", driver="580.65.06")), known(hardware()))
+    assert [work.hardware.driver for work in got.works] == ["580.65.06"]
+    assert got.hardware == {"ads": hardware(driver="580.65.06").fingerprint}
 
 
 def test_while_drivers_are_rolled_out_a_plan_follows_most_nodes() -> None:
@@ -102,9 +103,9 @@ def test_while_drivers_are_rolled_out_a_plan_follows_most_nodes() -> None:
 
 def test_a_pool_that_has_left_is_still_planned_for_by_its_newest_model() -> None:
     old = known(hardware(driver="560.1"), time="2026-01-01T00:00:00Z")
-    told = found(fleet(node("l", product="NVIDIA-L40S")), {**old, **known(hardware())})
-    assert told.hardware == {"ads": hardware().fingerprint}
-    assert [work.hardware.name for work in told.works] == ["NVIDIA-L40S"]
+    got = found(fleet(node("l", product="NVIDIA-L40S")), {**old, **known(hardware())})
+    assert got.hardware == {"ads": hardware().fingerprint}
+    assert [work.hardware.name for work in got.works] == ["NVIDIA-L40S"]
 
 
 def test_work_keeps_its_folder_whatever_is_asked_for_unless_its_costs_could_not_be_compared() -> None:
@@ -129,21 +130,21 @@ def test_hardware_that_nobody_has_is_known_by_name_alone() -> None:
 
 
 def test_hardware_that_is_out_of_service_is_planned_for_and_not_measured() -> None:
-    told = found(fleet(node("a", ready=False)), {})
-    assert (told.hardware, told.works) == ({"ads": hardware().fingerprint}, ())
+    got = found(fleet(node("a", ready=False)), {})
+    assert (got.hardware, got.works) == ({"ads": hardware().fingerprint}, ())
 
 
 def test_hardware_that_is_not_named_is_fine_until_there_are_two_kinds() -> None:
     assert found(fleet(node("a")), {}, order(hardware="")).hardware
-    told = found(fleet(node("a"), node("b", product="NVIDIA-L40S")), {}, order(hardware=""), order(name="feed"))
-    assert "hardware '' may be any of NVIDIA-H200; NVIDIA-L40S; name one" in told.lost["ads"]
-    assert list(told.hardware) == ["feed"]  # which loses nothing by it
+    got = found(fleet(node("a"), node("b", product="NVIDIA-L40S")), {}, order(hardware=""), order(name="feed"))
+    assert "hardware '' may be any of NVIDIA-H200; NVIDIA-L40S; name one" in got.no_plan["ads"]
+    assert list(got.hardware) == ["feed"]  # which loses nothing by it
 
 
 def test_constraints_that_are_none_lose_their_own_plan_alone() -> None:
-    told = found(fleet(node("a")), {}, order(constraints={"min_dim": 6}), order(name="feed"))
-    assert "constraints of model 'ads': min_dim" in told.lost["ads"]
-    assert list(told.hardware) == ["feed"]
+    got = found(fleet(node("a")), {}, order(constraints={"min_dim": 6}), order(name="feed"))
+    assert "constraints of model 'ads': min_dim" in got.no_plan["ads"]
+    assert list(got.hardware) == ["feed"]
 
 
 @pytest.mark.parametrize(("devices", "counts"), [(8, (2, 4, 8)), (6, (2, 4, 6)), (2, (2,)), (1, ())])
@@ -154,17 +155,17 @@ def test_gpus_all_to_all_in_doubling_numbers_up_to_all_of_a_node(devices: int, c
 
 def test_nodes_of_one_gpu_measure_no_all_to_all_and_a_model_that_knows_none_does_not_serve() -> None:
     there = fleet(node("n", devices=1))
-    alone = {track: one._replace(model=model_of(hardware())) for track, one in known(hardware()).items()}
-    [stands] = found(there, alone).stands
-    assert (stands.state, stands.lacks) == ("ranks missing", ("ranks missing",))
-    [stands] = found(there, alone, order(devices=1)).stands
-    assert stands.state == "covered"
+    alone = {key: one._replace(model=model_of(hardware())) for key, one in known(hardware()).items()}
+    [kind] = found(there, alone).kinds
+    assert (kind.state, kind.lacks) == ("ranks missing", ("ranks missing",))
+    [kind] = found(there, alone, order(devices=1)).kinds
+    assert kind.state == "covered"
 
 
 def test_a_model_of_narrower_shards_than_plans_need_is_measured_on() -> None:
-    told = found(fleet(node("a")), known(hardware()), columns=256)
-    assert told.stands[0].why.endswith("its widest shard has 128 columns, and plans need shards of 256")
-    assert len(told.works) == 1
+    got = found(fleet(node("a")), known(hardware()), columns=256)
+    assert got.kinds[0].why.endswith("its widest shard has 128 columns, and plans need shards of 256")
+    assert len(got.works) == 1
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_a_name_given_whole_is_not_taken_for_its_slices() -> None:
         "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb",
     }
     for called, name in names.items():
-        told = found(there, {}, order(hardware=called))
+        got = found(there, {}, order(hardware=called))
         [kind] = [kind for kind in there.kinds if kind.hardware.name == name]
-        assert told.hardware == {"ads": kind.fingerprint}
-    assert "may be any of" in found(there, {}, order(hardware="a100")).lost["ads"]
+        assert got.hardware == {"ads": kind.fingerprint}
+    assert "may be any of" in found(there, {}, order(hardware="a100")).no_plan["ads"]

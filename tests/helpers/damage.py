@@ -15,9 +15,11 @@ from helpers.releasing import NOW, A, B, live
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
 from neuroshard.deploy.gate import Gate, decide
-from neuroshard.deploy.run import deploy, releases, rollback
+from neuroshard.deploy.golive import roll_back
+from neuroshard.deploy.run import deploy
 from neuroshard.report.text import plan_text
-from neuroshard.store.releases import live_key, plan_key, read_live, read_plan, read_release, release_key
+from neuroshard.store.releases import live_key, plan_key, plans_of, read_live, read_plan, read_release, release_key
+from neuroshard.store.track import all_releases
 
 T = TypeVar("T")
 
@@ -47,7 +49,10 @@ def check_pointer(store: MemoryStore, rng: random.Random, value: Any = NOTHING) 
     damaged = dict(store.objects)
     read = or_clear_error(lambda: read_live(store, "m").release)
     if read is None:
-        for use in (lambda: rollback(store, "m", now=NOW), lambda: deploy(make_plan("c"), store, "m", now=NOW)):
+        for use in (
+            lambda: roll_back(store, plans_of("m"), now=NOW),
+            lambda: deploy(make_plan("c"), store, "m", now=NOW),
+        ):
             assert or_clear_error(use) is None
             assert store.objects == damaged, "a damaged pointer was written over"
     else:
@@ -62,8 +67,8 @@ def check_history(store: MemoryStore, rng: random.Random, value: Any = NOTHING) 
     store.objects[release_key("m", 1)] = mutated(store.objects[release_key("m", 1)], rng, value)
     read = or_clear_error(lambda: read_release(store, "m", 1))
     assert read in (None, before)
-    assert (or_clear_error(lambda: releases(store, "m")) is None) == (read is None)
-    assert (or_clear_error(lambda: rollback(store, "m", now=NOW)) is None) == (read is None)
+    assert (or_clear_error(lambda: all_releases(store, plans_of("m"))) is None) == (read is None)
+    assert (or_clear_error(lambda: roll_back(store, plans_of("m"), now=NOW)) is None) == (read is None)
     assert live(store) == (B if read is None else A)
     store.objects = good
     return read is not None

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Any
 
-from neuroshard.store.protocol import Entry, Store
+from neuroshard.store.protocol import ObjectInfo, Store
 
 
 class Later:
@@ -20,7 +20,7 @@ class Later:
         self.written.add(key)
         return self.store.create(key, data)
 
-    def list(self, prefix: str) -> tuple[Entry, ...]:
+    def list(self, prefix: str) -> tuple[ObjectInfo, ...]:
         entries = self.store.list(prefix)
         return tuple(e._replace(modified=e.modified + self.after) if e.key in self.written else e for e in entries)
 

@@ -11,7 +11,8 @@ from helpers.plans import make_plan
 from helpers.releasing import live
 from neuroshard.core.errors import Conflict, NotFound
 from neuroshard.deploy.gc import gc
-from neuroshard.deploy.run import deploy, promote, publish, rollback
+from neuroshard.deploy.golive import roll_back
+from neuroshard.deploy.run import deploy, promote, publish
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of
 
@@ -28,7 +29,7 @@ COMMANDS: dict[str, Callable[[Store], object]] = {
     "gc": collect,
     "promote": lambda store: promote(store, "m", ORPHAN.digest(), now=NOW),
     "deploy": lambda store: deploy(ORPHAN, store, "m", now=NOW),
-    "rollback": lambda store: rollback(store, "m", now=NOW),
+    "rollback": lambda store: roll_back(store, plans_of("m"), now=NOW),
 }
 
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound
 from neuroshard.core.value import sha256
-from neuroshard.store.protocol import MAX_BYTES, Entry, check_key
+from neuroshard.store.protocol import MAX_BYTES, ObjectInfo, check_key
 
 
 class MemoryStore:
@@ -39,9 +39,9 @@ class MemoryStore:
             raise Conflict(f"{self.url}/{key}: somebody else changed it in between")
         self.objects[key], self.modified[key] = data, self.now
 
-    def list(self, prefix: str) -> tuple[Entry, ...]:
+    def list(self, prefix: str) -> tuple[ObjectInfo, ...]:
         found = sorted(key for key in self.objects if key.startswith(prefix))
-        return tuple(Entry(key, len(self.objects[key]), self.modified[key]) for key in found)
+        return tuple(ObjectInfo(key, len(self.objects[key]), self.modified[key]) for key in found)
 
     def clock(self) -> datetime:
         return self.now

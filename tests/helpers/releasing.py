@@ -10,9 +10,11 @@ from neuroshard.core.errors import NotFound
 from neuroshard.core.plan import Plan
 from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.gc import gc
-from neuroshard.deploy.run import deploy, promote, publish, releases, rollback
+from neuroshard.deploy.golive import roll_back
+from neuroshard.deploy.run import deploy, promote, publish
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of, read_live, read_plan
+from neuroshard.store.track import all_releases
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B, C, NEXT = (make_plan(note) for note in ("A", "B", "C", "next"))
@@ -37,7 +39,7 @@ COMMANDS = {
     "publish": Command((A,), (), lambda store: publish(B, store, "m"), A),
     "kept by the gate": Command((A,), (), lambda store: deploy(B, store, "m", now=NOW, gate=Gate(min_gain=0.5)), A),
     "promote": Command((A,), (B,), lambda store: promote(store, "m", B.digest(), now=NOW), B),
-    "rollback": Command((A, B), (), lambda store: rollback(store, "m", now=NOW), A),
+    "rollback": Command((A, B), (), lambda store: roll_back(store, plans_of("m"), now=NOW), A),
     "gc": Command((A, B, C), (NEXT,), _gc, C),
 }
 
@@ -63,8 +65,8 @@ def check_works_on(store: Store, seen: Plan | None) -> None:
     fresh = make_plan("one that nobody deployed")
     deploy(fresh, store, "m", now=NOW)
     assert live(store) == fresh
-    numbers = [release.number for release in releases(store, "m")]
+    numbers = [release.number for release in all_releases(store, plans_of("m"))]
     assert numbers == list(range(numbers[0], numbers[-1] - 1, -1))
     if seen is not None:
-        assert rollback(store, "m", now=NOW).plan_digest == seen.digest()
+        assert roll_back(store, plans_of("m"), now=NOW).plan_digest == seen.digest()
         assert live(store) == seen

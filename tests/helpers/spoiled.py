@@ -13,9 +13,11 @@ from helpers.releasing import NOW, live
 from neuroshard.client import load_plan
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.deploy.gc import gc
-from neuroshard.deploy.run import deploy, promote, releases, rollback
+from neuroshard.deploy.golive import roll_back
+from neuroshard.deploy.run import deploy, promote
 from neuroshard.store.releases import plans_of
 from neuroshard.store.s3 import S3Store
+from neuroshard.store.track import all_releases
 
 PLANS = [make_plan(str(number)) for number in range(6)]
 
@@ -47,8 +49,8 @@ def spoiled_day(
                 "load": lambda: load_plan(store.url, "m", cache_dir=False),
                 "deploy": lambda plan=plan: deploy(plan, store, "m", now=NOW),
                 "promote": lambda digest=digest: promote(store, "m", digest, now=NOW),
-                "rollback": lambda: rollback(store, "m", now=NOW),
-                "releases": lambda: releases(store, "m"),
+                "rollback": lambda: roll_back(store, plans_of("m"), now=NOW),
+                "releases": lambda: all_releases(store, plans_of("m")),
                 "gc": lambda: gc(
                     Later(store, timedelta(days=2)), plans_of("m"), keep=2, age_seconds=86_400, apply=True
                 ),

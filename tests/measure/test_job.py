@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from helpers.servers import KEY, SECRET, rclone
-from neuroshard.augment.night import run as draw
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, MeasureError, StoreError
 from neuroshard.core.nightly import Job, Order, Request, Survey, Work
@@ -14,6 +13,7 @@ from neuroshard.files.costs import read_costs
 from neuroshard.measure.hardware import wanted_hardware
 from neuroshard.measure.workers import job as job_module
 from neuroshard.measure.workers.job import merge_shares, run
+from neuroshard.nightly.draw import run as draw
 from neuroshard.store.measuring import Share
 
 TWIN = Hardware(kind="synthetic", name="H200, by a formula", memory_bytes=80 * 2**30)

@@ -15,12 +15,12 @@ import pytest
 from helpers.json_handler import JsonHandler
 from helpers.limits import HANGS
 from helpers.nodes import FakeApiServer
-from neuroshard.augment.night import run as draw
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError, NeuroshardError
 from neuroshard.core.nightly import Order, Request, Survey, Work
 from neuroshard.measure.workers.job import merge_shares
 from neuroshard.measure.workers.train_job import run, train_job
+from neuroshard.nightly.draw import run as draw
 
 TRAIN_JOBS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/kubeflow/trainjobs"
 HARDWARE = Hardware(kind="synthetic", name="NVIDIA-H200, by a formula", memory_bytes=140 * 2**30)

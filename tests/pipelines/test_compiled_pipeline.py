@@ -71,7 +71,7 @@ def test_it_is_what_its_source_compiles_to_byte_for_byte(hash_seed: str) -> None
 def test_who_comes_after_whom() -> None:
     after = {task: set(DAGS[dag]["dag"]["tasks"][task].get("dependentTasks", ())) for dag, task in TASKS}
     assert {task: before for task, before in after.items() if before} == {
-        "the-night": {"survey"},
+        "nightly-run": {"survey"},
         "deploy": {"search"},
         "measure-jobs": {"augment"},
         "measure": {"place"},
@@ -132,10 +132,10 @@ def test_loops_are_one_deep_and_nothing_but_renewing_is_conditional() -> None:
     loops = [(dag, task) for dag, task in TASKS if "parameterIterator" in DAGS[dag]["dag"]["tasks"][task]]
     assert sorted(dag for dag, _ in loops) == [
         "comp-learn-kinds",
-        "comp-measure-train-jobs",
         "comp-measure-jobs",
+        "comp-measure-train-jobs",
+        "comp-nightly-run",
         "comp-plan-models",
-        "comp-the-night",
     ]
     bodies = [COMPONENTS[DAGS[dag]["dag"]["tasks"][task]["componentRef"]["name"]] for dag, task in loops]
     assert not list(values(bodies, "parameterIterator"))

@@ -15,7 +15,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.files.plan import write_plan
 from neuroshard.measure.evaluate import run as evaluate
 from neuroshard.report.evaluated import read_evaluation
-from neuroshard.report.live import Live
+from neuroshard.report.live import LivePlan
 from neuroshard.report.run import report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -68,7 +68,7 @@ def html(parts, tmp_path_factory):
         parts["plan"],
         model=parts["model"],
         costs=parts["costs"],
-        live=Live(parts["live"], "release <7>"),
+        live=LivePlan(parts["live"], "release <7>"),
         evaluated=read_evaluation(out, parts["plan"]),
     )
 
@@ -184,7 +184,7 @@ def test_hovering_over_a_shard_in_the_chart_shows_its_numbers(opened, html, part
 
 
 def test_a_table_that_is_split_row_wise_is_told_in_words_and_by_its_rows(opened):
-    page = opened(report(row_plan(devices=4), live=Live(make_plan(devices=4), "before")))
+    page = opened(report(row_plan(devices=4), live=LivePlan(make_plan(devices=4), "before")))
     shown = {row[0]: row for row in cells(page, "tables")}
 
     assert shown["user"][5:] == ["4 row-wise", "0, 1, 2, 3"]
@@ -261,7 +261,7 @@ def test_two_thousand_tables_on_128_devices_are_below_3_mb_and_all_there(opened)
     live = plan.model_copy(
         update={"shards": tuple(s.model_copy(update={"device": (s.device + 1) % 128}) for s in plan.shards)}
     )
-    html = report(plan, model=analytic_model("h100", 65536), live=Live(live, "before"))
+    html = report(plan, model=analytic_model("h100", 65536), live=LivePlan(live, "before"))
     page = opened(html)
 
     assert len(html.encode()) < 3_000_000

@@ -29,7 +29,7 @@ from neuroshard.deploy.run import deploy
 from neuroshard.files.plan import write_plan
 from neuroshard.measure.evaluate import run as evaluate
 from neuroshard.report import placement
-from neuroshard.report.live import Live, open_live
+from neuroshard.report.live import LivePlan, open_live
 from neuroshard.report.run import report, run
 from neuroshard.report.text import plan_text
 from neuroshard.store.open import open_store
@@ -41,7 +41,7 @@ def data_of(html: str) -> dict:
 
 @pytest.fixture(scope="module")
 def html(parts):
-    live = Live(parts["live"], "release 7")
+    live = LivePlan(parts["live"], "release 7")
     return report(parts["plan"], model=parts["model"], costs=parts["costs"], live=live, files={"plan.json": "0123"})
 
 
@@ -115,7 +115,7 @@ def test_a_shard_that_is_alone_adds_all_that_its_device_computes():
 def test_rows_of_a_table_are_priced_as_a_table_of_their_own():
     plan, model = row_plan(), analytic_model("h100", 64)
     user = plan.task.tables[0]
-    data = data_of(report(searched_with(model, plan), model=model, live=Live(make_plan(), "before")))
+    data = data_of(report(searched_with(model, plan), model=model, live=LivePlan(make_plan(), "before")))
 
     half = model.compute_ms(model.table_vectors([user.part(500, 16)], np.array([16])))
     assert data["shards"]["alone"][:2] == pytest.approx([half[0]] * 2)
@@ -135,9 +135,9 @@ def searched_with(model, plan):
 def test_given_costs_price_no_rows_and_the_page_says_so():
     costs = [{"name": table.name, "cost_ms": 1.0} for table in row_plan().task.tables]
     model = Given(GivenCosts.parse({"tables": costs}, "costs"), 64)
-    page = report(searched_with(model, make_plan()), model=model, live=Live(row_plan(), "before"))
+    page = report(searched_with(model, make_plan()), model=model, live=LivePlan(row_plan(), "before"))
 
-    assert "the live plan splits rows, of which given costs do not tell" in page
+    assert "the live plan splits tables row-wise, which given costs do not cover" in page
     assert "adds" in data_of(page)["shards"]
 
 
@@ -181,7 +181,7 @@ def test_the_same_run_gives_the_same_page(html, parts):
         parts["plan"],
         model=parts["model"],
         costs=parts["costs"],
-        live=Live(parts["live"], "release 7"),
+        live=LivePlan(parts["live"], "release 7"),
         files={"plan.json": "0123"},
     )
     assert again == html

@@ -15,11 +15,12 @@ from helpers.plans import make_plan
 from helpers.servers import answering
 from neuroshard.client import load_plan
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
-from neuroshard.deploy.run import deploy, releases
+from neuroshard.deploy.run import deploy
 from neuroshard.store import s3
 from neuroshard.store.open import open_store
-from neuroshard.store.releases import read_live
+from neuroshard.store.releases import plans_of, read_live
 from neuroshard.store.s3 import S3Store
+from neuroshard.store.track import all_releases
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B = make_plan("a"), make_plan("b")
@@ -224,7 +225,7 @@ def test_a_swap_that_came_through_is_no_conflict_whatever_was_answered(busy):
     store = busy(1, does_it=True)
 
     assert deploy(B, store, "m", now=NOW).number == 2
-    assert [release.number for release in releases(store, "m")] == [2, 1]
+    assert [release.number for release in all_releases(store, plans_of("m"))] == [2, 1]
 
 
 def test_a_trainer_asks_twice(aws, moto, monkeypatch):

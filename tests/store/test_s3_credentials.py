@@ -10,9 +10,11 @@ from helpers.plans import make_plan
 from helpers.servers import KEY, SECRET, answering
 from neuroshard.client import load_plan
 from neuroshard.core.errors import Conflict, NeuroshardError, StoreError
-from neuroshard.deploy.run import deploy, rollback
+from neuroshard.deploy.golive import roll_back
+from neuroshard.deploy.run import deploy
 from neuroshard.store import s3
 from neuroshard.store.open import open_store
+from neuroshard.store.releases import plans_of
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B = make_plan("a"), make_plan("b")
@@ -135,7 +137,7 @@ def test_an_encrypted_bucket_is_a_store_like_any_other(encrypted):
     store = open_store(encrypted)
     for plan in (A, B, A, B):
         deploy(plan, store, "m", now=NOW)
-    assert rollback(store, "m", now=NOW).plan_digest == A.digest()
+    assert roll_back(store, plans_of("m"), now=NOW).plan_digest == A.digest()
     assert load_plan(encrypted, "m", cache_dir=False) == A
 
     head = store.client.head_object(Bucket=store.bucket, Key="runs/m/live.json")

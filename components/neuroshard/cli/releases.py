@@ -11,7 +11,7 @@ from neuroshard.cli.options import AsJson, SingleWriter, StoreUrl
 from neuroshard.core.units import format_bytes, parse_duration
 
 ModelName = Annotated[str, typer.Option("--name", help="The model whose plans these are, as in ads-ranker.")]
-LineName = Annotated[
+TrackName = Annotated[
     str, typer.Option("--name", help="A model (its plans), or hardware/FINGERPRINT/BATCH (its cost models).")
 ]
 
@@ -43,12 +43,9 @@ def deploy(
     single_writer: SingleWriter = False,
 ) -> None:
     """Publish a plan under its digest, ask the gate, then make it the live one, or keep the one that is better."""
-    from neuroshard.deploy.run import run
+    from neuroshard.deploy.run import DeploySettings, run
 
-    release, decision = run(
-        plan,
-        store,
-        name,
+    settings = DeploySettings(
         tables=tables_json,
         cost_model=model,
         memory_margin=memory_margin,
@@ -57,6 +54,7 @@ def deploy(
         force=force,
         single_writer=single_writer,
     )
+    release, decision = run(plan, store, name, settings)
     if decision and not decision.goes_live:
         say(f"{store}: kept the live plan: {name} release {release.number}, plan {release.plan_digest[:12]}")
     else:
@@ -89,20 +87,20 @@ def publish(
 def promote(
     digest: Annotated[str, typer.Argument(help="The digest of a plan or cost model, or at least 8 digits of it.")],
     store: StoreUrl,
-    name: LineName,
+    name: TrackName,
     single_writer: SingleWriter = False,
 ) -> None:
     """Make a published plan or cost model live, whatever the gate would say."""
-    from neuroshard.deploy.tracks import line_of, run_promote
+    from neuroshard.deploy.tracks import run_promote, track_of
 
     release = run_promote(store, name, digest, single_writer=single_writer)
-    say(f"{store}: {name} release {release.number} is live, {line_of(name).noun} {release.artifact[:12]}")
+    say(f"{store}: {name} release {release.number} is live, {track_of(name).noun} {release.artifact[:12]}")
 
 
 @command("neuroshard releases --store s3://bucket/prefix --name ads-ranker", "List what went live, newest first.")
 def releases(
     store: StoreUrl,
-    name: LineName,
+    name: TrackName,
     refused: Annotated[bool, typer.Option("--refused", help="List the plans that the gate held back.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -110,7 +108,7 @@ def releases(
     import json
 
     from neuroshard.core.value import Value
-    from neuroshard.deploy.tracks import line_of
+    from neuroshard.deploy.tracks import track_of
     from neuroshard.report.text import refusals_text, releases_text
     from neuroshard.store.open import open_store
     from neuroshard.store.releases import read_refusals
@@ -121,7 +119,7 @@ def releases(
         found = held_back = read_refusals(open_store(store), name)
         text = refusals_text(held_back)
     else:
-        found = went_live = all_releases(open_store(store), line_of(name))
+        found = went_live = all_releases(open_store(store), track_of(name))
         text = releases_text(went_live)
     say_text(json.dumps([one.model_dump(mode="json") for one in found], indent=2) if as_json else text)
 
@@ -129,12 +127,14 @@ def releases(
 @command(
     "neuroshard rollback --store s3://bucket/prefix --name ads-ranker", "Make live again what the live one replaced."
 )
-def rollback(store: StoreUrl, name: LineName, single_writer: SingleWriter = False) -> None:
+def rollback(store: StoreUrl, name: TrackName, single_writer: SingleWriter = False) -> None:
     """Make live again what the live plan or cost model replaced."""
-    from neuroshard.deploy.tracks import line_of, run_rollback
+    from neuroshard.deploy.tracks import run_rollback, track_of
 
     release = run_rollback(store, name, single_writer=single_writer)
-    say(f"{store}: {name} release {release.number} is live, {line_of(name).noun} {release.artifact[:12]} (rolled back)")
+    say(
+        f"{store}: {name} release {release.number} is live, {track_of(name).noun} {release.artifact[:12]} (rolled back)"
+    )
 
 
 @command(
@@ -143,7 +143,7 @@ def rollback(store: StoreUrl, name: LineName, single_writer: SingleWriter = Fals
 )
 def gc(
     store: StoreUrl,
-    name: LineName,
+    name: TrackName,
     keep: Annotated[int, typer.Option(min=1, help="Releases to keep, with their plans, besides the live one.")] = 10,
     older_than: Annotated[str, typer.Option(help="Keep whatever is younger than this.")] = "168h",
     apply: Annotated[bool, typer.Option("--apply", help="Delete; else only list what would be.")] = False,

@@ -1,11 +1,14 @@
-"""What the steps of the nightly run hand to one another, as JSON: what is asked for, what was found, what is to be measured.
+"""The messages that the steps of a nightly run pass on as JSON.
 
-    Survey     the fleet, as the night began: which hardware each model's plan is for, and what is to be measured
-    Work       one kind of hardware to measure, and where in the store its cases and costs meet
+    Survey     what the run found: each model's hardware, and what to measure
+    Work       one kind of hardware to measure, and where in the store its cases and costs are
     Job        one pod's share of a Work
-    Searched   the cost model that a plan was searched with, and why it was not the hardware's own; or why there is no plan
+    Searched   which cost model a plan was searched with, and why it was not the hardware's own; or why there is no plan
 
-Measured work is kept under `_measuring/`, and how each model's last night ended under `_nights/`: no model can be called so.
+They are in core because `measure` and `fleet` parse them too, and no stage imports nightly/.
+
+Cases and costs are kept under `_measuring/` in the store, and each model's last verdict under `_nightly/`. No model can have
+either name.
 """
 
 import json
@@ -16,20 +19,19 @@ from pydantic import Field
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.release import MODEL_NAME
+from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.units import parse_bytes, parse_memory
 from neuroshard.core.value import Value, Whole, canonical_json, decode_json, sha256
 
-WORK_FOLDER, NIGHTS_FOLDER = "_measuring", "_nights"
-COSTS_FORMAT = 1  # of costs; those of another are never merged
-MAX_DEVICES = 4096  # as in a sharding task
+WORK_FOLDER, VERDICTS_FOLDER = "_measuring", "_nightly"
+COSTS_FORMAT = 1  # costs of different formats are never merged
 
 
 class Order(Value):
-    """A model that wants a plan: its name, where its tables come from, and its trainer's devices.
+    """A model that needs a plan: its name, where its tables come from, and its trainer's devices.
 
-    `hardware` is what those devices are called, or a part of it (H200); it may be empty where the fleet is of one kind.
-    `constraints` are what a constraints.json holds. With a `move_budget` (50GiB) the plan is searched from the live one, and
-    moves at most so much.
+    `hardware` is the devices' name, or a part of it (H200); it may be empty where the fleet has one kind. `constraints` has the
+    fields of a constraints.json. With a `move_budget` (50GiB) the plan is searched from the live one, and moves at most that.
     """
 
     name: Annotated[str, Field(pattern=MODEL_NAME)]
@@ -42,17 +44,17 @@ class Order(Value):
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
-        """Of each device. Raises UsageError for what is no amount of memory."""
+        """Of each device. Raises UsageError for an invalid amount."""
         return parse_memory(self.memory, self.devices)
 
     @property
     def move_budget_bytes(self) -> int | None:
-        """None where everything may move. Raises UsageError for what is no amount of memory."""
+        """None where everything may move. Raises UsageError for an invalid amount."""
         return parse_bytes(self.move_budget) if self.move_budget else None
 
 
 class Request(Value):
-    """What a night asks of the measuring of every kind; a later night may ask for more, which extends what is there."""
+    """What to measure of every kind of hardware. A later run may ask for more, which extends what an earlier one measured."""
 
     compute_cases: Annotated[Whole, Field(ge=1)]
     collective_cases: Annotated[Whole, Field(ge=0)]
@@ -62,11 +64,11 @@ class Request(Value):
 
 
 class Work(Value):
-    """A kind of hardware to be measured with `pods` pods, each on a node of its own with `devices` devices.
+    """A kind of hardware to measure with `pods` pods, each on a node of its own with `devices` devices.
 
-    `folder` is the same for every night whose costs can be compared: later ones go on with what is there. `ranks` are the numbers
-    of devices that plans on it are for, `measurable` those whose all-to-all is to be measured. With `more`, what was asked for
-    is measured and did not do: more cases are drawn. Costs older than `oldest_seconds` are set aside.
+    Runs whose costs can be compared have one `folder`, so that each continues the one before. `ranks` are the numbers of
+    devices that plans on this hardware are for, `measurable` those whose all-to-all is to be measured. With `more`, more cases
+    than requested are drawn, since those gave no good cost model. Costs older than `oldest_seconds` are set aside.
     """
 
     hardware: Hardware
@@ -83,7 +85,7 @@ class Work(Value):
 
 
 class Job(Value):
-    """Share `share` (from 1) of a work's cases, measured in the night `owner`."""
+    """Share `share` (from 1) of the cases of a work, measured in the nightly run `owner`."""
 
     work: Work
     share: Annotated[int, Field(ge=1)]
@@ -91,11 +93,11 @@ class Job(Value):
 
 
 class Survey(Value):
-    """What the night `owner` found.
+    """What the nightly run `owner` found.
 
-    `orders` are all models; `hardware` gives a model's name the fingerprint that its plan is for, "" where it is known by name
-    alone; `kinds` is the hardware of each of those fingerprints that the fleet has. `lost` says of a model why no plan can be
-    sought. `works` are the kinds to measure or learn. `notes` say what else keeps this night from being a good one.
+    `orders` are all models. `hardware` maps a model to the fingerprint of its hardware, "" where only a name is known; `kinds`
+    maps fingerprints to the hardware of the fleet. `no_plan` maps each model that cannot be planned to the reason. `works` are
+    the kinds to measure or learn. `notes` are faults of the run that degrade every plan.
     """
 
     owner: str = ""
@@ -104,7 +106,7 @@ class Survey(Value):
     hardware: dict[str, str]
     kinds: dict[str, Hardware] = Field(default_factory=dict)
     works: tuple[Work, ...]
-    lost: dict[str, str] = Field(default_factory=dict)
+    no_plan: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
     max_error: float | None = None
     max_age_seconds: float | None = None
@@ -112,30 +114,26 @@ class Survey(Value):
     def order(self, name: str) -> Order:
         return next(order for order in self.orders if order.name == name)
 
-    def ranks_of(self, fingerprint: str) -> tuple[int, ...]:
-        """Numbers of devices that plans on a kind of hardware are for."""
-        return tuple(sorted({order.devices for order in self.orders if self.hardware.get(order.name) == fingerprint}))
-
 
 class Searched(Value):
-    """`model` names the cost model as `--model` does. `instead` says first thing why it is not the hardware's own that serves.
+    """`model` names the cost model as `--model` does. `instead` says why it is not the hardware's own.
 
-    Where there is no plan `lost` says why, and `model` is empty.
+    Where there is no plan, `no_plan` is the reason, and `model` is empty.
     """
 
     model: str = ""
     instead: str = ""
-    lost: str = ""
+    no_plan: str = ""
 
 
 def work_folder(fingerprint: str, request: Request) -> str:
-    """The folder of the work on a kind: named by what makes costs comparable, by nothing that a later night may extend."""
+    """The folder of the work on a kind of hardware: runs whose costs can be compared have the same."""
     key = [request.backend, request.batch_size, request.seed, COSTS_FORMAT]
     return f"{WORK_FOLDER}/{fingerprint}/{sha256(canonical_json(key))[:16]}"
 
 
 def read_orders(models: str) -> tuple[Order, ...]:
-    """The list of models that want a plan, from JSON. Raises UsageError and InvalidInput, before hours of measuring."""
+    """The models that need a plan, from JSON. Raises UsageError and InvalidInput."""
     listed = decode_json(models.encode(), "models")
     if not isinstance(listed, list) or not listed:
         raise UsageError(
@@ -151,6 +149,6 @@ def read_orders(models: str) -> tuple[Order, ...]:
     return orders
 
 
-def told(kind: type[Value], text: str) -> Any:
-    """What the step before handed over. Raises InvalidInput."""
+def parse_message(kind: type[Value], text: str) -> Any:
+    """The message of an earlier step. Raises InvalidInput."""
     return kind.parse(decode_json(text.encode(), kind.__name__), kind.__name__)

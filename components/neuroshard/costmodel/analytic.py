@@ -16,6 +16,7 @@ import numpy as np
 
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
+from neuroshard.core.hardware_names import is_part_of_name
 from neuroshard.core.table import Table
 from neuroshard.costmodel.features import distinct_rows
 from neuroshard.costmodel.protocol import Floats, Ints
@@ -27,6 +28,7 @@ SORT_BYTES = 24  # of each lookup, sorted by row: 8 B key and 4 B value, read an
 # Lanes of a warp that narrow rows leave idle, as TorchRec's planner counts them (QUARTER_ and HALF_BLOCK_PENALTY in its
 # constants.py): narrower than the first, costs the second.
 NARROW: tuple[tuple[int, float], ...] = ((64, 1.75), (128, 1.15))
+UNKNOWN_GPU = "h100"  # the datasheet for GPUs without one
 SPREAD = STAND_IN_ERROR  # of a device's predicted total; docs/cost-model.md
 
 
@@ -178,10 +180,15 @@ class Analytic:
         return np.broadcast_to(latency + most * samples * OUTPUT_BYTES * ms_per_byte, dims.shape).copy()
 
 
-def analytic_for(hardware: Hardware) -> str:
-    """The datasheet to use for a kind of hardware: its own by its name, else of the same kind of device the most common."""
-    named = hardware.name.lower()
-    return next((name for name in DATASHEETS if name in named), "cpu" if hardware.kind == "cpu" else "h100")
+def analytic_for(hardware: Hardware | None, called: str = "") -> tuple[str, bool]:
+    """The name of the datasheet for a kind of hardware, and whether the datasheet is its own.
+
+    The hardware's own datasheet is found by the hardware's name, or by `called` where only a name is known. Without one, a
+    CPU core answers for CPUs and the most common GPU for everything else.
+    """
+    name = hardware.name if hardware else called
+    own = next((sheet for sheet in DATASHEETS if is_part_of_name(sheet, name)), None)
+    return own or ("cpu" if hardware and hardware.kind == "cpu" else UNKNOWN_GPU), own is not None
 
 
 def analytic_model(name: str, batch_size: int | None) -> Analytic:

@@ -16,11 +16,11 @@ from neuroshard.core.text import bar, wrapped
 from neuroshard.core.value import canonical_json, check_format, decode_json, sha256
 from neuroshard.costmodel.bundle import Manifest, TrainedCostModel, load_cost_model
 from neuroshard.files.disk import write_bytes
-from neuroshard.store.bundles import BUNDLE_FILES, find_bundle, find_hardware, models_of, tracks
+from neuroshard.store.bundles import BUNDLE_FILES, find_bundle, find_hardware, model_keys, models_of
 from neuroshard.store.local import default_cache_dir
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
-from neuroshard.store.track import MAX_ARTIFACT_BYTES, Files, Line, Live, live_or_none, read_artifact
+from neuroshard.store.track import MAX_ARTIFACT_BYTES, Files, Live, ReleaseTrack, live_or_none, read_artifact
 
 MANIFEST_VERSIONS = 1_000  # of any: whether we can read it is told, not raised
 
@@ -56,20 +56,20 @@ def open_published(spec: str, batch_size: int | None = None) -> TrainedCostModel
     store = open_store(url)
     fingerprint, at, prefix = hardware.partition("@")
     if at:
-        line, digest = find_bundle(store, fingerprint, prefix)
+        track, digest = find_bundle(store, fingerprint, prefix)
     else:
         release = find_hardware(store, hardware, batch_size).release
-        line, digest = models_of(release.fingerprint, release.batch_size), release.bundle_digest
-    return open_bundle(store, line, digest)
+        track, digest = models_of(release.fingerprint, release.batch_size), release.bundle_digest
+    return open_bundle(store, track, digest)
 
 
-def open_bundle(store: Store, line: Line[ModelRelease], digest: str) -> TrainedCostModel:
+def open_bundle(store: Store, track: ReleaseTrack[ModelRelease], digest: str) -> TrainedCostModel:
     """A published cost model by its digest. Raises NotFound, StoreError, InvalidInput and NewerFormat, naming its place there."""
-    where = f"{store.url}/{line.keys(digest)[-1]}"
+    where = f"{store.url}/{track.keys(digest)[-1]}"
     with tempfile.TemporaryDirectory() as scratch:
         folder = _kept(digest) or Path(scratch)
         if not _holds(folder, digest):
-            _copy(read_artifact(store, line, digest).files, folder)
+            _copy(read_artifact(store, track, digest).files, folder)
         try:
             return load_cost_model(folder)
         except InvalidInput as error:
@@ -79,12 +79,12 @@ def open_bundle(store: Store, line: Line[ModelRelease], digest: str) -> TrainedC
 def list_published(store: Store) -> tuple[Listed, ...]:
     """Every cost model of every hardware, newest first within a hardware. Raises StoreError; what is broken is listed as such."""
     found = []
-    for track in tracks(store):
-        line, fingerprint = models_of(*track), track.fingerprint
-        live, broken = _live(store, line)
-        entries = [entry for entry in store.list(f"{line.name}/") if entry.key.endswith(BUNDLE_FILES[-1])]
+    for key in model_keys(store):
+        track, fingerprint = models_of(*key), key.fingerprint
+        live, broken = _live(store, track)
+        entries = [entry for entry in store.list(f"{track.name}/") if entry.key.endswith(BUNDLE_FILES[-1])]
         for entry in sorted(entries, key=lambda entry: entry.modified, reverse=True):
-            digest = line.digest_of(entry.key)
+            digest = track.digest_of(entry.key)
             if digest is None:
                 continue
             manifest, fault = _manifest(store, entry.key)
@@ -130,10 +130,10 @@ def listing_json(found: Sequence[Listed]) -> str:
     return canonical_json(rows).decode()
 
 
-def _live(store: Store, line: Line[ModelRelease]) -> tuple[Live[ModelRelease] | None, str]:
+def _live(store: Store, track: ReleaseTrack[ModelRelease]) -> tuple[Live[ModelRelease] | None, str]:
     """What is live, if anything; or why that cannot be told."""
     try:
-        return live_or_none(store, line), ""
+        return live_or_none(store, track), ""
     except InvalidInput as error:
         return None, str(error)
 

@@ -13,7 +13,7 @@ from neuroshard.core.release import ModelRelease, in_the_future
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.open import stand_ins
 from neuroshard.costmodel.published import open_bundle
-from neuroshard.store.bundles import Track, models_of, tracks
+from neuroshard.store.bundles import ModelKey, model_keys, models_of
 from neuroshard.store.protocol import Store
 from neuroshard.store.track import read_pointer
 
@@ -61,25 +61,25 @@ class Shortfall(NamedTuple):
     usable: bool
 
 
-def known_models(store: Store) -> tuple[dict[Track, Known], tuple[str, ...]]:
+def known_models(store: Store) -> tuple[dict[ModelKey, Known], tuple[str, ...]]:
     """The live cost models of a store, and notes on pointers that cannot be read. Raises StoreError.
 
     One that cannot be opened is among them with its fault, and holds up no other.
     """
     known, notes = {}, []
-    for track in tracks(store):
-        line = models_of(*track)
+    for key in model_keys(store):
+        track = models_of(*key)
         try:
-            release = read_pointer(store, line).release
+            release = read_pointer(store, track).release
         except NotFound:  # published, none of them live
             continue
         except InvalidInput as error:
-            notes.append(f"hardware {track.fingerprint} counts as without a cost model at this batch size: {error}")
+            notes.append(f"hardware {key.fingerprint} counts as without a cost model at this batch size: {error}")
             continue
         try:
-            known[track] = Known(release, open_bundle(store, line, release.bundle_digest))
+            known[key] = Known(release, open_bundle(store, track, release.bundle_digest))
         except (NotFound, InvalidInput) as error:
-            known[track] = Known(release, None, str(error))
+            known[key] = Known(release, None, str(error))
     return known, tuple(notes)
 
 
@@ -111,12 +111,12 @@ def usable(found: tuple[Shortfall, ...]) -> bool:
     return all(one.usable for one in found)
 
 
-def live_at(known: Mapping[Track, Known], batch_size: int | None) -> dict[str, Known]:
+def live_at(known: Mapping[ModelKey, Known], batch_size: int | None) -> dict[str, Known]:
     """By fingerprint, the live cost models at a batch size; without one, the newest of each hardware."""
     found: dict[str, Known] = {}
-    for track, one in sorted(known.items(), key=lambda item: item[1].release.time):
-        if batch_size in (None, track.batch_size):
-            found[track.fingerprint] = one
+    for key, one in sorted(known.items(), key=lambda item: item[1].release.time):
+        if batch_size in (None, key.batch_size):
+            found[key.fingerprint] = one
     return found
 
 

@@ -1,8 +1,8 @@
-"""A cost model -> its hardware's live one, in a store.
+"""A cost model -> the live one of its hardware, in a store.
 
     neuroshard publish-model model/ --store s3://bucket/prefix
 
-Released as plans are (golive.py), under the fingerprint of the hardware and the batch size that it was measured with.
+It goes live as a plan does (golive.py), on the release track of its hardware and batch size.
 """
 
 from datetime import UTC, datetime
@@ -18,15 +18,15 @@ from neuroshard.files.disk import read_bytes
 from neuroshard.store.bundles import BUNDLE_FILES, models_of
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
-from neuroshard.store.track import Artifact, Line, find_artifact, live_or_none, read_artifact
+from neuroshard.store.track import Artifact, ReleaseTrack, find_artifact, live_or_none, read_artifact
 
-MAX_ERROR = 0.2  # on tables never seen; measured again, the same case differs by 2 to 7 % on a CPU
+MAX_ERROR = 0.2  # on unseen tables; on a CPU, two measurements of one case differ by 2 to 7 %
 
 
 class Asked(NamedTuple):
-    """What a cost model must show to go live: its error on unseen tables, unless forced. None asks for nothing.
+    """What is asked of a cost model that is to go live: its largest error on unseen tables (None: any), unless forced.
 
-    With `renew` the one that is live goes live again, with today's date: it was measured again, and is the same.
+    With `renew` a cost model that is live already gets a new release with today's date, since it was measured again.
     """
 
     max_error: float | None = MAX_ERROR
@@ -38,9 +38,9 @@ USUAL = Asked()
 
 
 def publish_model(folder: Path, store: Store, *, now: datetime, asked: Asked = USUAL) -> ModelRelease:
-    """Put the bundle of a folder in the store and make it its hardware's live one. Returns the release that is live then.
+    """Put the bundle of a folder in the store, and make it the live cost model of its hardware. Returns the live release.
 
-    Raises Refused where its error is above what is asked, or not known: then it is published, but not live; InvalidInput,
+    Raises Refused where its error is too high or unknown, in which case it is published and not live; InvalidInput,
     NewerFormat, StoreError, and Conflict where another publisher was faster.
     """
     check_max_error(asked.max_error)
@@ -50,18 +50,18 @@ def publish_model(folder: Path, store: Store, *, now: datetime, asked: Asked = U
             f"{folder}: its hardware_fingerprint {manifest.hardware_fingerprint[:16]} is not that of its hardware "
             f"({manifest.bench.hardware.fingerprint}): the file was changed, or is of another version; pretrain again"
         )
-    line = models_of(manifest.hardware_fingerprint, manifest.batch_size)
-    live_or_none(store, line)  # a pointer that is broken is told before anything is written
-    data = dict(zip(line.keys(manifest.digest()), (read_bytes(folder / name) for name in BUNDLE_FILES), strict=True))
-    data[line.keys(manifest.digest())[-1]] = manifest.canonical_json()
-    return _go_live(put(store, line, manifest.digest(), data), manifest, "publish", asked, store, line, now)
+    track = models_of(manifest.hardware_fingerprint, manifest.batch_size)
+    live_or_none(store, track)  # raises for a broken pointer before anything is written
+    data = dict(zip(track.keys(manifest.digest()), (read_bytes(folder / name) for name in BUNDLE_FILES), strict=True))
+    data[track.keys(manifest.digest())[-1]] = manifest.canonical_json()
+    return _go_live(put(store, track, manifest.digest(), data), manifest, "publish", asked, store, track, now)
 
 
-def promote_model(store: Store, line: Line[ModelRelease], digest: str, *, now: datetime) -> ModelRelease:
-    """Make a published cost model its hardware's live one, whatever its error. `digest` may be its beginning."""
-    artifact = claim(store, line, read_artifact(store, line, find_artifact(store, line, digest)))
-    manifest = Manifest.parse(artifact.value, f"{store.url}/{line.keys(artifact.digest)[-1]}")
-    return _go_live(artifact, manifest, "promote", Asked(None), store, line, now)
+def promote_model(store: Store, track: ReleaseTrack[ModelRelease], digest: str, *, now: datetime) -> ModelRelease:
+    """Make a published cost model the live one of its hardware, whatever its error. `digest` may be shortened."""
+    artifact = claim(store, track, read_artifact(store, track, find_artifact(store, track, digest)))
+    manifest = Manifest.parse(artifact.value, f"{store.url}/{track.keys(artifact.digest)[-1]}")
+    return _go_live(artifact, manifest, "promote", Asked(None), store, track, now)
 
 
 def run(
@@ -83,13 +83,13 @@ def _go_live(
     action: Literal["publish", "promote"],
     asked: Asked,
     store: Store,
-    line: Line[ModelRelease],
+    track: ReleaseTrack[ModelRelease],
     now: datetime,
 ) -> ModelRelease:
-    live = live_or_none(store, line)
+    live = live_or_none(store, track)
     is_live = live is not None and live.release.bundle_digest == artifact.digest
     if live and is_live and not asked.renew and not in_the_future(live.release.time, now):
-        remember(live, store, line)
+        remember(live, store, track)
         return live.release
     error = manifest.report.unseen_tables_error
     if asked.max_error is not None and not asked.force and (error is None or error > asked.max_error):
@@ -97,13 +97,13 @@ def _go_live(
         stays = f"release {live.release.number} stays live" if live else "nothing is live"
         unknown = "cases of tables kept from training, of which `augment` draws none from fewer than 3 kinds of tables"
         raise Refused(
-            f"{store.url}: cost model {artifact.digest[:12]} of {line.name} is published, but does not go live: its error on "
+            f"{store.url}: cost model {artifact.digest[:12]} of {track.name} is published, but does not go live: its error on "
             f"unseen tables {found}, and at most {asked.max_error:.1%} is asked for ({stays}); measure more "
             f"{unknown if error is None else 'cases'}, or make it live all the same by `neuroshard publish-model` with --force"
             f"{'' if error is None else ' or --max-error'}"
         )
     release = ModelRelease(
-        number=next_number(live, store, line),
+        number=next_number(live, store, track),
         previous_digest=live.release.bundle_digest if live else None,
         rollback_number=live.release.number if live else None,
         time=timestamp(now),
@@ -117,4 +117,4 @@ def _go_live(
         max_error=asked.max_error,
         forced=asked.force,
     )
-    return go_live(release, live, store, line)
+    return go_live(release, live, store, track)

@@ -1,8 +1,8 @@
-"""May this plan go live? Values in, a Decision with its numbers out (docs/deploy.md).
+"""Decides whether a plan goes live: values in, a Decision with its numbers out (docs/deploy.md).
 
-A plan is refused where it breaks a rule: other tables than today's, less memory left than the margin, a cost model that is too
-far off. A valid one is compared with the live plan, if both can be priced alike, and kept back unless it is better by more
-than `min_gain`.
+A plan is refused where it breaks a rule: it is for other tables than today's, leaves less memory free than the margin, or its
+cost model's error is too high. A valid plan is compared with the live plan, if both can be priced in the same way. It goes
+live if it is better by more than `min_gain`.
 """
 
 import math
@@ -18,17 +18,17 @@ from neuroshard.core.table import Table
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.report import STAND_IN_ERROR
 
-GUESS = STAND_IN_ERROR  # from there, since this file needs no NumPy
+GUESS = STAND_IN_ERROR  # the spread of an analytic cost model
 
 
 class Gate(NamedTuple):
-    """The rules. `tables` are today's (None: those of the plan); shares are of 1.
+    """The rules. `tables` are today's tables (None: those of the plan). Shares are of 1.
 
-    `price(plan, today)` predicts the cost in ms of another plan on the task and with the cost model of `today`'s; None where
-    it cannot. Without one, only plans of one cost model and one task are compared, by the numbers that they carry.
+    `price(plan, today)` predicts the cost in ms of another plan on the task of `today`, with its cost model; None where it
+    cannot. Without `price`, only plans of one cost model and one task are compared, by the predictions that they carry.
 
-    In a `nightly` run a plan that is too uncertain, or was rolled back, is nothing to refuse: the live plan is kept where it
-    serves today's task, and where none does an uncertain plan is better than none.
+    In a `nightly` run, a plan that is too uncertain or was rolled back is not refused. Instead the live plan is kept, if it
+    fits today's task; if not, an uncertain plan is better than none.
     """
 
     tables: tuple[Table, ...] | None = None
@@ -40,7 +40,7 @@ class Gate(NamedTuple):
     nightly: bool = False
 
     def check(self) -> None:
-        """Raise UsageError for a rule that cannot be."""
+        """Raise UsageError for an invalid rule."""
         for name, value in (("memory-margin", self.memory_margin), ("min-gain", self.min_gain)):
             if value is not None and not 0 <= value < 1:
                 raise UsageError(f"--{name} is a share of at least 0 and below 1 (0.05 is 5 %), not {value:g}")
@@ -48,7 +48,7 @@ class Gate(NamedTuple):
 
 
 def check_max_error(max_error: float | None) -> None:
-    """Raise UsageError for what is no share of an error."""
+    """Raise UsageError for an invalid limit of an error."""
     if max_error is not None and not 0 < max_error < math.inf:
         raise UsageError(f"--max-error is a share above 0 (0.1 is 10 %), not {max_error:g}")
 
@@ -56,9 +56,9 @@ def check_max_error(max_error: float | None) -> None:
 def decide(
     plan: Plan, gate: Gate, live: Release | None, live_plan: Plan | None, *, rolled_back: bool = False
 ) -> Decision:
-    """What the gate finds of `plan`. `live_plan` is None where there is none, or none that can be read.
+    """The gate's decision on `plan`. `live_plan` is None where nothing is live, or the live plan cannot be read.
 
-    `rolled_back` says that somebody went back from this very plan, which only a person may undo.
+    `rolled_back` means that somebody rolled back from this plan; only a person may make it live again.
     """
     error = plan.provenance.cost_model_error
     serving = live is not None and live_plan is not None and not _for_other_task(plan, live_plan, gate)
@@ -72,7 +72,7 @@ def decide(
     comparison, live_cost = (f"{keep}; the live plan stays", None) if keep else _comparison(plan, gate, live, live_plan)
     gain = None if live_cost is None or plan.cost_ms is None else _gain(plan.cost_ms, live_cost)
     min_gain = gate.min_gain if gate.min_gain is not None else _uncertainty(plan)
-    # one who names a gain wants to see it; else a plan that cannot be compared is newer knowledge, and goes live
+    # Without an explicit min_gain, a plan that cannot be compared goes live, since it is based on newer data.
     demanded = gate.min_gain is not None and serving
     better = gain > min_gain if gain is not None else not demanded
     better = better and not keep
@@ -97,14 +97,14 @@ def decide(
 
 
 def _uncertainty(plan: Plan) -> float:
-    """How far the plan's predictions may be off, as a share: its cost model's error, and no less than a guess where it is one."""
+    """How far the plan's predictions may be off, as a share: its cost model's error, and at least GUESS for a fallback."""
     error = plan.provenance.cost_model_error or 0.0
     guessed = plan.provenance.instead or (plan.provenance.cost_model or "").startswith("analytic:")
     return max(error, GUESS) if guessed else error
 
 
 def _gain(cost_ms: float, live_cost_ms: float) -> float:
-    """Share of the live plan's cost that is saved. Finite, whatever is divided, as what a record holds must be."""
+    """The share of the live plan's cost that is saved. It is always finite, as every number in a record must be."""
     return max(1 - cost_ms / live_cost_ms, -1e9) if live_cost_ms else 0.0
 
 
@@ -125,7 +125,7 @@ def _tables(plan: Plan, gate: Gate) -> str | None:
 
 
 def _memory_left(plan: Plan) -> float:
-    """Share of the fullest device's memory that stays free."""
+    """The share of the fullest device's memory that stays free."""
     used = zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True)
     return 1 - max(needed / limit for needed, limit in used)
 
@@ -154,7 +154,7 @@ def _error(error: float | None, gate: Gate) -> str | None:
 
 
 def _for_other_task(plan: Plan, live_plan: Plan, gate: Gate) -> str | None:
-    """Why the live plan is not one for today's tables and devices."""
+    """Why the live plan does not fit today's tables and devices; None where it does."""
     fault = shape_fault(live_plan, shapes_of(gate.tables or plan.task.tables))
     if fault:
         return f"the live plan {fault}"
@@ -169,7 +169,7 @@ def _for_other_task(plan: Plan, live_plan: Plan, gate: Gate) -> str | None:
 
 
 def _comparison(plan: Plan, gate: Gate, live: Release | None, live_plan: Plan | None) -> tuple[str, float | None]:
-    """How the plans were compared, or why not; and what the live plan costs by the same measure."""
+    """How the plans were compared, or why they were not; and the live plan's cost in ms by the same measure."""
     if live is None:
         return "nothing is live", None
     if live_plan is None:

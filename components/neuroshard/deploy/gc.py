@@ -1,11 +1,13 @@
-"""Delete what nobody can want any more: artifacts, releases and refusals that are old, and far from what is live.
+"""Deletes old artifacts, releases and refusals that no rollback within reach needs.
 
     neuroshard gc --store s3://bucket/prefix --name ads-ranker --keep 10 --older-than 7d [--apply]
 
-Kept: the live release and its artifact, the last `keep` releases and theirs, the `keep` that rollbacks from the live one reach,
-and whatever is younger than the age. So that nothing goes live while it is deleted, nor is deleted while it goes live, this
-first writes down what it is about to delete, and then looks again; golive.py makes what it puts live young, and then looks for
-such a mark. Whoever of the two looked later sees the other. Ages are by the store's clock alone, never by this machine's.
+Kept are the live release, the last `keep` releases, the `keep` releases that rollbacks from the live one reach, the artifacts
+of all of them, and every object that is younger than the age.
+
+An artifact must not go live while it is deleted. So gc first writes a mark that names what it is about to delete, and then looks
+at the ages again. golive.py makes an artifact young first, and then looks for marks. Whichever of the two looks later sees the
+other. Ages are by the store's clock alone, never by this machine's.
 """
 
 import time
@@ -17,19 +19,19 @@ from uuid import uuid4
 from neuroshard.core.errors import StoreError, UsageError
 from neuroshard.core.release import Condemned
 from neuroshard.deploy.golive import MARK_SECONDS, timestamp
-from neuroshard.deploy.tracks import line_of
+from neuroshard.deploy.tracks import track_of
 from neuroshard.progress import progress
 from neuroshard.store.open import open_store
-from neuroshard.store.protocol import Entry, Store
-from neuroshard.store.track import Line, Live, R, read_past, read_pointer
+from neuroshard.store.protocol import ObjectInfo, Store
+from neuroshard.store.track import Live, R, ReleaseTrack, read_past, read_pointer
 
-MIN_AGE_SECONDS = 3600.0  # a writer that takes longer from its artifact to its swap is not one
+MIN_AGE_SECONDS = 3600.0  # no writer takes longer from its artifact to its swap
 
 
 class Garbage(NamedTuple):
-    """What `gc` deletes, or would: releases and refusals first, then artifacts, which are nothing's any more by then."""
+    """What `gc` deletes, or would delete, in that order: releases and refusals before the artifacts they refer to."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ObjectInfo, ...]
     kept: int
 
     @property
@@ -37,51 +39,51 @@ class Garbage(NamedTuple):
         return sum(entry.size for entry in self.entries)
 
 
-def find_garbage(store: Store, line: Line[R], *, keep: int, age_seconds: float, now: datetime) -> Garbage:
-    """What may go at `now`, by the store's clock.
+def find_garbage(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds: float, now: datetime) -> Garbage:
+    """What may be deleted at `now`, by the store's clock.
 
-    Raises NotFound where nothing is live: then nobody can tell what is in use; UsageError.
+    Raises NotFound where nothing is live, since it is then unknown what is in use; UsageError.
     """
     if keep < 1:
         raise UsageError(f"--keep must be at least 1 release, not {keep}")
     if age_seconds < MIN_AGE_SECONDS:
         raise UsageError(
-            f"--older-than must be at least {MIN_AGE_SECONDS / 3600:.0f}h, not {age_seconds:g} s: a {line.noun} is there "
+            f"--older-than must be at least {MIN_AGE_SECONDS / 3600:.0f}h, not {age_seconds:g} s: a {track.noun} is there "
             "before its release"
         )
-    live = read_pointer(store, line)
-    entries = store.list(f"{line.name}/")
+    live = read_pointer(store, track)
+    entries = store.list(f"{track.name}/")
     keys = {entry.key for entry in entries}
-    numbers = [number for key in keys if (number := line.number_of(key)) and number != live.release.number]
-    past = [read_past(store, line, number) for number in sorted(numbers)[-keep:]]
-    kept = [live.release, *past, *_reached(store, line, live, keep, keys)]
+    numbers = [number for key in keys if (number := track.number_of(key)) and number != live.release.number]
+    past = [read_past(store, track, number) for number in sorted(numbers)[-keep:]]
+    kept = [live.release, *past, *_reached(store, track, live, keep, keys)]
 
-    def is_mark(entry: Entry) -> bool:
-        return entry.key.startswith(line.condemned_folder)
+    def is_mark(entry: ObjectInfo) -> bool:
+        return entry.key.startswith(track.condemned_folder)
 
-    wanted = {line.release_key(release.number) for release in kept}
-    wanted |= {key for release in kept for key in line.keys(release.artifact)}
+    wanted = {track.release_key(release.number) for release in kept}
+    wanted |= {key for release in kept for key in track.keys(release.artifact)}
     newest = now - timedelta(seconds=age_seconds)
     old = [entry for entry in entries if entry.key not in wanted and entry.modified < newest]
     found = [
-        *(entry for entry in old if line.number_of(entry.key)),
-        *(entry for entry in old if line.is_record(entry.key) and not is_mark(entry)),
-        *(entry for entry in old if line.digest_of(entry.key) is not None),
-        *(entry for entry in old if line.is_record(entry.key) and is_mark(entry)),
+        *(entry for entry in old if track.number_of(entry.key)),
+        *(entry for entry in old if track.is_record(entry.key) and not is_mark(entry)),
+        *(entry for entry in old if track.digest_of(entry.key) is not None),
+        *(entry for entry in old if track.is_record(entry.key) and is_mark(entry)),
     ]
     return Garbage(tuple(found), len(entries) - len(found))
 
 
-def gc(store: Store, line: Line[R], *, keep: int, age_seconds: float, apply: bool = False) -> Garbage:
-    """Delete the garbage if `apply`, else only find it. What it did delete before an error or a kill was garbage too."""
-    find = partial(find_garbage, store, line, keep=keep, age_seconds=age_seconds)
+def gc(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds: float, apply: bool = False) -> Garbage:
+    """Find the garbage, and delete it if `apply`. Whatever was deleted before an error or a kill was garbage too."""
+    find = partial(find_garbage, store, track, keep=keep, age_seconds=age_seconds)
     now = store.clock()
     garbage = find(now=now)
     if not apply or not garbage.entries:
         return garbage
     began = time.monotonic()
-    mark = _condemn(garbage, store, line, now)
-    # the mark was written a moment ago, by the very clock that the artifacts' times are by
+    mark = _condemn(garbage, store, track, now)
+    # the mark was written a moment ago, by the clock of the artifacts' times
     seen, still = set(garbage.entries), find(now=min(now, mark.modified))
     garbage = Garbage(tuple(entry for entry in still.entries if entry in seen), still.kept - 1)
     with progress("gc", len(garbage.entries), "objects") as bar:
@@ -92,22 +94,22 @@ def gc(store: Store, line: Line[R], *, keep: int, age_seconds: float, apply: boo
                 )
             store.delete(entry.key)
             bar.advance(1, entry.key)
-    store.delete(mark.key)  # not where a deletion failed: it may still come through
+    store.delete(mark.key)  # kept where a deletion failed, which may still take effect
     return garbage
 
 
 def run(store_url: str, name: str, *, keep: int, age_seconds: float, apply: bool = False) -> Garbage:
-    """`gc` of a model's plans, or of hardware/FINGERPRINT's cost models."""
-    # the one write is of a key of its own, so it is the same on a store without conditional writes
+    """`gc` of a model's plans, or of the cost models of hardware/FINGERPRINT/BATCH."""
+    # its one write is to a key of its own, so it needs no conditional writes
     store = open_store(store_url, single_writer=True)
-    return gc(store, line_of(name), keep=keep, age_seconds=age_seconds, apply=apply)
+    return gc(store, track_of(name), keep=keep, age_seconds=age_seconds, apply=apply)
 
 
-def _condemn(garbage: Garbage, store: Store, line: Line[R], now: datetime) -> Entry:
-    """Write down what is about to be deleted, under a key that nobody else has; the mark as the store lists it."""
-    digests = {digest for entry in garbage.entries if (digest := line.digest_of(entry.key))}
-    mark = Condemned(name=line.name, digests=tuple(sorted(digests)), time=timestamp(now))
-    key = f"{line.condemned_folder}{mark.time.replace('-', '').replace(':', '')}-{uuid4().hex[:16]}.json"
+def _condemn(garbage: Garbage, store: Store, track: ReleaseTrack[R], now: datetime) -> ObjectInfo:
+    """Write the mark of what is about to be deleted, under a new key. Returns the mark as the store lists it."""
+    digests = {digest for entry in garbage.entries if (digest := track.digest_of(entry.key))}
+    mark = Condemned(name=track.name, digests=tuple(sorted(digests)), time=timestamp(now))
+    key = f"{track.condemned_folder}{mark.time.replace('-', '').replace(':', '')}-{uuid4().hex[:16]}.json"
     store.create(key, mark.canonical_json())
     listed = store.list(key)
     if not listed:
@@ -115,11 +117,11 @@ def _condemn(garbage: Garbage, store: Store, line: Line[R], now: datetime) -> En
     return listed[0]
 
 
-def _reached(store: Store, line: Line[R], live: Live[R], count: int, keys: set[str]) -> list[R]:
-    """The releases that as many rollbacks from the live one reach."""
+def _reached(store: Store, track: ReleaseTrack[R], live: Live[R], count: int, keys: set[str]) -> list[R]:
+    """The releases that `count` rollbacks from the live one reach."""
     reached: list[R] = []
     number = live.release.rollback_number
-    while number and len(reached) < count and line.release_key(number) in keys:
-        reached.append(read_past(store, line, number))
+    while number and len(reached) < count and track.release_key(number) in keys:
+        reached.append(read_past(store, track, number))
         number = reached[-1].rollback_number
     return reached

@@ -1,7 +1,7 @@
-"""The protocol of docs/formats.md, "Releases", for whatever goes live: claim the artifact, then swap the pointer to it.
+"""Makes an artifact live by the protocol of docs/formats.md, "Releases": claim the artifact, then swap the pointer to it.
 
-The order of the writes makes a writer that dies at any of them harmless: the old release or the new one is live, and whoever
-writes next puts the rest right. A `gc` beside it (gc.py) never takes what it is about to put live, whoever of them dies.
+The order of the writes makes a writer that dies at any of them harmless: the old release or the new one is live, and the
+next writer completes what is missing. A `gc` at the same time (gc.py) never deletes an artifact that is about to go live.
 """
 
 from contextlib import suppress
@@ -24,9 +24,9 @@ from neuroshard.store.track import (
     MAX_RELEASE_BYTES,
     Artifact,
     Files,
-    Line,
     Live,
     R,
+    ReleaseTrack,
     history,
     live_or_none,
     read_artifact,
@@ -34,107 +34,106 @@ from neuroshard.store.track import (
     read_pointer,
 )
 
-# A gc's mark counts this long by the store's own clock; a gc that lives deletes nothing after half of it.
+# A gc's mark is valid this long, by the store's own clock. A gc deletes nothing after half of that time.
 MARK_SECONDS = 3600.0
 
 
-def put(store: Store, line: Line[R], digest: str, files: Files) -> Artifact:
-    """Write an artifact under its digest, unless it is there, claim it, and read it back. It does not go live."""
+def put(store: Store, track: ReleaseTrack[R], digest: str, files: Files) -> Artifact:
+    """Write an artifact under its digest, unless it is there already, and claim it. It does not go live."""
     for key, data in files.items():
         if len(data) > MAX_ARTIFACT_BYTES:
             raise InvalidInput(
-                f"the {line.noun} has {len(data):,} bytes, more than the {MAX_ARTIFACT_BYTES:,} that are read"
+                f"the {track.noun} has {len(data):,} bytes, more than the {MAX_ARTIFACT_BYTES:,} that are read"
             )
-        with suppress(Conflict):  # what is there under this digest is something else: reading it says so better
+        with suppress(Conflict):  # another object is there under this digest; reading it raises a better error
             if not store.create(key, data):
                 _renew(store, key, data)
-    return _claimed(store, line, digest)
+    return _claimed(store, track, digest)
 
 
-def claim(store: Store, line: Line[R], artifact: Artifact) -> Artifact:
-    """Make an artifact that was read from the store safe to put live, also beside a `gc` that wants it."""
-    return put(store, line, artifact.digest, artifact.files)
+def claim(store: Store, track: ReleaseTrack[R], artifact: Artifact) -> Artifact:
+    """Make an artifact of the store young, so that no `gc` deletes it before it goes live. Raises Conflict where one may."""
+    return put(store, track, artifact.digest, artifact.files)
 
 
-def bring_back(store: Store, line: Line[R], *, now: datetime) -> R:
-    """Make live again what the live release replaced. Another time goes further back, never forth.
+def roll_back(store: Store, track: ReleaseTrack[R], *, now: datetime) -> R:
+    """Make the artifact live again that the live release replaced. A second rollback goes one further back.
 
     Raises NotFound where there is nothing to go back to, and what `go_live` raises. The artifact is read and checked first.
     """
-    live = read_pointer(store, line)
+    live = read_pointer(store, track)
     if live.release.rollback_number is None:
         raise NotFound(
-            f"{store.url}: release {live.release.number} of {line.name!r} has no release before it to roll back to"
+            f"{store.url}: release {live.release.number} of {track.name!r} has no release before it to roll back to"
         )
-    remember(live, store, line)
-    target = read_past(store, line, live.release.rollback_number)
-    claim(store, line, read_artifact(store, line, target.artifact))
-    number = next_number(live, store, line)
-    return go_live(target.brought_back(number, live.release.artifact, timestamp(now)), live, store, line)
+    remember(live, store, track)
+    target = read_past(store, track, live.release.rollback_number)
+    claim(store, track, read_artifact(store, track, target.artifact))
+    number = next_number(live, store, track)
+    return go_live(target.brought_back(number, live.release.artifact, timestamp(now)), live, store, track)
 
 
-def go_live(release: R, live: Live[R] | None, store: Store, line: Line[R]) -> R:
-    """Swap the pointer from `live` to `release`, whose artifact is claimed, between two writes of the history.
+def go_live(release: R, live: Live[R] | None, store: Store, track: ReleaseTrack[R]) -> R:
+    """Swap the pointer from `live` to `release`, and write both into the history. The artifact must be claimed.
 
-    Raises Conflict where it lost.
+    Raises Conflict where another writer was faster, and StoreError.
     """
     data = release.canonical_json()
-    if len(data) > MAX_RELEASE_BYTES:  # a device's name is as long as its file says
+    if len(data) > MAX_RELEASE_BYTES:  # the name of a device in a file has no limit
         raise InvalidInput(
-            f"{store.url}: release {release.number} of {line.name!r} would have {len(data):,} bytes, more than the "
+            f"{store.url}: release {release.number} of {track.name!r} would have {len(data):,} bytes, more than the "
             f"{MAX_RELEASE_BYTES:,} that are read"
         )
     if live:
-        remember(live, store, line)
+        remember(live, store, track)
     try:
-        store.swap(line.live_key, data, live.token if live else None)
+        store.swap(track.live_key, data, live.token if live else None)
     except StoreError as error:
-        _check_lost(error, release, live, store, line)
-    with suppress(StoreError):  # it is live, and whoever writes next does this again
-        store.create(line.release_key(release.number), data)
+        _check_lost(error, release, live, store, track)
+    with suppress(StoreError):  # the release is live, and the next writer adds it to the history
+        store.create(track.release_key(release.number), data)
     return release
 
 
-def mend_pointer(store: Store, line: Line[R]) -> str | None:
-    """Put the newest release of the history in place of a pointer that is garbage, which nobody can follow; what was done, in
-    one line, or None where nothing was.
+def mend_pointer(store: Store, track: ReleaseTrack[R]) -> str | None:
+    """Replace a live pointer that nobody can read by the newest release of the history. Returns what was done, or None.
 
-    What was there is kept under aside/. A pointer of a newer version is left alone: others follow it. Raises StoreError, and
-    Conflict where somebody else changed it in between.
+    The unreadable pointer is kept under aside/. A pointer of a newer version is left alone, since newer trainers can read it.
+    Raises StoreError, and Conflict where somebody else changed the pointer in between.
     """
     try:
-        read_pointer(store, line)
+        read_pointer(store, track)
         return None
     except (NotFound, NewerFormat):
         return None
     except InvalidInput as error:
         fault = str(error).partition("; if that is")[0]
-    data, token = store.read_versioned(line.live_key)
-    kept = f"{line.name}/aside/live-{sha256(data)[:16]}.json"
+    data, token = store.read_versioned(track.live_key)
+    kept = f"{track.name}/aside/live-{sha256(data)[:16]}.json"
     with suppress(Conflict):
         store.create(kept, data)
-    for number in reversed(history(store, line)):
+    for number in reversed(history(store, track)):
         with suppress(InvalidInput):
-            read_past(store, line, number)
-            store.swap(line.live_key, store.read(line.release_key(number)), token)
+            read_past(store, track, number)
+            store.swap(track.live_key, store.read(track.release_key(number)), token)
             return f"{fault}; release {number} was put in its place, and it is kept as {kept}"
-    store.delete(line.live_key)
-    return f"{fault}; it was taken away, as no release is in its history, and is kept as {kept}"
+    store.delete(track.live_key)
+    return f"{fault}; it was deleted, as its history has no release, and is kept as {kept}"
 
 
-def next_number(live: Live[R] | None, store: Store, line: Line[R]) -> int:
-    """One more than any release has, also where live.json was lost or put back by hand."""
-    return max([live.release.number if live else 0, *history(store, line)]) + 1
+def next_number(live: Live[R] | None, store: Store, track: ReleaseTrack[R]) -> int:
+    """One more than the highest number of any release, even where live.json was lost or restored by hand."""
+    return max([live.release.number if live else 0, *history(store, track)]) + 1
 
 
-def remember(live: Live[R], store: Store, line: Line[R]) -> None:
-    """Put the live release in the history, where its writer may have died before it could."""
-    key = line.release_key(live.release.number)
+def remember(live: Live[R], store: Store, track: ReleaseTrack[R]) -> None:
+    """Write the live release into the history, in case its writer died before it could."""
+    key = track.release_key(live.release.number)
     try:
         store.create(key, live.data)
     except Conflict:
         raise Conflict(
-            f"{store.url}/{key}: holds another release {live.release.number} than {line.live_key}, which was put there by hand; "
+            f"{store.url}/{key}: holds another release {live.release.number} than {track.live_key}, which was put there by hand; "
             "move one of the two away, then try again"
         ) from None
 
@@ -144,7 +143,7 @@ def timestamp(now: datetime) -> str:
 
 
 def _renew(store: Store, key: str, data: bytes) -> None:
-    """Write the bytes that are there once more, so that the object is young, and no gc's."""
+    """Write the same bytes again, so that the object is young and no gc deletes it."""
     try:
         there, token = store.read_versioned(key)
         if there == data:
@@ -153,49 +152,53 @@ def _renew(store: Store, key: str, data: bytes) -> None:
         store.create(key, data)
 
 
-def _claimed(store: Store, line: Line[R], digest: str) -> Artifact:
-    """The artifact, which is young now, if no `gc` is about to delete it; read after that was asked, so it is there to stay.
+def _claimed(store: Store, track: ReleaseTrack[R], digest: str) -> Artifact:
+    """Read the artifact, which is young now. Raises Conflict where a `gc` is about to delete it.
 
-    Either the gc's mark was written before we asked, and we see it; or after, and the gc sees, looking after its mark, that the
-    artifact is young. A mark that came and went did so before the artifact was read.
+    A gc writes its mark and then looks at the ages of artifacts. If its mark was written before this function lists the
+    marks, the mark is seen here; if after, the gc sees that the artifact is young. A mark that was written and deleted before
+    the listing belongs to a gc that has ended, and the artifact is read after that.
     """
-    marks = [entry for entry in store.list(line.condemned_folder) if line.is_record(entry.key)]
+    marks = [entry for entry in store.list(track.condemned_folder) if track.is_record(entry.key)]
     if marks:
-        (own,) = store.list(line.keys(digest)[-1])[:1] or (max(marks, key=lambda mark: mark.modified),)
+        (own,) = store.list(track.keys(digest)[-1])[:1] or (max(marks, key=lambda mark: mark.modified),)
         for mark in marks:
             if mark.modified > own.modified - timedelta(seconds=MARK_SECONDS):
-                _refuse_condemned(store, line, digest, mark.key)
-    return read_artifact(store, line, digest)
+                _refuse_condemned(store, track, digest, mark.key)
+    return read_artifact(store, track, digest)
 
 
-def _refuse_condemned(store: Store, line: Line[R], digest: str, key: str) -> None:
+def _refuse_condemned(store: Store, track: ReleaseTrack[R], digest: str, key: str) -> None:
     try:
         mark = Condemned.from_json(store.read(key), f"{store.url}/{key}")
     except NotFound:
         return
     if digest in mark.digests:
         raise Conflict(
-            f"{store.url}: `neuroshard gc`, begun at {mark.time}, is deleting {line.noun} {digest[:12]} of {line.name!r}; try "
+            f"{store.url}: `neuroshard gc`, begun at {mark.time}, is deleting {track.noun} {digest[:12]} of {track.name!r}; try "
             f"again when it is done, or an hour later if it died"
         )
 
 
-def _check_lost(error: StoreError, release: R, live: Live[R] | None, store: Store, line: Line[R]) -> None:
-    """Return if the swap from `live` came through after all: a retry meets its own first write, or only the answer was lost."""
-    data, said = release.canonical_json(), f"release {release.number} of {line.name!r}"
+def _check_lost(error: StoreError, release: R, live: Live[R] | None, store: Store, track: ReleaseTrack[R]) -> None:
+    """Return if the swap from `live` succeeded after all: a retry met its own first write, or only the answer was lost.
+
+    Raises the error that says what is live now.
+    """
+    data, said = release.canonical_json(), f"release {release.number} of {track.name!r}"
     try:
-        now_live = live_or_none(store, line)
+        now_live = live_or_none(store, track)
         if now_live and now_live.data == data:
             return
         if live and not now_live:
-            raise Conflict(f"{store.url}/{line.live_key}: was deleted in the meantime, so {said} did not go live")
+            raise Conflict(f"{store.url}/{track.live_key}: was deleted in the meantime, so {said} did not go live")
         if now_live and (not live or now_live.data != live.data):
             other = now_live.release
-            found = f"release {other.number} ({line.noun} {other.artifact[:12]}, {other.time})"
-            if _is_past(release, data, store, line):
+            found = f"release {other.number} ({track.noun} {other.artifact[:12]}, {other.time})"
+            if _is_past(release, data, store, track):
                 raise Conflict(f"{store.url}: {said} went live, and {found} replaced it at once; look at it")
             raise Conflict(
-                f"{store.url}: {found} of {line.name!r} went live in the meantime, so this one did not; look at it, then try "
+                f"{store.url}: {found} of {track.name!r} went live in the meantime, so this one did not; look at it, then try "
                 "again"
             )
     except Conflict:
@@ -211,9 +214,9 @@ def _check_lost(error: StoreError, release: R, live: Live[R] | None, store: Stor
     raise error
 
 
-def _is_past(release: R, data: bytes, store: Store, line: Line[R]) -> bool:
-    """Whether the release is in the history: who replaces one puts it there before."""
+def _is_past(release: R, data: bytes, store: Store, track: ReleaseTrack[R]) -> bool:
+    """Whether the release is in the history, where whoever replaces a live release writes it first."""
     try:
-        return store.read(line.release_key(release.number), MAX_RELEASE_BYTES) == data
+        return store.read(track.release_key(release.number), MAX_RELEASE_BYTES) == data
     except NotFound:
         return False

@@ -1,4 +1,4 @@
-"""What another plan would cost today: the live plan, priced with the cost model that the new plan was searched with."""
+"""Prices the live plan as it would cost today, with the cost model that the new plan was searched with."""
 
 from collections.abc import Callable
 
@@ -9,14 +9,14 @@ from neuroshard.costmodel.protocol import CostModel
 
 
 def pricer(spec: str, plan: Plan) -> Callable[[Plan, Plan], float | None]:
-    """`price` of the gate by the cost model that `spec` names. Raises InvalidInput unless `plan` was searched with that one."""
+    """The gate's `price`, with the cost model that `spec` names. Raises InvalidInput unless `plan` was searched with it."""
     model = open_cost_model(spec, plan.task.batch_size)
     check_searched_with(plan, model, f"{spec}: is cost model")
     return lambda other, today: price(other, today, model)
 
 
 def price(other: Plan, today: Plan, model: CostModel) -> float | None:
-    """Predicted ms of the slowest device if `other`'s shards held `today`'s tables; None where the model cannot price them."""
+    """Predicted ms of the slowest device for the shards of `other` with the tables of `today`; None where it cannot be priced."""
     tables = {table.name: table for table in today.task.tables}
     prices = price_shards(model, tables, other.shards, today.task.devices)
     return None if prices is None else float(prices.total_ms.max())

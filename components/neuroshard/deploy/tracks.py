@@ -1,4 +1,4 @@
-"""The name that a user types: a model's, for its plans, or hardware/FINGERPRINT/BATCH, for cost models."""
+"""From the name that a user types to its release track: a model's plans, or the cost models of hardware/FINGERPRINT/BATCH."""
 
 import re
 from datetime import UTC, datetime
@@ -6,15 +6,15 @@ from typing import Any
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.release import HARDWARE, Pointer
-from neuroshard.deploy.golive import bring_back
+from neuroshard.deploy.golive import roll_back
 from neuroshard.store.bundles import BATCH_SIZE, models_of
 from neuroshard.store.open import open_store
 from neuroshard.store.releases import plans_of
-from neuroshard.store.track import Line
+from neuroshard.store.track import ReleaseTrack
 
 
-def line_of(name: str) -> Line[Any]:
-    """Raises UsageError for what is no usable name of either kind."""
+def track_of(name: str) -> ReleaseTrack[Any]:
+    """The release track of a name. Raises UsageError for an invalid name."""
     folder, _, rest = name.partition("/")
     if folder != HARDWARE or not rest:
         return plans_of(name)
@@ -30,18 +30,18 @@ def line_of(name: str) -> Line[Any]:
 def run_promote(store_url: str, name: str, digest: str, *, single_writer: bool = False) -> Pointer:
     """Make a published plan or cost model live, by this machine's clock."""
     store, now = open_store(store_url, single_writer=single_writer), datetime.now(UTC)
-    if line_of(name).noun == "plan":
+    if track_of(name).noun == "plan":
         from neuroshard.deploy.run import promote
 
         return promote(store, name, digest, now=now)
     from neuroshard.deploy.bundles import promote_model
 
-    return promote_model(store, line_of(name), digest, now=now)
+    return promote_model(store, track_of(name), digest, now=now)
 
 
 def run_rollback(store_url: str, name: str, *, single_writer: bool = False) -> Pointer:
-    """Make live again what the live plan or cost model replaced, by this machine's clock."""
-    release: Pointer = bring_back(
-        open_store(store_url, single_writer=single_writer), line_of(name), now=datetime.now(UTC)
+    """Make the plan or cost model live again that the live one replaced, by this machine's clock."""
+    release: Pointer = roll_back(
+        open_store(store_url, single_writer=single_writer), track_of(name), now=datetime.now(UTC)
     )
     return release

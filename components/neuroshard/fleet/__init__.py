@@ -1,1 +1,1 @@
-"""What hardware is there, and which kinds no current cost model covers."""
+"""The hardware of a fleet, and which kinds of it no usable cost model covers."""

@@ -13,8 +13,8 @@ GPU_NODES = "nvidia.com/gpu.present=true"
 PAGE = 500  # nodes; 1,000 with their labels are 10 MB of JSON
 TIMEOUT = (5.0, 30.0)  # seconds to connect, and between two bytes of an answer
 TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-EXPIRED = 410  # a page's token, when the listing takes longer than the server keeps its snapshot
-LISTINGS = 3  # begun at most
+EXPIRED = 410  # the status for a page's token that is older than the server's snapshots
+LISTINGS = 3  # attempts at a whole listing
 WAYS_OUT = {
     401: "; the token is not valid there",
     403: "; bind the ClusterRole neuroshard-fleet (manifests/base/rbac.yaml) to this account",
@@ -22,7 +22,7 @@ WAYS_OUT = {
 
 
 def in_cluster() -> bool:
-    """Is this a pod with a way to the API?"""
+    """Whether this process runs in a pod with access to the API."""
     return TOKEN.exists()
 
 
@@ -33,9 +33,9 @@ def recorded_nodes(path: Path) -> list[Node]:
 
 
 def list_nodes(context: str | None = None) -> tuple[str, list[Node]]:
-    """Where the cluster's API is, and its GPU nodes. Raises NeuroshardError and UsageError in one line.
+    """The address of the cluster's API, and its GPU nodes. Raises NeuroshardError and UsageError in one line.
 
-    The pod's own service account is the way in where there is one, else the kubeconfig, whose `context` may be chosen.
+    In a pod its service account is used, else the kubeconfig, whose `context` may be chosen.
     """
     with kubernetes_api(context=context, hints=WAYS_OUT) as api:
         from kubernetes.client import CoreV1Api
@@ -45,7 +45,7 @@ def list_nodes(context: str | None = None) -> tuple[str, list[Node]]:
 
 
 def _pages(core: Any) -> list[Any]:
-    """The NodeList, page by page, as decoded JSON: the client's own classes refuse what a newer server may say."""
+    """The pages of the NodeList, as decoded JSON: the client's own classes refuse fields of newer servers."""
     from kubernetes.client.exceptions import ApiException
 
     for left in reversed(range(LISTINGS)):

@@ -1,4 +1,4 @@
-"""KFP: where the pod of a job is to be put."""
+"""KFP: where the pod of a job runs."""
 
 from typing import NamedTuple
 
@@ -9,10 +9,10 @@ from neuroshard.component import component
 def place(
     job: str,
 ) -> NamedTuple("Place", [("gpus", str), ("resource", str), ("nodes", dict), ("tolerations", list)]):  # type: ignore[valid-type]
-    """Where the pod of a job is to be put, and what it asks for: a loop's own items cannot be handed to Kubernetes."""
-    from neuroshard.core.nightly import Job, told
+    """Where the pod of a job runs, and the devices it requests, as outputs: KFP cannot give Kubernetes a loop's items."""
+    from neuroshard.core.nightly import Job, parse_message
 
-    work = told(Job, job).work
+    work = parse_message(Job, job).work
     return (
         str(work.devices) if work.resource else "0",
         work.resource or "nvidia.com/gpu",

@@ -1,4 +1,4 @@
-"""Which kinds of a fleet a live cost model serves, and why the others need measuring."""
+"""Which kinds of hardware of a fleet a live cost model covers, and why the others need measuring."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -8,16 +8,17 @@ from neuroshard.core.cost import Hardware
 from neuroshard.core.value import Value
 from neuroshard.costmodel.serving import DAY_SECONDS, Known, Lack, Wanted, age, live_at, serves
 from neuroshard.fleet.kinds import Kind
-from neuroshard.store.bundles import Track
+from neuroshard.store.bundles import ModelKey
 
 State = Literal["covered", "new", "driver changed", "shared"] | Lack
 NOT_TO_MEASURE: tuple[State, ...] = ("covered", "shared")
 
 
-class Coverage(Value):
-    """How a kind stands. `bundle` and `release` are the digest and the number of its own live cost model, "" and 0 without.
+class KindCoverage(Value):
+    """How a kind of hardware is covered.
 
-    `lacks` is everything in which that model falls short, `state` the worst of it.
+    `bundle` and `release` are the digest and the number of its own live cost model, "" and 0 without one. `lacks` are all
+    shortfalls of that cost model; `state` is the worst of them.
     """
 
     kind: Kind
@@ -29,7 +30,7 @@ class Coverage(Value):
 
     @property
     def to_measure(self) -> bool:
-        """Does it need measuring, and can it be had tonight?"""
+        """Whether the kind needs measuring, and can be measured now."""
         return self.state not in NOT_TO_MEASURE and self.can_be_measured
 
     @property
@@ -39,23 +40,24 @@ class Coverage(Value):
 
 def coverage(
     kinds: Sequence[Kind],
-    known: Mapping[Track, Known],
+    known: Mapping[ModelKey, Known],
     *,
     now: datetime,
     wanted: Mapping[str, Wanted] | None = None,
     usual: Wanted = Wanted(),  # noqa: B008 # a value
-) -> tuple[Coverage, ...]:
-    """How each kind stands at `now` (UTC), by the live cost models `known`: against what is `wanted` of its fingerprint, else
-    what is `usual`.
+) -> tuple[KindCoverage, ...]:
+    """How the live cost models `known` cover each kind at `now` (UTC).
+
+    What is asked of a kind's cost model is `wanted` of its fingerprint, else `usual`.
     """
-    return tuple(_stands(kind, known, (wanted or {}).get(kind.fingerprint, usual), now) for kind in kinds)
+    return tuple(_covered(kind, known, (wanted or {}).get(kind.fingerprint, usual), now) for kind in kinds)
 
 
-def _stands(kind: Kind, known: Mapping[Track, Known], wanted: Wanted, now: datetime) -> Coverage:
+def _covered(kind: Kind, known: Mapping[ModelKey, Known], wanted: Wanted, now: datetime) -> KindCoverage:
     own = live_at(known, wanted.batch_size).get(kind.fingerprint)
     if own is None:
         state, why = _without(kind, known, wanted)
-        return Coverage(kind=kind, state=state, why=why)
+        return KindCoverage(kind=kind, state=state, why=why)
     digest, error = own.release.bundle_digest, own.release.error
     found = serves(own, wanted, now)
     if found:
@@ -63,7 +65,7 @@ def _stands(kind: Kind, known: Mapping[Track, Known], wanted: Wanted, now: datet
     else:
         state, why = "covered", f"cost model {digest[:12]}, {age(own.release, now) / DAY_SECONDS:.1f} days old"
         why += "" if error is None else f", error on unseen tables {error:.1%}"
-    return Coverage(
+    return KindCoverage(
         kind=kind,
         state=state,
         why=why,
@@ -73,16 +75,16 @@ def _stands(kind: Kind, known: Mapping[Track, Known], wanted: Wanted, now: datet
     )
 
 
-def _without(kind: Kind, known: Mapping[Track, Known], wanted: Wanted) -> tuple[State, str]:
-    """How a kind stands that has no live cost model of its own at the batch size that is wanted."""
+def _without(kind: Kind, known: Mapping[ModelKey, Known], wanted: Wanted) -> tuple[State, str]:
+    """The state of a kind without a live cost model of its own at the wanted batch size, and why."""
     if kind.hardware.sharing:
-        return "shared", "others compute on the same devices, so times taken there would be of no device"
-    sizes = sorted(one.release.batch_size for track, one in known.items() if track.fingerprint == kind.fingerprint)
+        return "shared", "others compute on the same devices, so no time measured there would be that of one device"
+    sizes = sorted(one.release.batch_size for key, one in known.items() if key.fingerprint == kind.fingerprint)
     if sizes and wanted.batch_size:
-        told = ", ".join(f"{size:,}" for size in sizes)
+        at = ", ".join(f"{size:,}" for size in sizes)
         return (
             "batch size changed",
-            f"cost models are live for {told} samples a step, and {wanted.batch_size:,} are asked for",
+            f"cost models are live for {at} samples a step, and {wanted.batch_size:,} are asked for",
         )
     before = [
         one.model.manifest.bench.hardware.driver

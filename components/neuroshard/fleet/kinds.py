@@ -1,4 +1,4 @@
-"""The kinds of hardware of a fleet, and where work finds each."""
+"""The kinds of hardware of a fleet, and where pods find each of them."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,11 +12,11 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class Kind(Value):
-    """One kind of hardware. `nodes` take work now, each with `devices` of them at most; `out_of_service` do not.
+    """One kind of hardware: `nodes` nodes take pods now, each with at least `devices` devices; `out_of_service` nodes do not.
 
-    A pod finds it by `node_selector` and `tolerations`, and asks for its devices as `resource`; all three are empty for the
-    machine that this is told on. `node_selector` leads to `alike` nodes, which are alike to the last digit of the driver, so
-    that what they measure can be merged. The fingerprint is the hardware's: nothing else here has a part in it.
+    A pod finds the kind by `node_selector` and `tolerations`, and requests its devices as `resource`; all three are empty for
+    this machine. `node_selector` selects `alike` nodes with exactly the same driver, so that their costs can be merged. The
+    fingerprint is the hardware's alone.
     """
 
     hardware: Hardware
@@ -34,7 +34,7 @@ class Kind(Value):
 
 
 class Fleet(Value):
-    """What is there, by fingerprint, seen at `source`. `notes` tell what was left out and why."""
+    """The kinds of hardware found at `source`, by fingerprint. `notes` say which nodes were left out, and why."""
 
     format_version: Literal[1] = FLEET_FORMAT
     source: str
@@ -43,5 +43,5 @@ class Fleet(Value):
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that change when a kind comes or goes, and only then."""
+        """16 hex digits that change only when a kind is added or removed."""
         return sha256(canonical_json(sorted(kind.fingerprint for kind in self.kinds)))[:16]

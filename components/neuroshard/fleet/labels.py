@@ -1,9 +1,9 @@
 """Kubernetes nodes -> kinds of GPUs, by the labels that NVIDIA's GPU feature discovery puts on them.
 
-Enough to know which cost model applies to a node, not how fast it is: where the measuring runs, NVML is asked again.
+The labels say which cost model applies to a node, not how fast the node is. The measuring itself asks NVML.
 
-    MIG, strategy single   product, memory and count already are those of the slices
-    MIG, strategy mixed    the slices are resources of their own, nvidia.com/mig-1g.10gb, with labels of their own
+    MIG, strategy single   product, memory and count are those of the slices
+    MIG, strategy mixed    the slices are resources of their own (nvidia.com/mig-1g.10gb), with their own labels
     time-slicing, MPS      the product ends in -SHARED, or the resource in .shared, and one device counts `replicas` times
 """
 
@@ -24,8 +24,8 @@ DRIVER = ("nvidia.com/cuda.driver-version.full", *OLD_DRIVER)  # today's label, 
 SHARED = "-SHARED"
 
 
-class Found(NamedTuple):
-    """One resource of one node: so many devices of this hardware, which `selector` leads to."""
+class NodeResource(NamedTuple):
+    """One resource of one node: `devices` devices of this hardware. Pods find it by `selector`."""
 
     node: Node
     hardware: Hardware
@@ -37,13 +37,13 @@ class Found(NamedTuple):
 def kinds_of(
     nodes: Iterable[Node], node_selector: Mapping[str, str], tolerations: Sequence[Mapping[str, Any]]
 ) -> tuple[tuple[Kind, ...], tuple[str, ...]]:
-    """The kinds of GPUs of `nodes` by fingerprint, and notes on nodes whose labels do not say what they are.
+    """The kinds of GPUs of `nodes`, by fingerprint, and notes on nodes whose labels do not identify their GPUs.
 
-    Only nodes with the labels of `node_selector` count. A node is in service where it is ready, not cordoned, has devices
-    to give, and every taint that keeps pods off is borne by `tolerations`.
+    Only nodes with the labels of `node_selector` count. A node is in service if it is ready, not cordoned, has devices, and
+    `tolerations` bear every taint that keeps pods off.
     """
     borne = [Toleration.parse(toleration, "tolerations") for toleration in tolerations]
-    found: dict[str, list[Found]] = defaultdict(list)
+    found: dict[str, list[NodeResource]] = defaultdict(list)
     notes = []
     for node in nodes:
         if node_selector.items() <= node.labels.items():
@@ -72,18 +72,20 @@ def kinds_of(
     return tuple(kinds), tuple(sorted(notes))
 
 
-def largest(group: Sequence[Found]) -> list[Found]:
-    """The most that one selector and resource lead to, by name of the nodes; of several such, the first by the labels."""
-    alike: dict[tuple[object, ...], list[Found]] = defaultdict(list)
+def largest(group: Sequence[NodeResource]) -> list[NodeResource]:
+    """The largest part of a group with one selector and resource, sorted by name; of equals the first by its labels."""
+    alike: dict[tuple[object, ...], list[NodeResource]] = defaultdict(list)
     for one in sorted(group, key=lambda one: one.node.name):
         alike[(one.resource, one.devices, *sorted(one.selector.items()))].append(one)
     return max(sorted(alike.items(), key=lambda item: str(item[0])), key=lambda item: len(item[1]))[1]
 
 
-def found_on(node: Node) -> list[Found]:
-    """The resources of GPUs that a node has. Raises InvalidInput where its labels do not say what they are."""
+def found_on(node: Node) -> list[NodeResource]:
+    """The GPU resources of a node. Raises InvalidInput where its labels do not identify them."""
     if "MIG-INVALID" in node.labels.get("nvidia.com/gpu.product", ""):
-        raise InvalidInput(f"node {node.name}: its GPUs are cut differently, which MIG strategy single cannot name")
+        raise InvalidInput(
+            f"node {node.name}: its GPUs have different MIG slices, which MIG strategy single cannot name"
+        )
     slices = sorted(
         name.removeprefix(NVIDIA).removesuffix(".shared")
         for name in node.allocatable
@@ -93,8 +95,8 @@ def found_on(node: Node) -> list[Found]:
     return [_found(node, name) for name in (*slices, *whole)]
 
 
-def _found(node: Node, name: str) -> Found:
-    """The devices that are called `name`: gpu, or mig-1g.10gb."""
+def _found(node: Node, name: str) -> NodeResource:
+    """The resource `name` of a node: gpu, or mig-1g.10gb."""
     prefix = f"{NVIDIA}{name}."
     product, memory_mib = node.label(f"{prefix}product"), node.number(f"{prefix}memory")
     shared = product.endswith(SHARED) or f"{NVIDIA}{name}.shared" in node.allocatable
@@ -111,10 +113,10 @@ def _found(node: Node, name: str) -> Found:
         machine=node.labels.get("nvidia.com/gpu.machine", ""),
         sharing=f"{strategy}, {replicas} to a device" if shared else "",
     )
-    told = (f"{prefix}product", "nvidia.com/gpu.machine", *DRIVER)
-    selector = {key: node.labels[key] for key in told if key in node.labels}
+    identifying = (f"{prefix}product", "nvidia.com/gpu.machine", *DRIVER)
+    selector = {key: node.labels[key] for key in identifying if key in node.labels}
     resource = f"{NVIDIA}{name}.shared" if f"{NVIDIA}{name}.shared" in node.allocatable else f"{NVIDIA}{name}"
-    return Found(node, hardware, resource, _allocatable(node, name) // max(replicas, 1), selector)
+    return NodeResource(node, hardware, resource, _allocatable(node, name) // max(replicas, 1), selector)
 
 
 def _allocatable(node: Node, name: str) -> int:
@@ -122,7 +124,7 @@ def _allocatable(node: Node, name: str) -> int:
 
 
 def _driver(node: Node) -> str:
-    """The NVIDIA driver's version, by today's label or by the older ones."""
+    """The version of the NVIDIA driver, from today's label or from the older ones."""
     if full := node.labels.get(DRIVER[0]):
         return full
     return ".".join(filter(None, (node.labels.get(label, "") for label in OLD_DRIVER)))

@@ -1,4 +1,4 @@
-"""A Kubernetes node as far as a fleet needs it, from the JSON of the API or of `kubectl get nodes -o json`."""
+"""The parts of a Kubernetes node that a fleet needs, from the JSON of the API or of `kubectl get nodes -o json`."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -14,7 +14,7 @@ class Taint(Value):
 
 
 class Toleration(Value):
-    """Bears a taint whose effect is its own, or any where it has none, by the rules of Kubernetes."""
+    """A toleration, by the rules of Kubernetes: an empty effect, or an empty key, bears any."""
 
     key: str = ""
     operator: str = "Equal"
@@ -28,7 +28,7 @@ class Toleration(Value):
 
 
 class Node(Value):
-    """`allocatable` are the countable resources that its pods may have in all."""
+    """A node. `allocatable` counts each resource that its pods may have in all."""
 
     name: str
     labels: dict[str, str]
@@ -39,7 +39,7 @@ class Node(Value):
 
     @classmethod
     def from_json(cls, data: Any, where: str) -> Self:
-        """A Node object of the API. Raises InvalidInput where it is none."""
+        """Parse a Node object of the API. Raises InvalidInput."""
         try:
             metadata, spec, status = data["metadata"], data.get("spec") or {}, data.get("status") or {}
             conditions = {condition["type"]: condition["status"] for condition in status.get("conditions") or ()}
@@ -47,7 +47,7 @@ class Node(Value):
                 {
                     "name": metadata["name"],
                     "labels": metadata.get("labels") or {},
-                    # devices are whole; CPUs and memory come in units (7820m, 32Gi), and nobody asks for them here
+                    # devices are whole numbers; CPUs and memory have units (7820m, 32Gi), and are not needed here
                     "allocatable": {
                         name: int(count)
                         for name, count in (status.get("allocatable") or {}).items()
@@ -60,23 +60,23 @@ class Node(Value):
                 where,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InvalidInput(f"{where}: is no node of Kubernetes: {type(error).__name__}: {shown(error)}") from None
+            raise InvalidInput(f"{where}: is not a Kubernetes node: {type(error).__name__}: {shown(error)}") from None
 
     def takes_work(self, tolerations: Sequence[Toleration]) -> bool:
-        """Would a pod with these tolerations be put here and stay?"""
+        """Whether a pod with these tolerations would be scheduled here and stay."""
         keeping_off = (taint for taint in self.taints if taint.effect in ("NoSchedule", "NoExecute"))
         return (
             self.ready and not self.cordoned and all(any(t.bears(taint) for t in tolerations) for taint in keeping_off)
         )
 
     def label(self, key: str) -> str:
-        """Raises InvalidInput where the node has no such label."""
+        """The value of a label. Raises InvalidInput where the node lacks it."""
         if key not in self.labels:
             raise InvalidInput(f"node {self.name}: has no label {key}; is GPU feature discovery running there?")
         return self.labels[key]
 
     def number(self, key: str, default: int | None = None) -> int:
-        """A label that counts something. Raises InvalidInput."""
+        """The value of a label that is a number. Raises InvalidInput."""
         text = self.labels.get(key, "" if default is None else str(default)) or self.label(key)
         if not text.isdecimal() or len(text) > 12:
             raise InvalidInput(f"node {self.name}: label {key} is {shown(text)}, not a whole number")

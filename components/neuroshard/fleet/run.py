@@ -1,4 +1,4 @@
-"""What hardware is there: `neuroshard fleet`, and with `--against STORE` which kinds need measuring, and why."""
+"""The hardware of a fleet: `neuroshard fleet`; and with `--against STORE`, which kinds need measuring, and why."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,19 +14,19 @@ from neuroshard.core.units import format_bytes
 from neuroshard.core.value import shown
 from neuroshard.costmodel.serving import Wanted, known_models
 from neuroshard.fleet.cluster import list_nodes, recorded_nodes
-from neuroshard.fleet.coverage import Coverage, coverage
+from neuroshard.fleet.coverage import KindCoverage, coverage
 from neuroshard.fleet.kinds import Fleet, Kind
 from neuroshard.fleet.labels import kinds_of
 from neuroshard.store.open import open_store
 
 Decoded = TypeVar("Decoded", dict[str, Any], list[Any])
 
-# what GPU nodes are usually tainted with, so that nothing else is put there
+# the usual taint of GPU nodes, which keeps other pods off
 TOLERATIONS: tuple[Mapping[str, Any], ...] = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
 
 
 def local_fleet() -> Fleet:
-    """This machine: its CPU, and each kind of GPU that NVML tells of."""
+    """This machine: its CPU, and each kind of GPU that NVML reports."""
     gpus = devices.gpus()
     kinds = [Kind(hardware=devices.cpu(), nodes=1, devices=1)]
     for fingerprint in dict.fromkeys(gpu.fingerprint for gpu in gpus):
@@ -53,15 +53,15 @@ def kubernetes_fleet(
 
 def against(
     fleet: Fleet, store_url: str, *, now: datetime, max_age_seconds: float | None, max_error: float | None
-) -> tuple[Coverage, ...]:
-    """How the fleet stands by the cost models that are live in a store at `now` (UTC)."""
+) -> tuple[KindCoverage, ...]:
+    """How the live cost models of a store cover the fleet at `now` (UTC)."""
     known, notes = known_models(open_store(store_url))
     log(*(f"note: {note}" for note in notes))
     return coverage(fleet.kinds, known, now=now, usual=Wanted(max_age_seconds=max_age_seconds, max_error=max_error))
 
 
 def json_option(text: str, kind: type[Decoded], option: str) -> Decoded:
-    """An option that is JSON of the wanted kind. Raises UsageError."""
+    """Parse an option that is a JSON object or list. Raises UsageError."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -71,22 +71,22 @@ def json_option(text: str, kind: type[Decoded], option: str) -> Decoded:
     return value
 
 
-def fleet_json(fleet: Fleet, stands: Sequence[Coverage] = ()) -> str:
-    """The same for programs: the fleet, each kind with its fingerprint, and with `stands` its state and why."""
-    told = fleet.model_dump(mode="json")
-    for index, kind in enumerate(told["kinds"]):
+def fleet_json(fleet: Fleet, covered: Sequence[KindCoverage] = ()) -> str:
+    """`fleet_text` as JSON: each kind with its fingerprint, and with `covered` its state and why."""
+    shown_fleet = fleet.model_dump(mode="json")
+    for index, kind in enumerate(shown_fleet["kinds"]):
         kind["fingerprint"] = fleet.kinds[index].fingerprint
-        if stands:
-            kind |= stands[index].model_dump(mode="json", exclude={"kind"}) | {"to_measure": stands[index].to_measure}
-    return json.dumps({**told, "fingerprint": fleet.fingerprint}, indent=2)
+        if covered:
+            kind |= covered[index].model_dump(mode="json", exclude={"kind"}) | {"to_measure": covered[index].to_measure}
+    return json.dumps({**shown_fleet, "fingerprint": fleet.fingerprint}, indent=2)
 
 
-def fleet_text(fleet: Fleet, stands: Sequence[Coverage] = ()) -> str:
-    """A table of the kinds, a line each; with `stands` also how each stands by the store's cost models."""
+def fleet_text(fleet: Fleet, covered: Sequence[KindCoverage] = ()) -> str:
+    """A table with a line for each kind; with `covered` also its state and why."""
     lines = [f"{'fingerprint':<17} {'nodes':>5} {'out':>4} {'each':>4} {'memory':>10}  hardware"]
     for index, kind in enumerate(fleet.kinds):
         hardware = kind.hardware
-        told = (
+        facts = (
             hardware.name,
             hardware.compute_capability and f"compute {hardware.compute_capability}",
             hardware.driver and f"driver {hardware.driver}",
@@ -95,9 +95,9 @@ def fleet_text(fleet: Fleet, stands: Sequence[Coverage] = ()) -> str:
         )
         counts = f"{kind.fingerprint:<17} {kind.nodes:>5} {kind.out_of_service:>4} {kind.devices:>4}"
         memory = f"{format_bytes(hardware.memory_bytes):>10}"
-        lines += wrapped(f"{counts} {memory}  {', '.join(filter(None, told))}", indent=46)
-        if stands:
-            lines += wrapped(f"-> {stands[index].state}: {stands[index].why}", indent=3)
+        lines += wrapped(f"{counts} {memory}  {', '.join(filter(None, facts))}", indent=46)
+        if covered:
+            lines += wrapped(f"-> {covered[index].state}: {covered[index].why}", indent=3)
     if not fleet.kinds:
         lines.append("no kind of hardware was found")
     return "\n".join(lines)

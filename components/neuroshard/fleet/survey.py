@@ -1,25 +1,56 @@
-"""The beginning of a night: which kinds of hardware to measure first, and which hardware each model's plan is for."""
+"""Fleet, live cost models and orders -> each model's hardware, and the kinds of hardware to measure."""
 
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from neuroshard.core.errors import NeuroshardError, UsageError
+from neuroshard.core.hardware_names import is_part_of_name, is_same_name
 from neuroshard.core.nightly import Order, Request, Work, work_folder
 from neuroshard.costmodel.serving import Known, Wanted, live_at
 from neuroshard.files.constraints import ConstraintsFile
-from neuroshard.fleet.coverage import Coverage, coverage
+from neuroshard.fleet.coverage import KindCoverage, coverage
 from neuroshard.fleet.kinds import Fleet, Kind
-from neuroshard.store.bundles import Track
+from neuroshard.fleet.run import TOLERATIONS
+from neuroshard.store.bundles import ModelKey
 
 BACKENDS = ("synthetic", "cpu", "cuda")
 
 
-def backends_view(fleet: Fleet, backend: str) -> Fleet:
-    """The fleet as `backend` measures it: GPUs, CPUs, or for the formula a twin of every kind, which no real one is taken for.
+@dataclass(frozen=True)
+class SurveySettings:
+    """What a nightly run asks of its survey.
 
-    Raises UsageError.
+    `nodes` is a file that `kubectl get nodes -o json` wrote, "" for asking the cluster; only nodes with the labels of
+    `node_selector` count, and pods bear the taints of `tolerations`. At most `most_pods` pods measure one kind at once. A cost
+    model that is older than `max_age_seconds`, or whose error on unseen tables is above `max_error`, is measured again; None
+    allows any.
+    """
+
+    request: Request
+    nodes: str = ""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Mapping[str, Any]] = TOLERATIONS
+    most_pods: int = 1
+    max_age_seconds: float | None = None
+    max_error: float | None = None
+
+
+class Surveyed(NamedTuple):
+    """The fingerprint of each model's hardware, the reason of each model without a plan, what to measure, and how each kind
+    is covered."""
+
+    hardware: dict[str, str]
+    no_plan: dict[str, str]
+    works: tuple[Work, ...]
+    kinds: tuple[KindCoverage, ...]
+
+
+def backends_view(fleet: Fleet, backend: str) -> Fleet:
+    """The kinds of the fleet that `backend` measures. Raises UsageError.
+
+    The synthetic backend measures a twin of every kind, whose fingerprint no real hardware has.
     """
     if backend not in BACKENDS:
         raise UsageError(f"unknown backend {backend!r}; there are {', '.join(BACKENDS)}")
@@ -30,46 +61,35 @@ def backends_view(fleet: Fleet, backend: str) -> Fleet:
 
 
 def _twin(kind: Kind) -> Kind:
-    told = {"kind": "synthetic", "name": f"{kind.hardware.name}, by a formula", "interconnect": ""}
-    return kind.model_copy(update={"hardware": kind.hardware.model_copy(update=told)})
-
-
-class Found(NamedTuple):
-    """The hardware that each model's plan is for, why some can have none, what to measure, and how each kind stands."""
-
-    hardware: dict[str, str]
-    lost: dict[str, str]
-    works: tuple[Work, ...]
-    stands: tuple[Coverage, ...]
+    changes = {"kind": "synthetic", "name": f"{kind.hardware.name}, by a formula", "interconnect": ""}
+    return kind.model_copy(update={"hardware": kind.hardware.model_copy(update=changes)})
 
 
 def survey(
     fleet: Fleet,
-    known: Mapping[Track, Known],
+    known: Mapping[ModelKey, Known],
     orders: Sequence[Order],
-    *,
-    request: Request,
     columns: Mapping[str, int],
-    most_pods: int,
+    settings: SurveySettings,
+    *,
     now: datetime,
-    max_age_seconds: float | None = None,
-    max_error: float | None = None,
-) -> Found:
-    """What to do tonight for `orders`, by the live cost models `known`.
+) -> Surveyed:
+    """Find the hardware of each order, and the kinds that no live cost model of `known` covers for the orders.
 
-    `columns` are the widest shards that each model's plan cannot avoid. An order that cannot be (constraints that are none, an
-    ambiguous name of hardware) loses its own plan alone.
+    `columns` is the widest shard that each model's plan cannot avoid. An order with invalid constraints, or with an ambiguous
+    name of hardware, gets no plan; the other orders go on.
     """
-    usual = Wanted(request.batch_size, max_error=max_error, max_age_seconds=max_age_seconds)
-    plain = coverage(fleet.kinds, known, now=now, usual=usual)
-    hardware, lost = {}, {}
-    for order in orders:  # said now, before hours of measuring
+    batch_size = settings.request.batch_size
+    usual = Wanted(batch_size, max_error=settings.max_error, max_age_seconds=settings.max_age_seconds)
+    usually = coverage(fleet.kinds, known, now=now, usual=usual)
+    hardware, no_plan = {}, {}
+    for order in orders:  # checked here, before hours of measuring
         try:
             ConstraintsFile.parse(order.constraints, f"constraints of model {order.name!r}")
-            hardware[order.name] = hardware_of(order, plain, live_at(known, request.batch_size))
+            hardware[order.name] = hardware_of(order, usually, live_at(known, batch_size))
         except NeuroshardError as error:
-            lost[order.name] = str(error)
-    wanted = {kind.fingerprint: usual for kind in fleet.kinds}
+            no_plan[order.name] = str(error)
+    wanted = {}
     for kind in fleet.kinds:
         own = [order for order in orders if hardware.get(order.name) == kind.fingerprint]
         ranks = tuple(sorted({order.devices for order in own}))
@@ -78,62 +98,65 @@ def survey(
             measurable=measurable(kind, ranks) if own else (),
             columns=max((columns.get(order.name, 0) for order in own), default=0),
         )
-    stands = coverage(fleet.kinds, known, now=now, wanted=wanted)
-    works = tuple(
-        _work(one, request, wanted[one.kind.fingerprint], orders, most_pods) for one in stands if one.to_measure
-    )
-    return Found(hardware, lost, works, stands)
+    kinds = coverage(fleet.kinds, known, now=now, wanted=wanted)
+    works = tuple(_work(one, wanted[one.kind.fingerprint], orders, settings) for one in kinds if one.to_measure)
+    return Surveyed(hardware, no_plan, works, kinds)
 
 
 def measurable(kind: Kind, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Numbers of devices whose all-to-all is to be measured: 2, 4, 8 … and all of a node on GPUs; else those of the plans."""
+    """The numbers of devices whose all-to-all is to be measured.
+
+    GPUs: 2, 4, 8 … and all of a node. CPUs and the formula: those of the plans.
+    """
     if kind.hardware.kind == "cuda":
         doubled = {2**power for power in range(1, kind.devices.bit_length()) if 2**power <= kind.devices}
         return tuple(sorted(doubled | ({kind.devices} - {0, 1})))
     return tuple(sorted(set(ranks) - {1}))
 
 
-def hardware_of(order: Order, stands: Sequence[Coverage], live: Mapping[str, Known]) -> str:
-    """The fingerprint of the hardware that a model is trained on; "" where it is known by name alone. Raises UsageError.
+def hardware_of(order: Order, kinds: Sequence[KindCoverage], live: Mapping[str, Known]) -> str:
+    """The fingerprint of the hardware that a model is trained on; "" where only its name is known. Raises UsageError.
 
-    Of several kinds of one name (two drivers, say) the one with the most nodes in service. A kind that has left the fleet is
-    found among the live cost models, the newest first.
+    Of several kinds with one name (two drivers, say) it is the kind with the most nodes in service. A kind that has left the
+    fleet is found among the live cost models, the newest first.
     """
-    named = [one for one in stands if _is_called(order.hardware, one.kind.hardware.name)]
+    named = [one for one in kinds if not order.hardware or is_part_of_name(order.hardware, one.kind.hardware.name)]
     usable = [one for one in named if one.bundle or one.can_be_measured] or named
-    # A100-SXM4-80GB is also the beginning of its MIG slices' names
-    usable = [one for one in usable if _is_called(order.hardware, one.kind.hardware.name, whole=True)] or usable
+    # A100-SXM4-80GB is also the beginning of the names of its MIG slices
+    usable = [one for one in usable if is_same_name(order.hardware, one.kind.hardware.name)] or usable
     if len({one.kind.hardware.name for one in usable}) > 1:
-        called = "; ".join(sorted({one.kind.hardware.name for one in usable}))
-        raise UsageError(f"model {order.name!r}: hardware {order.hardware!r} may be any of {called}; name one")
+        names = "; ".join(sorted({one.kind.hardware.name for one in usable}))
+        raise UsageError(f"model {order.name!r}: hardware {order.hardware!r} may be any of {names}; name one")
     if usable:
         return max(usable, key=lambda one: (one.kind.nodes, one.kind.fingerprint)).kind.fingerprint
-    releases = [one.release for one in live.values()]
-    before = [one for one in releases if order.hardware and _is_called(order.hardware, one.device_name)]
-    if before:
-        return max(before, key=lambda release: (release.time, release.fingerprint)).fingerprint
+    releases = [one.release for one in live.values() if is_part_of_name(order.hardware, one.release.device_name)]
+    if releases:
+        return max(releases, key=lambda release: (release.time, release.fingerprint)).fingerprint
     if order.hardware:
         return ""
-    there = "; ".join(f"{one.kind.hardware.name} ({one.state}, {one.kind.nodes} nodes in service)" for one in stands)
+    there = "; ".join(f"{one.kind.hardware.name} ({one.state}, {one.kind.nodes} nodes in service)" for one in kinds)
     raise UsageError(
         f"model {order.name!r}: names no hardware, and the fleet has {there or 'none that this backend measures'}; name it"
     )
 
 
-def _is_called(wanted: str, name: str, whole: bool = False) -> bool:
-    """Is `wanted` a part of a device's name, or with `whole` all of it, the maker's name and what follows a comma aside?"""
-    told = name.partition(",")[0].removeprefix("NVIDIA-") if whole else name
-    plain, plain_name = (re.sub(r"[^a-z0-9]", "", text.lower()) for text in (wanted, told))
-    return plain.removeprefix("nvidia") == plain_name if whole else plain in plain_name
+def misspelt(orders: Sequence[Order], hardware: Mapping[str, str], fleet: Fleet) -> list[str]:
+    """A note for each order whose hardware is neither in the fleet nor in the store."""
+    there = "; ".join(kind.hardware.name for kind in fleet.kinds) or "no kind of hardware that this backend measures"
+    return [
+        f"model {order.name!r}: no hardware {order.hardware!r} in the fleet or the store, which has {there}; is it misspelt?"
+        for order in orders
+        if hardware.get(order.name) == ""
+    ]
 
 
-def _work(one: Coverage, request: Request, wanted: Wanted, orders: Sequence[Order], most_pods: int) -> Work:
+def _work(one: KindCoverage, wanted: Wanted, orders: Sequence[Order], settings: SurveySettings) -> Work:
     kind = one.kind
     ranks = wanted.ranks or tuple(sorted({order.devices for order in orders}))
     return Work(
         hardware=kind.hardware,
-        folder=work_folder(kind.fingerprint, request),
-        pods=max(1, min(kind.alike, most_pods)),
+        folder=work_folder(kind.fingerprint, settings.request),
+        pods=max(1, min(kind.alike, settings.most_pods)),
         devices=max(kind.devices, 1),
         resource=kind.resource,
         node_selector=kind.node_selector,

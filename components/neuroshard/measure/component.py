@@ -6,12 +6,12 @@ from neuroshard.component import component
 @component
 def measure(job: str, store: str, backend: str, batch_size: int, budget: str, seed: int, single_writer: bool) -> None:
     """Measure a job's share of the cases on this pod's devices, for at most `budget` (3m, 2h), into the store."""
-    from neuroshard.core.nightly import Job, told
+    from neuroshard.core.nightly import Job, parse_message
     from neuroshard.core.units import parse_duration
     from neuroshard.measure.workers.job import run
 
     run(
-        told(Job, job),
+        parse_message(Job, job),
         store,
         backend=backend,
         batch_size=batch_size,
@@ -35,7 +35,7 @@ def train_job(
 ) -> None:
     """Measure all shares of a kind of hardware at once, by a TrainJob on several nodes."""
     from neuroshard.core.errors import NeuroshardError
-    from neuroshard.core.nightly import Work, told
+    from neuroshard.core.nightly import Work, parse_message
     from neuroshard.core.units import parse_duration
     from neuroshard.measure.workers.train_job import run, train_job
 
@@ -47,7 +47,7 @@ def train_job(
         "seed": seed,
         "single_writer": single_writer,
     }
-    parsed = told(Work, work)
+    parsed = parse_message(Work, work)
     try:
         # time for nodes to start and pull images
         run(train_job(parsed, training_runtime, image, options), 2 * parse_duration(budget) + 3600)

@@ -1,1 +1,1 @@
-"""The nightly run, above the stages: what to do, learning a kind of hardware, planning a model, how the night ended."""
+"""The nightly run, above the stages: survey, draw, learn, search, release."""

@@ -1,4 +1,4 @@
-"""KFP: the steps of the nightly run that several rooms have a part in."""
+"""KFP: the steps of a nightly run that involve several stages."""
 
 from typing import List, NamedTuple  # noqa: UP035 # kfp reads the annotations as text, and knows List
 
@@ -36,9 +36,9 @@ def survey(
     store_secret: str,
 ) -> NamedTuple(  # type: ignore[valid-type]
     "Survey",
-    [("night", str), ("works", List[str]), ("names", List[str]), ("later", List[str]), ("renew", str)],  # noqa: UP006
+    [("found", str), ("works", List[str]), ("names", List[str]), ("later", List[str]), ("renew", str)],  # noqa: UP006
 ):
-    """The fleet and the store against what the models need: which to plan at once, and what to measure before the others.
+    """Compare the fleet and the store with what the models need: which models to plan at once, and what to measure.
 
     All parameters of the run are checked here, before anything is measured.
     """
@@ -48,6 +48,7 @@ def survey(
     from neuroshard.core.parameters import check_parameters
     from neuroshard.core.units import parse_duration
     from neuroshard.fleet.run import json_option
+    from neuroshard.fleet.survey import SurveySettings
     from neuroshard.nightly.survey import planned_after, planned_at_once, run
 
     check_parameters(given)
@@ -58,17 +59,16 @@ def survey(
         "seed": seed,
         "backend": backend,
     }
-    found = run(
-        models,
-        store,
+    settings = SurveySettings(
         request=Request.parse(request, "the parameters"),
-        recorded=nodes,
+        nodes=nodes,
         node_selector=json_option(node_selector, dict, "node_selector"),
         tolerations=json_option(tolerations, list, "tolerations"),
         most_pods=pods,
         max_age_seconds=parse_duration(max_age) if max_age else None,
         max_error=max_error or None,
     )
+    found = run(models, store, settings)
     return (
         found.canonical_json().decode(),
         [work.canonical_json().decode() for work in found.works],
@@ -79,8 +79,27 @@ def survey(
 
 
 @component
+def augment(found: str, store: str, single_writer: bool, training_runtime: str) -> NamedTuple(  # type: ignore[valid-type]
+    "Augment",
+    [("jobs", List[str]), ("train_jobs", List[str])],  # noqa: UP006
+):
+    """Draw the missing cases of every kind of hardware into the store; the jobs that measure them.
+
+    With a training runtime, all pods of a kind are one TrainJob; without, each pod is a job of its own.
+    """
+    from neuroshard.core.nightly import Survey, parse_message
+    from neuroshard.nightly.draw import run
+
+    jobs = run(parse_message(Survey, found), store, single_writer=single_writer)
+    if training_runtime:
+        works = {job.work.folder: job.work.canonical_json().decode() for job in jobs}
+        return [], list(works.values())
+    return [job.canonical_json().decode() for job in jobs], []
+
+
+@component
 def pretrain(
-    night: str,
+    found: str,
     work: str,
     store: str,
     single_writer: bool,
@@ -91,22 +110,23 @@ def pretrain(
     """The costs of all shares of a kind of hardware -> its cost model, live unless its error is too high."""
     from pathlib import Path
 
-    from neuroshard.core.nightly import Survey, Work, told
+    from neuroshard.core.nightly import Survey, Work, parse_message
     from neuroshard.nightly.learn import run
 
     paths = Path(costs.path), Path(cost_model.path)
-    learned = run(told(Survey, night), told(Work, work), store, *paths, single_writer=single_writer)
+    survey, asked = parse_message(Survey, found), parse_message(Work, work)
+    learned = run(survey, asked, store, *paths, single_writer=single_writer)
     for path in paths:
         path.mkdir(parents=True, exist_ok=True)
     for net in learned.report.nets if learned else ():
-        for split, found in net.splits.items():
-            if found is not None:
-                errors.log_metric(f"{net.name}, {split}: MAPE", found.mape)
+        for split, error in net.splits.items():
+            if error is not None:
+                errors.log_metric(f"{net.name}, {split}: MAPE", error.mape)
 
 
 @component
 def search(
-    night: str,
+    found: str,
     name: str,
     store: str,
     algorithm: str,
@@ -115,14 +135,14 @@ def search(
     plan: Output[Artifact],
     predicted: Output[Metrics],
 ) -> str:
-    """Search a model's plan for its tables of today, by the best cost model that there is."""
+    """Search a model's plan for today's tables, with the best cost model there is."""
     from pathlib import Path
 
-    from neuroshard.core.nightly import Survey, told
-    from neuroshard.nightly.plan import run
+    from neuroshard.core.nightly import Survey, parse_message
+    from neuroshard.nightly.search import run
 
-    found, searched = run(
-        told(Survey, night),
+    best, searched = run(
+        parse_message(Survey, found),
         name,
         store,
         Path(tables.path),
@@ -130,8 +150,8 @@ def search(
         algorithm=algorithm,
         memory_margin=memory_margin,
     )
-    if found is not None:
-        costs = {algorithm: found.cost_ms, **{b.algorithm: b.cost_ms for b in found.baselines}}
+    if best is not None:
+        costs = {algorithm: best.cost_ms, **{b.algorithm: b.cost_ms for b in best.baselines}}
         for by, milliseconds in costs.items():
             if milliseconds is not None:
                 predicted.log_metric(f"{by}_ms", milliseconds)
@@ -140,7 +160,7 @@ def search(
 
 @component
 def deploy(
-    night: str,
+    found: str,
     name: str,
     searched: str,
     plan: Input[Artifact],
@@ -152,33 +172,25 @@ def deploy(
     release: Output[Artifact],
     page: Output[HTML],
 ) -> None:
-    """Make the plan the model's live one, or keep the one that is predicted better; and a page that shows it."""
+    """Make the plan the model's live one, or keep the live one where that is predicted better; and draw a page of it."""
     from pathlib import Path
 
-    from neuroshard.core.nightly import Searched, Survey, told
-    from neuroshard.nightly.release import check_red, run
+    from neuroshard.core.nightly import Searched, Survey, parse_message
+    from neuroshard.deploy.run import DeploySettings
+    from neuroshard.nightly.release import ReleaseFiles, check_red, run
 
-    survey = told(Survey, night)
-    verdict = run(
-        survey,
-        name,
-        told(Searched, searched),
-        Path(plan.path),
-        Path(tables.path),
-        store,
-        Path(release.path),
-        Path(page.path),
-        min_gain=min_gain if min_gain >= 0 else None,
-        memory_margin=memory_margin,
-        single_writer=single_writer,
+    survey = parse_message(Survey, found)
+    settings = DeploySettings(
+        min_gain=min_gain if min_gain >= 0 else None, memory_margin=memory_margin, single_writer=single_writer
     )
-    check_red(survey, verdict)
+    files = ReleaseFiles(Path(plan.path), Path(tables.path), Path(release.path), Path(page.path))
+    check_red(survey, run(survey, name, parse_message(Searched, searched), files, store, settings))
 
 
 @component
-def conclude(night: str, store: str) -> None:
-    """Say which models have no new plan and why, and fail where one has none at all."""
-    from neuroshard.core.nightly import Survey, told
+def conclude(found: str, store: str) -> None:
+    """Report which models have no new plan and why. Fails where a model has no plan at all."""
+    from neuroshard.core.nightly import Survey, parse_message
     from neuroshard.nightly.release import conclude
 
-    conclude(told(Survey, night), store)
+    conclude(parse_message(Survey, found), store)

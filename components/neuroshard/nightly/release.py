@@ -1,20 +1,25 @@
-"""A model's plan of tonight -> what is live, a page that shows it, and a word in the store on how the model's night ended.
+"""A model's new plan -> what is live for the model, a page that shows the plan, and a verdict on the model in the store.
 
-live       the plan of tonight went live
-kept       it is valid, and the live one stays
-no plan    none could be had, or it broke a rule: what was live stays
-red        none could be had, and nothing is live
+A verdict is one of:
+
+    live       the new plan went live
+    kept       the new plan is valid, but the live plan stays
+    no plan    there is no new plan, or it broke a rule; the live plan stays
+    red        there is no new plan, and nothing is live
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NewerFormat, Refused
-from neuroshard.core.nightly import NIGHTS_FOLDER, Searched, Survey
+from neuroshard.core.nightly import VERDICTS_FOLDER, Searched, Survey
 from neuroshard.core.value import Value
 from neuroshard.deploy.golive import mend_pointer
-from neuroshard.deploy.run import Outcome
+from neuroshard.deploy.run import Deployed, DeploySettings
 from neuroshard.deploy.run import run as deploy
 from neuroshard.files.plan import read_plan
 from neuroshard.report.run import run as report
@@ -29,9 +34,12 @@ End = Literal["live", "kept", "no plan", "red"]
 
 
 class Verdict(Value):
-    """How the night `night` ended for a model, and why. `doubts` say why it is degraded, if it is; `release` is live now."""
+    """How the nightly run `run` ended for a model, and why.
 
-    night: str
+    `doubts` are the reasons why the model's plan is degraded, if it is; `release` is the number of the live release, 0 for none.
+    """
+
+    run: str
     model: str
     end: End
     why: str
@@ -40,88 +48,90 @@ class Verdict(Value):
 
     @property
     def text(self) -> str:
-        """In one line, what is wrong first."""
+        """One line, with what is wrong first."""
         said = {"live": "has today's plan", "kept": "keeps its live plan"}.get(self.end, "has no new plan")
         live = f"release {self.release} is live" if self.release else "nothing is live"
         degraded = f"degraded: {'; '.join(self.doubts)}; " if self.doubts else ""
         return f"{self.model} {said} ({live}): {degraded}{self.why}"
 
 
+class ReleaseFiles(NamedTuple):
+    """What the step reads (`plan` and its `tables`) and what it writes (`release` and `page`)."""
+
+    plan: Path
+    tables: Path
+    release: Path
+    page: Path
+
+
 def run(
-    night: Survey,
-    name: str,
-    searched: Searched,
-    plan: Path,
-    tables: Path,
-    store_url: str,
-    release: Path,
-    page: Path,
-    *,
-    min_gain: float | None,
-    memory_margin: float,
-    single_writer: bool = False,
+    survey: Survey, name: str, searched: Searched, files: ReleaseFiles, store_url: str, settings: DeploySettings
 ) -> Verdict:
-    """Deploy the plan, draw its page, and write down how the model's night ended. Raises StoreError."""
-    store = open_store(store_url, single_writer=single_writer)
+    """Deploy the plan of the model `name`, draw its page, and record the verdict in the store. Raises StoreError."""
+    store = open_store(store_url, single_writer=settings.single_writer)
     mended = patiently(lambda: mend_pointer(store, plans_of(name)))
-    doubts = [*night.notes, *([mended] if mended else [])]
-    if searched.lost:
-        verdict = _without_plan(store, night, name, searched.lost, doubts)
-    else:
-        doubts += [searched.instead] if searched.instead else _doubts(plan)
-
-        def attempt() -> Outcome:
-            return deploy(
-                plan,
-                store_url,
-                name,
-                tables=tables,
-                cost_model=searched.model,
-                min_gain=min_gain,
-                max_error=night.max_error,
-                memory_margin=memory_margin,
-                nightly=True,
-                single_writer=single_writer,
-            )
-
-        try:
-            try:
-                outcome = patiently(attempt)
-            except Conflict as error:  # another night was faster: the gate decides anew, against what it put live
-                log(f"note: {error}")
-                outcome = patiently(attempt)
-            decision, now = outcome.decision, outcome.release
-            end: End = "kept" if decision and not decision.goes_live else "live"
-            why = decision.finding if decision else "this plan is live already"
-            release.write_bytes(now.canonical_json())
-            verdict = Verdict(night=night.owner, model=name, end=end, why=why, doubts=tuple(doubts), release=now.number)
-        except (Refused, InvalidInput, Conflict) as error:
-            verdict = _without_plan(store, night, name, str(error), doubts)
-    _show(plan, page, searched, store_url, name, verdict)
-    if not release.exists():
-        release.write_bytes(verdict.canonical_json())
-    write_record(store, f"{NIGHTS_FOLDER}/{name}.json", verdict.model_dump(mode="json"))
+    doubts = [*survey.notes, *([mended] if mended else [])]
+    verdict = _verdict(survey, name, searched, files, store_url, settings, doubts)
+    _draw(files, searched, f"{store_url}#{name}", verdict)
+    if not files.release.exists():
+        files.release.write_bytes(verdict.canonical_json())
+    write_record(store, f"{VERDICTS_FOLDER}/{name}.json", verdict.model_dump(mode="json"))
     log(*verdict.text.splitlines())
     return verdict
 
 
-def conclude(night: Survey, store_url: str) -> tuple[str, ...]:
-    """How a night ended, a line a model that is not simply well and a line a kind that was not learned.
+def _verdict(
+    survey: Survey,
+    name: str,
+    searched: Searched,
+    files: ReleaseFiles,
+    store_url: str,
+    settings: DeploySettings,
+    doubts: Sequence[str],
+) -> Verdict:
+    """Deploy the plan, if there is one, and judge what came of it."""
+    store = open_store(store_url, single_writer=settings.single_writer)
+    if searched.no_plan:
+        return _without_plan(store, survey, name, searched.no_plan, doubts)
+    instead = searched.instead or read_plan(files.plan).provenance.instead
+    doubts = [*doubts, *([instead] if instead else [])]
+    gated = replace(settings, tables=files.tables, cost_model=searched.model, max_error=survey.max_error, nightly=True)
 
-    Raises NeuroshardError where a model got no plan though nothing is live for it, StoreError.
+    def attempt() -> Deployed:
+        return deploy(files.plan, store_url, name, gated)
+
+    try:
+        try:
+            deployed = patiently(attempt)
+        except Conflict as error:  # another run was first: the gate now compares with the plan that it put live
+            log(f"note: {error}")
+            deployed = patiently(attempt)
+    except (Refused, InvalidInput, Conflict) as error:
+        return _without_plan(store, survey, name, str(error), doubts)
+    decision, release = deployed.decision, deployed.release
+    end: End = "kept" if decision and not decision.goes_live else "live"
+    why = decision.finding if decision else "this plan is live already"
+    files.release.write_bytes(release.canonical_json())
+    return Verdict(run=survey.owner, model=name, end=end, why=why, doubts=tuple(doubts), release=release.number)
+
+
+def conclude(survey: Survey, store_url: str) -> tuple[str, ...]:
+    """How the nightly run ended: a line for each model with a doubt, and for each kind of hardware that was not learned.
+
+    Raises NeuroshardError where a model has no plan at all, and StoreError.
     """
     store = open_store(store_url)
     lines, red = [], []
-    for order in night.orders:
-        raw = read_record(store, f"{NIGHTS_FOLDER}/{order.name}.json")
-        verdict = Verdict.parse(raw, order.name) if raw and raw.get("night") == night.owner else None
+    for order in survey.orders:
+        raw = read_record(store, f"{VERDICTS_FOLDER}/{order.name}.json")
+        verdict = Verdict.parse(raw, order.name) if raw and raw.get("run") == survey.owner else None
         if verdict is None:
-            lines.append(f"{order.name}: another night has planned it since")
+            lines.append(f"{order.name}: another nightly run has planned it since")
         elif verdict.end == "red":
             red.append(verdict.text)
         elif verdict.doubts or verdict.end == "no plan":
             lines.append(verdict.text)
-    for work in night.works:
+    for work in survey.works:
         failed = read_record(store, f"{work.folder}/{FAILED}")
         lines += [f"{work.hardware.name}: {failed.get('step')}: {failed.get('why')}"] if failed else []
     log(*(f"degraded: {line}" for line in lines))
@@ -130,40 +140,34 @@ def conclude(night: Survey, store_url: str) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def check_red(night: Survey, verdict: Verdict) -> None:
-    """Raise NeuroshardError for a model without any plan, unless the night goes on: then `conclude` does."""
-    if verdict.end == "red" and not night.works:
+def check_red(survey: Survey, verdict: Verdict) -> None:
+    """Raise NeuroshardError for a model without any plan. A run that goes on to measure leaves that to `conclude`."""
+    if verdict.end == "red" and not survey.works:
         raise NeuroshardError(verdict.text)
 
 
-def _doubts(plan: Path) -> list[str]:
-    instead = read_plan(plan).provenance.instead
-    return [instead] if instead else []
-
-
-def _without_plan(store: Store, night: Survey, name: str, why: str, doubts: list[str]) -> Verdict:
-    """The live plan stays, if there is one that anybody can follow."""
+def _without_plan(store: Store, survey: Survey, name: str, why: str, doubts: Sequence[str]) -> Verdict:
+    """The verdict on a model without a new plan: the live plan stays, if there is one that trainers can read."""
     end: End = "no plan"
     number = 0
     try:
         live = patiently(lambda: live_or_none(store, plans_of(name)))
         number = live.release.number if live else 0
         end = "no plan" if live else "red"
-    except NewerFormat as error:  # which newer trainers follow
+    except NewerFormat as error:  # newer trainers can read it
         doubts = [*doubts, str(error)]
-    return Verdict(night=night.owner, model=name, end=end, why=why, doubts=(*doubts, why), release=number)
+    return Verdict(run=survey.owner, model=name, end=end, why=why, doubts=(*doubts, why), release=number)
 
 
-def _show(plan: Path, page: Path, searched: Searched, store_url: str, name: str, verdict: Verdict) -> None:
-    """The page, or in its place why there is none: a picture that fails stops no plan."""
-    why = searched.lost
+def _draw(files: ReleaseFiles, searched: Searched, live: str, verdict: Verdict) -> None:
+    """Write the page. Where it cannot be drawn, write the reason in its place: a missing picture is no failure of a plan."""
+    why = searched.no_plan
     if not why:
         try:
-            patiently(lambda: report(plan, page, model=searched.model, live=f"{store_url}#{name}"))
+            patiently(lambda: report(files.plan, files.page, model=searched.model, live=live))
             return
         except NeuroshardError as error:
             why = str(error)
             log(f"note: no page: {error}")
-    from html import escape
-
-    page.write_text(f"<!doctype html><title>{escape(name)}</title><p>{escape(verdict.text)}</p><p>{escape(why)}</p>")
+    title = f"<!doctype html><title>{escape(verdict.model)}</title>"
+    files.page.write_text(f"{title}<p>{escape(verdict.text)}</p><p>{escape(why)}</p>")

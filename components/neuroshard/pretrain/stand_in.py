@@ -43,7 +43,7 @@ def completed(costs: Costs, seed: int, sets_too: bool = False) -> Completed:
     Raises InvalidInput where cases are to be drawn and no tables are known.
     """
     rng = np.random.default_rng([seed, 0x57A2D])
-    analytic = Analytic(analytic_for(costs.bench.hardware), costs.bench.batch_size)
+    analytic = Analytic(analytic_for(costs.bench.hardware)[0], costs.bench.batch_size)
     train = [case for case, cost in costs.compute if case.split == "train" and cost.round == 0 and teaches(cost)]
     stand_ins = []
     compute, collective = list(costs.compute), list(costs.collective)
@@ -76,7 +76,7 @@ def wanted_ranks(costs: Costs) -> list[int]:
 
 def sets_error(costs: Costs, cases: Sequence[ComputeCase], measured_ms: Floats) -> float:
     """Mean |predicted / measured - 1| on these cases of the analytic model, scaled by the cases to train on."""
-    analytic = Analytic(analytic_for(costs.bench.hardware), costs.bench.batch_size)
+    analytic = Analytic(analytic_for(costs.bench.hardware)[0], costs.bench.batch_size)
     factor, _ = _sets_factor(analytic, costs)
     predicted = np.array([factor * sum(_set_ms(analytic, case.tables, case.batch_size)) for case in cases])
     return float(np.mean(np.abs(predicted / measured_ms - 1)))

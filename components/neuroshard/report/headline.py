@@ -1,4 +1,4 @@
-"""What the page says first: the plan's cost beside the live plan, the heuristics and the bound, and how far to trust it."""
+"""The top of the page: the plan's cost against the live plan, the heuristics and the bound, and its cost model's error."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.report.evaluated import Evaluated
-from neuroshard.report.live import Change
+from neuroshard.report.live import PlanChange
 from neuroshard.report.numbers import against, cut_tables, percent, short
 from neuroshard.report.origin import measured
 
@@ -16,7 +16,7 @@ LIVE = "Against live plan"
 
 
 class Card(NamedTuple):
-    """One figure: what it is, the figure, and a line on where it comes from."""
+    """One figure: its title, its value, and a line on where it comes from."""
 
     title: str
     figure: str
@@ -24,9 +24,9 @@ class Card(NamedTuple):
 
 
 def cards(
-    plan: Plan, change: Change | None, model: CostModel | None, evaluated: Evaluated | None, nothing_live: bool
+    plan: Plan, change: PlanChange | None, model: CostModel | None, evaluated: Evaluated | None, nothing_live: bool
 ) -> list[Card]:
-    live = Card(LIVE, "–", "nothing was live before it") if nothing_live else _live(plan, change)
+    live = Card(LIVE, "–", "nothing was live before") if nothing_live else _live(plan, change)
     return [_cost(plan, evaluated), live, _baselines(plan), _bound(plan), _memory(plan), _trust(plan, model)]
 
 
@@ -35,8 +35,8 @@ def size(plan: Plan) -> str:
     return f"{cut_tables(plan)} on {counted(plan.task.devices, 'device')}, batch {plan.task.batch_size:,}"
 
 
-def bars(plan: Plan, change: Change | None) -> list[dict[str, Any]]:
-    """Predicted ms of the slowest device by this plan, the live one, and every heuristic that found one."""
+def bars(plan: Plan, change: PlanChange | None) -> list[dict[str, Any]]:
+    """Predicted ms of the slowest device for this plan, the live plan, and the plan of each heuristic."""
     named = [("this plan", "plan", plan.cost_ms), ("live plan", "live", change.cost_ms if change else None)]
     named += [(f"heuristic: {baseline.algorithm}", "heuristic", baseline.cost_ms) for baseline in plan.baselines]
     costs = [(name, kind, cost) for name, kind, cost in named if cost is not None]
@@ -44,7 +44,7 @@ def bars(plan: Plan, change: Change | None) -> list[dict[str, Any]]:
 
 
 def without_a_plan(plan: Plan) -> list[str]:
-    """The heuristics that found no plan, and why."""
+    """A line for each heuristic that found no plan, with the reason."""
     return [f"{baseline.algorithm}: no plan: {baseline.error}" for baseline in plan.baselines if baseline.error]
 
 
@@ -54,18 +54,18 @@ def _cost(plan: Plan, evaluated: Evaluated | None) -> Card:
         return Card(title, "not known", "the plan carries no prediction")
     slowest = plan.predicted_ms.index(plan.cost_ms)
     slowest_ms = max((ms for ms in evaluated.ms() if ms is not None), default=None) if evaluated else None
-    told = f"; {slowest_ms:.3f} ms: {evaluated.what}" if evaluated and slowest_ms is not None else ""
-    return Card(title, f"{plan.cost_ms:.3f} ms", f"a step, predicted; device {slowest}{told}")
+    run = f"; {slowest_ms:.3f} ms: {evaluated.what}" if evaluated and slowest_ms is not None else ""
+    return Card(title, f"{plan.cost_ms:.3f} ms", f"a step, predicted; device {slowest}{run}")
 
 
-def _live(plan: Plan, change: Change | None) -> Card:
+def _live(plan: Plan, change: PlanChange | None) -> Card:
     title = LIVE
     if change is None:
         return Card(title, "–", "nothing to compare with: give --live PLAN or STORE#MODEL")
     if change.cost_ms is None or plan.cost_ms is None:
         return Card(title, f"{format_bytes(change.moved_bytes)} to move", change.why)
-    told = f"predicted; live: {change.cost_ms:.3f} ms; {format_bytes(change.moved_bytes)} to move"
-    return Card(title, against(plan.cost_ms, change.cost_ms), told)
+    note = f"predicted; live: {change.cost_ms:.3f} ms; {format_bytes(change.moved_bytes)} to move"
+    return Card(title, against(plan.cost_ms, change.cost_ms), note)
 
 
 def _baselines(plan: Plan) -> Card:
@@ -101,6 +101,6 @@ def _trust(plan: Plan, model: CostModel | None) -> Card:
         return Card(title, "not known", "nothing was measured for this cost model")
     compute = [net for net in model.report.nets if net.kind == "compute"] if isinstance(model, TrainedCostModel) else []
     noise = compute[0].label_noise if compute else None
-    told = f"; measuring again differs by {percent(noise.mape)}" if noise else ""
+    again = f"; measuring again differs by {percent(noise.mape)}" if noise else ""
     truth = measured(plan.provenance.cost_model_backend)
-    return Card(title, percent(error), f"compute, predicted against {truth}{told}")
+    return Card(title, percent(error), f"compute, predicted against {truth}{again}")

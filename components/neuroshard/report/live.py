@@ -1,4 +1,4 @@
-"""The plan beside the live one: what each costs by one measure, and which bytes move from one to the other."""
+"""A plan against the live plan: the cost of both by one measure, and the bytes that move from one to the other."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,27 +17,31 @@ from neuroshard.store.releases import plans_of
 from neuroshard.store.releases import read_plan as read_published
 from neuroshard.store.track import live_or_none
 
-MOST_MOVES = 5000  # rows of the page's list, the largest; sums are over all
+MOST_MOVES = 5000  # in the page's list, the largest ones; sums are over all moves
 
 
-class Live(NamedTuple):
-    """The live plan, and what it is called."""
+class LivePlan(NamedTuple):
+    """The live plan, and its name on the page."""
 
     plan: Plan
     name: str
 
 
 @dataclass(frozen=True)
-class Change:
-    """From the live plan to the new one. `live_ms` is predicted, one a device; `why` says by what, or why there is none."""
+class PlanChange:
+    """What changes from the live plan to the new one.
 
-    live: Live
+    `live_ms` is the predicted cost of each device of the live plan; `why` says how it was predicted, or why it was not.
+    `pieces` are the rectangles of tables that move; the list leaves out the `left_out` smallest.
+    """
+
+    live: LivePlan
     live_ms: tuple[float, ...] | None
     why: str
     moved_bytes: int
     made_bytes: int
     pieces: int
-    left_out: int  # pieces that are too small for the list
+    left_out: int
     devices: Columns
     moves: Columns
 
@@ -47,14 +51,14 @@ class Change:
         return max(self.live_ms) if self.live_ms else None
 
 
-def open_live(spec: str, plan: Plan) -> Live | None:
-    """The plan.json, or what is live at STORE#MODEL; where that is `plan` itself, what it replaced. None where there is none.
+def open_live(spec: str, plan: Plan) -> LivePlan | None:
+    """A plan.json, or the live plan of STORE#MODEL; the plan it replaced, where that is `plan` itself. None without one.
 
     Raises UsageError, InvalidInput, NewerFormat and StoreError.
     """
     url, mark, model = spec.rpartition("#")
     if not mark or Path(spec).exists():
-        return Live(read_plan(Path(spec)), Path(spec).name)
+        return LivePlan(read_plan(Path(spec)), Path(spec).name)
     if not url:
         raise UsageError(f"{spec!r} names no store; write STORE#MODEL, as in s3://bucket/prefix#ads-ranker")
     store = open_store(url)
@@ -64,21 +68,21 @@ def open_live(spec: str, plan: Plan) -> Live | None:
     release = found.release
     if release.plan_digest != plan.digest():
         name = f"release {release.number} of {model}, live since {release.time}"
-        return Live(read_published(store, model, release.plan_digest), name)
+        return LivePlan(read_published(store, model, release.plan_digest), name)
     if release.previous_digest is None:
         return None
     name = f"what release {release.number} of {model}, this plan, replaced at {release.time}"
-    return Live(read_published(store, model, release.previous_digest), name)
+    return LivePlan(read_published(store, model, release.previous_digest), name)
 
 
-def change(plan: Plan, live: Live, model: CostModel | None) -> Change:
-    """What changes if `plan` takes the place of the live one."""
+def change(plan: Plan, live: LivePlan, model: CostModel | None) -> PlanChange:
+    """What changes when `plan` replaces the live plan."""
     live_ms, why = _live_ms(plan, live.plan, model)
     found = moves(live.plan, plan)
     sums = bytes_by_device(found, max(plan.task.devices, live.plan.task.devices))
     place = {table.name: index for index, table in enumerate(plan.task.tables)}
     listed = sorted(found, key=lambda move: -move.nbytes)[:MOST_MOVES]
-    return Change(
+    return PlanChange(
         live=live,
         live_ms=live_ms,
         why=why,
@@ -101,7 +105,7 @@ def change(plan: Plan, live: Live, model: CostModel | None) -> Change:
 
 
 def _live_ms(plan: Plan, live: Plan, model: CostModel | None) -> tuple[tuple[float, ...] | None, str]:
-    """Predicted ms of the live plan's devices under today's tables, and by what; or None, and why."""
+    """Predicted ms of the live plan's devices with today's tables, and how they were predicted; or None, and why not."""
     fault = shape_fault(live, shapes_of(plan.task.tables))
     if fault:
         return None, f"not compared in ms: the live plan {fault}".replace("the model", "this plan")
@@ -110,7 +114,7 @@ def _live_ms(plan: Plan, live: Plan, model: CostModel | None) -> tuple[tuple[flo
     if model is not None:
         prices = price_shards(model, {table.name: table for table in plan.task.tables}, live.shards, plan.task.devices)
         if prices is None:
-            return None, "not compared in ms: the live plan splits rows, of which given costs do not tell"
+            return None, "not compared in ms: the live plan splits tables row-wise, which given costs do not cover"
         return tuple(short(prices.total_ms)), "both are priced on today's tables by this plan's cost model"
     same = live.task.tables == plan.task.tables and live.task.batch_size == plan.task.batch_size
     known = plan.provenance.cost_model is not None and plan.provenance.cost_model == live.provenance.cost_model

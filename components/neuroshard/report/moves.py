@@ -14,7 +14,7 @@ MOVES_SHOWN, DEVICES_SHOWN = 20, 32
 
 
 def diff_json(old: Plan, new: Plan) -> dict[str, Any]:
-    """All of it. Bytes are of weights and optimizer state; ms are predicted. Raises InvalidInput for plans of other tables."""
+    """All changes. Bytes are of weights and optimizer state; ms are predicted. Raises InvalidInput for plans of other tables."""
     return _diff(old, new, moves(old, new))
 
 
@@ -61,7 +61,7 @@ def _device(old: Plan, new: Plan, sums: Mapping[str, Sequence[int]], device: int
 
 
 def diff_text(old: Plan, new: Plan) -> str:
-    """What moves from where to where, what is gained, and every device's part of both."""
+    """What moves between which devices, what is gained, and both for every device."""
     found = moves(old, new)
     data = _diff(old, new, found)
     moving = sorted((m for m in found if m.from_device is not None), key=lambda m: -m.nbytes)
@@ -95,7 +95,7 @@ def diff_text(old: Plan, new: Plan) -> str:
 
 
 def _move_lines(moving: Sequence[Move], rows_of: Mapping[str, int]) -> list[str]:
-    """A line a piece; with its rows where one of them has not all rows of its table."""
+    """A line for each move; with its rows, where any move has only part of a table's rows."""
     if not moving:
         return []
     rows = ["all" if move.rows == rows_of[move.table] else spanned(move.row_offset, move.rows) for move in moving]
@@ -107,7 +107,7 @@ def _move_lines(moving: Sequence[Move], rows_of: Mapping[str, int]) -> list[str]
         columns = spanned(move.column_offset, move.dim)
         room = WIDTH - 41 - width
         whole = clean(move.table)
-        name = whole if len(whole) <= room else f"…{whole[1 - room :]}"  # the end of a path tells more
+        name = whole if len(whole) <= room else f"…{whole[1 - room :]}"  # the end of a path says more
         place = f"{move.from_device:>4} {move.to_device:>4} {format_bytes(move.nbytes):>12}"
         lines.append(f"{place}  {columns:<16} {some:<{width}}{name}")
     return lines

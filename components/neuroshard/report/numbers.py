@@ -1,4 +1,4 @@
-"""Numbers as the page carries them: columns of plain floats, short enough for thousands of tables."""
+"""Numbers for the page and the terminal: columns of rounded floats, shares, and the source of a cost model's ms."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,12 +11,12 @@ DIGITS = 7  # more than any chart or cell shows
 
 
 def short(values: Iterable[float]) -> list[float]:
-    """Floats to DIGITS digits."""
+    """Floats rounded to DIGITS digits."""
     return [float(f"{value:.{DIGITS}g}") for value in values]
 
 
 def row_wise_tables(plan: Plan) -> dict[str, list[Shard]]:
-    """The tables that are split row-wise, each with its shards from the first row on."""
+    """The tables that are split row-wise, each with its shards in the order of their rows."""
     rows = {table.name: table.rows for table in plan.task.tables}
     return {
         name: sorted(shards, key=lambda shard: (shard.row_offset, shard.column_offset))
@@ -29,8 +29,8 @@ def cut_tables(plan: Plan) -> str:
     """`26 tables in 31 shards (5 cuts)`, `26 tables in 38 shards (5 cuts, 1 table row-wise)`."""
     tables, shards, row_wise = len(plan.task.tables), len(plan.shards), row_wise_tables(plan)
     cuts = shards - tables - sum(len(parts) - 1 for parts in row_wise.values())
-    told = f", {counted(len(row_wise), 'table')} row-wise" if row_wise else ""
-    return f"{counted(tables, 'table')} in {counted(shards, 'shard')} ({counted(cuts, 'cut')}{told})"
+    split = f", {counted(len(row_wise), 'table')} row-wise" if row_wise else ""
+    return f"{counted(tables, 'table')} in {counted(shards, 'shard')} ({counted(cuts, 'cut')}{split})"
 
 
 def percent(share: float) -> str:
@@ -38,19 +38,19 @@ def percent(share: float) -> str:
     return f"{share:.1%}".replace("%", " %")
 
 
-def against(cost_ms: float, other_ms: float, told: Callable[[float], str] = percent) -> str:
-    """How a cost stands beside another one: `12.3 % lower`, shares as `told`."""
+def against(cost_ms: float, other_ms: float, share: Callable[[float], str] = percent) -> str:
+    """A cost compared with another one: `12.3 % lower`. `share` formats the share."""
     change = cost_ms / other_ms - 1 if other_ms else 0.0
     if abs(change) < 0.0005:
         return "equal"
-    return f"{told(abs(change))} {'lower' if change < 0 else 'higher'}"
+    return f"{share(abs(change))} {'lower' if change < 0 else 'higher'}"
 
 
 def source(backend: str | None, device: str | None) -> str:
-    """What a cost model's milliseconds come of, in words that go on after "of"."""
+    """Where a cost model's milliseconds come from, as words after "of"."""
     match backend:
         case None:
-            return "costs of which the plan says nothing"
+            return "an unknown source"
         case "analytic":
             return f"datasheets, not measured ({device})"
         case "given":

@@ -1,4 +1,4 @@
-"""Where a plan and its predictions come from: code, inputs' digests, hardware, seeds; and the fleet, if it is given."""
+"""The origin of a plan and its predictions: code, digests of the inputs, hardware, seeds; and the fleet, if given."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,12 +21,12 @@ class Fact(NamedTuple):
 
 
 def measured(backend: str | None) -> str:
-    """What the costs that a cost model learned from are called: a formula's are not measured, whatever they are used for."""
+    """What to call the costs that a cost model learned from: those of a formula are never called measured."""
     return "the formula's" if backend == "synthetic" else "measured"
 
 
 def plan_facts(plan: Plan, files: Mapping[str, str]) -> list[Fact]:
-    """Of the plan and of the files that the page was made from; `files` has the sha256 of each by its name."""
+    """Facts about the plan, and the sha256 of each file that the page was made from, by name."""
     by = plan.provenance
     effort = f"{by.time_budget_s:g} s of improvement" if by.time_budget_s is not None else ""
     effort = effort or (f"{by.rounds} rounds of improvement" if by.rounds is not None else "")
@@ -37,17 +37,17 @@ def plan_facts(plan: Plan, files: Mapping[str, str]) -> list[Fact]:
         Fact("seed", "none" if by.seed is None else str(by.seed)),
         Fact("code", f"neuroshard {by.neuroshard_version}"),
         Fact("cost model", by.cost_model or "none"),
-        Fact("its milliseconds are of", source(by.cost_model_backend, by.cost_model_device)),
+        Fact("its milliseconds are from", source(by.cost_model_backend, by.cost_model_device)),
     ]
     return facts + [Fact(f"sha256 of {name}", digest) for name, digest in files.items()]
 
 
 def model_facts(model: CostModel) -> list[Fact]:
-    """Of the cost model: the bench that it was measured on, and its training."""
+    """Facts about the cost model: the bench that it was measured on, and its training."""
     if not isinstance(model, TrainedCostModel):
         return [
             Fact("cost model", model.name),
-            Fact("its milliseconds are of", source(model.backend, model.device_name)),
+            Fact("its milliseconds are from", source(model.backend, model.device_name)),
         ]
     manifest, by = model.manifest, model.manifest.provenance
     bench = manifest.bench
@@ -65,7 +65,7 @@ def model_facts(model: CostModel) -> list[Fact]:
 
 
 def _hardware(hardware: Hardware) -> list[Fact]:
-    told = {
+    found = {
         "hardware": f"{hardware.name} ({hardware.kind}), {format_bytes(hardware.memory_bytes)}",
         "fingerprint": hardware.fingerprint,
         "driver": hardware.driver,
@@ -74,22 +74,22 @@ def _hardware(hardware: Hardware) -> list[Fact]:
         "machine": hardware.machine,
         "shared": hardware.sharing,
     }
-    return [Fact(name, value) for name, value in told.items() if value]
+    return [Fact(name, value) for name, value in found.items() if value]
 
 
 def _bench(bench: Bench) -> list[Fact]:
     repeats = f"{bench.warmup} warm-ups, {bench.repeats} repeats"
-    told = {"measuring": f"{bench.backend}, {repeats}, optimizer {bench.optimizer}, seed {bench.seed}"}
-    return [Fact(name, value) for name, value in {**told, **bench.facts, **bench.versions}.items()]
+    found = {"measuring": f"{bench.backend}, {repeats}, optimizer {bench.optimizer}, seed {bench.seed}"}
+    return [Fact(name, value) for name, value in {**found, **bench.facts, **bench.versions}.items()]
 
 
 def fleet_rows(path: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Where the fleet was seen, and a line a kind, of what `neuroshard fleet --json` printed. Raises InvalidInput."""
-    told = decode_json(read_bytes(path), str(path))
-    if not isinstance(told, dict) or not isinstance(told.get("kinds"), list):
+    """The source of a fleet and a row for each kind, from the output of `neuroshard fleet --json`. Raises InvalidInput."""
+    found = decode_json(read_bytes(path), str(path))
+    if not isinstance(found, dict) or not isinstance(found.get("kinds"), list):
         raise InvalidInput(f"{path}: holds no fleet; write it with `neuroshard fleet --json > {path.name}`")
-    return str(told.get("source", "unknown")), [
-        _kind(kind, f"{path} kinds[{n}]") for n, kind in enumerate(told["kinds"])
+    return str(found.get("source", "unknown")), [
+        _kind(kind, f"{path} kinds[{n}]") for n, kind in enumerate(found["kinds"])
     ]
 
 

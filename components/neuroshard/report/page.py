@@ -1,8 +1,8 @@
-"""The page: a template, our scripts, the charting library, and the data as one block of JSON. Nothing is fetched, ever.
+"""The page: a template, our scripts, the charting library, and the data as one block of JSON. The page fetches nothing.
 
-The charts are Vega-Lite's; its script comes out of the package vl-convert (docs/decisions/0013-report.md).
-Names of tables are anybody's: the template escapes them, the data cannot end its block, and the page's Content-Security-Policy
-runs the scripts whose digests it names and no other, and lets nothing reach the network.
+The charts are Vega-Lite's; its script comes from the package vl-convert (docs/decisions/0013-report.md). Names of tables are
+untrusted: the template escapes them, and the data cannot end its block. The page's Content-Security-Policy allows only the scripts whose
+digests it lists, and no access to the network.
 """
 
 import base64
@@ -20,12 +20,12 @@ from neuroshard.core.clean import cleaned
 SCRIPTS = ("format.js", "lists.js", "charts.js", "main.js")
 
 
-def render(told: Mapping[str, Any], data: Mapping[str, Any]) -> str:
-    """The page as HTML. `told` fills the template, `data` is what the scripts draw."""
+def render(fields: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    """The page as HTML. `fields` fill the template, `data` is what the scripts draw."""
     scripts = [_apart(_charts()), _apart("".join(_piece(name) for name in SCRIPTS))]
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return template.from_string(_piece("page.html")).render(
-        **cleaned(told),
+        **cleaned(fields),
         policy=_policy(scripts),
         style=_piece("style.css"),
         scripts=scripts,
@@ -38,17 +38,17 @@ def _piece(name: str) -> str:
 
 
 def _apart(script: str) -> str:
-    """In a scope of its own: the bundle alone has thousands of short names."""
+    """A script in a scope of its own: the bundle alone has thousands of short names."""
     return f"(() => {{{script}\n}})();"
 
 
 @cache
 def _charts() -> str:
-    """Vega, Vega-Lite and vega-embed as one script, bundled in about three seconds by Deno's bundler, which the package holds."""
+    """Vega, Vega-Lite and vega-embed as one script. Bundling takes about three seconds."""
     from vl_convert import javascript_bundle
 
     script = javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    # an HTML parser ends a script at the first of these, wherever it stands; in JavaScript's strings both spellings are one
+    # an HTML parser ends a script at the first `</script`, wherever it is; JavaScript reads both spellings alike
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--").replace("\r\n", "\n")
 
 
@@ -60,6 +60,6 @@ def _policy(scripts: list[str]) -> str:
 
 
 def _block(data: Mapping[str, Any]) -> str:
-    """JSON that no HTML parser finds a tag in."""
+    """JSON in which no HTML parser finds a tag."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

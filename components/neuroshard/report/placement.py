@@ -1,4 +1,4 @@
-"""What lies where, as columns: devices with their costs and memory, tables, and the shards of them."""
+"""The placement as columns: devices with their costs and memory, tables, and their shards."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from neuroshard.costmodel.protocol import Ints
 from neuroshard.report.evaluated import Evaluated
 from neuroshard.report.numbers import Columns, row_wise_tables, short
 
-MOST_SHARDS = 20_000  # of a page: some 60 bytes each, and a browser draws so many
+MOST_SHARDS = 20_000  # in a page: about 60 bytes each, as many as a browser can draw
 
 
 def device_columns(plan: Plan, live_ms: Sequence[float] | None) -> Columns:
-    """A value a device. Costs are predicted ms, memory is exact bytes; `live_ms` what the live plan's devices would take."""
+    """A value for each device. Costs are predicted ms, memory is exact bytes; `live_ms` is of the live plan's devices."""
     columns: Columns = {
         "shards": list(plan.shards_by_device()),
         "memory": list(plan.memory_bytes()),
@@ -32,14 +32,17 @@ def device_columns(plan: Plan, live_ms: Sequence[float] | None) -> Columns:
 
 
 def evaluated_columns(plan: Plan, evaluated: Evaluated) -> Columns:
-    """A value a device: ms as measured, null where an error was met, and the same part as predicted."""
+    """A value for each device: measured ms, None where measuring failed, and the same part of the predicted ms."""
     measured = [None if ms is None else short([ms])[0] for ms in evaluated.ms()]
     return {"measured": measured, "predicted": short(evaluated.predicted_ms(plan)) or [None] * len(measured)}
 
 
 def table_columns(plan: Plan, prices: Prices | None) -> Columns:
-    """A value a table, in the order of the task. Of its shards: how many, whether row-wise, bytes, `adds` (predicted ms of
-    compute), and the devices, as pairs of the first and the last of a row of them."""
+    """A value for each table, in the order of the task.
+
+    `count`, `rowWise` and `bytes` are of the table's shards, `adds` is their predicted ms of compute. `devices` are ranges of
+    devices, as pairs of the first and the last.
+    """
     tables = plan.task.tables
     shards, row_wise = plan.by_table(), row_wise_tables(plan)
     columns: Columns = {
@@ -49,7 +52,7 @@ def table_columns(plan: Plan, prices: Prices | None) -> Columns:
         "pooling": short(table.pooling_factor for table in tables),
         "element": [table.element_bytes for table in tables],
         "count": [len(shards[table.name]) for table in tables],
-        "byRows": [table.name in row_wise for table in tables],
+        "rowWise": [table.name in row_wise for table in tables],
         "bytes": [sum(table.shard_bytes(s.rows, s.dim) for s in shards[table.name]) for table in tables],
         "devices": [_spans({shard.device for shard in shards[table.name]}) for table in tables],
     }
@@ -59,8 +62,10 @@ def table_columns(plan: Plan, prices: Prices | None) -> Columns:
 
 
 def shard_columns(plan: Plan, prices: Prices | None) -> tuple[Columns, Columns | None]:
-    """A value a shard; `table` is a place among the tables, `alone` and `adds` are predicted ms of compute. Of more than
-    MOST_SHARDS the largest; and what the others are on each device that has some, in sum."""
+    """A value for each shard; and where there are more than MOST_SHARDS, the sums of the smaller ones on each device.
+
+    `table` is the index of the shard's table. `alone` and `adds` are predicted ms of compute.
+    """
     tables, place = plan.task.tables, _places(plan)
     nbytes = [tables[table].shard_bytes(s.rows, s.dim) for table, s in zip(place, plan.shards, strict=True)]
     listed = sorted(sorted(range(len(nbytes)), key=lambda shard: -nbytes[shard])[:MOST_SHARDS])
@@ -81,7 +86,7 @@ def shard_columns(plan: Plan, prices: Prices | None) -> tuple[Columns, Columns |
 
 
 def _in_sum(plan: Plan, shards: Ints, nbytes: Sequence[int], prices: Prices | None) -> Columns:
-    """Of these shards, a value a device: how many, their bytes, and their mean columns and predicted ms."""
+    """A value for each device with any of these shards: their count, their bytes, and their mean columns and predicted ms."""
     on = np.array([plan.shards[shard].device for shard in shards.tolist()])
     devices, device, count = np.unique(on, return_inverse=True, return_counts=True)
     size = [0] * len(devices)
@@ -96,7 +101,7 @@ def _in_sum(plan: Plan, shards: Ints, nbytes: Sequence[int], prices: Prices | No
 
 
 def _places(plan: Plan) -> list[int]:
-    """Of each shard the place of its table."""
+    """The index of each shard's table."""
     place = {table.name: index for index, table in enumerate(plan.task.tables)}
     return [place[shard.table] for shard in plan.shards]
 

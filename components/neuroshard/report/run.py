@@ -1,9 +1,10 @@
-"""What a run left behind -> one HTML page that needs nothing else: to look at, to send, or as KFP's artifact.
+"""A plan, its cost model and the live plan -> one self-contained HTML page.
 
 neuroshard report plan.json --model model/ --live s3://bucket/prefix#ads-ranker --costs costs/ -o report.html
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from neuroshard.core.units import format_bytes
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import MANIFEST, TrainedCostModel
 from neuroshard.costmodel.open import open_cost_model
-from neuroshard.costmodel.pricing import check_searched_with, price_shards
+from neuroshard.costmodel.pricing import Prices, check_searched_with, price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import read_bytes, write_bytes
 from neuroshard.report.evaluated import Evaluated, read_evaluation
 from neuroshard.report.headline import bars, cards, size, without_a_plan
-from neuroshard.report.live import Change, Live, change, open_live
+from neuroshard.report.live import LivePlan, PlanChange, change, open_live
 from neuroshard.report.numbers import row_wise_tables, short, source
 from neuroshard.report.origin import fleet_rows, measured, model_facts, plan_facts
 from neuroshard.report.page import render
@@ -33,7 +34,7 @@ def report(
     plan: Plan,
     *,
     model: CostModel | None = None,
-    live: Live | None = None,
+    live: LivePlan | None = None,
     costs: Costs | None = None,
     fleet: tuple[str, list[dict[str, Any]]] | None = None,
     evaluated: Evaluated | None = None,
@@ -42,22 +43,55 @@ def report(
 ) -> str:
     """The page as HTML. What is not given is not drawn, and the page says how to give it.
 
-    `files` has the sha256 of what was read, by name; `nothing_live` says that there is no live plan to give. The same
-    values give the same page, byte for byte. Raises InvalidInput where
-    the cost model is not the plan's, or the costs are of other hardware than the cost model.
+    `files` maps the names of the files that were read to their sha256. `nothing_live` means that there is no live plan to
+    give. The same values give the same page, byte for byte. Raises InvalidInput where the cost model is not the plan's, or
+    the costs are of other hardware than the cost model.
     """
     if model is not None:
         check_searched_with(plan, model, "the cost model given is")
     trained = model if isinstance(model, TrainedCostModel) else None
     if costs is not None and trained is None:
-        raise InvalidInput("costs are shown beside the cost model that learned from them; give it too (--model)")
-    learned = [] if trained is None else curves(trained)
-    changed = None if live is None else change(plan, live, model)
+        raise InvalidInput("costs are shown with the cost model that learned from them; give it too (--model)")
     tables = {table.name: table for table in plan.task.tables}
-    prices = None if model is None else price_shards(model, tables, plan.shards, plan.task.devices)
-    shards, smaller = shard_columns(plan, prices)
+    shown = Shown(
+        plan=plan,
+        model=model,
+        trained=trained,
+        changed=None if live is None else change(plan, live, model),
+        costs=costs,
+        evaluated=evaluated,
+        prices=None if model is None else price_shards(model, tables, plan.shards, plan.task.devices),
+        learned=[] if trained is None else curves(trained),
+    )
+    shards, smaller = shard_columns(plan, shown.prices)
+    fields = {
+        **_fields(shown, nothing_live),
+        "smaller": 0 if smaller is None else sum(smaller["count"]),
+        "plan_facts": plan_facts(plan, files or {}),
+        "fleet": fleet,
+    }
+    return render(fields, {**_data(shown), "shards": shards, "smaller": smaller})
+
+
+@dataclass(frozen=True)
+class Shown:
+    """All that the page shows of a plan."""
+
+    plan: Plan
+    model: CostModel | None
+    trained: TrainedCostModel | None
+    changed: PlanChange | None
+    costs: Costs | None
+    evaluated: Evaluated | None
+    prices: Prices | None
+    learned: list[dict[str, Any]]
+
+
+def _fields(shown: Shown, nothing_live: bool) -> dict[str, Any]:
+    """What the template's text needs."""
+    plan, changed, model, evaluated = shown.plan, shown.changed, shown.model, shown.evaluated
     by = plan.provenance
-    told = {
+    return {
         "title": f"Sharding plan {plan.digest()[:12]}",
         "size": size(plan),
         "measured": measured(by.cost_model_backend),
@@ -70,41 +104,19 @@ def report(
         "assumptions": plan.bound_assumptions if plan.gap is not None else (),
         "costed": plan.cost_ms is not None,
         "predicted": plan.predicted is not None,
-        "priced": prices is not None,
+        "priced": shown.prices is not None,
         "row_wise": bool(row_wise_tables(plan)),
-        "smaller": 0 if smaller is None else sum(smaller["count"]),
-        "change": None if changed is None else _change_told(changed),
-        "trained": trained is not None,
+        "change": None if changed is None else _change_fields(changed),
+        "trained": shown.trained is not None,
         "model": model is not None,
-        "costs": costs is not None,
-        "plan_facts": plan_facts(plan, files or {}),
+        "costs": shown.costs is not None,
         "model_facts": [] if model is None else model_facts(model),
-        "fleet": fleet,
         "improved": bool(plan.improvements),
-        "learned": bool(learned),
+        "learned": bool(shown.learned),
     }
-    data = {
-        "measured": measured(by.cost_model_backend),
-        "bars": bars(plan, changed),
-        "bound": None if plan.lower_bound_ms is None else short([plan.lower_bound_ms])[0],
-        "devices": device_columns(plan, None if changed is None else changed.live_ms),
-        "evaluated": None if evaluated is None else evaluated_columns(plan, evaluated),
-        "evaluated_how": None if evaluated is None else evaluated.how,
-        "tables": table_columns(plan, prices),
-        "shards": shards,
-        "smaller": smaller,
-        "change": None if changed is None else changed.devices,
-        "moves": None if changed is None else changed.moves,
-        "errors": [] if trained is None else error_rows(trained),
-        "points": {} if trained is None or costs is None else points(trained, costs),
-        "curves": learned,
-        "steps": [improvement.step for improvement in plan.improvements],
-        "costs": short(improvement.cost_ms for improvement in plan.improvements),
-    }
-    return render(told, data)
 
 
-def _change_told(changed: Change) -> dict[str, Any]:
+def _change_fields(changed: PlanChange) -> dict[str, Any]:
     return {
         "name": changed.live.name,
         "digest": changed.live.plan.digest()[:12],
@@ -114,6 +126,27 @@ def _change_told(changed: Change) -> dict[str, Any]:
         "made": format_bytes(changed.made_bytes),
         "pieces": counted(changed.pieces, "piece"),
         "left_out": changed.left_out,
+    }
+
+
+def _data(shown: Shown) -> dict[str, Any]:
+    """What the scripts draw."""
+    plan, changed, evaluated, trained = shown.plan, shown.changed, shown.evaluated, shown.trained
+    return {
+        "measured": measured(plan.provenance.cost_model_backend),
+        "bars": bars(plan, changed),
+        "bound": None if plan.lower_bound_ms is None else short([plan.lower_bound_ms])[0],
+        "devices": device_columns(plan, None if changed is None else changed.live_ms),
+        "evaluated": None if evaluated is None else evaluated_columns(plan, evaluated),
+        "evaluated_how": None if evaluated is None else evaluated.how,
+        "tables": table_columns(plan, shown.prices),
+        "change": None if changed is None else changed.devices,
+        "moves": None if changed is None else changed.moves,
+        "errors": [] if trained is None else error_rows(trained),
+        "points": {} if trained is None or shown.costs is None else points(trained, shown.costs),
+        "curves": shown.learned,
+        "steps": [improvement.step for improvement in plan.improvements],
+        "costs": short(improvement.cost_ms for improvement in plan.improvements),
     }
 
 
@@ -129,8 +162,9 @@ def run(
 ) -> int:
     """Read a plan.json and what goes with it, and write the page to `out`. Returns its size in bytes.
 
-    `model` as for a search; `live` a plan.json or STORE#MODEL, where nothing need be live; `costs` folders that the cost model
-    learned from; `fleet` what `neuroshard fleet --json` printed; `evaluation` what `neuroshard evaluate -o` wrote.
+    `model` names the cost model as for a search. `live` is a plan.json or STORE#MODEL, where nothing need be live. `costs` are
+    the folders that the cost model learned from. `fleet` is a file with the output of `neuroshard fleet --json`, `evaluation`
+    a file that `neuroshard evaluate -o` wrote.
 
     Raises NeuroshardError in one line; then nothing is written.
     """
@@ -153,6 +187,6 @@ def run(
         fleet=None if fleet is None else fleet_rows(fleet),
         evaluated=None if evaluation is None else read_evaluation(evaluation, plan),
         files=files,
-    ).encode(errors="replace")  # a file's name may be no text
+    ).encode(errors="replace")  # the name of a file may not be text
     write_bytes(out, html)
     return len(html)

@@ -1,4 +1,4 @@
-"""Plans and releases as text that fits 80 columns. Every number carries its unit and says predicted or measured."""
+"""Plans and releases as text of 80 columns. Every number has its unit, and says whether it was predicted or measured."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,14 +10,14 @@ from neuroshard.core.text import bar, counted, spanned, wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.report.numbers import against, cut_tables, row_wise_tables, source
 
-DEVICES_SHOWN, BY_ROWS_SHOWN = 32, 8
+DEVICES_SHOWN, ROW_WISE_SHOWN = 32, 8
 BAR, MEMORY_BAR = 44, 12
 
 
 def plan_text(plan: Plan) -> str:
-    """A plan: its cost beside the baselines', then devices, as numbers and as bars. Costs are predicted ms, memory is exact.
+    """A plan: its cost against the baselines', then its devices, as numbers and as bars. Costs are predicted ms, memory is exact.
 
-    Of more than 32 devices the slowest are shown.
+    Of more than DEVICES_SHOWN devices the slowest are shown.
     """
     lines = wrapped(f"less certain: {plan.provenance.instead}") if plan.provenance.instead else []
     lines += wrapped(f"plan {plan.digest()[:12]}: {_size(plan)}")
@@ -57,8 +57,8 @@ def _bound_lines(plan: Plan) -> list[str]:
 
 def _device_lines(plan: Plan) -> list[str]:
     lines = [
-        "device shards    compute  fwd exch.  bwd exch.      total  memory",
-        "              (predicted ms; the forward all-to-all includes waiting)",
+        "device shards    compute    forward   backward      total  memory",
+        "              (predicted ms; all-to-all forward, with waiting, and backward)",
     ]
     shards = plan.shards_by_device()
     memory = zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True)
@@ -84,7 +84,7 @@ def _device_lines(plan: Plan) -> list[str]:
 
 
 def devices_shown(plan: Plan) -> list[int]:
-    """All devices in order, or of many the slowest, slowest first."""
+    """All devices in order; of more than DEVICES_SHOWN the slowest, slowest first."""
     devices = list(range(plan.task.devices))
     if len(devices) > DEVICES_SHOWN and plan.predicted_ms:
         devices.sort(key=lambda device: -round((plan.predicted_ms or ())[device], 3))
@@ -92,10 +92,10 @@ def devices_shown(plan: Plan) -> list[int]:
 
 
 def _bar_lines(plan: Plan) -> list[str]:
-    """The same as bars: the slowest device fills the first, a device's memory the second."""
+    """The devices as bars. The slowest device fills the first bar, a device's memory fills the second."""
     if not plan.predicted:
         return []
-    lines = ["", f"{'device':>6}  {'predicted ms: █ compute ▓ forward ░ backward all_to_all':<{BAR + 10}} memory used"]
+    lines = ["", f"{'device':>6}  {'predicted ms: █ compute ▓ forward ░ backward all-to-all':<{BAR + 10}} memory used"]
     memory = list(zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True))
     slowest = max(cost.total_ms for cost in plan.predicted)
     for device in devices_shown(plan):
@@ -109,18 +109,18 @@ def _bar_lines(plan: Plan) -> list[str]:
 
 
 def _row_wise_lines(plan: Plan) -> list[str]:
-    """Which tables are split row-wise, over how many devices, and what the first of them has."""
+    """The tables that are split row-wise: over how many devices, and the rows on the first of them."""
     found = row_wise_tables(plan)
     dims = {table.name: table.dim for table in plan.task.tables}
     lines = []
-    for name, shards in list(found.items())[:BY_ROWS_SHOWN]:
+    for name, shards in list(found.items())[:ROW_WISE_SHOWN]:
         first, devices = shards[0], len({shard.device for shard in shards})
         columns = first.dim < dims[name]
-        held = f"rows {spanned(first.row_offset, first.rows)}"
-        held += f", columns {spanned(first.column_offset, first.dim)}" if columns else ""
+        part = f"rows {spanned(first.row_offset, first.rows)}"
+        part += f", columns {spanned(first.column_offset, first.dim)}" if columns else ""
         kind = "row-wise and column-wise" if columns else "row-wise"
-        lines += wrapped(f"{name}: {kind} over {counted(devices, 'device')} ({held} on device {first.device})")
-    left = len(found) - BY_ROWS_SHOWN
+        lines += wrapped(f"{name}: {kind} over {counted(devices, 'device')} ({part} on device {first.device})")
+    left = len(found) - ROW_WISE_SHOWN
     return [*lines, f"and {counted(left, 'more table')} row-wise (--json lists all)"] if left > 0 else lines
 
 
@@ -131,7 +131,7 @@ def _origin(plan: Plan) -> str:
 
 
 def _cost_model(by: Provenance) -> str:
-    """Which cost model, and whether anything was measured for it."""
+    """The cost model, and whether anything was measured for it."""
     if by.cost_model is None:
         return "no cost model"
     name = by.cost_model if by.cost_model_backend == "analytic" else by.cost_model[:12]
@@ -139,7 +139,7 @@ def _cost_model(by: Provenance) -> str:
 
 
 def costs_by_device_text(plan: Plan) -> str:
-    """Predicted ms of every device, a line for the plan and one for each baseline that found a plan."""
+    """Predicted ms of every device: a line for the plan, and one for each baseline that found a plan."""
     rows = [(plan.provenance.algorithm, plan.predicted_ms), *((b.algorithm, b.predicted_ms) for b in plan.baselines)]
     lines = ["predicted ms a step of each device"]
     for name, costs in rows:
@@ -149,7 +149,7 @@ def costs_by_device_text(plan: Plan) -> str:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """What `plan_text` shows, of all devices. Costs are predicted ms, memory is exact."""
+    """`plan_text` as JSON, of all devices. Costs are predicted ms, memory is exact."""
     shards = plan.shards_by_device()
     return {
         "digest": plan.digest(),
@@ -181,10 +181,10 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def releases_text(releases: Sequence[Pointer]) -> str:
-    """The releases of a model's plans or a hardware's cost models, newest (live) first, a line each.
+    """A line for each release of a model's plans or a hardware's cost models, newest first; the first is live.
 
-    What plans are predicted to cost is by a cost model each; the gain over what was live before is by one, where the gate knew
-    it. Errors of cost models are comparable, so they have bars.
+    Predicted costs may be by different cost models, so they have no bars. The gain over the plan before is by one cost model,
+    where the gate knew it. Errors of cost models are comparable, so they have bars.
     """
     of_plans = isinstance(releases[0], Release)
     what, figure = ("plan", "   predicted   gain") if of_plans else ("cost model", "unseen error")

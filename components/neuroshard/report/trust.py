@@ -1,4 +1,4 @@
-"""How far the predictions can be trusted: errors beside the noise of measuring, predicted against measured, learning curves."""
+"""How accurate the predictions are: errors against the noise of measuring, predicted against measured, learning curves."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,35 +13,35 @@ from neuroshard.core.label import labels, rounds_of
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.report.numbers import Columns, short
 
-MOST_POINTS = 1000  # of a chart and split, evenly taken: the page stays small and the cloud keeps its shape
+MOST_POINTS = 1000  # of a chart and split, evenly spaced, so that the page stays small
 SPLITS = {"test_sets": "unseen sets", "test_tables": "unseen tables"}
-EXCHANGES = "unseen all-to-alls"
+ALL_TO_ALLS = "unseen all-to-alls"
 
 
 class Point(NamedTuple):
-    """One measured time, and what the cost model says of it, in ms."""
+    """One measured time, and its prediction, in ms."""
 
     split: str
-    tables: int  # of the set; devices of the all-to-all
+    tables: int  # of a table set; for an all-to-all, devices
     measured_ms: float
     predicted_ms: float
 
 
 def error_rows(model: TrainedCostModel) -> list[dict[str, Any]]:
-    """A line a net and split: mean error of predicted against measured on what it never saw, and the noise of the labels."""
+    """A row for each net and split of unseen cases: the mean error of predictions, and the noise of the labels."""
     rows = []
     for net in model.report.nets:
         noise = net.label_noise.mape if net.label_noise else None
         for split, errors in net.splits.items():
             if errors is not None:
-                unseen = SPLITS.get(split, split) if net.devices is None else EXCHANGES
-                told = {"net": net.name, "split": unseen, "noise": noise}
-                rows.append({**told, "error": errors.mape, "values": errors.values, "tau": errors.kendall_tau})
+                unseen = SPLITS.get(split, split) if net.devices is None else ALL_TO_ALLS
+                row = {"net": net.name, "split": unseen, "noise": noise}
+                rows.append({**row, "error": errors.mape, "values": errors.values, "tau": errors.kendall_tau})
     return rows
 
 
 def curves(model: TrainedCostModel) -> list[dict[str, Any]]:
-    """Learning curves of the nets that have them. One net serves the all-to-alls of all numbers of devices, so it comes once."""
+    """The learning curves of the nets that have them. The all-to-all net of all numbers of devices is listed once."""
     found: dict[str, dict[str, Any]] = {}
     for net in model.report.nets:
         if net.fit.valid_errors:
@@ -51,7 +51,7 @@ def curves(model: TrainedCostModel) -> list[dict[str, Any]]:
 
 
 def points(model: TrainedCostModel, costs: Costs) -> dict[str, Columns]:
-    """Predicted and measured ms of the cases that the nets never saw, by chart. Raises InvalidInput for others' costs."""
+    """Predicted and measured ms of unseen cases, by chart. Raises InvalidInput for costs of another bench."""
     bench, learned = costs.bench, model.manifest.bench
     if (bench.backend, bench.hardware.fingerprint) != (learned.backend, learned.hardware.fingerprint):
         raise InvalidInput(
@@ -84,7 +84,7 @@ def _compute_points(
 def _all_to_all_points(
     model: TrainedCostModel, rows: Sequence[tuple[CollectiveCase, CollectiveCost]]
 ) -> Iterator[tuple[Point, Point]]:
-    """Forward and backward of the device that took longest, of every all-to-all that the nets never saw."""
+    """Forward and backward ms of the slowest device of every unseen all-to-all."""
     for case, cost in labels(rounds_of(rows)):
         known = len(case.device_dims) in model.manifest.device_counts
         if not known or case.split not in SPLITS or cost.forward_ms is None or cost.backward_ms is None:
@@ -94,7 +94,9 @@ def _all_to_all_points(
             (cost.forward_ms, model.forward_collective_ms(dims, delays)),
             (cost.backward_ms, model.backward_collective_ms(dims)),
         )
-        forward, backward = (Point(case.split, len(dims), max(told), float(said.max())) for told, said in ways)
+        forward, backward = (
+            Point(case.split, len(dims), max(took), float(predicted.max())) for took, predicted in ways
+        )
         yield forward, backward
 
 
@@ -104,7 +106,7 @@ def _columns(found: list[Point], of_sets: bool) -> Columns:
         some = [point for point in found if point.split == split]
         kept += some[:: -(-len(some) // MOST_POINTS) or 1]
     return {
-        "split": [SPLITS[point.split] if of_sets else EXCHANGES for point in kept],
+        "split": [SPLITS[point.split] if of_sets else ALL_TO_ALLS for point in kept],
         "size": [point.tables for point in kept],
         "measured": short(point.measured_ms for point in kept),
         "predicted": short(point.predicted_ms for point in kept),

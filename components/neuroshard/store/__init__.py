@@ -1,1 +1,1 @@
-"""First floor: where plans and cost models live: a folder, or S3 (the only importer of boto3)."""
+"""First floor: where plans and cost models live: a folder, or S3. No other room imports boto3."""

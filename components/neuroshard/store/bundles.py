@@ -1,4 +1,4 @@
-"""Cost models in a store (line.py), by the fingerprint of the hardware and the batch size that they were measured with.
+"""Cost models in a store: one release track (track.py) for each kind of hardware and batch size.
 
 hardware/<fingerprint>/<batch size>/<sha256>/model.json, nets.safetensors      a bundle, under the digest of its model.json
 """
@@ -9,24 +9,25 @@ from typing import Any, NamedTuple
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
+from neuroshard.core.hardware_names import is_part_of_name
 from neuroshard.core.release import FINGERPRINT, HARDWARE, ModelRelease
 from neuroshard.core.value import decode_json, sha256, shown
 from neuroshard.store.protocol import Store
-from neuroshard.store.track import Files, Line, Live, find_artifact, read_pointer
+from neuroshard.store.track import Files, Live, ReleaseTrack, find_artifact, read_pointer
 
 BUNDLE_FILES = ("nets.safetensors", "model.json")  # in the order in which they are written
 BATCH_SIZE = r"[1-9][0-9]{0,11}"
 
 
-class Track(NamedTuple):
-    """One live cost model at a time: for a kind of hardware and a batch size."""
+class ModelKey(NamedTuple):
+    """What cost models in a store are found by: each key has one live cost model at a time."""
 
     fingerprint: str
     batch_size: int
 
 
-def models_of(fingerprint: str, batch_size: int) -> Line[ModelRelease]:
-    """Where the cost models of a kind of hardware at a batch size are. Raises UsageError for what is no fingerprint."""
+def models_of(fingerprint: str, batch_size: int) -> ReleaseTrack[ModelRelease]:
+    """The release track of the cost models of a kind of hardware at a batch size. Raises UsageError for an invalid key."""
     if not re.fullmatch(FINGERPRINT, fingerprint):
         raise UsageError(
             f"{fingerprint[:80]!r} is not a hardware's fingerprint: 16 hex digits, as `neuroshard models` shows"
@@ -34,41 +35,43 @@ def models_of(fingerprint: str, batch_size: int) -> Line[ModelRelease]:
     if batch_size < 1:
         raise UsageError(f"a batch size must be at least 1, not {batch_size}")
     patterns = tuple(f"{{}}/{file}" for file in BUNDLE_FILES)
-    parse = partial(_whole, Track(fingerprint, batch_size))
-    return Line(f"{HARDWARE}/{fingerprint}/{batch_size}", ModelRelease, patterns, parse, "cost model", "publish-model")
+    parse = partial(_whole, ModelKey(fingerprint, batch_size))
+    return ReleaseTrack(
+        f"{HARDWARE}/{fingerprint}/{batch_size}", ModelRelease, patterns, parse, "cost model", "publish-model"
+    )
 
 
-def tracks(store: Store) -> tuple[Track, ...]:
-    """Every kind of hardware and batch size that has cost models there, live or not."""
+def model_keys(store: Store) -> tuple[ModelKey, ...]:
+    """The keys of all cost models in the store, live or not."""
     form = re.compile(rf"{HARDWARE}/({FINGERPRINT.strip('^$')})/({BATCH_SIZE})/.+")
     found = {match.groups() for entry in store.list(f"{HARDWARE}/") if (match := form.fullmatch(entry.key))}
-    return tuple(sorted(Track(fingerprint, int(batch_size)) for fingerprint, batch_size in found))
+    return tuple(sorted(ModelKey(fingerprint, int(batch_size)) for fingerprint, batch_size in found))
 
 
 def find_hardware(store: Store, wanted: str, batch_size: int | None = None) -> Live[ModelRelease]:
-    """The live cost model of the hardware with this fingerprint, or with this in its name ("h200" is in "NVIDIA H200").
+    """The live cost model of the hardware with the fingerprint `wanted`, or with `wanted` in its name.
 
-    Of several batch sizes that of `batch_size`; where there is none, and one other alone, that other: the caller checks it.
-    Raises NotFound where there is none, UsageError where there are several. A pointer that cannot be read, as of a newer
-    version, is noted on stderr and holds up no other hardware.
+    Of cost models of several batch sizes it is the one of `batch_size`. A single cost model is returned whatever its batch
+    size, and the caller checks that. Raises NotFound where there is none, UsageError where several fit. A pointer that cannot
+    be read, such as one of a newer version, is noted on stderr and skipped.
     """
     named = bool(re.fullmatch(FINGERPRINT, wanted))
-    live, passed_over = [], ""
-    for track in tracks(store):
+    live, skipped = [], ""
+    for key in model_keys(store):
         try:
-            live.append(read_pointer(store, models_of(*track)))
+            live.append(read_pointer(store, models_of(*key)))
         except NotFound:  # published, none of them live
             continue
         except InvalidInput as error:
-            if named and track.fingerprint == wanted and batch_size in (None, track.batch_size):
+            if named and key.fingerprint == wanted and batch_size in (None, key.batch_size):
                 raise
-            passed_over = str(error)
-    if passed_over:
-        log(f"note: its hardware is passed over: {passed_over}")
+            skipped = str(error)
+    if skipped:
+        log(f"note: its hardware is skipped: {skipped}")
     if named:
         found = [one for one in live if one.release.fingerprint == wanted]
     else:
-        found = [one for one in live if _plain(wanted) and _plain(wanted) in _plain(one.release.device_name)]
+        found = [one for one in live if is_part_of_name(wanted, one.release.device_name)]
     kinds = {one.release.fingerprint for one in found}
     known = "; ".join(
         f"{one.release.fingerprint} {one.release.device_name}, batch {one.release.batch_size:,}"
@@ -88,28 +91,25 @@ def find_hardware(store: Store, wanted: str, batch_size: int | None = None) -> L
     return (same or found)[0]
 
 
-def find_bundle(store: Store, fingerprint: str, prefix: str) -> tuple[Line[ModelRelease], str]:
-    """Where a published cost model of a hardware is, live or not, by the beginning of its digest; and the whole digest.
+def find_bundle(store: Store, fingerprint: str, prefix: str) -> tuple[ReleaseTrack[ModelRelease], str]:
+    """The release track and the whole digest of a published cost model, live or not, from the beginning of its digest.
 
-    Raises NotFound, and UsageError for what is no digest.
+    Raises NotFound, and UsageError for an invalid digest.
     """
-    for track in tracks(store):
-        if track.fingerprint == fingerprint:
+    for key in model_keys(store):
+        if key.fingerprint == fingerprint:
             try:
-                return models_of(*track), find_artifact(store, models_of(*track), prefix)
+                return models_of(*key), find_artifact(store, models_of(*key), prefix)
             except NotFound:
                 continue
     raise NotFound(f"{store.url}: no cost model {prefix[:12]!r} of hardware {fingerprint} is published there")
 
 
-def _plain(name: str) -> str:
-    """A name without case, spaces and dashes, which people leave out."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+def _whole(key: ModelKey, files: Files, where: str) -> dict[str, Any]:
+    """The decoded model.json of a bundle.
 
-
-def _whole(track: Track, files: Files, where: str) -> dict[str, Any]:
-    """The decoded model.json of a bundle. Raises InvalidInput unless its tensors are those it answers for, and its hardware and
-    batch size are those that it is stored under."""
+    Raises InvalidInput unless it fits its tensors, and the hardware and batch size that it is stored under.
+    """
     tensors, manifest = files.values()
     raw = decode_json(manifest, where)
     if not isinstance(raw, dict):
@@ -118,10 +118,10 @@ def _whole(track: Track, files: Files, where: str) -> dict[str, Any]:
         raise InvalidInput(
             f"{where}: its tensors_sha256 is not that of {BUNDLE_FILES[0]}: one of the two was changed or damaged"
         )
-    for key, said, expected in (
-        ("hardware", raw.get("hardware_fingerprint"), track.fingerprint),
-        ("batch size", raw.get("batch_size"), track.batch_size),
+    for what, said, expected in (
+        ("hardware", raw.get("hardware_fingerprint"), key.fingerprint),
+        ("batch size", raw.get("batch_size"), key.batch_size),
     ):
         if said != expected:
-            raise InvalidInput(f"{where}: is a cost model of {key} {shown(said)}, but is stored under {expected}")
+            raise InvalidInput(f"{where}: is a cost model of {what} {shown(said)}, but is stored under {expected}")
     return raw

@@ -1,4 +1,4 @@
-"""A bound on the time, and on the threads, of what has none of its own: a dead file system, a connection that trickles."""
+"""Limits the time and the threads of reads that have no limit of their own: dead file systems, very slow connections."""
 
 import os
 import threading
@@ -8,23 +8,23 @@ from typing import TypeVar
 
 from neuroshard.core.errors import Unreachable
 
-THREADS = 16  # of reads of one place, those that hang included; as many ranks as a host has may read at once
+THREADS = 16  # that read one place at once, including those that hang: enough for all ranks of a host
 
 T = TypeVar("T")
 
 
 class Reader:
-    """Reads in at most `threads` threads, and waits for each read for a bounded time.
+    """Reads in at most `threads` threads, and waits for each read for a limited time.
 
-    A read that hangs keeps its thread until it ends, or the process does. Where all threads hang, the next read waits for one
-    of them, and does not start another: a store that hangs for days costs no more threads than one that hangs for a minute.
+    A read that hangs keeps its thread until the read or the process ends. Where all threads hang, the next read waits for one
+    of them and starts no other. So a store that hangs for days costs no more threads than one that hangs for a minute.
     """
 
     def __init__(self, threads: int = 1) -> None:
         self.free = threading.Semaphore(threads)
 
     def within(self, seconds: float, where: str, read: Callable[[], T]) -> T:
-        """What `read` returns or raises, or Unreachable after `seconds`."""
+        """Return or raise what `read` does. Raises Unreachable after `seconds`."""
         ends = time.monotonic() + seconds
         if not self.free.acquire(timeout=max(seconds, 0.0)):
             raise too_late(where, seconds)
@@ -54,11 +54,11 @@ class Reader:
 
 
 _readers: dict[str, Reader] = {}
-os.register_at_fork(after_in_child=_readers.clear)  # a child has none of the threads that hold a place
+os.register_at_fork(after_in_child=_readers.clear)  # a child process has none of the threads
 
 
 def within(seconds: float, where: str, read: Callable[[], T], *, place: str = "") -> T:
-    """`Reader.within`, by the one reader of `place` (by default `where`), whoever in this process asks."""
+    """`Reader.within`, with one reader for each `place` (by default `where`) in this process."""
     return _readers.setdefault(place or where, Reader(THREADS)).within(seconds, where, read)
 
 

@@ -1,4 +1,4 @@
-"""A store in a folder, local or shared. Readers need no lock; writers agree by link, lock and rename."""
+"""A store in a folder, local or shared. Readers need no lock; writers use links, locks and renames."""
 
 import errno
 import fcntl
@@ -13,9 +13,9 @@ from uuid import uuid4
 
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
 from neuroshard.core.value import sha256
-from neuroshard.store.protocol import MAX_BYTES, Entry, check_key, is_key
+from neuroshard.store.protocol import MAX_BYTES, ObjectInfo, check_key, is_key
 
-# what a network file system says when its server is gone
+# errors of a network file system whose server is gone
 GONE = {
     errno.EIO,
     errno.ESTALE,
@@ -26,15 +26,15 @@ GONE = {
     errno.EHOSTUNREACH,
     errno.ENETUNREACH,
 }
-NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}  # what file systems say that have no hard links
-LOCK_SECONDS = 20.0  # a lock is held for one small write; whoever holds it longer is stuck
+NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}  # errors of file systems without hard links
+LOCK_SECONDS = 20.0  # a lock is held for one small write, so a longer hold means a stuck process
 
 
 class FolderStore:
-    """Objects as files under `root`, which the first write makes.
+    """Objects as files under `root`. The first write creates the folder.
 
-    Names that start with a dot are scratch: `.lock`, and temporary files, of which a killed writer may leave one behind.
-    Needs flock, as local disks and NFS have. Without hard links (vfat, some of FUSE) writers agree by the lock alone.
+    Names that start with a dot are scratch: `.lock`, and temporary files, which a killed writer may leave behind. The file
+    system must have flock, as local disks and NFS do. Without hard links (vfat, some FUSE), writers use the lock alone.
     """
 
     def __init__(self, root: Path) -> None:
@@ -46,7 +46,7 @@ class FolderStore:
 
     @property
     def identity(self) -> str:
-        return os.path.abspath(self.root)  # asks the file system nothing, which may hang
+        return os.path.abspath(self.root)  # does not ask the file system, which may hang
 
     def read(self, key: str, max_bytes: int = MAX_BYTES) -> bytes:
         path = self._path(key)
@@ -79,7 +79,7 @@ class FolderStore:
             temporary.replace(path)
             _sync_folder(path.parent)
 
-    def list(self, prefix: str) -> tuple[Entry, ...]:
+    def list(self, prefix: str) -> tuple[ObjectInfo, ...]:
         folder = self.root / prefix.rpartition("/")[0]
         entries = []
         with _errors(folder, "list it"):
@@ -90,7 +90,7 @@ class FolderStore:
                 with suppress(FileNotFoundError):  # deleted since
                     status = path.stat()
                     if stat.S_ISREG(status.st_mode):
-                        entries.append(Entry(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC)))
+                        entries.append(ObjectInfo(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC)))
         return tuple(sorted(entries))
 
     def delete(self, key: str) -> None:
@@ -100,7 +100,7 @@ class FolderStore:
             _sync_folder(path.parent)
 
     def clock(self) -> datetime:
-        """When a file that is written now was modified: a file server has a clock of its own."""
+        """The time of modification of a file written now: a file server has a clock of its own."""
         scratch = self.root / "clock"
         with _errors(scratch, "write it"), _temporary(scratch, b"") as temporary:
             return datetime.fromtimestamp(temporary.stat().st_mtime, UTC)
@@ -110,7 +110,7 @@ class FolderStore:
 
 
 def _files_under(folder: Path) -> Iterator[Path]:
-    """All files, in folders of folders too; none where there is no such folder. Raises OSError for one that may not be read."""
+    """All files below a folder; none where the folder does not exist. Raises OSError for a folder that may not be read."""
 
     def failed(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
@@ -121,7 +121,7 @@ def _files_under(folder: Path) -> Iterator[Path]:
 
 
 def _bytes_of(path: Path, max_bytes: int) -> bytes:
-    """A file's bytes. Raises OSError, and InvalidInput where they are too many or it is no file: a pipe would wait for ever."""
+    """A file's bytes. Raises OSError, and InvalidInput for too many bytes, or for a pipe, which would block for ever."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise InvalidInput(f"{path}: is not a file")
@@ -137,7 +137,7 @@ def _errors(path: Path, doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and doing != "write it":  # a write makes its folders, unless it may not
+        if isinstance(error, FileNotFoundError) and doing != "write it":  # a write creates its folders
             raise NotFound(f"{path}: does not exist") from None
         kind = Unreachable if error.errno in GONE else StoreError
         raise kind(f"{path}: cannot {doing}: {error.strerror or error}") from None
@@ -145,7 +145,7 @@ def _errors(path: Path, doing: str) -> Iterator[None]:
 
 @contextmanager
 def _temporary(path: Path, data: bytes) -> Iterator[Path]:
-    """A file beside `path` that holds `data`, safe on disk. It goes with the block, unless it was renamed."""
+    """A file in the folder of `path` that holds `data`, synced to disk. It is deleted with the block, unless it was renamed."""
     _make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
@@ -173,9 +173,9 @@ def _take_name(temporary: Path, path: Path) -> None:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock. The kernel frees it when the holder dies. Raises StoreError after LOCK_SECONDS."""
+    """Hold the folder's lock, which the kernel frees when the holder dies. Raises StoreError after LOCK_SECONDS."""
     began = time.monotonic()
-    # not to wait for the other end, should a pipe lie there
+    # O_NONBLOCK: a pipe of that name would block
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         while True:
@@ -194,7 +194,7 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it, each safe on disk as the files in it will be."""
+    """Create a folder and its parents, each synced to disk."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -203,7 +203,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename or link in `folder` survive a power cut."""
+    """Sync `folder`, so that a rename or link in it survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

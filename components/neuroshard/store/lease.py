@@ -1,10 +1,9 @@
-"""Who works on something in a store just now: a lease that its holder renews, and that others take over when it has expired.
+"""A lease on something in a store: one holder at a time, who renews it. An expired lease may be taken over.
 
-Ages are by the store's own clock alone, so no machine's clock decides whose work it is.
+Ages are by the store's own clock alone, so no machine's clock decides who holds a lease.
 """
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -12,83 +11,81 @@ from uuid import uuid4
 
 from neuroshard.core.errors import Conflict, NotFound, StoreError
 from neuroshard.core.value import canonical_json
-from neuroshard.store.protocol import Entry, Store
+from neuroshard.store.background import repeating
+from neuroshard.store.protocol import ObjectInfo, Store
 
-LEASE_SECONDS = 600.0  # a holder renews ten times as often: so a store that is away for minutes takes no lease away
+LEASE_SECONDS = 600.0  # a holder renews ten times as often, so a store that is away for minutes costs nobody its lease
 
 
-class Held(StoreError):
-    """Somebody else works on it. The message names the holder."""
+class LeaseHeld(StoreError):
+    """Somebody else holds the lease. The message names the holder."""
 
 
 @contextmanager
 def leased(store: Store, key: str, owner: str, seconds: float = LEASE_SECONDS) -> Iterator[None]:
-    """Hold the lease at `key` while the block runs. Raises Held where another holds it, and StoreError.
+    """Hold the lease at `key` while the block runs. Raises LeaseHeld where another holds it, and StoreError.
 
-    Whoever is killed leaves its lease behind, which anybody may take once it was not renewed for `seconds`. At its end a holder
-    deletes its own lease, never that of whoever took it over.
+    A holder that is killed leaves its lease behind. Anybody may take over a lease that was not renewed for `seconds`. At the
+    end a holder deletes its own lease alone, never one that was taken over.
     """
-    me = uuid4().hex
-    if not _took(store, key, _lease(owner, me, 0)) and not _took_over(store, key, owner, me, seconds):
-        raise Held(f"{store.url}/{key}: {holder(store, key)} is at work on it; what it does is left to it")
-    ended = threading.Event()
+    nonce = uuid4().hex
+    if not _create(store, key, _lease(owner, nonce, 0)) and not _take_over(store, key, owner, nonce, seconds):
+        raise LeaseHeld(f"{store.url}/{key}: {holder(store, key)} is working on it, so this run leaves it alone")
+    renewals = 0
 
     def renew() -> None:
-        count = 0
-        while not ended.wait(seconds / 10):
-            count += 1
-            with suppress(StoreError):  # away for a while; or taken over, which the next renewal sees too
-                data, token = store.read_versioned(key)
-                if _nonce(data) == me:
-                    store.swap(key, _lease(owner, me, count), token)
+        nonlocal renewals
+        renewals += 1
+        with suppress(StoreError):  # the store is away; or the lease was taken over, which the next renewal sees too
+            data, token = store.read_versioned(key)
+            if _nonce(data) == nonce:
+                store.swap(key, _lease(owner, nonce, renewals), token)
 
-    thread = threading.Thread(target=renew, daemon=True)
-    thread.start()
     try:
-        yield
+        with repeating(seconds / 10, renew):
+            yield
     finally:
-        ended.set()
-        thread.join()
-        with suppress(StoreError):  # it expires by itself
-            if _nonce(store.read(key)) == me:
+        with suppress(StoreError):  # it will expire
+            if _nonce(store.read(key)) == nonce:
                 store.delete(key)
 
 
 def holder(store: Store, key: str) -> str:
-    """Who holds, or last held, the lease, in words."""
+    """The holder of a lease, or its last holder, in words."""
     with suppress(StoreError, ValueError, AttributeError):
-        return f"night {json.loads(store.read(key)).get('owner')}"
-    return "another night"
+        return f"nightly run {json.loads(store.read(key)).get('owner')}"
+    return "another nightly run"
 
 
-def expired(store: Store, entry: Entry, seconds: float = LEASE_SECONDS) -> bool:
-    """Has the lease in a listing not been renewed for so long, by the store's clock?"""
+def expired(store: Store, entry: ObjectInfo, seconds: float = LEASE_SECONDS) -> bool:
+    """Whether an object has not changed for so many seconds, by the store's clock."""
     return _age(store, entry) > timedelta(seconds=seconds)
 
 
-def _took(store: Store, key: str, data: bytes) -> bool:
+def _create(store: Store, key: str, data: bytes) -> bool:
     try:
         return store.create(key, data)
     except Conflict:
         return False
 
 
-def _took_over(store: Store, key: str, owner: str, me: str, seconds: float) -> bool:
+def _take_over(store: Store, key: str, owner: str, nonce: str, seconds: float) -> bool:
+    """Take a lease that has expired, or that its holder has just deleted; False where another holds it."""
     try:
         _, token = store.read_versioned(key)
         entry = next((one for one in store.list(key) if one.key == key), None)
         if entry is None or not expired(store, entry, seconds):
-            return entry is None and _took(store, key, _lease(owner, me, 0))
-        store.swap(key, _lease(owner, me, 0), token)
+            return entry is None and _create(store, key, _lease(owner, nonce, 0))
+        store.swap(key, _lease(owner, nonce, 0), token)
         return True
     except NotFound:  # its holder has just ended
-        return _took(store, key, _lease(owner, me, 0))
+        return _create(store, key, _lease(owner, nonce, 0))
     except Conflict:  # another one was faster
         return False
 
 
-def _age(store: Store, entry: Entry) -> timedelta:
-    """How long ago, by the store's clock, which is read off an object that is written for it."""
+def _age(store: Store, entry: ObjectInfo) -> timedelta:
+    """How long ago an object changed, by the store's clock: a scratch object is written to read that clock."""
     probe = f"{entry.key.rpartition('/')[0]}/now-{uuid4().hex}"
     store.create(probe, b"")
     try:
@@ -98,8 +95,8 @@ def _age(store: Store, entry: Entry) -> timedelta:
     return written - entry.modified
 
 
-def _lease(owner: str, me: str, count: int) -> bytes:
-    return canonical_json({"format_version": 1, "owner": owner, "nonce": me, "renewed": count})
+def _lease(owner: str, nonce: str, renewals: int) -> bytes:
+    return canonical_json({"format_version": 1, "owner": owner, "nonce": nonce, "renewed": renewals})
 
 
 def _nonce(data: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Where copies of what a store holds are kept on this machine."""
+"""Where this machine keeps copies of objects of a store."""
 
 import os
 from pathlib import Path

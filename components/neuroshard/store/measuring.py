@@ -1,13 +1,13 @@
-"""The measuring of a kind of hardware as it lies in a store: cases in draws, costs in shares. It outlives publishing.
+"""How a store holds the measuring of a kind of hardware: cases in draws, costs in shares. Publishing deletes none of it.
 
 _measuring/<fingerprint>/<key>/
-    draw-0001/cases/...             what to measure; a later draw adds what a later night asks for
-    draw-0001/costs-1-of-2/...      a share's costs, as `neuroshard measure` writes them
-    draw-0001/ended-1-of-2.json     how a share stands after a run: `left` cases are still to be measured
-    draw-0001/lease-1-of-2.json     who measures it now
-    learned.json                    what the newest cost model was learned from
-    failed.json                     why the last attempt came to nothing
-    aside/...                       what no step could use
+    draw-0001/cases/...             what to measure; a later run that asks for more adds a draw
+    draw-0001/costs-1-of-2/...      the costs of a share, as `neuroshard measure` writes them
+    draw-0001/ended-1-of-2.json     how many cases of a share were `left` to measure after its last run
+    draw-0001/lease-1-of-2.json     which run measures the share now
+    learned.json                    which costs the newest cost model was learned from
+    failed.json                     why the last attempt failed
+    aside/...                       objects that no step could use
 """
 
 import re
@@ -19,14 +19,14 @@ from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError
 from neuroshard.core.value import canonical_json, decode_json, sha256
 from neuroshard.store.folders import delete_folder, patiently
 from neuroshard.store.lease import expired
-from neuroshard.store.protocol import Entry, Store
+from neuroshard.store.protocol import ObjectInfo, Store
 
 LEARNED, FAILED = "learned.json", "failed.json"
-TRIES = 5  # of a write that somebody else's comes before
+TRIES = 5  # of a write that meets another one
 
 
 class Share(NamedTuple):
-    """A share of a draw, from its name: costs-2-of-4."""
+    """A share of a draw, named as in costs-2-of-4."""
 
     draw: int
     number: int
@@ -50,22 +50,27 @@ def cases_of(draw: int) -> str:
 
 
 class Measuring(NamedTuple):
-    """A listing of a work's folder: its draws, the shares that have costs, and the newest change of each."""
+    """What the folder of a work holds.
+
+    `draws` are the numbers of complete draws. `shares` maps each share with costs to the object of it that changed last,
+    `begun` to its costs.json, `leases` to its lease. `ended` are the shares with a record of their last run. `others` are the
+    names of all other objects.
+    """
 
     draws: tuple[int, ...]
-    shares: dict[Share, Entry]  # with the object that changed last
-    begun: dict[Share, Entry]  # with its costs.json
+    shares: dict[Share, ObjectInfo]
+    begun: dict[Share, ObjectInfo]
     ended: tuple[Share, ...]
-    leases: dict[Share, Entry]
+    leases: dict[Share, ObjectInfo]
     others: frozenset[str]
 
 
 def measuring(store: Store, folder: str) -> Measuring:
-    """What is there under a work's folder. Raises StoreError."""
+    """List the folder of a work. Raises StoreError."""
     draws: set[int] = set()
-    shares: dict[Share, Entry] = {}
-    begun: dict[Share, Entry] = {}
-    leases: dict[Share, Entry] = {}
+    shares: dict[Share, ObjectInfo] = {}
+    begun: dict[Share, ObjectInfo] = {}
+    leases: dict[Share, ObjectInfo] = {}
     ended: list[Share] = []
     others: set[str] = set()
     for entry in patiently(lambda: store.list(f"{folder}/")):
@@ -96,7 +101,7 @@ def measuring(store: Store, folder: str) -> Measuring:
 
 
 def read_record(store: Store, key: str) -> dict[str, Any] | None:
-    """A small JSON object; None where there is none that can be read: it only saves work."""
+    """A small JSON object; None where it is missing or cannot be read, since a record only saves work."""
     try:
         raw = decode_json(patiently(lambda: store.read(key)), f"{store.url}/{key}")
     except (NotFound, InvalidInput):
@@ -105,7 +110,7 @@ def read_record(store: Store, key: str) -> dict[str, Any] | None:
 
 
 def write_record(store: Store, key: str, fields: dict[str, Any]) -> None:
-    """Put a small JSON object in place of whatever is there. Raises StoreError."""
+    """Write a small JSON object over whatever is there. Raises StoreError."""
     data = canonical_json({"format_version": 1, **fields})
     for left in reversed(range(TRIES)):
         try:
@@ -127,7 +132,7 @@ def _put(store: Store, key: str, data: bytes) -> None:
 
 
 def left_of(store: Store, folder: str, draw: int, of: int, ended: tuple[Share, ...]) -> int | None:
-    """How many cases of a draw that is measured in `of` shares are left; None where a share has never come to its end."""
+    """How many cases of a draw, measured in `of` shares, are left; None where a share was never run to its end."""
     total = 0
     for number in range(1, of + 1):
         share = Share(draw, number, of)
@@ -140,15 +145,15 @@ def left_of(store: Store, folder: str, draw: int, of: int, ended: tuple[Share, .
 
 
 def set_aside(store: Store, folder: str, name: str, why: str) -> None:
-    """Move `name` under a work's folder out of the way, to aside/, with a note on stderr. Raises StoreError.
+    """Move the objects under `name` in the folder of a work to aside/, with a note on stderr. Raises StoreError.
 
-    What was set aside there under this name before is replaced.
+    They replace what was set aside under this name before.
     """
-    log(f"note: {store.url}/{folder}/{name}: set aside in {folder}/aside, for {why}")
+    log(f"note: {store.url}/{folder}/{name}: set aside in {folder}/aside: {why}")
     delete_folder(store, f"{folder}/aside/{name}")
     for entry in patiently(lambda: store.list(f"{folder}/{name}/")):
         kept = f"{folder}/aside/{entry.key.removeprefix(f'{folder}/')}"
-        with suppress(NotFound, InvalidInput):  # gone, or too large to be one of ours
+        with suppress(NotFound, InvalidInput):  # deleted since, or too large to be ours
             data = patiently(lambda key=entry.key: store.read(key))  # type: ignore[misc]
             with suppress(Conflict):
                 patiently(lambda kept=kept, data=data: store.create(kept, data))  # type: ignore[misc]
@@ -156,28 +161,28 @@ def set_aside(store: Store, folder: str, name: str, why: str) -> None:
 
 
 def set_aside_share(store: Store, folder: str, share: Share, why: str) -> None:
-    """Set a share's costs aside; its cases are then measured again."""
+    """Set the costs of a share aside, so that its cases are measured again."""
     set_aside(store, folder, share.costs, why)
     patiently(lambda: store.delete(f"{folder}/{share.ended}"))
 
 
 def age_out(store: Store, folder: str, oldest_seconds: float) -> None:
-    """Set aside the costs that were begun longer ago, by the store's clock, so that their cases are measured anew."""
+    """Set aside the costs that were begun more than `oldest_seconds` ago, so that their cases are measured again."""
     for share, entry in measuring(store, folder).begun.items():
         if expired(store, entry, oldest_seconds):
             set_aside_share(store, folder, share, "it is older than max_age allows")
 
 
 def costs_digest(store: Store, folder: str) -> str:
-    """Changes when costs come or go."""
+    """A digest that changes when costs are added or removed."""
     entries = patiently(lambda: store.list(f"{folder}/draw-"))
     return sha256(canonical_json([[one.key, one.size] for one in entries if "/costs-" in one.key]))
 
 
 def note_failure(store: Store, folder: str, step: str, why: str) -> None:
-    """Write down why this attempt came to nothing, for the end of the night and for the next. It never raises."""
-    log(f"note: {step} came to nothing: {why}")
+    """Record why this attempt failed, for the end of this run and for the next run. Never raises."""
+    log(f"note: {step} failed: {why}")
     try:
         write_record(store, f"{folder}/{FAILED}", {"step": step, "why": why})
     except StoreError as error:
-        log(f"note: that could not be written down: {error}")
+        log(f"note: the failure could not be recorded: {error}")

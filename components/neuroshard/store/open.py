@@ -12,7 +12,7 @@ BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 
 def open_store(url: str, *, single_writer: bool = False) -> Store:
-    """The store at `url`; nothing is asked of it yet. boto3 is imported only for an s3 URL. Raises UsageError.
+    """The store at `url`, without a request to it yet. boto3 is imported only for an s3 URL. Raises UsageError.
 
     `single_writer` declares that nobody else writes there, for an S3 store that ignores conditional writes.
     """

@@ -1,4 +1,4 @@
-"""What a store can do. Any object with these methods is one: a folder, a bucket, a dict in a test."""
+"""The interface of a store. Any object with these methods is a store: a folder, a bucket, a dict in a test."""
 
 from datetime import datetime
 from typing import NamedTuple, Protocol
@@ -10,8 +10,8 @@ MAX_BYTES = (
 )  # of one object. A plan of 2,000 tables in 4,000 shards has 1 MiB; hostile JSON takes 35 times its size
 
 
-class Entry(NamedTuple):
-    """An object as a listing tells of it. `modified` is by the store's own clock."""
+class ObjectInfo(NamedTuple):
+    """One object of a listing. `modified` is by the store's own clock."""
 
     key: str
     size: int
@@ -19,10 +19,10 @@ class Entry(NamedTuple):
 
 
 class Store(Protocol):
-    """Objects under keys (`ads-ranker/live.json`), each read and written whole.
+    """Objects under keys such as `ads-ranker/live.json`. Each object is read and written as a whole.
 
-    A key is checked by `check_key`, and no key is also the folder of another. Every method raises StoreError in one line
-    that names the key.
+    Every key passes `check_key`, and no key is also the folder of another. Every method raises StoreError, in one line that
+    names the key.
     """
 
     @property
@@ -31,7 +31,7 @@ class Store(Protocol):
 
     @property
     def identity(self) -> str:
-        """What tells it from every other store, for a cache's key; not to be shown."""
+        """A text that no other store has, for a cache's key. It is not for showing."""
 
     def read(self, key: str, max_bytes: int = MAX_BYTES) -> bytes:
         """The object. Raises NotFound, and InvalidInput where it is larger than `max_bytes`."""
@@ -45,20 +45,20 @@ class Store(Protocol):
     def swap(self, key: str, data: bytes, expected: str | None) -> None:
         """Replace the object if its token still is `expected` (None: if it does not exist). Raises Conflict if not."""
 
-    def list(self, prefix: str) -> tuple[Entry, ...]:
-        """All objects whose key starts with `prefix`, sorted by key; but for those that `check_key` refuses. None is no error."""
+    def list(self, prefix: str) -> tuple[ObjectInfo, ...]:
+        """All objects whose key starts with `prefix`, sorted by key. Keys that `check_key` refuses are left out."""
 
     def delete(self, key: str) -> None:
-        """Remove the object. It need not be there."""
+        """Delete the object. It is no error if it does not exist."""
 
     def clock(self) -> datetime:
-        """What time it is by the store's own clock, which `modified` is by: this machine's may be hours off."""
+        """The time by the store's own clock, as in `modified`: this machine's clock may be hours off."""
 
 
 def check_key(key: str) -> str:
-    """`key`, if it is safe in a folder as well as in a bucket. Raises UsageError.
+    """Return `key`, if it is safe both in a folder and in a bucket. Raises UsageError.
 
-    Segments that start with a dot are left to the stores' own scratch files.
+    Segments that start with a dot are reserved for the stores' own scratch files.
     """
     segments = key.split("/")
     if any(not segment or segment.startswith(".") for segment in segments):
@@ -71,7 +71,7 @@ def check_key(key: str) -> str:
 
 
 def is_key(text: str) -> bool:
-    """Whether `check_key` lets it pass."""
+    """Whether `check_key` accepts it."""
     try:
         check_key(text)
     except UsageError:

@@ -1,29 +1,29 @@
-"""A model's plans and releases in a store (line.py), as deployers and trainers read them.
+"""A model's plans in a store: their release track (track.py), as deployers and trainers read it.
 
 <model>/plans/<sha256>.json        a plan, written once under the digest of its bytes
-<model>/decisions/<time>-….json    a Refusal: a plan that was not let through, and why
+<model>/decisions/<time>-….json    a Refusal: a plan that the gate did not let through, and why
 """
 
 import re
 from typing import NamedTuple
 
-from neuroshard.core.errors import UsageError
+from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import HARDWARE, MODEL_NAME, Refusal, Release
 from neuroshard.store.protocol import Store
-from neuroshard.store.track import MAX_RELEASE_BYTES, Files, Line, Live, read_artifact, read_past, read_pointer
+from neuroshard.store.track import MAX_RELEASE_BYTES, Files, Live, ReleaseTrack, read_artifact, read_past, read_pointer
 
 
 class Published(NamedTuple):
-    """A plan with the very bytes that its digest is of: those of another version need not be those we would write."""
+    """A plan, and the bytes that its digest is of. Another version may have written other bytes than this one would."""
 
     plan: Plan
     data: bytes
 
 
-def plans_of(model: str) -> Line[Release]:
-    """Where the plans of a model lie. Raises UsageError for a name that cannot be a model's."""
-    return Line(check_model(model), Release, ("plans/{}.json",), _plan, "plan", "deploy")
+def plans_of(model: str) -> ReleaseTrack[Release]:
+    """The release track of a model's plans. Raises UsageError for an invalid name of a model."""
+    return ReleaseTrack(check_model(model), Release, ("plans/{}.json",), _plan, "plan", "deploy")
 
 
 def plan_key(model: str, digest: str) -> str:
@@ -39,15 +39,15 @@ def release_key(model: str, number: int) -> str:
 
 
 def refusal_key(refusal: Refusal) -> str:
-    """Sorts by time; the same refusal in the same second has the same key."""
+    """The key of a refusal. Keys sort by time; the same refusal in the same second has the same key."""
     moment = refusal.time.replace("-", "").replace(":", "")
     return f"{check_model(refusal.model)}/decisions/{moment}-{refusal.digest()[:16]}.json"
 
 
 def check_model(model: str) -> str:
-    """`model`, if it can be a folder's name. Raises UsageError."""
+    """Return `model`, if it can be the name of a folder. Raises UsageError."""
     if model == HARDWARE:
-        raise UsageError(f"{HARDWARE!r} is not a usable model name: cost models lie under it; choose another")
+        raise UsageError(f"{HARDWARE!r} is not a usable model name: it is the folder of cost models; choose another")
     if not re.fullmatch(MODEL_NAME, model):
         raise UsageError(
             f"{model[:120]!r} is not a usable model name; write letters, digits, '.', '_' and '-', at most 100, the first "
@@ -67,7 +67,7 @@ def read_release(store: Store, model: str, number: int) -> Release:
 
 
 def read_plan(store: Store, model: str, digest: str) -> Plan:
-    """A plan, its digest checked before anything in it is believed. Raises NotFound, InvalidInput or NewerFormat."""
+    """A plan, parsed after its digest was checked. Raises NotFound, InvalidInput or NewerFormat."""
     return read_published(store, model, digest).plan
 
 
@@ -77,14 +77,22 @@ def read_published(store: Store, model: str, digest: str) -> Published:
     return Published(plan, files[plan_key(model, digest)])
 
 
+def live_plan(live: Live[Release] | None, store: Store) -> Plan | None:
+    """The plan that a live pointer names. None without a pointer, or where its plan cannot be read."""
+    try:
+        return read_plan(store, live.release.model, live.release.plan_digest) if live else None
+    except (NotFound, InvalidInput):
+        return None
+
+
 def read_refusals(store: Store, model: str) -> tuple[Refusal, ...]:
-    """The refusals of a model, newest first. Raises InvalidInput or NewerFormat for one that is broken."""
-    line = plans_of(model)
+    """The refusals of a model, newest first. Raises InvalidInput or NewerFormat where one is broken."""
+    track = plans_of(model)
     entries = store.list(f"{model}/decisions/")
     return tuple(
         Refusal.from_json(store.read(entry.key, MAX_RELEASE_BYTES), f"{store.url}/{entry.key}")
         for entry in reversed(entries)
-        if line.is_record(entry.key)
+        if track.is_record(entry.key)
     )
 
 

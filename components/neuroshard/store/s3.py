@@ -1,8 +1,8 @@
-"""A store in an S3 bucket, AWS's or any other that speaks its protocol. With s3_errors.py the only importer of boto3.
+"""A store in an S3 bucket, AWS's or any other that speaks its protocol. Only this file and s3_errors.py import boto3.
 
 Endpoint, region, profile and credentials come from boto3's own chain: AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, a web
-identity … An endpoint of one's own is addressed path-style. Encryption is the bucket's default; where a bucket's policy wants
-it named in every write, NEUROSHARD_SSE_KMS_KEY is the key's id, ARN or alias.
+identity … Objects are encrypted as the bucket's default says. Where a bucket's policy requires every write to name a key,
+NEUROSHARD_SSE_KMS_KEY is the key's id, ARN or alias.
 """
 
 import base64
@@ -25,14 +25,14 @@ from urllib3.exceptions import HTTPError
 
 from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound, StoreError
 from neuroshard.store.deadline import too_late, within
-from neuroshard.store.protocol import MAX_BYTES, Entry, check_key, is_key
-from neuroshard.store.s3_errors import ATTEMPTS, BROKEN_OFF, Busy, told
+from neuroshard.store.protocol import MAX_BYTES, ObjectInfo, check_key, is_key
+from neuroshard.store.s3_errors import ATTEMPTS, BROKEN_OFF, Busy, request_errors
 
-# For a request with all its attempts, which take 95 s if each of them hangs: read_timeout starts anew with every byte that
-# trickles in, and a credential_process may never end.
+# For a request with all its attempts, which take 95 s if each of them hangs. boto3's own limits do not suffice: read_timeout
+# restarts with every byte, and a credential_process may never end.
 REQUEST_SECONDS = 120.0
-MAX_PAGES = 10_000  # of one listing, up to 1,000 objects each; a night's work has thousands of objects
-BUSY_SECONDS = 0.2  # after an answer that another write of the key is under way
+MAX_PAGES = 10_000  # of one listing, up to 1,000 objects each; a nightly run writes thousands of objects
+BUSY_SECONDS = 0.2  # to wait where another write of the key is under way
 CONFIG = Config(
     connect_timeout=5,
     read_timeout=20,
@@ -43,9 +43,9 @@ CONFIG = Config(
 )
 
 
-# At DEBUG these write credentials into the log, session tokens and answers of STS whole, and botocore.credentials warns with the
-# URL of an endpoint, its password included, of what we tell without. A root logger at DEBUG is no wish for that; who wants it
-# sets their level by name.
+# At DEBUG these loggers write credentials, session tokens and whole answers of STS into the log, and botocore.credentials warns
+# with the URL of an endpoint, including its password. A root logger at DEBUG must not cause that; a user who wants it sets the
+# level of a logger by name.
 CHATTY = {
     "boto3": logging.INFO,
     "botocore": logging.INFO,
@@ -57,10 +57,10 @@ T = TypeVar("T")
 
 
 class S3Store:
-    """Objects under `s3://bucket/prefix`. Tokens are ETags, which say that an object changed, never what it holds.
+    """Objects under `s3://bucket/prefix`. Tokens are ETags, which show that an object has changed.
 
-    Before its first write the store is probed: one that ignores conditional writes is refused, unless the caller declares
-    with `single_writer` that nobody else writes. Then a write looks first, and overwrites without a condition.
+    The first write probes the store: a store that ignores conditional writes is refused. With `single_writer` the caller
+    declares that nobody else writes; then a write first compares the token, and overwrites without a condition.
     """
 
     def __init__(self, bucket: str, prefix: str = "", *, single_writer: bool = False) -> None:
@@ -99,11 +99,11 @@ class S3Store:
             answer = self.client.get_object(Bucket=self.bucket, Key=full)
             with closing(answer["Body"]) as body:
                 if "ETag" not in answer:
-                    raise StoreError(f"{self.url}/{key}: the store's answer has no ETag, by which a change is told")
+                    raise StoreError(f"{self.url}/{key}: the store's answer has no ETag, which shows changes")
                 return self._body(key, body, max_bytes), answer["ETag"]
 
         def get_whole() -> tuple[bytes, str]:
-            for _ in range(1, ATTEMPTS):  # boto3 retries until the headers are there, not when the body breaks off
+            for _ in range(1, ATTEMPTS):  # boto3 does not retry where the body breaks off
                 try:
                     return get()
                 except BROKEN_OFF:
@@ -133,8 +133,8 @@ class S3Store:
     def swap(self, key: str, data: bytes, expected: str | None) -> None:
         self._write(key, data, expected)
 
-    def list(self, prefix: str) -> tuple[Entry, ...]:
-        entries: list[Entry] = []
+    def list(self, prefix: str) -> tuple[ObjectInfo, ...]:
+        entries: list[ObjectInfo] = []
         with self._errors(prefix):
             paginator = self.client.get_paginator("list_objects_v2")
             pages = iter(paginator.paginate(Bucket=self.bucket, Prefix=self._full(prefix)))
@@ -150,13 +150,11 @@ class S3Store:
                     if not found["Key"].startswith(self._full(prefix)):
                         raise ValueError(found["Key"])
                     key = found["Key"].removeprefix(self._full(""))
-                    if not is_key(
-                        key
-                    ):  # not ours, and it may lead out of a folder: "a/../../b", or a console's "folder/"
+                    if not is_key(key):  # not ours, and unsafe as a path: "a/../../b", or a console's "folder/"
                         continue
                     if found["LastModified"].tzinfo is None:
                         raise ValueError(found["LastModified"])
-                    entries.append(Entry(key, found["Size"], found["LastModified"]))
+                    entries.append(ObjectInfo(key, found["Size"], found["LastModified"]))
         return tuple(sorted(entries))
 
     def delete(self, key: str) -> None:
@@ -165,7 +163,7 @@ class S3Store:
             self._in_time(key, delete)
 
     def clock(self) -> datetime:
-        """The Date of an answer."""
+        """The Date header of an answer."""
         ask = partial(self.client.list_objects_v2, Bucket=self.bucket, Prefix=self._full(""), MaxKeys=1)
         with self._errors(""):
             headers = self._in_time("", ask)["ResponseMetadata"]["HTTPHeaders"]
@@ -175,14 +173,14 @@ class S3Store:
             return now
 
     def _in_time(self, key: str, ask: Callable[[], T]) -> T:
-        """What a request gives or raises, or Unreachable when it has taken too long in all."""
+        """Return or raise what a request does. Raises Unreachable after REQUEST_SECONDS."""
 
         def asked() -> T:
             try:
                 return ask()
             except (NeuroshardError, BotoCoreError, ClientError, HTTPError, OSError, RecursionError):
                 raise
-            except Exception as error:  # botocore answers for no more: an answer that is not S3's may be a TypeError
+            except Exception as error:  # an answer that is not S3's may end in a TypeError in botocore
                 raise ValueError(f"{type(error).__name__} of boto3") from error
 
         return within(REQUEST_SECONDS, f"{self.url}/{key}", asked, place=f"requests to {self.identity}")
@@ -195,14 +193,14 @@ class S3Store:
         began = time.monotonic()
         while chunk := body.read(2**14):
             data += chunk
-            if time.monotonic() - began > REQUEST_SECONDS:  # who waited has left, and nothing else ends this thread
+            if time.monotonic() - began > REQUEST_SECONDS:  # the caller has given up, and nothing else ends this thread
                 raise too_late(f"{self.url}/{key}", REQUEST_SECONDS)
             if len(data) > max_bytes:
                 raise InvalidInput(f"{self.url}/{key}: more than the {max_bytes:,} bytes that it may have")
         return bytes(data)
 
     def _write(self, key: str, data: bytes, expected: str | None) -> None:
-        """Put the object if its token still is `expected`, or if there is none. Raises Conflict if not."""
+        """Put the object if its token still is `expected` (None: if it does not exist). Raises Conflict if not."""
         self._probe_once(key)
         if self.single_writer:
             if self._token(key) != expected:
@@ -222,7 +220,7 @@ class S3Store:
     def _put(self, key: str, data: bytes, **condition: str) -> None:
         md5 = base64.b64encode(
             hashlib.md5(data, usedforsecurity=False).digest()
-        ).decode()  # damage on the way is refused
+        ).decode()  # the store refuses a damaged body
         put = partial(
             self.client.put_object,
             Bucket=self.bucket,
@@ -237,20 +235,20 @@ class S3Store:
                 with self._errors(key, has_condition=bool(condition)):
                     self._in_time(key, put)
                 return
-            except Busy:  # by the same condition again, which fails if the other write came through
+            except Busy:  # the same condition fails now if the other write succeeded
                 if attempt == ATTEMPTS - 1:
                     raise
                 time.sleep(BUSY_SECONDS * 2**attempt)
 
     def _probe_once(self, key: str) -> None:
-        """Raise StoreError unless the store refuses a second creation, and a swap of what has changed.
+        """Raise StoreError unless the store refuses to create an object twice, and to swap an object that has changed.
 
-        The scratch object lies beside the first key that is written, where the credentials may write; it stays.
+        The scratch object is in the folder of the first key that is written, where the credentials allow writes. It stays.
         """
         if self.probed:
             return
         scratch = f"{key.partition('/')[0]}/probe"
-        self._refuses(scratch, IfNoneMatch="*")  # may be the first to create it
+        self._refuses(scratch, IfNoneMatch="*")  # the scratch object exists after this
         for condition in ({"IfNoneMatch": "*"}, {"IfMatch": '"00000000000000000000000000000000"'}):
             if not self._refuses(scratch, **condition):
                 raise StoreError(
@@ -267,4 +265,4 @@ class S3Store:
         return False
 
     def _errors(self, key: str, has_condition: bool = False) -> AbstractContextManager[None]:
-        return told(f"{self.url}/{key}", self.client.meta.endpoint_url, has_condition)
+        return request_errors(f"{self.url}/{key}", self.client.meta.endpoint_url, has_condition)

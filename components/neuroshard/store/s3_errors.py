@@ -1,4 +1,7 @@
-"""What boto3's exceptions and an S3 store's error statuses mean, in one line, without their texts, which may quote a secret."""
+"""boto3's exceptions and an S3 store's error statuses -> our errors, in one line.
+
+The texts of boto3's exceptions are left out, because they may quote secrets.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,20 +27,20 @@ from neuroshard.core.text import one_line
 
 ATTEMPTS = 4  # boto3's "standard" mode: again after 500, 502, 503, 504, throttling and timeouts; never after 403 or 404
 
-# What an error code means where its status does not say it.
+# Error codes that say more than the status does.
 EXPIRED = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "ExpiredTokenException"}
 PASSING = {"RequestTimeout", "RequestTimeoutException", "SlowDown", "Throttling", "ThrottlingException", "BadDigest"}
-# urllib3's own where it breaks off in an error's text
+# urllib3's own error is raised where the text of an error breaks off
 BROKEN_OFF = (IncompleteReadError, ResponseStreamingError, HTTPError)
 
 
 class Busy(Conflict):
-    """409: another write of the key is under way. Nothing was written, and nothing is known of its end."""
+    """409: another write of the key is under way. Nothing was written, and the end of the other write is not known."""
 
 
 @contextmanager
-def told(where: str, endpoint_url: str, has_condition: bool = False) -> Iterator[None]:
-    """Turn what goes wrong with a request for `where` (s3://bucket/key) into a StoreError. A write may have a condition."""
+def request_errors(where: str, endpoint_url: str, has_condition: bool = False) -> Iterator[None]:
+    """Turn an error of a request for `where` (s3://bucket/key) into a StoreError. `has_condition`: it is a conditional write."""
     try:
         yield
     except ClientError as error:
@@ -56,7 +59,7 @@ def told(where: str, endpoint_url: str, has_condition: bool = False) -> Iterator
         ) from None
     except RecursionError:  # boto3 asks for the bucket's region, is redirected, asks for the bucket's region, …
         raise StoreError(f"{where}: the store redirects in a circle; check AWS_REGION and AWS_ENDPOINT_URL") from None
-    except OSError as error:  # boto3 reads a token, a certificate or what a credential_process names
+    except OSError as error:  # boto3 reads a token, a certificate or a credential_process
         raise StoreError(
             f"{where}: boto3 cannot read {error.filename or 'a file of its configuration'} ({type(error).__name__}); check "
             "AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CA_BUNDLE and the AWS configuration files"
@@ -65,14 +68,14 @@ def told(where: str, endpoint_url: str, has_condition: bool = False) -> Iterator
         BotoCoreError,
         LookupError,
         ValueError,
-    ) as error:  # an answer that is not S3's, or was damaged on its way
+    ) as error:  # an answer that is not S3's, or was damaged
         raise StoreError(
             f"{where}: the store's answer makes no sense ({type(error).__name__}); is AWS_ENDPOINT_URL that of an S3 store?"
         ) from None
 
 
 def _answered(error: ClientError, where: str, host: str, has_condition: bool) -> StoreError:
-    """What an error status of the store means."""
+    """The error that a status of the store means."""
     status = error.response["ResponseMetadata"]["HTTPStatusCode"]
     bucket = "/".join(where.split("/")[:3])
     code = one_line(error.response["Error"].get("Code", "without a code"), 60)

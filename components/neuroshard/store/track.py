@@ -1,9 +1,8 @@
-"""How the releases of one name lie in a store, whatever it is that goes live: a model's plans, or a hardware's cost models.
+"""A release track: the sequence of releases of one name in a store, of a model's plans or of a hardware's cost models.
 
-<name>/live.json                  the live release: the one object that is ever replaced
-<name>/releases/<number>.json     the live.json of each release, written once; all before the live one are there, but for
-                                  those that `gc` took
-<name>/condemned/<time>-….json    what a `gc` is about to delete; it goes when that is done
+<name>/live.json                  the live release: the only object that is ever replaced
+<name>/releases/<number>.json     the live.json of each release, written once; `gc` deletes old ones
+<name>/condemned/<time>-….json    what a `gc` is about to delete; it is deleted last
 <name>/…<sha256>…                 an artifact: one file or more, written once under the digest of the last of them
 """
 
@@ -19,19 +18,19 @@ from neuroshard.core.value import sha256
 from neuroshard.store.protocol import Store
 
 MAX_RELEASE_BYTES = 64 * 2**10
-MAX_ARTIFACT_BYTES = (
-    16 * 2**20
-)  # a plan of 2,000 tables in 4,000 shards has 1 MiB; hostile JSON takes 35 times its size
+# A plan of 2,000 tables in 4,000 shards has 1 MiB. Decoded, hostile JSON takes 35 times its size.
+MAX_ARTIFACT_BYTES = 16 * 2**20
 R = TypeVar("R", bound=Pointer)
 Files = Mapping[str, bytes]  # key -> bytes, in the order in which they are written
 
 
 @dataclass(frozen=True)
-class Line(Generic[R]):
-    """Releases of `name`. An artifact lies in `patterns`, {} being its digest, which is the sha256 of the last one's bytes.
+class ReleaseTrack(Generic[R]):
+    """The releases of `name`, and where their artifacts are.
 
-    `parse(files, where)` is the value of an artifact whose digest is right, or raises InvalidInput. `noun` is what an artifact
-    is called, `verb` the command that puts one live.
+    `patterns` are the names of an artifact's files, with {} for its digest, which is the sha256 of the last file.
+    `parse(files, where)` returns the value of an artifact whose digest was checked, or raises InvalidInput. `noun` names an
+    artifact in messages, `verb` is the command that makes one live.
     """
 
     name: str
@@ -53,13 +52,13 @@ class Line(Generic[R]):
         return f"{self.name}/releases/{number:08d}.json"
 
     def number_of(self, key: str) -> int | None:
-        """The number of the release that an object of the history is; None where it is none: then it is not ours."""
+        """The number of the release that the object at `key` holds; None where it is no release."""
         stem = key.removeprefix(f"{self.name}/releases/").removesuffix(".json")
         number = int(stem) if re.fullmatch("[0-9]{8,}", stem) else 0
         return number if number and key == self.release_key(number) else None
 
     def is_record(self, key: str) -> bool:
-        """Whether an object is named as marks and refusals are, by its time and 16 digits."""
+        """Whether `key` has the form of a mark or a refusal: a time and 16 hex digits."""
         folders = rf"{re.escape(self.name)}/(condemned|decisions)"
         return re.fullmatch(rf"{folders}/[0-9]{{8}}T[0-9]{{6}}Z-[0-9a-f]{{16}}\.json", key) is not None
 
@@ -67,7 +66,7 @@ class Line(Generic[R]):
         return tuple(f"{self.name}/{pattern.format(digest)}" for pattern in self.patterns)
 
     def digest_of(self, key: str) -> str | None:
-        """The digest of the artifact that an object belongs to; None where it is no artifact's."""
+        """The digest of the artifact that the object at `key` belongs to; None where it belongs to none."""
         found = self._artifact.fullmatch(key)
         return next(filter(None, found.groups()), None) if found else None
 
@@ -78,7 +77,7 @@ class Line(Generic[R]):
 
 
 class Live(NamedTuple, Generic[R]):
-    """A live pointer as it was read: its value, its bytes, and the token with which it can be swapped."""
+    """A live pointer as it was read: its value, its bytes, and the token for swapping it."""
 
     release: R
     data: bytes
@@ -86,102 +85,104 @@ class Live(NamedTuple, Generic[R]):
 
 
 class Artifact(NamedTuple):
-    """An artifact with its very bytes: those of another version need not be those that we would write."""
+    """An artifact and its bytes. Another version may have written other bytes than this one would."""
 
     digest: str
     files: Files
     value: Any
 
 
-def read_pointer(store: Store, line: Line[R]) -> Live[R]:
+def read_pointer(store: Store, track: ReleaseTrack[R]) -> Live[R]:
     """The live pointer. Raises NotFound where nothing was ever live, and InvalidInput or NewerFormat."""
     try:
-        data, token = store.read_versioned(line.live_key, MAX_RELEASE_BYTES)
-        return Live(_release(data, store, line.live_key, line), data, token)
+        data, token = store.read_versioned(track.live_key, MAX_RELEASE_BYTES)
+        return Live(_release(data, store, track.live_key, track), data, token)
     except NotFound as error:
         raise NotFound(
-            f"{error}; has a {line.noun} of {line.name!r} been deployed there (`neuroshard {line.verb}`)?"
+            f"{error}; has a {track.noun} of {track.name!r} been deployed there (`neuroshard {track.verb}`)?"
         ) from None
     except NewerFormat:
         raise
     except InvalidInput as error:
         raise InvalidInput(
-            f"{error}; if that is what the store holds, put the newest file of {line.name}/releases/ in its place"
+            f"{error}; if that is what the store holds, put the newest file of {track.name}/releases/ in its place"
         ) from None
 
 
-def live_or_none(store: Store, line: Line[R]) -> Live[R] | None:
+def live_or_none(store: Store, track: ReleaseTrack[R]) -> Live[R] | None:
     """The live pointer, or None where nothing was ever live."""
     try:
-        return read_pointer(store, line)
+        return read_pointer(store, track)
     except NotFound:
         return None
 
 
-def read_past(store: Store, line: Line[R], number: int) -> R:
+def read_past(store: Store, track: ReleaseTrack[R], number: int) -> R:
     """A release from the history. Raises NotFound, InvalidInput or NewerFormat."""
-    key = line.release_key(number)
+    key = track.release_key(number)
     try:
-        release = _release(store.read(key, MAX_RELEASE_BYTES), store, key, line)
+        release = _release(store.read(key, MAX_RELEASE_BYTES), store, key, track)
     except NotFound as error:
         raise NotFound(
-            f"{error}; `neuroshard gc` may have taken it: make a {line.noun} that is still there live with promote"
+            f"{error}; `neuroshard gc` may have taken it: make a {track.noun} that is still there live with promote"
         ) from None
     if release.number != number:
         raise InvalidInput(f"{store.url}/{key}: holds release {release.number}")
     return release
 
 
-def history(store: Store, line: Line[R]) -> list[int]:
+def history(store: Store, track: ReleaseTrack[R]) -> list[int]:
     """The numbers of the releases in the history, ascending."""
-    folder = line.release_key(1).rpartition("/")[0] + "/"
-    return sorted(number for entry in store.list(folder) if (number := line.number_of(entry.key)))
+    folder = track.release_key(1).rpartition("/")[0] + "/"
+    return sorted(number for entry in store.list(folder) if (number := track.number_of(entry.key)))
 
 
-def all_releases(store: Store, line: Line[R]) -> tuple[R, ...]:
+def all_releases(store: Store, track: ReleaseTrack[R]) -> tuple[R, ...]:
     """Every release, newest first, so the live one is the first. Raises NotFound where there is none."""
-    live = read_pointer(store, line).release
-    # a newer one can have come since live.json was read; the live one may not be in the history yet
-    older = [number for number in reversed(history(store, line)) if number < live.number]
-    return (live, *(read_past(store, line, number) for number in older))
+    live = read_pointer(store, track).release
+    # a newer release may have come since live.json was read, and the live one may not be in the history yet
+    older = [number for number in reversed(history(store, track)) if number < live.number]
+    return (live, *(read_past(store, track, number) for number in older))
 
 
-def read_artifact(store: Store, line: Line[R], digest: str) -> Artifact:
-    """An artifact, its digest checked before anything in it is believed. Raises NotFound, InvalidInput or NewerFormat."""
+def read_artifact(store: Store, track: ReleaseTrack[R], digest: str) -> Artifact:
+    """An artifact, parsed after its digest was checked. Raises NotFound, InvalidInput or NewerFormat."""
     try:
-        files = {key: store.read(key, MAX_ARTIFACT_BYTES) for key in line.keys(digest)}
+        files = {key: store.read(key, MAX_ARTIFACT_BYTES) for key in track.keys(digest)}
     except NotFound as error:
         raise NotFound(
-            f"{error}: the {line.noun} was deleted there; `neuroshard {line.verb}` it again, or promote another"
+            f"{error}: the {track.noun} was deleted there; `neuroshard {track.verb}` it again, or promote another"
         ) from None
     key, data = list(files.items())[-1]
     where = f"{store.url}/{key}"
     if sha256(data) != digest:
         raise InvalidInput(
-            f"{where}: its {len(data):,} bytes have sha256 {sha256(data)[:12]}…, so it is not the {line.noun} that was "
-            f"deployed; it is cut off or was changed: delete it and {line.verb} the {line.noun} again"
+            f"{where}: its {len(data):,} bytes have sha256 {sha256(data)[:12]}…, so it is not the {track.noun} that was "
+            f"deployed; it is cut off or was changed: delete it and {track.verb} the {track.noun} again"
         )
-    return Artifact(digest, files, line.parse(files, where))
+    return Artifact(digest, files, track.parse(files, where))
 
 
-def find_artifact(store: Store, line: Line[R], prefix: str) -> str:
+def find_artifact(store: Store, track: ReleaseTrack[R], prefix: str) -> str:
     """The digest of the artifact that begins with `prefix`, at least 8 hex digits. Raises NotFound, UsageError."""
     if not re.fullmatch(r"[0-9a-f]{8,64}", prefix):
         raise UsageError(
-            f"{prefix[:80]!r} is not a {line.noun}'s digest; give at least 8 of its hex digits, as `releases` shows them"
+            f"{prefix[:80]!r} is not a {track.noun}'s digest; give at least 8 of its hex digits, as `releases` shows them"
         )
-    beginning = line.patterns[-1].partition("{}")[0] + prefix
-    digests = {line.digest_of(entry.key) for entry in store.list(f"{line.name}/{beginning}")}
+    beginning = track.patterns[-1].partition("{}")[0] + prefix
+    digests = {track.digest_of(entry.key) for entry in store.list(f"{track.name}/{beginning}")}
     found = sorted(digest for digest in digests if digest is not None)
     if not found:
-        raise NotFound(f"{store.url}: no {line.noun} {prefix!r} of {line.name!r} is published there")
+        raise NotFound(f"{store.url}: no {track.noun} {prefix!r} of {track.name!r} is published there")
     if len(found) > 1:
-        raise UsageError(f"{prefix!r} is the beginning of {len(found)} {line.noun}s of {line.name!r}; give more digits")
+        raise UsageError(
+            f"{prefix!r} is the beginning of {len(found)} {track.noun}s of {track.name!r}; give more digits"
+        )
     return found[0]
 
 
-def _release(data: bytes, store: Store, key: str, line: Line[R]) -> R:
-    release = line.release.from_json(data, f"{store.url}/{key}")
-    if release.name != line.name:
-        raise InvalidInput(f"{store.url}/{key}: is a release of {release.name!r}, not of {line.name!r}")
+def _release(data: bytes, store: Store, key: str, track: ReleaseTrack[R]) -> R:
+    release = track.release.from_json(data, f"{store.url}/{key}")
+    if release.name != track.name:
+        raise InvalidInput(f"{store.url}/{key}: is a release of {release.name!r}, not of {track.name!r}")
     return release

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from helpers.night import Night, Place, killed_after
+from helpers.nightly import NightlyRun, Place, killed_after
 from helpers.nodes import node
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
-from neuroshard.deploy.run import rollback
+from neuroshard.deploy.golive import roll_back
 from neuroshard.files.tables import write_tables
 from neuroshard.measure.workers import job as job_module
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.releases import plans_of
 
-Case = Callable[[Place], list[Night]]
+Case = Callable[[Place], list[NightlyRun]]
 H200, H100 = node("a"), node("b", product="NVIDIA-H100")
 
 
@@ -40,75 +41,75 @@ def new_place(folder: Path) -> Place:
     return place
 
 
-def more_devices(place: Place) -> list[Night]:
-    first = place.night()
+def more_devices(place: Place) -> list[NightlyRun]:
+    first = place.nightly_run()
     place.models = [order(place, devices=8)]
-    return [first, place.night(), place.night()]
+    return [first, place.nightly_run(), place.nightly_run()]
 
 
-def few_all_to_alls(place: Place) -> list[Night]:
-    return [place.night(collective_cases=20), place.night(collective_cases=20)]
+def few_all_to_alls(place: Place) -> list[NightlyRun]:
+    return [place.nightly_run(collective_cases=20), place.nightly_run(collective_cases=20)]
 
 
-def no_budget(place: Place) -> list[Night]:
+def no_budget(place: Place) -> list[NightlyRun]:
     place.budget_seconds = 0.0
-    first = place.night()
+    first = place.nightly_run()
     place.budget_seconds = 300.0
-    return [first, place.night(), place.night()]
+    return [first, place.nightly_run(), place.nightly_run()]
 
 
-def two_tables(place: Place) -> list[Night]:
+def two_tables(place: Place) -> list[NightlyRun]:
     place.models = [order(place, file="two.json")]
-    first = place.night()
+    first = place.nightly_run()
     place.models = [order(place)]
-    return [first, place.night(), place.night()]
+    return [first, place.nightly_run(), place.nightly_run()]
 
 
-def batch_sizes(place: Place) -> list[Night]:
-    return [place.night(batch_size=size) for size in (512, 1024, 512, 1024)]
+def batch_sizes(place: Place) -> list[NightlyRun]:
+    return [place.nightly_run(batch_size=size) for size in (512, 1024, 512, 1024)]
 
 
 def spoil(place: Place, ending: str, data: bytes) -> None:
     next(one for one in sorted(Path(place.store).rglob(ending)) if "aside" not in one.parts).write_bytes(data)
 
 
-def other_bench(place: Place) -> list[Night]:
+def other_bench(place: Place) -> list[NightlyRun]:
     place.nodes = [node("a"), node("c")]
-    first = place.night()
+    first = place.nightly_run()
     path = next(Path(place.store).rglob("costs-2-of-2/costs.json"))
     other = json.loads(path.read_text())
     other["bench"]["versions"]["torch"] = "1.0"
     path.write_text(json.dumps(other))
     place.models = [order(place, devices=8)]
-    return [first, place.night(), place.night()]
+    return [first, place.nightly_run(), place.nightly_run()]
 
 
-def truncated(place: Place) -> list[Night]:
+def truncated(place: Place) -> list[NightlyRun]:
     place.nodes = [node("a"), node("c")]
-    first = place.night()
+    first = place.nightly_run()
     spoil(place, "costs-2-of-2/costs.json", b'{"bench": ')
     place.pods = 1
     place.models = [order(place, devices=8)]
-    return [first, place.night(), place.night()]
+    return [first, place.nightly_run(), place.nightly_run()]
 
 
-def damaged_cases(place: Place) -> list[Night]:
+def damaged_cases(place: Place) -> list[NightlyRun]:
     place.budget_seconds = 0.0
-    first = place.night()
+    first = place.nightly_run()
     spoil(place, "cases/compute.parquet", b"damaged")
     place.budget_seconds = None
-    return [first, place.night(), place.night()]
+    return [first, place.nightly_run(), place.nightly_run()]
 
 
-def of_2040(place: Place) -> list[Night]:
+def of_2040(place: Place) -> list[NightlyRun]:
     today, place.now = place.now, datetime(2040, 1, 1, tzinfo=UTC)
-    first = place.night()
+    first = place.nightly_run()
     place.now = today
-    return [first, place.night(), place.night()]
+    return [first, place.nightly_run(), place.nightly_run()]
 
 
-def broken_kind(place: Place) -> list[Night]:
-    first = place.night()
+def broken_kind(place: Place) -> list[NightlyRun]:
+    first = place.nightly_run()
     place.nodes = [H200, H100]
     place.models = [order(place), order(place, "old", hardware="h100")]
     measure = job_module.measure
@@ -119,54 +120,54 @@ def broken_kind(place: Place) -> list[Night]:
         return measure(*arguments, **told)
 
     with patch.object(job_module, "measure", broken):
-        second = place.night()
-    return [first, second, place.night(), place.night()]
+        second = place.nightly_run()
+    return [first, second, place.nightly_run(), place.nightly_run()]
 
 
-def missing_tables(place: Place) -> list[Night]:
-    first = place.night()
+def missing_tables(place: Place) -> list[NightlyRun]:
+    first = place.nightly_run()
     place.models = [order(place), order(place, "feed", "not-there.json")]
-    second = place.night()
+    second = place.nightly_run()
     place.models = [order(place), order(place, "feed")]
-    return [first, second, place.night(), place.night()]
+    return [first, second, place.nightly_run(), place.nightly_run()]
 
 
-def refused(place: Place) -> list[Night]:
+def refused(place: Place) -> list[NightlyRun]:
     place.max_error = 1e-4
-    nights = [place.night() for _ in range(3)]
+    nights = [place.nightly_run() for _ in range(3)]
     place.max_error = 10.0
-    return [*nights, place.night(), place.night()]
+    return [*nights, place.nightly_run(), place.nightly_run()]
 
 
 def foreign(data: bytes, whose: str) -> Case:
-    def case(place: Place) -> list[Night]:
+    def case(place: Place) -> list[NightlyRun]:
         place.nodes = [H200, H100]
         place.models = [order(place), order(place, "old", hardware="h100")]
-        first = place.night()
+        first = place.nightly_run()
         pointers = sorted(Path(place.store, "hardware").rglob("live.json"))
         hardware = next(one for one in pointers if "H100" in json.loads(one.read_text())["device_name"])
         {"hardware": hardware, "model": Path(place.store, "old", "live.json")}[whose].write_bytes(data)
-        return [first, place.night(), place.night(), place.night()]
+        return [first, place.nightly_run(), place.nightly_run(), place.nightly_run()]
 
     return case
 
 
-def rolled_back(place: Place) -> list[Night]:
-    first = place.night()
+def rolled_back(place: Place) -> list[NightlyRun]:
+    first = place.nightly_run()
     place.models = [order(place, memory="7GiB")]
-    second = place.night()
-    rollback(FolderStore(Path(place.store)), "ads", now=datetime.now(UTC))
-    return [first, second, place.night(), place.night()]
+    second = place.nightly_run()
+    roll_back(FolderStore(Path(place.store)), plans_of("ads"), now=datetime.now(UTC))
+    return [first, second, place.nightly_run(), place.nightly_run()]
 
 
-def two_seeds(place: Place) -> list[Night]:
-    return [place.night(seed=0), place.night(seed=1), place.night(seed=0)]
+def two_seeds(place: Place) -> list[NightlyRun]:
+    return [place.nightly_run(seed=0), place.nightly_run(seed=1), place.nightly_run(seed=0)]
 
 
-def killed(place: Place) -> list[Night]:
+def killed(place: Place) -> list[NightlyRun]:
     with killed_after(12):
-        first = place.night()
-    return [first, place.night(), place.night()]
+        first = place.nightly_run()
+    return [first, place.nightly_run(), place.nightly_run()]
 
 
 CASES: dict[str, Case] = {
@@ -208,7 +209,7 @@ def show(scratch: Path) -> tuple[bool, list[list[str]]]:
     return good, rows
 
 
-def told(night: Night) -> str:
+def told(night: NightlyRun) -> str:
     """A night in a few words."""
     if night.killed:
         return "killed"

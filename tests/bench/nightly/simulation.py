@@ -19,7 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bench.nightly.cases import order, tables
-from helpers.night import Killed, Night, Place, killed_after
+from helpers.nightly import Killed, NightlyRun, Place, killed_after
 from helpers.nodes import node
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.files.tables import write_tables
@@ -81,18 +81,18 @@ class Months:
 
     def another_night(self) -> None:
         """A whole night of another seed, in the middle of one."""
-        self.place._night(self.request(seed=1))
+        self.place._nightly_run(self.request(seed=1))
 
     def request(self, **changes: Any) -> Any:
         from neuroshard.core.nightly import Request
 
         return Request.parse({**self.place.request, "batch_size": self.batch_size, **changes}, "request")
 
-    def night(self) -> Night | None:
+    def night(self) -> NightlyRun | None:
         live = self.live()
         try:
             with as_version(self.version):
-                night = self.place.night(batch_size=self.batch_size)
+                night = self.place.nightly_run(batch_size=self.batch_size)
         except Killed:  # in what a night does when it ends
             return None
         except Exception as error:
@@ -110,7 +110,7 @@ class Months:
                 self.count("red", night.error)
         return night
 
-    def has_a_cause(self, night: Night, live: dict[str, str]) -> bool:
+    def has_a_cause(self, night: NightlyRun, live: dict[str, str]) -> bool:
         """Was there a model that could not be planned and had nothing live, and is it named?"""
         missing = [one["name"] for one in self.place.models if not Path(one["tables"]).exists()]
         return any(name not in live and name in night.error for name in missing)
@@ -129,7 +129,7 @@ class Months:
 
     def damage(self) -> None:
         """Spoil, truncate or delete an object of the store that no trainer reads."""
-        paths = [path for folder in ("_measuring", "hardware", "_nights")
+        paths = [path for folder in ("_measuring", "hardware", "_nightly")
                  for path in sorted(Path(self.place.store, folder).rglob("*.*")) if path.is_file()]  # fmt: skip
         if not paths:
             return

@@ -21,7 +21,7 @@ from neuroshard.measure.run import run as measure
 from neuroshard.measure.summary import RunSummary
 from neuroshard.measure.workers import merge
 from neuroshard.store.folders import fetch_folder, kept, patiently
-from neuroshard.store.lease import Held, leased
+from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import (
     Share,
     cases_of,
@@ -71,7 +71,7 @@ def run(
                 done = _measure(store, job.work, share, backend, replace(settings, budget_seconds=left))
             record = {"left": done.left, "measured": str(done)}
             write_record(store, f"{job.work.folder}/{share.ended}", record)
-        except (Held, Conflict) as error:
+        except (LeaseHeld, Conflict) as error:
             log(f"note: {error}")
         except StoreError:
             raise

@@ -58,7 +58,7 @@ function boundLayer(bound, axis) {
 }
 
 function barsSpec(bars, bound) {
-  const room = 1.2 * Math.max(...bars.map((bar) => bar.ms)) || 1; // for the figure beside the longest bar
+  const room = 1.2 * Math.max(...bars.map((bar) => bar.ms)) || 1; // for the figure next to the longest bar
   const x = { field: "ms", type: "quantitative", title: "ms a step, predicted", scale: { domain: [0, room], nice: false } };
   const y = { field: "name", type: "nominal", sort: [...bars].sort((a, b) => a.ms - b.ms).map((bar) => bar.name), title: null };
   const kinds = { plan: colour("compute"), live: colour("forward"), heuristic: colour("other") };
@@ -128,7 +128,7 @@ function mapSpec(shards, devices, priced) {
     params: [chosenParam, { name: "find", value: "" }],
     mark: { type: "bar", stroke: colour("ground"), strokeWidth: shards.length > MOST_SVG_MARKS ? 0.3 : 0.8, cursor: "pointer" },
     encoding: {
-      x: { ...byDevice, scale: { domain: devices.map((row) => row.device) } }, // empty ones too
+      x: { ...byDevice, scale: { domain: devices.map((row) => row.device) } }, // with those that are empty
       y: { field: "size", type: "quantitative", title: `${unit.title}, computed`, stack: "zero" },
       order: { field: "bytes", sort: "descending" },
       detail: { field: "shard" },

@@ -14,7 +14,7 @@ function bytes(count) {
 function ms(value) { return value === undefined ? "" : value.toFixed(3); }
 function percent(share) { return `${(share * 100).toFixed(1)} %`; }
 
-// An element with text in it, never HTML: names of tables are anybody's.
+// An element with text in it, never HTML: names of tables are untrusted.
 function element(tag, text, className) {
   const made = document.createElement(tag);
   if (text !== undefined) made.textContent = text;

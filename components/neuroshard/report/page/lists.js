@@ -1,4 +1,4 @@
-// Tables that sort by a click on a heading. Only the first rows are put on the page; a button brings the rest.
+// Tables that sort by a click on a heading. Only the first rows are on the page; a button adds the rest.
 "use strict";
 
 const FIRST_ROWS = 100;
@@ -62,7 +62,7 @@ function compare(a, b) {
   return typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b;
 }
 
-// A card beside the mouse; `of` tells whose it is, so that it is built once.
+// A card next to the mouse. `of` is the key of its row, so that it is built once.
 let hovered = null;
 function hover(event, make, of) {
   const card = document.getElementById("hover");

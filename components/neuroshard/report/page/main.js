@@ -12,7 +12,7 @@ const shards = rowsOf(DATA.shards).map((row, shard) => {
     rowsText: rowsText(row, table), addsText: priced ? `${ms(row.adds)} ms` : "", aloneText: priced ? `${ms(row.alone)} ms` : "" });
 });
 for (const row of shards) row.shardsOfTable = tables[row.table].count;
-// What is too small to be told apart is a block a device.
+// Shards too small to draw are one block for each device.
 const smaller = (DATA.smaller ? rowsOf(DATA.smaller) : []).map((row, place) => ({ ...row, shard: shards.length + place, name: `${whole.format(row.count)} smaller shards`,
   rowsText: "", columns: "", pooling: "", shardsOfTable: "", bytesText: bytes(row.bytes), addsText: priced ? `${ms(row.adds)} ms each` : "", aloneText: "" }));
 const devices = rowsOf(DATA.devices).map((row, device) => ({ ...row, device, share: row.memory / row.limit,
@@ -61,7 +61,7 @@ const drawTables = list("list-tables", [
   { title: "pooling factor", of: (row) => row.pooling, text: (row) => upTo2.format(row.pooling), number: true, first: "descending" },
   { title: "memory", of: (row) => row.bytes, text: (row) => bytes(row.bytes), number: true, first: "descending" },
   ...(priced ? [{ title: "adds ms, predicted", of: (row) => row.adds, text: (row) => ms(row.adds), number: true, first: "descending" }] : []),
-  { title: "shards", of: (row) => row.count, text: (row) => whole.format(row.count) + (row.byRows ? " row-wise" : ""), number: true, first: "descending" },
+  { title: "shards", of: (row) => row.count, text: (row) => whole.format(row.count) + (row.rowWise ? " row-wise" : ""), number: true, first: "descending" },
   { title: "devices", of: (row) => row.devices[0][0], text: someDevices },
 ], { sort: priced ? 5 : 4, rows: matching, hover: tableCard });
 
@@ -78,14 +78,14 @@ function tableCard(table) {
   const card = document.createDocumentFragment();
   card.append(element("b", table.name));
   card.append(element("div", `${whole.format(table.rows)} rows × ${table.dim} columns of ${table.element} bytes, pooling factor ${upTo2.format(table.pooling)}`, "quiet"));
-  if (table.byRows) card.append(element("div", `row-wise over ${table.onDevices} devices`, "quiet"));
+  if (table.rowWise) card.append(element("div", `row-wise over ${table.onDevices} devices`, "quiet"));
   const rows = element("table");
   const shown = table.shards.slice(0, 12);
   const wide = shown.every((row) => row.dim === table.dim);
   const parts = [
     ["device", (row) => row.device],
-    ...(table.byRows ? [["rows", (row) => row.rowsText]] : []),
-    ...(table.byRows && wide ? [] : [["columns", (row) => row.columns]]),
+    ...(table.rowWise ? [["rows", (row) => row.rowsText]] : []),
+    ...(table.rowWise && wide ? [] : [["columns", (row) => row.columns]]),
     ["memory", (row) => row.bytesText],
     ...(priced ? [["adds ms", (row) => ms(row.adds)], ["alone ms", (row) => ms(row.alone)]] : []),
   ];
@@ -155,7 +155,7 @@ async function drawCharts() {
   document.documentElement.dataset.drawn = document.documentElement.dataset.theme;
 }
 
-// Nothing is kept between visits: inside KFP's sandboxed frame there is nowhere to keep it.
+// Nothing is stored between visits: KFP's sandboxed frame has no storage.
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const themeButton = document.getElementById("theme");
 function setTheme(name) {
@@ -166,7 +166,7 @@ function setTheme(name) {
 themeButton.addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 dark.addEventListener("change", (event) => setTheme(event.matches ? "dark" : "light"));
 
-// A link to a place on the page would leave the frame that KFP shows it in.
+// A link to an anchor on the page would leave the frame that KFP shows it in.
 for (const link of document.querySelectorAll("nav a")) {
   link.addEventListener("click", (event) => {
     event.preventDefault();

@@ -1,4 +1,4 @@
-"""From whatever a night leaves behind, the next one alone goes on: whole nights in this process, on the synthetic backend."""
+"""The next nightly run alone continues from whatever state a run leaves behind. Whole runs, on the synthetic backend."""
 
 import json
 from datetime import UTC, datetime
@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from helpers.night import Night, Place, clocks_at, killed_after
+from helpers.nightly import NightlyRun, Place, clocks_at, killed_after
 from helpers.nodes import node
-from neuroshard.augment.night import read_draws
-from neuroshard.augment.night import run as augment
 from neuroshard.client import load_plan
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.nightly import Request
@@ -18,14 +16,17 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.costmodel.open import open_cost_model
 from neuroshard.costmodel.serving import known_models
-from neuroshard.deploy.run import rollback
+from neuroshard.deploy.golive import roll_back
 from neuroshard.files.tables import write_tables
 from neuroshard.measure.workers import job as job_module
 from neuroshard.nightly import survey as survey_module
+from neuroshard.nightly.draw import read_draws
+from neuroshard.nightly.draw import run as augment
 from neuroshard.nightly.release import Verdict
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.lease import Held, leased
+from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import measuring
+from neuroshard.store.releases import plans_of
 
 H200, H100 = node("a"), node("b", product="NVIDIA-H100")
 GROWN = "TrainJob"
@@ -58,11 +59,11 @@ def store_of(place: Place) -> FolderStore:
     return FolderStore(Path(place.store))
 
 
-def well(night: Night, **ends: str) -> Night:
-    """A night that ended well, without a doubt."""
-    assert (night.error, night.instead) == ("", "")
-    assert not ends or night.ends == ends
-    return night
+def well(ended: NightlyRun, **ends: str) -> NightlyRun:
+    """A nightly run that ended well, without a doubt."""
+    assert (ended.error, ended.instead) == ("", "")
+    assert not ends or ended.ends == ends
+    return ended
 
 
 def works(place: Place) -> list[str]:
@@ -85,18 +86,18 @@ def live_model(place: Place, batch_size: int = 512) -> Any:
     return one
 
 
-def test_an_unchanged_night_measures_nothing_and_plans_anew(place: Place) -> None:
-    well(place.night(), ads="live")
+def test_an_unchanged_run_measures_nothing_and_plans_anew(place: Place) -> None:
+    well(place.nightly_run(), ads="live")
     before = measured_cases(place)
-    night = well(place.night(), ads="live")
-    assert (night.works, measured_cases(place)) == ((), before)
+    ended = well(place.nightly_run(), ads="live")
+    assert (ended.works, measured_cases(place)) == ((), before)
 
 
 def test_more_devices_are_measured_on_and_nothing_is_measured_anew(place: Place) -> None:
-    well(place.night())
+    well(place.nightly_run())
     before = measured_cases(place)
     place.models[0]["devices"] = 8
-    assert well(place.night(), ads="live").works
+    assert well(place.nightly_run(), ads="live").works
     assert load_plan(place.store, "ads").task.devices == 8
     assert before.items() <= measured_cases(place).items()
     [folder] = works(place)
@@ -104,55 +105,55 @@ def test_more_devices_are_measured_on_and_nothing_is_measured_anew(place: Place)
     assert (len(first.compute), {len(case.device_dims) for case in first.collective}) == (40, {4})
     assert (len(second.compute), {len(case.device_dims) for case in second.collective}) == (0, {8})
     assert live_model(place).model.manifest.device_counts == (4, 8)
-    assert well(place.night()).works == ()
+    assert well(place.nightly_run()).works == ()
 
 
 def test_few_all_to_alls_are_enough_to_learn_each_number_of_devices(place: Place) -> None:
     place.models = [order(place), order(place, "feed", devices=2)]
-    well(place.night(collective_cases=20), ads="live", feed="live")
+    well(place.nightly_run(collective_cases=20), ads="live", feed="live")
     assert live_model(place).model.manifest.device_counts == (2, 4)
-    assert well(place.night(collective_cases=20)).works == ()
+    assert well(place.nightly_run(collective_cases=20)).works == ()
 
 
 def test_a_budget_that_was_too_small_is_gone_on_with(place: Place) -> None:
     place.budget_seconds = 0.0
-    first = place.night()
+    first = place.nightly_run()
     assert (first.error, first.ends) == ("", {"ads": "live"})
     assert "by analytic:h200, of datasheets, which may be 30% off" in first.instead
     assert "no case was measured that could be used" in first.instead
     place.budget_seconds = 1e6
-    second = place.night()
+    second = place.nightly_run()
     assert (second.error, second.ends, len(second.works)) == (
         "",
         {"ads": "kept"},
         1,
     )  # it searched the very same shards
     assert live_model(place).model.manifest.device_counts == (4,)
-    assert well(place.night(), ads="kept").works == ()
+    assert well(place.nightly_run(), ads="kept").works == ()
 
 
 def test_two_tables_that_teach_nothing_of_unseen_ones_are_extended_by_six(place: Place) -> None:
     write_tables(place.folder / "two.json", tables(2))
     place.models = [order(place, file="two.json")]
-    first = place.night()
+    first = place.nightly_run()
     assert first.ends == {"ads": "live"}
     assert "its error on unseen tables is not known" in first.instead
     place.models = [order(place)]
-    second = place.night()
+    second = place.nightly_run()
     assert (second.error, second.ends, len(second.works)) == ("", {"ads": "kept"}, 1)  # planned at once, and again
     [folder] = works(place)
     one, two = read_draws(store_of(place), folder).values()
     assert {case.split for case in one.compute} == {"train", "valid", "test_sets"}
     assert "test_tables" in {case.split for case in two.compute}
-    assert well(place.night()).works == ()
+    assert well(place.nightly_run()).works == ()
 
 
 def test_tables_that_have_grown_keep_their_role_and_stop_nobody(place: Place) -> None:
-    well(place.night())
+    well(place.nightly_run())
     write_tables(place.folder / "six.json", tables(6, rows=1100))
-    assert well(place.night()).works == ()  # tables alone ask for no measuring
+    assert well(place.nightly_run()).works == ()  # tables alone ask for no measuring
     place.models[0]["devices"] = 8
-    well(place.night(), ads="live")
+    well(place.nightly_run(), ads="live")
     [folder] = works(place)
     roles: dict[str, set[bool]] = {}
     for cases in read_draws(store_of(place), folder).values():
@@ -163,10 +164,10 @@ def test_tables_that_have_grown_keep_their_role_and_stop_nobody(place: Place) ->
 
 
 def test_batch_sizes_in_turns_keep_a_live_model_each(place: Place) -> None:
-    well(place.night(batch_size=512))
-    well(place.night(batch_size=1024))
+    well(place.nightly_run(batch_size=512))
+    well(place.nightly_run(batch_size=1024))
     for batch_size in (512, 1024, 512):
-        assert well(place.night(batch_size=batch_size)).works == ()
+        assert well(place.nightly_run(batch_size=batch_size)).works == ()
         spec = f"{place.store}#{live_model(place).release.fingerprint}"
         assert open_cost_model(spec, batch_size).batch_size == batch_size
 
@@ -179,78 +180,78 @@ def spoil(place: Place, ending: str, data: bytes) -> Path:
 
 def test_shares_of_another_bench_are_set_aside_and_measured_again(place: Place) -> None:
     place.nodes = [node("a"), node("c")]
-    well(place.night())
+    well(place.nightly_run())
     path = next(Path(place.store).rglob("costs-2-of-2/costs.json"))
     other = json.loads(path.read_text())
     other["bench"]["versions"]["torch"] = "1.0"
     path.write_text(json.dumps(other))
     place.models[0]["devices"] = 8
-    healed = place.night()  # with half of its costs: parts of the cost model are stand-ins until the next night
+    healed = place.nightly_run()  # with half of its costs: parts of the cost model are stand-ins until the next run
     assert (healed.error, healed.ends) == ("", {"ads": "live"})
     assert list(Path(place.store).rglob("aside/**/costs-2-of-2/costs.json"))
-    assert well(place.night()).works  # what was set aside is measured again
-    assert well(place.night()).works == ()
+    assert well(place.nightly_run()).works  # what was set aside is measured again
+    assert well(place.nightly_run()).works == ()
 
 
 @pytest.mark.parametrize("data", [b"", b'{"bench": ', b'{"format_version": 99}'])
 def test_a_truncated_share_of_an_earlier_number_of_pods_is_set_aside(place: Place, data: bytes) -> None:
     place.nodes = [node("a"), node("c")]
-    well(place.night())
+    well(place.nightly_run())
     spoil(place, "costs-2-of-2/costs.json", data)
     place.pods = 1
     place.models[0]["devices"] = 8
-    well(place.night(), ads="live")
+    well(place.nightly_run(), ads="live")
     assert list(Path(place.store).rglob("aside/**/costs-2-of-2/costs.json"))
 
 
 @pytest.mark.parametrize("file", ["compute.parquet", "collective.parquet", "cases.json"])
 def test_damaged_cases_are_drawn_again_and_their_costs_stay(place: Place, file: str) -> None:
     place.budget_seconds = 0.0
-    place.night()
+    place.nightly_run()
     spoil(place, f"cases/{file}", b"damaged")
     place.budget_seconds = None
-    assert place.night().works
+    assert place.nightly_run().works
     assert live_model(place).model.manifest.device_counts == (4,)
-    assert well(place.night(), ads="kept").works == ()
+    assert well(place.nightly_run(), ads="kept").works == ()
 
 
 def test_costs_of_fewer_pods_are_gone_on_with(place: Place) -> None:
     place.nodes = [node(name) for name in "abc"]
     place.pods = 3
-    well(place.night())
+    well(place.nightly_run())
     rows = len(measured_cases(place))
     [folder] = works(place)
     for ended in Path(place.store, folder).rglob("ended-*"):
         ended.unlink()
     place.pods = 2
-    well(place.night())
+    well(place.nightly_run())
     assert len(measured_cases(place)) == rows
 
 
 def test_a_model_of_the_future_serves_no_more_and_gets_todays_date(place: Place) -> None:
     today = place.now
     place.now = datetime(2040, 1, 1, tzinfo=UTC)
-    well(place.night())
+    well(place.nightly_run())
     place.now = today
-    night = place.night()
-    assert (night.error, len(night.works)) == ("", 1)
+    ended = place.nightly_run()
+    assert (ended.error, len(ended.works)) == ("", 1)
     assert live_model(place).release.time == today.strftime("%Y-%m-%dT%H:%M:%SZ")
-    assert well(place.night()).works == ()
+    assert well(place.nightly_run()).works == ()
 
 
 def test_a_model_that_is_too_old_is_measured_anew(place: Place) -> None:
-    well(place.night())
+    well(place.nightly_run())
     before = live_model(place).release
     place.a_day_goes_by(30)
     place.max_age_seconds = 20 * 86400.0
-    well(place.night())
+    well(place.nightly_run())
     assert live_model(place).release.number > before.number
     assert list(Path(place.store).rglob("aside/**/*.parquet"))
-    assert well(place.night()).works == ()
+    assert well(place.nightly_run()).works == ()
 
 
 def test_another_kind_that_cannot_be_measured_stops_no_model(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    well(place.night())
+    well(place.nightly_run())
     place.nodes = [H200, H100]
     place.models = [order(place), order(place, "old", hardware="h100")]
     measure = job_module.measure
@@ -261,53 +262,53 @@ def test_another_kind_that_cannot_be_measured_stops_no_model(place: Place, monke
         return measure(*arguments, **told)
 
     monkeypatch.setattr(job_module, "measure", broken)
-    night = place.night()
-    assert (night.error, night.ends) == ("", {"ads": "live", "old": "live"})
-    assert night.verdicts["ads"].doubts == ()
-    assert "the cost model of NVIDIA-H200" in night.verdicts["old"].doubts[0]
-    assert "the workers of 3 cases in a row were lost" in night.verdicts["old"].doubts[0]
+    ended = place.nightly_run()
+    assert (ended.error, ended.ends) == ("", {"ads": "live", "old": "live"})
+    assert ended.verdicts["ads"].doubts == ()
+    assert "the cost model of NVIDIA-H200" in ended.verdicts["old"].doubts[0]
+    assert "the workers of 3 cases in a row were lost" in ended.verdicts["old"].doubts[0]
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(place.folder / "cache"))
-    assert place.night().ends["old"] in ("live", "kept")
-    assert well(place.night()).works == ()
+    assert place.nightly_run().ends["old"] in ("live", "kept")
+    assert well(place.nightly_run()).works == ()
 
 
 def test_a_missing_tables_file_stops_its_own_model_alone(place: Place) -> None:
-    well(place.night())
+    well(place.nightly_run())
     place.models = [order(place), order(place, "feed", "not-there.json")]
-    night = place.night()
-    assert night.ends == {"ads": "live", "feed": "red"}
-    assert "feed has no new plan (nothing is live)" in night.error
-    assert "its tables cannot be read" in night.error
+    ended = place.nightly_run()
+    assert ended.ends == {"ads": "live", "feed": "red"}
+    assert "feed has no new plan (nothing is live)" in ended.error
+    assert "its tables cannot be read" in ended.error
     place.models[1] = order(place, "feed")
-    well(place.night(), ads="live", feed="live")
+    well(place.nightly_run(), ads="live", feed="live")
     place.models[1] = order(place, "feed", "not-there.json")
-    night = place.night()
-    assert (night.error, night.ends) == ("", {"ads": "live", "feed": "no plan"})
+    ended = place.nightly_run()
+    assert (ended.error, ended.ends) == ("", {"ads": "live", "feed": "no plan"})
 
 
 def test_where_no_model_can_be_planned_nothing_is_measured(place: Place) -> None:
     place.models = [order(place, file="not-there.json")]
-    night = place.night()
-    assert "model 'ads' gets no plan, and none is live: its tables cannot be read" in night.error
+    ended = place.nightly_run()
+    assert "model 'ads' gets no plan, and none is live: its tables cannot be read" in ended.error
     assert not Path(place.store).exists()
 
 
 def test_a_refused_cost_model_plans_with_its_doubt_and_more_is_measured(place: Place) -> None:
     place.max_error = 1e-4
-    first = place.night()
+    first = place.nightly_run()
     assert (first.error, first.ends) == ("", {"ads": "live"})
     assert "off on unseen tables, too far to go live" in first.instead
     [folder] = works(place)
     assert len(measuring(store_of(place), folder).draws) == 1
     for draws in (2, 3):
-        assert place.night().ends == {"ads": "kept"} or draws
+        assert place.nightly_run().ends == {"ads": "kept"} or draws
         assert len(measuring(store_of(place), folder).draws) == draws
     for _ in range(6):
-        last = place.night()
+        last = place.nightly_run()
     assert (last.error, last.works) == ("", ())  # four times what was asked for is the most
     place.max_error = 10.0
-    assert place.night().error == ""
+    assert place.nightly_run().error == ""
     assert live_model(place).release.error
 
 
@@ -315,17 +316,17 @@ def test_a_refused_cost_model_plans_with_its_doubt_and_more_is_measured(place: P
 def test_a_foreign_pointer_stops_nobody_else(place: Place, data: bytes) -> None:
     place.nodes = [H200, H100]
     place.models = [order(place), order(place, "old", hardware="h100")]
-    well(place.night(), ads="live", old="live")
+    well(place.nightly_run(), ads="live", old="live")
     (broken,) = (
         path
         for path in Path(place.store, "hardware").rglob("live.json")
         if "H100" in json.loads(path.read_text())["device_name"]
     )
     broken.write_bytes(data)
-    night = place.night()
-    assert (night.error, night.verdicts["ads"].doubts) == ("", ())
+    ended = place.nightly_run()
+    assert (ended.error, ended.verdicts["ads"].doubts) == ("", ())
     for _ in range(2):
-        last = place.night()
+        last = place.nightly_run()
     garbage = data == b"garbage"
     assert bool(last.verdicts["old"].doubts) is not garbage  # what is garbage heals; what is newer stays, and is named
     assert (broken.read_bytes() == data) is not garbage
@@ -334,13 +335,13 @@ def test_a_foreign_pointer_stops_nobody_else(place: Place, data: bytes) -> None:
 @pytest.mark.parametrize("data", [b"garbage", b'{"format_version": 999}'])
 def test_a_models_own_pointer_heals_where_nobody_can_follow_it(place: Place, data: bytes) -> None:
     place.models = [order(place), order(place, "feed")]
-    well(place.night(), ads="live", feed="live")
+    well(place.nightly_run(), ads="live", feed="live")
     pointer = Path(place.store, "feed", "live.json")
     good = pointer.read_bytes()
     pointer.write_bytes(data)
-    night = place.night()
-    assert (night.error, night.verdicts["ads"].doubts) == ("", ())
-    assert night.verdicts["feed"].doubts
+    ended = place.nightly_run()
+    assert (ended.error, ended.verdicts["ads"].doubts) == ("", ())
+    assert ended.verdicts["feed"].doubts
     assert pointer.read_bytes() == (good if data == b"garbage" else data)
 
 
@@ -349,45 +350,45 @@ def test_a_models_own_pointer_heals_where_nobody_can_follow_it(place: Place, dat
 def test_a_live_cost_model_that_the_store_lost_or_damaged_is_learned_again(
     place: Place, monkeypatch: pytest.MonkeyPatch, file: str, damage: bytes | None
 ) -> None:
-    well(place.night())
+    well(place.nightly_run())
     monkeypatch.setenv("XDG_CACHE_HOME", str(place.folder / "another-machine"))
     (path,) = Path(place.store, "hardware").rglob(file)
     path.unlink()
     if damage is not None:
         path.write_bytes(damage)
     before = measured_cases(place)
-    assert place.night().error == ""
+    assert place.nightly_run().error == ""
     assert live_model(place).model is not None
     assert measured_cases(place) == before
-    assert well(place.night()).works == ()
+    assert well(place.nightly_run()).works == ()
 
 
-def test_after_a_rollback_the_night_keeps_the_live_plan_and_ends_well(place: Place) -> None:
-    well(place.night())
+def test_after_a_rollback_the_run_keeps_the_live_plan_and_ends_well(place: Place) -> None:
+    well(place.nightly_run())
     place.models[0]["devices"] = 8
-    well(place.night())
+    well(place.nightly_run())
     place.models[0]["memory"] = "7GiB"
-    well(place.night())
-    rollback(store_of(place), "ads", now=datetime.now(UTC))
+    well(place.nightly_run())
+    roll_back(store_of(place), plans_of("ads"), now=datetime.now(UTC))
     kept = load_plan(place.store, "ads")
     for _ in range(2):
-        night = place.night()
-        assert (night.error, night.ends) == ("", {"ads": "kept"})
-        assert "it was live, and was rolled back; the live plan stays" in night.verdicts["ads"].why
+        ended = place.nightly_run()
+        assert (ended.error, ended.ends) == ("", {"ads": "kept"})
+        assert "it was live, and was rolled back; the live plan stays" in ended.verdicts["ads"].why
     assert load_plan(place.store, "ads") == kept
 
 
-def test_nights_at_once_with_other_seeds_leave_one_another_alone(place: Place) -> None:
-    well(place.night(seed=0))
+def test_runs_at_once_with_other_seeds_leave_one_another_alone(place: Place) -> None:
+    well(place.nightly_run(seed=0))
     before = measured_cases(place)
     place.models[0]["devices"] = 8
-    well(place.night(seed=1))
+    well(place.nightly_run(seed=1))
     assert before.items() <= measured_cases(place).items()
     assert len(works(place)) == 2
 
 
-def test_a_night_that_is_overtaken_by_another_decides_anew(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    well(place.night())
+def test_a_run_that_is_overtaken_by_another_decides_anew(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    well(place.nightly_run())
     place.models[0]["memory"] = "7GiB"
     faster = [True]
     swap = FolderStore.swap
@@ -395,31 +396,31 @@ def test_a_night_that_is_overtaken_by_another_decides_anew(place: Place, monkeyp
     def overtaken(store: FolderStore, key: str, data: bytes, expected: str | None) -> None:
         if key == "ads/live.json" and faster:
             faster.clear()
-            place._night(Request.parse({**place.request, "seed": 1}, "request"))
+            place._nightly_run(Request.parse({**place.request, "seed": 1}, "request"))
         swap(store, key, data, expected)
 
     monkeypatch.setattr(FolderStore, "swap", overtaken)
-    night = place.night()
-    assert (night.error, faster) == ("", [])
+    ended = place.nightly_run()
+    assert (ended.error, faster) == ("", [])
     assert load_plan(place.store, "ads").task.device_memory_bytes == (7 * 2**30,) * 4
 
 
-def test_a_share_that_another_night_measures_is_left_to_it(place: Place) -> None:
+def test_a_share_that_another_run_measures_is_left_to_it(place: Place) -> None:
     place.budget_seconds = 0.0
-    place.night()
+    place.nightly_run()
     [folder] = works(place)
     place.budget_seconds = None
     with leased(store_of(place), f"{folder}/draw-0001/lease-1-of-1.json", "another"):
-        night = place._night(Request.parse(place.request, "request"))
-    assert (night.error, night.ends) == ("", {"ads": "live"})
+        ended = place._nightly_run(Request.parse(place.request, "request"))
+    assert (ended.error, ended.ends) == ("", {"ads": "live"})
     assert not [path for path in Path(place.store, folder).rglob("*.parquet") if "costs-" in str(path)]
-    well(place.night())
+    well(place.nightly_run())
 
 
-def test_a_dead_nights_lease_is_taken_over_and_a_living_ones_is_not(tmp_path: Path) -> None:
+def test_a_dead_runs_lease_is_taken_over_and_a_living_ones_is_not(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     with leased(store, "w/lease", "one"):
-        with pytest.raises(Held, match="night one is at work on it"), leased(store, "w/lease", "two"):
+        with pytest.raises(LeaseHeld, match="nightly run one is working on it"), leased(store, "w/lease", "two"):
             pass
         with leased(store, "w/lease", "two", seconds=0.0):
             assert json.loads(store.read("w/lease"))["owner"] == "two"
@@ -427,46 +428,46 @@ def test_a_dead_nights_lease_is_taken_over_and_a_living_ones_is_not(tmp_path: Pa
 
 
 def test_a_cluster_that_cannot_be_asked_is_planned_for_by_what_is_live(place: Place) -> None:
-    well(place.night())
+    well(place.nightly_run())
     place.nodes = "not a list"  # type: ignore[assignment]
-    night = place.night()
-    assert (night.error, night.ends) == ("", {"ads": "live"})
-    assert "no hardware can be measured tonight" in night.instead
+    ended = place.nightly_run()
+    assert (ended.error, ended.ends) == ("", {"ads": "live"})
+    assert "no hardware can be measured in this run" in ended.instead
 
 
 @pytest.mark.slow
-def test_a_night_killed_at_any_write_is_gone_on_with_by_the_next(tmp_path: Path) -> None:
+def test_a_run_killed_at_any_write_is_gone_on_with_by_the_next(tmp_path: Path) -> None:
     for write in range(0, 66, 6):
         one = Place(tmp_path / f"killed-{write}", [H200])
         write_tables(one.folder / "six.json", tables(6))
         one.models = [order(one)]
         with killed_after(write):
-            killed = one.night()
-        assert one.night().error == ""
-        assert well(one.night()).works == ()
+            killed = one.nightly_run()
+        assert one.nightly_run().error == ""
+        assert well(one.nightly_run()).works == ()
         assert load_plan(one.store, "ads").task.devices == 4
         if not killed.killed:
             break
     else:
-        pytest.fail("a night has more writes than were tried")
+        pytest.fail("a nightly run has more writes than were tried")
 
 
-def test_a_night_is_recorded_for_each_model(place: Place) -> None:
+def test_a_run_is_recorded_for_each_model(place: Place) -> None:
     place.budget_seconds = 0.0
-    night = place.night()
-    raw = json.loads(Path(place.store, "_nights", "ads.json").read_text())
-    assert Verdict.parse(raw, "ads") == night.verdicts["ads"]
+    ended = place.nightly_run()
+    raw = json.loads(Path(place.store, "_nightly", "ads.json").read_text())
+    assert Verdict.parse(raw, "ads") == ended.verdicts["ads"]
     plan = load_plan(place.store, "ads")
     assert isinstance(plan, Plan)
-    assert plan.provenance.instead in night.instead
+    assert plan.provenance.instead in ended.instead
 
 
 def test_hardware_that_nobody_has_is_planned_by_its_datasheet_and_said(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place.models = [order(place, hardware="h100")]
-    night = place.night()
-    assert (night.error, night.ends) == ("", {"ads": "live"})
+    ended = place.nightly_run()
+    assert (ended.error, ended.ends) == ("", {"ads": "live"})
     assert "no hardware 'h100' in the fleet or the store, which has NVIDIA-H200, by a formula; is it misspelt?" in (
         capsys.readouterr().err
     )

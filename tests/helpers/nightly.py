@@ -1,4 +1,4 @@
-"""Whole nights in this process, on the synthetic backend: the steps that the pipeline calls, one after another."""
+"""Whole nightly runs in this process, on the synthetic backend: the steps of the pipeline, one after another."""
 
 import json
 import os
@@ -10,30 +10,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from neuroshard.augment.night import run as augment
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.nightly import Request, Survey
-from neuroshard.fleet.run import TOLERATIONS
+from neuroshard.deploy.run import DeploySettings
+from neuroshard.fleet.survey import SurveySettings
 from neuroshard.measure.workers.job import run as measure
+from neuroshard.nightly.draw import run as augment
 from neuroshard.nightly.learn import run as learn
-from neuroshard.nightly.plan import run as plan
-from neuroshard.nightly.release import Verdict, check_red, conclude
+from neuroshard.nightly.release import ReleaseFiles, Verdict, check_red, conclude
 from neuroshard.nightly.release import run as release
+from neuroshard.nightly.search import run as plan
 from neuroshard.nightly.survey import planned_after, planned_at_once
 from neuroshard.nightly.survey import run as survey
 from neuroshard.pretrain.run import run as pretrain
 from neuroshard.store.folder import FolderStore
 
-CLOCKS = ("nightly.survey", "deploy.night", "deploy.run", "search.night")  # who asks what time it is
+CLOCKS = ("nightly.survey", "nightly.publish", "nightly.fallbacks", "deploy.run")  # who asks what time it is
 WRITES = ("create", "swap", "delete")
 
 
 class Killed(BaseException):
-    """The process of a step is gone."""
+    """The process of a step was killed."""
 
 
-class Night(NamedTuple):
-    """How it ended: "" or the error that made it red; the verdicts by model, and the kinds that were measured or learned."""
+class NightlyRun(NamedTuple):
+    """How a nightly run ended: "" or the error that made it red; the verdicts by model, and the kinds measured or learned."""
 
     error: str
     verdicts: dict[str, Verdict]
@@ -51,7 +52,7 @@ class Night(NamedTuple):
 
 
 class Place:
-    """A store, a fleet, models and parameters, over many nights."""
+    """A store, a fleet, models and parameters, over many nightly runs."""
 
     def __init__(self, folder: Path, nodes: Sequence[dict[str, Any]], **request: Any) -> None:
         self.folder, self.nodes = folder, list(nodes)
@@ -67,10 +68,10 @@ class Place:
         self.epochs = 2
         folder.mkdir(parents=True, exist_ok=True)
 
-    def night(self, **changes: Any) -> Night:
-        """One night, with these requests in place of the usual; then a day goes by, by the store's clock too."""
+    def nightly_run(self, **changes: Any) -> NightlyRun:
+        """One nightly run, with these requests in place of the usual; then a day goes by, by the store's clock too."""
         with clocks_at(self.now):
-            found = self._night(Request.parse({**self.request, **changes}, "request"))
+            found = self._nightly_run(Request.parse({**self.request, **changes}, "request"))
         self.a_day_goes_by()
         return found
 
@@ -81,22 +82,19 @@ class Place:
                 earlier = path.stat().st_mtime - 86400 * days
                 os.utime(path, (earlier, earlier))
 
-    def _night(self, request: Request) -> Night:
+    def _nightly_run(self, request: Request) -> NightlyRun:
         (self.folder / "nodes.json").write_text(json.dumps({"items": self.nodes}))
         verdicts: dict[str, Verdict] = {}
         works: tuple[str, ...] = ()
         try:
-            found = survey(
-                json.dumps(self.models),
-                self.store,
+            settings = SurveySettings(
                 request=request,
-                recorded=str(self.folder / "nodes.json"),
-                node_selector={},
-                tolerations=TOLERATIONS,
+                nodes=str(self.folder / "nodes.json"),
                 most_pods=self.pods,
                 max_age_seconds=self.max_age_seconds,
                 max_error=self.max_error,
             )
+            found = survey(json.dumps(self.models), self.store, settings)
             works = tuple(work.hardware.name for work in found.works)
             for name in planned_at_once(found, self.store):
                 verdicts[name] = self._plan(found, name)
@@ -108,21 +106,21 @@ class Place:
             for verdict in verdicts.values():
                 check_red(found, verdict)
         except NeuroshardError as error:
-            return Night(str(error), verdicts, works)
+            return NightlyRun(str(error), verdicts, works)
         except Killed:
-            return Night("", verdicts, works, killed=True)
-        return Night("", verdicts, works)
+            return NightlyRun("", verdicts, works, killed=True)
+        return NightlyRun("", verdicts, works)
 
-    def _renew(self, night: Survey) -> None:
-        for job in augment(night, self.store):
-            self.measure(night, job)
+    def _renew(self, found: Survey) -> None:
+        for job in augment(found, self.store):
+            self.measure(found, job)
         with patch("neuroshard.nightly.learn.pretrain", partial(pretrain, epochs=self.epochs)):
-            for number, work in enumerate(night.works):
+            for number, work in enumerate(found.works):
                 costs, model = (self.fresh(f"{name}-{number}") for name in ("costs", "model"))
-                learn(night, work, self.store, costs, model)
+                learn(found, work, self.store, costs, model)
 
-    def measure(self, night: Survey, job: Any) -> None:
-        request = night.request
+    def measure(self, found: Survey, job: Any) -> None:
+        request = found.request
         measure(
             job,
             self.store,
@@ -132,15 +130,14 @@ class Place:
             seed=request.seed,
         )
 
-    def _plan(self, night: Survey, name: str) -> Verdict:
+    def _plan(self, found: Survey, name: str) -> Verdict:
         tables, out, released, page = (
             self.fresh(each) for each in ("tables.json", "plan.json", "release.json", "p.html")
         )
-        _, searched = plan(night, name, self.store, tables, out, algorithm="size")
+        _, searched = plan(found, name, self.store, tables, out, algorithm="size")
         with patch("neuroshard.nightly.release.report"):
-            return release(
-                night, name, searched, out, tables, self.store, released, page, min_gain=None, memory_margin=0.0
-            )
+            files = ReleaseFiles(out, tables, released, page)
+            return release(found, name, searched, files, self.store, DeploySettings())
 
     def fresh(self, name: str) -> Path:
         import tempfile
@@ -150,7 +147,7 @@ class Place:
 
 @contextmanager
 def clocks_at(now: datetime) -> Iterator[None]:
-    """This machine's clock, as far as nights look at it."""
+    """This machine's clock, as far as nightly runs look at it."""
 
     class Clock(datetime):
         @classmethod

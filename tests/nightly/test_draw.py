@@ -1,9 +1,9 @@
-"""The tables of all models of a night, whose cases are drawn together."""
+"""The tables of all models of a nightly run, whose cases are drawn together."""
 
-from neuroshard.augment.night import tables_of
 from neuroshard.core.nightly import Order
 from neuroshard.core.table import MAX_NAME, Table
 from neuroshard.files.tables import write_tables
+from neuroshard.nightly.draw import tables_of
 
 
 def order(name: str, path: str) -> Order:

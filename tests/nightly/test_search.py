@@ -1,4 +1,4 @@
-"""A night's search: constraints and a move budget of the order, the live plan as the start."""
+"""The search of a nightly run: constraints and a move budget of the order, the live plan as the start."""
 
 from datetime import UTC, datetime
 
@@ -12,7 +12,7 @@ from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.deploy.bundles import Asked, publish_model
 from neuroshard.deploy.run import deploy
 from neuroshard.files.tables import write_tables
-from neuroshard.search.night import run
+from neuroshard.nightly.search import search_plan
 from neuroshard.store.folder import FolderStore
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
@@ -30,9 +30,10 @@ def plan_of(tmp_path):
         order = Order(name="ads", tables="-", devices=4, memory="8GiB", **asked)
         request = Request(compute_cases=1, collective_cases=0, batch_size=65536, seed=seed, backend="synthetic")
         hardware = {"ads": model.manifest.hardware_fingerprint}
-        night = Survey(request=request, orders=(order,), hardware=hardware, works=())
-        found, searched = run(night, "ads", tmp_path / "tables.json", str(tmp_path / "store"), tmp_path / "plan.json",
-            algorithm="local-search")  # fmt: skip
+        survey = Survey(request=request, orders=(order,), hardware=hardware, works=())
+        found, searched = search_plan(
+            survey, "ads", store, tmp_path / "tables.json", tmp_path / "plan.json", "local-search"
+        )
         assert searched.instead == ""
         return found
 

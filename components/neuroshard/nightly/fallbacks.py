@@ -1,0 +1,141 @@
+"""Which cost model a model's plan is searched with: the best of those that can be used.
+
+1. the live cost model of the model's own hardware
+2. a cost model of that hardware whose error was too high to go live
+3. the live cost model of similar hardware (another driver, another device) at the same batch size
+4. the analytic cost model
+
+With any but the first, the plan says so.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from neuroshard.core.clean import log
+from neuroshard.core.cost import Hardware
+from neuroshard.core.errors import InvalidInput, NotFound
+from neuroshard.core.hardware_names import is_part_of_name, is_same_name
+from neuroshard.core.nightly import Order, Searched, Survey, work_folder
+from neuroshard.costmodel.analytic import SPREAD, analytic_for
+from neuroshard.costmodel.bundle import TrainedCostModel
+from neuroshard.costmodel.open import open_cost_model
+from neuroshard.costmodel.published import list_published
+from neuroshard.costmodel.serving import Known, Wanted, known_models, live_at, predicts, serves, usable
+from neuroshard.store.measuring import FAILED, read_record
+from neuroshard.store.protocol import Store
+
+
+class Candidate(NamedTuple):
+    """A cost model, named as `--model` names it. `what` describes one that is not the hardware's own good one."""
+
+    spec: str
+    what: str = ""
+
+
+def choose(survey: Survey, order: Order, store: Store) -> Searched:
+    """The best cost model that can be used for an order, and why it is not the hardware's own. Raises StoreError."""
+    known, notes = known_models(store)
+    live = live_at(known, survey.request.batch_size)
+    why = _why_not_own(survey, order, store, live, notes)
+    for candidate in candidates(survey, order, store, live):
+        try:
+            model = open_cost_model(candidate.spec, survey.request.batch_size)
+        except (InvalidInput, NotFound) as error:
+            log(f"note: cost model {candidate.spec} cannot be used: {error}")
+            continue
+        if isinstance(model, TrainedCostModel) and not predicts(model, order.devices):
+            continue
+        said = [candidate.what, *([why] if why else [])]
+        instead = f"this plan is by {': '.join(said)}" if candidate.what else ""
+        if instead:
+            log(f"note: {order.name}: {instead}")
+        return Searched(model=candidate.spec, instead=instead)
+    raise AssertionError("the analytic model always answers")
+
+
+def candidates(survey: Survey, order: Order, store: Store, live: Mapping[str, Known]) -> Iterator[Candidate]:
+    """Cost models for an order, the best first. The last one, the analytic cost model, can always be used."""
+    fingerprint, wanted, now = survey.hardware.get(order.name, ""), _wanted(survey, order), datetime.now(UTC)
+    own = live.get(fingerprint)
+    if own is not None:
+        found = serves(own, wanted, now)
+        if usable(found):
+            said = [one for one in found if one.lack not in ("ranks missing", "partly learned")]
+            what = f"a cost model that falls short: {'; '.join(one.why for one in said)}" if said else ""
+            yield Candidate(_spec(store, own.release.fingerprint, own.release.bundle_digest), what)
+    for one in list_published(store):
+        at_size = one.manifest is not None and one.manifest.batch_size == survey.request.batch_size
+        if one.fingerprint == fingerprint and not one.is_live and at_size and one.error is not None:
+            what = f"a cost model that is {one.error:.1%} off on unseen tables, too far to go live"
+            yield Candidate(_spec(store, one.fingerprint, one.digest), what)
+    hardware = _hardware(survey, fingerprint, live)
+    for neighbour in _neighbours(hardware, order, live, fingerprint):
+        release, of = neighbour.release, _of(neighbour)
+        what = f"the cost model of {release.device_name}" + (f", driver {of.driver}" if of and of.driver else "")
+        yield Candidate(_spec(store, release.fingerprint, release.bundle_digest), what)
+    yield _analytic(hardware, order)
+
+
+def _wanted(survey: Survey, order: Order) -> Wanted:
+    return Wanted(
+        survey.request.batch_size,
+        ranks=(order.devices,),
+        max_error=survey.max_error,
+        max_age_seconds=survey.max_age_seconds,
+    )
+
+
+def _why_not_own(survey: Survey, order: Order, store: Store, live: Mapping[str, Known], notes: tuple[str, ...]) -> str:
+    """Why the hardware's own live cost model cannot be used: its shortfalls, and the failure of the last measuring."""
+    fingerprint = survey.hardware.get(order.name, "")
+    own = live.get(fingerprint)
+    if own is not None:
+        why = "; ".join(one.why for one in serves(own, _wanted(survey, order), datetime.now(UTC)) if not one.usable)
+        whys = [f"the live one of its hardware cannot be used, as {why}"] if why else []
+    else:
+        called = order.hardware or "its hardware"
+        whys = [f"no cost model of {called} is live for {survey.request.batch_size:,} samples a step"]
+    whys += [note for note in notes if fingerprint and fingerprint in note]
+    if fingerprint:
+        failed = read_record(store, f"{work_folder(fingerprint, survey.request)}/{FAILED}")
+        whys += [f"{failed.get('step')}: {failed.get('why')}"] if failed else []
+    return "; ".join(whys)
+
+
+def _spec(store: Store, fingerprint: str, digest: str) -> str:
+    return f"{store.url}#{fingerprint}@{digest}"
+
+
+def _of(known: Known) -> Hardware | None:
+    return known.model.manifest.bench.hardware if known.model else None
+
+
+def _hardware(survey: Survey, fingerprint: str, live: Mapping[str, Known]) -> Hardware | None:
+    """The hardware with this fingerprint, from the fleet, the works, or a live cost model; None where none of them has it."""
+    kinds = [work.hardware for work in survey.works if work.hardware.fingerprint == fingerprint]
+    kinds += [of for one in live.values() if one.release.fingerprint == fingerprint and (of := _of(one))]
+    return survey.kinds.get(fingerprint) or next(iter(kinds), None)
+
+
+def _neighbours(hardware: Hardware | None, order: Order, live: Mapping[str, Known], fingerprint: str) -> list[Known]:
+    """Live cost models of other hardware of the same kind, the most similar first, and of equals the newest first."""
+
+    def similarity(one: Known) -> tuple[bool, bool, str]:
+        of = _of(one)
+        assert of is not None
+        same = is_same_name(of.name, hardware.name) if hardware else is_part_of_name(order.hardware, of.name)
+        driver = hardware is not None and of.driver_major == hardware.driver_major
+        return same, driver, one.release.time
+
+    others = [one for one in live.values() if one.release.fingerprint != fingerprint and (of := _of(one))
+              and (hardware is None or of.kind == hardware.kind)]  # fmt: skip
+    return sorted(others, key=similarity, reverse=True)
+
+
+def _analytic(hardware: Hardware | None, order: Order) -> Candidate:
+    """The analytic cost model of the hardware, by its own datasheet or by a common one."""
+    sheet, own = analytic_for(hardware, order.hardware)
+    called = (hardware.name if hardware else order.hardware) or "unknown hardware"
+    guess = "" if own else f", whose datasheet answers for {called}"
+    return Candidate(f"analytic:{sheet}", f"analytic:{sheet}, of datasheets, which may be {SPREAD:.0%} off{guess}")

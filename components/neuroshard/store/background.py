@@ -1,0 +1,23 @@
+"""Something done again and again in a thread of its own, while a block runs."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def repeating(every_seconds: float, do: Callable[[], None]) -> Iterator[None]:
+    """Call `do` every so many seconds while the block runs. `do` must not raise. The last call has ended when this does."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(every_seconds):
+            do()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
