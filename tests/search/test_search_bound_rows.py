@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from neuroshard.search.proposers.start import first_plans
 from scipy.optimize import linprog
 
 from helpers.analytic import AnalyticModel
@@ -22,6 +21,7 @@ from neuroshard.search.bound.row_levels import game, row_levels
 from neuroshard.search.bound.settings import BOUND
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
+from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.run import search
 
 ROWS_16 = (BY_DIGITS[8] == THRESHOLDS) & (COUNTED_IN == ROWS)  # one step of rates, just beyond 65,536 rows
