@@ -100,7 +100,7 @@ def test_where_large_tables_take_the_memory_the_bound_is_below_the_best_of_all_p
 def bound_ms(task: ShardingTask, model: CostModel, plan: Plan, **settings: bool) -> float:
     """The bound that a plan gets with some of its parts switched off."""
     problem = Problem(task, model)
-    number = {table.name: item for item, (table,) in enumerate(problem.members)}
+    number = {table.name: group for group, (table,) in enumerate(problem.tables)}
     widths = np.zeros((len(problem.whole), problem.devices), dtype=np.int64)
     for shard in plan.shards:
         widths[number[shard.table], shard.device] += shard.dim // DIM_STEP
