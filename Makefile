@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check fix compile images-check manifests-check apiserver-test extras-check bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights submit lock clean
+.PHONY: help setup run test check fix compile images-check manifests-check apiserver-test extras-check bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -82,6 +82,9 @@ bench-search: .venv/dev.done ## our search beside its peers; ARGS="--tables-dir 
 
 bench-nights: .venv/dev.done ## nights on the local runner: the fleet changes, the store goes away, the run is killed at every step; ARGS=--quick
 	@$(BIN)/python tests/bench/nights.py $(ARGS)
+
+bench-page: .venv/dev.done ## docs/benchmarks/*.json -> docs/benchmarks.md; a bench writes its tables there with ARGS=--publish
+	@$(BIN)/python tests/bench/publishing/page.py
 
 submit: .venv/run.done ## run the compiled pipeline on the cluster at KFP_ENDPOINT; ARGS="store=s3://bucket/prefix"
 	@: "$${KFP_ENDPOINT:?give the address of the Kubeflow Pipelines API, as in KFP_ENDPOINT=http://localhost:8080 make submit}"

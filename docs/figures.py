@@ -1,13 +1,15 @@
-"""The figures of docs/how-it-works.md: measured on a machine once, kept as numbers, drawn from them.
+"""The figures of docs/cost-model.md and docs/search.md: measured on a machine once, kept as numbers, drawn from them.
 
     python docs/figures.py measure run/figures     measure, train, search (10 minutes), and write docs/images/figures.json
     python docs/figures.py draw                    docs/images/figures.json -> docs/images/*.svg
+    python docs/figures.py picture report.html     the top of a report, by Chromium -> docs/images/report.png of the README
 
 Charts are Vega-Lite, drawn by vl-convert. Nothing is smoothed or left out but what each function says.
 """
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from datetime import date
@@ -36,11 +38,16 @@ OURS, OTHER, THIRD, GREY = "#1f6feb", "#d1495b", "#2a9d5c", "#8a8f98"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["measure", "draw"])
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("run/figures"), help="for what measuring leaves")
+    parser.add_argument("what", choices=["measure", "draw", "picture"])
+    parser.add_argument(
+        "path", type=Path, nargs="?", default=Path("run/figures"), help="folder to measure in; report.html"
+    )
     options = parser.parse_args()
+    if options.what == "picture":
+        picture(options.path)
+        return
     if options.what == "measure":
-        write_bytes(NUMBERS, json.dumps(measured(options.folder), indent=1).encode())
+        write_bytes(NUMBERS, json.dumps(measured(options.path), indent=1).encode())
     draw(json.loads(NUMBERS.read_text()))
 
 
@@ -170,13 +177,26 @@ def of_search(folder: Path) -> dict[str, Any]:
     }
 
 
+def picture(report: Path) -> None:
+    """The top of a report as a browser shows it: headline, costs, devices."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium") or shutil.which("google-chrome"))
+        page = browser.new_page(viewport={"width": 1280, "height": 1230})
+        page.goto(report.resolve().as_uri())
+        page.wait_for_selector("html[data-drawn]")
+        page.screenshot(path=IMAGES / "report.png")
+        browser.close()
+
+
 def draw(numbers: dict[str, Any]) -> None:
     """Every figure as an SVG under docs/images."""
     figures = {
         "fusion": fusion(numbers),
         "width": width(numbers),
         "trust": trust(numbers),
-        "all_to_all": all_to_all(numbers),
+        "all-to-all": all_to_all(numbers),
         "search": search(numbers["search"]),
     }
     for name, spec in figures.items():
@@ -300,7 +320,7 @@ def trust(numbers: dict[str, Any]) -> dict[str, Any]:
 
 def all_to_all(numbers: dict[str, Any]) -> dict[str, Any]:
     return {
-        "title": title("Whoever comes early waits for the last", f"2 gloo processes, {of(numbers, BATCH)}"),
+        "title": title("A device that comes early waits for the last", f"2 gloo processes, {of(numbers, BATCH)}"),
         "layer": [
             equal([0.0, float(LATEST_MS)]),
             {
@@ -319,7 +339,7 @@ def all_to_all(numbers: dict[str, Any]) -> dict[str, Any]:
 def search(found: dict[str, Any]) -> dict[str, Any]:
     lines = [
         {"ms": found["heuristic_ms"], "what": "best heuristic"},
-        {"ms": found["paper_ms"], "what": "the paper's search"},
+        {"ms": found["paper_ms"], "what": "the published search"},
         {"ms": found["bound_ms"], "what": "lower bound"},
     ]
     last = {"step": found["steps"][-1]["step"] * 1.03}

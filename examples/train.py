@@ -474,7 +474,7 @@ def wait_for_all(ranks: Sequence[BaseProcess]) -> None:
     """Return when all ranks ended well. Raises NeuroshardError as soon as one did not."""
     running = dict(enumerate(ranks))
     while running:
-        multiprocessing.connection.wait([process.reference_kernel for process in running.values()])
+        multiprocessing.connection.wait([process.sentinel for process in running.values()])
         for rank, process in list(running.items()):
             code = process.exitcode
             if code:

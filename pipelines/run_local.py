@@ -52,6 +52,7 @@ END_WITH_PARENT = (
 
 # Where KFP's local runner leaves what the steps made (step/output), and under which name a user finds it. A model that is planned
 # after measuring has steps of its own: search-2, deploy-2.
+RANK_SECONDS = 600  # that ranks of the trainer wait for one another: on a busy machine they start minutes apart
 OUTPUTS = {
     "pretrain/costs": "costs",
     "pretrain/cost_model": "cost_model",
@@ -263,7 +264,7 @@ def run_pipeline(options: argparse.Namespace, folder: Path, steps: Path, childre
     local.init(
         local.SubprocessRunner(use_venv=False), pipeline_root=str(steps), workspace_root=str(steps / "kfp-workspace")
     )
-    with (folder / "log.txt").open("w") as file, warnings.catch_warnings():
+    with (folder / "log.txt").open("w", encoding="utf-8") as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"kfp\.local")  # what a cluster would heed: image, CPUs, memory
         log = Log(file, {str(steps): str(folder)})
         try:
@@ -337,6 +338,7 @@ def run_trainer(options: argparse.Namespace, folder: Path, children: "Children")
     script: list[str | Path] = [sys.executable, ROOT / "examples" / "train.py", "--summary", folder / "train.json"]
     plan = ["--store", options.store, "--name", options.model]
     work = ["--steps", str(options.steps), "--batch-size", str(options.batch_size)]
+    work += ["--timeout", str(RANK_SECONDS)]
     trainer = children.start([*script, *plan, *work], {}, stdout=subprocess.PIPE)
     report = trainer.stdout.read() if trainer.stdout else ""
     if code := children.wait(trainer):

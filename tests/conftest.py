@@ -9,11 +9,18 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from helpers import servers, skipped
 from helpers.limits import HANGS
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# The same examples on every machine, however long each takes there, and nothing kept in the working directory.
+settings.register_profile(
+    "facts", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("facts")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -31,6 +38,17 @@ def _cache_of_its_own(tmp_path_factory) -> Iterator[None]:
     """Plans that tests load are kept away from those of whoever runs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _only_this_machine() -> Iterator[None]:
+    """Every server that tests ask is on the loopback interface: no proxy leads there, and no name of this host."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+            patch.delenv(name)
+        if Path("/sys/class/net/lo").exists():
+            patch.setenv("GLOO_SOCKET_IFNAME", "lo")
         yield
 
 

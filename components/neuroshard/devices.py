@@ -1,12 +1,15 @@
-"""What this machine computes with: its CPU, and its NVIDIA GPUs as NVML tells of them, each as a kind of Hardware."""
+"""What this machine computes with: its CPU, and its NVIDIA GPUs as NVML reports them, each as a kind of Hardware."""
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from neuroshard import system
 from neuroshard.core.cost import Hardware
 
 GIB = 2**30
+
+_Answer = TypeVar("_Answer")
 
 
 def cpu() -> Hardware:
@@ -20,46 +23,58 @@ def cpu() -> Hardware:
 
 
 def gpus() -> tuple[Hardware, ...]:
-    """The NVIDIA GPUs, or the MIG slices of those that are cut, in NVML's order; none without nvidia-ml-py or a driver.
+    """The NVIDIA GPUs in NVML's order; a GPU that is cut into MIG slices is these. None without nvidia-ml-py or a driver.
 
-    How they are shared in time is not to be seen from here.
+    Does not cover how GPUs are shared in time: NVML does not report it.
     """
     return tuple(gpus_by_uuid().values())
 
 
 def gpus_by_uuid() -> dict[str, Hardware]:
-    """The same by UUID (as `bare_uuid`), by which CUDA's are found: it numbers them in another order, and may see fewer."""
+    """The same by UUID (as `bare_uuid`). CUDA numbers GPUs in another order and may see fewer, so UUIDs match the two."""
+    return ask_nvml(_gpus_by_uuid, {})
+
+
+def ask_nvml(question: Callable[[Any], _Answer], otherwise: _Answer) -> _Answer:
+    """What `question` returns, given NVML as an open module.
+
+    Returns `otherwise` without nvidia-ml-py, without a driver, or where NVML answers with an error.
+    """
     try:
         import pynvml
     except ImportError:
-        return {}
+        return otherwise
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return {}
+        return otherwise
     try:
-        driver, machine = _text(pynvml.nvmlSystemGetDriverVersion()), machine_name()
-        found = {}
-        for device in nvml_gpus(pynvml):
-            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(device)
-            for part in _parts(pynvml, device):
-                found[bare_uuid(pynvml.nvmlDeviceGetUUID(part))] = Hardware(
-                    kind="cuda",
-                    name=_text(pynvml.nvmlDeviceGetName(part)),
-                    memory_bytes=whole_gib(pynvml.nvmlDeviceGetMemoryInfo(part).total),
-                    driver=driver,
-                    compute_capability=f"{major}.{minor}",
-                    machine=machine,
-                )
-        return found
-    except pynvml.NVMLError:  # it was loaded, and does not answer
-        return {}
+        return question(pynvml)
+    except pynvml.NVMLError:
+        return otherwise
     finally:
         pynvml.nvmlShutdown()
 
 
+def _gpus_by_uuid(nvml: Any) -> dict[str, Hardware]:
+    driver, machine = _text(nvml.nvmlSystemGetDriverVersion()), machine_name()
+    found = {}
+    for device in nvml_gpus(nvml):
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(device)
+        for part in _parts(nvml, device):
+            found[bare_uuid(nvml.nvmlDeviceGetUUID(part))] = Hardware(
+                kind="cuda",
+                name=_text(nvml.nvmlDeviceGetName(part)),
+                memory_bytes=whole_gib(nvml.nvmlDeviceGetMemoryInfo(part).total),
+                driver=driver,
+                compute_capability=f"{major}.{minor}",
+                machine=machine,
+            )
+    return found
+
+
 def nvml_gpus(nvml: Any) -> list[Any]:
-    """Handles of the GPUs that this process may ask of. Those that a container or a job lacks are counted and not given."""
+    """Handles of the GPUs that this process may use. NVML also counts those of other containers and jobs; they are left out."""
     handles = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
@@ -69,13 +84,13 @@ def nvml_gpus(nvml: Any) -> list[Any]:
     return handles
 
 
-def bare_uuid(told: str | bytes) -> str:
-    """As CUDA tells it: `GPU-6f3a…` -> `6f3a…`."""
-    return _text(told).partition("-")[2]
+def bare_uuid(uuid: str | bytes) -> str:
+    """NVML's UUID as CUDA writes it: `GPU-6f3a…` -> `6f3a…`."""
+    return _text(uuid).partition("-")[2]
 
 
 def machine_name() -> str:
-    """What its maker calls this machine: the same file, in the same spelling, as NVIDIA's node label gpu.machine."""
+    """The maker's name for this machine: the same file, in the same spelling, as NVIDIA's node label gpu.machine."""
     return system.read("/sys/class/dmi/id/product_name").replace(" ", "-")  # a container may not show it
 
 
@@ -85,15 +100,15 @@ def cores() -> int:
 
 
 def whole_gib(count: int) -> int:
-    """Bytes rounded to GiB: firmware and drivers keep a little for themselves, more or less of it by version."""
+    """Bytes rounded to GiB: firmware and drivers reserve a little, which differs by version."""
     return round(count / GIB) * GIB
 
 
 def _parts(nvml: Any, device: Any) -> list[Any]:
-    """The MIG slices of a GPU that is cut into such, else the GPU itself."""
+    """The MIG slices of a GPU that is cut into slices, otherwise the GPU itself."""
     try:
         enabled, _ = nvml.nvmlDeviceGetMigMode(device)
-    except nvml.NVMLError:  # it cannot be cut
+    except nvml.NVMLError:  # this GPU has no MIG
         return [device]
     if not enabled:
         return [device]

@@ -1,4 +1,4 @@
-"""Acquisition: of many devices of plans first those that tell a model most, and never a table kept to test on."""
+"""Acquisition: devices of plans that a model learns most from are chosen, and never a table held out to test on."""
 
 from dataclasses import replace
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from helpers.costs import random_model, random_tables
-from neuroshard.augment.acquire import acquire, most_telling, terms
+from neuroshard.augment.acquire import acquire, most_informative, terms
 from neuroshard.augment.run import augment
+from neuroshard.augment.settings import AugmentSettings
 
 FACTS = {"compute_cases": 60, "collective_cases": 10, "devices": (4,), "memory_bytes": 2**40, "seed": 3}
 
@@ -40,9 +41,9 @@ def random_terms(devices=200, sets=20):
 
 
 @pytest.mark.parametrize("sets", [20, 0])
-def test_each_device_is_the_one_after_which_all_are_known_best(sets):
+def test_each_device_reduces_the_average_variance_most(sets):
     of_devices, of_sets = random_terms(sets=sets)
-    chosen = list(most_telling(of_devices, of_sets, 10, 8))
+    chosen = list(most_informative(of_devices, of_sets, 10, 8))
 
     for place, device in enumerate(chosen):
         before = chosen[:place]
@@ -52,10 +53,10 @@ def test_each_device_is_the_one_after_which_all_are_known_best(sets):
         assert left[device] == pytest.approx(min(left.values()), rel=1e-3)
 
 
-def test_what_sets_tell_need_not_be_told_by_devices():
+def test_devices_are_chosen_for_what_sets_do_not_show():
     of_devices, of_sets = np.eye(2)[[0] * 50 + [1] * 50], np.eye(2)[[0] * 30]
 
-    assert np.mean(np.array(list(most_telling(of_devices, of_sets, 10, 20))) >= 50) > 0.7
+    assert np.mean(np.array(list(most_informative(of_devices, of_sets, 10, 20))) >= 50) > 0.7
 
 
 def test_rounding_does_not_add_up_over_many_choices():
@@ -63,7 +64,7 @@ def test_rounding_does_not_add_up_over_many_choices():
     common = np.concatenate([rng.lognormal(sigma=2, size=(800, 1)), 1e-3 * rng.lognormal(size=(800, 30))], axis=1)
     of_all = np.concatenate([common @ rng.standard_normal((31, 31)), np.eye(800, 5)], axis=1)
     none = of_all[:0]
-    chosen = list(most_telling(of_all, none, 5, 300))
+    chosen = list(most_informative(of_all, none, 5, 300))
     left = {
         other: left_unsure(of_all, none, [*chosen[:-1], other], 5, 300) for other in set(range(800)) - {*chosen[:-1]}
     }
@@ -74,11 +75,11 @@ def test_rounding_does_not_add_up_over_many_choices():
 def test_none_is_chosen_twice_and_no_more_than_there_are():
     of_all = np.ones((5, 3))
 
-    assert sorted(most_telling(of_all, of_all[:0], 0, 9)) == [0, 1, 2, 3, 4]
+    assert sorted(most_informative(of_all, of_all[:0], 0, 9)) == [0, 1, 2, 3, 4]
 
 
 def test_many_devices_are_chosen_block_by_block(tables, model, monkeypatch):
-    cases = augment(tables, **FACTS).compute
+    cases = augment(tables, AugmentSettings(**FACTS)).compute
     monkeypatch.setattr("neuroshard.augment.acquire._BLOCK", 4)
 
     chosen = list(acquire(cases[:48], cases[48:], model, 12))
@@ -89,15 +90,15 @@ def test_many_devices_are_chosen_block_by_block(tables, model, monkeypatch):
 
 
 @pytest.mark.parametrize("plan_share", [0.0, 0.75, 1.0])
-def test_of_devices_of_plans_the_most_telling_and_of_random_sets_any(tables, model, plan_share, monkeypatch):
+def test_devices_of_plans_are_chosen_and_random_sets_are_not(tables, model, plan_share, monkeypatch):
     asked = []
 
     def first(devices, sets, model, count):
         asked.append((len(devices), len(sets), count))
         return acquire(devices, sets, model, count)
 
-    monkeypatch.setattr("neuroshard.augment.run.acquire", first)
-    wanted = augment(tables, **FACTS, plan_share=plan_share, acquire_for=model)
+    monkeypatch.setattr("neuroshard.augment.draw.acquire", first)
+    wanted = augment(tables, AugmentSettings(**FACTS, plan_share=plan_share), acquire_for=model)
     train = [case for case in wanted.compute if case.split == "train"]
 
     ((devices, sets, count),) = asked
@@ -107,13 +108,16 @@ def test_of_devices_of_plans_the_most_telling_and_of_random_sets_any(tables, mod
 
 
 def test_as_many_cases_as_asked_none_twice(tables, model):
-    wanted = augment(tables, **FACTS, acquire_for=model)
+    wanted = augment(tables, AugmentSettings(**FACTS), acquire_for=model)
 
     assert len({case.case_id for case in wanted.compute}) == len(wanted.compute) == 60
 
 
 def test_the_same_tables_are_held_out_and_the_sets_are_others(tables, model):
-    plain, wanted = augment(tables, **FACTS), augment(tables, **FACTS, acquire_for=model)
+    plain, wanted = (
+        augment(tables, AugmentSettings(**FACTS)),
+        augment(tables, AugmentSettings(**FACTS), acquire_for=model),
+    )
 
     def names(cases, unseen):
         return {t.name for case in cases.compute if (case.split == "test_tables") == unseen for t in case.tables}
@@ -125,17 +129,22 @@ def test_the_same_tables_are_held_out_and_the_sets_are_others(tables, model):
 
 def test_test_sets_stay_a_fair_sample(tables, model):
     facts = {**FACTS, "compute_cases": 600}
-    wanted, drawn = augment(tables, **facts, acquire_for=model), augment(tables, **facts)
+    wanted, drawn = (
+        augment(tables, AugmentSettings(**facts), acquire_for=model),
+        augment(tables, AugmentSettings(**facts)),
+    )
 
     assert np.mean(sizes(wanted, "test_tables")) == pytest.approx(np.mean(sizes(drawn, "test_tables")), abs=1.5)
 
 
 def test_the_same_seed_and_model_choose_the_same(tables, model):
-    assert augment(tables, **FACTS, acquire_for=model) == augment(tables, **FACTS, acquire_for=model)
+    assert augment(tables, AugmentSettings(**FACTS), acquire_for=model) == augment(
+        tables, AugmentSettings(**FACTS), acquire_for=model
+    )
 
 
 def test_a_prediction_is_the_sum_of_its_terms_and_a_constant(tables, model):
-    cases = augment(tables, **FACTS).compute
+    cases = augment(tables, AugmentSettings(**FACTS)).compute
     of_case = [model.table_vectors(case.tables, np.array([t.dim for t in case.tables])).sum(axis=0) for case in cases]
     ms = model.compute_ms(np.array(of_case))
 
@@ -146,7 +155,7 @@ def test_a_prediction_is_the_sum_of_its_terms_and_a_constant(tables, model):
 
 def test_every_case_is_judged_at_its_own_batch_size(tables, model):
     model = replace(model, manifest=model.manifest.model_copy(update={"batch_sizes": (1024, 65536)}))
-    case = augment(tables, **FACTS).compute[0]
+    case = augment(tables, AugmentSettings(**FACTS)).compute[0]
     small = case.model_copy(update={"batch_size": 1024})
 
     both = terms([case, small], model)

@@ -1,10 +1,11 @@
-"""Tables to cases: which, how many, in what order, and what is said where they cannot be had."""
+"""Tables to cases: which, how many, in what order, and what is said where there are none."""
 
 from collections import Counter
 
 import pytest
 
 from neuroshard.augment.run import augment, run
+from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import Cases
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.table import Table
@@ -17,7 +18,7 @@ ASKED = {"compute_cases": 400, "collective_cases": 90, "devices": (2, 4, 8), "me
 
 
 def made(tables=TABLES, **changes) -> Cases:
-    return augment(tables, **{**ASKED, **changes})
+    return augment(tables, AugmentSettings(**{**ASKED, **changes}))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_the_same_seed_gives_the_same_cases(cases):
     assert made(seed=2).compute != cases.compute
 
 
-def test_a_wider_table_comes_in_its_own_width_and_the_widest_is_told():
+def test_a_wider_table_also_has_its_own_width_and_the_cases_say_the_widest():
     wide = (*TABLES, Table(name="wide", rows=100, dim=512, pooling_factor=1.0))
     cases = made(wide, max_dim=32)
     assert cases.max_dim == 512
@@ -97,18 +98,18 @@ def test_tables_too_large_for_a_device_are_left_out_and_counted(capsys):
     assert "1 table is too large for a device" in capsys.readouterr().err
 
 
-def test_where_no_table_fits_the_smallest_need_is_told():
+def test_an_error_names_the_smallest_table_if_none_fits():
     with pytest.raises(
-        Infeasible, match=r"of the smallest, 't0', 4 columns need 19\.5 KiB of 19\.0 KiB; give more --memory"
+        Infeasible, match=r"4 columns of the smallest one, 't0', need 19\.5 KiB of 19\.0 KiB; give more --memory"
     ):
         made(memory_bytes=19456)
 
 
-def test_where_there_are_fewer_distinct_cases_all_of_them_come_and_it_is_said(capsys):
+def test_if_there_are_fewer_distinct_cases_all_come_and_the_bar_says_so(capsys):
     one = Table(name="one", rows=1, dim=16, pooling_factor=0.0)
     cases = made((one,), max_dim=16, max_tables=1, vary_share=0.0)
     assert sorted(case.tables[0].dim for case in cases.compute) == [4, 8, 12, 16]
-    assert "396 fewer than asked: there are no more distinct cases" in capsys.readouterr().err
+    assert "396 fewer than asked for: there are no more distinct cases" in capsys.readouterr().err
 
 
 def test_few_tables_are_all_trained_on():
@@ -117,7 +118,7 @@ def test_few_tables_are_all_trained_on():
     assert not names(made(test_share=0.0), "test_tables")
 
 
-def test_one_device_all_to_alls_nothing():
+def test_one_device_has_no_all_to_all():
     assert made(devices=(1,)).collective == ()
     assert {len(case.device_dims) for case in made(devices=(1, 2)).collective} == {2}
     assert made(collective_cases=0).collective == ()
@@ -135,9 +136,9 @@ def test_a_handful_of_cases_has_every_split():
         ({"max_dim": 6}, "must have a multiple of 4 columns, at most 65536, not 6"),
         ({"max_dim": 0}, "not 0"),
         ({"max_dim": 2**17}, "not 131072"),
-        ({"test_share": 1.0}, "test share 1,"),
-        ({"vary_share": 2.0}, "vary share 2 and"),
-        ({"max_tables": 0}, "at least 1 table in a set, not 0"),
+        ({"test_share": 1.0}, "test share must be from 0 to below 1, not 1"),
+        ({"vary_share": 2.0}, "vary share must be from 0 to 1, not 2"),
+        ({"max_tables": 0}, "must have at least 1 table, not 0"),
     ],
 )
 def test_what_cannot_be_is_a_usage_error(change, message):
@@ -148,22 +149,22 @@ def test_what_cannot_be_is_a_usage_error(change, message):
 def test_the_preset_s_cases_are_written_and_read_back(tmp_path):
     write_tables(tmp_path / "tables.json", preset("mlperf-dlrm-dcnv2"))
     asked = {"compute_cases": 300, "collective_cases": 40, "devices": (4,), "memory_bytes": 32 * 2**30, "seed": 0}
-    cases = run(tmp_path / "tables.json", tmp_path / "cases", **asked)
+    cases = run(tmp_path / "tables.json", tmp_path / "cases", AugmentSettings(**asked))
     assert read_cases(tmp_path / "cases") == cases
     assert (len(cases.compute), len(cases.collective)) == (300, 40)
 
 
-def test_what_a_tables_file_says_in_vain_is_noted(tmp_path, capsys):
+def test_unknown_keys_of_a_tables_file_produce_a_note(tmp_path, capsys):
     path = tmp_path / "tables.json"
     path.write_text('{"tables": [{"name": "a", "rows": 10, "dim": 4, "pooling_factor": 1, "colour": "red"}]}')
-    run(path, tmp_path / "cases", **ASKED)
+    run(path, tmp_path / "cases", AugmentSettings(**ASKED))
     assert f"note: {path}: ignored unknown keys of tables: colour\n" in capsys.readouterr().err
 
 
 def test_broken_tables_write_nothing(tmp_path):
     (tmp_path / "tables.json").write_text('{"tables": []}')
     with pytest.raises(InvalidInput, match="empty"):
-        run(tmp_path / "tables.json", tmp_path / "cases", **ASKED)
+        run(tmp_path / "tables.json", tmp_path / "cases", AugmentSettings(**ASKED))
     assert not (tmp_path / "cases").exists()
 
 

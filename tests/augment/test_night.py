@@ -10,7 +10,7 @@ def order(name: str, path: str) -> Order:
     return Order(name=name, tables=path, devices=2, memory="1GiB")
 
 
-def test_tables_of_one_name_in_two_models_are_told_apart(tmp_path):
+def test_tables_of_one_name_in_two_models_stay_distinct(tmp_path):
     write_tables(tmp_path / "t.json", (Table(name="user", rows=10, dim=4, pooling_factor=1.0),))
 
     found, faults = tables_of([order(model, str(tmp_path / "t.json")) for model in ("ads", "feed")])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.augment.placements import draw_all_to_all
@@ -16,6 +16,7 @@ def all_to_alls(dims=DIMS, devices: int = 4, max_delay_ms: float = 20.0, count: 
     return np.array([one.device_dims for one in drawn]), np.array([one.start_delays_ms for one in drawn])
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=30), st.integers(2, 64), st.integers(0, 2**32))
 def test_dims_are_multiples_of_4_that_the_tables_have(quarters, devices, seed):
     dims = 4 * np.array(quarters)

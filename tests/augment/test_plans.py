@@ -11,6 +11,7 @@ from helpers.table_strategies import some_tables
 from neuroshard.augment.plans import draw_device
 from neuroshard.augment.pools import Pool
 from neuroshard.augment.run import augment
+from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
 
@@ -57,7 +58,7 @@ def test_plans_are_of_few_tables_or_of_all_and_cut_also_unevenly():
     assert set(dims) == set(range(4, 68, 4))
 
 
-def test_in_some_plans_the_heaviest_tables_lie_row_wise_on_all_devices():
+def test_in_some_plans_the_heaviest_tables_are_row_wise_on_all_devices():
     held = devices_of([HEAVY, *ALIKE], 600)
     parts = [s for device in held for s in device if s.rows != 10_000]
     assert {(s.rows, s.pooling_factor) for s in parts} == {(2_500, 40.0), (2_500, 1.0)}
@@ -87,7 +88,9 @@ def test_as_many_cases_are_of_plans_as_wanted():
     """A set of one plan for 20 devices of 40 tables holds few of them, a random set up to 15."""
     facts = {"compute_cases": 300, "collective_cases": 0, "devices": (20,), "memory_bytes": 2**40, "seed": 0}
     means = [
-        np.mean([len(case.tables) for case in augment(tuple(ALIKE), plan_share=share, **facts).compute])
+        np.mean(
+            [len(case.tables) for case in augment(tuple(ALIKE), AugmentSettings(plan_share=share, **facts)).compute]
+        )
         for share in (0.0, 0.5, 1.0)
     ]
     assert means[0] > means[1] + 1 > means[2] + 2
@@ -95,14 +98,13 @@ def test_as_many_cases_are_of_plans_as_wanted():
 
 def test_no_case_has_more_tables_than_wanted():
     tables = tuple(ALIKE)
-    cases = augment(
-        tables, compute_cases=200, collective_cases=0, devices=(1,), memory_bytes=2**40, max_tables=3, seed=0
+    settings = AugmentSettings(
+        compute_cases=200, collective_cases=0, devices=(1,), memory_bytes=2**40, max_tables=3, seed=0
     )
+    cases = augment(tables, settings)
     assert max(len(case.tables) for case in cases.compute) == 3
 
 
-def test_a_share_that_is_none_is_refused():
-    with pytest.raises(UsageError, match=r"plan share 1\.5 must be shares"):
-        augment(
-            tuple(ALIKE), compute_cases=1, collective_cases=0, devices=(4,), memory_bytes=2**40, plan_share=1.5, seed=0
-        )
+def test_a_share_above_1_is_refused():
+    with pytest.raises(UsageError, match=r"plan share must be from 0 to 1, not 1\.5"):
+        AugmentSettings(compute_cases=1, collective_cases=0, devices=(4,), memory_bytes=2**40, plan_share=1.5, seed=0)

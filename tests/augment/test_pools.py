@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.augment.pools import Pool, hold_out, widths
@@ -27,6 +27,7 @@ def test_a_table_comes_at_all_widths_and_at_its_own_and_its_halves(dim, max_dim,
     assert widths(dim, max_dim) == wanted
 
 
+@settings(deadline=None)
 @given(st.integers(1, 2**14), st.integers(1, 64))
 def test_widths_are_multiples_of_4_and_the_own_one_is_among_them(quarter, max_quarter):
     made = widths(4 * quarter, 4 * max_quarter)

@@ -1,10 +1,10 @@
-"""Random sets: all sizes alike, never over a device's memory; varied tables stay true to their reuse bins."""
+"""Random sets: all sizes equally likely, never over a device's memory; varied tables stay true to their reuse bins."""
 
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.table_strategies import some_tables
@@ -16,6 +16,7 @@ from neuroshard.files.access import count_bins, rows_at_rates
 from neuroshard.files.traces import draw_lookups
 
 
+@settings(deadline=None)
 @given(some_tables, st.floats(0.1, 30), st.integers(1, 15), st.floats(0, 1), st.integers(0, 2**32))
 def test_every_set_fits_the_device(tables, room, max_tables, vary_share, seed):
     memory = int(room * min(table.with_dim(4).memory_bytes for table in tables)) + 1
@@ -36,14 +37,14 @@ def drawn_sets(memory: int, count: int = 3000, vary_share: float = 0.0) -> list[
 
 
 @pytest.mark.parametrize("memory", [2**40, 2**28])
-def test_all_sizes_are_alike_even_where_memory_is_tight(memory):
+def test_all_sizes_are_equally_likely_even_if_memory_is_tight(memory):
     sizes = np.bincount([len(drawn) for drawn in drawn_sets(memory)], minlength=16)
     assert sizes[0] == 0
     assert sizes[1:].min() > 140
     assert sizes[1:].max() < 260
 
 
-def test_where_memory_is_ample_all_tables_and_widths_are_alike():
+def test_all_tables_and_widths_are_equally_likely_if_memory_is_ample():
     counts = np.unique([(s.name, s.dim) for drawn in drawn_sets(2**40) for s in drawn], axis=0, return_counts=True)[1]
     assert len(counts) == 6 * 16
     assert counts.min() > 0.7 * counts.mean()
@@ -74,6 +75,7 @@ def test_a_share_of_the_tables_is_varied():
     assert 0.4 < own / len(shards) < 0.6
 
 
+@settings(deadline=None)
 @given(st.integers(1, MAX_ROWS), st.floats(0, 1e4), st.integers(0, 2**32), st.floats(1, 3))
 def test_a_varied_table_stays_within_its_limits(rows, pooling, seed, ample):
     base = Table(name="a", rows=rows, dim=8, pooling_factor=pooling, reuse_bins=(0.5, 0.5, *[0.0] * 15))

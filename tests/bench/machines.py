@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "bench"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "bench")]
 
 from simulating.machines import MACHINES, Launch, Machine, Skip  # noqa: E402
 
+from bench.publishing.page import publish  # noqa: E402
 from neuroshard.client import load_plan  # noqa: E402
 from neuroshard.core.errors import NeuroshardError  # noqa: E402
 from neuroshard.costmodel.bundle import load_cost_model  # noqa: E402
@@ -57,7 +58,10 @@ def main() -> None:
     parser.add_argument("--backend", help="cpu or synthetic [default: cpu, quick what each says]")
     parser.add_argument("--steps", type=int, default=5, help="of the trainer")
     parser.add_argument("--folder", type=Path, help="keep the runs there")
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks/, and the page")
     options = parser.parse_args()
+    if options.publish and options.quick:
+        parser.error("--publish is for whole runs, not for --quick")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # control groups and busy loops go first
     options.budget = options.budget or ("20s" if options.quick else "40s")
     chosen = [
@@ -72,6 +76,14 @@ def main() -> None:
         if len(rows) == 1:
             print(line(Row._fields, heading=True), flush=True)
         print(line(cells(rows[-1])), flush=True)
+    if options.publish:
+        publish(
+            "machines-runs",
+            f"Does `make run` end well on machines that this one is not? {options.budget} to measure.",
+            ["machine", "ended", "table sets measured", "error on unseen tables", "stands in"],
+            [(row.machine, row.ended, row.compute, row.error, row.stands_in.replace("nothing", "-")) for row in rows],
+            costs="measured",
+        )
     sys.exit(any(row.ended != "well" and not row.ended.startswith("skipped") for row in rows))
 
 

@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from bench.nightly import cases, simulation  # noqa: E402
+from bench.publishing.page import publish  # noqa: E402
 from helpers.servers import KEY, SECRET, free_port, serving  # noqa: E402
 from neuroshard.client import load_plan  # noqa: E402
 from neuroshard.core.errors import NotFound  # noqa: E402
@@ -152,22 +153,42 @@ def main() -> None:
     )
     parser.add_argument("--only", choices=("states", "simulation", "runs"), help="one of the three")
     parser.add_argument("--seed", type=int, default=0, help="of the simulation")
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks/, and the page")
     options = parser.parse_args()
+    if options.publish and options.quick:
+        parser.error("--publish is for whole runs, not for --quick")
     with tempfile.TemporaryDirectory(prefix="neuroshard-nights-") as folder:
         scratch, good = Path(folder), True
         os.environ["XDG_CACHE_HOME"] = str(scratch / "cache")
         if options.only in (None, "states"):
-            good = quietly(lambda: cases.show(scratch / "states"))
+            good, rows = quietly(lambda: cases.show(scratch / "states"))
+            if options.publish:
+                publish(
+                    "nights-states",
+                    "Do later nights go on from a bad state, with nobody's help?",
+                    ["state", "the nights, one after another"],
+                    [row[:2] for row in rows],
+                    costs="formula",
+                )
         if options.only in (None, "simulation"):
             weeks = 2 if options.quick else 9
-            good = quietly(lambda: simulation.show(scratch / "simulation", options.seed, weeks)) and good
+            well, rows = quietly(lambda: simulation.show(scratch / "simulation", options.seed, weeks))
+            good = good and well
+            if options.publish:
+                publish(
+                    "nights-simulation",
+                    "Is a night ever stuck or anything lost, in two simulated months of kills, clocks, fleets and versions?",
+                    simulation.COLUMNS,
+                    rows,
+                    costs="formula",
+                )
     if options.only in (None, "runs"):
         runs(options.quick)
     if not good:
         sys.exit("error: not every night could be gone on from")
 
 
-def quietly(show: Callable[[], bool]) -> bool:
+def quietly(show: Callable[[], tuple[bool, list[list[str]]]]) -> tuple[bool, list[list[str]]]:
     """What the steps say on stderr is theirs to say, night after night."""
     # nothing here is to outlive a power cut, and a disk's flushes take most of the time
     with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere), patch("os.fsync"):

@@ -25,10 +25,12 @@ from scipy.stats import kendalltau
 from bench.pretraining import paper
 from bench.pretraining.curves import AIM, TESTS, Point, curve, needed, predicted
 from bench.pretraining.plans import errors_on_plans
+from bench.publishing.page import publish
 from bench.searching.tasks import pool
 from helpers.costs import BENCH, collective_cost, compute_cost, formula_costs
 from neuroshard.augment.placements import draw_all_to_all
 from neuroshard.augment.run import augment
+from neuroshard.augment.settings import AugmentSettings
 from neuroshard.augment.source import load_tables
 from neuroshard.core.case import Cases
 from neuroshard.core.cost import Costs
@@ -74,7 +76,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--acquired", type=int, nargs="*", default=[1500], help="acquired cases, in as many rounds")
     parser.add_argument("--draws", type=int, default=3, help="of tables, cases and seeds, for the curves")
     parser.add_argument("--curve-epochs", type=int, help="at most, for the curves")
+    parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks/, and the page")
     options = parser.parse_args()
+    if options.publish and options.quick:
+        parser.error("--publish is for whole runs, not for --quick")
     if options.quick:
         options.samples, options.paper_epochs, options.speed_epochs = 2000, 50, 5
         options.sizes, options.acquired, options.draws = [100, 200, 400], [150], 2
@@ -100,6 +105,10 @@ class Bench:
         self.options.out.parent.mkdir(parents=True, exist_ok=True)
         self.options.out.write_text(json.dumps(self.found, indent=1))
 
+    def publish(self, name: str, question: str, columns: list[str], rows: list, costs: str = "formula") -> None:
+        if self.options.publish:
+            publish(name, question, columns, rows, costs=costs)
+
     def compute(self) -> None:
         """Unseen tables, by the formula."""
         cases = 600 if self.options.quick else 2500
@@ -118,16 +127,28 @@ class Bench:
         measured = np.array([cost.total_ms for _, cost in test])
         mape, tau = scores(self.paper_compute(rows, test, self.options.paper_epochs)[0], measured)
         self.say(f"compute, unseen tables, {name}, paper", mape=mape, tau=tau, epochs=self.options.paper_epochs)
+        shown = [["neuroshard-2023", f"{mape:.1%}", f"{tau:.3f}", "-", "-"]]
         for kind, monotone in (("ours", True), ("ours, free", False)):
             began = time.process_time()
             net = pretrain(costs, monotone=monotone).report.nets[0]
             seconds = time.process_time() - began
             errors, noise = net.splits["test_tables"], net.label_noise
+            share, repeats = net.coverage["test_tables"].share, f"{noise.mape:.1%}" if noise else "-"
+            if monotone:
+                shown.append(["ours", f"{errors.mape:.1%}", f"{errors.kendall_tau:.3f}", repeats, f"{share:.0%}"])
             self.say(
                 f"compute, unseen tables, {name}, {kind}", mape=errors.mape, tau=errors.kendall_tau, cpu_s=seconds,
-                label_noise=noise.mape if noise else None, within_1_sigma=net.coverage["test_tables"].share,
+                label_noise=noise.mape if noise else None, within_1_sigma=share,
                 unseen_sets=net.splits["test_sets"].mape, tested=errors.values,
             )  # fmt: skip
+        asked = f"{len(rows):,} {name} sets of {len(costs.tables) or len(self.tables):,} tables"
+        self.publish(
+            f"cost-{name}-{len(rows):04d}",
+            f"How far off is compute on tables never seen? {asked}, batch {costs.bench.batch_size:,}.",
+            ["nets", "error", "Kendall τ", "noise of the labels", "within one deviation"],
+            shown,
+            "measured" if name == "measured" else "formula",
+        )
 
     def paper_compute(
         self, rows: list, test: list, epochs: int, watch: Callable[[np.ndarray, paper.Trained], None] | None = None
@@ -233,11 +254,19 @@ class Bench:
                 points.append(point)
                 name = f"curve, draw {draw}, {point.chosen}, {point.cases} cases"
                 self.say(name, plans=point.plans, sets=point.sets)
+        shown = []
         for chosen, counts in (("random", sizes), ("paper", [min(AIM, max(sizes))]), ("acquired", acquired)):
             for cases in counts:
                 those = [point for point in points if (point.chosen, point.cases) == (chosen, cases)]
-                errors = {test: float(np.median([getattr(point, test) for point in those])) for test in TESTS}
-                self.say(f"curve, median, {chosen}, {cases} cases", **errors)
+                errors = {test: float(np.mean([getattr(point, test) for point in those])) for test in TESTS}
+                self.say(f"curve, mean, {chosen}, {cases} cases", **errors)
+                shown.append([f"{cases:,}", chosen, *(f"{errors[test]:.2%}" for test in TESTS)])
+        self.publish(
+            "cost-cases",
+            f"How many cases are enough? Error on devices of plans and on random sets, mean of {self.options.draws} draws.",
+            ["cases", "drawn", "devices of plans", "random sets"],
+            shown,
+        )
         aims = [("random", "paper"), *[("acquired", "random"), ("acquired", "paper")] * bool(acquired)]
         for test in TESTS:
             for chosen, beside in aims:
@@ -259,27 +288,37 @@ class Bench:
             cases = self.sets(1600, seed=302)
             off, _ = scores(predicted(source, test), truth)
             self.say("transfer, the first hardware's model as it is", mape=off)
+            shown = []
             for size in (50, 100, 200) if self.options.quick else (100, 200, 400, 800, 1600):
                 costs = self.labelled(cases[:size])
                 anew, _ = scores(predicted(pretrain(costs), test), truth)
                 begun, _ = scores(predicted(pretrain(costs, start=source), test), truth)
                 self.say(f"transfer, {size} cases", anew=anew, started=begun)
+                shown.append([f"{size:,}", f"{anew:.2%}", f"{begun:.2%}"])
+        self.publish(
+            "cost-transfer",
+            "How many cases does new hardware need? Error by the number of its cases.",
+            ["cases", "trained anew", "started from another hardware's model"],
+            shown,
+        )
 
     def plans(self) -> None:
         """Error on the device sets of plans, with cases drawn at random alone and as they are drawn by default."""
         if self.options.tables_dir is None:
             print("plans: give --tables-dir, a folder of public table sets")
             return
-        tables, counts = pool("meta", self.options.tables_dir), (4, 8, 16)
+        tables, counts, shown = pool("meta", self.options.tables_dir), (4, 8, 16), []
         for name, more in (("random sets alone", {"plan_share": 0.0}), ("as drawn", {})):
             cases = augment(
                 tables,
-                compute_cases=self.options.plan_cases,
-                collective_cases=900,
-                devices=counts,
-                memory_bytes=MEMORY,
-                seed=0,
-                **more,
+                AugmentSettings(
+                    compute_cases=self.options.plan_cases,
+                    collective_cases=900,
+                    devices=counts,
+                    memory_bytes=MEMORY,
+                    seed=0,
+                    **more,
+                ),
             )
             began = time.process_time()
             model = pretrain(labels_of(cases))
@@ -293,6 +332,16 @@ class Bench:
             for devices in counts:
                 for kind, figures in errors_on_plans(model, devices, self.options.plan_tasks, self.options.tables_dir):
                     self.say(f"plans, {name}, {devices} devices, {kind}", **figures)
+                    if name == "as drawn":
+                        signed = [f"{figures[key]:+.1%}" for key in ("slowest", "cost")]
+                        errors = [f"{figures['mape']:.1%}", f"{figures['within_1_sigma']:.0%}"]
+                        shown.append([kind, str(devices), *signed, *errors])
+        self.publish(
+            "cost-plans",
+            f"How far off is a plan's predicted cost? Nets of {self.options.plan_cases:,} cases of {len(tables):,} tables.",
+            ["plans of", "devices", "slowest device", "plan's cost", "all devices, absolute", "within one deviation"],
+            sorted(shown, key=lambda row: (row[0], int(row[1]))),
+        )
 
     def sets(self, count: int, seed: int, split: str = "train", **more: object) -> list:
         """Sets of all tables, as `augment` draws those to train on or to test with."""
@@ -305,7 +354,8 @@ class Bench:
             **more,
         }
         share = 0.8 if split == "train" else 0.1
-        drawn = augment(self.tables, compute_cases=round(count / share) + 8, seed=seed, **facts).compute
+        settings = AugmentSettings(compute_cases=round(count / share) + 8, seed=seed, **facts)
+        drawn = augment(self.tables, settings).compute
         return [case for case in drawn if case.split == split][:count]
 
     def labelled(self, cases: list) -> Costs:

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from uuid import uuid4
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.publishing.page import publish
 from helpers import servers
 from helpers.costs import random_model, with_error
 from helpers.damage import CHECKS, fuzz
@@ -79,16 +81,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a thirtieth of it or so, to see that it runs")
     parser.add_argument("--only", default="", help="the rows in whose names this occurs")
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks/, and the page")
     options = parser.parse_args()
+    if options.publish and (options.quick or options.only):
+        parser.error("--publish is for whole runs, not for --quick or --only")
     sizes, only = QUICK if options.quick else FULL, options.only
+    figures: dict[str, str] = {}
 
     def row(name: str, measure: Callable[[], str]) -> None:
         """Run one, print its line. An AssertionError ends the bench: then a promise is broken."""
         if only not in name:
             return
         began = time.monotonic()
-        figure = measure()
-        print(f"| {name} | {figure} | {time.monotonic() - began:.1f} |", flush=True)
+        figures[name] = measure()
+        print(f"| {name} | {figures[name]} | {time.monotonic() - began:.1f} |", flush=True)
 
     print("| | figure | seconds |\n|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder, servers.moto() as moto, s3_environment(moto):
@@ -111,8 +117,29 @@ def main() -> None:
             row(f"{SPOILED:.0%} of answers: {fault}", lambda f=fault: spoil(f, moto, sizes))
         for kind in CHECKS:
             row(f"{share_of(sizes.mutations):,} damaged {kind} files", lambda k=kind: damage(k, sizes))
-        row("2,000 tables, 128 ranks", lambda: large(Path(folder) / "large"))
-        row("from neuroshard.client import load_plan", imported)
+        for name, measure in WAITING.items():
+            row(name, lambda m=measure: m(Path(folder) / "large"))
+    if options.publish:
+        publish_both(figures)
+
+
+def publish_both(figures: dict[str, str]) -> None:
+    """What the attacks found, those of one kind in one row; and what a trainer waits for."""
+    found: dict[str, list[str]] = {}
+    for name, figure in figures.items():
+        kind, _, which = name.partition(": ")
+        short = re.split(r"[;:] | [(]", figure)[0]
+        if name not in WAITING:
+            found.setdefault(kind, []).append(f"{which}: {short}" if which else short)
+    publish(
+        "release-faults",
+        "Do releases survive races, kills, spoiled answers and damaged files? A broken promise ends the run.",
+        ["", "found"],
+        [(kind, "; ".join(shorts)) for kind, shorts in found.items()],
+        costs="none",
+    )
+    waited = [(name, figures[name]) for name in WAITING]
+    publish("release-time", "How long does a trainer wait for its plan?", ["", "found"], waited, costs="none")
 
 
 @contextmanager
@@ -427,7 +454,7 @@ def large(root: Path) -> str:
     return f"plan of {format_bytes(size)}: " + "; ".join(figures) + " (peak memory of the whole process)"
 
 
-def imported() -> str:
+def imported(_: Path) -> str:
     """The client in a fresh interpreter, ten times: by the clock, and what it computes, whatever else the machine does."""
     script = (
         "import time; a, b = time.perf_counter(), time.process_time(); from neuroshard.client import load_plan; print("
@@ -439,6 +466,11 @@ def imported() -> str:
     seconds, computed = zip(*(map(float, run.stdout.split()) for run in runs), strict=True)
     return f"median {median(seconds):.2f} s, best {min(seconds):.2f} s; median of CPU time {median(computed):.2f} s"
 
+
+WAITING: dict[str, Callable[[Path], str]] = {  # not attacks, but what a trainer waits for
+    "2,000 tables, 128 ranks": large,
+    "from neuroshard.client import load_plan": imported,
+}
 
 if __name__ == "__main__":
     main()

@@ -27,6 +27,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.publishing.page import publish
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.value import decode_json
@@ -55,14 +58,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of it or so, to see that it runs")
     parser.add_argument("--only", default="", help="nothing is done unless this is in the word trainer")
     parser.add_argument("--processes", type=int, default=4, help="ranks that train, each a gloo process [4]")
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks/, and the page")
     options = parser.parse_args()
+    if options.publish and options.quick:
+        parser.error("--publish is for whole runs, not for --quick")
     if options.only not in "trainer":
         return
     with tempfile.TemporaryDirectory() as folder:
-        race(Path(folder), QUICK if options.quick else FULL, options.processes)
+        race(Path(folder), QUICK if options.quick else FULL, options.processes, publishing=options.publish)
 
 
-def race(folder: Path, effort: Effort, processes: int) -> None:
+def race(folder: Path, effort: Effort, processes: int, *, publishing: bool = False) -> None:
     began = time.monotonic()
     tables = make_tables()
     write_tables(folder / "tables.json", tables)
@@ -81,11 +87,22 @@ def race(folder: Path, effort: Effort, processes: int) -> None:
     ours, cores = statistics.median(steps["local-search"]), len(os.sched_getaffinity(0))
     print(f"| trainer, {processes} gloo processes on {cores} cores | median step, spread | predicted | against ours |")
     print("|---|---|---|---|")
+    rows = []
     for name, measured in sorted(steps.items(), key=lambda item: statistics.median(item[1])):
         median, cost = statistics.median(measured), plans[name].cost_ms
+        step, predicted = f"{median:.1f} ms ± {spread(measured):.1f}", "-" if cost is None else f"{cost:.2f} ms"
+        rows.append((name, step, predicted))
         print(
-            f"| {name} | {median:.1f} ms ± {spread(measured):.1f} ({min(measured):.1f} to {max(measured):.1f}) | "
-            f"{'-' if cost is None else f'{cost:.2f} ms'} | {median / ours - 1:+.1%} |"
+            f"| {name} | {step} ({min(measured):.1f} to {max(measured):.1f}) | {predicted} | {median / ours - 1:+.1%} |"
+        )
+    if publishing:
+        publish(
+            "trainer-steps",
+            f"Is a training step faster? {len(tables)} tables, {processes} gloo processes on {cores} cores, "
+            f"batch {BATCH_SIZE:,}, {effort.rounds} times {effort.steps} steps a plan.",
+            ["plan", "median step, spread of the runs", "predicted embedding cost"],
+            rows,
+            costs="measured",
         )
     print(
         f"\n{len(tables)} tables, batch {BATCH_SIZE:,}, each plan {effort.rounds} times {effort.steps} steps, in turn; a run's "

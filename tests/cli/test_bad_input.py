@@ -225,9 +225,10 @@ def test_a_plan_with_a_fault_is_neither_shown_nor_deployed(made, tmp_path, neuro
     ],
 )
 def test_a_full_disk_ends_in_one_line_and_leaves_nothing_half_written(made, tmp_path, command, out):
-    """A limit of 1 KiB a file stands for the full disk: every larger write fails the same way."""
+    """A limit of 1 KiB a file stands for the full disk: every larger write fails the same way. With -B, or Python
+    would keep half of the modules that it compiles, and no process could import them ever after."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
-    limited = f"ulimit -f 1; exec {sys.executable} -m neuroshard.cli {command}"
+    limited = f"ulimit -f 1; exec {sys.executable} -B -m neuroshard.cli {command}"
     done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
 
     assert_one_line(done, 1, "new")

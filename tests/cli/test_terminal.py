@@ -182,7 +182,7 @@ def test_progress_on_a_terminal_keeps_to_one_line_of_its_width(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", PROGRESS], stderr=slave, env=environment)
     os.close(slave)
     shown = b""
-    while select.select([master], [], [], 60)[0]:
+    while select.select([master], [], [], HANGS)[0]:
         try:
             chunk = os.read(master, 4096)
         except OSError:  # the other end is closed
@@ -191,7 +191,7 @@ def test_progress_on_a_terminal_keeps_to_one_line_of_its_width(tmp_path):
             break
         shown += chunk
     os.close(master)
-    assert child.wait(60) == 0
+    assert child.wait(HANGS) == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
     lines = [line for line in re.split(r"[\r\n]+", plain) if line.strip()]
 

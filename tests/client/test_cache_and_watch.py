@@ -4,8 +4,10 @@ import json
 import random
 import shutil
 import threading
-import time
 import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,13 +15,14 @@ import pytest
 from helpers.faults import faulty
 from helpers.limits import HANGS
 from helpers.plans import TABLES, make_plan
+from helpers.processes import wait_until
 from helpers.servers import nobody
 from neuroshard.client import StaleWarning, load, load_plan, watch
 from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable, UsageError
 from neuroshard.core.value import sha256
 from neuroshard.deploy.run import deploy, rollback
 from neuroshard.store import s3
-from neuroshard.store.deadline import THREADS
+from neuroshard.store.deadline import THREADS, Reader
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.releases import live_key, plan_key
@@ -297,6 +300,26 @@ def watching(store: FolderStore, **options: object):
     return watch(store.url, "m", every_seconds=0.001, cache_dir=False, **options)
 
 
+@contextmanager
+def once_warned(do: Callable[[], object]) -> Iterator[list[warnings.WarningMessage]]:
+    """The warnings of the block, while a thread waits for the first of them and then does this."""
+    left = threading.Event()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+
+        def wait_and_do() -> None:
+            assert wait_until(lambda: bool(seen) or left.is_set(), HANGS)
+            do()
+
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(wait_and_do)
+            try:
+                yield seen
+            finally:
+                left.set()
+            done.result()
+
+
 def test_watching_begins_with_the_live_plan_and_follows_it(store):
     plans = watching(store)
     assert next(plans) == A
@@ -323,9 +346,7 @@ def test_watching_ends_when_it_is_told_to(store):
 def test_a_plan_for_another_trainer_is_warned_of_once_and_passed_over(store):
     plans = watching(store, seen=A.digest(), world_size=2, tables=TABLES)
     deploy(make_plan("wide", devices=4), store, "m", now=NOW)
-    threading.Timer(0.2, deploy, args=(B, store, "m"), kwargs={"now": NOW}).start()
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with once_warned(lambda: deploy(B, store, "m", now=NOW)) as seen:
         assert next(plans) == B
 
     assert ["is for 4 ranks, but the trainer has 2" in str(w.message) for w in seen] == [True]
@@ -340,9 +361,10 @@ def test_a_store_that_breaks_is_warned_of_and_watched_on(store):
         (store.root / live_key("m")).write_bytes(good)
         deploy(B, store, "m", now=NOW)
 
-    threading.Timer(0.2, mend).start()
-    with pytest.warns(StaleWarning, match="watching on"):
+    with once_warned(mend) as seen:
         assert next(plans) == B
+
+    assert {(w.category, "watching on" in str(w.message)) for w in seen} == {(StaleWarning, True)}
 
 
 def test_watching_passes_over_an_old_copy_of_the_pointer(store):
@@ -358,9 +380,7 @@ def test_watching_passes_over_an_old_copy_of_the_pointer(store):
         store.swap(live_key("m"), newest, sha256(old))
         deploy(C, store, "m", now=NOW)
 
-    threading.Timer(0.2, mend).start()
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with once_warned(mend) as seen:
         assert next(plans) == C
 
     assert ["answers with release 1" in str(w.message) and "after release 2" in str(w.message) for w in seen] == [True]
@@ -370,25 +390,35 @@ def test_watching_goes_on_while_the_pointer_is_gone(store):
     plans = watching(store)
     assert next(plans) == A
     (store.root / live_key("m")).unlink()
-    threading.Timer(0.2, deploy, args=(B, store, "m"), kwargs={"now": NOW}).start()
-    with pytest.warns(StaleWarning, match=r"live\.json: does not exist"):
+    with once_warned(lambda: deploy(B, store, "m", now=NOW)) as seen:
         assert next(plans) == B
+
+    assert [(w.category, "live.json: does not exist" in str(w.message)) for w in seen] == [(StaleWarning, True)]
 
 
 def test_watching_a_store_that_hangs_keeps_one_thread_and_warns_once(store, monkeypatch):
-    freed, read, asked = threading.Event(), FolderStore.read, []
+    freed, read, asked, given_up = threading.Event(), FolderStore.read, [], []
+    within = Reader.within
 
     def hangs(self: FolderStore, key: str, *rest: int) -> bytes:
         asked.append(key)
-        freed.wait(300)
+        waits_for(freed)
         return read(self, key, *rest)
 
+    def counted(self: Reader, *given: object) -> object:
+        try:
+            return within(self, *given)
+        except Unreachable as error:
+            given_up.append(error)
+            raise
+
     monkeypatch.setattr(FolderStore, "read", hangs)
-    stop, seen_meanwhile, began = threading.Event(), [], threading.active_count()
+    monkeypatch.setattr(Reader, "within", counted)
+    stop, seen_meanwhile, before = threading.Event(), [], set(threading.enumerate())
 
     def end() -> None:
-        time.sleep(1)
-        seen_meanwhile.append((threading.active_count() - began, len(asked)))
+        assert wait_until(lambda: asked and len(given_up) > 5, HANGS)
+        seen_meanwhile.append((len(set(threading.enumerate()) - before), len(asked)))
         stop.set()
 
     thread = threading.Thread(target=end)
@@ -405,12 +435,12 @@ def test_watching_a_store_that_hangs_keeps_one_thread_and_warns_once(store, monk
 
 def test_loading_again_and_again_from_a_store_that_hangs_keeps_a_bounded_number_of_threads(store, monkeypatch):
     freed = threading.Event()
-    monkeypatch.setattr(FolderStore, "read", lambda *_: freed.wait(300))
-    began = threading.active_count()
+    monkeypatch.setattr(FolderStore, "read", lambda *_: waits_for(freed))
+    before = set(threading.enumerate())
     for _ in range(3 * THREADS):
         with pytest.raises(Unreachable, match="no answer within"):
             load_plan(store.url, "m", cache_dir=False, deadline_seconds=0.002)
-    hanging = threading.active_count() - began
+    hanging = len(set(threading.enumerate()) - before)
     freed.set()
 
     assert 0 < hanging <= THREADS

@@ -79,7 +79,7 @@ def test_more_memory_bandwidth_makes_a_table_that_never_repeats_a_row_faster() -
 
 
 def test_its_spread_is_about_what_it_is_off_beside_the_formula() -> None:
-    """0.27 in the logarithm on random sets, once the mean ratio is taken out (decision 17)."""
+    """0.27 in the logarithm on random sets, once the mean ratio is taken out."""
     model, truth = analytic_model("h100", BATCH), Formula(BATCH)
     rng = np.random.default_rng(0)
     logs = []

@@ -24,7 +24,12 @@ from helpers.limits import HANGS
 from neuroshard.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = [
+    "README.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
+]
 RUN = ["README.md", "docs/tutorial.md"]
 FASTER = [
     (r"s3://bucket/prefix", "bucket"),
@@ -187,10 +192,20 @@ def test_every_python_block_compiles_and_imports_what_there_is(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_and_picture_is_there(page):
-    text = (ROOT / page).read_text()
-    linked = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
-    missing = [target for target in linked if not ((ROOT / page).parent / target).exists()]
+    linked = [one for one in re.findall(r"\]\(([^)\s]+)", (ROOT / page).read_text()) if "://" not in one]
+    missing = []
+    for one in linked:
+        target, _, place = one.partition("#")
+        path = (ROOT / page).parent / target if target else ROOT / page
+        if not path.exists() or (place and place not in headings(path)):
+            missing.append(one)
     assert not missing
+
+
+def headings(page: Path) -> set[str]:
+    """What links may name of a page, as GitHub makes it of headings."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", RUN)

@@ -1,4 +1,4 @@
-"""What doctor finds of this machine, of stores and of Kubeflow Pipelines."""
+"""The checks of this machine, of stores and of Kubeflow Pipelines."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ def test_a_store_with_conditional_writes_is_honest_and_one_without_is_not(aws, m
 
 
 @pytest.mark.parametrize(
-    ("method", "words"), [("create", "writes an object over another"), ("swap", "swaps what has changed meanwhile")]
+    ("method", "words"), [("create", "overwrites an object that exists"), ("swap", "swaps an object that has changed")]
 )
 def test_a_store_that_says_yes_to_everything_is_found_out(monkeypatch, method, words):
     store = MemoryStore()
@@ -58,7 +58,7 @@ def test_a_store_that_says_yes_to_everything_is_found_out(monkeypatch, method, w
     assert words in check.says
 
 
-def test_a_store_that_is_not_there_is_told_in_one_line(tmp_path):
+def test_a_missing_store_fails_in_one_line(tmp_path):
     check = check_store(str(Path("/proc/no/such/store")))
     assert check.verdict == "fail"
     assert "\n" not in check.says
@@ -74,25 +74,27 @@ def test_kubeflow_is_asked_only_where_an_address_is_given():
     ("answer", "verdict", "words"),
     [
         (HEALTHY, "ok", "Kubeflow Pipelines answers at"),
-        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", "ok", "wants a login (401)"),
+        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", "ok", "requires a login (401)"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "fail", "is it Kubeflow Pipelines 2?"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "fail", "not as Kubeflow Pipelines does"),
-        (b"SSH-2.0-OpenSSH\r\n", "fail", "is not reached"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "fail", "not like Kubeflow Pipelines"),
+        (b"SSH-2.0-OpenSSH\r\n", "fail", "cannot be reached"),
     ],
 )
-def test_what_answers_at_the_address_is_told(answer, verdict, words):
+def test_the_check_says_what_answers_at_the_address(answer, verdict, words):
     with servers.answering(answer) as (url, _):
         check = check_kfp(url.removeprefix("http://"), "2.17.0")
     assert (check.verdict, words in check.says) == (verdict, True), check
 
 
-@pytest.mark.parametrize(("host", "words"), [("127.0.0.1:9", "is not reached"), ("ftp://x", "not an address of http")])
+@pytest.mark.parametrize(
+    ("host", "words"), [("127.0.0.1:9", "cannot be reached"), ("ftp://x", "not an address of http")]
+)
 def test_an_address_where_nothing_answers_fails(host, words):
     check = check_kfp(host, "2.17.0")
     assert (check.verdict, words in check.says) == ("fail", True), check
 
 
-def test_an_operator_that_dies_or_is_not_there_is_told(tmp_path):
+def test_an_operator_that_dies_fails_and_a_missing_one_warns(tmp_path):
     python = tmp_path / "python"
     for script, verdict in (
         ("kill -9 $$", "fail"),
@@ -129,5 +131,5 @@ def test_the_command_says_all_of_it_and_its_exit_status_whether_something_failed
     assert done.returncode == 1, done.stderr
     assert [found[name]["verdict"] for name in ("cpu backend", "store", "kfp", "runs")] == ["ok", "ok", "fail", "warn"]
     assert "kubeflow/runner is admitted could not be checked" in found["runs"]["says"]
-    assert "as torch computes it" in found["cpu backend"]["says"]  # FBGEMM's operator really ran
+    assert "agrees with torch" in found["cpu backend"]["says"]  # FBGEMM's operator really ran
     assert sys.version.split()[0] in done.stdout

@@ -13,14 +13,14 @@ GOOD = {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "torchrec": "1.8.0"}
     [
         ({}, "ok", "fit together"),
         ({"torch": "2.12.1"}, "fail", "FBGEMM 1.8 is built for torch 2.13"),
-        ({"torchrec": "1.7.0"}, "fail", "torchrec must be of FBGEMM's version"),
+        ({"torchrec": "1.7.0"}, "fail", "torchrec must have FBGEMM's version"),
         ({"fbgemm-gpu": "1.8.0"}, "fail", "are both installed"),
-        ({"fbgemm-gpu-cpu": "1.9.0"}, "warn", "not a pair that was tried"),
+        ({"fbgemm-gpu-cpu": "1.9.0"}, "warn", "not a tested pair"),
         ({"fbgemm-gpu-cpu": None}, "none", "not both installed"),
         ({"fbgemm-gpu-cpu": None, "fbgemm-gpu": "1.8.0", "torchrec": None}, "ok", "fbgemm-gpu 1.8.0"),
     ],
 )
-def test_versions_that_do_not_fit_are_told_with_what_mends_them(change, verdict, words):
+def test_versions_that_do_not_fit_fail_with_the_way_out(change, verdict, words):
     check = fits_together({**GOOD, **change}.get)
     assert check.verdict == verdict
     assert words in check.says

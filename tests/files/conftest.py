@@ -1,6 +1,7 @@
 """A full disk, and small tables."""
 
 import resource
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -16,11 +17,15 @@ def full_disk() -> Callable[[], AbstractContextManager[None]]:
     @contextmanager
     def limit() -> Iterator[None]:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                sys, "dont_write_bytecode", True
+            )  # Python would keep half of what it compiles, and fail ever after
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+            try:
+                yield
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     return limit
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from helpers.limits import HANGS
 from neuroshard.core.units import parse_bytes
 from neuroshard.files.cases import COMPUTE_CASE_FIELDS, write_rows
 
@@ -43,7 +44,7 @@ print(json.dumps([said, peak() - before]))
 
 def read(path: Path) -> tuple[str, int]:
     """What reading the file says, in a process of its own, and the bytes that it took at most."""
-    done = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     said, taken = json.loads(done.stdout.splitlines()[-1])
     return said, taken

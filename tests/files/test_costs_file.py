@@ -15,7 +15,7 @@ from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.cost import READS, SHARES, SMALL_SET, Bench, CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.files.costs import CostWriter, difference, read_costs, read_manifest
-from neuroshard.measure import merge
+from neuroshard.measure.workers import merge
 
 BENCH = Bench(
     backend="synthetic",

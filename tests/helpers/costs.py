@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from neuroshard.augment.run import augment
+from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Costs, Hardware
 from neuroshard.core.table import Table
@@ -67,12 +68,14 @@ def formula_costs(
     rng = np.random.default_rng(seed)
     cases = augment(
         tables,
-        compute_cases=max(compute_cases, 1),
-        collective_cases=collective_cases,
-        devices=devices,
-        memory_bytes=80 * 2**30,
-        max_tables=max_tables,
-        seed=seed,
+        AugmentSettings(
+            compute_cases=max(compute_cases, 1),
+            collective_cases=collective_cases,
+            devices=devices,
+            memory_bytes=80 * 2**30,
+            max_tables=max_tables,
+            seed=seed,
+        ),
     )
     compute = cases.compute[:compute_cases]
     return Costs(

@@ -10,10 +10,11 @@ from contextlib import contextmanager, suppress
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
+from helpers.limits import HANGS
+
 Fault = Literal["500", "503", "reset", "lost", "hang", "truncate", "corrupt"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 Choose = Callable[[bytes], Fault | None]  # from a request's head
-HANG_SECONDS = 30.0
 
 
 @contextmanager
@@ -21,7 +22,7 @@ def faulty(url: str, choose: Choose, rng: random.Random) -> Iterator[str]:
     """The URL of a proxy to `url`. What `choose` names happens to a request:
 
     500, 503: that answer, and the server never sees it; reset: the same, without an answer; lost: the server does it, and the
-    answer is lost; hang: no answer for HANG_SECONDS; truncate: half the answer; corrupt: one byte of its body is another.
+    answer is lost; hang: never an answer; truncate: half the answer; corrupt: one byte of its body is another.
     """
     upstream = urlsplit(url)
     closing = threading.Event()
@@ -42,7 +43,7 @@ def faulty(url: str, choose: Choose, rng: random.Random) -> Iterator[str]:
                 elif fault == "reset":
                     self.reset()
                 elif fault == "hang":
-                    closing.wait(HANG_SECONDS)
+                    closing.wait()
                 else:
                     self.answer(_forward(request, (upstream.hostname, upstream.port)), fault)
 
@@ -107,7 +108,7 @@ def _read_request(client: socket.socket) -> bytes | None:
 
 def _forward(request: bytes, address: tuple[str | None, int | None]) -> bytes:
     """The server's whole answer, marked to close the connection."""
-    with socket.create_connection(address, 10) as server:
+    with socket.create_connection(address, HANGS) as server:
         server.sendall(request)
         answer = b""
         while more := server.recv(65536):

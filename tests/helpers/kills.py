@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from helpers.limits import HANGS
 from neuroshard.store.folder import FolderStore
 
 TOUCHES = {"open", "os.mkdir", "os.link", "os.rename", "os.remove"}
@@ -44,6 +45,6 @@ def _killed_at(touch: int, root: Path, act: Act) -> bool:
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
-    process.join(60)
+    process.join(HANGS)
     assert process.exitcode in (0, -signal.SIGKILL)
     return process.exitcode != 0

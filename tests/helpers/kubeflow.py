@@ -5,6 +5,7 @@ terminate a run without a Workflow are as the source of KFP 2.17.0 has them, and
 """
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -137,7 +138,9 @@ class KfpStub:
 
 
 @contextmanager
-def serving(stub: KfpStub, port: int = 0) -> Iterator[KfpStub]:
+def serving(stub: KfpStub, at: socket.socket | None = None) -> Iterator[KfpStub]:
+    """The stub at a free port, or at that of a bound socket."""
+
     class Handler(JsonHandler):
         def answer(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
@@ -151,9 +154,13 @@ def serving(stub: KfpStub, port: int = 0) -> Iterator[KfpStub]:
 
         do_GET = do_POST = do_DELETE = answer  # noqa: N815 # names that http.server looks for
 
-    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=at is None) as server:
         server.daemon_threads = True
-        stub.url = f"http://127.0.0.1:{server.server_port}"
+        if at is not None:
+            server.socket.close()
+            server.socket = at
+            server.server_activate()
+        stub.url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield stub

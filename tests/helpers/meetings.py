@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+from helpers.limits import HANGS
 from helpers.memory_store import MemoryStore
 from helpers.plans import make_plan
 from helpers.releasing import live
@@ -103,7 +104,7 @@ def meet(names: tuple[str, ...], rng: random.Random) -> str:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANGS)
     assert not failures, failures
     assert len(ends) == len(names), "a command hangs"
     assert live(store) in (A, B, C, ORPHAN)

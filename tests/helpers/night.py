@@ -14,7 +14,7 @@ from neuroshard.augment.night import run as augment
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.nightly import Request, Survey
 from neuroshard.fleet.run import TOLERATIONS
-from neuroshard.measure.job import run as measure
+from neuroshard.measure.workers.job import run as measure
 from neuroshard.nightly.learn import run as learn
 from neuroshard.nightly.plan import run as plan
 from neuroshard.nightly.release import Verdict, check_red, conclude

@@ -56,9 +56,10 @@ assert len(plan.shards) >= len(tables)
 MEASURE = """
 import subprocess, sys
 from pathlib import Path
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run
 subprocess.run([sys.executable, "-m", "neuroshard.doctor.operator", "cpu"], check=True)
-run(Path("cases"), Path("measured"), backend="synthetic", batch_size=4096)
+run(Path("cases"), Path("measured"), "synthetic", MeasureSettings(batch_size=4096))
 assert list(Path("measured").glob("*.parquet"))
 """
 PRETRAIN = """
@@ -106,7 +107,7 @@ import kfp
 from neuroshard.submit.kubeflow import Kubeflow
 from neuroshard.submit.package import known_parameters
 assert "store" in known_parameters()
-from neuroshard.search import component
+from neuroshard.augment import component
 """
 TO_TORCHREC = """
 import warnings
@@ -305,9 +306,10 @@ def environment() -> dict[str, str]:
 
 
 def last_line(done: "subprocess.CompletedProcess[str]") -> str:
-    """The last line that a command said, or its exit code."""
-    said: Sequence[str] = [row for row in (done.stdout + done.stderr).splitlines() if row.strip()]
-    return said[-1].strip()[:200] if said else f"exit code {done.returncode}"
+    """The last line that a command said, without pip's warnings where there is another; or its exit code."""
+    said: Sequence[str] = [row.strip() for row in (done.stdout + done.stderr).splitlines() if row.strip()]
+    said = [row for row in said if not row.startswith("WARNING: ")] or said
+    return said[-1][:200] if said else f"exit code {done.returncode}"
 
 
 if __name__ == "__main__":

@@ -90,6 +90,11 @@ def test_a_line_has_its_columns() -> None:
     assert row.split() == ["search", "3.11", "16", "a", "plan", "runs", "(9", "s)"]
 
 
+def test_warnings_do_not_hide_what_failed() -> None:
+    assert last_line(ended(1, "ERROR: no such wheel\nWARNING: a folder is ignored\n")) == "ERROR: no such wheel"
+    assert last_line(ended(1, "WARNING: a folder is ignored\n")) == "WARNING: a folder is ignored"
+
+
 def test_a_command_that_said_nothing_is_named_by_its_exit_code() -> None:
     assert last_line(ended(137)) == "exit code 137"
 

@@ -26,6 +26,7 @@ TARGETS = [
     "bench-release",
     "bench-search",
     "bench-nights",
+    "bench-page",
     "submit",
     "lock",
     "clean",

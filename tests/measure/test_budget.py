@@ -7,7 +7,7 @@ from itertools import pairwise
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, Split
 from neuroshard.core.table import Table
 from neuroshard.measure.budget import ENOUGH, SETS, SHARES, Bought, buy, trial
-from neuroshard.measure.schedule import LEAST_EXCHANGES, LEAST_SETS, REFERENCE, Schedule, Step, schedule
+from neuroshard.measure.schedule import LEAST_ALL_TO_ALLS, LEAST_SETS, REFERENCE, Schedule, Step, schedule
 
 TABLE = Table.model_validate({"name": "a", "rows": 10_000, "dim": 128, "pooling_factor": 1.0})
 SPLITS: tuple[Split, ...] = ("train",) * 8 + ("valid", "test_sets")  # type: ignore[assignment]
@@ -54,7 +54,7 @@ def bought(seconds: float, each: dict[int, float], planned: Schedule = PLANNED, 
 def test_the_least_has_every_split_of_every_kind() -> None:
     found = kinds(PLANNED.least)
     assert all(found[SETS, split] == count for split, count in LEAST_SETS.items())
-    assert all(found[ranks, split] == count for ranks in (2, 4) for split, count in LEAST_EXCHANGES.items())
+    assert all(found[ranks, split] == count for ranks in (2, 4) for split, count in LEAST_ALL_TO_ALLS.items())
 
 
 def test_any_beginning_of_the_least_has_both_kinds_and_many_widths() -> None:

@@ -1,4 +1,4 @@
-"""How visits become a label: each repeat by what is timed beside it, and more visits while they disagree."""
+"""How visits become a label: each repeat is scaled by reference kernels, with more visits while they disagree."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from neuroshard.core.cost import READS, SHARES, SMALL_SET, slowness
-from neuroshard.measure.calm import (
+from neuroshard.measure.timing.calm import (
     VISITS,
     Repeat,
     case_timing,
@@ -14,7 +14,7 @@ from neuroshard.measure.calm import (
     enough,
     visit,
 )
-from neuroshard.measure.harness import LONG_CASE_MS, MIN_REPEATS
+from neuroshard.measure.timing.harness import LONG_CASE_MS, MIN_REPEATS
 
 
 def repeats(*slownesses: float, ms: float = 1.0) -> list[Repeat]:

@@ -8,30 +8,33 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from helpers.limits import HANGS
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.cost import SHARES
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
 from neuroshard.files.traces import Lookups, Traces, write_traces
 from neuroshard.measure import hardware
-from neuroshard.measure.all_to_all import AllToAll, Measured
-from neuroshard.measure.backends import Settings
-from neuroshard.measure.fbgemm import MOMENT, WEIGHT, TableBatchedEmbedding
-from neuroshard.measure.hardware import LOT_SECONDS, OnMachine, cpu
-from neuroshard.measure.harness import Timing
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.hardware import TURNS_SECONDS, OnMachine, cpu
 from neuroshard.measure.machine import CpuMachine
 from neuroshard.measure.rowcap import buffer_bytes
 from neuroshard.measure.run import measure
 from neuroshard.measure.schedule import Step
-from neuroshard.measure.sets import Lot
-from neuroshard.measure.worker import WorkerLost, WorkerPool
+from neuroshard.measure.timing import all_to_all
+from neuroshard.measure.timing.all_to_all import Rank, RankTiming, TimeAllToAll
+from neuroshard.measure.timing.fbgemm import MOMENT, WEIGHT, TableBatchedEmbedding
+from neuroshard.measure.timing.harness import Timing
+from neuroshard.measure.timing.table_sets import TimeTableSets
+from neuroshard.measure.workers.processes import WorkerLost, WorkerPool
 
 MIB = 2**20
-SETTINGS = Settings(batch_size=256, warmup=1, repeats=5, memory_limit_bytes=64 * MIB, timeout_seconds=30)
+SETTINGS = MeasureSettings(batch_size=256, warmup=1, repeats=5, memory_limit_bytes=64 * MIB, timeout_seconds=HANGS)
 MakeTable = Callable[..., Table]
 
 
@@ -48,8 +51,8 @@ FEW = ComputeCase(tables=(table("a"),))
 MANY = ComputeCase(tables=(table("b", pooling_factor=256.0),))
 WIDE = ComputeCase(tables=(table("c", dim=128, pooling_factor=256.0),))
 LARGE = ComputeCase(tables=(table("d", rows=10_000_000),))
-EXCHANGE = CollectiveCase(device_dims=(64, 64), start_delays_ms=(0, 0))
-ALL = cases_of(FEW, MANY, WIDE, LARGE, collective=(EXCHANGE,))
+ALL_TO_ALL = CollectiveCase(device_dims=(64, 64), start_delays_ms=(0, 0))
+ALL = cases_of(FEW, MANY, WIDE, LARGE, collective=(ALL_TO_ALL,))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,7 @@ def backend() -> Iterator[OnMachine]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of FBGEMM
 def test_what_is_timed_is_what_was_asked_for() -> None:
-    """Every sample's row is the sum of as many weights as it has lookups, as wide as the table; and backward writes them anew."""
+    """Each sample's row is the sum of as many weights as it has lookups, as wide as the table; and backward updates them."""
     for case in (FEW, MANY, WIDE):
         sets = TableBatchedEmbedding("cpu", 0, SETTINGS, None, *buffer_bytes([case], SETTINGS.optimizer, None))
         forward, backward = sets.steps(case)
@@ -76,6 +79,20 @@ def test_what_is_timed_is_what_was_asked_for() -> None:
         assert float(sets.buffers.state.max()) > MOMENT
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of FBGEMM
+def test_a_larger_batch_is_more_work_and_tables_that_cannot_share_an_operator_are_several_calls() -> None:
+    """As many outputs as operators, as long as the batch."""
+    tables = (table("a"), table("m", pooling="mean"), table("w", weighted=True), table("h", element_bytes=2))
+    differing, alike = ComputeCase(tables=tables), ComputeCase(tables=tuple(table(name) for name in "pqrs"))
+    large = ComputeCase(tables=(table("a"),), batch_size=32768)
+    shapes = []
+    for case in (differing, alike, large):
+        sets = TableBatchedEmbedding("cpu", 0, SETTINGS, None, *buffer_bytes([case], SETTINGS.optimizer, None))
+        forward, _ = sets.steps(case)
+        shapes.append([tuple(pooled.shape) for pooled in forward()])
+    assert shapes == [[(256, 32)] * 4, [(256, 128)], [(32768, 32)]]
+
+
 def test_a_measured_set_takes_time_forward_and_backward(backend: OnMachine) -> None:
     cost = backend.compute(MANY, 0)
     assert (cost.forward_ms or 0) > 0
@@ -83,7 +100,7 @@ def test_a_measured_set_takes_time_forward_and_backward(backend: OnMachine) -> N
     assert (cost.forward_median_ms or 0) > 0
 
 
-def test_a_table_larger_than_the_memory_limit_is_measured_with_fewer_rows_and_told(backend: OnMachine) -> None:
+def test_a_table_larger_than_the_memory_limit_is_measured_with_fewer_rows_as_the_bench_says(backend: OnMachine) -> None:
     assert backend.bench.row_cap_bytes == 64 * MIB
     assert backend.bench.capped_tables == ("d",)
     assert backend.compute(LARGE, 0).error is None
@@ -91,7 +108,7 @@ def test_a_table_larger_than_the_memory_limit_is_measured_with_fewer_rows_and_to
 
 def test_a_killed_worker_is_replaced(backend: OnMachine) -> None:
     backend.compute(FEW, 0)
-    killed = backend.sets.workers[0].process
+    killed = backend.set_workers.workers[0].process
     killed.kill()
     killed.wait()
     with pytest.raises(MeasureError, match="killed by SIGKILL"):
@@ -102,36 +119,48 @@ def test_a_killed_worker_is_replaced(backend: OnMachine) -> None:
 def test_sets_side_by_side_are_each_measured_on_a_worker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on several GPUs: here two workers share a CPU. One of them is killed, and the run goes on with another."""
     monkeypatch.setattr(CpuMachine, "concurrency", lambda self: 2)
-    opened = cpu(cases_of(FEW, MANY), Settings(batch_size=64, repeats=3, timeout_seconds=30), None)
+    opened = cpu(cases_of(FEW, MANY), MeasureSettings(batch_size=64, repeats=3, timeout_seconds=HANGS), None)
     try:
         steps = [Step(FEW, 0), Step(MANY, 0), Step(FEW, 1)]
         costs = [cost for _, cost in measure(steps, opened)]
         assert [(cost.case_id, cost.round, cost.error) for cost in costs] == [
             (step.case.case_id, step.round_, None) for step in steps
         ]
-        assert len({worker.process.pid for worker in opened.sets.workers}) == 2
-        opened.sets.workers[1].process.kill()
-        opened.sets.workers[1].process.wait()
+        assert len({worker.process.pid for worker in opened.set_workers.workers}) == 2
+        opened.set_workers.workers[1].process.kill()
+        opened.set_workers.workers[1].process.wait()
         assert [cost.error for _, cost in measure(steps, opened)] == [None] * 3
     finally:
         opened.close()
 
 
-def test_a_rank_killed_in_an_all_to_all_is_told_and_all_are_replaced(backend: OnMachine) -> None:
-    backend.all_to_all(EXCHANGE, 0)
-    killed = backend.all.workers[1].process
+def test_a_rank_killed_in_an_all_to_all_is_an_error_and_all_ranks_are_replaced(backend: OnMachine) -> None:
+    backend.all_to_all(ALL_TO_ALL, 0)
+    killed = backend.rank_workers.workers[1].process
     killed.kill()
     killed.wait()
     with pytest.raises(MeasureError, match="killed by SIGKILL"):
-        backend.all_to_all(EXCHANGE, 0)
-    assert backend.all_to_all(EXCHANGE, 0).error is None
+        backend.all_to_all(ALL_TO_ALL, 0)
+    assert backend.all_to_all(ALL_TO_ALL, 0).error is None
+
+
+def test_a_rank_starts_its_delay_after_the_moment_that_rank_0_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And who is late already starts at once. The clock is a script's."""
+    import torch.distributed as dist
+
+    slept: list[float] = []
+    for now, chosen, delay_ms in ((100.0, 100.5, 0.0), (100.0, 100.5, 250.0), (101.0, 100.5, 250.0)):
+        monkeypatch.setattr(dist, "broadcast", lambda moment, source, group, chosen=chosen: moment.fill_(chosen))
+        monkeypatch.setattr(all_to_all, "time", SimpleNamespace(monotonic=lambda now=now: now, sleep=slept.append))
+        Rank._start_together(SimpleNamespace(clocks={2: None}), 2, delay_ms)  # type: ignore[arg-type]
+    assert slept == [0.5, 0.75, 0.0]
 
 
 def test_ranks_that_never_meet_leave_no_folder(
     backend: OnMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    lost = WorkerPool("neuroshard.measure.all_to_all:Nobody", backend.all.arguments, 30.0)
+    lost = WorkerPool("neuroshard.measure.timing.all_to_all:Nobody", backend.rank_workers.arguments, HANGS)
     for _ in range(2):
         with pytest.raises(WorkerLost, match="Nobody"):
             lost.start()
@@ -140,9 +169,9 @@ def test_ranks_that_never_meet_leave_no_folder(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_that_goes_on_keeps_its_memory_limit_and_what_it_is_scaled_to(backend: OnMachine) -> None:
-    """The defaults depend on the memory that happens to be available, and on how calm it is, so they are asked for once."""
-    unsaid = Settings(batch_size=256, warmup=1, repeats=5)
+def test_a_continued_run_keeps_its_memory_limit_and_its_calm_times(backend: OnMachine) -> None:
+    """The defaults depend on the free memory, and on how calm the machine is, so they are found once."""
+    unsaid = MeasureSettings(batch_size=256, warmup=1, repeats=5, timeout_seconds=HANGS)
     fresh = cpu(ALL, unsaid, None)
     fresh.close()
     assert fresh.bench != backend.bench
@@ -152,7 +181,7 @@ def test_a_run_that_goes_on_keeps_its_memory_limit_and_what_it_is_scaled_to(back
     assert cpu(ALL, unsaid, backend.bench).bench == backend.bench
 
 
-def test_a_rank_lost_while_it_is_seen_how_calm_the_machine_is_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_lost_while_calm_is_measured_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, ask = [], WorkerPool.ask
 
     def lost_once(self: WorkerPool, message: object, count: int | None = None) -> list[object]:
@@ -162,7 +191,7 @@ def test_a_rank_lost_while_it_is_seen_how_calm_the_machine_is_is_replaced(monkey
         return ask(self, message, count)
 
     monkeypatch.setattr(WorkerPool, "ask", lost_once)
-    opened = cpu(cases_of(collective=(EXCHANGE,)), SETTINGS, None)
+    opened = cpu(cases_of(collective=(ALL_TO_ALL,)), SETTINGS, None)
     opened.close()
     assert opened.bench.calm_all_to_all_ms["2"] > 0
 
@@ -173,26 +202,26 @@ def test_an_all_to_all_on_a_machine_half_as_fast_is_scaled_to_its_calm_speed(
     case = CollectiveCase(device_dims=(64, 64), start_delays_ms=(0, 5))
     calm = backend.bench.calm_all_to_all_ms["2"]
     slow = [
-        Measured(Timing(9.0, 0.5, 9.5), Timing(4.0, 0.5, 4.5), 2 * calm),
-        Measured(Timing(4.0, 0.5, 4.5), Timing(4.0, 0.5, 4.5), 2 * calm),
+        RankTiming(Timing(9.0, 0.5, 9.5), Timing(4.0, 0.5, 4.5), 2 * calm),
+        RankTiming(Timing(4.0, 0.5, 4.5), Timing(4.0, 0.5, 4.5), 2 * calm),
     ]
-    monkeypatch.setattr(backend.all, "ask", lambda case, count: slow)
+    monkeypatch.setattr(backend.rank_workers, "ask", lambda case, count: slow)
     cost = backend.all_to_all(case, 0)
     assert (cost.forward_ms, cost.backward_ms) == ((7.0, 2.0), (2.0, 2.0))
 
 
-def test_where_ranks_are_always_lost_table_sets_are_measured_all_the_same(
+def test_table_sets_are_measured_even_if_ranks_are_always_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ask = WorkerPool.ask
 
     def lost(self: WorkerPool, message: object, count: int | None = None) -> list[object]:
-        if isinstance(message, AllToAll):
+        if isinstance(message, TimeAllToAll):
             raise WorkerLost("worker died (exit code 1): no network interface")
         return ask(self, message, count)
 
     monkeypatch.setattr(WorkerPool, "ask", lost)
-    opened = cpu(cases_of(FEW, collective=(EXCHANGE,)), SETTINGS, None)
+    opened = cpu(cases_of(FEW, collective=(ALL_TO_ALL,)), SETTINGS, None)
     try:
         assert opened.compute(FEW, 0).error is None
         assert (opened.most_devices, opened.bench.calm_all_to_all_ms) == (1, {})
@@ -203,17 +232,17 @@ def test_where_ranks_are_always_lost_table_sets_are_measured_all_the_same(
 
 def test_processes_that_memory_does_not_hold_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuMachine, "apart", lambda self, buffer_bytes, ranks: True)
-    opened = cpu(cases_of(FEW, collective=(EXCHANGE,)), SETTINGS, None)
+    opened = cpu(cases_of(FEW, collective=(ALL_TO_ALL,)), SETTINGS, None)
     try:
         assert opened.compute(FEW, 0).error is None
-        assert (len(opened.sets.workers), len(opened.all.workers)) == (1, 0)
-        assert opened.all_to_all(EXCHANGE, 0).error is None
-        assert (len(opened.sets.workers), len(opened.all.workers)) == (0, 2)
+        assert (len(opened.set_workers.workers), len(opened.rank_workers.workers)) == (1, 0)
+        assert opened.all_to_all(ALL_TO_ALL, 0).error is None
+        assert (len(opened.set_workers.workers), len(opened.rank_workers.workers)) == (0, 2)
     finally:
         opened.close()
 
 
-def test_where_workers_are_always_lost_nobody_sees_how_calm_it_is_and_the_run_does_not_begin(
+def test_a_run_does_not_begin_if_workers_are_lost_while_calm_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def lost(self: WorkerPool, message: object, count: int | None = None) -> list[object]:
@@ -224,22 +253,22 @@ def test_where_workers_are_always_lost_nobody_sees_how_calm_it_is_and_the_run_do
         cpu(cases_of(FEW), SETTINGS, None)
 
 
-def test_table_sets_are_dealt_to_the_workers_with_what_they_are_scaled_to(
+def test_table_sets_are_split_among_the_workers_with_the_calm_times(
     backend: OnMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And come back in the order in which they were given."""
-    dealt: list[Lot] = []
+    dealt: list[TimeTableSets] = []
 
-    def answered(lots: list[Lot]) -> list[list[str]]:
-        dealt.extend(lots)
-        return [[case.case_id for case, _ in lot.cases] for lot in lots]
+    def answered(requests: list[TimeTableSets]) -> list[list[str]]:
+        dealt.extend(requests)
+        return [[case.case_id for case, _ in request.cases] for request in requests]
 
     monkeypatch.setattr(CpuMachine, "concurrency", lambda self: 2)
-    monkeypatch.setattr(backend.sets, "ask_each", answered)
+    monkeypatch.setattr(backend.set_workers, "ask_each", answered)
     given = [(FEW, 0), (MANY, 0), (WIDE, 1)]
-    assert backend.compute_concurrency(given) == [case.case_id for case, _ in given]
-    assert [lot.cases for lot in dealt] == [((FEW, 0), (WIDE, 1)), ((MANY, 0),)]
-    assert all(lot.calm_ms == backend.bench.calm_compute_ms for lot in dealt)
+    assert backend.compute_many(given) == [case.case_id for case, _ in given]
+    assert [request.cases for request in dealt] == [((FEW, 0), (WIDE, 1)), ((MANY, 0),)]
+    assert all(request.calm_ms == backend.bench.calm_compute_ms for request in dealt)
 
 
 def test_of_long_table_sets_fewer_are_measured_together(backend: OnMachine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,19 +276,19 @@ def test_of_long_table_sets_fewer_are_measured_together(backend: OnMachine, monk
     for seconds in (0.01, 1.0, 100.0):
         monkeypatch.setattr(backend, "seconds_a_set", seconds)
         together.append(backend.concurrency)
-    assert together == [CpuMachine().in_turns(), LOT_SECONDS, 1]
+    assert together == [CpuMachine().in_turns(), TURNS_SECONDS, 1]
 
 
-def test_a_set_that_runs_out_of_memory_spoils_none_that_is_measured_with_it(backend: OnMachine) -> None:
+def test_a_set_that_runs_out_of_memory_leaves_the_others_in_its_request_intact(backend: OnMachine) -> None:
     endless = ComputeCase(tables=(table("endless", pooling_factor=1e9),))
-    costs = backend.compute_concurrency([(FEW, 0), (endless, 0), (FEW, 1)])
+    costs = backend.compute_many([(FEW, 0), (endless, 0), (FEW, 1)])
     assert [(cost.case_id, cost.round) for cost in costs] == [(FEW.case_id, 0), (endless.case_id, 0), (FEW.case_id, 1)]
     assert [bool(cost.error) for cost in costs] == [False, True, False]
     assert (costs[1].error or "").startswith("out of memory")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of FBGEMM
-def test_a_set_of_every_kind_of_operator_fits_the_memory_that_it_is_said_to_take() -> None:
+def test_a_set_of_every_kind_of_operator_fits_the_computed_memory() -> None:
     kinds = itertools.product((2, 4), ("sum", "mean"), (False, True))
     tables = tuple(
         Table.model_validate(
@@ -270,7 +299,7 @@ def test_a_set_of_every_kind_of_operator_fits_the_memory_that_it_is_said_to_take
     )
     case = ComputeCase(tables=tables)
     for optimizer in ("sgd", "rowwise_adagrad", "adagrad"):
-        settings = Settings(batch_size=4, optimizer=optimizer)
+        settings = MeasureSettings(batch_size=4, optimizer=optimizer)
         sets = TableBatchedEmbedding("cpu", 0, settings, None, *buffer_bytes([case], optimizer, None))
         forward, backward = sets.steps(case)
         outputs = forward()
@@ -282,7 +311,9 @@ def test_traces_are_looked_up_as_they_are(tmp_path: Path) -> None:
     """The recorded rows, not drawn ones: all of them one row here."""
     hot = Lookups(np.zeros(256 * 256, dtype=np.int64), np.full(256, 256))
     write_traces(tmp_path / "traces.safetensors", Traces({"c": hot}))
-    settings = Settings(batch_size=256, warmup=1, repeats=5, traces=tmp_path / "traces.safetensors")
+    settings = MeasureSettings(
+        batch_size=256, warmup=1, repeats=5, timeout_seconds=HANGS, traces=tmp_path / "traces.safetensors"
+    )
     traced, drawn = (TableBatchedEmbedding("cpu", 0, one, None, 0, 0) for one in (settings, SETTINGS))
     table = WIDE.tables[0]
     assert set(traced.lookups.of(table, table.rows, 256)[0].tolist()) == {0}
@@ -295,17 +326,19 @@ def test_traces_are_looked_up_as_they_are(tmp_path: Path) -> None:
         opened.close()
 
 
-def test_more_memory_than_there_is_is_refused_before_it_is_touched() -> None:
+def test_more_memory_than_the_machine_has_is_refused_before_it_is_allocated() -> None:
     endless = cases_of(ComputeCase(tables=(table("endless", rows=2**40),)))
     with pytest.raises(
-        MeasureError, match=r"take up to \d+(\.\d+)? TiB and .* are available; .*smaller --memory-limit"
+        MeasureError, match=r"take up to \d+(\.\d+)? TiB, and .* are available; .*smaller --memory-limit"
     ):
-        cpu(endless, Settings(batch_size=256, memory_limit_bytes=2**47), None)
+        cpu(endless, MeasureSettings(batch_size=256, memory_limit_bytes=2**47), None)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_other_optimizers_are_measured_too(optimizer: str) -> None:
-    opened = cpu(cases_of(FEW), Settings(batch_size=64, repeats=3, optimizer=optimizer), None)
+    opened = cpu(
+        cases_of(FEW), MeasureSettings(batch_size=64, repeats=3, timeout_seconds=HANGS, optimizer=optimizer), None
+    )
     try:
         assert opened.compute(FEW, 0).error is None
         assert opened.bench.optimizer == optimizer
@@ -313,7 +346,7 @@ def test_other_optimizers_are_measured_too(optimizer: str) -> None:
         opened.close()
 
 
-def test_without_fbgemm_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fbgemm_the_error_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: None if name == "fbgemm_gpu" else object())
     with pytest.raises(MeasureError, match=r"backend cpu needs fbgemm_gpu.*pip install -e '.*\[measure\]'"):
         cpu(ALL, SETTINGS, None)
@@ -329,12 +362,14 @@ def new_pages():
 print([new_pages() for _ in range(8)])
 """
     worker = {**os.environ, **hardware.kept_memory({})}
-    told = subprocess.run([sys.executable, "-c", asked], check=True, env=worker, capture_output=True, text=True).stdout
-    first, *_, last = json.loads(told)
+    output = subprocess.run(
+        [sys.executable, "-c", asked], check=True, env=worker, capture_output=True, text=True
+    ).stdout
+    first, *_, last = json.loads(output)
     assert first > 10 > last
 
 
-def test_what_else_a_user_has_set_of_glibc_reaches_the_workers() -> None:
+def test_other_glibc_settings_of_the_user_reach_the_workers() -> None:
     (ours,) = hardware.kept_memory({}).values()
     theirs = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1::glibc.malloc.top_pad=0:glibc.rtld.nns=8"}
     merged = hardware.kept_memory(theirs)

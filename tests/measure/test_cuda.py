@@ -11,10 +11,10 @@ from neuroshard.core.case import Cases, ComputeCase
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
-from neuroshard.measure import fbgemm, harness
-from neuroshard.measure.backends import Settings, open_backend
-from neuroshard.measure.harness import Cuda
+from neuroshard.measure.backends import MeasureSettings, open_backend
 from neuroshard.measure.machine import CudaMachine
+from neuroshard.measure.timing import clocks, fbgemm
+from neuroshard.measure.timing.clocks import Cuda
 
 GPUS = torch.cuda.device_count()
 
@@ -27,7 +27,7 @@ def cases_of(*tables: Table) -> Cases:
 @pytest.mark.skipif(GPUS > 0, reason="there is a GPU")
 def test_without_a_gpu_it_says_so_in_one_line(table: Callable[..., Table]) -> None:
     with pytest.raises(MeasureError, match="backend cuda needs an NVIDIA GPU, and torch sees none here"):
-        open_backend("cuda", cases_of(table("a")), Settings(batch_size=64))
+        open_backend("cuda", cases_of(table("a")), MeasureSettings(batch_size=64))
 
 
 def gpu(name: str) -> Hardware:
@@ -35,7 +35,7 @@ def gpu(name: str) -> Hardware:
 
 
 def machine_with(monkeypatch: pytest.MonkeyPatch, *uuids: str) -> CudaMachine:
-    """GPUs that torch sees, on a machine where NVML tells of three, of two kinds, in another order."""
+    """GPUs that torch sees, on a machine where NVML reports three, of two kinds, in another order."""
 
     def properties(index: int) -> SimpleNamespace:
         return SimpleNamespace(uuid=uuids[index], name="T400", total_memory=4 * 2**30, major=7, minor=5)
@@ -43,12 +43,12 @@ def machine_with(monkeypatch: pytest.MonkeyPatch, *uuids: str) -> CudaMachine:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-    told = {"aa": gpu("T400"), "bb": gpu("H100"), "cc": gpu("H100")}
-    monkeypatch.setattr(devices, "gpus_by_uuid", lambda: told)
+    known = {"aa": gpu("T400"), "bb": gpu("H100"), "cc": gpu("H100")}
+    monkeypatch.setattr(devices, "gpus_by_uuid", lambda: known)
     return CudaMachine()
 
 
-def test_the_gpu_that_torch_sees_is_told_and_not_nvmls_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hardware_is_the_gpu_that_torch_sees_and_not_nvmls_first(monkeypatch: pytest.MonkeyPatch) -> None:
     two = machine_with(monkeypatch, "cc", "bb")
     assert two.hardware() == gpu("H100").model_copy(update={"interconnect": "NCCL"})
     assert (two.most_devices(), two.concurrency()) == (2, 2)
@@ -80,12 +80,12 @@ class Events:
         self.released += 1
 
 
-def test_a_gpu_idles_as_long_as_the_host_needs_to_run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_waits_as_long_as_the_host_needs_to_run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     events = Events(monkeypatch)
     device = Cuda(1)
     device.eviction = torch.zeros(1)
     seconds = iter([0.0, 0.0001, 1.0, 1.002, 2.0, 2.0001, 3.0, 3.0001, 4.0, 4.1])
-    monkeypatch.setattr(harness.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: next(seconds))
     for _ in range(5):
         device.flush()
         assert device.timed(lambda: "out") == (1.0, "out")
@@ -93,7 +93,7 @@ def test_a_gpu_idles_as_long_as_the_host_needs_to_run_ahead(monkeypatch: pytest.
     assert [cycles / 2e6 for cycles in events.slept] == pytest.approx([0.5, 0.5, 4.0, 4.0, 0.5, 5.0])
 
 
-def test_what_a_table_set_took_is_given_back_for_the_all_to_all_on_the_same_gpu(
+def test_a_table_set_gives_its_memory_back_for_the_all_to_all_on_the_same_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     events = Events(monkeypatch)
@@ -110,7 +110,7 @@ def test_gpus_share_the_hosts_memory_for_lookups(
 ) -> None:
     Events(monkeypatch)
     monkeypatch.setattr(system, "available_bytes", lambda: available_gib * 2**30)
-    sets = fbgemm.TableBatchedEmbedding("cuda", 0, Settings(batch_size=65536), None, 0, 0)
+    sets = fbgemm.TableBatchedEmbedding("cuda", 0, MeasureSettings(batch_size=65536), None, 0, 0)
     assert sets.lookups.cache_bytes == kept_gib * 2**30
 
 
@@ -123,7 +123,7 @@ def test_more_lookups_cost_more_and_what_does_not_fit_is_a_row(table: Callable[.
         table("huge", rows=10**9, dim=128),
     )
     cases = cases_of(*tables)
-    backend = open_backend("cuda", cases, Settings(batch_size=65536))
+    backend = open_backend("cuda", cases, MeasureSettings(batch_size=65536))
     try:
         few, many, huge = (backend.compute(case, 0) for case in cases.compute)
     finally:
@@ -137,9 +137,9 @@ def test_more_lookups_cost_more_and_what_does_not_fit_is_a_row(table: Callable[.
 def test_gpus_measure_table_sets_side_by_side(table: Callable[..., Table]) -> None:
     tables = tuple(table(f"t{i}", rows=10**6, dim=64, pooling_factor=float(i + 1)) for i in range(GPUS))
     cases = cases_of(*tables)
-    backend = open_backend("cuda", cases, Settings(batch_size=65536))
+    backend = open_backend("cuda", cases, MeasureSettings(batch_size=65536))
     try:
-        costs = backend.compute_concurrency([(case, 0) for case in cases.compute])
+        costs = backend.compute_many([(case, 0) for case in cases.compute])
         alone = [backend.compute(case, 1) for case in cases.compute]
     finally:
         backend.close()
@@ -150,8 +150,8 @@ def test_gpus_measure_table_sets_side_by_side(table: Callable[..., Table]) -> No
 
 @pytest.mark.gpu
 @pytest.mark.skipif(GPUS == 0, reason="needs an NVIDIA GPU; torch sees none here")
-def test_a_bench_on_gpus_tells_their_clocks_and_power(table: Callable[..., Table]) -> None:
+def test_a_bench_on_gpus_has_their_clocks_and_power(table: Callable[..., Table]) -> None:
     pytest.importorskip("pynvml")
-    backend = open_backend("cuda", cases_of(table("a")), Settings(batch_size=64))
+    backend = open_backend("cuda", cases_of(table("a")), MeasureSettings(batch_size=64))
     backend.close()
     assert {"largest SM clock", "largest memory clock", "power cap"} <= backend.bench.facts.keys()

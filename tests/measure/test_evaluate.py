@@ -1,4 +1,4 @@
-"""Plans run for real, or by the formula: measured beside predicted, device by device."""
+"""Plans run for real, or by the formula: measured against predicted, device by device."""
 
 import json
 import subprocess
@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.limits import HANGS
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import DeviceCost, Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.files.disk import write_bytes
 from neuroshard.measure import formula
-from neuroshard.measure.backends import Settings
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.evaluate import device_tables, evaluate
 
 MIB = 2**20
@@ -48,8 +49,8 @@ def plan_of(tables: tuple[Table, ...] = TABLES, shards: tuple[Shard, ...] = SHAR
     )
 
 
-def settings(**changes: object) -> Settings:
-    return Settings(**{"batch_size": 256, "repeats": 3, "timeout_seconds": 30, **changes})  # type: ignore[arg-type]
+def settings(**changes: object) -> MeasureSettings:
+    return MeasureSettings(**{"batch_size": 256, "repeats": 3, "timeout_seconds": HANGS, **changes})  # type: ignore[arg-type]
 
 
 def test_a_device_holds_its_shards_and_of_rows_a_share_of_the_lookups() -> None:
@@ -81,14 +82,14 @@ def test_on_the_formula_it_is_exact() -> None:
     assert "rounds of a device" not in str(one)
 
 
-def test_of_rows_that_are_split_it_says_what_was_taken_for_granted() -> None:
+def test_an_evaluation_says_what_it_assumes_of_row_wise_tables() -> None:
     rows = (
         Shard(table="b", rows=150_000, dim=32, device=0),
         Shard(table="b", row_offset=150_000, rows=150_000, dim=32, device=1),
     )
     one = evaluate(plan_of((TABLES[1],), rows, devices=2), "synthetic", settings())
     assert [device.dim for device in one.devices] == [32, 32]
-    assert "1 table split row-wise: all rows looked up alike" in " ".join(str(one).split())
+    assert "1 table split row-wise: run as if all rows were looked up equally often" in " ".join(str(one).split())
     assert "split row-wise" not in str(evaluate(plan_of(), "synthetic", settings()))
 
 
@@ -98,16 +99,16 @@ def test_on_this_machine_every_device_and_the_all_to_all_are_measured() -> None:
     assert first is not None
     assert second is not None
     assert empty is not None
-    assert 0 < first.compute_ms < 1000
+    assert first.compute_ms > 0
     assert empty.compute_ms == 0
     assert min(cost.backward_collective_ms for cost in (first, second, empty)) > 0
     assert one.all_to_all_measured
-    told = str(one)
+    text = str(one)
     assert one.rounds_differ is not None
-    assert f"rounds of a device's compute differ by {one.rounds_differ:.1%}" in " ".join(told.split())
-    assert "1 table was run with fewer rows" in told
-    assert "predicted for synthetic (formula of an H100): elsewhere compare the devices" in " ".join(told.split())
-    assert max(map(len, told.splitlines())) <= 80
+    assert f"rounds of a device's compute differ by {one.rounds_differ:.1%}" in " ".join(text.split())
+    assert "1 table was run with fewer rows" in text
+    assert "predicted for synthetic (formula of an H100): compare the devices" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_more_devices_than_processes_are_measured_without_their_all_to_all() -> None:
@@ -128,7 +129,7 @@ def test_what_does_not_fit_is_that_device_s_error() -> None:
     assert "not every device's tables could be run" in " ".join(str(one).split())
 
 
-def test_one_device_all_to_alls_nothing() -> None:
+def test_one_device_has_no_all_to_all() -> None:
     shards = tuple(Shard(table=t.name, rows=t.rows, dim=t.dim, device=0) for t in TABLES)
     (device,) = evaluate(plan_of(TABLES, shards, devices=1), "synthetic", settings()).devices
     assert device.measured is not None
@@ -136,7 +137,7 @@ def test_one_device_all_to_alls_nothing() -> None:
     assert device.measured.compute_ms == pytest.approx(formula.compute_ms(TABLES, 256))
 
 
-def test_what_the_plan_says_of_its_predictions_is_said_beside_them() -> None:
+def test_notes_of_the_plan_on_its_predictions_are_printed() -> None:
     plan = plan_of()
     doubt = "costs are predicted for the cost model's batch size 512, not for the task's 256"
     plan = plan.model_copy(update={"provenance": plan.provenance.model_copy(update={"notes": (doubt,)})})

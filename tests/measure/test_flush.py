@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
-from neuroshard.measure.flush import LEAST_BYTES, find_flush_bytes, most_bytes, sizes_up_to
 from neuroshard.measure.room import Room
+from neuroshard.measure.timing.flush import LEAST_BYTES, find_flush_bytes, most_bytes, sizes_up_to
 
 MIB, GIB = 2**20, 2**30
 ROOM = Room(24 * GIB)
 
 
 def core(cache_bytes: float, noise: Callable[[int], float] = lambda look: 1.0) -> Callable[[int], float]:
-    """A core with so much cache: reading takes 0.05 ms from it and 0.25 ms from memory, times the `noise` of each look."""
+    """A core with so much cache: reading takes 0.05 ms from it and 0.25 ms from memory, times the `noise` of each trial."""
     looks = 0
 
     def read_ms_after(count: int) -> float:
@@ -30,23 +30,23 @@ def test_twice_what_it_takes_is_written_and_not_much_more(cache_mib: int) -> Non
     assert cache_mib * MIB <= found <= max(4 * cache_mib, 16) * MIB
 
 
-def test_sysfs_may_name_a_whole_sockets_cache_of_which_a_core_has_a_part() -> None:
+def test_sysfs_may_report_the_cache_of_a_socket_of_which_a_core_has_a_part() -> None:
     """480 MiB by sysfs, 32 of which a core of a virtual machine reaches."""
     most = most_bytes(ROOM, 480 * MIB)
     assert most == 256 * MIB
     assert find_flush_bytes(core(32 * MIB), most) <= 128 * MIB
 
 
-def test_a_cache_larger_than_all_that_may_be_written_is_written_as_far_as_may_be() -> None:
+def test_a_cache_larger_than_the_most_is_flushed_with_the_most() -> None:
     assert find_flush_bytes(core(2 * GIB), 256 * MIB) == 256 * MIB
 
 
-def test_no_more_is_written_than_twice_the_cache_that_sysfs_says() -> None:
+def test_at_most_twice_the_cache_size_in_sysfs_is_written() -> None:
     assert most_bytes(ROOM, 4 * MIB) == 8 * MIB
     assert find_flush_bytes(core(4 * MIB), 8 * MIB) <= 8 * MIB
 
 
-def test_where_sysfs_says_nothing_memory_is_the_bound() -> None:
+def test_without_a_size_in_sysfs_memory_is_the_limit() -> None:
     assert most_bytes(ROOM, None) == 256 * MIB
     assert most_bytes(Room(2 * GIB), None) == 128 * MIB
 

@@ -1,4 +1,4 @@
-"""The formula: what makes a set dear, and what an all-to-all waits for."""
+"""The formula: what makes a set costly, and what an all-to-all waits for."""
 
 from collections.abc import Callable
 
@@ -97,7 +97,7 @@ def test_the_formula_is_a_cost_model(table: MakeTable) -> None:
     assert waited.max() - waited.min() < 0.01 * waited.max()
 
 
-def test_the_slope_of_the_formula_tells_what_another_table_adds(table: MakeTable) -> None:
+def test_the_slope_of_the_formula_is_what_another_table_adds(table: MakeTable) -> None:
     model = formula.Formula(BATCH)
     many = model.table_vectors([table(f"t{i}", rows=10**6, dim=64) for i in range(200)], np.full(200, 64))
     sums = many[1:].sum(axis=0)

@@ -8,7 +8,7 @@ import pytest
 from neuroshard.core.case import Cases
 from neuroshard.core.cost import Costs
 from neuroshard.files.costs import read_costs, read_manifest
-from neuroshard.measure.backends import Settings
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.synthetic import Synthetic
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -25,7 +25,9 @@ def test_the_formula_gives_the_golden_costs():
     compute, collective = tuple(case for case, _ in costs.compute), tuple(case for case, _ in costs.collective)
     tables = tuple(table for case in compute for table in case.tables)
     backend = Synthetic(
-        Cases(tables=tables, compute=compute, collective=collective, max_dim=64, seed=0), Settings(batch_size=512), None
+        Cases(tables=tables, compute=compute, collective=collective, max_dim=64, seed=0),
+        MeasureSettings(batch_size=512),
+        None,
     )
 
     again = [

@@ -1,4 +1,4 @@
-"""Facts that NVML tells, asked of a fake: there is no GPU where the tests run."""
+"""Facts from NVML. NVML is a fake: there is no GPU where the tests run."""
 
 import sys
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ def fake(gpus: int = 2, links: int = 18, broken: bool = False) -> SimpleNamespac
     )
 
 
-def test_limits_are_told_with_units_and_what_is_not_supported_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_have_units_and_unsupported_ones_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake())
     assert gpu_facts(()) == {
         "largest SM clock": "1980 MHz",
@@ -53,7 +53,7 @@ def test_limits_are_told_with_units_and_what_is_not_supported_left_out(monkeypat
     }
 
 
-def test_gpus_that_are_not_measured_are_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_are_not_measured_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake())
     assert gpu_facts(["11-f"])["power cap"] == "500 W"
 

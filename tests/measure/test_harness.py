@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from neuroshard.measure.all_to_all import alike, at_speed, lower_decile
-from neuroshard.measure.cores import may_go_first
-from neuroshard.measure.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, Timing, time_case, timing
+from neuroshard.measure.timing.all_to_all import agreed, at_speed, lower_decile
+from neuroshard.measure.timing.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, Timing, time_case, timing
+from neuroshard.measure.workers.cores import may_go_first
 
 
 class Scripted:
@@ -65,21 +65,21 @@ def test_one_repeat_is_a_label_without_a_spread() -> None:
     assert timing([3.0], min) == (3.0, 0.0, 3.0)
 
 
-def test_the_median_of_the_repeats_is_kept_beside_the_fastest() -> None:
+def test_the_median_of_the_repeats_is_kept_with_the_fastest() -> None:
     assert timing([5.0, 1.0, 3.0, 2.0, 4.0], min) == (1.0, 1.0, 3.0)
 
 
-def test_of_an_all_to_all_a_tenth_may_be_too_fast_to_be_true() -> None:
+def test_a_tenth_of_the_times_of_an_all_to_all_may_be_too_fast_to_be_true() -> None:
     assert lower_decile([float(ms) for ms in reversed(range(28))]) == 2.0
     assert lower_decile([5.0, 4.0]) == 4.0
 
 
-def test_all_to_alls_are_alike_where_the_fastest_of_each_kind_are() -> None:
-    assert alike([1.0, 1.05, 1.09, 7.0], [2.0], [])
-    assert not alike([1.0, 1.05, 1.09], [1.0, 1.05, 1.2, 1.0 - 0.05])
+def test_all_to_alls_agree_where_the_fastest_of_each_kind_do() -> None:
+    assert agreed([1.0, 1.05, 1.09, 7.0], [2.0], [])
+    assert not agreed([1.0, 1.05, 1.09], [1.0, 1.05, 1.2, 1.0 - 0.05])
 
 
-def test_what_is_scaled_to_another_speed_is_the_all_to_all_and_not_the_wait_for_it() -> None:
+def test_scaling_to_another_speed_leaves_the_waiting_as_it_is() -> None:
     assert at_speed(Timing(13.0, 1.0, 14.0), 0.5, waiting_ms=10.0) == (11.5, 0.5, 12.0)
     assert at_speed(Timing(9.0, 1.0, 9.5), 0.5, waiting_ms=10.0) == (9.0, 0.5, 9.5)
     assert at_speed(Timing(3.0, 1.0, 4.0), 2.0) == (6.0, 2.0, 8.0)

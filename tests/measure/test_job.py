@@ -11,9 +11,9 @@ from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, MeasureError, StoreError
 from neuroshard.core.nightly import Job, Order, Request, Survey, Work
 from neuroshard.files.costs import read_costs
-from neuroshard.measure import job as job_module
 from neuroshard.measure.hardware import wanted_hardware
-from neuroshard.measure.job import merge_shares, run
+from neuroshard.measure.workers import job as job_module
+from neuroshard.measure.workers.job import merge_shares, run
 from neuroshard.store.measuring import Share
 
 TWIN = Hardware(kind="synthetic", name="H200, by a formula", memory_bytes=80 * 2**30)
@@ -44,7 +44,7 @@ def drawn(store: Path, pods: int = 2, seed: int = 0) -> list[Job]:
 
 
 def measure(job: Job, store: Path) -> None:
-    run(job, str(store), backend="synthetic", batch_size=512, budget_seconds=60, seed=0)
+    run(job, str(store), backend="synthetic", batch_size=512, budget_seconds=1e6, seed=0)
 
 
 def test_two_pods_measure_what_one_would(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def forget_the_end(job: Job, store: Path) -> None:
     (store / job.work.folder / Share(1, job.share, job.work.pods).ended).unlink()
 
 
-def test_a_share_that_ran_out_of_budget_says_what_is_left_and_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_share_that_ran_out_of_budget_records_the_rest_and_is_continued(tmp_path: Path) -> None:
     [job] = drawn(tmp_path, 1)
     run(job, str(tmp_path), backend="synthetic", batch_size=512, budget_seconds=0.0, seed=0)
     ended = tmp_path / job.work.folder / Share(1, 1, 1).ended
@@ -90,7 +90,7 @@ def test_a_share_that_ran_out_of_budget_says_what_is_left_and_is_gone_on_with(tm
     assert len({case.case_id for case, _ in read_costs(folder_of(job, tmp_path)).compute}) == 30
 
 
-def test_a_pod_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
+def test_the_share_of_a_killed_pod_is_continued(tmp_path: Path) -> None:
     [job] = drawn(tmp_path, 1)
     measure(job, tmp_path)
     folder = folder_of(job, tmp_path)
@@ -143,7 +143,7 @@ def test_what_another_bench_began_is_set_aside_and_begun_again(
     assert (tmp_path / job.work.folder / "aside" / "draw-0001" / "costs-1-of-1" / "costs.json").exists()
 
 
-def test_what_cannot_be_measured_is_written_down_for_the_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_to_measure_is_noted_for_the_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise MeasureError("no GPU is here")
 
@@ -192,13 +192,13 @@ def test_a_store_that_ignores_conditions_is_measured_into_by_a_single_writer(
 ) -> None:
     (tmp_path / "plans").mkdir()
     with rclone(tmp_path) as url:
-        told = {"ACCESS_KEY_ID": KEY, "SECRET_ACCESS_KEY": SECRET, "ENDPOINT_URL": url, "REGION": "us-east-1"}
-        for name, value in told.items():
+        environment = {"ACCESS_KEY_ID": KEY, "SECRET_ACCESS_KEY": SECRET, "ENDPOINT_URL": url, "REGION": "us-east-1"}
+        for name, value in environment.items():
             monkeypatch.setenv(f"AWS_{name}", value)
         with pytest.raises(StoreError, match="single-writer"):
             draw(night(1), "s3://plans/p")
         [job] = draw(night(1), "s3://plans/p", single_writer=True)
-        how = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 60, "seed": 0}
+        how = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 1e6, "seed": 0}
         run(job, "s3://plans/p", single_writer=True, **how)  # type: ignore[arg-type]
         merge_shares(job.work, "s3://plans/p", tmp_path / "costs", single_writer=True)
     assert read_costs(tmp_path / "costs").compute

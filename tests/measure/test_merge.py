@@ -10,12 +10,14 @@ from neuroshard.core.case import Cases
 from neuroshard.core.errors import InvalidInput
 from neuroshard.files.cases import write_cases
 from neuroshard.files.costs import CostWriter, read_costs, read_manifest
-from neuroshard.measure import merge
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run
+from neuroshard.measure.workers import merge
 
 
 def share(cases: Path, out: Path, first: int = 1, of: int = 1, **changes: object) -> Path:
-    run(cases, out, share=(first, of), **{"backend": "synthetic", "batch_size": 512, **changes})  # type: ignore[arg-type]
+    settings = MeasureSettings(**{"batch_size": 512, **changes})  # type: ignore[arg-type]
+    run(cases, out, "synthetic", settings, share=(first, of))
     return out
 
 
@@ -33,13 +35,13 @@ def test_shares_of_a_case_set_make_the_whole(cases: Cases, cases_folder: Path, t
         set(merged.compute),
         set(merged.collective),
     )
-    again = run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512)
+    again = run(cases_folder, tmp_path / "costs", "synthetic", MeasureSettings(batch_size=512))
     assert again.now == 0  # of so few cases the shares measured each again, as the whole run some
 
 
 def test_a_share_cut_short_says_what_is_left_of_it(cases: Cases, cases_folder: Path, tmp_path: Path) -> None:
     part = share(cases_folder, tmp_path / "costs", 2, 3, budget_seconds=1e-9)
-    finished = run(cases_folder, part, backend="synthetic", batch_size=512, share=(2, 3))
+    finished = run(cases_folder, part, "synthetic", MeasureSettings(batch_size=512), share=(2, 3))
     assert (finished.left, finished.now) == (0, finished.planned)
     assert len({cost.case_id for _, cost in read_costs(part).compute}) == len(cases.compute[1::3])
 
@@ -65,12 +67,12 @@ def test_a_case_measured_on_two_machines_has_a_second_round_and_a_copied_row_has
 
 def test_costs_of_different_benches_are_refused_by_what_differs(cases_folder: Path, tmp_path: Path) -> None:
     one = share(cases_folder, tmp_path / "one")
-    for changes, told in (
+    for changes, message in (
         ({"batch_size": 1024}, r"two: .*than .*one \(batch_size: 512 there, 1024 now\)"),
         ({"memory_limit_bytes": 2**30}, r"hardware\.memory_bytes: 85899345920 there, 1073741824 now"),
     ):
         two = share(cases_folder, tmp_path / "two", **changes)
-        with pytest.raises(InvalidInput, match=told):
+        with pytest.raises(InvalidInput, match=message):
             merge.run([one, two], tmp_path / "costs")
         two.rename(tmp_path / str(changes))
     assert not (tmp_path / "costs").exists()
@@ -82,14 +84,14 @@ def test_two_tables_of_one_name_are_not_merged(cases: Cases, cases_folder: Path,
     write_cases(tmp_path / "cases-2", Cases(tables=(other,), compute=(), collective=(), max_dim=4, seed=0))
     folders = [share(cases_folder, tmp_path / "one"), share(tmp_path / "cases-2", tmp_path / "two")]
     with pytest.raises(
-        InvalidInput, match=r"two: its table 't0' is not that of .*one; merge costs of one tables\.json"
+        InvalidInput, match=r"two: its table 't0' differs from that of .*one; merge costs of one tables\.json"
     ):
         merge.run(folders, tmp_path / "costs")
 
 
 def test_what_is_there_is_not_written_over(cases_folder: Path, tmp_path: Path) -> None:
     one = share(cases_folder, tmp_path / "one")
-    with pytest.raises(InvalidInput, match="one: is there already; give another -o"):
+    with pytest.raises(InvalidInput, match="one: exists already; give another -o"):
         merge.run([one], one)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard import system
@@ -52,6 +52,7 @@ def test_optimizer_state_counts(table: MakeTable) -> None:
     assert [row_bytes(table("a", dim=8), o) for o in ("sgd", "rowwise_adagrad", "adagrad")] == [32, 36, 64]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.tuples(st.integers(1, 10**9), st.integers(1, 32)), min_size=1, max_size=8), min_size=1),
     st.integers(16 * MIB, 2**36),
@@ -84,5 +85,7 @@ def test_a_limit_too_small_says_what_would_do(table: MakeTable) -> None:
         least_cap([case], "sgd", MIB // 8)
 
 
-def test_the_default_leaves_most_of_the_memory_to_others() -> None:
-    assert 0 < default_memory_limit() <= system.available_bytes() / 3
+def test_the_default_leaves_most_of_the_memory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    available = system.available_bytes()
+    monkeypatch.setattr(system, "available_bytes", lambda: available)  # others take some, and give some back
+    assert 0 < default_memory_limit() <= available / 3

@@ -1,22 +1,26 @@
 """The stage: budget, restart after a kill, errors that are rows, and workers that are lost."""
 
+import math
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from helpers.limits import HANGS
+from helpers.processes import wait_until
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost
 from neuroshard.core.errors import InvalidInput, MeasureError, UsageError
 from neuroshard.files.cases import write_cases
 from neuroshard.files.costs import read_costs, read_manifest
-from neuroshard.measure.run import NO_CALMER, in_chunks, measure, run
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.run import STILL_DISTURBED, in_chunks, measure, run
 from neuroshard.measure.schedule import REFERENCE, Step, schedule
 from neuroshard.measure.synthetic import Synthetic
-from neuroshard.measure.worker import WorkerLost
+from neuroshard.measure.workers.processes import WorkerLost
 
 
 def rows(folder: Path) -> list[tuple[str, int]]:
@@ -31,7 +35,7 @@ def planned(cases: Cases, seed: int = 0) -> list[tuple[str, int]]:
 
 
 def test_all_cases_are_measured_and_some_again(cases: Cases, cases_folder: Path, tmp_path: Path) -> None:
-    measured = run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512)
+    measured = run(cases_folder, tmp_path / "costs", "synthetic", MeasureSettings(batch_size=512))
     assert sorted(rows(tmp_path / "costs")) == sorted(planned(cases))
     assert (measured.planned, measured.measured, measured.now, measured.left) == (len(planned(cases)),) * 3 + (0,)
     assert 0 < (measured.compute_repeatability or 0) < 0.1
@@ -40,22 +44,22 @@ def test_all_cases_are_measured_and_some_again(cases: Cases, cases_folder: Path,
 
 def test_a_budget_stops_cleanly_and_a_later_run_goes_on(cases: Cases, cases_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "costs"
-    stopped = run(cases_folder, out, backend="synthetic", batch_size=512, budget_seconds=1e-9)
+    stopped = run(cases_folder, out, "synthetic", MeasureSettings(batch_size=512, budget_seconds=1e-9))
     assert (stopped.measured, stopped.left) == (0, len(planned(cases)))
-    assert "the start took all of the budget: run it again, for the next start" in str(stopped)
-    assert str(stopped).endswith("or give more than 1s")
+    assert "the start took the whole budget: run it again" in str(stopped)
+    assert str(stopped).endswith(f"or give more than {math.ceil(stopped.seconds)}s")
     bench = read_manifest(out).bench
-    finished = run(cases_folder, out, backend="synthetic", batch_size=512)
+    finished = run(cases_folder, out, "synthetic", MeasureSettings(batch_size=512))
     assert (finished.now, finished.left) == (len(planned(cases)), 0)
-    again = run(cases_folder, out, backend="synthetic", batch_size=512)
+    again = run(cases_folder, out, "synthetic", MeasureSettings(batch_size=512))
     assert (again.now, again.measured) == (0, len(planned(cases)))
     assert read_manifest(out).bench == bench
 
 
 def test_further_rounds_are_added_to_what_is_there(cases: Cases, cases_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "costs"
-    once = run(cases_folder, out, backend="synthetic", batch_size=512)
-    more = run(cases_folder, out, backend="synthetic", batch_size=512, rounds=3)
+    once = run(cases_folder, out, "synthetic", MeasureSettings(batch_size=512))
+    more = run(cases_folder, out, "synthetic", MeasureSettings(batch_size=512), rounds=3)
     every = len(cases.compute) + len(cases.collective)
     assert (more.planned, more.now, more.left) == (3 * every, 3 * every - once.measured, 0)
     assert sorted(rows(out)) == sorted(
@@ -64,13 +68,13 @@ def test_further_rounds_are_added_to_what_is_there(cases: Cases, cases_folder: P
 
 
 def test_costs_of_another_bench_are_refused(cases_folder: Path, tmp_path: Path) -> None:
-    run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512, budget_seconds=1e-9)
+    run(cases_folder, tmp_path / "costs", "synthetic", MeasureSettings(batch_size=512, budget_seconds=1e-9))
     with pytest.raises(InvalidInput, match=r"batch_size: 512 there, 1024 now"):
-        run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=1024)
+        run(cases_folder, tmp_path / "costs", "synthetic", MeasureSettings(batch_size=1024))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"backend": "tpu"}, "unknown backend 'tpu'; there are synthetic, cpu, cuda"),
         ({"optimizer": "lion"}, "unknown optimizer 'lion'; there are sgd, rowwise_adagrad, adagrad"),
@@ -79,11 +83,19 @@ def test_costs_of_another_bench_are_refused(cases_folder: Path, tmp_path: Path) 
         ({"timeout_seconds": 0.0}, r"timeout_seconds must be above 0, not 0\.0"),
     ],
 )
-def test_a_wrong_argument_is_told_and_nothing_is_written(
-    cases_folder: Path, tmp_path: Path, arguments: dict[str, object], told: str
+def test_a_wrong_argument_is_refused_and_nothing_is_written(
+    cases_folder: Path, tmp_path: Path, arguments: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=told):
-        run(cases_folder, tmp_path / "costs", **{"backend": "synthetic", "batch_size": 512, **arguments})  # type: ignore[arg-type]
+    asked = {"backend": "synthetic", "rounds": 1, "batch_size": 512, **arguments}
+    backend, rounds = str(asked.pop("backend")), asked.pop("rounds")
+    with pytest.raises(UsageError, match=message):
+        run(
+            cases_folder,
+            tmp_path / "costs",
+            backend,
+            MeasureSettings(**asked),  # type: ignore[arg-type]
+            rounds=rounds,  # type: ignore[arg-type]
+        )
     assert not (tmp_path / "costs").exists()
 
 
@@ -120,7 +132,7 @@ class Scripted:
             raise WorkerLost("worker died (killed by SIGKILL)")
         return ComputeCost(case_id=case.case_id, round=round_, forward_ms=1.0, backward_ms=2.0)
 
-    def compute_concurrency(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+    def compute_many(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
         raise NotImplementedError
 
     def all_to_all(self, case: CollectiveCase, round_: int) -> CollectiveCost:
@@ -153,10 +165,10 @@ def test_a_case_that_loses_both_workers_is_an_error_row(steps: list[Step]) -> No
 
 
 def test_workers_lost_again_and_again_stop_the_run_and_are_not_blamed_on_the_cases(steps: list[Step]) -> None:
-    told = []
+    yielded = []
     with pytest.raises(MeasureError, match=r"workers of 3 cases in a row were lost, the last: worker died"):
-        told.extend(measure(steps, Scripted([2, 2, 2])))
-    assert told == []
+        yielded.extend(measure(steps, Scripted([2, 2, 2])))
+    assert yielded == []
 
     class Breaking(Scripted):
         def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
@@ -165,8 +177,8 @@ def test_workers_lost_again_and_again_stop_the_run_and_are_not_blamed_on_the_cas
             return super().compute(case, round_)
 
     with pytest.raises(MeasureError, match=r"workers of 3 cases in a row were lost"):
-        told.extend(measure(steps, Breaking([0, 2, 2, 2])))
-    assert [step for step, _ in told] == steps[:1]
+        yielded.extend(measure(steps, Breaking([0, 2, 2, 2])))
+    assert [step for step, _ in yielded] == steps[:1]
 
 
 def test_poison_cases_in_a_row_are_errors_where_a_case_that_went_well_still_does(steps: list[Step]) -> None:
@@ -174,7 +186,7 @@ def test_poison_cases_in_a_row_are_errors_where_a_case_that_went_well_still_does
     assert [bool(costs[step].error) for step in steps[:9]] == [False, *[True] * 7, False]
 
 
-def test_what_is_lost_last_is_still_told(steps: list[Step]) -> None:
+def test_cases_lost_at_the_end_are_errors_too(steps: list[Step]) -> None:
     costs = list(measure(steps[:2], Scripted([0, 2])))
     assert [bool(cost.error) for _, cost in costs] == [False, True]
 
@@ -193,13 +205,13 @@ def test_what_was_disturbed_is_measured_once_more(
         return cost.model_copy(update={"disturbed": is_disturbed})
 
     monkeypatch.setattr(Synthetic, "compute", disturbed)
-    measured = run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512)
+    measured = run(cases_folder, tmp_path / "costs", "synthetic", MeasureSettings(batch_size=512))
     costs = read_costs(tmp_path / "costs").compute
     assert {cost.case_id for _, cost in costs if cost.round == 0 and cost.disturbed} == {always}
     assert {cost.case_id for _, cost in costs if cost.round == 1} >= chosen | {always}
-    assert (measured.disturbed, "1 label is of a moment when the machine was disturbed" in str(measured)) == (1, True)
+    assert (measured.disturbed, "1 label was measured while the machine was disturbed" in str(measured)) == (1, True)
     again = len(costs)
-    run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512)
+    run(cases_folder, tmp_path / "costs", "synthetic", MeasureSettings(batch_size=512))
     assert len(read_costs(tmp_path / "costs").compute) == again
 
 
@@ -208,10 +220,10 @@ def test_a_machine_that_gets_no_calmer_is_left_alone(
 ) -> None:
     compute = Synthetic.compute
     monkeypatch.setattr(Synthetic, "compute", lambda *a: compute(*a).model_copy(update={"disturbed": True}))
-    run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512)
+    run(cases_folder, tmp_path / "costs", "synthetic", MeasureSettings(batch_size=512))
     costs = read_costs(tmp_path / "costs").compute
     planned_again = sum(round_ == 1 for case, round_ in planned(cases) if case in {c.case_id for c in cases.compute})
-    assert sum(cost.round == 1 for _, cost in costs) == planned_again + NO_CALMER
+    assert sum(cost.round == 1 for _, cost in costs) == planned_again + STILL_DISTURBED
 
 
 LIMITED = """
@@ -229,16 +241,16 @@ def test_a_full_disk_ends_the_run_in_one_line_and_leaves_what_was_measured(
     """No file can grow beyond 3,000 bytes, which costs.json needs less than and a part needs more."""
     out = tmp_path / "costs"
     asked = [str(cases_folder), "--backend", "synthetic", "--batch-size", "512", "-o", str(out)]
-    run(cases_folder, out, backend="synthetic", batch_size=512, share=(1, 2))
+    run(cases_folder, out, "synthetic", MeasureSettings(batch_size=512), share=(1, 2))
     before = rows(out)
-    ended = subprocess.run([sys.executable, "-c", LIMITED, *asked], capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, "-B", "-c", LIMITED, *asked], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1].startswith("error: ")
     assert "cannot write it" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert rows(out) == before
     assert not list(out.glob(".*.parquet.*"))
-    run(cases_folder, out, backend="synthetic", batch_size=512)
+    run(cases_folder, out, "synthetic", MeasureSettings(batch_size=512))
     assert set(rows(out)) >= set(planned(cases))
 
 
@@ -246,21 +258,23 @@ MEASURE = """
 import sys
 from pathlib import Path
 import neuroshard.files.costs as costs
-from neuroshard.measure.run import run
-costs.FLUSH_SECONDS = 0.05
-run(Path(sys.argv[1]), Path(sys.argv[2]), backend="cpu", batch_size=64, warmup=0, repeats=1)
+from neuroshard.measure import run as room
+from neuroshard.measure.backends import MeasureSettings
+costs.FLUSH_SECONDS = 0.0
+measure = room.measure
+# of all measurements the first five, then one that never ends
+def some(*given):
+    for place, measured in enumerate(measure(*given)):
+        if place == 5:
+            sys.stdin.read()
+        yield measured
+room.measure = some
+room.run(Path(sys.argv[1]), Path(sys.argv[2]), "cpu", MeasureSettings(batch_size=64, warmup=0, repeats=1))
 """
 
 
 def children(process_id: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()]
-
-
-def wait_until(true: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_killed_and_started_again_it_goes_on_with_no_row_lost_or_doubled(cases: Cases, tmp_path: Path) -> None:
@@ -270,9 +284,10 @@ def test_killed_and_started_again_it_goes_on_with_no_row_lost_or_doubled(cases: 
     write_cases(tmp_path / "cases", cases)
     out = tmp_path / "costs"
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "cases"), str(out)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
-            wait_until(lambda: len(list(out.glob("compute-*.parquet"))) >= 2 or process.poll() is not None, 60)
+            parts = partial(out.glob, "compute-*.parquet")
+            assert wait_until(lambda: len(list(parts())) >= 2 or process.poll() is not None, HANGS)
             workers = children(process.pid)
         finally:
             process.kill()
@@ -280,9 +295,9 @@ def test_killed_and_started_again_it_goes_on_with_no_row_lost_or_doubled(cases: 
     before, bench = rows(out), read_manifest(out).bench
     assert 0 < len(before) < len(planned(cases))
     assert workers
-    wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), 5)
+    assert wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), HANGS)
 
-    measured = run(tmp_path / "cases", out, backend="cpu", batch_size=64, warmup=0, repeats=1)
+    measured = run(tmp_path / "cases", out, "cpu", MeasureSettings(batch_size=64, warmup=0, repeats=1))
     assert measured.now == len(planned(cases)) - len(before)
     held = rows(out)
     assert len(held) == len(set(held))

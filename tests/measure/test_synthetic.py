@@ -8,14 +8,14 @@ from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.cost import CollectiveCost, ComputeCost
 from neuroshard.core.table import Table
 from neuroshard.measure import formula
-from neuroshard.measure.backends import Settings
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.synthetic import NOISE, Synthetic
 
 
 def costs(
     cases: Cases, seed: int = 0, round_: int = 0, backwards: bool = False
 ) -> dict[str, ComputeCost | CollectiveCost]:
-    backend = Synthetic(cases, Settings(batch_size=512, seed=seed), None)
+    backend = Synthetic(cases, MeasureSettings(batch_size=512, seed=seed), None)
     order = (*cases.compute, *cases.collective)
     return {
         case.case_id: backend.compute(case, round_)
@@ -43,11 +43,11 @@ def test_noise_is_around_the_formula(cases: Cases) -> None:
 
 def test_an_all_to_all_has_a_time_for_each_device(cases: Cases) -> None:
     case = CollectiveCase(device_dims=(64,) * 16, start_delays_ms=(0.0,) * 16)
-    cost = Synthetic(cases, Settings(batch_size=512), None).all_to_all(case, 0)
+    cost = Synthetic(cases, MeasureSettings(batch_size=512), None).all_to_all(case, 0)
     assert (len(cost.forward_ms or ()), len(cost.backward_ms or ())) == (16, 16)
 
 
 def test_tables_that_do_not_fit_are_an_error_row(cases: Cases, table: Callable[..., Table]) -> None:
     case = ComputeCase(tables=(table("huge", rows=10**9, dim=128),))
-    cost = Synthetic(cases, Settings(batch_size=512), None).compute(case, 0)
+    cost = Synthetic(cases, MeasureSettings(batch_size=512), None).compute(case, 0)
     assert cost == ComputeCost(case_id=case.case_id, error="out of memory: the tables need 480.6 GiB of 80.0 GiB")

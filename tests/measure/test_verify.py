@@ -10,12 +10,13 @@ from neuroshard.core.cost import Costs
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.files.costs import CostWriter, read_costs, read_manifest
 from neuroshard.measure import verify
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run
 
 
 @pytest.fixture
 def costs(cases_folder: Path, tmp_path: Path) -> Path:
-    run(cases_folder, tmp_path / "costs", backend="synthetic", batch_size=512)
+    run(cases_folder, tmp_path / "costs", "synthetic", MeasureSettings(batch_size=512))
     return tmp_path / "costs"
 
 
@@ -25,7 +26,7 @@ def changed(costs: Path, to: Path, **of_bench: object) -> tuple[Costs, CostWrite
     return was, CostWriter(to, was.bench.model_copy(update=of_bench), read_manifest(costs).tables)
 
 
-def test_labels_that_can_be_had_again_agree(costs: Path) -> None:
+def test_labels_that_repeat_agree(costs: Path) -> None:
     verified = verify.run(costs, count=30)
     assert verified.cases == 30
     assert verified.agrees
@@ -45,7 +46,7 @@ def test_labels_that_are_off_are_found_out(costs: Path, tmp_path: Path) -> None:
     assert "at most 5%: NO" in str(verified)
 
 
-def test_disturbed_labels_are_not_held_against_the_calm_ones(costs: Path, tmp_path: Path) -> None:
+def test_disturbed_labels_do_not_count_if_enough_are_calm(costs: Path, tmp_path: Path) -> None:
     was, writer = changed(costs, tmp_path / "some")
     with writer:
         for place, (case, cost) in enumerate(was.compute):
@@ -66,7 +67,7 @@ def test_the_label_of_several_rounds_is_their_mean(costs: Path, tmp_path: Path) 
     assert verify.run(tmp_path / "rounds", count=30).agrees
 
 
-def test_other_hardware_is_refused_and_another_version_told(costs: Path, tmp_path: Path) -> None:
+def test_other_hardware_is_refused_and_another_version_is_noted(costs: Path, tmp_path: Path) -> None:
     was, writer = changed(costs, tmp_path / "other", versions={"neuroshard": "0.0.1"})
     with writer:
         for case, cost in was.compute:
@@ -84,7 +85,7 @@ def test_other_hardware_is_refused_and_another_version_told(costs: Path, tmp_pat
         verify.run(tmp_path / "foreign", count=3)
 
 
-def test_nothing_to_verify_is_told(costs: Path, tmp_path: Path) -> None:
+def test_nothing_to_verify_is_an_error(costs: Path, tmp_path: Path) -> None:
     _, writer = changed(costs, tmp_path / "empty")
     with writer:
         pass
@@ -100,14 +101,14 @@ def test_the_command_line_verifies_and_says_what_it_needs(
     done = neuroshard("measure", "--verify", costs, "-n", 20)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "20 cases measured again" in done.stdout
-    for more, told in (
+    for more, message in (
         (["cases", "-o", "again", "--backend", "cpu"], "leave out --backend, -o, CASES"),
         (["--batch-size", "65536"], "leave out --batch-size"),
         (["--shard", "1/2"], "leave out --shard"),
     ):
         both = neuroshard("measure", *more, "--verify", costs)
         assert (both.returncode, both.stderr.count("\n")) == (2, 1)
-        assert both.stderr.endswith(f"{told}\n")
+        assert both.stderr.endswith(f"{message}\n")
     bare = neuroshard("measure")
     assert (bare.returncode, bare.stderr.count("\n")) == (2, 1)
     assert "measure needs a folder of cases, --backend and -o" in bare.stderr

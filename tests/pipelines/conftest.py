@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.limits import HANGS
+
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -25,7 +27,7 @@ def run_local() -> Run:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=HANGS,
         )
 
     return run

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.limits import HANGS
 from neuroshard.client import load_plan
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ def test_a_clone_under_an_odd_path_without_home_and_temporary_folder_ends_in_a_t
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=HANGS,
     )
     assert done.returncode == 0, done.stderr
     assert load_plan(str(clone / "run" / "store"), "mlperf-dlrm-dcnv2").task.devices == 4

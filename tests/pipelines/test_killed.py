@@ -11,12 +11,32 @@ from pathlib import Path
 
 import pytest
 
+from helpers.limits import HANGS
 from helpers.processes import MARK, alive, needs_proc, new_mark, wait_until
 from pipelines.run_local import make_folder
 
 pytestmark = needs_proc
 ROOT = Path(__file__).parents[2]
-SMALL = ["--compute-cases", "60", "--collective-cases", "40", "--steps", "0"]
+# more than an hour's work on an idle core, so that whatever lives on is at work
+LONG = [
+    "--compute-cases",
+    "3000",
+    "--collective-cases",
+    "2000",
+    "--batch-size",
+    "16384",
+    "--budget",
+    "10h",
+    "--steps",
+    "0",
+]
+ENDS = HANGS / 3  # seconds
+
+
+def as_at_a_terminal() -> None:
+    """Heed the signals that a script or nohup, where one runs the tests, lets its children ignore."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 class Run:
@@ -34,16 +54,14 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
-                preexec_fn=lambda: signal.signal(
-                    signal.SIGINT, signal.SIG_DFL
-                ),  # ignored where a script runs the tests
+                preexec_fn=as_at_a_terminal,
             )
 
     def wait_for_workers(self, count: int) -> None:
-        assert wait_until(lambda: len([line for line in alive(self.mark) if "measure.worker" in line]) >= count, 120)
+        assert wait_until(lambda: len([line for line in alive(self.mark) if "measure.worker" in line]) >= count, HANGS)
 
-    def is_over(self, seconds: float) -> bool:
-        return wait_until(lambda: not alive(self.mark), seconds)
+    def is_over(self) -> bool:
+        return wait_until(lambda: not alive(self.mark), ENDS)
 
     def scratch(self) -> list[Path]:
         """What a run has left of its temporary files."""
@@ -51,7 +69,7 @@ class Run:
 
 
 def options(out: Path) -> list[str]:
-    return ["--out", str(out), *SMALL]
+    return ["--out", str(out), *LONG]
 
 
 PYTHON = [sys.executable, "-m", "pipelines.run_local"]
@@ -79,7 +97,7 @@ def test_a_signal_to_the_run_alone_ends_its_step_and_all_workers(start: Start, n
     run = start()
     run.wait_for_workers(3)
     run.process.send_signal(number)
-    assert run.is_over(60), alive(run.mark)
+    assert run.is_over(), alive(run.mark)
     assert run.process.wait() == 128 + number
     told = run.stderr.read_text().splitlines()
     assert told[-1] == (f"stopped by {number.name}: its steps are ended; the next run goes on with what is measured")
@@ -98,7 +116,7 @@ def test_a_killed_run_takes_everything_with_it_and_the_next_cleans_up_after_it_a
 
     run.process.kill()
     run.process.wait()
-    assert run.is_over(10), alive(run.mark)
+    assert run.is_over(), alive(run.mark)
     assert run.scratch() == [scratch]
     ended = run_local(run.out)
     assert ended.returncode == 0, ended.stderr
@@ -114,7 +132,7 @@ def test_a_signal_to_make_alone_ends_the_run(tmp_path: Path, start: Start, numbe
     run = start(["make", "run", *installed], [f"ARGS={' '.join(options(tmp_path / 'out'))}"])
     run.wait_for_workers(3)
     run.process.send_signal(number)
-    assert run.is_over(60), alive(run.mark)
+    assert run.is_over(), alive(run.mark)
     run.process.wait()
     assert run.scratch() == []
 

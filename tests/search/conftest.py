@@ -1,12 +1,15 @@
 """What all tests of the search use."""
 
 from collections.abc import Callable
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
 from helpers.analytic import AnalyticModel
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.search import watch
 
 GIB = 2**30
 MakeTask = Callable[..., ShardingTask]
@@ -15,6 +18,13 @@ MakeTask = Callable[..., ShardingTask]
 @pytest.fixture
 def model() -> AnalyticModel:
     return AnalyticModel()
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search's clock goes on by a millisecond whenever it is looked at, however fast this machine is."""
+    ticks = count()
+    monkeypatch.setattr(watch, "time", SimpleNamespace(perf_counter=lambda: next(ticks) / 1000))
 
 
 @pytest.fixture

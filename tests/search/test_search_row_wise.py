@@ -241,6 +241,7 @@ def test_given_costs_do_not_tell_of_rows(make_task):
         search(task, Given(costs, 65536))
 
 
+@pytest.mark.usefixtures("ticking")
 def test_a_time_budget_is_kept_with_the_best_so_far(make_task, model):
     plan = search(row_wise(make_task([*HEAVY, *MIXED], [1] * 8)), model, time_budget_s=0.3)
     assert "t0" in split(plan)

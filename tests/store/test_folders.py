@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.limits import HANGS
 from helpers.memory_store import MemoryStore
 from neuroshard.core.errors import Conflict, StoreError, Unreachable
 from neuroshard.store import folders
@@ -38,7 +39,7 @@ def test_it_is_sent_while_the_work_goes_on_so_that_a_killed_pod_loses_little(tmp
     store.create = told  # type: ignore[method-assign]
     with kept(store, "w", tmp_path, every_seconds=0.01):
         (tmp_path / "part").write_text("1")
-        assert sent.wait(10)
+        assert sent.wait(HANGS)
         assert store.read("w/part") == b"1"
 
 
@@ -82,7 +83,7 @@ def test_what_cannot_be_sent_meanwhile_is_told_once_each_time(
     _, sent = fails_thrice(store, StoreError("the credentials have expired"))
     (tmp_path / "part").write_text("1")
     with kept(store, "w", tmp_path, every_seconds=0.01):
-        assert sent.wait(10)
+        assert sent.wait(HANGS)
     assert capsys.readouterr().err == (
         "note: the credentials have expired; until that is mended, nothing new is kept there\n"
     )

@@ -1,6 +1,7 @@
 """What a run is given: a parameters file, a list of models, settings; and what they must not be."""
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -23,7 +24,15 @@ def written(folder: Path, text: str, name: str = "models.yaml") -> Path:
 def test_the_package_carries_the_compiled_pipeline(tmp_path: Path) -> None:
     assert PACKAGE.read_bytes() == (ROOT / "pipelines" / "neuroshard.yaml").read_bytes()
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*command, "-w", tmp_path, ROOT], check=True, capture_output=True)
+    source = (
+        tmp_path / "source"
+    )  # setuptools would leave a `build` folder in the tree, which other suites may be building too
+    shutil.copytree(
+        ROOT / "components", source / "components", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+    )
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    subprocess.run([*command, "-w", tmp_path, source], check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read("neuroshard/submit/neuroshard.yaml") == PACKAGE.read_bytes()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from helpers.kubeflow import CREATED, KfpStub
+from helpers.limits import HANGS
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.submit import schedule
 from neuroshard.submit.schedule import run, wanted
@@ -113,7 +114,7 @@ def test_a_run_under_way_is_not_killed_unasked(kfp_stub: KfpStub, cron: str | No
 def test_the_end_of_a_run_under_way_is_waited_for(kfp_stub: KfpStub) -> None:
     scheduled(kfp_stub)
     under_way(kfp_stub)
-    waiting = run(kfp_stub.url, NAME, None, wait_seconds=60)
+    waiting = run(kfp_stub.url, NAME, None, wait_seconds=HANGS)
     assert next(waiting) == f"delete {NAME} (j1)"
     assert next(waiting) == "wait for run n1 (neuroshard-nightly4b8lf-1-358216334, RUNNING)"
     assert "DELETE /recurringruns/j1" not in kfp_stub.changes()

@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from helpers.kubeflow import KfpStub, recorded, serving
+from helpers.limits import HANGS
+from helpers.processes import wait_until
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.extras import install_command
 from neuroshard.core.nightly import read_orders
@@ -27,7 +29,7 @@ from neuroshard.submit.steps import Task, failed_steps
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pipelines" / "neuroshard.yaml"
-WATCH = Watch(seconds=60, poll_seconds=0.001)
+WATCH = Watch(seconds=HANGS, poll_seconds=0.001)
 
 
 def submitted(
@@ -43,7 +45,7 @@ def test_kfps_command_line_takes_the_package_and_its_parameters(kfp_stub: KfpStu
         env={**os.environ, "KFP_ENDPOINT": kfp_stub.url},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS,
     )
     assert ended.returncode == 0, ended.stderr
     sent = kfp_stub.submitted()
@@ -274,22 +276,25 @@ def test_an_api_that_is_away_at_the_start_loses_no_night(kfp_stub: KfpStub, caps
     assert len(notes(capsys)) == 2
 
 
-def test_a_closed_port_is_tried_until_it_opens(kfp_stub: KfpStub) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]  # closed again, until the fake moves in
+def test_a_closed_port_is_tried_until_it_opens() -> None:
     late = KfpStub(states=["SUCCEEDED"])
-    opened: list[Any] = []
+    with socket.socket() as taken:  # nobody else's, and closed as long as nobody listens
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        opened = threading.Event()
 
-    def open_late() -> None:
-        time.sleep(0.5)
-        opened.append(serving(late, port))
-        opened[0].__enter__()
+        def open_late() -> None:
+            time.sleep(0.5)
+            with serving(late, taken):
+                opened.wait()
 
-    thread = threading.Thread(target=open_late)
-    thread.start()
-    assert list(run(f"http://127.0.0.1:{port}", {}, Watch(60, 0.1), patience_seconds=30))[-1] == "run r1: SUCCEEDED"
-    thread.join()
-    opened[0].__exit__(None, None, None)
+        thread = threading.Thread(target=open_late)
+        thread.start()
+        try:
+            assert list(run(url, {}, WATCH, patience_seconds=HANGS))[-1] == "run r1: SUCCEEDED"
+        finally:
+            opened.set()
+            thread.join()
 
 
 def test_a_start_whose_answer_was_lost_is_not_made_twice(kfp_stub: KfpStub) -> None:
@@ -413,12 +418,9 @@ def test_told_to_stop_it_says_that_the_run_goes_on_and_again_it_waits_for_it(kfp
     process = subprocess.Popen(
         [*command, "--metrics", metrics], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    for _ in range(1200):
-        if any(path.endswith("/runs/r1") for _, path, _ in kfp_stub.requests):
-            break
-        time.sleep(0.05)
+    assert wait_until(lambda: any(path.endswith("/runs/r1") for _, path, _ in kfp_stub.requests), HANGS)
     process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=HANGS)
     assert process.returncode == 143
     assert stderr.splitlines()[-1] == "error: told to stop; run r1 goes on, and the same command waits for it again"
     assert "neuroshard_nightly_success 0\n" in metrics.read_text()
@@ -434,7 +436,7 @@ def test_told_to_stop_while_the_api_is_away_it_says_that_nothing_was_submitted()
         if "; asking again for 10 min" in line:
             break
     process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=HANGS)
     assert (process.returncode, stderr.splitlines()[-1]) == (143, "error: told to stop; no run was submitted")
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from helpers.json_handler import JsonHandler
 from helpers.kubeflow import KfpStub
+from helpers.limits import HANGS
 from helpers.nodes import FakeApiServer
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.submit.run import Watch, run
@@ -93,7 +94,7 @@ def test_the_end_of_a_run_is_told_everywhere(
     kfp_stub.states = [state]
     path = tmp_path / "neuroshard.prom"
     try:
-        list(run(kfp_stub.url, {}, Watch(60, 0.001, str(path), event=True)))
+        list(run(kfp_stub.url, {}, Watch(HANGS, 0.001, str(path), event=True)))
     except NeuroshardError:
         assert state == "FAILED"
     assert values(path.read_text())["neuroshard_nightly_success"] == success

@@ -1,12 +1,11 @@
-"""Of many devices of plans drawn at random, first those that a cost model would learn most from about all of them.
+"""Acquisition: choose the cases that a cost model would learn most from, among many random devices of plans.
 
 neuroshard augment tables.json --acquire model/ --compute-cases 500 … -o cases2/
 
-A prediction is a sum of terms: what the net's last layers make of the sums of vectors. What the model does not know is how much
-each term counts for, and a measured case tells as much of that as its terms say, by the rules of least squares. So each case in
-turn is the one after which all cases, of plans and sets as they are drawn, are known best on average. Nets are no sums of given
-terms, so what is most telling by this rule is taken with care: of few candidates, and random sets stay as chance has them
-(docs/decisions/0067-acquired-of-few.md).
+The model's prediction is treated as a sum of terms, the outputs of the net's last layers. Least squares then gives how much a
+measured case reduces the uncertainty of each term's weight. So the cases are chosen greedily: each is the one that reduces the
+predictions' variance most, on average over all plans and sets as they are drawn. This is only an approximation, since a net also
+changes its terms as it learns. So only few candidates are drawn for each case, and random sets are not chosen at all.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,11 +20,11 @@ from neuroshard.costmodel.compute_net import steps
 from neuroshard.costmodel.open import at_batch_size
 from neuroshard.costmodel.protocol import CostModel, Floats
 
-CANDIDATES: Final = 4  # drawn for every device that is kept: the more, the more extreme are those
-_LEAST_KNOWN: Final = 0.1  # cases that every model knows, so that what is known has an inverse
-_SHRUNK: Final = 1e-3  # of what varies on average, for terms that hardly do
-_SHORTEST_MS: Final = 1e-9  # of a case, so that there are shares of it
-_BLOCK: Final = 2_000  # devices that are chosen by one another
+CANDIDATES: Final = 4  # devices drawn for each one that is chosen; with more, the chosen ones are more extreme
+_LEAST_KNOWN: Final = 0.1  # cases that any model counts as knowing, so that the precision matrix has an inverse
+_RIDGE: Final = 1e-3  # of the average variance of a term, for terms that hardly vary
+_SHORTEST_MS: Final = 1e-9  # of a case, to divide by
+_BLOCK: Final = 2_000  # devices that are compared with each other
 _CHUNK: Final = 2_000  # cases whose features are computed at once
 
 _T = TypeVar("_T")
@@ -34,21 +33,21 @@ _T = TypeVar("_T")
 def acquire(
     devices: Sequence[ComputeCase], sets: Sequence[ComputeCase], model: TrainedCostModel, count: int
 ) -> Iterator[ComputeCase]:
-    """`count` of the `devices` of plans, the most telling first, where the `sets` are measured too.
+    """`count` of the `devices` of plans, the most informative first, given that the `sets` are measured too.
 
-    Where there are very many, each is chosen beside those of its block.
+    Large numbers of devices are split into blocks, and compared within these only.
     """
     blocks = max(-(-count // _BLOCK), 1)
     known = model.manifest.provenance.compute_cases
     pieces = zip(_split(devices, blocks), _split(range(count), blocks), _split(sets, blocks), strict=True)
-    for some, more, beside in pieces:
-        chosen = most_telling(terms(some, model), terms(beside, model), known, len(more))
-        yield from (some[place] for place in chosen)
-        known += len(more) + len(beside)
+    for candidates, places, some_sets in pieces:
+        chosen = most_informative(terms(candidates, model), terms(some_sets, model), known, len(places))
+        yield from (candidates[place] for place in chosen)
+        known += len(places) + len(some_sets)
 
 
 def terms(cases: Sequence[ComputeCase], model: TrainedCostModel) -> Floats:
-    """Of what the compute net's answer for each case is made, as shares of it: (cases, T)."""
+    """The terms that the compute net's answer for each case is the sum of, as shares of the answer: (cases, T)."""
     sums = np.empty((len(cases), model.nets.compute.width))
     for batch_size in sorted({case.batch_size or 0 for case in cases}):
         at = at_batch_size(model, batch_size or None)
@@ -62,22 +61,22 @@ def terms(cases: Sequence[ComputeCase], model: TrainedCostModel) -> Floats:
     return shares
 
 
-def most_telling(of_devices: Floats, of_sets: Floats, known: int, count: int) -> Iterator[int]:
-    """Places of `count` devices by their terms (N, T), beside sets by theirs (M, T), where so many of both are `known`.
+def most_informative(of_devices: Floats, of_sets: Floats, known: int, count: int) -> Iterator[int]:
+    """Places of `count` devices among (N, T) terms, given (M, T) terms of sets that are measured too, and `known` older cases.
 
-    Each is the one after which the variance of what the terms of all say, on average over both, is least.
+    Each device is the one that leaves the least average variance of the predictions for devices and sets.
     """
     count = min(count, len(of_devices))
     usual = count * of_devices.T @ of_devices / max(len(of_devices), 1) + of_sets.T @ of_sets
     usual /= max(count + len(of_sets), 1)
     present = np.diag(usual) > 0
     size = np.sqrt(np.diag(usual)[present])
-    scaled, beside = of_devices[:, present] / size, of_sets[:, present] / size
+    scaled, scaled_sets = of_devices[:, present] / size, of_sets[:, present] / size
     usual = usual[np.ix_(present, present)] / np.outer(size, size)
-    ridge = _SHRUNK * np.trace(usual) / max(len(usual), 1) * np.eye(len(usual))
-    unsure = np.linalg.inv(known * usual + _LEAST_KNOWN * (usual + ridge) + beside.T @ beside)
+    ridge = _RIDGE * np.trace(usual) / max(len(usual), 1) * np.eye(len(usual))
+    unsure = np.linalg.inv(known * usual + _LEAST_KNOWN * (usual + ridge) + scaled_sets.T @ scaled_sets)
     spared = unsure @ usual @ unsure
-    # Of each case its own variance, and by how much that of all falls with it, but for the noise of its label
+    # of each case: its own variance, and by how much it reduces the average variance, up to the noise of its label
     variance, gain = (np.einsum("nt,nt->n", scaled @ of, scaled) for of in (unsure, spared))
     for _ in range(count):
         best = int(np.argmax(gain / (1 + variance)))
@@ -85,9 +84,9 @@ def most_telling(of_devices: Floats, of_sets: Floats, known: int, count: int) ->
         term = scaled[best]
         towards, saves = unsure @ term, spared @ term
         left, gained = 1 + term @ towards, term @ saves
-        alike, likewise = scaled @ towards, scaled @ saves
-        variance -= alike**2 / left
-        gain += alike**2 * gained / left**2 - 2 * alike * likewise / left
+        covariance, saved = scaled @ towards, scaled @ saves
+        variance -= covariance**2 / left
+        gain += covariance**2 * gained / left**2 - 2 * covariance * saved / left
         unsure -= np.outer(towards, towards) / left
         crossed = np.outer(towards, saves)
         spared += np.outer(towards, towards) * gained / left**2 - (crossed + crossed.T) / left
@@ -102,6 +101,6 @@ def _sums(cases: Sequence[ComputeCase], model: CostModel) -> Floats:
 
 
 def _split(some: Sequence[_T], blocks: int) -> list[Sequence[_T]]:
-    """In so many pieces of about as many each, one after another."""
+    """Consecutive pieces of nearly equal length."""
     ends = [len(some) * block // blocks for block in range(blocks + 1)]
     return [some[begin:end] for begin, end in pairwise(ends)]

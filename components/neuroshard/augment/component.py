@@ -10,9 +10,9 @@ def augment(night: str, store: str, single_writer: bool, training_runtime: str) 
     "Augment",
     [("jobs", List[str]), ("train_jobs", List[str])],  # noqa: UP006
 ):
-    """Draw what the cases of every kind of hardware lack into the store; who measures what is left.
+    """Draw the cases that a kind of hardware lacks into the store, and return the jobs that measure what is left.
 
-    With a training runtime all pods of a kind are one TrainJob, a train job; without, each is a job.
+    With a training runtime, all pods of a kind are one train job; without, each pod is a job.
     """
     from neuroshard.augment.night import run
     from neuroshard.core.nightly import Survey, told

@@ -15,8 +15,9 @@ import numpy as np
 
 from neuroshard.augment.pools import hold_out
 from neuroshard.augment.run import augment
+from neuroshard.augment.settings import AugmentSettings
 from neuroshard.augment.source import load_tables
-from neuroshard.core.case import Cases, ComputeCase
+from neuroshard.core.case import FEWEST_TRAIN_ALL_TO_ALLS, TRAIN_SHARE, Cases, ComputeCase
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, StoreError
 from neuroshard.core.nightly import Job, Order, Request, Survey, Work
@@ -30,9 +31,10 @@ from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 
 FILES = ("compute.parquet", "collective.parquet", "cases.json")  # the last one says that they are whole
-TEST_SHARE = 0.2  # of the kinds of tables, as augment holds out
-# All-to-alls of each number of devices at least: 20 train cases are needed to learn one, and four of five are such.
-FEWEST_EXCHANGES, TRAIN_SHARE = 32, 0.8
+TEST_SHARE = AugmentSettings.test_share  # of the kinds of tables
+FEWEST_ALL_TO_ALLS = round(
+    1.6 * FEWEST_TRAIN_ALL_TO_ALLS
+)  # of each number of devices; TRAIN_SHARE of them are to train on
 MORE, MOST = (
     0.5,
     4.0,
@@ -115,7 +117,7 @@ def lacking(work: Work, request: Request, tables: Sequence[Table], there: Sequen
     if there and new:
         compute = max(compute, round(request.compute_cases * new / len(tables)), 1)
     counts = work.measurable if request.collective_cases else ()
-    each = max(request.collective_cases // max(len(counts), 1), FEWEST_EXCHANGES)
+    each = max(request.collective_cases // max(len(counts), 1), FEWEST_ALL_TO_ALLS)
     learned_from = Counter(
         len(case.device_dims) for cases in there for case in cases.collective if case.split == "train"
     )
@@ -138,12 +140,14 @@ def _drawn(
     parts = [
         augment(
             pool,
-            compute_cases=missing.compute if first else 0,
-            collective_cases=0 if first else missing.collective[count],
-            devices=tuple(sorted({*work.measurable, *work.ranks})) or (1,) if first else (count,),
-            memory_bytes=work.hardware.memory_bytes,
+            AugmentSettings(
+                compute_cases=missing.compute if first else 0,
+                collective_cases=0 if first else missing.collective[count],
+                devices=tuple(sorted({*work.measurable, *work.ranks})) or (1,) if first else (count,),
+                memory_bytes=work.hardware.memory_bytes,
+                seed=int(rng.integers(2**31)),
+            ),
             held_out=unseen,
-            seed=int(rng.integers(2**31)),
         )
         for first, count in [
             *([(True, 1)] if missing.compute else []),

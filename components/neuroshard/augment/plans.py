@@ -1,9 +1,8 @@
-"""A pool of tables -> what one device holds in a plan of some of them, as a search will ask about it.
+"""A pool of tables -> what one device holds in a plan of some of them: the sets whose costs a search needs.
 
-A plan's device is no random set. All devices cost about the same, so one holds a few heavy tables, often cut narrow, or many
-light ones, or both, and a table that is too heavy for any device lies on several: cut column-wise, or row-wise on all. A net that
-learned from random sets alone was right about those and 9 to 13 % too low about the slowest devices of plans
-(docs/decisions/0024-cases-from-plans.md).
+These differ from random sets. All devices of a plan cost about the same, so one holds a few heavy tables, often narrow shards, or
+many light ones, or both. A table that is too heavy for one device is on several: column-wise, or row-wise on all. A net trained
+on random sets alone predicted other random sets well, but was 9 to 13 % too low for the slowest devices of plans.
 """
 
 from collections.abc import Sequence
@@ -16,23 +15,23 @@ from neuroshard.augment.sets import LARGE_SHARE, USUAL_TABLES, in_order, log_uni
 from neuroshard.core.table import DIM_STEP, MAX_DIM, Table
 from neuroshard.costmodel.protocol import Floats, Ints
 
-WHOLE_SHARE: Final = 0.5  # of the plans are of all tables, where a device then has no more than usual
-OWN_WIDTHS_SHARE: Final = 0.5  # of the plans have each table in its own width; in the others it has any
-TIGHT_SHARE: Final = 0.5  # of the plans have hardly more memory than they need
-TIGHTEST, LOOSEST = 1.05, 2.0  # times what the tables need, the memory of these
-# What counts as load is a mixture of these, from a Dirichlet distribution of such concentrations: mostly one or two of them.
+ALL_TABLES_SHARE: Final = 0.5  # of the plans have all tables, if that is no more than the usual number a device
+OWN_WIDTHS_SHARE: Final = 0.5  # of the plans have each table in its own width; in the others a table has any width
+TIGHT_SHARE: Final = 0.5  # of the plans have little more memory than they need:
+TIGHTEST, LOOSEST = 1.05, 2.0  # times the memory of the tables
+# The load of a shard is a random mixture of these, from a Dirichlet distribution with these concentrations: mostly one or two.
 LOADS: Final = {"tables": 0.3, "columns": 0.5, "lookups": 1.0, "columns looked up": 1.0, "bytes": 0.3}
-FINEST, COARSEST = 0.15, 1.5  # times a device's fair share of the load: what a part has at most
-MOST_CUT_FURTHER: Final = 0.2  # share of the tables that are in one part more than that asks for
-EVEN_SHARE: Final = 0.5  # of the cut tables are in equal parts; the others are cut anywhere
-MOST_NOISE: Final = 0.5  # standard deviation of the logarithm of what a part seems to weigh
-MOST_AT_RANDOM: Final = 0.3  # share of the parts that lie anywhere
-ROWS_SHARE: Final = 0.25  # of the plans have their heaviest tables row-wise on all devices
-MOST_BY_ROWS: Final = 30  # tables of these: 26 are all of a public model; a device holds a part of each
+FINEST, COARSEST = 0.15, 1.5  # times a device's fair share of the load: the most load of one shard
+MOST_CUT_FURTHER: Final = 0.2  # share of the tables with one shard more than that requires
+EVEN_SHARE: Final = 0.5  # of the cut tables are in equal shards; the others are cut anywhere
+MOST_NOISE: Final = 0.5  # standard deviation of the logarithm of a shard's guessed load
+MOST_AT_RANDOM: Final = 0.3  # share of the shards that go to any device
+ROW_WISE_SHARE: Final = 0.25  # of the plans have their heaviest tables row-wise on all devices
+MOST_ROW_WISE: Final = 30  # tables that are row-wise in a plan; a public model has 26 tables
 
 
-class Parts(NamedTuple):
-    """Column shards: the table of each by number, its columns, bytes and load, four (P,)."""
+class ColumnShards(NamedTuple):
+    """Column shards: the number of its table, columns, bytes and load of each, four (P,)."""
 
     table: Ints
     dim: Ints
@@ -52,10 +51,10 @@ def draw_device(
 ) -> tuple[Table, ...]:
     """The shards of one device in a random plan of up to `tables` tables for so many `devices` of `memory_bytes` each.
 
-    In some plans the heaviest tables lie row-wise on all devices. The others are cut column-wise until no part has more than some
-    share of a device's fair load; then the parts go, the heaviest first, to the device with the least, by a guess at what they
-    weigh, and some to any; what finds no room is left out. Of the tables, `vary_share` are varied; where the pool has fewer than
-    drawn, some occur twice.
+    In some plans the heaviest tables are row-wise on all devices. The other tables are cut column-wise until no shard has more
+    than some share of a device's fair load. Then the shards go, heaviest first by a noisy guess, to the device with the least
+    load, and some of them to any device. A shard that fits no device is left out. `vary_share` of the tables are varied. If the
+    pool has fewer tables than the plan, some occur twice.
     """
     chosen = _draw_tables(pool, tables, devices, memory_bytes, vary_share, rng)
     dims = _draw_dims(chosen, max_dim, rng)
@@ -66,26 +65,26 @@ def draw_device(
     row_wise = _row_wise(chosen, dims, devices, memory_bytes - narrowest, rng)
     memory_bytes -= sum(_block(chosen[t], int(dims[t]), devices, 0).memory_bytes for t in row_wise)
     others = np.setdiff1d(np.arange(len(chosen)), row_wise)
-    parts = _cut([chosen[t] for t in others], dims[others], devices, memory_bytes, rng)
-    device = _place(parts, devices, memory_bytes, rng)
+    shards = _cut([chosen[t] for t in others], dims[others], devices, memory_bytes, rng)
+    device = _place(shards, devices, memory_bytes, rng)
     placed = device[device >= 0]
     here = int(rng.choice(placed if len(placed) else devices))
     blocks = [_block(chosen[t], int(dims[t]), devices, here) for t in row_wise]
-    held = np.flatnonzero(device == here)
-    columns = [chosen[others[parts.table[part]]].with_dim(int(parts.dim[part])) for part in held]
+    own = np.flatnonzero(device == here)
+    columns = [chosen[others[shards.table[shard]]].with_dim(int(shards.dim[shard])) for shard in own]
     return in_order(blocks + columns)
 
 
 def _draw_tables(
     pool: Pool, tables: int, devices: int, memory_bytes: int, vary_share: float, rng: np.random.Generator
 ) -> list[Table]:
-    """Tables of a plan, varied or not: as many as `_draw_count` says."""
+    """The tables of a plan, `vary_share` of them varied."""
     count = _draw_count(tables, devices, rng)
     places = rng.choice(len(pool.tables), size=count, replace=count > len(pool.tables))
     chosen = []
     for place, vary in zip(places.tolist(), (rng.random(count) < vary_share).tolist(), strict=True):
         table, rows_needed = pool.tables[place].shard, pool.tables[place].rows_needed
-        if vary:  # narrow, as at least so much of it must fit
+        if vary:  # at the narrowest width, of which a shard must fit a device
             other = varied(Choice(table.with_dim(DIM_STEP), rows_needed), memory_bytes, rng)
             table = other.with_dim(table.dim)
         chosen.append(table)
@@ -93,21 +92,21 @@ def _draw_tables(
 
 
 def _draw_count(tables: int, devices: int, rng: np.random.Generator) -> int:
-    """How many tables a plan has: from one to the usual number a device, log-uniform.
+    """How many tables a plan has: log-uniform up to the usual number a device.
 
-    Where there are more, some plans have up to all of them; where there are fewer, half have just all.
+    With more tables than that, some plans have up to all of them. With fewer, half of the plans have all tables.
     """
     few = USUAL_TABLES * devices
     if tables > few and rng.random() < LARGE_SHARE:
         return min(int(log_uniform(few, tables + 1, rng)), tables)
-    if tables <= few and rng.random() < WHOLE_SHARE:
+    if tables <= few and rng.random() < ALL_TABLES_SHARE:
         return tables
     most = min(tables, few)
     return min(int(log_uniform(min(devices, most), most + 1, rng)), most)
 
 
 def _draw_dims(tables: Sequence[Table], max_dim: int, rng: np.random.Generator) -> Ints:
-    """Columns of each table (T,): all their own, or all log-uniform up to `max_dim`."""
+    """Columns of each table (T,): each table's own width, or log-uniform up to `max_dim`."""
     if rng.random() < OWN_WIDTHS_SHARE:
         return np.array([table.dim for table in tables], dtype=np.int64)
     most = max_dim // DIM_STEP
@@ -116,12 +115,12 @@ def _draw_dims(tables: Sequence[Table], max_dim: int, rng: np.random.Generator) 
 
 
 def _row_wise(tables: Sequence[Table], dims: Ints, devices: int, room: int, rng: np.random.Generator) -> list[int]:
-    """Places of the tables that lie row-wise on all devices: mostly none, else the heaviest whose blocks fit `room` bytes."""
-    if devices == 1 or rng.random() >= ROWS_SHARE:
+    """Places of the tables that are row-wise on all devices: mostly none, or the heaviest whose blocks fit `room` bytes."""
+    if devices == 1 or rng.random() >= ROW_WISE_SHARE:
         return []
     whole = _amounts(_facts(tables), dims)
     heaviest = np.argsort(-(whole @ _mixture(whole, rng)), kind="stable")
-    count = int(log_uniform(1, min(len(tables), MOST_BY_ROWS) + 1, rng))
+    count = int(log_uniform(1, min(len(tables), MOST_ROW_WISE) + 1, rng))
     chosen = []
     for place in heaviest[:count].tolist():
         table, dim = tables[place], int(dims[place])
@@ -133,13 +132,15 @@ def _row_wise(tables: Sequence[Table], dims: Ints, devices: int, room: int, rng:
 
 
 def _block(table: Table, dim: int, devices: int, device: int) -> Table:
-    """What of a table that lies row-wise on all devices is on this one: only on the last can it be less than on the first."""
+    """The row block on `device` of a table that is row-wise on all devices. The last block may be smaller than the others."""
     block = table.block_rows(devices)
     return table.part(min(block, table.rows - device * block), dim)
 
 
-def _cut(tables: Sequence[Table], dims: Ints, devices: int, memory_bytes: int, rng: np.random.Generator) -> Parts:
-    """Parts that are light enough; the parts of some tables are finer than that asks for. Some part of each table fits."""
+def _cut(
+    tables: Sequence[Table], dims: Ints, devices: int, memory_bytes: int, rng: np.random.Generator
+) -> ColumnShards:
+    """Shards that are light enough; some tables are cut further than that. At least one shard of each table fits a device."""
     of = _facts(tables)
     whole = _amounts(of, dims)
     mixture = _mixture(whole, rng)
@@ -154,54 +155,54 @@ def _cut(tables: Sequence[Table], dims: Ints, devices: int, memory_bytes: int, r
     pieces = np.clip(pieces, 1, steps).astype(np.int64)
     widths = [_widths(*one, rng) for one in zip(steps.tolist(), pieces.tolist(), even.tolist(), strict=True)]
     table, dim = np.repeat(np.arange(len(tables)), pieces), DIM_STEP * np.concatenate([steps[:0], *widths])
-    parts = _amounts(of[table], dim)
-    return Parts(table, dim, parts[:, -1], parts @ mixture)
+    amounts = _amounts(of[table], dim)
+    return ColumnShards(table, dim, amounts[:, -1], amounts @ mixture)
 
 
 def _facts(tables: Sequence[Table]) -> Floats:
-    """Of each table pooling factor, rows, bytes an element and bytes a row besides: (T, 4)."""
+    """Pooling factor, rows, bytes of an element and extra bytes of a row, for each table: (T, 4)."""
     return np.array([(t.pooling_factor, t.rows, *_bytes(t)) for t in tables], dtype=np.float64).reshape(-1, 4)
 
 
 def _mixture(whole: Floats, rng: np.random.Generator) -> Floats:
-    """What each of LOADS counts, of the amounts (T, len(LOADS)) of tables that together weigh 1: (len(LOADS),)."""
+    """Random weights of LOADS with which all tables, with amounts (T, len(LOADS)), weigh 1 together: (len(LOADS),)."""
     counts: Floats = rng.dirichlet(list(LOADS.values())) / np.maximum(whole.sum(axis=0), 1e-9)
     return counts
 
 
 def _bytes(table: Table) -> tuple[int, int]:
-    """Of memory, for an element and for a row besides."""
+    """Memory of an element, and extra memory of a row."""
     return table.element_bytes + table.optimizer_bytes_per_element, table.optimizer_bytes_per_row
 
 
 def _amounts(of: Floats, dims: Ints) -> Floats:
-    """How much of each of LOADS tables are, from `_facts` (T, 4) and their columns (T,): (T, len(LOADS))."""
+    """The amount of each of LOADS in each table, from `_facts` (T, 4) and columns (T,): (T, len(LOADS))."""
     pooling, rows, element_bytes, row_bytes = of.T
     nbytes = rows * (dims * element_bytes + row_bytes)
     return np.stack([np.ones(len(dims)), dims, pooling, pooling * dims, nbytes], axis=1)
 
 
 def _widths(steps: int, pieces: int, even: bool, rng: np.random.Generator) -> Ints:
-    """`steps` in so many pieces, none of them empty: (pieces,)."""
+    """`steps` split into so many pieces, none of them empty: (pieces,)."""
     if pieces == 1 or even:
         return np.full(pieces, steps // pieces) + (np.arange(pieces) < steps % pieces)
     places = np.sort(rng.choice(np.arange(1, steps), size=pieces - 1, replace=False))
     return np.diff(places, prepend=0, append=steps)
 
 
-def _place(parts: Parts, devices: int, memory_bytes: int, rng: np.random.Generator) -> Ints:
-    """The device of each part, -1 where it found no room: (P,)."""
-    count = len(parts.table)
-    seems = parts.load * np.exp(rng.uniform(0, MOST_NOISE) * rng.standard_normal(count))
+def _place(shards: ColumnShards, devices: int, memory_bytes: int, rng: np.random.Generator) -> Ints:
+    """The device of each shard, -1 if it fits none: (P,)."""
+    count = len(shards.table)
+    guessed = shards.load * np.exp(rng.uniform(0, MOST_NOISE) * rng.standard_normal(count))
     anywhere = rng.random(count) < rng.uniform(0, MOST_AT_RANDOM)
     placed, load, free = np.full(count, -1), np.zeros(devices), np.full(devices, float(memory_bytes))
-    for part in np.argsort(-seems, kind="stable").tolist():
-        room = free >= parts.nbytes[part]
+    for shard in np.argsort(-guessed, kind="stable").tolist():
+        room = free >= shards.nbytes[shard]
         if not room.any():
             continue
-        wanted = rng.random(devices) if anywhere[part] else load
+        wanted = rng.random(devices) if anywhere[shard] else load
         device = int(np.where(room, wanted, np.inf).argmin())
-        placed[part] = device
-        load[device] += seems[part]
-        free[device] -= parts.nbytes[part]
+        placed[shard] = device
+        load[device] += guessed[shard]
+        free[device] -= shards.nbytes[shard]
     return placed

@@ -1,4 +1,4 @@
-"""Tables -> the shards that random sets are drawn from, with some tables kept aside to test on."""
+"""Tables -> the shards that random sets are drawn from, and the tables held out to test on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from neuroshard.files.access import Ints, rows_at_rates
 
 @dataclass(frozen=True)
 class Choice:
-    """A shard to draw, and what varying it must know: the rows that the table's reuse bins ask for."""
+    """A shard to draw, and the rows that its table's reuse bins require, which limit how it can be varied."""
 
     shard: Table
     rows_needed: float
@@ -19,7 +19,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Pool:
-    """Shards that fit a device alone, the smallest first, and their bytes (N,); and the tables that they are of, whole."""
+    """Shards that fit a device alone, the smallest first, with their bytes (N,); and their tables, uncut."""
 
     choices: tuple[Choice, ...]
     memory_bytes: Ints
@@ -27,7 +27,7 @@ class Pool:
 
     @classmethod
     def of(cls, tables: Sequence[Table], max_dim: int, memory_bytes: int) -> "Pool":
-        """Every table at every width that fits into `memory_bytes`. It may come out empty."""
+        """Every table at every width that fits `memory_bytes`. The pool may be empty."""
         whole = [Choice(table, rows_at_rates(table)) for table in tables]
         choices = [
             Choice(shard, table.rows_needed)
@@ -46,7 +46,7 @@ class Pool:
 
 
 def widths(dim: int, max_dim: int) -> list[int]:
-    """4, 8, … max_dim; and for a table that is wider its own width and what halving it gives, as a search splits it."""
+    """4, 8, … max_dim; and for a wider table its own width and the halves of it, as a search splits it."""
     wider = set()
     while dim > max_dim and dim % DIM_STEP == 0:
         wider.add(dim)
@@ -59,9 +59,9 @@ def hold_out(
 ) -> tuple[tuple[Table, ...], tuple[Table, ...]]:
     """Tables to train on, and tables to test on, which training never sees.
 
-    Tables that differ in no more than their name and dim are one kind to a cost model, so they stay together. Of 3 kinds or
-    more, a `share` (at least one) is held out, one from each stratum of their rows x pooling factor: both small and large
-    are tested.
+    Tables that differ only in name and dim are one kind to a cost model, so they stay together. A `share` of the kinds, at least
+    one, is held out if there are 3 or more. They are one from each stratum of rows x pooling factor, so both small and large
+    kinds are tested.
     """
     kinds: dict[tuple[object, ...], list[Table]] = {}
     for table in tables:

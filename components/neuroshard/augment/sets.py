@@ -1,4 +1,4 @@
-"""A pool of shards -> random sets that fit a device, as `measure` times them."""
+"""A pool of shards -> random sets that fit a device."""
 
 import math
 from collections.abc import Iterable
@@ -9,23 +9,25 @@ import numpy as np
 from neuroshard.augment.pools import Choice, Pool
 from neuroshard.core.table import MAX_ROWS, Table
 
-USUAL_TABLES = 15  # in a set at most, as in the paper
-LARGE_SHARE = 0.2  # of the sets have more, where a device has: without them a plan of 480 tables a device was 7 % off
-LARGE_MEANS = 1.3  # times the tables that a device has on average, the largest set
+USUAL_TABLES = 15  # the most in a usual set, as in the paper
+LARGE_SHARE = (
+    0.2  # of the sets are larger, where devices have more tables: without them, 480 tables a device were 7 % off
+)
+LARGE_MEANS = 1.3  # the largest set, in times the average number of tables a device
 MIN_ROWS_FACTOR, MAX_ROWS_FACTOR = 1 / 8, 2
 MAX_POOLING_CHANGE = 4
 
 
 @dataclass(frozen=True)
 class SetSizes:
-    """How many shards a set has: 1 to `usual`, all equally likely; a LARGE_SHARE have up to `largest`, log-uniform."""
+    """How many shards a set has: 1 to `usual`, uniform; but up to `largest`, log-uniform, in a LARGE_SHARE of the sets."""
 
     usual: int = USUAL_TABLES
     largest: int = 0
 
     @classmethod
     def for_plans(cls, tables: int, devices: int) -> "SetSizes":
-        """Sizes that occur where so many tables are placed on so many devices."""
+        """The sizes for so many tables on so many devices."""
         return cls(largest=math.ceil(LARGE_MEANS * tables / devices))
 
     def draw(self, most: int, rng: np.random.Generator) -> int:
@@ -39,10 +41,10 @@ class SetSizes:
 def draw_set(
     pool: Pool, *, sizes: SetSizes, memory_bytes: int, vary_share: float, rng: np.random.Generator
 ) -> tuple[Table, ...]:
-    """As many shards as `sizes` says that fit into `memory_bytes` together.
+    """Shards that fit `memory_bytes` together, as many as `sizes` draws. `vary_share` of them are varied.
 
-    They are drawn one after the other from all that leave room for the smallest choice in each place still to be filled,
-    so that no draw is in vain. Of them, `vary_share` are varied.
+    Each is drawn from the shards that leave room for the smallest shard in every place that is still empty, so every draw
+    succeeds.
     """
     smallest = int(pool.memory_bytes[0])
     drawn: list[Table] = []
@@ -57,16 +59,16 @@ def draw_set(
 
 
 def in_order(shards: Iterable[Table]) -> tuple[Table, ...]:
-    """A set has no order: sorted, the same set has the same case id."""
+    """The shards sorted, so that equal sets have equal case ids."""
     return tuple(sorted(shards, key=lambda shard: (shard.name, shard.dim, shard.rows, shard.pooling_factor)))
 
 
 def varied(choice: Choice, room: int, rng: np.random.Generator) -> Table:
     """The shard with other rows (1/8 to 2 times) and pooling factor (1/4 to 4 times), log-uniform, in at most `room` bytes.
 
-    The reuse bins stay, and stay true: each row is read as often as before, and there are as many rows that are read as
-    the pooling factor asks for. So rows has a lower limit in proportion to the pooling factor. A pooling factor of 1
-    or more does not fall below 1.
+    The reuse bins stay the same and stay true: each row is read as often as before, and as many rows are read as the pooling
+    factor requires. So the least number of rows is proportional to the pooling factor. A pooling factor of 1 or more does not
+    fall below 1.
     """
     table = choice.shard
     needed = min(choice.rows_needed, table.rows)
@@ -80,5 +82,5 @@ def varied(choice: Choice, room: int, rng: np.random.Generator) -> Table:
 
 
 def log_uniform(low: float, high: float, rng: np.random.Generator) -> float:
-    """Between `low` and `high`, which is what comes where there is nothing between."""
+    """A value between `low` and `high`, log-uniform; `high` for an empty range."""
     return float(np.exp(rng.uniform(np.log(low), np.log(high)))) if low < high else float(high)

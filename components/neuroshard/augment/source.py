@@ -1,4 +1,4 @@
-"""Where a pipeline's tables come from -> tables.json: a preset's name, a file, or an object in a store.
+"""The tables of a pipeline -> tables.json, from a preset's name, a file, or an object in a store.
 
 mlperf-dlrm-dcnv2        tables.csv        s3://bucket/folder/tables.json
 """
@@ -28,7 +28,7 @@ def load_tables(source: str) -> tuple[tuple[Table, ...], tuple[str, ...]]:
 
 
 def run(source: str, out: Path) -> None:
-    """Write the tables of `source` as tables.json, and say on stderr what was left out or renamed."""
+    """Write the tables of `source` as tables.json. stderr says what was left out or renamed."""
     tables, notes = load_tables(source)
     write_tables(out, tables)
     log(*(f"note: {note}" for note in notes))

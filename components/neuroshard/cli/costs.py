@@ -1,7 +1,7 @@
 """From tables to measured costs."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -25,7 +25,7 @@ def augment(
     collective_cases: Annotated[
         int, typer.Option(min=0, help="All-to-alls to measure, over all numbers of devices.")
     ] = 400,
-    max_dim: Annotated[int | None, typer.Option(help="Widest shard to measure [default: 128].")] = None,
+    max_dim: Annotated[int, typer.Option(help="Widest shard to measure.")] = 128,
     max_tables: Annotated[
         int | None, typer.Option(min=1, help="Most tables in a set [default: 15, and more where a device has more].")
     ] = None,
@@ -35,20 +35,19 @@ def augment(
     ] = 0.2,
     batch_sizes: Annotated[
         str | None,
-        typer.Option(help="Batch sizes of the table sets, one each: 256,512,1024 [default: what is measured]."),
+        typer.Option(help="Batch sizes of the table sets, one each: 256,512,1024 [default: that of `measure`]."),
     ] = None,
     acquire: Annotated[
         str | None,
-        typer.Option(help="Cost model: of 4 times as many devices of plans to train on keep those that tell it most."),
+        typer.Option(help="Cost model: of 4 times as many devices of plans, train on those it learns most from."),
     ] = None,
     seed: Seed = 0,
 ) -> None:
     """Draw the cases to measure: devices of random plans, random table sets, and all-to-alls from balanced to lopsided."""
     from neuroshard.augment.run import run
+    from neuroshard.augment.settings import AugmentSettings
 
-    cases = run(
-        tables_json,
-        out,
+    settings = AugmentSettings(
         compute_cases=compute_cases,
         collective_cases=collective_cases,
         devices=parse_counts(devices, "--devices"),
@@ -58,13 +57,13 @@ def augment(
         max_delay_ms=max_delay,
         test_share=test_share,
         batch_sizes=() if batch_sizes is None else parse_counts(batch_sizes, "--batch-sizes"),
-        acquire_for=acquire,
         seed=seed,
     )
-    say(f"{out}: {counted(len(cases.compute), 'compute case')}, {counted(len(cases.collective), 'all_to_all case')}")
+    cases = run(tables_json, out, settings, acquire_for=acquire)
+    say(f"{out}: {counted(len(cases.compute), 'table set')}, {counted(len(cases.collective), 'all-to-all')}")
 
 
-VERIFYING = {"verify", "count", "timeout", "traces"}  # what `measure --verify` may be told
+VERIFYING = {"verify", "count", "timeout", "traces"}  # the options of `measure --verify`
 
 
 @command(
@@ -74,7 +73,7 @@ VERIFYING = {"verify", "count", "timeout", "traces"}  # what `measure --verify` 
 def measure(
     context: typer.Context,
     cases: Annotated[Path | None, typer.Argument(help="Folder that `neuroshard augment` wrote.")] = None,
-    out: Annotated[Path | None, out_file("Folder of costs", "; one that a cut-off run left is continued")] = None,
+    out: Annotated[Path | None, out_file("Folder of costs", "; an unfinished one is continued")] = None,
     backend: Annotated[
         str | None, typer.Option(help="synthetic (a formula), cpu (FBGEMM + gloo) or cuda (FBGEMM + NCCL).")
     ] = None,
@@ -85,68 +84,63 @@ def measure(
     optimizer: Annotated[
         str, typer.Option(help="Fused into backward: sgd, rowwise_adagrad or adagrad.")
     ] = "rowwise_adagrad",
-    warmup: Annotated[int | None, typer.Option(min=0, help="Repeats thrown away first [default: 1].")] = None,
-    repeats: Annotated[
-        int | None, typer.Option(min=1, help="Repeats, twice as many while they disagree [default: 7].")
-    ] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Repeats thrown away first.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats, twice as many while they disagree.")] = 7,
     rounds: Annotated[
-        int,
-        typer.Option(help="Measure all cases as often, one round after another; the mean is the label."),
+        int, typer.Option(help="Times to measure all cases, one round after another; the mean is the label.")
     ] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads a device may use (cpu).")] = 1,
     memory_limit: Annotated[
-        str | None, typer.Option(help="Weights at most: larger tables are measured with fewer rows.")
+        str | None, typer.Option(help="Most memory of a case: larger tables are measured with fewer rows.")
     ] = None,
     traces: Annotated[
         Path | None, typer.Option(help="Real lookups, as `neuroshard tables --traces` wrote them.")
     ] = None,
-    timeout: Annotated[str, typer.Option(help="A case that takes longer is given up, its worker replaced.")] = "60s",
+    timeout: Annotated[str, typer.Option(help="Longest time of a case; a slower one is an error.")] = "60s",
     shard: Annotated[
         str | None,
         typer.Option(help="Measure one machine's share of the cases, as in 2/8; `neuroshard merge` joins them."),
     ] = None,
     verify: Annotated[
         Path | None,
-        typer.Option(help="Instead: measure cases of these costs again, and fail where the labels are not had."),
+        typer.Option(help="Instead: measure cases of these costs again, and fail where labels differ too much."),
     ] = None,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="Cases to verify.")] = 100,
     seed: Seed = 0,
 ) -> None:
-    """Measure what the cases cost on this machine. Started again, it goes on where it stopped."""
+    """Measure what the cases cost on this machine. Run again, it continues where it stopped."""
     if verify is not None:
-        if said := [_as_typed(name) for name in context.params if name not in VERIFYING and _is_said(context, name)]:
-            raise UsageError(
-                f"--verify measures what its costs are of, as they were measured: leave out {', '.join(sorted(said))}"
-            )
+        _check_verifying(context)
         _verify(verify, count, timeout, traces)
         return
     if cases is None or out is None or backend is None:
         raise UsageError("measure needs a folder of cases, --backend and -o; or --verify and a folder of costs")
+    from neuroshard.measure.backends import MeasureSettings
     from neuroshard.measure.run import run
 
-    chosen: dict[str, Any] = {
-        name: value for name, value in {"warmup": warmup, "repeats": repeats}.items() if value is not None
-    }
-    summary = run(
-        cases,
-        out,
-        backend=backend,
+    settings = MeasureSettings(
         batch_size=batch_size,
         budget_seconds=None if budget is None else parse_duration(budget),
+        warmup=warmup,
+        repeats=repeats,
         optimizer=optimizer,
         threads=threads,
         memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
         traces=traces,
         timeout_seconds=parse_duration(timeout),
-        share=(1, 1) if shard is None else parse_share(shard),
-        rounds=rounds,
         seed=seed,
-        **chosen,
     )
+    summary = run(cases, out, backend, settings, share=(1, 1) if shard is None else parse_share(shard), rounds=rounds)
     say_text("\n".join(wrapped(f"{out}: {summary}")))
 
 
-def _is_said(context: typer.Context, name: str) -> bool:
+def _check_verifying(context: typer.Context) -> None:
+    """Raise UsageError where `measure --verify` came with options of a run: it takes those from the costs."""
+    if unused := [_as_typed(name) for name in context.params if name not in VERIFYING and _was_typed(context, name)]:
+        raise UsageError(f"--verify measures as its costs were measured: leave out {', '.join(sorted(unused))}")
+
+
+def _was_typed(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -170,8 +164,8 @@ def merge(
     out: Annotated[Path, out_file("Folder of costs")],
 ) -> None:
     """Join costs of one case set that several machines of a kind measured."""
-    from neuroshard.measure.merge import run
+    from neuroshard.measure.workers.merge import run
 
     costs = run(folders, out)
-    sets, all_to_alls = counted(len(costs.compute), "table set"), counted(len(costs.collective), "all_to_all")
+    sets, all_to_alls = counted(len(costs.compute), "table set"), counted(len(costs.collective), "all-to-all")
     say(f"{out}: {sets} and {all_to_alls} of {counted(len(folders), 'folder')}")

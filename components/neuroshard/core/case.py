@@ -10,6 +10,12 @@ from neuroshard.core.value import Value, canonical_json, sha256, without_default
 
 # train and valid: sets of training tables. test_sets: unseen sets of those. test_tables: only tables never in the others.
 Split = Literal["train", "valid", "test_sets", "test_tables"]
+VALID_SHARE = TEST_SETS_SHARE = 0.1  # of the cases of training tables
+TRAIN_SHARE = 1 - VALID_SHARE - TEST_SETS_SHARE
+
+# The fewest cases to train a net on. A net of fewer predicts no better than a calibrated analytic model.
+FEWEST_TRAIN_SETS = 24
+FEWEST_TRAIN_ALL_TO_ALLS = 20  # of one number of ranks
 
 
 class ComputeCase(Value):

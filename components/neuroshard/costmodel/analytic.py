@@ -5,7 +5,7 @@ once, and the cache, which every lookup crosses. An all-to-all takes latencies a
 busier link. All are sums over tables, so a set costs the maximum of linear terms: convex, and it only grows.
 
 Rates are published peaks, which nothing reaches: trust the ratios of plans, not the milliseconds
-(docs/decisions/0017-costs-without-measuring.md).
+(docs/cost-model.md).
 Not covered: tables that share the cache too small for them, sets too small to fill the device, row-wise sharding.
 """
 
@@ -27,7 +27,7 @@ SORT_BYTES = 24  # of each lookup, sorted by row: 8 B key and 4 B value, read an
 # Lanes of a warp that narrow rows leave idle, as TorchRec's planner counts them (QUARTER_ and HALF_BLOCK_PENALTY in its
 # constants.py): narrower than the first, costs the second.
 NARROW: tuple[tuple[int, float], ...] = ((64, 1.75), (128, 1.15))
-SPREAD = STAND_IN_ERROR  # of a device's predicted total; see the decision
+SPREAD = STAND_IN_ERROR  # of a device's predicted total; docs/cost-model.md
 
 
 @dataclass(frozen=True)

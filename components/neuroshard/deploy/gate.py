@@ -1,4 +1,4 @@
-"""May this plan go live? Values in, a Decision with its numbers out (docs/decisions/0008-gate.md).
+"""May this plan go live? Values in, a Decision with its numbers out (docs/deploy.md).
 
 A plan is refused where it breaks a rule: other tables than today's, less memory left than the margin, a cost model that is too
 far off. A valid one is compared with the live plan, if both can be priced alike, and kept back unless it is better by more

@@ -1,1 +1,1 @@
-"""What this machine can do, and how to mend what it cannot: `neuroshard doctor`."""
+"""What this machine can do, and how to fix what fails: `neuroshard doctor`."""

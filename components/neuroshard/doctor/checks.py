@@ -1,4 +1,4 @@
-"""What a check finds, and how all findings are told."""
+"""The result of a check, and the results of all checks as text or JSON."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ Verdict = Literal["ok", "none", "warn", "fail"]
 
 
 class Check(NamedTuple):
-    """`none`: not there, and nobody asked for it. `warn`: works, but look at it. `fail`: what was asked for does not work."""
+    """`none`: absent, and not asked for. `warn`: works in part. `fail`: asked for, and does not work. `mend` is the way out."""
 
     name: str
     verdict: Verdict
@@ -19,18 +19,18 @@ class Check(NamedTuple):
 
 
 def check_lines(check: Check) -> list[str]:
-    """A check in lines of 80 columns; what mends it on lines of its own."""
+    """A check in lines of 80 columns; the way out has lines of its own."""
     lines = wrapped(f"{check.verdict:<5} {check.name:<12} {check.says}", indent=19)
     return lines + (wrapped(f"{'':<19}-> {check.mend}", indent=22) if check.mend else [])
 
 
 def last_line(checks: Sequence[Check]) -> str:
-    """How it ended, in one line."""
+    """The verdict over all checks, in one line."""
     failed, warned = ([check.name for check in checks if check.verdict == verdict] for verdict in ("fail", "warn"))
     if not failed and not warned:
         return "all well"
-    told = [f"failed: {', '.join(failed)}"] if failed else []
-    return "; ".join([*told, *([f"to look at: {', '.join(warned)}"] if warned else [])])
+    parts = {"failed": failed, "to look at": warned}
+    return "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in parts.items() if names)
 
 
 def checks_json(checks: Iterable[Check]) -> str:

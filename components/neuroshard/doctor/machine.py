@@ -1,4 +1,4 @@
-"""What there is to compute with: cores, memory, disk, GPUs, and whether FBGEMM's operator runs on them."""
+"""The machine: cores, memory, disk, GPUs, and whether FBGEMM's operator runs on them."""
 
 import json
 import os
@@ -16,23 +16,23 @@ from neuroshard.doctor.checks import Check
 
 GIB = 2**30
 LITTLE_MEMORY, LITTLE_DISK = 6 * GIB, 5 * GIB
-OPERATOR_SECONDS = 180
+OPERATOR_SECONDS = 600  # a busy machine imports torch and FBGEMM in minutes
 
 
 def check_machine(folder: Path) -> Iterator[Check]:
-    """Cores, memory and disk; `folder` is where a run would write."""
+    """Cores, memory, and the disk of `folder`, where a run would write."""
     cpu = devices.cpu()
     cores = devices.cores()
-    few = "measured all-to-alls need a core for each device" if cores < 2 else ""
+    few = "to measure all-to-alls, use a machine with a core for each device" if cores < 2 else ""
     yield Check("cores", "warn" if few else "ok", f"{cpu.name}", few)
     yield memory_check(system.available_bytes() if sys.platform == "linux" else None)
     yield disk_check(folder, shutil.disk_usage(folder).free)
 
 
 def memory_check(available: int | None) -> Check:
-    """Enough to measure some tables."""
+    """Whether the free memory is enough to measure some tables."""
     if available is None:
-        return Check("memory", "none", "this system does not tell how much memory is free")
+        return Check("memory", "none", "this system does not report how much memory is free")
     if available < LITTLE_MEMORY:
         return Check(
             "memory",
@@ -44,34 +44,34 @@ def memory_check(available: int | None) -> Check:
 
 
 def disk_check(folder: Path, free: int) -> Check:
-    """Enough for costs and models, and a folder that can be written."""
+    """Whether `folder` can be written and has space for costs and models."""
     where = f"{format_bytes(free)} are free at {folder}"
     if not os.access(folder, os.W_OK):
-        return Check("disk", "fail", f"{folder} cannot be written", "run it in a folder of yours")
+        return Check("disk", "fail", f"{folder} cannot be written", "run it in a folder that you can write")
     if free < LITTLE_DISK:
-        return Check("disk", "warn", where, "a full run writes some hundred MB, lookups of traces many GB: make room")
+        return Check("disk", "warn", where, "free some: a full run writes some hundred MB, lookups of traces many GB")
     return Check("disk", "ok", where)
 
 
 def check_backends() -> Iterator[Check]:
-    """FBGEMM's operator on the CPU, and on the GPUs if there are any."""
+    """Whether FBGEMM's operator runs on the CPU, and on the GPUs if there are any."""
     yield operator_check("cpu")
     gpus = devices.gpus()
     if not gpus:
-        yield Check("gpu backend", "none", "no NVIDIA GPU is seen here", _why_no_gpu())
+        yield Check("gpu backend", "none", "no NVIDIA GPU found", _why_no_gpu())
         return
     yield Check("gpus", "ok", f"{counted(len(gpus), 'GPU')}: {gpus[0].name}, driver {gpus[0].driver}")
     yield operator_check("cuda")
 
 
 def operator_check(kind: str, python: str = sys.executable) -> Check:
-    """Whether the operator really runs, in a process of its own, and is right."""
+    """Whether the operator runs, in a process of its own, and computes the right values."""
     name = "cpu backend" if kind == "cpu" else "gpu backend"
     extra = "measure" if kind == "cpu" else "cuda"
-    mend = f"look at versions above; {install_command(extra)}"
+    mend = f"see versions above; {install_command(extra)}"
     try:
         done = subprocess.run(
-            [python, "-P", "-m", "neuroshard.doctor.operator", kind],  # what lies in the working directory is not ours
+            [python, "-P", "-m", "neuroshard.doctor.operator", kind],  # -P ignores the working directory's modules
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,
             text=True,
@@ -86,18 +86,18 @@ def operator_check(kind: str, python: str = sys.executable) -> Check:
         if last.startswith("ModuleNotFoundError"):
             return Check(name, "warn", f"cannot measure here: {last.partition(': ')[2]}", install_command(extra))
         return Check(name, "fail", f"FBGEMM's operator does not run: {last:.200}", mend)
-    said = json.loads(done.stdout.splitlines()[-1])
+    result = json.loads(done.stdout.splitlines()[-1])
     return Check(
         name,
         "ok",
-        f"FBGEMM's operator ran on {said['device']}, as torch computes it (forward {said['forward_ms']:.2f} ms)",
+        f"FBGEMM's operator runs on {result['device']}, and agrees with torch (forward {result['forward_ms']:.2f} ms)",
     )
 
 
 def _why_no_gpu() -> str:
-    """What to do about it, by what is there."""
+    """The way out, with or without a driver."""
     if not Path("/proc/driver/nvidia").exists():
-        return "measure on a node with GPUs, or with --backend cpu; without any: search --model analytic:h100"
+        return "measure on a node with GPUs, or with --backend cpu; without measuring: search --model analytic:h100"
     return (
         f"a driver is loaded, but NVML shows no GPU: {pip()} install nvidia-ml-py, and give the container the devices"
     )

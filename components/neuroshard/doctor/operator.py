@@ -1,6 +1,6 @@
-"""Run FBGEMM's fused operator once, and hold it against plain torch: `python -m neuroshard.doctor.operator cpu` (or cuda).
+"""Run FBGEMM's fused operator once and compare it with plain torch: `python -m neuroshard.doctor.operator cpu` (or cuda).
 
-A process of its own, since an operator that was built for another torch may take its process with it. Prints JSON.
+It runs in a process of its own, since an operator that was built for another torch may crash. Prints JSON.
 """
 
 import json
@@ -12,7 +12,7 @@ ROWS, DIM, BATCH, LOOKUPS, LEARNING_RATE = 1000, 16, 64, 4, 0.5
 
 
 def main(kind: str) -> None:
-    """Forward, backward with the optimizer fused in, and both against torch's own. Raises where they differ."""
+    """Compare forward, and backward with the fused optimizer, with torch's own. Raises ArithmeticError where they differ."""
     warnings.simplefilter("ignore")
     import torch
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -43,17 +43,17 @@ def main(kind: str) -> None:
 
     moved = indices.to(device), offsets.to(device)
     seconds = []
-    for _ in range(3):  # the first one builds and loads
+    for _ in range(3):  # the first one builds and loads kernels
         began = time.perf_counter()
         output = operator(*moved)
         if kind == "cuda":
-            torch.cuda.synchronize()  # else only its launch is timed
+            torch.cuda.synchronize()  # otherwise only the launch is timed
         seconds.append(time.perf_counter() - began)
     if not torch.allclose(output.detach().cpu(), pooled.detach(), atol=1e-4):
-        raise ArithmeticError("its forward is not that of torch.nn.EmbeddingBag")
+        raise ArithmeticError("forward differs from torch.nn.EmbeddingBag")
     output.sum().backward()
     if not torch.allclose(operator.split_embedding_weights()[0].detach().cpu(), trained, atol=1e-4):
-        raise ArithmeticError("its backward does not train as SGD does")
+        raise ArithmeticError("backward differs from SGD")
     name = torch.cuda.get_device_name(0) if kind == "cuda" else "CPU"
     print(json.dumps({"device": name, "forward_ms": min(seconds) * 1e3}))
 

@@ -1,4 +1,4 @@
-"""Whether the installed packages are those that each part of NeuroShard needs, and fit together."""
+"""Whether the installed packages are what each part of NeuroShard needs, and fit together."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from packaging.version import Version
 from neuroshard.core.extras import install_command, pip
 from neuroshard.doctor.checks import Check, Verdict
 
-# What an extra of pyproject.toml makes possible. `cuda` and `fleet` are for images and clusters.
+# What each extra of pyproject.toml is for. `cuda` is for images.
 PARTS = {
     "files": "tables, augment",
     "measure": "measure on a CPU",
@@ -22,7 +22,7 @@ PARTS = {
     "fleet": "fleet on a cluster",
 }
 OPTIONAL = {"fleet", "pipeline"}
-# FBGEMM is compiled against one torch; others crash, or fail to load its operators
+# FBGEMM is compiled for one torch; with others its operators crash or do not load
 TORCH_OF_FBGEMM = {"1.5": "2.10", "1.6": "2.11", "1.8": "2.13"}
 FBGEMM = ("fbgemm-gpu", "fbgemm-gpu-cpu")
 
@@ -38,7 +38,7 @@ def installed(name: str) -> str | None:
 
 
 def check_packages(version_of: VersionOf = installed) -> Iterator[Check]:
-    """Python, then each extra of NeuroShard, then whether torch, FBGEMM and TorchRec fit together."""
+    """Checks Python, then each extra of NeuroShard, then whether torch, FBGEMM and TorchRec fit together."""
     yield Check("python", "ok", f"Python {'.'.join(map(str, sys.version_info[:3]))}")
     try:
         declared = [Requirement(line) for line in metadata.requires("neuroshard") or ()]
@@ -46,15 +46,15 @@ def check_packages(version_of: VersionOf = installed) -> Iterator[Check]:
         yield Check(
             "packages",
             "warn",
-            "neuroshard itself is not installed, so what it needs is not known",
+            "neuroshard is not installed as a package, so its requirements are unknown",
             install_command("all"),
         )
         declared = []
     for extra, part in PARTS.items() if declared else ():
         wrong = [text for one in _needed(declared, extra) if (text := _fault(one, version_of))]
-        if version_of("fbgemm-gpu"):  # the GPU's build stands in for the CPU's
+        if version_of("fbgemm-gpu"):  # the GPU build also has the CPU's operators
             wrong = [text for text in wrong if not text.startswith("fbgemm-gpu-cpu is not")]
-        if extra == "torchrec" and version_of("torchrec") is None:  # it is installed without what it asks for
+        if extra == "torchrec" and version_of("torchrec") is None:  # its own requirements are not installed with it
             yield Check(extra, "warn", f"{part}: torchrec is not installed", install_command(extra))
         elif wrong:
             verdict: Verdict = "none" if extra in OPTIONAL else "warn"
@@ -65,7 +65,7 @@ def check_packages(version_of: VersionOf = installed) -> Iterator[Check]:
 
 
 def fits_together(version_of: VersionOf = installed) -> Check:
-    """torch and FBGEMM are built for each other, TorchRec is of FBGEMM's version, and FBGEMM is there once."""
+    """Whether FBGEMM is built for this torch and installed once, and TorchRec has FBGEMM's version."""
     builds = {name: found for name in FBGEMM if (found := version_of(name))}
     torch, torchrec = version_of("torch"), version_of("torchrec")
     if len(builds) > 1:
@@ -79,30 +79,30 @@ def fits_together(version_of: VersionOf = installed) -> Check:
     if not builds or torch is None:
         return Check("versions", "none", "torch and FBGEMM are not both installed", install_command("measure"))
     ((name, fbgemm),) = builds.items()
-    said = f"torch {torch}, {name} {fbgemm}" + (f", torchrec {torchrec}" if torchrec else "")
+    found = f"torch {torch}, {name} {fbgemm}" + (f", torchrec {torchrec}" if torchrec else "")
     wanted = TORCH_OF_FBGEMM.get(_minor(fbgemm))
     if wanted is None:
         known = ", ".join(f"{one} with torch {other}" for one, other in TORCH_OF_FBGEMM.items())
-        return Check("versions", "warn", f"{said}: not a pair that was tried; known: FBGEMM {known}")
+        return Check("versions", "warn", f"{found}: not a tested pair; tested: FBGEMM {known}")
     if _minor(torch) != wanted:
         return Check(
             "versions",
             "fail",
-            f"{said}: FBGEMM {_minor(fbgemm)} is built for torch {wanted}",
+            f"{found}: FBGEMM {_minor(fbgemm)} is built for torch {wanted}",
             f"{pip()} install 'torch=={wanted}.*'",
         )
     if torchrec and _minor(torchrec) != _minor(fbgemm):
         return Check(
             "versions",
             "fail",
-            f"{said}: torchrec must be of FBGEMM's version",
+            f"{found}: torchrec must have FBGEMM's version",
             f"{pip()} install --no-deps 'torchrec=={_minor(fbgemm)}.*'",
         )
-    return Check("versions", "ok", f"{said} fit together")
+    return Check("versions", "ok", f"{found} fit together")
 
 
 def _needed(declared: list[Requirement], extra: str) -> list[Requirement]:
-    """What an extra asks for beyond what is always installed, those it names in turn included."""
+    """The requirements of an extra and of the extras that it includes, without those that are always installed."""
     found = []
     for one in declared:
         if one.marker is None or not one.marker.evaluate({"extra": extra}):
@@ -115,7 +115,7 @@ def _needed(declared: list[Requirement], extra: str) -> list[Requirement]:
 
 
 def _fault(needed: Requirement, version_of: VersionOf) -> str:
-    """What is wrong with one requirement, or nothing."""
+    """What is wrong with a requirement; empty if nothing is."""
     version = version_of(needed.name)
     if version is None:
         return f"{needed.name} is not installed"

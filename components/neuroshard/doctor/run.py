@@ -1,4 +1,4 @@
-"""`neuroshard doctor`: what this machine can do, check by check."""
+"""`neuroshard doctor`: all checks of this machine, one after another."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +17,12 @@ def examine(
     account: str | None = None,
     namespace: str = "kubeflow",
 ) -> Iterator[Check]:
-    """Each check as it is done; some take seconds. `store`, `kfp` and `account` are tried only where they are given."""
+    """Each check when it is done; some take seconds. `store`, `kfp` and `account` are checked only if given."""
     yield from check_packages()
     yield from check_machine(folder)
     yield from check_backends()
     if store is None:
-        yield Check("store", "none", "no store was asked for", "to try one: --store s3://bucket/prefix, or a folder")
+        yield Check("store", "none", "no store was checked", "to check one: --store s3://bucket/prefix, or a folder")
     else:
         yield check_store(store)
     yield check_kfp(kfp, installed("kfp"))

@@ -1,4 +1,4 @@
-"""What is elsewhere: a store that keeps its promises, and Kubeflow Pipelines."""
+"""Services: whether the store keeps its promises, whether Kubeflow Pipelines answers, whether a cluster takes our pods."""
 
 import http.client
 import json
@@ -18,7 +18,7 @@ from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 
-FOLDER = "neuroshard-doctor"  # of the store; what is written there is deleted again
+FOLDER = "neuroshard-doctor"  # in the store; everything written there is deleted again
 KFP_SECONDS = 15
 HEALTH = "/apis/v2beta1/healthz"
 MEND_KFP = (
@@ -31,10 +31,10 @@ MEND_RUNS = (
 
 
 def check_store(url: str) -> Check:
-    """Writes, reads, swaps and deletes scratch objects; a store that ignores conditional writes is not honest."""
+    """Writes, reads, swaps and deletes scratch objects. A store that ignores conditional writes fails."""
     try:
         store = open_store(url)
-        with _as_before(store):
+        with _cleaned_up(store):
             _prove(store)
     except NeuroshardError as error:
         return Check("store", "fail", str(error), _mend_store(url))
@@ -42,8 +42,8 @@ def check_store(url: str) -> Check:
 
 
 @contextmanager
-def _as_before(store: Store) -> Iterator[None]:
-    """Take away the folders that the block makes in a folder store: deleting its objects leaves them and their locks."""
+def _cleaned_up(store: Store) -> Iterator[None]:
+    """Remove the folders that the block makes in a folder store: deleting objects leaves their folders and locks."""
     if not isinstance(store, FolderStore):
         yield
         return
@@ -60,20 +60,22 @@ def _as_before(store: Store) -> Iterator[None]:
 
 
 def _prove(store: Store) -> None:
-    """Raises NeuroshardError where a promise of store/protocol.py is not kept."""
+    """Raises NeuroshardError for a broken promise of store/protocol.py."""
     key = f"{FOLDER}/{uuid4().hex}/object"
     try:
         if not store.create(key, b"one") or store.read(key) != b"one":
-            raise NeuroshardError(f"{store.url}: what was written is not what is read")
-        _must_conflict(store, lambda: store.create(key, b"two"), "writes an object over another")
+            raise NeuroshardError(f"{store.url}: reads something else than was written")
+        _must_conflict(store, lambda: store.create(key, b"two"), "overwrites an object that exists")
         _, token = store.read_versioned(key)
         store.swap(key, b"two", token)
-        _must_conflict(store, lambda: store.swap(key, b"three", token), "swaps what has changed meanwhile")
+        _must_conflict(
+            store, lambda: store.swap(key, b"three", token), "swaps an object that has changed since it was read"
+        )
         if store.read(key) != b"two" or [entry.key for entry in store.list(key)] != [key]:
-            raise NeuroshardError(f"{store.url}: a swap is not seen at once")
+            raise NeuroshardError(f"{store.url}: shows a swap too late")
     finally:
-        for scratch in (key, f"{FOLDER}/probe"):  # the second is what an S3 store writes before its first write
-            with suppress(NeuroshardError):  # what came before says more
+        for scratch in (key, f"{FOLDER}/probe"):  # an S3 store writes the second before its first write
+            with suppress(NeuroshardError):  # an earlier error says more
                 store.delete(scratch)
 
 
@@ -92,15 +94,17 @@ def _mend_store(url: str) -> str:
 
 
 def check_kfp(host: str | None, version: str | None) -> Check:
-    """Whether kfp is installed (its `version`), and with `host` whether the API answers there."""
+    """Whether kfp is installed (in this `version`), and whether the API answers at `host` if given."""
     client = f"kfp {version}" if version else "kfp is not installed"
     if host is None:
         if version:
-            return Check("kfp", "ok", f"{client}; no cluster was asked for", "to ask one: --kfp http://localhost:8080")
+            return Check("kfp", "ok", f"{client}; no cluster was checked", "to check one: --kfp http://localhost:8080")
         return Check("kfp", "none", client, f"for make run and make submit: {install_command('pipeline')}")
     url = (host if "://" in host else f"http://{host}").rstrip("/") + HEALTH
     if urlsplit(url).scheme not in ("http", "https"):
-        return Check("kfp", "fail", f"{host!r} is not an address of http or https", "as in --kfp http://localhost:8080")
+        return Check(
+            "kfp", "fail", f"{host!r} is not an address of http or https", "give one as in --kfp http://localhost:8080"
+        )
     reached, says = _health(url)
     if not reached:
         return Check("kfp", "fail", says, MEND_KFP)
@@ -110,31 +114,31 @@ def check_kfp(host: str | None, version: str | None) -> Check:
 
 
 def check_runs(namespace: str, account: str, context: str | None = None) -> Check:
-    """Whether the cluster takes the pods of a run in `namespace` under `account`, asked in a dry run."""
+    """Whether the cluster takes the pods of a run in `namespace` under `account`, by a dry run."""
     answer = admission(namespace, account, context)
     if answer.verdict == "refused":
         return Check("runs", "fail", answer.says, MEND_RUNS)
     if answer.verdict == "unknown":
-        return Check("runs", "warn", answer.says, "ask with a kubeconfig whose account may make pods there")
+        return Check("runs", "warn", answer.says, "use a kubeconfig whose account may create pods there")
     return Check("runs", "ok", answer.says)
 
 
 def _health(url: str) -> tuple[bool, str]:
-    """Whether Kubeflow Pipelines answers there, and what is to say of it."""
+    """Whether Kubeflow Pipelines answers at the URL, and a sentence about it."""
     where = url.removesuffix(HEALTH)  # of http or https
     try:
         with urllib.request.urlopen(url, timeout=KFP_SECONDS) as answer:  # nosec B310
             json.loads(answer.read(65536))
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
-            return True, f"{where} answers, and wants a login ({error.code})"
+            return True, f"{where} answers, and requires a login ({error.code})"
         return False, f"{where} answers {error.code} to {HEALTH}: is it Kubeflow Pipelines 2?"
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         kind = (
-            "answers, but not as Kubeflow Pipelines does"
+            "answers, but not like Kubeflow Pipelines"
             if isinstance(error, ValueError)
-            else f"is not reached: {reason}"
+            else f"cannot be reached: {reason}"
         )
         return False, f"{where} {kind}"
     return True, f"Kubeflow Pipelines answers at {where}"

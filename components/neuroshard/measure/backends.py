@@ -1,4 +1,4 @@
-"""What can measure, by name. A backend turns a case into its cost, and says on what bench it does so."""
+"""The backends by name, and how they measure. A backend turns a case into its cost, and reports the bench it measures on."""
 
 import importlib
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import UsageError
 
-# Imported when used: the formula needs neither torch nor FBGEMM.
+# Imported when used: the synthetic backend needs neither torch nor FBGEMM.
 BACKENDS = {
     "synthetic": "neuroshard.measure.synthetic:Synthetic",
     "cpu": "neuroshard.measure.hardware:cpu",
@@ -18,17 +18,17 @@ BACKENDS = {
 }
 MAX_BATCH_SIZE = 2**31  # as in a sharding task
 MAX_REPEATS = 1_000_000
-OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad")  # that FBGEMM fuses into backward on the CPU and on CUDA alike
+OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad")  # FBGEMM fuses these into backward on the CPU and on CUDA
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to measure. `batch_size` is global: samples a step over all devices.
+class MeasureSettings:
+    """How to measure. Raises UsageError for a value out of range.
 
-    A device looks up the whole batch in its own tables, and then keeps its 1/devices of the samples of every table.
-    Where `repeats` do not agree, up to as many again are taken. `memory_limit_bytes` is for the tables of one case; None takes
-    the backend's default. `budget_seconds` is for the whole run, None for as long as it takes. `hardware` is the kind that must
-    be found here, or that the formula stands in for; None for whatever there is.
+    `batch_size` is global: samples of one step over all devices. A device looks up the whole batch in its own tables, and then
+    keeps its share of the samples. While `repeats` disagree, up to as many more are taken. `memory_limit_bytes` is for the
+    tables of one case; None takes the backend's default. `budget_seconds` is for the whole run; None has no limit. `hardware` is
+    the kind that this machine must be, or that the formula stands in for; None takes any.
     """
 
     batch_size: int
@@ -57,31 +57,32 @@ class Settings:
 
 
 class Backend(Protocol):
-    """Measures cases one at a time. Made from cases, settings, and the bench of the run that is to go on, if any."""
+    """Measures cases. It is made from cases, settings, and the bench of an earlier run that this one continues, if any."""
 
     bench: Bench
-    most_devices: int | None  # largest all-to-all that can be measured here; None for any
-    repeats: int  # of each case from now on: a run may lower those of its settings to fit its budget
-    apart: bool  # table sets and all-to-alls are measured by processes that memory does not hold at once: change seldom
+    most_devices: int | None  # of the largest all-to-all here; None for any
+    repeats: int  # of each case from now on; a run lowers it to fit its budget
+    # Memory does not hold the processes for table sets and those for all-to-alls together, so a change between them is slow.
+    apart: bool
 
     @property
     def concurrency(self) -> int:
-        """How many table sets are best measured at once, side by side or in turns: just now, as they take long or not."""
+        """How many table sets to measure at once, side by side or in turns. It falls while they take long."""
 
     def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
-        """The cost of a table set. Out of memory is a cost with its error. Raises WorkerLost, MeasureError."""
+        """The cost of a table set. Out of memory is a cost with an error. Raises WorkerLost, MeasureError."""
 
-    def compute_concurrency(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
-        """The costs of at most `concurrency` table sets in their rounds, measured at once. Raises as `compute`."""
+    def compute_many(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+        """The costs of at most `concurrency` table sets with their rounds, measured at once. Raises as `compute`."""
 
     def all_to_all(self, case: CollectiveCase, round_: int) -> CollectiveCost:
         """The cost of an all-to-all. Raises WorkerLost, MeasureError."""
 
     def close(self) -> None:
-        """End what was started. The backend is not used afterwards."""
+        """End all processes. The backend cannot be used afterwards."""
 
 
-def open_backend(name: str, cases: Cases, settings: Settings, begun: Bench | None = None) -> Backend:
+def open_backend(name: str, cases: Cases, settings: MeasureSettings, begun: Bench | None = None) -> Backend:
     """The backend `name`, ready to measure `cases`. Raises UsageError for an unknown name, MeasureError where it cannot run."""
     if name not in BACKENDS:
         raise UsageError(f"unknown backend {name!r}; there are {', '.join(BACKENDS)}")

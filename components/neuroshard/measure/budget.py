@@ -1,7 +1,7 @@
-"""What a budget buys on this machine: how often each case is repeated, and in which order the cases come.
+"""What a budget buys on this machine: how often to repeat each case, and in which order to measure the cases.
 
-A few cases are timed first. If the rest at full repeats does not fit, a case gets fewer repeats before a net gets too few cases:
-labels then have more noise each, which a net averages out, while it cannot guess what it never saw.
+A few cases are timed first. If the others do not fit with full repeats, fewer repeats come before fewer cases: a net averages out
+the noise of labels, but it cannot guess cases that it never saw.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,23 +13,19 @@ from neuroshard.measure.schedule import REFERENCE, Step
 
 Kind = int  # a number of ranks, or SETS
 SETS: Kind = 0
-TRIAL_SETS = 3  # to time first; the first one also draws lookups and touches memory, so it does not count
+TRIAL_SETS = 3  # to time first; the first of them does not count, as it also draws lookups and touches memory
 FEWEST_REPEATS = 2
-ENOUGH = {
-    "compute": 400,
-    "collective": 60,
-}  # table sets, and all-to-alls of each number of ranks: more are worth less than repeats
-SHARES = {
-    "compute": 0.7,
-    "collective": 0.3,
-}  # of the time, once each kind has its least: nets of all-to-alls need fewer cases
-PART = 20  # steps of one kind in a row, so that workers are not switched at every step
-PART_APART = 120  # where a switch ends processes and starts others
+# Table sets, and all-to-alls of each number of ranks. Beyond these, more repeats are worth more than more cases.
+ENOUGH = {"compute": 400, "collective": 60}
+# Of the time after the least. Nets of all-to-alls need fewer cases.
+SHARES = {"compute": 0.7, "collective": 0.3}
+PART = 20  # steps of one kind in a row, so that workers do not change at every step …
+PART_APART = 120  # … and where a change ends processes and starts others
 
 
 @dataclass(frozen=True)
 class Bought:
-    """`repeats` of each case, the steps in their order, and how many of them are expected to be measured, by kind."""
+    """The repeats of each case, the steps in order, and how many steps the time is expected to suffice for, by kind."""
 
     repeats: int
     steps: tuple[Step, ...]
@@ -40,25 +36,25 @@ class Bought:
 
     def __str__(self) -> str:
         what = {"compute": "table set", "collective": "all-to-all"}
-        told = [
+        measured = [
             f"{self.expected[kind]:,} of {counted(self.asked[kind], noun)}"
             for kind, noun in what.items()
             if self.asked[kind]
         ]
         fewer = f", each with {self.repeats} repeats instead of {self.usual_repeats}"
         return (
-            f"{self.seconds:.0f} s are enough for about {' and '.join(told)}"
+            f"{self.seconds:.0f} s are enough for about {' and '.join(measured)}"
             f"{fewer if self.repeats < self.usual_repeats else ''}"
         )
 
 
 def kind_of(step: Step) -> Kind:
-    """What steps of which take about equally long: the ranks of an all-to-all, or SETS."""
+    """The kind of a step; steps of a kind take about equally long. An all-to-all's number of ranks, or SETS."""
     return len(step.case.device_dims) if isinstance(step.case, CollectiveCase) else SETS
 
 
 def trial(steps: Sequence[Step]) -> list[Step]:
-    """The first steps of each kind, to see how long they take."""
+    """The first steps of each kind, to find out how long they take."""
     wanted: dict[Kind, int] = {}
     chosen = []
     for step in steps:
@@ -80,10 +76,10 @@ def buy(
 ) -> Bought:
     """The steps that `seconds` buy, given how long a step of each kind took with `usual_repeats`.
 
-    `least` come first, as they are. Each kind of the `others` gets its share of the time (SHARES). `apart` says that it is dear
-    to change from table sets to all-to-alls.
+    The `least` come first, in their order. Each kind of the `others` gets its share of the time (SHARES). `apart` means that
+    changing from table sets to all-to-alls is slow.
     """
-    if apart:  # the all-to-alls that were timed came last, so their processes are still there
+    if apart:  # the all-to-alls were timed last, so their processes are still running
         least = sorted(least, key=lambda step: step.kind == "compute")
     at = {
         kind: seconds_each.get(kind, max(seconds_each.values(), default=0.0))
@@ -109,12 +105,12 @@ def _fewer_and_fewer(repeats: int) -> list[int]:
 
 
 def share_of_time(repeats: int, usual: int) -> float:
-    """Of what a case takes with the usual repeats; a part of it, as drawing lookups, is the same with any."""
+    """The share of a case's usual time that it takes with fewer repeats. Drawing lookups takes the same time with any."""
     return 0.2 + 0.8 * repeats / usual
 
 
 def _by_value(steps: Sequence[Step], seconds_each: Mapping[Kind, float], part: int) -> list[Step]:
-    """The steps in parts of one kind each, such that at every moment each kind has had its share of the time."""
+    """The steps in parts of one kind each, ordered so that each kind has its share of the time at any moment."""
     parts: list[tuple[float, list[Step]]] = []
     for kind, share in SHARES.items():
         of_kind = [step for step in steps if step.kind == kind]
@@ -127,7 +123,7 @@ def _by_value(steps: Sequence[Step], seconds_each: Mapping[Kind, float], part: i
 
 
 def _affordable(steps: Sequence[Step], seconds_each: Mapping[Kind, float], seconds: float) -> list[Step]:
-    """The first of them that fit the time."""
+    """The first steps, as many as fit the time."""
     found = []
     for step in steps:
         seconds -= seconds_each[kind_of(step)]

@@ -1,4 +1,4 @@
-"""KFP: what the cases cost, measured in the pod that this runs in, or in those of a TrainJob."""
+"""KFP: measure cases, in this pod or in the pods of a TrainJob."""
 
 from neuroshard.component import component
 
@@ -8,7 +8,7 @@ def measure(job: str, store: str, backend: str, batch_size: int, budget: str, se
     """Measure a job's share of the cases on this pod's devices, for at most `budget` (3m, 2h), into the store."""
     from neuroshard.core.nightly import Job, told
     from neuroshard.core.units import parse_duration
-    from neuroshard.measure.job import run
+    from neuroshard.measure.workers.job import run
 
     run(
         told(Job, job),
@@ -37,9 +37,9 @@ def train_job(
     from neuroshard.core.errors import NeuroshardError
     from neuroshard.core.nightly import Work, told
     from neuroshard.core.units import parse_duration
-    from neuroshard.measure.train_job import run, train_job
+    from neuroshard.measure.workers.train_job import run, train_job
 
-    order = {
+    options = {
         "store_url": store,
         "backend": backend,
         "batch_size": batch_size,
@@ -47,12 +47,12 @@ def train_job(
         "seed": seed,
         "single_writer": single_writer,
     }
-    asked = told(Work, work)
+    parsed = told(Work, work)
     try:
-        # nodes may be waited for, and images
-        run(train_job(asked, training_runtime, image, order), 2 * parse_duration(budget) + 3600)
-    except NeuroshardError as error:  # of this kind alone: the others go on
+        # time for nodes to start and pull images
+        run(train_job(parsed, training_runtime, image, options), 2 * parse_duration(budget) + 3600)
+    except NeuroshardError as error:  # concerns this kind alone: the others go on
         from neuroshard.store.measuring import note_failure
         from neuroshard.store.open import open_store
 
-        note_failure(open_store(store, single_writer=single_writer), asked.folder, "train_job", str(error))
+        note_failure(open_store(store, single_writer=single_writer), parsed.folder, "train job", str(error))

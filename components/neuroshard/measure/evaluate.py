@@ -1,12 +1,13 @@
-"""A plan, run for real: what its device sets and its all-to-all cost, beside what was predicted.
+"""A plan, run for real: measured against predicted costs of its device sets and its all-to-all.
 
     neuroshard evaluate plan.json --backend cpu
 
-The devices' tables are run one device after another on one device of this machine, in rounds, so that all see the same drift.
-The all-to-all is measured where as many processes (cpu) or GPUs (cuda) can be had as the plan has devices.
+The tables of all devices run one device after another on one device of this machine, in rounds, so that drift affects them all.
+The all-to-all is measured if this machine has as many GPUs (cuda), or can run as many processes (cpu), as the plan has devices.
 """
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 
@@ -21,89 +22,96 @@ from neuroshard.core.text import counted
 from neuroshard.costmodel.protocol import device_costs
 from neuroshard.files.disk import check_can_write, write_bytes
 from neuroshard.files.plan import read_plan
-from neuroshard.measure.backends import Backend, Settings, open_backend
+from neuroshard.measure.backends import Backend, MeasureSettings, open_backend
 from neuroshard.measure.evaluation import DeviceEvaluation, Evaluation
 from neuroshard.measure.formula import TERMS, Formula
 from neuroshard.measure.run import measure
 from neuroshard.measure.schedule import Step
-from neuroshard.progress import progress
+from neuroshard.progress import Bar, progress
 
-ROUNDS = 3  # of all devices, one after another; the median of a device counts
-MOST_PROCESSES = 8  # of an all-to-all on CPUs; more of them tell of this machine's cores rather than of the plan
+ROUNDS = 3  # over all devices; the median of a device counts
+MOST_PROCESSES = (
+    8  # of an all-to-all on CPUs; with more, the time depends on this machine's cores rather than on the plan
+)
 
 
 def evaluate(
     plan: Plan,
     backend: str,
-    settings: Settings,
+    settings: MeasureSettings,
     *,
     rounds: int = ROUNDS,
     most_processes: int = MOST_PROCESSES,
 ) -> Evaluation:
-    """Run the plan's device sets, and its all-to-all among at most `most_processes` devices. The batch is the plan's.
+    """Run the plan's device sets, and its all-to-all if it has at most `most_processes` devices. The batch is the plan's.
 
-    On the synthetic backend these are the formula's exact costs. Raises UsageError, MeasureError as a backend does; what goes
-    wrong with a device's tables, like too little memory, is its error.
+    On the synthetic backend the costs are the formula's, without noise. Raises UsageError, and MeasureError as a backend does.
+    What goes wrong with the tables of one device, such as too little memory, is that device's error.
     """
     if rounds < 1:
         raise UsageError(f"rounds must be at least 1, not {rounds}")
     sets = device_tables(plan)
-    dims = [sum(table.dim for table in tables) for tables in sets]
+    dims = tuple(sum(table.dim for table in tables) for tables in sets)
     by_device = [ComputeCase(tables=tuple(tables)) if tables else None for tables in sets]
+    all_to_all = CollectiveCase(device_dims=dims, start_delays_ms=(0.0,) * len(dims)) if len(dims) > 1 else None
+    if backend != "synthetic" and len(dims) > most_processes:
+        all_to_all = None
     cases = tuple(case for case in by_device if case)
-    together = CollectiveCase(device_dims=tuple(dims), start_delays_ms=(0.0,) * len(dims)) if len(dims) > 1 else None
-    if together and backend != "synthetic" and len(dims) > most_processes:
-        together = None
-    opened = open_backend(
-        backend,
-        Cases(
-            tables=plan.task.tables,
-            compute=cases,
-            collective=(together,) if together else (),
-            max_dim=max(t.dim for case in cases for t in case.tables),
-            seed=settings.seed,
-        ),
-        settings,
+    drawn = Cases(
+        tables=plan.task.tables,
+        compute=cases,
+        collective=(all_to_all,) if all_to_all else (),
+        max_dim=max(table.dim for case in cases for table in case.tables),
+        seed=settings.seed,
     )
-    try:
-        if together and opened.most_devices is not None and len(dims) > opened.most_devices:
-            together = None
+    rounds_differ = None
+    with closing(open_backend(backend, drawn, settings)) as opened:
+        if opened.most_devices is not None and len(dims) > opened.most_devices:
+            all_to_all = None
         if backend == "synthetic":
             measured: list[DeviceCost | str] = list(_by_formula(sets, dims, settings.batch_size))
-            rounds_differ = None
         else:
-            measured, rounds_differ = _by_measuring(by_device, together, opened, rounds)
-    finally:
-        opened.close()
-    if any(isinstance(cost, str) for cost in measured):
-        together = None  # which device would begin when is not known
-    shards = plan.shards_by_device()
-    by, rows = plan.provenance, {table.name: table.rows for table in plan.task.tables}
+            measured, rounds_differ = _by_measuring(by_device, all_to_all, opened, rounds)
+    # after an error it is not known when that device would start its all-to-all
+    complete = not any(isinstance(cost, str) for cost in measured)
+    rows = {table.name: table.rows for table in plan.task.tables}
     return Evaluation(
         plan_digest=plan.digest(),
         bench=opened.bench,
         exact=backend == "synthetic",
-        all_to_all_measured=together is not None or len(dims) == 1,
+        all_to_all_measured=(complete and all_to_all is not None) or len(dims) == 1,
         rounds_differ=rounds_differ,
         row_wise_tables=len({shard.table for shard in plan.shards if shard.rows < rows[shard.table]}),
-        plan_notes=by.notes,
-        predicted_for=f"{by.cost_model_backend or 'an unknown backend'} ({by.cost_model_device or 'unknown device'})",
-        devices=tuple(
-            DeviceEvaluation(
-                device=device,
-                shards=shards[device],
-                dim=dims[device],
-                measured=cost if isinstance(cost, DeviceCost) else None,
-                predicted=plan.predicted[device] if plan.predicted else None,
-                error=cost if isinstance(cost, str) else None,
-            )
-            for device, cost in enumerate(measured)
-        ),
+        plan_notes=plan.provenance.notes,
+        predicted_for=_predicted_for(plan),
+        devices=_device_evaluations(plan, dims, measured),
+    )
+
+
+def _predicted_for(plan: Plan) -> str:
+    by = plan.provenance
+    return f"{by.cost_model_backend or 'an unknown backend'} ({by.cost_model_device or 'unknown device'})"
+
+
+def _device_evaluations(
+    plan: Plan, dims: Sequence[int], measured: Sequence[DeviceCost | str]
+) -> tuple[DeviceEvaluation, ...]:
+    shards = plan.shards_by_device()
+    return tuple(
+        DeviceEvaluation(
+            device=device,
+            shards=shards[device],
+            dim=dims[device],
+            measured=cost if isinstance(cost, DeviceCost) else None,
+            predicted=plan.predicted[device] if plan.predicted else None,
+            error=cost if isinstance(cost, str) else None,
+        )
+        for device, cost in enumerate(measured)
     )
 
 
 def device_tables(plan: Plan) -> list[list[Table]]:
-    """The shards of each device as tables of their own; of a table's rows a shard has its share of the lookups."""
+    """The shards of each device as tables. A row-wise shard has its share of the table's lookups."""
     tables = {table.name: table for table in plan.task.tables}
     sets: list[list[Table]] = [[] for _ in range(plan.task.devices)]
     for shard in plan.shards:
@@ -112,7 +120,7 @@ def device_tables(plan: Plan) -> list[list[Table]]:
 
 
 def _by_formula(sets: Sequence[Sequence[Table]], dims: Sequence[int], batch_size: int) -> list[DeviceCost]:
-    """The exact costs of a device each."""
+    """The formula's cost of each device."""
     model = Formula(batch_size)
     sums = np.stack(
         [
@@ -131,44 +139,49 @@ def _by_formula(sets: Sequence[Sequence[Table]], dims: Sequence[int], batch_size
 
 
 def _by_measuring(
-    by_device: Sequence[ComputeCase | None], together: CollectiveCase | None, backend: Backend, rounds: int
+    by_device: Sequence[ComputeCase | None], all_to_all: CollectiveCase | None, backend: Backend, rounds: int
 ) -> tuple[list[DeviceCost | str], float | None]:
-    """Measured cost of each device, or its error; and how far a device's slowest round of compute is above its fastest.
+    """Measured cost of each device, or its error; and by what share the slowest round of compute exceeds the fastest (median).
 
-    The all-to-all is measured twice: backward, which all start together; then forward, with each device starting when its
-    measured compute and backward all-to-all are done.
+    The all-to-all is measured twice: backward with all devices starting together, then forward with each device starting when
+    its measured compute and backward all-to-all are done.
     """
-    steps = [Step(case, round_) for round_ in range(rounds) for case in by_device if case]
-    all_to_alls = 2 * rounds if together else 0
-    with progress(f"evaluate on {backend.bench.hardware.name}", len(steps) + all_to_alls, "runs") as bar:
-        samples: dict[str, list[float]] = {}
-        failed: dict[str, str] = {}
-        slowest_ms = 0.0
-        for step, cost in measure(steps, backend):
-            if isinstance(cost, ComputeCost) and not cost.error:
-                samples.setdefault(step.case.case_id, []).append(cost.total_ms)
-                slowest_ms = max(slowest_ms, cost.total_ms)
-            else:
-                failed[step.case.case_id] = cost.error or ""
-            bar.advance(1, f"slowest {slowest_ms:.3f} ms" + (f", {counted(len(failed), 'error')}" if failed else ""))
-        compute = [failed.get(case.case_id) or median(samples[case.case_id]) if case else 0.0 for case in by_device]
-        errors = [ms for ms in compute if isinstance(ms, str)]
+    runs = rounds * (sum(case is not None for case in by_device) + (2 if all_to_all else 0))
+    with progress(f"evaluate on {backend.bench.hardware.name}", runs, "runs") as bar:
+        compute, differ = _compute_ms(by_device, backend, rounds, bar)
         forward = backward = [0.0] * len(compute)
-        if together and not errors:
-            backward = _all_to_all_ms(together, backend, rounds, "backward_ms")
+        if all_to_all and not any(isinstance(ms, str) for ms in compute):
+            backward = _all_to_all_ms(all_to_all, backend, rounds, "backward_ms")
             bar.advance(rounds)
             ready = [float(c) + b for c, b in zip(compute, backward, strict=True)]
-            delayed = CollectiveCase(
-                device_dims=together.device_dims, start_delays_ms=tuple(r - min(ready) for r in ready)
-            )
+            delays = tuple(ms - min(ready) for ms in ready)
+            delayed = CollectiveCase(device_dims=all_to_all.device_dims, start_delays_ms=delays)
             forward = _all_to_all_ms(delayed, backend, rounds, "forward_ms")
             bar.advance(rounds)
-    differ = [max(ms) / min(ms) - 1 for ms in samples.values() if len(ms) > 1 and min(ms)]
     costs: list[DeviceCost | str] = [
         ms if isinstance(ms, str) else DeviceCost(compute_ms=ms, forward_collective_ms=f, backward_collective_ms=b)
         for ms, f, b in zip(compute, forward, backward, strict=True)
     ]
-    return costs, median(differ) if differ else None
+    return costs, differ
+
+
+def _compute_ms(
+    by_device: Sequence[ComputeCase | None], backend: Backend, rounds: int, bar: Bar
+) -> tuple[list[float | str], float | None]:
+    """Median ms of each device over the rounds, or its error; and how far rounds of a device differ, in the median."""
+    samples: dict[str, list[float]] = {}
+    failed: dict[str, str] = {}
+    slowest_ms = 0.0
+    for step, cost in measure([Step(case, round_) for round_ in range(rounds) for case in by_device if case], backend):
+        if isinstance(cost, ComputeCost) and not cost.error:
+            samples.setdefault(step.case.case_id, []).append(cost.total_ms)
+            slowest_ms = max(slowest_ms, cost.total_ms)
+        else:
+            failed[step.case.case_id] = cost.error or ""
+        bar.advance(1, f"slowest {slowest_ms:.3f} ms" + (f", {counted(len(failed), 'error')}" if failed else ""))
+    compute = [failed.get(case.case_id) or median(samples[case.case_id]) if case else 0.0 for case in by_device]
+    differ = [max(ms) / min(ms) - 1 for ms in samples.values() if len(ms) > 1 and min(ms)]
+    return compute, median(differ) if differ else None
 
 
 def _all_to_all_ms(case: CollectiveCase, backend: Backend, rounds: int, which: str) -> list[float]:
@@ -189,11 +202,11 @@ def run(
     most_processes: int = MOST_PROCESSES,
     **settings: object,
 ) -> Evaluation:
-    """Evaluate a plan.json, and write the evaluation to `out` if given. `settings` are those of measure.backends.Settings."""
+    """Evaluate a plan.json, and write the evaluation to `out` if given. `settings` are fields of MeasureSettings."""
     if out is not None:
         check_can_write(out)
     plan = read_plan(plan_path)
-    chosen = Settings(**{"batch_size": plan.task.batch_size, **settings})  # type: ignore[arg-type]
+    chosen = MeasureSettings(**{"batch_size": plan.task.batch_size, **settings})  # type: ignore[arg-type]
     evaluation = evaluate(plan, backend, chosen, rounds=rounds, most_processes=most_processes)
     if out is not None:
         write_bytes(out, evaluation.canonical_json())

@@ -1,4 +1,4 @@
-"""What came of running a plan: measured beside predicted, device by device, as a value and as text of 80 columns."""
+"""The result of running a plan: measured and predicted costs of each device, as a value and as text of 80 columns."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from neuroshard.core.value import Value
 
 
 class DeviceEvaluation(Value):
-    """One device of a plan. `measured` lacks the all-to-all (0 ms) where that was not measured; `error` is said instead of ms."""
+    """One device of a plan: `measured` or `error`. All-to-alls that were not measured are 0 ms in `measured`."""
 
     device: int
     shards: int
@@ -21,37 +21,35 @@ class DeviceEvaluation(Value):
 
 
 class Evaluation(Value):
-    """A plan measured. `all_to_all_measured` False: only compute was, and only compute is compared."""
+    """A plan measured. Without `all_to_all_measured`, only compute was measured, and only compute is compared."""
 
     plan_digest: str
     bench: Bench
-    exact: bool  # by the formula, without noise
+    exact: bool  # the formula's costs, without noise
     all_to_all_measured: bool
     predicted_for: str  # backend and device of the plan's cost model
     devices: tuple[DeviceEvaluation, ...]
-    # the slowest round of a device's compute above its fastest, in the median of devices
+    # by what share a device's slowest round of compute exceeds its fastest, in the median of devices
     rounds_differ: float | None = None
     row_wise_tables: int = 0  # of the plan
-    plan_notes: tuple[
-        str, ...
-    ] = ()  # what the plan says of its predictions: of another batch size, beyond what was measured
+    plan_notes: tuple[str, ...] = ()  # of the plan on its predictions, such as another batch size
 
     @property
     def errors(self) -> int:
         return sum(device.error is not None for device in self.devices)
 
     def ms(self, cost: DeviceCost) -> float:
-        """What is compared of a device: its total, or only its compute."""
+        """The ms to compare: the total, or only compute."""
         return cost.total_ms if self.all_to_all_measured else cost.compute_ms
 
     def slowest(self, which: str) -> tuple[int, float] | None:
-        """Device and ms of the slowest, as `measured` or `predicted`; None where no device has such a cost."""
+        """Device and ms of the slowest one, `measured` or `predicted`; None where no device has such a cost."""
         costs = [(d.device, self.ms(getattr(d, which))) for d in self.devices if getattr(d, which) is not None]
         return max(costs, key=lambda cost: cost[1], default=None)
 
     @property
     def foreign(self) -> bool:
-        """Was the plan predicted for other hardware than it was run on?"""
+        """Whether the plan was predicted for other hardware than it was run on."""
         here = f"{self.bench.backend} ({self.bench.hardware.name})"
         return any(one.predicted for one in self.devices) and self.predicted_for != here
 
@@ -90,7 +88,7 @@ class Evaluation(Value):
 
     def _notes(self) -> Iterator[str]:
         if self.rounds_differ is not None:
-            yield f"rounds of a device's compute differ by {self.rounds_differ:.1%} (median): less says nothing"
+            yield f"rounds of a device's compute differ by {self.rounds_differ:.1%} (median): smaller differences mean nothing"
         if not self.all_to_all_measured:
             yield f"the all-to-all among {len(self.devices)} devices was not measured, as " + (
                 "not every device's tables could be run"
@@ -99,8 +97,8 @@ class Evaluation(Value):
             )
         if self.row_wise_tables:
             yield (
-                f"{counted(self.row_wise_tables, 'table')} split row-wise: all rows looked up alike, their sums exchanged as "
-                "by an all-to-all of as many columns, where a trainer has a reduce-scatter"
+                f"{counted(self.row_wise_tables, 'table')} split row-wise: run as if all rows were looked up equally often, and "
+                "with an all-to-all of as many columns in place of the trainer's reduce-scatter"
             )
         if self.bench.capped_tables:
             yield (
@@ -110,7 +108,7 @@ class Evaluation(Value):
         for note in self.plan_notes:
             yield f"the plan says: {note}"
         if self.foreign:
-            yield f"predicted for {self.predicted_for}: elsewhere compare the devices with each other, not the ms"
+            yield f"predicted for {self.predicted_for}: compare the devices with each other, not the ms"
 
 
 def _ms(value: float | None) -> str:

@@ -1,12 +1,12 @@
-"""A GPU that one can look into: what table sets and all-to-alls cost, as a formula. No clock, no noise.
+"""The cost of table sets and all-to-alls on a GPU, as a formula: no clock, no noise.
 
-It has what makes the real thing hard to predict. Tables fused into one kernel share it, so their costs do not add up: a small
-set cannot fill the device; a set bound by memory hides one bound by instructions; the rows of all tables compete for
-the cache. Narrow rows waste memory sectors and instructions, so columns cost more when split. Tables of other element types,
-pooling or weighting need kernels of their own. In an all-to-all all wait for the last to start and for the largest share.
-Magnitudes are an H100's (SXM, 80 GB, NVLink); nothing was fitted to one.
+The formula has what makes a real GPU hard to predict. Tables fused into one kernel share it, so their costs do not add up: a
+small set cannot fill the device; memory traffic of one table overlaps with instructions of another; the rows of all tables
+compete for the cache. Narrow rows waste memory sectors and instructions, so columns cost more when split. Tables of another
+element type, pooling or weighting need another kernel. In an all-to-all, all devices wait for the last one to start and for the
+largest share. Magnitudes are those of an H100 (SXM, 80 GB, NVLink), but nothing was fitted to one.
 
-A set is the sum of its tables' terms, so many sets are evaluated at once: `forward_ms(table_terms(…).sum(axis=0))`.
+The terms of a set are the sum of its tables' terms, so many sets are evaluated at once: `forward_ms(table_terms(…).sum(axis=0))`.
 """
 
 from collections.abc import Sequence
@@ -26,26 +26,28 @@ MEMORY_BYTES = 80 * 2**30
 HBM_BYTES = 2.4e9  # 3.35 TB/s at the peak; rows at random reach about 70 %
 CACHE_BYTES = 5.5e9  # L2
 CACHE_SIZE = 50e6
-SECTOR_BYTES = 32  # what memory moves at least
-VECTOR_COLUMNS = 128  # a warp moves 32 lanes x 4 columns in one instruction, however few of them there are
+SECTOR_BYTES = 32  # the least that memory moves
+VECTOR_COLUMNS = 128  # a warp moves 32 lanes x 4 columns in one instruction, also for narrower rows
 FORWARD_VECTORS = 25e6  # 132 multiprocessors, 1.7 GHz, about 9 cycles each
 BACKWARD_VECTORS = 12e6
-BAGS_IN_FLIGHT = 4224  # 132 multiprocessors x 32 warps, one bag each: with as many bags the device is half used
+BAGS_IN_FLIGHT = 4224  # 132 multiprocessors x 32 warps, one bag each: so many bags use half of the device
 LOOKUP_MS = 150e-6  # from one lookup of a bag to the next, a memory access of 600 ns with 4 in flight
 FORWARD_LAUNCH_MS = 0.008
 BACKWARD_LAUNCH_MS = 0.045  # about ten kernels: linearise, sort, group, update
 FORWARD_TABLE_MS = 0.0004
 BACKWARD_TABLE_MS = 0.0015
 SORT_BYTES = 48  # read and written for each lookup in each pass of the radix sort, which takes 8 bits of the row number
-OVERLAP = 4.0  # resources used together take the 4-norm of their times: at most 2^(1/4) of the longer
+OVERLAP = 4.0  # resources used at once take the 4-norm of their times: at most 2^(1/4) times the longer one
 
 LINK_BYTES = 0.35e9  # NVLink: 450 GB/s each way at the peak
-BACKWARD_LINK_BYTES = 0.31e9  # all peers send to one at the same moment
+BACKWARD_LINK_BYTES = 0.31e9  # all peers send to one device at the same moment
 BASE_LATENCY_MS = 0.015
 PEER_LATENCY_MS = 0.002
-SHARED_WAIT = 0.7  # of the slowest device's transfer; the rest is the device's own
+SHARED_WAIT = 0.7  # share of a transfer that is the slowest device's; the rest is the device's own
 
-OPERATORS = tuple(product(ELEMENT_BYTES.values(), ("sum", "mean"), (False, True)))  # Table.operator_key: a launch each
+OPERATORS = tuple(
+    product(ELEMENT_BYTES.values(), ("sum", "mean"), (False, True))
+)  # Table.operator_key: one launch each
 
 TERMS = (
     "tables",
@@ -67,7 +69,7 @@ LONGEST = 8
 
 
 def table_terms(tables: Sequence[Table], dims: Ints, batch_size: int) -> Floats:
-    """Terms of `tables[i]` cut to `dims[i]` columns: (N,) and (N,) -> (N, len(TERMS)). Those of a set are their sum."""
+    """Terms of `tables[i]` cut to `dims[i]` columns: (N,) and (N,) -> (N, len(TERMS)). A set has the sum of its tables' terms."""
     rows, pooling, element_bytes, counted_on = (
         np.array([getattr(table, name) for table in tables], dtype=np.float64)
         for name in ("rows", "pooling_factor", "element_bytes", "reuse_batch_size")
@@ -99,7 +101,7 @@ def table_terms(tables: Sequence[Table], dims: Ints, batch_size: int) -> Floats:
 
 
 def forward_ms(terms: Floats) -> Floats:
-    """Forward of sets from the sums of their tables' terms: (…, len(TERMS)) -> (…). Without tables it is 0."""
+    """Forward of sets, from the sums of their tables' terms: (…, len(TERMS)) -> (…). 0 for a set without tables."""
     of = _by_name(terms)
     hit = CACHE_SIZE / (CACHE_SIZE + of["distinct_bytes"])
     moved = of["distinct_bytes"] + (1 - hit) * of["repeated_bytes"] + of["output_bytes"] + 8 * of["lookups"]
@@ -110,7 +112,7 @@ def forward_ms(terms: Floats) -> Floats:
 
 
 def backward_ms(terms: Floats) -> Floats:
-    """Backward and optimizer of sets: (…, len(TERMS)) -> (…). Without tables it is 0."""
+    """Backward and optimizer of sets: (…, len(TERMS)) -> (…). 0 for a set without tables."""
     of = _by_name(terms)
     hit = CACHE_SIZE / (CACHE_SIZE + of["output_bytes"])
     passes = np.ceil(np.log2(np.maximum(of["rows"], 2)) / 8)
@@ -123,25 +125,25 @@ def backward_ms(terms: Floats) -> Floats:
 
 
 def compute_ms(tables: Sequence[Table], batch_size: int) -> float:
-    """Forward and backward of one device that holds these tables."""
+    """Forward and backward of a device with these tables."""
     dims = np.array([table.dim for table in tables], dtype=np.int64)
     terms = table_terms(tables, dims, batch_size).sum(axis=0)
     return float(forward_ms(terms) + backward_ms(terms))
 
 
 def forward_collective_ms(device_dims: Floats, start_delays_ms: Floats, batch_size: int) -> Floats:
-    """Forward all-to-all from each device's own start: two (…, D) -> (…, D). No device is done before the last has begun."""
+    """Forward all-to-all from each device's own start: two (…, D) -> (…, D). No device ends before the last one starts."""
     own = _transfer_ms(device_dims, batch_size, LINK_BYTES)
     return start_delays_ms.max(axis=-1, keepdims=True) - start_delays_ms + own
 
 
 def backward_collective_ms(device_dims: Floats, batch_size: int) -> Floats:
-    """Backward all-to-all when all start together: (…, D) -> (…, D)."""
+    """Backward all-to-all with all devices starting together: (…, D) -> (…, D)."""
     return _transfer_ms(device_dims, batch_size, BACKWARD_LINK_BYTES)
 
 
 def _transfer_ms(device_dims: Floats, batch_size: int, link_bytes: float) -> Floats:
-    """Latencies, and what a device sends or receives, whichever is more, over its link; partly as long as the slowest's."""
+    """Latencies, and the larger of what a device sends and receives over its link; in part the slowest device's."""
     dims = np.asarray(device_dims, dtype=np.float64)
     devices = dims.shape[-1]
     sent = (devices - 1) * dims
@@ -161,12 +163,12 @@ def _whole(amount: Floats | Ints, unit: int) -> Floats:
 
 
 def _idle(of: dict[str, Floats]) -> Floats:
-    """How many times longer work takes than on a full device."""
+    """By what factor work takes longer than on a fully used device."""
     return 1 + BAGS_IN_FLIGHT / np.maximum(of["bags"], 1)
 
 
 def _launches(of: dict[str, Floats]) -> Floats:
-    """One operator for each kind of table that is there."""
+    """One operator for each kind of table in the set."""
     return np.sum([of[f"tables_of_operator_{index}"] > 0 for index in range(len(OPERATORS))], axis=0, dtype=np.float64)
 
 
@@ -183,14 +185,14 @@ def _if_any(of: dict[str, Floats], time: Floats) -> Floats:
 
 
 class Formula:
-    """The formula as a cost model (costmodel/protocol.py) without error: what a perfectly trained one would predict."""
+    """The formula as a cost model (costmodel/protocol.py): the predictions of a perfectly trained one."""
 
     name = "formula"
     backend = "synthetic"
     device_name = DEVICE_NAME
     max_dim = 2**16
     device_counts: tuple[int, ...] = ()  # any number
-    bounded = False  # what the cache saves falls as sets grow
+    bounded = False  # the cache saves less as sets grow
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size

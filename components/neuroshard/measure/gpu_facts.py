@@ -1,41 +1,32 @@
-"""What NVML tells of this machine's GPUs beyond their kind: the limits of clock and power, and how they are joined.
+"""Facts that NVML reports about this machine's GPUs beyond their kind: limits of clock and power, and how they are joined.
 
-Limits and not readings: they are the same whenever one asks, so that a run that goes on finds the bench that it left.
+These are limits, not readings: they are the same at every start, so a run that continues finds the bench of the run before.
 """
 
 from collections.abc import Callable, Collection
 from typing import Any
 
-from neuroshard.devices import bare_uuid, nvml_gpus
+from neuroshard.devices import ask_nvml, bare_uuid, nvml_gpus
 
-MOST_LINKS = 18  # NVLinks of an H100 or H200; of a link that is not there NVML says so
+MOST_LINKS = 18  # NVLinks of an H100 or H200; NVML raises for a link that does not exist
 
 
 def gpu_facts(uuids: Collection[str]) -> dict[str, str]:
-    """Name -> value with its unit, the values of several GPUs between slashes where they differ; {} without NVML.
+    """Name -> value with its unit; values of GPUs that differ are joined by slashes. {} without NVML.
 
-    Of the GPUs of these UUIDs; of all where NVML knows none of them, as it may of MIG slices.
+    Covers the GPUs of these UUIDs, or all of them where NVML knows none of the UUIDs, as with MIG slices.
     """
-    try:
-        import pynvml
-    except ImportError:
-        return {}
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return {}
-    try:
-        known = nvml_gpus(pynvml)
-        devices = [one for one in known if bare_uuid(pynvml.nvmlDeviceGetUUID(one)) in uuids] or known
-        told = {
-            name: [value for device in devices if (value := _asked(pynvml, ask, device))]
-            for name, ask in _questions(pynvml).items()
-        }
-        return {name: " / ".join(dict.fromkeys(values)) for name, values in told.items() if values}
-    except pynvml.NVMLError:  # it was loaded, and does not answer
-        return {}
-    finally:
-        pynvml.nvmlShutdown()
+    return ask_nvml(lambda nvml: _facts(nvml, uuids), {})
+
+
+def _facts(nvml: Any, uuids: Collection[str]) -> dict[str, str]:
+    known = nvml_gpus(nvml)
+    devices = [gpu for gpu in known if bare_uuid(nvml.nvmlDeviceGetUUID(gpu)) in uuids] or known
+    values = {
+        name: [value for device in devices if (value := _asked(nvml, ask, device))]
+        for name, ask in _questions(nvml).items()
+    }
+    return {name: " / ".join(dict.fromkeys(found)) for name, found in values.items() if found}
 
 
 def _questions(nvml: Any) -> dict[str, Callable[[Any], str]]:
@@ -51,7 +42,7 @@ def _questions(nvml: Any) -> dict[str, Callable[[Any], str]]:
 
 
 def _asked(nvml: Any, ask: Callable[[Any], str], device: Any) -> str:
-    """The answer; empty where this GPU, or a container's driver, does not say."""
+    """The answer; empty where this GPU, or the driver in a container, does not report it."""
     try:
         return ask(device)
     except nvml.NVMLError:
@@ -59,7 +50,7 @@ def _asked(nvml: Any, ask: Callable[[Any], str], device: Any) -> str:
 
 
 def _links(nvml: Any, device: Any) -> int:
-    """How many NVLinks of the GPU are up."""
+    """How many NVLinks of the GPU are active."""
     up = 0
     for link in range(MOST_LINKS):
         try:

@@ -1,7 +1,7 @@
 """The backends that measure real devices: this machine's CPU, or its NVIDIA GPUs.
 
-Both are the same but for the device: FBGEMM in a worker process (on GPUs one each), and all-to-all in one worker process a
-device.
+They differ in the device only. Worker processes measure table sets with FBGEMM, one on the CPU or one for each GPU. Further
+worker processes, one for each device, are the ranks of all-to-alls.
 """
 
 import contextlib
@@ -20,48 +20,48 @@ from neuroshard.core.clean import log
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.units import format_bytes
-from neuroshard.measure.all_to_all import (
-    ALIKE,
-    BACKWARDS,
-    BURSTS,
-    CALM_LOOKS,
-    COLLECTIVES,
-    LONG_EXCHANGE_SECONDS,
-    MOST_BURSTS,
-    AllToAll,
-    Measured,
-    at_speed,
-    reference_kernel,
-)
-from neuroshard.measure.backends import Settings
-from neuroshard.measure.harness import collective_cost
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine, installed_versions
 from neuroshard.measure.rowcap import buffer_bytes, capped_tables, least_cap
-from neuroshard.measure.sets import Look, Lot
-from neuroshard.measure.worker import WorkerLost, WorkerPool, tried
+from neuroshard.measure.timing.all_to_all import (
+    AGREEMENT,
+    BACKWARDS,
+    BURSTS,
+    CALM_TRIALS,
+    COLLECTIVES,
+    LONG_SECONDS,
+    MOST_BURSTS,
+    RankTiming,
+    TimeAllToAll,
+    at_speed,
+    reference_case,
+)
+from neuroshard.measure.timing.harness import collective_cost
+from neuroshard.measure.timing.table_sets import ProbeCpu, TimeTableSets
+from neuroshard.measure.workers.processes import WorkerLost, WorkerPool, tried
 
-# gloo otherwise looks for the address of this host's name, which a container may not have
+# otherwise gloo resolves this host's name, which fails in some containers
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() else {}
 
-# How glibc gets workers' memory: docs/decisions/0059-memory-that-is-kept.md. It gives back to Linux what a step frees, or not,
-# by what was freed before it, and the next step pays for new pages; here all of less than the highest threshold it takes is
-# kept. And of small pages each process gets others, and with them a speed of its own; of huge ones it does not.
+# How glibc manages a worker's memory. By default it returns freed memory to Linux, depending on what was freed before, and the
+# next step pays for new pages; with these settings it keeps everything below its highest threshold. Huge pages make processes
+# equally fast: small pages are spread over memory differently in each process.
 MEMORY = {
     "glibc.malloc.hugetlb": 1,
     "glibc.malloc.mmap_threshold": 32 * 2**20,
     "glibc.malloc.trim_threshold": 2**40,
     "glibc.malloc.top_pad": 64 * 2**20,
 }
-# Of looking how calm a machine can be, when a run begins: over 10 s the calmest is had again within 4 %, over 0.3 s within 10.
+# To find how fast the CPU is in calm when a run begins. Over 10 s the result repeats within 4 %, over 0.3 s within 10 %.
 CALM_SECONDS = 10.0
 CALM_SHARE = 0.05  # of a budget, at most
-LOT_SECONDS = 5.0  # that table sets measured in turns may take together: as much is lost when a run is killed
+TURNS_SECONDS = 5.0  # for all table sets that are measured in turns: a killed run loses this much
 
 
 class OnMachine:
     """FBGEMM and torch.distributed on the devices of one machine."""
 
-    def __init__(self, machine: Machine, cases: Cases, settings: Settings, begun: Bench | None) -> None:
+    def __init__(self, machine: Machine, cases: Cases, settings: MeasureSettings, begun: Bench | None) -> None:
         for package in ("torch", "fbgemm_gpu"):
             if importlib.util.find_spec(package) is None:
                 raise MeasureError(f"backend {machine.kind} needs {package}, not installed here: {machine.install}")
@@ -72,7 +72,7 @@ class OnMachine:
         self.counts = tuple(sorted(n for n in counts if self.most_devices is None or n <= self.most_devices))
 
         limit = bench.memory_limit_bytes
-        self.seconds_a_set = math.inf  # of the last that were measured
+        self.seconds_a_set = math.inf  # of the latest table sets
         self.repeats = settings.repeats
         buffers = buffer_bytes(cases.compute, settings.optimizer, limit)
         machine.check_room(sum(buffers))
@@ -80,44 +80,46 @@ class OnMachine:
         serving = (settings, limit, *buffers)
         workers = machine.concurrency()
         environment = {"OMP_NUM_THREADS": str(settings.threads), **LOOPBACK, **kept_memory(os.environ)}
-        self.sets = WorkerPool(
-            "neuroshard.measure.sets:TableSets",
+        self.set_workers = WorkerPool(
+            "neuroshard.measure.timing.table_sets:TableSets",
             lambda: [(machine.kind, index, *serving) for index in range(workers)],
             settings.timeout_seconds,
             environment,
         )
         self.meetings = contextlib.ExitStack()
-        self.all = WorkerPool("neuroshard.measure.all_to_all:Rank", self._ranks, settings.timeout_seconds, environment)
+        self.rank_workers = WorkerPool(
+            "neuroshard.measure.timing.all_to_all:Rank", self._ranks, settings.timeout_seconds, environment
+        )
         try:
-            self.bench = bench.model_copy(update=self._looked_at(begun, bool(cases.compute)))
+            self.bench = bench.model_copy(update=self._probed(begun, bool(cases.compute)))
         except BaseException:
             self.close()
             raise
 
     @property
     def concurrency(self) -> int:
-        together = min(LOT_SECONDS, self.settings.timeout_seconds / 4) / self.seconds_a_set
+        together = min(TURNS_SECONDS, self.settings.timeout_seconds / 4) / self.seconds_a_set
         return self.machine.concurrency() * max(1, min(self.machine.in_turns(), int(together)))
 
     def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
-        return self.compute_concurrency([(case, round_)])[0]
+        return self.compute_many([(case, round_)])[0]
 
-    def compute_concurrency(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+    def compute_many(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
         began = time.monotonic()
         workers = min(len(cases), self.machine.concurrency())
         bench = self.bench
-        lots = [
-            Lot(tuple(cases[worker::workers]), self.repeats, bench.calm_compute_ms, bench.flush_bytes)
+        requests = [
+            TimeTableSets(tuple(cases[worker::workers]), self.repeats, bench.calm_compute_ms, bench.flush_bytes)
             for worker in range(workers)
         ]
-        self._make_room_for(self.sets)
-        answers = self.sets.ask_each(lots)
-        self.seconds_a_set = (time.monotonic() - began) / len(lots[0].cases)
+        self._make_room_for(self.set_workers)
+        answers = self.set_workers.ask_each(requests)
+        self.seconds_a_set = (time.monotonic() - began) / len(requests[0].cases)
         return [answers[place % workers][place // workers] for place in range(len(cases))]
 
     def all_to_all(self, case: CollectiveCase, round_: int) -> CollectiveCost:
-        self._make_room_for(self.all)
-        answers = self.all.ask(AllToAll(case, self.repeats), count=len(case.device_dims))
+        self._make_room_for(self.rank_workers)
+        answers = self.rank_workers.ask(TimeAllToAll(case, self.repeats), count=len(case.device_dims))
         errors = [answer for answer in answers if isinstance(answer, str)]
         if errors:
             return CollectiveCost(case_id=case.case_id, round=round_, error=max(errors))
@@ -135,14 +137,16 @@ class OnMachine:
         )
 
     def _make_room_for(self, pool: WorkerPool) -> None:
-        """End the other workers where memory does not hold both."""
-        other = self.all if pool is self.sets else self.sets
+        """End the other pool's workers where memory does not hold both."""
+        other = self.rank_workers if pool is self.set_workers else self.set_workers
         if self.apart and other.workers:
             other.close()
 
-    def _looked_at(self, begun: Bench | None, sets_wanted: bool) -> dict[str, Any]:
-        """Of the bench what is found by looking at the machine. Every label is scaled to it, so a run that goes on keeps what
-        `begun` has; numbers of devices that it lacks are added."""
+    def _probed(self, begun: Bench | None, sets_wanted: bool) -> dict[str, Any]:
+        """The fields of the bench that are found by timing, such as how fast the machine is in calm.
+
+        All labels are scaled to them, so a run that continues keeps the fields of `begun`, and adds numbers of devices.
+        """
         if self.machine.kind != "cpu":
             return {}
         known = begun.calm_all_to_all_ms if begun else {}
@@ -152,52 +156,55 @@ class OnMachine:
         if sets_wanted:
             budget = self.settings.budget_seconds
             seconds = min(CALM_SECONDS, self.settings.timeout_seconds / 4, CALM_SHARE * (budget or math.inf))
-            self._make_room_for(self.sets)
-            look = Look(seconds, begun.flush_bytes if begun else None)
-            seen = tried(lambda: self.sets.ask(look, count=1)[0])
-            found |= {"flush_bytes": seen.flush_bytes, "calm_compute_ms": seen.calm_ms}
+            self._make_room_for(self.set_workers)
+            request = ProbeCpu(seconds, begun.flush_bytes if begun else None)
+            probe = tried(lambda: self.set_workers.ask(request, count=1)[0])
+            found |= {"flush_bytes": probe.flush_bytes, "calm_compute_ms": probe.calm_ms}
         return found
 
     def _calm_all_to_all_ms(self, known: Mapping[str, float]) -> dict[str, float]:
-        """The reference kernel's ms for each number of devices that is not known, at the calmest of some looks.
+        """The reference kernel's ms for each number of devices that is not `known`: the fastest of some trials.
 
-        Where its ranks are lost, no all-to-all can be measured: then `most_devices` is 1 for this run.
+        If the ranks are lost, no all-to-all can be measured, and `most_devices` is 1 for this run.
         """
         counts = [count for count in self.counts if str(count) not in known]
         if not counts:
             return {}
-        looks: list[tuple[int, list[Any]]] = []
-        self._make_room_for(self.all)
+        trials: list[tuple[int, list[Any]]] = []
+        self._make_room_for(self.rank_workers)
         try:
-            looks = tried(
+            trials = tried(
                 lambda: [
-                    (n, self.all.ask(AllToAll(reference_kernel(n), self.repeats), count=n))
-                    for _ in range(CALM_LOOKS)
+                    (n, self.rank_workers.ask(TimeAllToAll(reference_case(n), self.repeats), count=n))
+                    for _ in range(CALM_TRIALS)
                     for n in counts
                 ]
             )
         except WorkerLost as error:  # table sets can still be measured
-            log(f"note: no all-to-all can be measured here just now, so all are left out: {error}")
+            log(f"note: no all-to-all can be measured on this machine, so all are left out: {error}")
             self.most_devices = 1
-        seen = [(str(n), reference_ms(answers)) for n, answers in looks if not any(isinstance(a, str) for a in answers)]
-        return {devices: min(ms for n, ms in seen if n == devices) for devices in sorted({n for n, _ in seen})}
+        found: dict[str, float] = {}
+        for devices, answers in trials:
+            if not any(isinstance(answer, str) for answer in answers):
+                found[str(devices)] = min(reference_ms(answers), found.get(str(devices), math.inf))
+        return dict(sorted(found.items()))
 
     def close(self) -> None:
-        self.sets.close()
-        self.all.close()
+        self.set_workers.close()
+        self.rank_workers.close()
         self.meetings.close()
 
     def _ranks(self) -> list[tuple[Any, ...]]:
-        """Arguments of each rank, with a new folder to meet in, which rank 0 removes when they have met, or else we do."""
+        """Arguments of each rank, with a new folder where they meet. Rank 0 removes it then; otherwise `close` does."""
         self.meetings.close()
         folder = self.meetings.enter_context(
-            tempfile.TemporaryDirectory(prefix="neuroshard-all_to_all-", ignore_cleanup_errors=True)
+            tempfile.TemporaryDirectory(prefix="neuroshard-all-to-all-", ignore_cleanup_errors=True)
         )
         return [(self.machine.kind, rank, self.counts, folder, self.settings) for rank in range(max(self.counts))]
 
 
 def kept_memory(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variable that makes a worker keep its memory; what else `environment` has of glibc's settings stays as it is."""
+    """GLIBC_TUNABLES with MEMORY, and with the other settings that `environment` has there."""
     others = [
         setting
         for setting in environment.get("GLIBC_TUNABLES", "").split(":")
@@ -206,13 +213,13 @@ def kept_memory(environment: Mapping[str, str]) -> dict[str, str]:
     return {"GLIBC_TUNABLES": ":".join([*others, *(f"{name}={value}" for name, value in MEMORY.items())])}
 
 
-def reference_ms(answers: Sequence[Measured]) -> float:
-    """The reference kernel's ms over all devices; 0 where there is none."""
+def reference_ms(answers: Sequence[RankTiming]) -> float:
+    """The reference kernel's mean ms over the ranks; 0 on GPUs, which have none."""
     return statistics.mean(answer.reference_ms or 0.0 for answer in answers)
 
 
-def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | None) -> Bench:
-    """What is told about the conditions, and kept equal over restarts: the limit of `begun` stays unless another is given."""
+def bench_of(machine: Machine, cases: Cases, settings: MeasureSettings, begun: Bench | None) -> Bench:
+    """The conditions of this run. A run that continues keeps the memory limit of `begun`, unless the settings give another."""
     limit = settings.memory_limit_bytes or (
         machine.memory_limit(settings.budget_seconds) if begun is None else begun.memory_limit_bytes
     )
@@ -232,10 +239,10 @@ def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | 
         facts=machine.facts(),
         notes=(
             *machine.notes(),
-            machine.what_counts(settings.repeats),
-            f"of an all-to-all the lower decile counts, of {BURSTS * settings.repeats} forwards and {BACKWARDS} times as many "
-            f"backwards or, until the fastest are within {ALIKE:.0%}, of up to {MOST_BURSTS * settings.repeats}; in "
-            f"{LONG_EXCHANGE_SECONDS:g} s at least of {settings.repeats}",
+            machine.label_note(settings.repeats),
+            f"the label of an all-to-all is the lower decile of {BURSTS * settings.repeats} forwards, and of {BACKWARDS} times "
+            f"as many backwards; of up to {MOST_BURSTS * settings.repeats} forwards while the fastest differ by more than "
+            f"{AGREEMENT:.0%}; of at least {settings.repeats} if they take longer than {LONG_SECONDS:g} s",
             f"all-to-alls in fp32 over {COLLECTIVES[machine.kind]}, all devices on one host",
             "lookups from traces" if settings.traces else "lookups drawn to match the tables' reuse bins",
         ),
@@ -243,9 +250,9 @@ def bench_of(machine: Machine, cases: Cases, settings: Settings, begun: Bench | 
 
 
 def wanted_hardware(found: Hardware, wanted: Hardware | None) -> Hardware:
-    """What was found here, if it is of the kind that was wanted. Raises MeasureError.
+    """The hardware that was found here. Raises MeasureError if it is of another kind than `wanted`.
 
-    What a container hides (the machine's name) or nobody can see from inside (sharing) is taken from `wanted`.
+    The machine's name, which a container hides, and the sharing, which nobody can see from inside, come from `wanted`.
     """
     if wanted is None:
         return found
@@ -253,27 +260,27 @@ def wanted_hardware(found: Hardware, wanted: Hardware | None) -> Hardware:
     found = found.model_copy(update=hidden)
     if found.fingerprint != wanted.fingerprint:
         raise MeasureError(
-            f"{wanted.name} was to be measured ({_facts(wanted)}), and here is {found.name} ({_facts(found)}): the node's "
-            "labels are out of date, or its selector leads elsewhere"
+            f"{wanted.name} was to be measured ({_facts(wanted)}), and here is {found.name} ({_facts(found)}): correct the "
+            "node's labels, or the node selector"
         )
     return found
 
 
 def _facts(hardware: Hardware) -> str:
-    told = (
+    facts = (
         format_bytes(hardware.memory_bytes),
         hardware.driver and f"driver {hardware.driver}",
         hardware.compute_capability and f"compute {hardware.compute_capability}",
         hardware.machine,
     )
-    return ", ".join(filter(None, told))
+    return ", ".join(filter(None, facts))
 
 
-def cpu(cases: Cases, settings: Settings, begun: Bench | None) -> OnMachine:
+def cpu(cases: Cases, settings: MeasureSettings, begun: Bench | None) -> OnMachine:
     """This machine's CPU."""
     return OnMachine(CpuMachine(), cases, settings, begun)
 
 
-def cuda(cases: Cases, settings: Settings, begun: Bench | None) -> OnMachine:
+def cuda(cases: Cases, settings: MeasureSettings, begun: Bench | None) -> OnMachine:
     """This machine's NVIDIA GPUs."""
     return OnMachine(CudaMachine(), cases, settings, begun)

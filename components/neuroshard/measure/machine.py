@@ -1,4 +1,4 @@
-"""What this machine is: the facts about its CPU or its GPUs that a bench tells, and what each needs installed."""
+"""This machine's CPU or GPUs, as a bench describes them: hardware, memory, facts, notes."""
 
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -9,59 +9,59 @@ from neuroshard.core.cost import READS, SHARES, SMALL_SET, Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.extras import install_command, pip
 from neuroshard.core.units import format_bytes
-from neuroshard.measure import calm
-from neuroshard.measure.calm import dealt_out
-from neuroshard.measure.cores import may_go_first
 from neuroshard.measure.gpu_facts import gpu_facts
-from neuroshard.measure.harness import AGREEING, LONG_CASE_MS, MIN_REPEATS, SETTLED
 from neuroshard.measure.room import PROCESS_BYTES, Room
 from neuroshard.measure.rowcap import default_memory_limit
+from neuroshard.measure.timing import calm
+from neuroshard.measure.timing.calm import dealt_out
+from neuroshard.measure.timing.harness import AGREEING, LONG_CASE_MS, MIN_REPEATS, SETTLED
+from neuroshard.measure.workers.cores import may_go_first
 
 
 class Machine(Protocol):
-    """One kind of device of this machine, as its backend sees it."""
+    """One kind of device of this machine, for its backend."""
 
     @property
     def kind(self) -> Literal["cpu", "cuda"]:
-        """As a Hardware calls it."""
+        """Hardware.kind of the device."""
 
     @property
     def install(self) -> str:
-        """The way out where FBGEMM is missing."""
+        """How to install FBGEMM."""
 
     def hardware(self) -> Hardware:
         """The same for every machine of this kind. Raises MeasureError where there is no such device."""
 
     def most_devices(self) -> int | None:
-        """Devices that an all-to-all can have here; None for any number."""
+        """Devices of the largest all-to-all here; None for any number."""
 
     def memory_limit(self, budget_seconds: float | None) -> int | None:
-        """Bytes for the tables of a case unless the user says; None where a case that does not fit is to fail."""
+        """Default bytes for the tables of a case; None where a case that does not fit is to fail."""
 
     def check_room(self, buffer_bytes: int) -> None:
-        """Raise MeasureError where the tables of a case, allocated beforehand, are more than there is memory for."""
+        """Raise MeasureError if memory does not hold the tables of a case, where they are allocated beforehand."""
 
     def apart(self, buffer_bytes: int, ranks: int) -> bool:
-        """Must the worker that measures table sets end before so many ranks start, for want of memory?"""
+        """Whether memory does not hold the worker for table sets and so many ranks together."""
 
     def concurrency(self) -> int:
-        """How many table sets can be measured side by side without one disturbing the other."""
+        """How many table sets can be measured side by side without disturbing each other."""
 
     def in_turns(self) -> int:
-        """Of how many table sets each side is best measured in turns."""
+        """How many table sets each worker measures in turns."""
 
-    def what_counts(self, repeats: int) -> str:
-        """What a label of a table set is made of."""
+    def label_note(self, repeats: int) -> str:
+        """How the label of a table set is made, as a note of the bench."""
 
     def facts(self) -> dict[str, str]:
-        """Of the hardware, beyond its kind. The same at every start."""
+        """Facts about the hardware beyond its kind. The same at every start."""
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the costs should know."""
+        """Notes of the bench: what a reader of the costs should know."""
 
 
 class CpuMachine:
-    """This machine's CPU. Any number of processes can join an all-to-all on it, if slowly."""
+    """This machine's CPU. Any number of processes can be ranks of an all-to-all on it, but slow ones."""
 
     kind: Literal["cpu"] = "cpu"
     install = install_command("measure")
@@ -70,7 +70,7 @@ class CpuMachine:
         return devices.cpu()
 
     def most_devices(self) -> int | None:
-        """As many ranks as memory holds processes: each has torch loaded."""
+        """As many ranks as memory holds processes, each with torch loaded."""
         return max(system.available_bytes() // PROCESS_BYTES, 1)
 
     def memory_limit(self, budget_seconds: float | None) -> int | None:
@@ -80,7 +80,7 @@ class CpuMachine:
         worker, available = Room.here().worker_bytes, system.available_bytes()
         if buffer_bytes + worker > available:
             raise MeasureError(
-                f"the tables of a case take up to {format_bytes(buffer_bytes)} and the process that measures them "
+                f"the tables of a case take up to {format_bytes(buffer_bytes)}, and the process that measures them takes "
                 f"{format_bytes(worker)}, but {format_bytes(available)} of memory are available; measure with a smaller "
                 "--memory-limit, or give more memory"
             )
@@ -93,15 +93,15 @@ class CpuMachine:
         return 1  # cores share the last-level cache and the memory
 
     def in_turns(self) -> int:
-        return 12  # neighbours on the host keep it slow for a second and more, in which as many are visited
+        return 12  # visits that take longer than the second or more for which a neighbour slows the host
 
-    def what_counts(self, repeats: int) -> str:
+    def label_note(self, repeats: int) -> str:
         visits, each = dealt_out(repeats)
         return (
-            f"of a table set the median of {visits * each} repeats counts, in {visits} visits apart, each scaled by what random "
-            f"reads (to the power {SHARES[READS]:g}) and a small table set ({SHARES[SMALL_SET]:g}) right after it take of "
-            f"calm_compute_ms; while the standard error of the visits is above {calm.SETTLED:.0%}, of up to twice as many; in "
-            f"{LONG_CASE_MS:.0f} ms at least of {MIN_REPEATS}"
+            f"the label of a table set is the median of {visits * each} repeats in {visits} visits, each repeat scaled by how "
+            f"much longer than calm_compute_ms random reads (to the power {SHARES[READS]:g}) and a small table set "
+            f"({SHARES[SMALL_SET]:g}) take right after it; of up to twice as many while the standard error of the visits is "
+            f"above {calm.SETTLED:.0%}; of at least {MIN_REPEATS} if they take longer than {LONG_CASE_MS:.0f} ms"
         )
 
     def facts(self) -> dict[str, str]:
@@ -109,12 +109,12 @@ class CpuMachine:
 
     def notes(self) -> tuple[str, ...]:
         return (
-            "with one thread, compute is in ms of CPU time, so that waiting for a busy core does not count",
-            f"measured on a CPU: an all-to-all is among processes that share {devices.cores()} cores, "
-            + ("ahead of all others there" if may_go_first() else "in turn with all others there"),
-            "memory in huge pages, where Linux grants them, and kept",
-            "all-to-alls scaled to the calmest of a few looks at one that is measured beside each (calm_all_to_all_ms)",
-            "before each timed step flush_bytes were written, so that the cache holds nothing of the step before",
+            "with one thread, compute is in ms of CPU time, so waiting for a busy core does not count",
+            f"measured on a CPU: the ranks of an all-to-all are processes that share {devices.cores()} cores, "
+            + ("ahead of all other processes" if may_go_first() else "in turns with all other processes"),
+            "workers keep their memory, in huge pages where Linux grants them",
+            "all-to-alls are scaled to calm_all_to_all_ms by a reference all-to-all, timed with each",
+            "flush_bytes are written before each timed step, so the cache holds nothing of the step before",
         )
 
 
@@ -129,19 +129,19 @@ class CudaMachine:
 
         if not torch.cuda.is_available():
             raise MeasureError("backend cuda needs an NVIDIA GPU, and torch sees none here; measure with backend cpu")
-        told = devices.gpus_by_uuid()
-        known = [told[uuid] for uuid in self.uuids if uuid in told] or list(told.values())[:1]
-        kinds = list(dict.fromkeys(known or map(_as_torch_tells, self.seen)))
+        by_uuid = devices.gpus_by_uuid()
+        known = [by_uuid[uuid] for uuid in self.uuids if uuid in by_uuid] or list(by_uuid.values())[:1]
+        kinds = list(dict.fromkeys(known or map(_from_torch, self.seen)))
         if len(kinds) > 1:
             raise MeasureError(
-                f"the GPUs here are of {len(kinds)} kinds ({', '.join(kind.name for kind in kinds)}), and costs are of one; say "
-                "which to measure with CUDA_VISIBLE_DEVICES"
+                f"the GPUs here are of {len(kinds)} kinds ({', '.join(kind.name for kind in kinds)}), and costs are of one; "
+                "choose which to measure with CUDA_VISIBLE_DEVICES"
             )
         return kinds[0].model_copy(update={"interconnect": "NCCL" if len(self.seen) > 1 else ""})
 
     @cached_property
     def seen(self) -> list[Any]:
-        """What torch tells of the GPUs that it sees, in its order."""
+        """torch's properties of the GPUs that it sees, in its order."""
         import torch
 
         return [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
@@ -166,12 +166,12 @@ class CudaMachine:
         return len(self.seen)
 
     def in_turns(self) -> int:
-        return 1  # a GPU is one's own
+        return 1  # nobody else uses the GPU, so one moment is as good as another
 
-    def what_counts(self, repeats: int) -> str:
+    def label_note(self, repeats: int) -> str:
         return (
-            f"of a table set the fastest repeat counts, scaled by nothing, of {repeats} or, until the fastest {AGREEING} are "
-            f"within {SETTLED:.0%}, of up to {2 * repeats}; in {LONG_CASE_MS:.0f} ms at least of {MIN_REPEATS}"
+            f"the label of a table set is the fastest of {repeats} repeats; of up to {2 * repeats} while the fastest {AGREEING} "
+            f"differ by more than {SETTLED:.0%}; of at least {MIN_REPEATS} if they take longer than {LONG_CASE_MS:.0f} ms"
         )
 
     def facts(self) -> dict[str, str]:
@@ -179,13 +179,13 @@ class CudaMachine:
 
     def notes(self) -> tuple[str, ...]:
         return (
-            "before each timed step twice the L2 cache was written",
-            "table sets on all GPUs of a machine side by side, one each",
+            "twice the size of the L2 cache is written before each timed step",
+            "table sets are measured on all GPUs of a machine side by side, one on each",
         )
 
 
-def _as_torch_tells(found: Any) -> Hardware:
-    """A GPU without nvidia-ml-py: its driver stays unknown."""
+def _from_torch(found: Any) -> Hardware:
+    """A GPU from torch's properties, for machines without nvidia-ml-py. Its driver stays unknown."""
     return Hardware(
         kind="cuda",
         name=found.name,
@@ -196,7 +196,7 @@ def _as_torch_tells(found: Any) -> Hardware:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of what the times depend on."""
+    """Versions of the packages that times depend on."""
     found = {"neuroshard": __version__}
     for name in ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu"):
         try:

@@ -1,7 +1,7 @@
 """Tables too large for memory are measured with fewer rows: how many, so that the case fits.
 
-Times hardly change by it: the tables of a capped case are together still far larger than any cache, and their lookups are
-folded into the rows they have.
+This hardly changes the times. The tables of a capped case are together still far larger than any cache, and their lookups are
+folded into the rows that they have.
 """
 
 import time
@@ -14,19 +14,19 @@ from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.units import format_bytes
 
-MOST_BYTES = 2 * 2**30  # touched in seconds; 15 tables of 136 MiB, each still 4 times a last-level cache of 32 MiB
-SHARE_OF_AVAILABLE = 0.25  # the machine may be shared with other runs, and with the all-to-all's processes
-LEAST_BYTES = 256 * 2**20  # that a budget leaves: several times most last-level caches
-TOUCH_BYTES = 128 * 2**20  # to see how fast memory is touched
-TOUCH_SHARE = 0.05  # of a budget
-CAP_STEP = 2**16  # caps are multiples of it, and no less
+MOST_BYTES = 2 * 2**30  # written in seconds; each of 15 tables still has 4 times a last-level cache of 32 MiB
+SHARE_OF_AVAILABLE = 0.25  # the rest is for other runs, and for the ranks of all-to-alls
+LEAST_BYTES = 256 * 2**20  # with any budget: several times most last-level caches
+TOUCH_BYTES = 128 * 2**20  # written to find out how fast new memory is
+TOUCH_SHARE = 0.05  # of a budget, for writing the buffers
+CAP_STEP = 2**16  # caps are multiples of this
 
 
 def default_memory_limit(budget_seconds: float | None = None) -> int:
-    """Bytes for weights and optimizer state on this machine: a quarter of what is available, and 2 GiB at most.
+    """Bytes for weights and optimizer state on this machine: a quarter of the available memory, at most 2 GiB.
 
-    With a budget also no more than is touched in TOUCH_SHARE of it, but LEAST_BYTES: a fresh virtual machine may get its memory
-    from the host at 0.4 GB/s.
+    With a budget, also at most what can be written in TOUCH_SHARE of it, but at least LEAST_BYTES. A new virtual machine may get
+    memory from its host at only 0.4 GB/s.
     """
     limit = min(MOST_BYTES, int(system.available_bytes() * SHARE_OF_AVAILABLE))
     if budget_seconds is None or limit <= LEAST_BYTES:
@@ -36,7 +36,7 @@ def default_memory_limit(budget_seconds: float | None = None) -> int:
 
 
 def _seconds_to_touch(count: int) -> float:
-    """How long it takes to write `count` bytes of memory that this process did not have before."""
+    """The seconds to write `count` bytes of memory that are new to this process."""
     import numpy as np
 
     began = time.monotonic()
@@ -45,53 +45,53 @@ def _seconds_to_touch(count: int) -> float:
 
 
 def row_bytes(table: Table, optimizer: str) -> int:
-    """Bytes of one row while it is measured: weights and the optimizer's state."""
+    """Bytes of one row: weights and optimizer state."""
     per_row, per_element = OPTIMIZER_BYTES[optimizer]
     return table.dim * (table.element_bytes + per_element) + per_row
 
 
 def capped_rows(table: Table, optimizer: str, cap: int | None) -> int:
-    """Rows that the table is measured with: no more than `cap` bytes hold, and at least one."""
+    """Rows to measure the table with: as many as `cap` bytes hold, at least one."""
     return table.rows if cap is None else min(table.rows, max(1, cap // row_bytes(table, optimizer)))
 
 
 def case_cap(tables: Sequence[Table], optimizer: str, limit: int | None) -> int | None:
-    """The most bytes that one table may have so that these tables fit `limit` together; None where they fit as they are.
+    """The most bytes of one table with which these tables fit `limit` together; None where they fit uncut.
 
-    Each case has its own: what a set of 600 tables needs must not cut the tables of a set of two. Raises MeasureError where
-    less than CAP_STEP is left a table.
+    Each case has its own cap, so that a set of 600 tables does not cut the tables of a set of two. Raises MeasureError for a cap
+    below CAP_STEP.
     """
     cap = None if limit is None else _cap_of(tables, optimizer, limit)
     if cap is None or limit is None:
         return None
     if cap < CAP_STEP:
         raise MeasureError(
-            f"{format_bytes(limit)} of memory leaves the {len(tables)} tables of a case {format_bytes(cap)} each; measure with "
-            f"a memory limit of at least {format_bytes(limit / cap * CAP_STEP)}"
+            f"{format_bytes(limit)} of memory leaves {format_bytes(cap)} for each of the {len(tables)} tables of a case; measure "
+            f"with a memory limit of at least {format_bytes(limit / cap * CAP_STEP)}"
         )
     return int(cap) // CAP_STEP * CAP_STEP
 
 
 def least_cap(cases: Iterable[ComputeCase], optimizer: str, limit: int | None) -> int | None:
-    """The fewest bytes to which a table of any case is cut; None where none is. Raises MeasureError as `case_cap`."""
+    """The lowest cap of any case; None where no case is cut. Raises MeasureError as `case_cap`."""
     caps = (case_cap(case.tables, optimizer, limit) for case in cases)
     return min((cap for cap in caps if cap is not None), default=None)
 
 
 def _cap_of(tables: Sequence[Table], optimizer: str, limit: int) -> float | None:
-    """The cap at which the sum of the capped tables is just `limit`; None where the tables fit without one."""
+    """The cap at which the capped tables add up to `limit`; None where the tables fit uncut."""
     sizes = sorted(table.rows * row_bytes(table, optimizer) for table in tables)
     smaller = [0, *accumulate(sizes)]
     if smaller[-1] <= limit:
         return None
-    # cut the larger tables to what the smaller ones leave, and of all ways take the first that cuts whom it means to
+    # the first `whole` tables by size stay uncut, and the larger ones share the rest: take the first cap that cuts all of these
     return next(
         cap for whole, size in enumerate(sizes) if size > (cap := (limit - smaller[whole]) / (len(sizes) - whole))
     )
 
 
 def capped_tables(cases: Iterable[ComputeCase], optimizer: str, limit: int | None) -> tuple[str, ...]:
-    """Names of the tables that have more rows than they are measured with, in some case, in order."""
+    """Names of the tables that are measured with fewer rows in some case, sorted."""
     names: set[str] = set()
     for case in cases:
         cap = case_cap(case.tables, optimizer, limit)
@@ -100,7 +100,7 @@ def capped_tables(cases: Iterable[ComputeCase], optimizer: str, limit: int | Non
 
 
 def buffer_bytes(cases: Iterable[ComputeCase], optimizer: str, limit: int | None) -> tuple[int, int]:
-    """The most bytes of weights, and of optimizer state, that any one case has when it is measured."""
+    """The most bytes of weights, and of optimizer state, of any one case."""
     per_row, per_element = OPTIMIZER_BYTES[optimizer]
     weights = state = 0
     for case in cases:

@@ -1,6 +1,6 @@
 """Room 2: cases -> costs. `neuroshard measure cases/ --backend cpu --batch-size 512 --budget 3m -o costs/`.
 
-Started again on the same folder it goes on where it stopped, whether it was out of budget, interrupted, or killed.
+A second run on the same folder continues where the first one stopped: out of budget, interrupted, or killed.
 """
 
 import math
@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING
 
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.clean import log
-from neuroshard.core.cost import CollectiveCost, ComputeCost, Hardware
+from neuroshard.core.cost import CollectiveCost, ComputeCost
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.text import counted
-from neuroshard.measure.backends import Backend, Settings, open_backend
+from neuroshard.measure.backends import Backend, MeasureSettings, open_backend
 from neuroshard.measure.budget import FEWEST_REPEATS, SETS, Bought, buy, kind_of, share_of_time, trial
 from neuroshard.measure.schedule import REFERENCE, Schedule, Step, schedule
-from neuroshard.measure.summary import Measured, collective_repeatability, compute_repeatability, drift
-from neuroshard.measure.worker import WorkerLost, tried
+from neuroshard.measure.summary import RunSummary
+from neuroshard.measure.workers.processes import WorkerLost, tried
 from neuroshard.progress import progress
 
 if TYPE_CHECKING:
     from neuroshard.files.costs import CostWriter
 
-MOST_ROUNDS = 20  # by then it is not chance that keeps a label from being true
-NO_CALMER = 10  # second looks in a row that were disturbed too: then the others are left to a later run
-LOST_IN_A_ROW = 3  # cases; then it may be the machine instead, and the run stops if it is
+MOST_ROUNDS = 20  # with more, the error of a label no longer comes from chance
+STILL_DISTURBED = 10  # repeated measurements in a row that were disturbed again: the rest waits for a later run
+LOST_IN_A_ROW = 3  # cases whose workers were lost: from there on the machine may be at fault, and the run checks that
 
 Cost = ComputeCost | CollectiveCost
 
@@ -36,12 +36,13 @@ Cost = ComputeCost | CollectiveCost
 def measure(steps: Sequence[Step], backend: Backend, deadline: float = math.inf) -> Iterator[tuple[Step, Cost]]:
     """Each step with its cost, until `deadline` on the monotonic clock.
 
-    A lost worker is replaced and the case tried again; then it is a cost with an error, told only once a worker has lived
-    through another case. Where LOST_IN_A_ROW cases in a row lose theirs, one of their kind that went well is measured again,
-    to see who is at fault. Raises MeasureError where that is lost too, or there is none, or the backend cannot measure.
+    A lost worker is replaced and its case is tried again. A case that loses a second worker is a cost with an error. That cost
+    is held back until another case succeeds: after LOST_IN_A_ROW lost cases, a case of the same kind that succeeded before is
+    measured again, to see whether the machine is at fault. Raises MeasureError if that one is lost too, if no case has
+    succeeded, or if the backend cannot measure.
     """
     lost: list[tuple[Step, Cost]] = []
-    went_well: dict[str, Step] = {}
+    succeeded: dict[str, Step] = {}
     for chunk in in_chunks(steps, lambda: backend.concurrency):
         if time.monotonic() >= deadline:
             break
@@ -49,12 +50,12 @@ def measure(steps: Sequence[Step], backend: Backend, deadline: float = math.inf)
         for place, step in enumerate(chunk):
             try:
                 cost = together[place] if together else _measured(step, backend)
-                went_well[step.kind] = step
+                succeeded[step.kind] = step
             except WorkerLost as error:
                 lost.append((step, _failed(step, str(error))))
                 if len(lost) < LOST_IN_A_ROW:
                     continue
-                if not _can_be_had(went_well.get(step.kind), backend):
+                if not _succeeds(succeeded.get(step.kind), backend):
                     raise MeasureError(
                         f"the workers of {len(lost)} cases in a row were lost, the last: {error}"
                     ) from None
@@ -67,8 +68,8 @@ def measure(steps: Sequence[Step], backend: Backend, deadline: float = math.inf)
     yield from lost
 
 
-def _can_be_had(step: Step | None, backend: Backend) -> bool:
-    """Does a worker live through this step?"""
+def _succeeds(step: Step | None, backend: Backend) -> bool:
+    """Whether a worker survives this step."""
     try:
         return step is not None and bool(_measured(step, backend))
     except WorkerLost:
@@ -76,10 +77,9 @@ def _can_be_had(step: Step | None, backend: Backend) -> bool:
 
 
 def in_chunks(steps: Sequence[Step], concurrency: Callable[[], int]) -> Iterator[list[Step]]:
-    """The steps in order, up to `concurrency` table sets at a time. Alone are an all-to-all, and the reference kernel:
-    always on one device.
+    """The steps in order, up to `concurrency` table sets in a chunk. An all-to-all or the reference case is a chunk alone.
 
-    `concurrency` is asked whenever there is a step: of long ones fewer may be wanted.
+    `concurrency` is called at every step, since it falls while table sets take long.
     """
     chunk: list[Step] = []
     for step in steps:
@@ -96,12 +96,12 @@ def in_chunks(steps: Sequence[Step], concurrency: Callable[[], int]) -> Iterator
 
 
 def _together(chunk: Sequence[Step], backend: Backend) -> list[ComputeCost] | None:
-    """The costs of several table sets; None where there is but one, or a worker was lost: then each is to be tried alone."""
+    """The costs of several table sets. None for a single one, and where a worker was lost: each is then tried alone."""
     cases = [(step.case, max(step.round_, 0)) for step in chunk if isinstance(step.case, ComputeCase)]
     if len(cases) < 2:
         return None
     try:
-        return backend.compute_concurrency(cases)
+        return backend.compute_many(cases)
     except WorkerLost:
         return None
 
@@ -122,29 +122,18 @@ def _failed(step: Step, error: str) -> Cost:
 def run(
     cases_path: Path,
     out: Path,
-    *,
     backend: str,
-    batch_size: int,
-    budget_seconds: float | None = None,
-    warmup: int = Settings.warmup,
-    repeats: int = Settings.repeats,
-    optimizer: str = Settings.optimizer,
-    threads: int = Settings.threads,
-    memory_limit_bytes: int | None = None,
-    traces: Path | None = None,
-    seed: int = 0,
-    timeout_seconds: float = Settings.timeout_seconds,
+    settings: MeasureSettings,
+    *,
     share: tuple[int, int] = (1, 1),
     rounds: int = 1,
-    hardware: Hardware | None = None,
-) -> Measured:
-    """Measure a folder of cases into a folder of costs, for `budget_seconds` at most, and say how it went.
+) -> RunSummary:
+    """Measure a folder of cases into a folder of costs, within the budget of the settings, and report how it went.
 
-    `batch_size` is the global batch of a step. Of `share` (2, 8) every eighth case is measured, from the second on: what
-    eight machines measure, merge.py makes one. In several `rounds` all cases are measured as often, a round after another, and
-    the mean is the label; with one, a few cases are measured again, which tells how repeatable labels are. `hardware` is the
-    kind that this machine must be of, where that matters. Raises UsageError, InvalidInput (also where `out` was begun on
-    another bench) and MeasureError; what was measured before is then in `out`.
+    A `share` of (2, 8) is every eighth case, starting with the second; workers/merge.py joins what eight machines measured.
+    With several `rounds` all cases are measured once a round, and the mean is the label. With one round, a few cases are
+    measured again, which shows how repeatable labels are. Raises UsageError, MeasureError, and InvalidInput, also where another
+    bench began `out`; `out` then holds what was measured before.
     """
     from neuroshard.files.cases import read_cases
     from neuroshard.files.costs import CostWriter, read_costs, read_manifest
@@ -154,78 +143,57 @@ def run(
     if not 1 <= rounds <= MOST_ROUNDS:
         raise UsageError(f"rounds must be 1 to {MOST_ROUNDS}, not {rounds}")
     check_can_write(out, folder=True)
-    settings = Settings(
-        batch_size=batch_size,
-        warmup=warmup,
-        repeats=repeats,
-        optimizer=optimizer,
-        threads=threads,
-        memory_limit_bytes=memory_limit_bytes,
-        traces=traces,
-        seed=seed,
-        timeout_seconds=timeout_seconds,
-        budget_seconds=budget_seconds,
-        hardware=hardware,
-    )
     cases = read_cases(cases_path)
     begun = read_manifest(out).bench if (out / "costs.json").exists() else None
+    deadline = math.inf if settings.budget_seconds is None else began + settings.budget_seconds
     with (
         closing(open_backend(backend, cases, settings, begun)) as opened,
         CostWriter(out, opened.bench, cases.tables, _device_counts(cases)) as writer,
     ):
-        first, of = share
-        planned = schedule(
-            cases.model_copy(
-                update={"compute": cases.compute[first - 1 :: of], "collective": cases.collective[first - 1 :: of]}
-            ),
-            seed,
-            rounds,
-        )
-        possible = planned.only(lambda step: _possible(step, opened.most_devices))
+        planned = schedule(_share_of(cases, share), settings.seed, rounds)
+        possible = planned.only(lambda step: has_devices(step, opened.most_devices))
         left = possible.only(lambda step: (step.case.case_id, step.round_) not in writer.done[step.kind])
-        run = _Run(writer, opened, math.inf if budget_seconds is None else began + budget_seconds)
-        run.measure_all(left)
-        _look_again(writer, planned.steps, opened, run.deadline)
-
-    costs = read_costs(out)
-    forward, backward = collective_repeatability(costs)
-    return Measured(
+        this_run = _Run(writer, opened, deadline)
+        this_run.measure_all(left)
+        _measure_disturbed_again(writer, planned.steps, opened, deadline)
+    return RunSummary.of(
+        read_costs(out),
         planned=_rows(possible.steps),
-        measured=_rows(possible.steps) - _rows(left.steps) + run.rows,
-        now=run.rows,
-        now_by_ranks={kind: len(seconds) for kind, seconds in sorted(run.seconds_of.items())},
-        errors=sum(bool(cost.error) for _, cost in costs.compute)
-        + sum(bool(cost.error) for _, cost in costs.collective),
+        measured=_rows(possible.steps) - _rows(left.steps) + this_run.rows,
+        now_by_ranks={kind: len(seconds) for kind, seconds in sorted(this_run.seconds_of.items())},
         impossible=_rows(planned.steps) - _rows(possible.steps),
         seconds=time.monotonic() - began,
-        compute_repeatability=compute_repeatability(costs),
-        forward_collective_repeatability=forward,
-        backward_collective_repeatability=backward,
-        drift=drift(run.reference_ms),
-        disturbed=sum(cost.disturbed for _, cost in costs.compute if cost.round == 0),
+        reference_ms=this_run.reference_ms,
     )
 
 
-def second_looks(planned: Sequence[Step], disturbed: Mapping[str, Sequence[bool]]) -> list[Step]:
-    """One more measurement, in the round that is free, of each table set that was disturbed the only time it was measured."""
+def _share_of(cases: Cases, share: tuple[int, int]) -> Cases:
+    first, of = share
+    own = {"compute": cases.compute[first - 1 :: of], "collective": cases.collective[first - 1 :: of]}
+    return cases.model_copy(update=own)
+
+
+def _disturbed_once(planned: Sequence[Step], disturbed: Mapping[str, Sequence[bool]]) -> list[Step]:
+    """Round 1 of each table set that was measured once only, and was disturbed."""
     once = (step.case for step in planned if step.round_ == 0 and isinstance(step.case, ComputeCase))
     return [Step(case, 1) for case in once if tuple(disturbed.get(case.case_id, ())) == (True,)]
 
 
 class _Run:
-    """What one run has measured so far: rows written, ms of the reference kernel (not written), and how long steps took."""
+    """What this run has measured so far: rows written, ms of the reference case (not written), and seconds of the steps."""
 
     def __init__(self, writer: "CostWriter", backend: Backend, deadline: float) -> None:
         self.writer, self.backend, self.deadline = writer, backend, deadline
         self.rows = self.errors = self.disturbed = 0
         self.reference_ms: list[float] = []
-        self.seconds_of: dict[
-            int, list[float]
-        ] = {}  # of the steps of each kind, as a step with the usual repeats takes
+        # of each step by its kind, scaled to the usual number of repeats
+        self.seconds_of: dict[int, list[float]] = {}
 
     def measure_all(self, left: Schedule) -> None:
-        """Measure and write until the deadline. Where there is one, what its time buys is decided by the first few cases, and
-        once more when the least is measured."""
+        """Measure and write until the deadline.
+
+        With a deadline, the first few cases decide what the time buys. That is decided again once the least is measured.
+        """
         total, usual = _rows(left.steps), self.backend.repeats
         limited = not math.isinf(self.deadline)
         ends_in = max(self.deadline - time.monotonic(), 0.0) if limited else None
@@ -238,25 +206,27 @@ class _Run:
             self._measure(trial(left.steps), min(FEWEST_REPEATS, usual))
             bought = self._buy(left, usual)
             log(str(bought))
-            least = len(self._still(left.least))
+            least = len(self._unmeasured(left.least))
             self._measure(bought.steps[:least], bought.repeats)
             bought = self._buy(left, usual)
             self._measure(bought.steps, bought.repeats)
 
-    def _still(self, steps: Sequence[Step]) -> list[Step]:
-        """Those that are not measured yet."""
+    def _unmeasured(self, steps: Sequence[Step]) -> list[Step]:
+        """The steps without a cost so far; none where only the reference case is left."""
         done = self.writer.done
         found = [step for step in steps if (step.case.case_id, step.round_) not in done[step.kind]]
         return found if _rows(found) else []
 
     def _buy(self, left: Schedule, usual_repeats: int) -> Bought:
-        # the first table set also draws lookups that the next ones find drawn
+        # the first table set also draws lookups that later ones reuse
         each = {
             kind: statistics.mean(taken[1:] if kind == SETS and len(taken) > 1 else taken)
             for kind, taken in self.seconds_of.items()
         }
         seconds, backend = max(self.deadline - time.monotonic(), 0.0), self.backend
-        return buy(self._still(left.least), self._still(left.others), each, seconds, usual_repeats, backend.apart)
+        return buy(
+            self._unmeasured(left.least), self._unmeasured(left.others), each, seconds, usual_repeats, backend.apart
+        )
 
     def _measure(self, steps: Sequence[Step], repeats: int) -> None:
         usual, self.backend.repeats = self.backend.bench.repeats, repeats
@@ -283,13 +253,13 @@ class _Run:
 
 
 def _device_counts(cases: Cases) -> tuple[int, ...]:
-    """Numbers of ranks whose all-to-alls are asked for."""
+    """Numbers of ranks of the all-to-alls, in order."""
     return tuple(sorted({len(case.device_dims) for case in cases.collective}))
 
 
-def _look_again(writer: "CostWriter", planned: Sequence[Step], backend: Backend, deadline: float) -> None:
-    """Measure once more what was disturbed, in the round that is free, unless the machine is no calmer now."""
-    steps = second_looks(planned, writer.disturbed)
+def _measure_disturbed_again(writer: "CostWriter", planned: Sequence[Step], backend: Backend, deadline: float) -> None:
+    """Measure disturbed table sets once more, until STILL_DISTURBED in a row show that the machine has not calmed down."""
+    steps = _disturbed_once(planned, writer.disturbed)
     if not steps or time.monotonic() >= deadline:
         return
     in_a_row = calm = 0
@@ -301,15 +271,15 @@ def _look_again(writer: "CostWriter", planned: Sequence[Step], backend: Backend,
             in_a_row = in_a_row + 1 if cost.disturbed else 0
             calm += not cost.disturbed
             bar.advance(1, f"{calm} calm now")
-            if in_a_row == NO_CALMER:
+            if in_a_row == STILL_DISTURBED:
                 return
 
 
 def _rows(steps: Sequence[Step]) -> int:
-    """How many of the steps give a row of the costs."""
+    """How many of the steps become rows of the costs: all but those of the reference case."""
     return sum(step.round_ != REFERENCE for step in steps)
 
 
-def _possible(step: Step, most_devices: int | None) -> bool:
-    """Are there devices enough for the step?"""
+def has_devices(step: Step, most_devices: int | None) -> bool:
+    """Whether a backend with `most_devices` (None: any number) has enough devices for the step."""
     return isinstance(step.case, ComputeCase) or most_devices is None or len(step.case.device_dims) <= most_devices

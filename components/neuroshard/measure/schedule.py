@@ -1,11 +1,11 @@
-"""In which order to measure: first the least that a cost model needs, then at random.
+"""The order of measurements: first the least that a cost model needs, then the others at random.
 
-The least is some cases of every kind: table sets of each split and width, and all-to-alls of each split and number of ranks. A
-run that its budget cuts short has then something of all. Beyond it the order is random, so that such a run has a fair sample and
-drift does not look like a trend.
+The least is some cases of every kind: table sets of each split and width, and all-to-alls of each split and number of ranks. So
+a run that ends early has some of each. The others are in random order, so such a run has a fair sample, and drift does not look
+like a trend.
 
-Some cases are measured again later, which tells how repeatable the labels are; or all are, in several rounds, whose mean is
-the label. One is measured over and over, which tells whether the machine has become slower or faster meanwhile.
+A few cases are measured again later, which shows how repeatable labels are; with several rounds all of them are, and the mean is
+the label. One case, the reference, is measured again and again, which shows whether the machine becomes slower or faster.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,26 +14,38 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, Split
+from neuroshard.core.case import (
+    FEWEST_TRAIN_ALL_TO_ALLS,
+    FEWEST_TRAIN_SETS,
+    Cases,
+    CollectiveCase,
+    ComputeCase,
+    Split,
+)
 
 Case = ComputeCase | CollectiveCase
 _Case = TypeVar("_Case", ComputeCase, CollectiveCase)
 
 AGAIN_EVERY = 33  # 3 % of the cases have a round 1 …
-AGAIN_AT_LEAST = 8  # … and a larger share of small sets, so that a median over the pairs says something
-AGAIN_LATER = 0.1  # … once this share of the others has been measured since: minutes later, or hours
-BLOCK = 40  # compute and all-to-all cases take turns in blocks of about this size, so that both are measured whenever it ends
-# Cases to measure first of each split: with 20 all-to-alls of a number of ranks to train on there is a net for it (pretrain), and
-# with so many others its error is known.
-LEAST_SETS: dict[Split, int] = {"train": 32, "valid": 5, "test_sets": 5, "test_tables": 10}
-LEAST_EXCHANGES: dict[Split, int] = {"train": 22, "valid": 3, "test_sets": 3, "test_tables": 0}
-LEAST_BLOCKS = 4  # in which table sets and all-to-alls of the least take turns
-REFERENCE = -1  # the round of a reference kernel step, which is not written to the costs
+AGAIN_AT_LEAST = 8  # … and at least so many, since the repeatability is a median over them …
+AGAIN_LATER = 0.1  # … after this share of the other cases was measured: minutes later, or hours
+BLOCK = 40  # table sets and all-to-alls alternate in blocks of about this size, so a run that ends early has both
+# Cases to measure first, of each split: a few more to train on than a net needs, as some end in errors, and enough others to
+# know its error.
+LEAST_SETS: dict[Split, int] = {"train": FEWEST_TRAIN_SETS + 8, "valid": 5, "test_sets": 5, "test_tables": 10}
+LEAST_ALL_TO_ALLS: dict[Split, int] = {
+    "train": FEWEST_TRAIN_ALL_TO_ALLS + 2,
+    "valid": 3,
+    "test_sets": 3,
+    "test_tables": 0,
+}  # of each number of ranks
+LEAST_BLOCKS = 4  # of table sets and all-to-alls in the least
+REFERENCE = -1  # the round of the reference case, which is not written to the costs
 
 
 @dataclass(frozen=True)
 class Step:
-    """One case to measure. Round 0 is the first measurement, later ones repeat it; REFERENCE is a look at the drift."""
+    """One case to measure. Round 0 is the first measurement, later rounds repeat it; REFERENCE shows the drift."""
 
     case: Case
     round_: int
@@ -55,15 +67,14 @@ class Schedule:
         return (*self.least, *self.others)
 
     def only(self, wanted: Callable[[Step], bool]) -> "Schedule":
-        """Those of the steps that are wanted."""
+        """The schedule with the wanted steps only."""
         return Schedule(tuple(filter(wanted, self.least)), tuple(filter(wanted, self.others)))
 
 
 def schedule(cases: Cases, seed: int, rounds: int = 1) -> Schedule:
-    """All steps, in the same order for the same seed: the least first. The first compute case is the reference,
-    once a block.
+    """All steps, in the same order for the same seed. The first compute case is the reference, once in each block.
 
-    Of several `rounds` each is all cases once, in the same order: what repeats a case comes as late as it can.
+    With several `rounds`, each round has all cases in the same order, so a repetition comes as late as possible.
     """
     rng = np.random.default_rng(seed)
     drawn_sets = [cases.compute[i] for i in rng.permutation(len(cases.compute))]
@@ -75,44 +86,42 @@ def schedule(cases: Cases, seed: int, rounds: int = 1) -> Schedule:
         return [step for step in steps if step.round_ != 0 or step.case.case_id not in first]
 
     compute, collective = (_in_rounds(some, rounds) for some in (drawn_sets, drawn_all_to_alls))
-    reference_kernel = [Step(step.case, REFERENCE) for step in compute[:1]]
+    reference = [Step(step.case, REFERENCE) for step in compute[:1]]
     once_sets, once_all_to_alls = ([Step(case, 0) for case in some] for some in (least_sets, least_all_to_alls))
     return Schedule(
-        least=_in_turns(reference_kernel, once_sets, once_all_to_alls, LEAST_BLOCKS),
-        others=_in_turns(
-            reference_kernel, rest(compute), rest(collective), -(-max(len(compute), len(collective)) // BLOCK)
-        ),
+        least=_in_blocks(reference, once_sets, once_all_to_alls, LEAST_BLOCKS),
+        others=_in_blocks(reference, rest(compute), rest(collective), -(-max(len(compute), len(collective)) // BLOCK)),
     )
 
 
-def _in_turns(
-    reference_kernel: Sequence[Step], compute: Sequence[Step], collective: Sequence[Step], blocks: int
+def _in_blocks(
+    reference: Sequence[Step], compute: Sequence[Step], collective: Sequence[Step], blocks: int
 ) -> tuple[Step, ...]:
-    """So many blocks, each with a look at the reference kernel, its part of the table sets, and its part of the all-to-alls."""
+    """The steps in so many blocks: the reference case, a part of the table sets, and a part of the all-to-alls."""
     order: list[Step] = []
     for block in range(blocks):
         parts = [
             steps[block * len(steps) // blocks : (block + 1) * len(steps) // blocks] for steps in (compute, collective)
         ]
         if any(parts):
-            order += [*reference_kernel, *parts[0], *parts[1]]
+            order += [*reference, *parts[0], *parts[1]]
     return tuple(order)
 
 
 def _least_sets(drawn: Sequence[ComputeCase]) -> list[ComputeCase]:
-    """The first of each split, and to train on for a half such as bring a width that the others lack."""
+    """The first cases of each split. Half of those to train on each bring a width that the ones before lack."""
     by_split: dict[str, list[ComputeCase]] = {}
     for case in drawn:
         by_split.setdefault(case.split, []).append(case)
     widths: set[int] = set()
-    bringing: list[ComputeCase] = []
+    with_new_widths: list[ComputeCase] = []
     for case in by_split.get("train", ()):
-        brings = {table.dim for table in case.tables} - widths
-        if brings and len(bringing) < LEAST_SETS["train"] // 2:
-            widths |= brings
-            bringing.append(case)
-    known = {case.case_id for case in bringing}
-    by_split["train"] = [*bringing, *(case for case in by_split.get("train", ()) if case.case_id not in known)]
+        new = {table.dim for table in case.tables} - widths
+        if new and len(with_new_widths) < LEAST_SETS["train"] // 2:
+            widths |= new
+            with_new_widths.append(case)
+    known = {case.case_id for case in with_new_widths}
+    by_split["train"] = [*with_new_widths, *(case for case in by_split.get("train", ()) if case.case_id not in known)]
     return _evenly([by_split.get(split, [])[:count] for split, count in LEAST_SETS.items()])
 
 
@@ -121,13 +130,13 @@ def _least_all_to_alls(drawn: Sequence[CollectiveCase]) -> list[CollectiveCase]:
     kinds: dict[tuple[int, str], list[CollectiveCase]] = {}
     for case in drawn:
         some = kinds.setdefault((len(case.device_dims), case.split), [])
-        if len(some) < LEAST_EXCHANGES[case.split]:
+        if len(some) < LEAST_ALL_TO_ALLS[case.split]:
             some.append(case)
     return _evenly(list(kinds.values()))
 
 
 def _evenly(kinds: Sequence[Sequence[_Case]]) -> list[_Case]:
-    """All of them, each kind spread evenly over the whole."""
+    """All cases, each kind spread evenly over the whole."""
     placed = [((place + 0.5) / len(kind), case) for kind in kinds for place, case in enumerate(kind)]
     return [case for _, case in sorted(placed, key=lambda one: one[0])]
 

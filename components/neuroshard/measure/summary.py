@@ -1,4 +1,4 @@
-"""How a run went, and how far its costs can be trusted: repetitions against labels, and the drift of one case."""
+"""How a run went, and how far its costs can be trusted: repeated measurements against labels, and drift."""
 
 import math
 import statistics
@@ -10,25 +10,58 @@ from neuroshard.core.text import agreeing, counted
 
 
 @dataclass(frozen=True)
-class Measured:
-    """How a run went. Counts are of measurements: one a case, and a second for some of them.
+class RunSummary:
+    """How a run went. Counts are of measurements: one for each case, and a second one for some of them.
 
-    `repeatability` is the median relative difference between a first and a later measurement, over all pairs, and None where
-    there is no pair. `drift` is how much slower a case, measured over and over, was in the second half of the run.
+    Each `repeatability` is the median relative difference between a first and a later measurement of a case; None where no case
+    was measured twice. `drift` is how much slower the reference case was in the second half of the run than in the first.
     """
 
     planned: int
     measured: int  # by this run and those before it
-    now: int  # by this run
-    now_by_ranks: Mapping[int, int]  # of those: table sets under 0, all-to-alls under their number of ranks
+    now_by_ranks: Mapping[int, int]  # by this run: table sets under 0, all-to-alls under their number of ranks
     errors: int  # among the measured
-    impossible: int  # all-to-alls among more ranks than can be had here
+    impossible: int  # all-to-alls among more ranks than this machine can have
     seconds: float  # of this run
     compute_repeatability: float | None
     forward_collective_repeatability: float | None
     backward_collective_repeatability: float | None
     drift: float | None
-    disturbed: int = 0  # labels taken while something else was at work, and not measured again in calm
+    disturbed: int  # labels that were measured while something else kept the machine busy
+
+    @classmethod
+    def of(
+        cls,
+        costs: Costs,
+        *,
+        planned: int,
+        measured: int,
+        now_by_ranks: Mapping[int, int],
+        impossible: int,
+        seconds: float,
+        reference_ms: Sequence[float],
+    ) -> "RunSummary":
+        """The summary of a run that left `costs` in its folder."""
+        forward, backward = collective_repeatability(costs)
+        return cls(
+            planned=planned,
+            measured=measured,
+            now_by_ranks=now_by_ranks,
+            errors=sum(bool(cost.error) for _, cost in costs.compute)
+            + sum(bool(cost.error) for _, cost in costs.collective),
+            impossible=impossible,
+            seconds=seconds,
+            compute_repeatability=compute_repeatability(costs),
+            forward_collective_repeatability=forward,
+            backward_collective_repeatability=backward,
+            drift=drift(reference_ms),
+            disturbed=sum(cost.disturbed for _, cost in costs.compute if cost.round == 0),
+        )
+
+    @property
+    def now(self) -> int:
+        """What this run measured."""
+        return sum(self.now_by_ranks.values())
 
     @property
     def left(self) -> int:
@@ -43,20 +76,18 @@ class Measured:
         if self.now:
             text.append(f"now: {_kinds(self.now_by_ranks)}")
         if self.left and not self.now:
-            # workers start, and a first run looks how calm the machine is
+            # workers start, and a first run finds out how fast the machine is in calm
             text.append(
-                f"the start took all of the budget: run it again, for the next start into this folder is no slower and may be "
-                f"quicker, or give more than {math.ceil(self.seconds)}s"
+                f"the start took the whole budget: run it again, as the next start into this folder may be faster, or give more "
+                f"than {math.ceil(self.seconds)}s"
             )
         elif self.left:
-            text.append(f"the budget is used up with {self.left} left: run it again to go on")
+            text.append(f"the budget is used up with {self.left} left: run it again to continue")
         if self.disturbed:
-            disturbed = agreeing(self.disturbed, "label", "is of a moment", "are of moments")
-            text.append(
-                f"{disturbed} when the machine was disturbed, and {'are' if self.disturbed > 1 else 'is'} marked"
-            )
+            disturbed = agreeing(self.disturbed, "label", "was", "were")
+            text.append(f"{disturbed} measured while the machine was disturbed, and marked so")
         if self.impossible:
-            text.append(f"{counted(self.impossible, 'all_to_all')} left out, among more ranks than can be had here")
+            text.append(f"{counted(self.impossible, 'all-to-all')} left out, of more ranks than this machine can have")
         for name, value in (
             ("compute", self.compute_repeatability),
             ("forward all-to-alls", self.forward_collective_repeatability),
@@ -80,7 +111,7 @@ def _kinds(by_ranks: Mapping[int, int]) -> str:
 def compute_repeatability(costs: Costs) -> float | None:
     """Median of |later / first - 1| of forward + backward, over the table sets measured twice.
 
-    A disturbed measurement tells nothing of the noise of a label that was not.
+    Leaves out a disturbed repetition of an undisturbed label: it says nothing about the noise of that label.
     """
     first = {cost.case_id: cost for _, cost in costs.compute if cost.round == 0 and not cost.error}
     pairs = [
@@ -92,7 +123,7 @@ def compute_repeatability(costs: Costs) -> float | None:
 
 
 def collective_repeatability(costs: Costs) -> tuple[float | None, float | None]:
-    """The same of all-to-alls, forward and backward: over all devices of those measured twice."""
+    """The same for all-to-alls, forward and backward, over all devices of those measured twice."""
     first = {cost.case_id: cost for _, cost in costs.collective if cost.round == 0 and not cost.error}
     pairs = [(first[c.case_id], c) for _, c in costs.collective if c.round == 1 and not c.error and c.case_id in first]
     forward = [times for one, two in pairs for times in zip(one.forward_ms or (), two.forward_ms or (), strict=True)]
@@ -105,6 +136,6 @@ def _median_difference(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def drift(reference_ms: Sequence[float]) -> float | None:
-    """Median of the second half over median of the first, less 1; None of fewer than four."""
+    """Median of the second half over median of the first, less 1; None for fewer than four samples."""
     half = len(reference_ms) // 2
     return statistics.median(reference_ms[-half:]) / statistics.median(reference_ms[:half]) - 1 if half >= 2 else None

@@ -1,4 +1,4 @@
-"""Backend `synthetic`: the formula with seeded noise, so that what is learnt from costs can be held against the truth."""
+"""Backend `synthetic`: the formula with seeded noise, so a net trained on the costs can be compared with the truth."""
 
 import statistics
 from collections.abc import Sequence
@@ -12,27 +12,29 @@ from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.measure import formula
-from neuroshard.measure.backends import Settings
-from neuroshard.measure.harness import Timing, collective_cost, compute_cost, timing
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.timing.harness import Timing, collective_cost, compute_cost, timing
 
 NOISE = 0.03  # standard deviation of the logarithm of one repeat: GPU kernels repeat to a few per cent
 
 
 class Synthetic:
-    """Costs by the formula. The same seed, case and round give the same cost, whatever was measured before."""
+    """Costs by the formula. The same seed, case and round give the same cost, in any order."""
 
     most_devices: int | None = None
     concurrency = 1
     apart = False
 
-    def __init__(self, cases: Cases, settings: Settings, begun: Bench | None) -> None:
+    def __init__(self, cases: Cases, settings: MeasureSettings, begun: Bench | None) -> None:
         self.settings, self.repeats = settings, settings.repeats
         memory_bytes = settings.memory_limit_bytes or formula.MEMORY_BYTES
         if settings.traces is not None:
-            raise UsageError(f"the formula looks nothing up: leave out --traces {settings.traces}")
+            raise UsageError(f"the formula uses no lookups: leave out --traces {settings.traces}")
         nameless = Hardware(kind="synthetic", name=formula.DEVICE_NAME, memory_bytes=memory_bytes)
         if settings.hardware is not None and settings.hardware.kind != "synthetic":
-            raise MeasureError(f"the formula measures no {settings.hardware.kind}: {settings.hardware.name}")
+            raise MeasureError(
+                f"the formula cannot measure a {settings.hardware.kind} device: {settings.hardware.name}"
+            )
         self.bench = Bench(
             backend="synthetic",
             hardware=settings.hardware or nameless,
@@ -57,7 +59,7 @@ class Synthetic:
         forward, backward = self._measured(case.case_id, round_, truth)
         return compute_cost(case, round_, forward, backward)
 
-    def compute_concurrency(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+    def compute_many(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
         return [self.compute(case, round_) for case, round_ in cases]
 
     def all_to_all(self, case: CollectiveCase, round_: int) -> CollectiveCost:
@@ -72,10 +74,10 @@ class Synthetic:
         return collective_cost(case, round_, timings[: len(dims)], timings[len(dims) :])
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Nothing to end."""
 
     def _measured(self, case_id: str, round_: int, truth: Floats) -> list[Timing]:
-        """Each true time as `repeats` noisy ones, of which the median counts, as the noise goes both ways: (N,) -> N timings."""
+        """Each true time with noise, as the median of `repeats`, since the noise goes both ways: (N,) -> N timings."""
         rng = np.random.default_rng([self.settings.seed, int(case_id, 16), round_])
         noise = rng.lognormal(0.0, NOISE, (self.repeats, len(truth)))
         return [timing(column, statistics.median) for column in (truth * noise).T.tolist()]

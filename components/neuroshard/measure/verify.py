@@ -1,10 +1,11 @@
-"""Can the labels be had again? Random cases of a folder of costs, measured once more on this machine.
+"""How far labels repeat: random cases of a folder of costs, measured again on this machine.
 
 neuroshard measure --verify costs/ -n 100
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,23 +16,23 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.label import labels, rounds_of
 from neuroshard.core.text import counted
 from neuroshard.files.costs import difference, read_costs, read_manifest
-from neuroshard.measure.backends import Settings, open_backend
-from neuroshard.measure.run import measure
+from neuroshard.measure.backends import MeasureSettings, open_backend
+from neuroshard.measure.run import has_devices, measure
 from neuroshard.measure.schedule import Step
 from neuroshard.progress import progress
 
 CALM = "compute, undisturbed"
 ENOUGH_CALM = 10  # cases
-# Largest median difference from the label. An all-to-all waits for its slowest process, so for all that the machine does.
+# Largest median difference from the label. An all-to-all waits for its slowest process, so any other load shows in it.
 TOLERANCES = {"compute": 0.05, CALM: 0.05, "all-to-all, forward": 0.10, "all-to-all, backward": 0.10}
 KINDS = ("compute", CALM, "compute, forward", "compute, backward", "all-to-all, forward", "all-to-all, backward")
-VERIFYING = 99  # the round of what is measured here and not written: of the synthetic backend another than any that is
-SEED = 1  # of the draw of cases; lookups are drawn with the bench's own
+VERIFYING = 99  # the round of these measurements; no costs have it, so the synthetic backend draws new noise
+SEED = 1  # of the choice of cases; lookups have the bench's seed
 
 
 @dataclass(frozen=True)
 class Verified:
-    """Relative differences |again / label - 1|, by what was timed; `total` is compute's forward + backward."""
+    """Relative differences |again / label - 1| by KINDS; "compute" is forward + backward."""
 
     differences: dict[str, list[float]]
     cases: int
@@ -40,12 +41,12 @@ class Verified:
 
     @property
     def agrees(self) -> bool:
-        """Does at least one case agree, and none of the medians exceed its tolerance?"""
+        """Whether there is a difference to judge, and no median exceeds its tolerance."""
         judged = {what: values for what, values in self.differences.items() if self._is_judged(what)}
         return bool(judged) and all(float(np.median(values)) <= TOLERANCES[what] for what, values in judged.items())
 
     def _is_judged(self, what: str) -> bool:
-        """Compute is judged by the cases that were calm both times, where there are enough."""
+        """Compute is judged by the cases that were undisturbed both times, if there are enough."""
         calm = len(self.differences[CALM]) >= ENOUGH_CALM
         return what in TOLERANCES and bool(self.differences[what]) and what != ("compute" if calm else CALM)
 
@@ -55,54 +56,44 @@ class Verified:
             if values:
                 median, p90 = np.quantile(values, [0.5, 0.9])
                 limit = TOLERANCES.get(what, 0.0)
-                told = f"   at most {limit:.0%}: {'yes' if median <= limit else 'NO'}" if self._is_judged(what) else ""
-                lines.append(f"  {what:<22} {median:7.1%} {p90:7.1%}   {len(values)} values{told}")
+                verdict = (
+                    f"   at most {limit:.0%}: {'yes' if median <= limit else 'NO'}" if self._is_judged(what) else ""
+                )
+                lines.append(f"  {what:<22} {median:7.1%} {p90:7.1%}   {len(values)} values{verdict}")
         lines += [f"error: {error}" for error in self.errors[:3]]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
 
 def run(
-    folder: Path, *, count: int, timeout_seconds: float = Settings.timeout_seconds, traces: Path | None = None
+    folder: Path, *, count: int, timeout_seconds: float = MeasureSettings.timeout_seconds, traces: Path | None = None
 ) -> Verified:
-    """Measure `count` random cases of the costs again, under the bench's own settings.
+    """Measure `count` random cases of the costs again, with the settings of their bench.
 
-    Raises InvalidInput where this machine is of another kind than the costs', or has no label; and what a backend raises.
+    Raises UsageError, InvalidInput where this machine is of another kind or the costs have no label, and what a backend raises.
     """
     if count < 1:
         raise UsageError(f"the number of cases to verify must be at least 1, not {count}")
     costs = read_costs(folder)
-    bench = costs.bench
     chosen = _chosen(costs, count)
     if not chosen:
         raise InvalidInput(f"{folder}: holds no label to verify")
-    settings = Settings(
-        batch_size=bench.batch_size,
-        warmup=bench.warmup,
-        repeats=bench.repeats,
-        optimizer=bench.optimizer,
-        threads=bench.threads,
-        memory_limit_bytes=bench.memory_limit_bytes,
-        traces=traces,
-        seed=bench.seed,
-        timeout_seconds=timeout_seconds,
-    )
     cases = Cases(
         tables=read_manifest(folder).tables,
         compute=tuple(case for case, _ in chosen if isinstance(case, ComputeCase)),
         collective=tuple(case for case, _ in chosen if isinstance(case, CollectiveCase)),
         max_dim=0,
-        seed=bench.seed,
+        seed=costs.bench.seed,
     )
-    opened = open_backend(bench.backend, cases, settings, bench)
+    settings = replace(_settings_of(costs.bench), traces=traces, timeout_seconds=timeout_seconds)
     differences: dict[str, list[float]] = {kind: [] for kind in KINDS}
     errors = []
     label_of = {cost.case_id: cost for _, cost in chosen}
-    try:
-        notes = _same_kind(bench, opened.bench, folder)
-        # all-to-alls last, as table sets are measured several at once
+    with closing(open_backend(costs.bench.backend, cases, settings, costs.bench)) as opened:
+        notes = _same_kind(costs.bench, opened.bench, folder)
+        # all-to-alls last, since table sets are measured several at once
         steps = sorted((Step(case, VERIFYING) for case, _ in chosen), key=lambda step: step.kind != "compute")
-        possible = [s for s in steps if isinstance(s.case, ComputeCase) or _has_devices(s.case, opened.most_devices)]
+        possible = [step for step in steps if has_devices(step, opened.most_devices)]
         with progress(f"verify on {opened.bench.hardware.name}", len(possible), "cases") as bar:
             for step, cost in measure(possible, opened):
                 if cost.error:
@@ -110,9 +101,19 @@ def run(
                 else:
                     _compare(label_of[step.case.case_id], cost, differences)
                 bar.advance(1, counted(len(errors), "error"))
-    finally:
-        opened.close()
     return Verified(differences, len(possible) - len(errors), tuple(errors), notes)
+
+
+def _settings_of(bench: Bench) -> MeasureSettings:
+    return MeasureSettings(
+        batch_size=bench.batch_size,
+        warmup=bench.warmup,
+        repeats=bench.repeats,
+        optimizer=bench.optimizer,
+        threads=bench.threads,
+        memory_limit_bytes=bench.memory_limit_bytes,
+        seed=bench.seed,
+    )
 
 
 def _chosen(costs: Costs, count: int) -> list[tuple[ComputeCase | CollectiveCase, ComputeCost | CollectiveCost]]:
@@ -123,7 +124,7 @@ def _chosen(costs: Costs, count: int) -> list[tuple[ComputeCase | CollectiveCase
 
 
 def _same_kind(bench: Bench, here: Bench, folder: Path) -> tuple[str, ...]:
-    """What differs and may. Raises InvalidInput where the hardware is another: its costs say nothing of these."""
+    """Notes on what differs between the benches. Raises InvalidInput for other hardware, whose costs cannot be compared."""
     if bench.hardware.fingerprint != here.hardware.fingerprint:
         raise InvalidInput(
             f"{folder}: was measured on other hardware ({difference(bench.hardware, here.hardware)}); verify it on its own kind"
@@ -131,10 +132,6 @@ def _same_kind(bench: Bench, here: Bench, folder: Path) -> tuple[str, ...]:
     capped = {"capped_tables": (), "row_cap_bytes": None}
     one, other = bench.model_copy(update=capped), here.model_copy(update=capped)
     return () if one == other else (f"the bench is not quite the same: {difference(one, other)}",)
-
-
-def _has_devices(case: CollectiveCase, most_devices: int | None) -> bool:
-    return most_devices is None or len(case.device_dims) <= most_devices
 
 
 def _compare(

@@ -11,7 +11,7 @@ from neuroshard.core.errors import Conflict, NeuroshardError, Refused, StoreErro
 from neuroshard.core.nightly import Survey, Work
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.deploy.night import publish
-from neuroshard.measure.job import merge_shares
+from neuroshard.measure.workers.job import merge_shares
 from neuroshard.pretrain.run import run as pretrain
 from neuroshard.store.folders import patiently
 from neuroshard.store.measuring import FAILED, LEARNED, costs_digest, measuring, note_failure, write_record

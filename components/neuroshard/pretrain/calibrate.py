@@ -4,7 +4,7 @@ An ensemble's members agree too well: they learned from the same labels. So the 
 beside a least one, both chosen by how likely they make the errors, and both scaled until 68 % of the errors lie within it.
 
 Of the least sure kind of cases, that is: a plan's devices are alike, so what they are off by is not evened out by other kinds
-of sets, as it is in cases drawn at random (docs/decisions/0045-surer-spread.md).
+of sets, as it is in cases drawn at random (docs/cost-model.md).
 """
 
 from dataclasses import replace

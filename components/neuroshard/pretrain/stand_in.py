@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from neuroshard.core.case import CollectiveCase, ComputeCase, Split
+from neuroshard.core.case import FEWEST_TRAIN_ALL_TO_ALLS, FEWEST_TRAIN_SETS, CollectiveCase, ComputeCase, Split
 from neuroshard.core.cost import CollectiveCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import DIM_STEP, Table
@@ -23,8 +23,6 @@ from neuroshard.costmodel.analytic import Analytic, analytic_for
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.pretrain.labels import teaches
 
-FEWEST_SETS: Final = 24  # table sets to train on; with fewer a net is no better than a guess
-FEWEST_EXCHANGES: Final = 20  # all-to-alls of one number of ranks to train on
 DRAWN_SETS: Final = 400  # from which a net comes within 5 % of the analytic model
 DRAWN_EXCHANGES: Final = 120
 VALID_EVERY: Final = 10  # of the drawn cases every tenth chooses the best epoch
@@ -50,17 +48,17 @@ def completed(costs: Costs, seed: int, sets_too: bool = False) -> Completed:
     stand_ins = []
     compute, collective = list(costs.compute), list(costs.collective)
 
-    if sets_too or len(train) < FEWEST_SETS:
+    if sets_too or len(train) < FEWEST_TRAIN_SETS:
         factor, known = _sets_factor(analytic, costs)
         compute += _drawn_sets(analytic, costs, factor, rng)
         stand_ins.append(
             f"compute costs are those of {analytic.name}, {_scaled(factor, known, 'table set', costs.compute)}"
-            + ("" if len(train) < FEWEST_SETS else ", which predicts them better than a net of so few cases")
+            + ("" if len(train) < FEWEST_TRAIN_SETS else ", which predicts them better than a net of so few cases")
         )
     for ranks in wanted_ranks(costs):
         of_ranks = [cost for case, cost in costs.collective if len(case.device_dims) == ranks and case.split == "train"]
         enough = sum(cost.round == 0 and teaches(cost) for cost in of_ranks)
-        if enough < FEWEST_EXCHANGES:
+        if enough < FEWEST_TRAIN_ALL_TO_ALLS:
             factors, known = _all_to_all_factors(analytic, costs, ranks)
             collective += _drawn_all_to_alls(analytic, costs, ranks, factors, rng)
             stand_ins.append(

@@ -2,7 +2,7 @@
 
 The paper's shapes with another recipe. The loss is the error of the logarithm, so that 10 % count alike on 0.1 and on
 100 ms (with the paper's squared error in ms, the few slowest sets outvote all others); the rate falls as a cosine; weights
-decay, the compute net's most, which helps on tables never seen. docs/decisions/0004-cost-model.md has the figures. What is
+decay, the compute net's most, which helps on tables never seen. docs/cost-model.md says why. What is
 tried on held-back cases, and kept, is a running mean of the weights: those of a single step are off by up to 3 % all one way.
 
 After every few seconds the state is kept in a checkpoint, if there is one, from which a run that was cut off goes on and ends

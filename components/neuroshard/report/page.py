@@ -1,8 +1,8 @@
 """The page: a template, our scripts, the charting library, and the data as one block of JSON. Nothing is fetched, ever.
 
-The charts are Vega-Lite's; its script comes out of the package vl-convert (decision 32). Names of tables are anybody's: the
-template escapes them, the data cannot end its block, and the page's Content-Security-Policy runs the scripts whose digests it
-names and no other, and lets nothing reach the network.
+The charts are Vega-Lite's; its script comes out of the package vl-convert (docs/decisions/0013-report.md).
+Names of tables are anybody's: the template escapes them, the data cannot end its block, and the page's Content-Security-Policy
+runs the scripts whose digests it names and no other, and lets nothing reach the network.
 """
 
 import base64

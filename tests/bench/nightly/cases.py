@@ -16,7 +16,7 @@ from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
 from neuroshard.deploy.run import rollback
 from neuroshard.files.tables import write_tables
-from neuroshard.measure import job as job_module
+from neuroshard.measure.workers import job as job_module
 from neuroshard.store.folder import FolderStore
 
 Case = Callable[[Place], list[Night]]
@@ -192,10 +192,10 @@ CASES: dict[str, Case] = {
 }
 
 
-def show(scratch: Path) -> bool:
-    """Every case as a row of a table; whether all of them ended well."""
+def show(scratch: Path) -> tuple[bool, list[list[str]]]:
+    """Print every case as a row of a table; whether all of them ended well, and the rows."""
     print("| state | the nights, one after another | measured or learned in each | the last one |\n|---|---|---|---|")
-    good = True
+    good, rows = True, []
     for number, (what, case) in enumerate(CASES.items()):
         nights = case(new_place(scratch / str(number)))
         last = nights[-1]
@@ -203,8 +203,9 @@ def show(scratch: Path) -> bool:
         ended += "" if not any(one.doubts for one in last.verdicts.values()) else ", degraded"
         good = good and not ended.startswith("DID")
         kinds = ", ".join(str(len(night.works)) for night in nights)
-        print(f"| {what} | {'; '.join(map(told, nights))} | {kinds} | {ended} |", flush=True)
-    return good
+        rows.append([what, "; ".join(map(told, nights)), kinds, ended])
+        print(f"| {' | '.join(rows[-1])} |", flush=True)
+    return good, rows
 
 
 def told(night: Night) -> str:

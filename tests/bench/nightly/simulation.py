@@ -183,17 +183,18 @@ def as_version(version: str) -> Iterator[None]:
             one.stop()
 
 
-def show(scratch: Path, seed: int, weeks: int) -> bool:
-    """Simulate, and print a row; whether nothing was stuck, lost, or red without a cause."""
+COLUMNS = ["seed", "nights", "killed", "degraded", "red with a cause", "stuck", "lost", "red without a cause"]
+
+
+def show(scratch: Path, seed: int, weeks: int) -> tuple[bool, list[list[str]]]:
+    """Simulate, and print a row; whether nothing was stuck, lost, or red without a cause, and the row."""
     months = Months(scratch, seed)
     for _ in range(weeks):
         for _ in range(7):
             months.day()
         months.quiet_nights()
     found = months.found
-    print("| seed | nights | killed | degraded | red with a cause | stuck | lost | red without a cause |")
-    print("|---|---|---|---|---|---|---|---|")
-    counts = ("nights", "killed", "degraded", "red with a cause", "stuck", "lost", "red")
-    print(f"| {seed} | {' | '.join(str(found[name]) for name in counts)} |", flush=True)
+    row = [str(seed), *(str(found[name]) for name in (*COLUMNS[1:-1], "red"))]
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n| {' | '.join(row)} |", flush=True)
     print(*(f"- {cause}\n" for cause in months.causes), sep="", end="", flush=True)
-    return not (found["stuck"] or found["lost"] or found["red"])
+    return not (found["stuck"] or found["lost"] or found["red"]), [row]

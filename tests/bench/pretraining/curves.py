@@ -14,7 +14,8 @@ import numpy as np
 
 from helpers.costs import BENCH
 from neuroshard.augment.acquire import CANDIDATES, acquire
-from neuroshard.augment.run import PLAN_SHARE, augment
+from neuroshard.augment.run import augment
+from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import ComputeCase
 from neuroshard.core.cost import Costs
 from neuroshard.core.table import Table
@@ -85,7 +86,7 @@ def curve(
     cases, model = random[: min(sizes)], models[min(sizes)]
     for size in acquired:
         more = size - len(cases)
-        of_plans = round(PLAN_SHARE * more)
+        of_plans = round(AugmentSettings.plan_share * more)
         known = {case.case_id for case in cases}
         devices, sets = (
             [case for case in _cases(some, count, seed, plan_share=share) if case.case_id not in known]
@@ -140,13 +141,15 @@ def _cases(tables: Sequence[Table], count: int, seed: int, **more: float) -> lis
     """Cases of all of these tables, as `augment` draws those to train on; without a `vary_share`, those to test with."""
     drawn = augment(
         tables,
-        compute_cases=round(count / 0.8) + 8,
-        collective_cases=0,
-        devices=(4, 8, 16),
-        memory_bytes=MEMORY_BYTES,
-        max_tables=MOST_IN_A_CASE,
-        test_share=0.0,
-        seed=seed,
-        **more,
+        AugmentSettings(
+            compute_cases=round(count / 0.8) + 8,
+            collective_cases=0,
+            devices=(4, 8, 16),
+            memory_bytes=MEMORY_BYTES,
+            max_tables=MOST_IN_A_CASE,
+            test_share=0.0,
+            seed=seed,
+            **more,
+        ),
     ).compute
     return [case for case in drawn if case.split == "train"][:count]

@@ -12,13 +12,14 @@ import numpy as np
 
 from bench.searching import tasks
 from neuroshard.augment.run import run as augment
+from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import Cases, ComputeCase
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model
 from neuroshard.files.tables import write_tables
-from neuroshard.measure.backends import Settings
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.evaluate import device_tables
 from neuroshard.measure.hardware import cpu
 from neuroshard.measure.run import run as measure
@@ -51,14 +52,18 @@ def cost_nets(folder: Path, out: Path, compute_cases: int, collective_cases: int
     augment(
         out / "tables.json",
         out / "cases",
-        compute_cases=compute_cases,
-        collective_cases=collective_cases,
-        devices=(DEVICES,),
-        memory_bytes=2 * 2**30,
-        max_dim=max(DIMS),
-        seed=0,
+        AugmentSettings(
+            compute_cases=compute_cases,
+            collective_cases=collective_cases,
+            devices=(DEVICES,),
+            memory_bytes=2 * 2**30,
+            max_dim=max(DIMS),
+            seed=0,
+        ),
     )
-    measure(out / "cases", out / "costs", backend="cpu", batch_size=BATCH_SIZE, budget_seconds=budget_s, seed=0)
+    measure(
+        out / "cases", out / "costs", "cpu", MeasureSettings(batch_size=BATCH_SIZE, budget_seconds=budget_s, seed=0)
+    )
     pretrain(out / "costs", out / "model", seed=0)
     return load_cost_model(out / "model")
 
@@ -90,9 +95,9 @@ def compute_ms(found: Mapping[str, Plan], model: TrainedCostModel) -> dict[str, 
     steps = [case for of_plan in cases.values() for case in of_plan]
     tables = next(iter(found.values())).task.tables
     drawn = Cases(tables=tables, compute=tuple(dict.fromkeys(steps)), collective=(), max_dim=max(DIMS), seed=0)
-    opened = cpu(drawn, Settings(batch_size=BATCH_SIZE), model.manifest.bench)
+    opened = cpu(drawn, MeasureSettings(batch_size=BATCH_SIZE), model.manifest.bench)
     try:
-        rounds = [opened.compute_concurrency([(case, round_) for case in steps]) for round_ in range(ROUNDS)]
+        rounds = [opened.compute_many([(case, round_) for case in steps]) for round_ in range(ROUNDS)]
     finally:
         opened.close()
     taken = {case.case_id: median(costs[place].total_ms for costs in rounds) for place, case in enumerate(steps)}

@@ -33,6 +33,8 @@ def trained(
     Cases are drawn again where the code that draws them is another; only where they come out otherwise are nets trained anew.
     """
     from neuroshard.augment.run import run as augment
+    from neuroshard.augment.settings import AugmentSettings
+    from neuroshard.measure.backends import MeasureSettings
     from neuroshard.measure.run import run as measure
     from neuroshard.pretrain.run import run as pretrain  # torch, which a process that only searches should not load
 
@@ -50,17 +52,19 @@ def trained(
         augment(
             drawn / "tables.json",
             drawn / "cases",
-            compute_cases=compute_cases,
-            collective_cases=collective_cases,
-            devices=tuple(devices),
-            memory_bytes=80 * 2**30,
-            max_dim=max_dim,
-            seed=0,
+            AugmentSettings(
+                compute_cases=compute_cases,
+                collective_cases=collective_cases,
+                devices=tuple(devices),
+                memory_bytes=80 * 2**30,
+                max_dim=max_dim,
+                seed=0,
+            ),
         )
     cases = [sha256(path.read_bytes()) for path in sorted((drawn / "cases").iterdir())]
     code = code_digest("measure/formula.py", "pretrain/*.py", "costmodel/*net*.py", "costmodel/features.py")
     work = folder / f"nets-{sha256(canonical_json([cases, batch_size, code]))[:12]}"
     if not (work / "model" / "model.json").exists():
-        measure(drawn / "cases", work / "costs", backend="synthetic", batch_size=batch_size, seed=0)
+        measure(drawn / "cases", work / "costs", "synthetic", MeasureSettings(batch_size=batch_size, seed=0))
         pretrain(work / "costs", work / "model", seed=0)
     return work / "model"

@@ -1,0 +1,194 @@
+"""The cost of an all-to-all among processes, one a device, with torch.distributed (gloo on CPUs, NCCL on GPUs).
+
+In forward, each device has pooled embeddings of the whole batch for its own dims, and sends each peer that peer's samples. The
+time runs from the device's own start (some delay after the first device) until everything it needs has arrived, waiting
+included. Backward is the reverse, timed by itself with all devices starting together. Values are fp32. Covers one host only.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from neuroshard.core.case import CollectiveCase
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.timing.clocks import open_device
+from neuroshard.measure.timing.harness import Timing, disagreement, out_of_memory, timing
+from neuroshard.measure.workers.cores import take_core
+from neuroshard.measure.workers.processes import first_line
+
+COLLECTIVES = {"cpu": "gloo", "cuda": "nccl"}
+# A burst is one forward and BACKWARDS backwards, which are shorter (no delays) and need more repeats for the same certainty.
+BACKWARDS = 3
+BURSTS = 2  # for each repeat of a table set; only 1 for an all-to-all that takes longer than LONG_SECONDS …
+MOST_BURSTS = 4  # … and up to so many while the fastest of them differ by more than AGREEMENT
+AGREEMENT = 0.1
+LONG_SECONDS = 1.0
+REFERENCE_DIM = 256  # columns of each device in the reference all-to-all
+CALM_TRIALS = 5  # of the reference all-to-all when a run begins; labels are scaled to the fastest trial
+LEAD_SECONDS = 0.001  # from agreeing on a start to the start; every device knows it by then
+
+
+def samples_per_device(batch_size: int, devices: int) -> list[int]:
+    """The batch in nearly equal shares: the first devices get one sample more where it does not divide."""
+    share, more = divmod(batch_size, devices)
+    return [share + (device < more) for device in range(devices)]
+
+
+def lower_decile(samples: Sequence[float]) -> float:
+    """The lower decile of at least one sample: the fastest of fewer than ten."""
+    return sorted(samples)[len(samples) // 10]
+
+
+def agreed(*sampled: Sequence[float]) -> bool:
+    """Whether the fastest samples of each series agree. A series without samples does."""
+    return all(disagreement(samples) <= AGREEMENT for samples in sampled if samples)
+
+
+def reference_case(devices: int) -> CollectiveCase:
+    """The reference kernel of all-to-alls: its time shows how fast an all-to-all is at the moment."""
+    return CollectiveCase(device_dims=(REFERENCE_DIM,) * devices, start_delays_ms=(0.0,) * devices)
+
+
+def at_speed(timed: Timing, speed: float, waiting_ms: float = 0.0) -> Timing:
+    """The time at another speed: a factor of `speed`, except for the `waiting_ms` in it, which no speed changes."""
+
+    def scaled(ms: float) -> float:
+        waited = min(waiting_ms, ms)
+        return waited + (ms - waited) * speed
+
+    return Timing(scaled(timed.ms), timed.spread * speed, scaled(timed.median))
+
+
+class RankTiming(NamedTuple):
+    """What one rank measured. `reference_ms` is None on GPUs."""
+
+    forward: Timing
+    backward: Timing
+    reference_ms: float | None
+
+
+class TimeAllToAll(NamedTuple):
+    """A request to a rank: time an all-to-all with so many repeats."""
+
+    case: CollectiveCase
+    repeats: int
+
+
+class Rank:
+    """One rank of the all-to-alls. Serves `TimeAllToAll -> RankTiming`, or the text of an out-of-memory error.
+
+    All ranks join one process group of `max(counts)` devices. An all-to-all of fewer devices is among the first of them.
+    """
+
+    def __init__(self, kind: str, rank: int, counts: tuple[int, ...], folder: str, settings: MeasureSettings) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.rank, self.settings = rank, settings
+        if kind == "cpu":
+            take_core(rank)
+        self.device = open_device(kind, rank, threads=1)
+        dist.init_process_group(
+            COLLECTIVES[kind],
+            init_method=f"file://{folder}/rendezvous",
+            rank=rank,
+            world_size=max(counts),
+            timeout=timedelta(seconds=settings.timeout_seconds),
+        )
+        self.groups = {count: dist.new_group(list(range(count))) for count in counts}
+        # ranks agree on a start over gloo, also where NCCL is measured
+        on_cpu = COLLECTIVES[kind] == "gloo"
+        self.clocks = self.groups if on_cpu else {n: dist.new_group(list(range(n)), backend="gloo") for n in counts}
+        for count in counts:
+            if rank < count:  # NCCL connects at its first use; that must not be part of a case
+                one = torch.zeros(count, device=self.device.torch)
+                dist.all_to_all_single(torch.zeros_like(one), one, group=self.groups[count])
+        if rank == 0:  # all ranks took part in the all-to-all above, so none needs the folder any more
+            shutil.rmtree(folder, ignore_errors=True)
+
+        # GPUs need no reference kernel: NCCL shares its links with nobody
+        self.references = {n: self._steps(reference_case(n))[1] for n in counts if rank < n} if kind == "cpu" else {}
+
+    def __call__(self, request: TimeAllToAll) -> RankTiming | str:
+        answer = self._all_to_all(*request)
+        self.device.release()
+        return answer
+
+    def _all_to_all(self, case: CollectiveCase, repeats: int) -> RankTiming | str:
+        devices, delay_ms = len(case.device_dims), case.start_delays_ms[self.rank]
+        try:
+            forward, backward = self._steps(case)
+            error = ""
+        except Exception as caught:
+            if not out_of_memory(caught):
+                raise
+            error = f"out of memory on device {self.rank} ({first_line(caught)})"
+        if not self._all_say(devices, not error):
+            return error
+
+        forwards: list[float] = []
+        backwards: list[float] = []
+        references: list[float] = []
+        reference = self.references.get(devices)
+        warmup = self.settings.warmup
+        until = time.monotonic() + LONG_SECONDS
+        for burst in range(warmup + MOST_BURSTS * repeats):
+            if burst >= warmup + repeats and not self._all_say(devices, time.monotonic() < until):
+                break
+            if burst >= warmup + BURSTS * repeats and self._all_say(
+                devices, agreed(forwards[warmup:], backwards[BACKWARDS * warmup :], references[warmup:])
+            ):
+                break
+            forwards.append(self._timed(forward, devices, delay_ms))
+            backwards += [self._timed(backward, devices, 0.0) for _ in range(BACKWARDS)]
+            references += [self._timed(reference, devices, 0.0)] if reference else []
+        return RankTiming(
+            timing(forwards[warmup:], lower_decile),
+            timing(backwards[BACKWARDS * warmup :], lower_decile),
+            lower_decile(references[warmup:]) if references else None,
+        )
+
+    def _timed(self, step: Callable[[], Any], devices: int, delay_ms: float) -> float:
+        self._start_together(devices, delay_ms)
+        milliseconds, _ = self.device.timed(step, waiting=True)
+        return milliseconds
+
+    def _steps(self, case: CollectiveCase) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """Forward and backward all-to-all of this rank, on new buffers."""
+        import torch
+        import torch.distributed as dist
+
+        dims = case.device_dims
+        shares = samples_per_device(self.settings.batch_size, len(dims))
+        to_peers = [share * dims[self.rank] for share in shares]
+        from_peers = [shares[self.rank] * dim for dim in dims]
+        mine, theirs = (torch.ones(sum(sizes), device=self.device.torch) for sizes in (to_peers, from_peers))
+        group = self.groups[len(dims)]
+
+        def forward() -> None:
+            dist.all_to_all_single(theirs, mine, from_peers, to_peers, group=group)
+
+        def backward() -> None:
+            dist.all_to_all_single(mine, theirs, to_peers, from_peers, group=group)
+
+        return forward, backward
+
+    def _all_say(self, devices: int, yes: bool) -> bool:
+        """Whether all ranks say yes. Ranks that cannot go on must say so, or the others would wait for them."""
+        import torch
+        import torch.distributed as dist
+
+        least = torch.tensor([int(yes)])
+        dist.all_reduce(least, dist.ReduceOp.MIN, group=self.clocks[devices])
+        return bool(least.item())
+
+    def _start_together(self, devices: int, delay_ms: float) -> None:
+        """Sleep until `delay_ms` after a moment that rank 0 chooses on the host's clock, which all ranks share."""
+        import torch
+        import torch.distributed as dist
+
+        moment = torch.tensor([time.monotonic() + LEAD_SECONDS], dtype=torch.float64)
+        dist.broadcast(moment, 0, group=self.clocks[devices])
+        time.sleep(max(0.0, moment.item() + delay_ms / 1e3 - time.monotonic()))

@@ -1,0 +1,135 @@
+"""Labels of table sets on a CPU, as if the machine were calm: reference kernels, and labels from several visits.
+
+On a shared host the speed of a core and of its memory changes by half for seconds at a time, and nothing inside the machine
+shows it. So each repeat is scaled by two reference kernels that are timed right after it, and each set is visited several times,
+with other sets in between.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from neuroshard.core.case import ComputeCase
+from neuroshard.core.cost import READS, SHARES, SMALL_SET, slowness
+from neuroshard.core.table import Table
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.timing.clocks import TimedDevice
+from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding
+from neuroshard.measure.timing.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, Timing, timing
+
+VISITS = 4  # of a table set, which share its repeats; up to twice as many while they disagree
+SETTLED = 0.03  # standard error of a label over its visits, at which it needs no more visits …
+DISTURBED = 0.05  # … and above which it is marked as disturbed
+CALMEST = 0.01  # labels are scaled to this quantile of the reference kernels' times
+
+READ_DIM = 64
+READ_ROWS = 6_000
+# A small set, which a core's cache holds. It depends on no setting but the threads, so all runs on a machine have the same.
+SMALL = ComputeCase(
+    tables=tuple(
+        Table.model_validate({"name": f"small-{i}", "rows": 512, "dim": 64, "pooling_factor": 16.0}) for i in range(2)
+    ),
+    batch_size=512,
+)
+
+
+class Repeat(NamedTuple):
+    """A repeat of forward and backward, and how many times longer than in calm they take at that moment."""
+
+    forward_ms: float
+    backward_ms: float
+    slowness: float
+
+
+class ReferenceKernel:
+    """Random reads of rows, and a small table set: their times show how fast the device is at the moment."""
+
+    def __init__(self, device: TimedDevice, threads: int, read_bytes: int) -> None:
+        import torch
+
+        self.device = device
+        self.rows = torch.ones(read_bytes // (4 * READ_DIM), READ_DIM)
+        self.places = torch.randint(len(self.rows), (READ_ROWS,), generator=torch.Generator().manual_seed(0))
+        sets = TableBatchedEmbedding("cpu", 0, MeasureSettings(batch_size=1, threads=threads), None, *(2**19,) * 2)
+        self.forward, self.backward = sets.steps(SMALL)
+
+    def ms(self) -> dict[str, float]:
+        """The ms of each part. The reads come from memory: no step before has read these rows."""
+        reads_ms, _ = self.device.timed(lambda: self.rows.index_select(0, self.places))
+        forward_ms, result = self.device.timed(self.forward)
+        backward_ms, _ = self.device.timed(partial(self.backward, result))
+        return {READS: reads_ms, SMALL_SET: forward_ms + backward_ms}
+
+    def slowness(self, calm_ms: Mapping[str, float]) -> float:
+        """`core.cost.slowness` at this moment."""
+        return slowness(self.ms(), calm_ms)
+
+    def calm_ms(self, seconds: float) -> dict[str, float]:
+        """The ms of each part in calm: nearly the fastest of the trials that fit into `seconds`, at least one."""
+        trials: list[dict[str, float]] = []
+        began = time.monotonic()
+        while not trials or time.monotonic() < began + seconds:
+            self.device.flush()
+            trials.append(self.ms())
+        return {part: sorted(trial[part] for trial in trials)[int(CALMEST * len(trials))] for part in SHARES}
+
+
+def dealt_out(repeats: int) -> tuple[int, int]:
+    """The number of visits and the repeats of each, at least `repeats` together: 7 -> (4, 2)."""
+    each = -(-repeats // VISITS)
+    return -(-repeats // each), each
+
+
+def visit(
+    device: TimedDevice,
+    forward: Callable[[], Any],
+    backward: Callable[[Any], Any],
+    warmup: int,
+    repeats: int,
+    slow: Callable[[], float],
+) -> list[Repeat]:
+    """Warm-up, then `repeats` repeats, each step from a cold cache. `slow` is called right after each for its slowness."""
+    taken = []
+    for repeat in range(warmup + repeats):
+        device.flush()
+        forward_ms, result = device.timed(forward)
+        device.flush()
+        backward_ms, _ = device.timed(partial(backward, result))
+        if repeat >= warmup:
+            taken.append(Repeat(forward_ms, backward_ms, slow()))
+    return taken
+
+
+def enough(visits: Sequence[Sequence[Repeat]], repeats: int) -> bool:
+    """Whether these visits are enough for a label. Long cases need fewer, but at least MIN_REPEATS repeats."""
+    planned, _ = dealt_out(repeats)
+    together = [repeat for one in visits for repeat in one]
+    if len(together) >= MIN_REPEATS and sum(r.forward_ms + r.backward_ms for r in together) > LONG_CASE_MS:
+        return True
+    return len(visits) >= planned and (standard_error(visits) <= SETTLED or len(visits) >= 2 * planned)
+
+
+def case_timing(visits: Sequence[Sequence[Repeat]]) -> CaseTiming:
+    """The label: median and spread of the scaled repeats. Timing.median is that of the repeats before scaling."""
+    repeats = [repeat for one in visits for repeat in one]
+
+    def of(times: Sequence[float]) -> Timing:
+        scaled = timing([ms / repeat.slowness for ms, repeat in zip(times, repeats, strict=True)], statistics.median)
+        return scaled._replace(median=statistics.median(times))
+
+    return CaseTiming(
+        of([repeat.forward_ms for repeat in repeats]),
+        of([repeat.backward_ms for repeat in repeats]),
+        standard_error(visits) > DISTURBED,
+    )
+
+
+def standard_error(visits: Sequence[Sequence[Repeat]]) -> float:
+    """Standard error of the mean over the visits, as a share of the mean. 0 for a single visit, which has none."""
+    totals = [statistics.median((r.forward_ms + r.backward_ms) / r.slowness for r in one) for one in visits]
+    if len(totals) < 2 or not (mean := statistics.mean(totals)):
+        return 0.0
+    return statistics.stdev(totals) / mean / math.sqrt(len(totals))

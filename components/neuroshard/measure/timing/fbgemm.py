@@ -1,0 +1,173 @@
+"""The steps of a table set: FBGEMM's table-batched embedding operator, forward and backward.
+
+One operator serves all tables of a device that have the same element type, pooling and weighting, as TorchRec groups them.
+Forward runs the operators of a device one after another, as a trainer does, and so does backward, which includes the optimizer
+that FBGEMM fuses into it. Weights are on the device that is measured: HOST for the CPU, DEVICE for CUDA.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from neuroshard import system
+from neuroshard.core.case import ComputeCase
+from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.room import MOST_LOOKUP_BYTES, Room
+from neuroshard.measure.rowcap import SHARE_OF_AVAILABLE, capped_rows, case_cap
+from neuroshard.measure.timing.clocks import open_device
+from neuroshard.measure.timing.lookups import TableLookups
+
+if TYPE_CHECKING:
+    import torch
+
+# So small that a million repeats leave the weights as they are, but not 0: a library may skip work for 0.
+LEARNING_RATE = 1e-9
+GRADIENT = 1e-3
+WEIGHT = 0.5
+MOMENT = 1.0
+SAMPLE_WEIGHT = 0.5  # of each lookup of a weighted table
+
+ALIGNED = 16  # floats in a cache line; torch begins each of its own buffers on one
+MOST_OPERATORS = 8  # of a device: for fp32 or fp16, sums or means, weighted or not
+
+
+class HostBuffers:
+    """Weights and optimizer state of all cases on the CPU: allocated and written once, then sliced for each case.
+
+    Writing gigabytes for each case would take longer than measuring it. Memory that was never written is no alternative: it is
+    one shared page of zeros, which stays in the cache.
+    """
+
+    def __init__(self, weight_bytes: int, state_bytes: int) -> None:
+        import torch
+
+        spare = MOST_OPERATORS * ALIGNED  # since each operator's slice begins on a cache line
+        self.weights = torch.full((-(-weight_bytes // 4) + spare,), WEIGHT)
+        self.state = torch.full((-(-state_bytes // 4) + spare,), MOMENT)
+        self.used = {"weights": 0, "state": 0}
+
+    def rewind(self) -> None:
+        """Free all slices, for the next case."""
+        self.used = {"weights": 0, "state": 0}
+
+    def take(self, tables: Sequence[Table], rows: Sequence[int], optimizer: str) -> "dict[str, torch.Tensor]":
+        """FBGEMM's preallocated host buffers for these tables, cut to `rows`."""
+        import torch
+
+        per_row, per_element = OPTIMIZER_BYTES[optimizer]
+        elements = sum(r * t.dim for t, r in zip(tables, rows, strict=True))
+        dtype = torch.float32 if tables[0].element_bytes == ELEMENT_BYTES["fp32"] else torch.float16
+        taken = {"weights": self._slice("weights", elements * tables[0].element_bytes).view(dtype)}
+        if per_row or per_element:
+            taken["momentum1"] = self._slice("state", per_row * sum(rows) + per_element * elements)
+        return taken
+
+    def _slice(self, name: str, size: int) -> "torch.Tensor":
+        """The next `size` bytes (a multiple of 4) of a buffer. The slice after it begins on a cache line."""
+        buffer: torch.Tensor = getattr(self, name)
+        begin = self.used[name]
+        self.used[name] = begin + -(-size // 4 // ALIGNED) * ALIGNED
+        return buffer[begin : begin + size // 4]
+
+
+class TableBatchedEmbedding:
+    """Makes the steps of compute cases, on one device. On the CPU only the latest case's steps are valid: cases share buffers."""
+
+    def __init__(
+        self, kind: str, index: int, settings: MeasureSettings, limit: int | None, weight_bytes: int, state_bytes: int
+    ) -> None:
+        self.settings, self.limit = settings, limit
+        self.device = open_device(kind, index, settings.threads)
+        self.lookups = TableLookups(
+            settings.seed, settings.traces, Room.here().lookup_bytes if kind == "cpu" else host_share_bytes()
+        )
+        self.buffers = HostBuffers(weight_bytes, state_bytes) if kind == "cpu" else None
+
+    def steps(self, case: ComputeCase) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        """Forward, and backward, which takes what forward returned."""
+        import torch
+
+        if self.buffers is not None:
+            self.buffers.rewind()
+        batch_size = case.batch_size or self.settings.batch_size
+        groups = fused_groups(case.tables)
+        cap = case_cap(case.tables, self.settings.optimizer, self.limit)
+        rows = [[capped_rows(table, self.settings.optimizer, cap) for table in tables] for tables in groups]
+        operators = [self._operator(*group) for group in zip(groups, rows, strict=True)]
+        batches = [self._batch(*group, batch_size) for group in zip(groups, rows, strict=True)]
+        gradients = [
+            torch.full((batch_size, sum(t.dim for t in tables)), GRADIENT, device=self.device.torch)
+            for tables in groups
+        ]
+
+        def forward() -> "list[torch.Tensor]":
+            return [operator(*batch) for operator, batch in zip(operators, batches, strict=True)]
+
+        def backward(outputs: "list[torch.Tensor]") -> None:
+            torch.autograd.backward(outputs, gradients)
+
+        return forward, backward
+
+    def _operator(self, tables: Sequence[Table], rows: Sequence[int]) -> "torch.nn.Module":
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+            BoundsCheckMode,
+            EmbeddingLocation,
+            PoolingMode,
+        )
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        optimizers = {
+            "sgd": EmbOptimType.EXACT_SGD,
+            "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            "adagrad": EmbOptimType.EXACT_ADAGRAD,
+        }
+        optimizer = self.settings.optimizer
+        on_host = self.device.torch.type == "cpu"
+        place = (
+            (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_host else (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+        )
+        # fbgemm-gpu 1.6 does not know the argument preallocated_host_buffers, so it is left out on CUDA
+        buffers = {"preallocated_host_buffers": self.buffers.take(tables, rows, optimizer)} if self.buffers else {}
+        operator: torch.nn.Module = SplitTableBatchedEmbeddingBagsCodegen(
+            [(r, table.dim, *place) for r, table in zip(rows, tables, strict=True)],
+            weights_precision=SparseType.FP32 if tables[0].element_bytes == ELEMENT_BYTES["fp32"] else SparseType.FP16,
+            optimizer=optimizers[optimizer],
+            learning_rate=LEARNING_RATE,
+            pooling_mode=PoolingMode.SUM if tables[0].pooling == "sum" else PoolingMode.MEAN,
+            bounds_check_mode=BoundsCheckMode.NONE,
+            device=self.device.torch,
+            **buffers,
+        )
+        return operator
+
+    def _batch(self, tables: Sequence[Table], rows: Sequence[int], batch_size: int) -> "tuple[torch.Tensor, ...]":
+        """Indices and offsets of one batch, table after table, on the device; with a weight for each lookup if weighted."""
+        import torch
+
+        drawn = [self.lookups.of(table, count, batch_size) for table, count in zip(tables, rows, strict=True)]
+        indices = np.concatenate([indices for indices, _ in drawn])
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate([lengths for _, lengths in drawn]))])
+        weights = [np.full(len(indices), SAMPLE_WEIGHT, dtype=np.float32)] if tables[0].weighted else []
+        return tuple(torch.from_numpy(array).to(self.device.torch) for array in (indices, offsets, *weights))
+
+
+def host_share_bytes() -> int:
+    """Host memory for the lookups of one GPU. At batch 65,536, those of `meta-production-1935` take 23 GiB; drawing one lookup
+    takes about 50 ns."""
+    import torch
+
+    return max(MOST_LOOKUP_BYTES, int(system.available_bytes() * SHARE_OF_AVAILABLE) // torch.cuda.device_count())
+
+
+def fused_groups(tables: Sequence[Table]) -> list[list[Table]]:
+    """Tables that share an operator; the groups are in the order of their first tables."""
+    groups: dict[tuple[object, ...], list[Table]] = {}
+    for table in tables:
+        groups.setdefault(table.operator_key, []).append(table)
+    return list(groups.values())

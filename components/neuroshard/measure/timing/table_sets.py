@@ -1,0 +1,136 @@
+"""Table sets in a worker process: several in turns on a CPU, so that each is timed at several moments; one by one on a GPU."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from neuroshard import system
+from neuroshard.core.case import ComputeCase
+from neuroshard.core.cost import ComputeCost
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.room import Room
+from neuroshard.measure.timing import calm
+from neuroshard.measure.timing.clocks import Cpu
+from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding
+from neuroshard.measure.timing.flush import PROBE_BYTES, PROBE_READS, find_flush_bytes, most_bytes
+from neuroshard.measure.timing.harness import CaseTiming, compute_cost, out_of_memory, time_case
+from neuroshard.measure.workers.processes import first_line
+
+
+class TimeTableSets(NamedTuple):
+    """A request: time table sets, each for its round, with so many repeats.
+
+    A CPU also needs the ms of the reference kernels in calm, and how many bytes to write before each timed step.
+    """
+
+    cases: tuple[tuple[ComputeCase, int], ...]
+    repeats: int
+    calm_ms: Mapping[str, float]
+    flush_bytes: int | None
+
+
+class ProbeCpu(NamedTuple):
+    """A request: find how fast this CPU is in calm, within `seconds`, and `flush_bytes` unless they are known."""
+
+    seconds: float
+    flush_bytes: int | None
+
+
+class CpuProbe(NamedTuple):
+    """The answer to ProbeCpu: bytes to write before each timed step, and the ms of the reference kernels in calm."""
+
+    flush_bytes: int
+    calm_ms: dict[str, float]
+
+
+class TableSets:
+    """Serves `TimeTableSets -> list[ComputeCost]`, and on a CPU `ProbeCpu -> CpuProbe`."""
+
+    def __init__(
+        self, kind: str, index: int, settings: MeasureSettings, limit: int | None, weight_bytes: int, state_bytes: int
+    ) -> None:
+        self.settings = settings
+        self.sets = TableBatchedEmbedding(kind, index, settings, limit, weight_bytes, state_bytes)
+        self.reference_kernel = (
+            calm.ReferenceKernel(self.sets.device, settings.threads, Room.here().read_bytes) if kind == "cpu" else None
+        )
+
+    def __call__(self, request: TimeTableSets | ProbeCpu) -> list[ComputeCost] | CpuProbe:
+        if isinstance(request, ProbeCpu):
+            return self._probe(request)
+        device = self.sets.device
+        if isinstance(device, Cpu) and request.flush_bytes is not None:
+            device.flush_with(request.flush_bytes)
+        timed = (
+            [self._at_once(case, request.repeats) for case, _ in request.cases]
+            if self.reference_kernel is None
+            else self._in_turns(request)
+        )
+        device.release()
+        return [
+            ComputeCost(case_id=case.case_id, round=round_, error=one)
+            if isinstance(one, str)
+            else compute_cost(case, round_, *one)
+            for (case, round_), one in zip(request.cases, timed, strict=True)
+        ]
+
+    def _probe(self, request: ProbeCpu) -> CpuProbe:
+        device = self.sets.device
+        assert isinstance(device, Cpu)
+        assert self.reference_kernel
+        flush_bytes = request.flush_bytes
+        if flush_bytes is None:
+            most = most_bytes(Room.here(), system.last_level_cache_bytes())
+            flush_bytes = find_flush_bytes(_read_again(device, most), most)
+        device.flush_with(flush_bytes)
+        return CpuProbe(flush_bytes, self.reference_kernel.calm_ms(request.seconds))
+
+    def _at_once(self, case: ComputeCase, repeats: int) -> CaseTiming | str:
+        try:
+            return time_case(self.sets.device, *self.sets.steps(case), self.settings.warmup, repeats)
+        except Exception as error:
+            return _out_of_memory(error)
+
+    def _in_turns(self, request: TimeTableSets) -> list[CaseTiming | str]:
+        """Visit the sets in turns until each has enough visits, or ran out of memory."""
+        visits: list[list[list[calm.Repeat]]] = [[] for _ in request.cases]
+        errors: dict[int, str] = {}
+        left = list(range(len(request.cases)))
+        while left:
+            for place in left:
+                try:
+                    visits[place].append(self._visit(request.cases[place][0], request))
+                except Exception as error:
+                    errors[place] = _out_of_memory(error)
+            left = [p for p in left if p not in errors and not calm.enough(visits[p], request.repeats)]
+        return [errors.get(place) or calm.case_timing(one) for place, one in enumerate(visits)]
+
+    def _visit(self, case: ComputeCase, request: TimeTableSets) -> list[calm.Repeat]:
+        assert self.reference_kernel
+        _, repeats = calm.dealt_out(request.repeats)
+        slow = partial(self.reference_kernel.slowness, request.calm_ms)
+        return calm.visit(self.sets.device, *self.sets.steps(case), self.settings.warmup, repeats, slow)
+
+
+def _read_again(device: Cpu, most: int) -> Callable[[int], float]:
+    """A probe for `find_flush_bytes`: the ms of reading a buffer again after writing n bytes, at most `most`."""
+    import torch
+
+    rows = torch.ones(PROBE_BYTES // 256, 64)
+    places = torch.randint(len(rows), (PROBE_READS,), generator=torch.Generator().manual_seed(0))
+    written = torch.zeros(most // 4)
+
+    def read_ms_after(count: int) -> float:
+        rows.index_select(0, places)
+        written[: count // 4].fill_(1.0)
+        milliseconds, _ = device.timed(lambda: rows.index_select(0, places))
+        return milliseconds
+
+    return read_ms_after
+
+
+def _out_of_memory(error: Exception) -> str:
+    """The error of a case that ran out of memory. Raises any other error again."""
+    if not out_of_memory(error):
+        raise error
+    return f"out of memory ({first_line(error)})"

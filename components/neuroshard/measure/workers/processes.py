@@ -1,0 +1,231 @@
+"""Worker processes for work that may crash or hang: asked over a pipe, and lost if they do not answer in time.
+
+A worker runs `python -P -m neuroshard.measure.workers.processes FD MODULE:FUNCTION`. With -P Python ignores the working
+directory, where a user may have a random.py or a queue.py. The worker calls the function once, with the arguments of the first
+message. It answers every later message with the result of the callable that this returned. It ends when its parent does.
+"""
+
+import ctypes
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, TypeVar
+
+from neuroshard.core.errors import MeasureError, NeuroshardError
+
+# Importing torch from a cold disk takes a minute, writing a 4 GiB buffer in a new virtual machine 10 s.
+STARTUP_SECONDS = 300.0
+CLOSE_SECONDS = 5.0
+TRIES = 2  # of a request whose worker was lost
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+Serve = Callable[[Any], Any]
+T = TypeVar("T")
+
+
+class WorkerLost(MeasureError):
+    """A worker died, hung, or failed with its state unknown. A new worker may succeed."""
+
+
+def tried(ask: Callable[[], T]) -> T:
+    """What `ask` returns, called up to TRIES times while workers are lost. Raises WorkerLost."""
+    for _ in range(TRIES - 1):
+        with suppress(WorkerLost):
+            return ask()
+    return ask()
+
+
+class Worker:
+    """One process that serves `target` ("module:function"). Its output goes to a file, for error messages."""
+
+    def __init__(self, target: str, arguments: tuple[Any, ...], environment: Mapping[str, str]) -> None:
+        self.connection, theirs = Pipe()
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the worker
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                "-W",
+                "ignore",
+                "-m",
+                "neuroshard.measure.workers.processes",
+                str(theirs.fileno()),
+                target,
+            ],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # so that Ctrl-C reaches the parent only, which then closes its workers
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=self.output,
+        )
+        theirs.close()
+        self.send(arguments)
+
+    def send(self, message: Any) -> None:
+        try:
+            self.connection.send(message)
+        except OSError:
+            raise WorkerLost(self.death()) from None
+
+    def receive(self) -> Any:
+        """The next answer. Raises WorkerLost, or MeasureError if the worker reports that it cannot serve at all."""
+        try:
+            kind, value = self.connection.recv()
+        except (EOFError, OSError):
+            raise WorkerLost(self.death()) from None
+        except Exception as error:  # a broken process may write anything
+            raise WorkerLost(f"worker gave an answer that cannot be read ({first_line(error)})") from None
+        if kind == "refused":
+            raise MeasureError(value)
+        if kind == "failed":
+            raise WorkerLost(value)
+        return value
+
+    def death(self) -> str:
+        """How the process ended, and the last line it wrote."""
+        try:
+            code = self.process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "worker closed its pipe"
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        self.output.seek(max(0, self.output.seek(0, os.SEEK_END) - 4096))
+        lines = self.output.read().decode(errors="replace").strip().splitlines()
+        return f"worker died ({how})" + (f": {lines[-1].strip():.200}" if lines else "")
+
+    def close(self) -> None:
+        self.connection.close()
+        try:
+            self.process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self.output.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class WorkerPool:
+    """Workers that answer requests together. They start at the first request, and again after one of them was lost.
+
+    `arguments` is called at every start and returns one tuple for each worker. No request takes longer than `timeout_seconds`.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        arguments: Callable[[], Sequence[tuple[Any, ...]]],
+        timeout_seconds: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.target, self.arguments, self.environment = target, arguments, environment or {}
+        self.timeout_seconds = timeout_seconds
+        self.workers: list[Worker] = []
+
+    def start(self) -> None:
+        """Start the workers if they are not running, and wait until all are ready. Raises MeasureError, WorkerLost."""
+        if self.workers:
+            return
+        try:
+            for arguments in self.arguments():
+                self.workers.append(Worker(self.target, arguments, self.environment))
+            gather(self.workers, STARTUP_SECONDS)
+        except BaseException:
+            self.kill()
+            raise
+
+    def ask(self, message: Any, count: int | None = None) -> list[Any]:
+        """Send a message to the first `count` workers (default: all), and gather their answers in order. Raises as `ask_each`."""
+        self.start()
+        return self.ask_each([message] * len(self.workers[:count]))
+
+    def ask_each(self, messages: Sequence[Any]) -> list[Any]:
+        """Send each message to another worker, and gather the answers in order.
+
+        Raises WorkerLost if one died or the time is up. All workers are then replaced at the next request.
+        """
+        self.start()
+        asked = self.workers[: len(messages)]
+        try:
+            for worker, message in zip(asked, messages, strict=True):
+                worker.send(message)
+            return gather(asked, self.timeout_seconds)
+        except BaseException:
+            self.kill()  # the others may still send answers to this request, so none of them can be used again
+            raise
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        self.workers = []
+
+    def kill(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+        self.close()
+
+
+def gather(workers: Sequence[Worker], timeout_seconds: float) -> list[Any]:
+    """One answer of each worker, in order. The death of any worker is noticed at once."""
+    deadline = time.monotonic() + timeout_seconds
+    awaited: dict[Any, int] = {worker.connection: index for index, worker in enumerate(workers)}
+    answers: list[Any] = [None] * len(workers)
+    while awaited:
+        ready = wait(list(awaited), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise WorkerLost(f"no answer within {timeout_seconds:g} s, so the worker was killed")
+        for connection in ready:
+            worker = workers[index := awaited.pop(connection)]
+            # a worker may hang in the middle of an answer
+            stop = threading.Timer(max(deadline - time.monotonic(), CLOSE_SECONDS), worker.process.kill)
+            stop.start()
+            try:
+                answers[index] = worker.receive()
+            finally:
+                stop.cancel()
+    return answers
+
+
+def main(descriptor: int, target: str) -> None:
+    """The worker's side: make the callable that serves, report that it is ready, and answer until the pipe closes."""
+    connection: Connection[Any, Any] = Connection(descriptor)
+    _die_with_parent()
+    try:
+        module, _, function = target.partition(":")
+        serve: Serve = getattr(importlib.import_module(module), function)(*connection.recv())
+        connection.send(("answer", None))
+        while True:
+            connection.send(("answer", serve(connection.recv())))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+    except NeuroshardError as error:
+        connection.send(("refused", str(error)))
+    except Exception as error:
+        connection.send(("failed", first_line(error)))
+    # sys.exit could wait for ever for ranks of the process group that are gone
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    """Die with a killed parent, even while stuck in a collective. Linux only; elsewhere the closed pipe ends the worker."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def first_line(error: BaseException) -> str:
+    """Type and first line of an exception: `RuntimeError: CUDA error: an illegal memory access was encountered`."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

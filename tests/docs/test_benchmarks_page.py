@@ -1,0 +1,81 @@
+"""docs/benchmarks.md is what the tables in docs/benchmarks/ render to, and each table names a bench that exists."""
+
+import re
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from bench.publishing.page import PAGE, ROOT, SECTIONS, TABLES, Table, command, publish, read, render
+
+NAMES = sorted(path.stem for path in TABLES.glob("*.json"))
+COLUMNS, ROWS = ["plan", "ms"], [["ours", "1.0"], ["theirs | others", 2]]
+
+
+def test_the_page_is_what_the_tables_render_to():
+    assert PAGE.read_text() == render(), "run make bench-page"
+
+
+def test_a_reader_gets_through_the_page():
+    assert len(PAGE.read_text()) <= 12_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_stands_in_a_section_and_names_a_bench_and_its_options(name):
+    assert name.partition("-")[0] in SECTIONS
+    program, script, *words = shlex.split(read(TABLES / f"{name}.json").command)
+    assert program == "python"
+    source = (ROOT / script).read_text()
+    assert not [word for word in words if word.startswith("--") and f'"{word}"' not in source]
+
+
+def test_a_bench_publishes_its_table_of_today(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "tests/bench/search.py"), "--only", "time", "--publish"])
+    publish("search-time", "How soon?", COLUMNS, ROWS, costs="measured", folder=tmp_path, page=tmp_path / "page.md")
+    table = read(tmp_path / "search-time.json")
+    assert (table.command, table.columns) == ("python tests/bench/search.py --only time", ("plan", "ms"))
+    assert table.date == f"{datetime.now(UTC):%Y-%m-%d}"
+    page = (tmp_path / "page.md").read_text()
+    assert "\n## Search\n" in page
+    assert "## Cost models" not in page
+    assert "**How soon?**" in page
+    assert "\n|plan|ms|\n|---|---|\n|ours|1.0|\n|theirs / others|2|\n" in page
+
+
+def test_a_command_shows_no_path_of_the_machine(tmp_path):
+    words = [
+        str(ROOT / "tests/bench/search.py"),
+        "--tables-dir",
+        str(tmp_path),
+        "--only",
+        "8 times slower",
+        "--publish",
+    ]
+    assert command(words) == "python tests/bench/search.py --tables-dir … --only '8 times slower'"
+
+
+def test_machines_that_differ_stand_at_their_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "tests/bench/search.py")])
+    for name in ("search-time", "cost-cases"):
+        publish(name, "How soon?", COLUMNS, ROWS, costs="formula", folder=tmp_path, page=tmp_path / "page.md")
+    machine = read(tmp_path / "search-time.json").machine
+    assert (tmp_path / "page.md").read_text().count(machine) == 1
+    (tmp_path / "cost-cases.json").write_text((tmp_path / "cost-cases.json").read_text().replace(machine, "8 x H100"))
+    assert re.search(rf"\d, {re.escape(machine)}, by our formula", render(tmp_path))
+    assert ", 8 x H100, by our formula" in render(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "broken", [{"costs": "guessed"}, {"date": "22 November"}, {"rows": (("ours",),)}], ids=lambda one: next(iter(one))
+)
+def test_a_broken_table_is_refused(broken):
+    whole = {"question": "?", "costs": "none", "command": "python a", "date": "2026-11-22", "machine": "a CPU"}
+    with pytest.raises(ValueError, match=r"."):
+        Table(**{**whole, "columns": ("plan", "ms"), "rows": (("ours", "1"),), **broken})
+
+
+def test_a_name_without_a_section_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="speed-of-it"):
+        publish("speed-of-it", "?", COLUMNS, ROWS, costs="none", folder=tmp_path, page=Path(tmp_path, "page.md"))

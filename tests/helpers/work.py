@@ -1,0 +1,24 @@
+"""How much work something is, counted and not timed: the same on every machine, however slow or busy."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+def python_steps(do: Callable[[], Any]) -> int:
+    """How many lines of Python `do` runs, a line that runs again counted again. What C code does is one step."""
+    steps = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        do()
+    finally:
+        sys.settrace(before)
+    return steps

@@ -1,0 +1,133 @@
+"""Workers: a death is an error at once, a hang is one in bounded time, and the next request finds a new worker."""
+
+import functools
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers.limits import HANGS
+from neuroshard.core.errors import MeasureError
+from neuroshard.measure.workers import processes
+from neuroshard.measure.workers.processes import WorkerLost, WorkerPool
+
+FOR_EVER = 10 * HANGS
+
+
+def pool(function: object, *arguments: object, count: int = 1, timeout: float = HANGS) -> WorkerPool:
+    """Workers that call `function(*arguments, message)`."""
+    return WorkerPool("functools:partial", lambda: [(function, *arguments)] * count, timeout)
+
+
+def process_ids(workers: WorkerPool) -> list[int]:
+    return [worker.process.pid for worker in workers.workers]
+
+
+def exists(process_id: int) -> bool:
+    return Path(f"/proc/{process_id}").exists()
+
+
+def test_workers_answer_in_order_and_stay_the_same() -> None:
+    adders = pool(int.__add__, 3, count=2)
+    try:
+        assert adders.ask(4) == [7, 7]
+        first = process_ids(adders)
+        assert adders.ask(5, count=1) == [8]
+        assert process_ids(adders) == first
+    finally:
+        adders.close()
+    assert not any(map(exists, first))
+
+
+def test_modules_of_the_working_directory_do_not_take_the_place_of_pythons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tempfile.py").write_text("raise SystemExit('not that one')")
+    monkeypatch.chdir(tmp_path)
+    adder = pool(int.__add__, 3)
+    try:
+        assert adder.ask(4) == [7]
+    finally:
+        adder.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "message", "reason"),
+    [
+        (signal.raise_signal, signal.SIGKILL, r"worker died \(killed by SIGKILL\)"),
+        (os._exit, 3, r"worker died \(exit code 3\)"),
+        (os.listdir, "/nowhere", "FileNotFoundError: .*/nowhere"),
+        (functools.partial(exec), "import os; os.write(2, b'the reason'); os.abort()", "SIGABRT.*: the reason"),
+    ],
+)
+def test_a_dead_worker_is_an_error_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, function: object, message: object, reason: str
+) -> None:
+    monkeypatch.setattr(processes, "CLOSE_SECONDS", HANGS)  # to end in
+    dying = pool(function)
+    with pytest.raises(WorkerLost, match=reason):
+        dying.ask(message)
+    assert dying.workers == []
+
+
+def test_a_hung_worker_is_killed_when_its_time_is_up_and_replaced() -> None:
+    sleeper = pool(time.sleep, timeout=0.5)
+    sleeper.start()
+    first = process_ids(sleeper)
+    with pytest.raises(WorkerLost, match=r"no answer within 0\.5 s"):
+        sleeper.ask(FOR_EVER)
+    assert not any(map(exists, first))
+    sleeper.timeout_seconds = HANGS
+    try:
+        assert sleeper.ask(0) == [None]
+    finally:
+        sleeper.close()
+
+
+BABBLE = """
+import os, time
+links = {int(fd): os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+pipe = next(fd for fd, link in links.items() if "socket:" in link)
+os.write(pipe, WRITTEN)
+time.sleep(FOR_EVER)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the worker looks for its pipe in /proc")
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        (b"\0\0\0\7garbage", "worker gave an answer that cannot be read"),
+        (b"\0\0\0\3\x80\4N", "worker closed its pipe"),  # as a cut-off answer reads
+        (b"\0\0\0\4\x80\4N.", "worker gave an answer that cannot be read"),  # whole, and None
+        (b"\0\0\1\0half", "killed"),  # the rest of which never comes
+    ],
+)
+def test_garbage_for_an_answer_is_a_lost_worker(monkeypatch: pytest.MonkeyPatch, written: bytes, reason: str) -> None:
+    monkeypatch.setattr(processes, "CLOSE_SECONDS", 1.0)
+    babbling = pool(functools.partial(exec), timeout=HANGS if reason != "killed" else 2.0)
+    with pytest.raises(WorkerLost, match=reason):
+        babbling.ask(BABBLE.replace("WRITTEN", repr(written)).replace("FOR_EVER", repr(FOR_EVER)))
+    assert babbling.workers == []
+
+
+def test_one_death_ends_the_wait_for_all() -> None:
+    """One rank dies while the others are in a collective that will never end."""
+    mixed = WorkerPool("functools:partial", lambda: [(time.sleep,), (time.sleep,), (os.abort,)], FOR_EVER)
+    mixed.start()
+    others = process_ids(mixed)
+    mixed.workers[2].process.kill()
+    began = time.monotonic()
+    with pytest.raises(WorkerLost):
+        mixed.ask(FOR_EVER)
+    assert time.monotonic() - began < HANGS
+    assert not any(map(exists, others))
+
+
+def test_a_worker_that_cannot_serve_at_all_says_why() -> None:
+    missing = WorkerPool("neuroshard.measure.timing.clocks:Cuda", lambda: [(99,)], HANGS)
+    with pytest.raises(MeasureError, match="needs GPU 99") as raised:
+        missing.ask("anything")
+    assert not isinstance(raised.value, WorkerLost)
