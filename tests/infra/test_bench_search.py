@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from bench.searching import production, tables
+from bench.searching import methods, production, tables
 from bench.searching.peers_paper import Predictor, PublishedSearch
 from bench.searching.scoring import cost_ms, fault, rows_of
 from helpers.analytic import AnalyticModel
@@ -125,3 +125,27 @@ def test_a_task_that_only_rows_fit_is_none_that_columns_missed():
     assert rows[0] == "| 8 devices, rows too: feasible tasks not solved | 0 | at most 0 | met |"
     beside = "worst task above TorchRec's planner with all types, nets (mean 50.00 % below) | -50.00 % | at most 0.00 % | met |"
     assert f"| 8 devices, rows too: {beside}" in rows
+
+
+def test_what_a_part_of_the_search_earns_stands_beside_the_tasks_that_it_solves():
+    def figures(method: str, task: str, ms: float | None, cpu_s: float) -> dict:
+        costs = {} if ms is None else {"nets_ms": ms, "truth_ms": 2 * ms}
+        return {"task": task, "method": method, "cpu_s": cpu_s, **costs}
+
+    answers = [figures("all parts", "a", 1.0, 2.0), figures("without beam", "a", 1.01, 1.0)]
+    answers += [figures("all parts", "b", 3.0, 2.0), figures("without beam", "b", None, 1.0)]
+    assert tables.ablation_table(answers) == [
+        "With all parts 2 of 2 tasks are solved, in 4 s of CPU.",
+        "",
+        "| | true cost: mean, worst | nets: mean | tasks lost, won | CPU |",
+        "|---|---|---|---|---|",
+        "| without beam | +1.00%, +1.00% | +1.00% | 1, 0 | 50% |",
+    ]
+
+
+def test_every_switch_of_the_tuning_is_a_search_that_the_ablation_runs(task):
+    model = AnalyticModel()
+    for switch in methods.SWITCHES:
+        found = methods.run(f"without {switch}", task, model)
+        assert found["error"] is None, switch
+    assert {"greedy", "beam", "swaps", "perturb", "choice_under_doubt"} <= set(methods.SWITCHES)

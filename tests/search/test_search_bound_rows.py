@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from neuroshard.search.proposers.start import first_plans
 from scipy.optimize import linprog
 
 from helpers.analytic import AnalyticModel
@@ -22,6 +21,7 @@ from neuroshard.search.bound.row_levels import game, row_levels
 from neuroshard.search.bound.settings import BOUND
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
+from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.run import search
 
 ROWS_16 = (BY_DIGITS[8] == THRESHOLDS) & (COUNTED_IN == ROWS)  # one step of rates, just beyond 65,536 rows
@@ -100,7 +100,7 @@ def test_where_large_tables_take_the_memory_the_bound_is_below_the_best_of_all_p
 def bound_ms(task: ShardingTask, model: CostModel, plan: Plan, **settings: bool) -> float:
     """The bound that a plan gets with some of its parts switched off."""
     problem = Problem(task, model)
-    number = {table.name: item for item, (table,) in enumerate(problem.members)}
+    number = {table.name: group for group, (table,) in enumerate(problem.tables)}
     widths = np.zeros((len(problem.whole), problem.devices), dtype=np.int64)
     for shard in plan.shards:
         widths[number[shard.table], shard.device] += shard.dim // DIM_STEP

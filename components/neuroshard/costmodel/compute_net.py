@@ -380,12 +380,6 @@ class MeanHead:
         return lifted
 
     @cached_property
-    def single(self) -> "MeanHead":
-        """The same in single precision, for what is priced again later."""
-        rough = ("weight", "bias", "out", "skip", "rates")
-        return replace(self, **{name: getattr(self, name).astype(np.float32) for name in rough})
-
-    @cached_property
     def ground(self) -> Floats:
         """What a device is lifted to before there is anything on it, all constants: (width of what is lifted,)."""
         above = np.array([self.above_ms + self.floor_ms])
