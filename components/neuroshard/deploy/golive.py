@@ -122,6 +122,20 @@ def mend_pointer(store: Store, line: Line[R]) -> str | None:
     return f"{fault}; it was taken away, as no release is in its history, and is kept as {kept}"
 
 
+def take_away_damaged(store: Store, line: Line[R], digest: str) -> str | None:
+    """Delete the artifact under `digest` if its bytes are damaged, so that it can be written again; what was done, or None."""
+    try:
+        read_artifact(store, line, digest)
+        return None
+    except (NotFound, NewerFormat):
+        return None
+    except InvalidInput as error:
+        for key in line.keys(digest):
+            store.delete(key)
+        fault = str(error).partition(": delete it and")[0]
+        return f"{fault}; it was deleted, and is written again"
+
+
 def next_number(live: Live[R] | None, store: Store, line: Line[R]) -> int:
     """One more than any release has, also where live.json was lost or put back by hand."""
     return max([live.release.number if live else 0, *history(store, line)]) + 1

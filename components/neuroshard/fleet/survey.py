@@ -54,11 +54,13 @@ def survey(
     now: datetime,
     max_age_seconds: float | None = None,
     max_error: float | None = None,
+    unreadable: bool = False,
 ) -> Found:
     """What to do tonight for `orders`, by the live cost models `known`.
 
     `columns` are the widest shards that each model's plan cannot avoid. An order that cannot be (constraints that are none, an
-    ambiguous name of hardware) loses its own plan alone.
+    ambiguous or unknown name of hardware) loses its own plan alone. With `unreadable` the store has pointers that cannot be
+    read: then it may know a name that is not found.
     """
     usual = Wanted(request.batch_size, max_error=max_error, max_age_seconds=max_age_seconds)
     plain = coverage(fleet.kinds, known, now=now, usual=usual)
@@ -67,6 +69,7 @@ def survey(
         try:
             ConstraintsFile.parse(order.constraints, f"constraints of model {order.name!r}")
             hardware[order.name] = hardware_of(order, plain, live_at(known, request.batch_size))
+            _check_spelling(order, hardware[order.name], fleet, known, unreadable)
         except NeuroshardError as error:
             lost[order.name] = str(error)
     wanted = {kind.fingerprint: usual for kind in fleet.kinds}
@@ -118,6 +121,21 @@ def hardware_of(order: Order, stands: Sequence[Coverage], live: Mapping[str, Kno
     raise UsageError(
         f"model {order.name!r}: names no hardware, and the fleet has {there or 'none that this backend measures'}; name it"
     )
+
+
+def _check_spelling(
+    order: Order, fingerprint: str, fleet: Fleet, known: Mapping[Track, Known], unreadable: bool
+) -> None:
+    """Raise UsageError for hardware that neither the fleet nor the store has ever had.
+
+    A fleet without any kind says nothing: its nodes may be away tonight, or the cluster could not be asked.
+    """
+    if fingerprint or unreadable or not fleet.kinds:
+        return
+    if any(_is_called(order.hardware, one.release.device_name) for one in known.values()):  # at another batch size
+        return
+    there = "; ".join(kind.hardware.name for kind in fleet.kinds)
+    raise UsageError(f"no hardware {order.hardware!r} in the fleet or the store, which have {there}; is it misspelt?")
 
 
 def _is_called(wanted: str, name: str, whole: bool = False) -> bool:

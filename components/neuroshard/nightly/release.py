@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NewerFormat, Refused
+from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NewerFormat, NotFound, Refused
 from neuroshard.core.nightly import NIGHTS_FOLDER, Searched, Survey
 from neuroshard.core.value import Value
-from neuroshard.deploy.golive import mend_pointer
+from neuroshard.deploy.golive import mend_pointer, take_away_damaged
 from neuroshard.deploy.run import Outcome
 from neuroshard.deploy.run import run as deploy
 from neuroshard.files.plan import read_plan
@@ -23,6 +23,7 @@ from neuroshard.store.measuring import FAILED, read_record, write_record
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of
+from neuroshard.store.releases import read_plan as load_live
 from neuroshard.store.track import live_or_none
 
 End = Literal["live", "kept", "no plan", "red"]
@@ -69,6 +70,9 @@ def run(
         verdict = _without_plan(store, night, name, searched.lost, doubts)
     else:
         doubts += [searched.instead] if searched.instead else _doubts(plan)
+
+        damaged = patiently(lambda: take_away_damaged(store, plans_of(name), read_plan(plan).digest()))
+        doubts += [damaged] if damaged else []
 
         def attempt() -> Outcome:
             return deploy(
@@ -142,15 +146,19 @@ def _doubts(plan: Path) -> list[str]:
 
 
 def _without_plan(store: Store, night: Survey, name: str, why: str, doubts: list[str]) -> Verdict:
-    """The live plan stays, if there is one that anybody can follow."""
+    """The live plan stays, if there is one that trainers can load."""
     end: End = "no plan"
     number = 0
     try:
         live = patiently(lambda: live_or_none(store, plans_of(name)))
         number = live.release.number if live else 0
         end = "no plan" if live else "red"
+        if live:
+            patiently(lambda: load_live(store, name, live.release.plan_digest))
     except NewerFormat as error:  # which newer trainers follow
         doubts = [*doubts, str(error)]
+    except (InvalidInput, NotFound) as error:
+        end, why = "red", f"{why}; and the live plan cannot be loaded: {error}"
     return Verdict(night=night.owner, model=name, end=end, why=why, doubts=(*doubts, why), release=number)
 
 

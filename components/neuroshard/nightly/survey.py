@@ -63,6 +63,7 @@ def run(
         now=datetime.now(UTC),
         max_age_seconds=max_age_seconds,
         max_error=max_error,
+        unreadable=bool(unreadable),
     )
     lost = {**found.lost, **{name: f"its tables cannot be read: {why}" for name, why in faults.items()}}
     _check_any_left(store, orders, lost)
@@ -76,7 +77,7 @@ def run(
 
     log(*fleet_text(fleet, found.stands).splitlines(), *(f"note: {note}" for note in fleet.notes))
     log(f"to measure: {len(works)} of {len(found.stands)} kinds of hardware")
-    said = [*notes, *unreadable, *said, *_misspelt(orders, found.hardware, fleet)]
+    said = [*notes, *unreadable, *said]
     log(*(f"note: {note}" for note in said))
     log(*(f"note: model {name!r} gets no plan: {why}" for name, why in lost.items()))
     return Survey(
@@ -181,12 +182,3 @@ def _columns(order: Order, tables: Sequence[Table]) -> int:
     """The widest shard that a plan cannot avoid: the widest table, split over all devices."""
     widest = max((table.dim for table in tables), default=0)
     return -(-widest // (DIM_STEP * order.devices)) * DIM_STEP
-
-
-def _misspelt(orders: Sequence[Order], hardware: Mapping[str, str], fleet: Fleet) -> list[str]:
-    there = "; ".join(kind.hardware.name for kind in fleet.kinds) or "no kind of hardware that this backend measures"
-    return [
-        f"model {order.name!r}: no hardware {order.hardware!r} in the fleet or the store, which has {there}; is it misspelt?"
-        for order in orders
-        if hardware.get(order.name) == ""
-    ]
