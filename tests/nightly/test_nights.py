@@ -1,6 +1,7 @@
 """From whatever a night leaves behind, the next one alone goes on: whole nights in this process, on the synthetic backend."""
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -424,6 +425,14 @@ def test_a_dead_nights_lease_is_taken_over_and_a_living_ones_is_not(tmp_path: Pa
         with leased(store, "w/lease", "two", seconds=0.0):
             assert json.loads(store.read("w/lease"))["owner"] == "two"
     assert store.list("w/") == ()
+
+
+def test_a_dead_nights_lease_that_is_dated_in_the_future_is_taken_over(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    store.create("w/lease", b'{"owner": "dead", "nonce": "1"}')
+    os.utime(tmp_path / "w" / "lease", (2e9, 2e9))  # the year 2033
+    with leased(store, "w/lease", "two"):
+        assert json.loads(store.read("w/lease"))["owner"] == "two"
 
 
 def test_a_cluster_that_cannot_be_asked_is_planned_for_by_what_is_live(place: Place) -> None:

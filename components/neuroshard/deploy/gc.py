@@ -6,8 +6,13 @@ Kept: the live release and its artifact, the last `keep` releases and theirs, th
 and whatever is younger than the age. So that nothing goes live while it is deleted, nor is deleted while it goes live, this
 first writes down what it is about to delete, and then looks again; golive.py makes what it puts live young, and then looks for
 such a mark. Whoever of the two looked later sees the other. Ages are by the store's clock alone, never by this machine's.
+
+    neuroshard gc --store s3://bucket/prefix --name _measuring/FINGERPRINT --older-than 720h [--apply]
+
+deletes what nightly runs measured of a kind of hardware (`_measuring`: of all kinds) where nothing has changed for so long.
 """
 
+import re
 import time
 from datetime import datetime, timedelta
 from functools import partial
@@ -15,7 +20,8 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from neuroshard.core.errors import StoreError, UsageError
-from neuroshard.core.release import Condemned
+from neuroshard.core.nightly import WORK_FOLDER
+from neuroshard.core.release import FINGERPRINT, Condemned
 from neuroshard.deploy.golive import MARK_SECONDS, timestamp
 from neuroshard.deploy.tracks import line_of
 from neuroshard.progress import progress
@@ -44,11 +50,7 @@ def find_garbage(store: Store, line: Line[R], *, keep: int, age_seconds: float, 
     """
     if keep < 1:
         raise UsageError(f"--keep must be at least 1 release, not {keep}")
-    if age_seconds < MIN_AGE_SECONDS:
-        raise UsageError(
-            f"--older-than must be at least {MIN_AGE_SECONDS / 3600:.0f}h, not {age_seconds:g} s: a {line.noun} is there "
-            "before its release"
-        )
+    _check_age(age_seconds, f"a {line.noun} is there before its release")
     live = read_pointer(store, line)
     entries = store.list(f"{line.name}/")
     keys = {entry.key for entry in entries}
@@ -97,10 +99,49 @@ def gc(store: Store, line: Line[R], *, keep: int, age_seconds: float, apply: boo
 
 
 def run(store_url: str, name: str, *, keep: int, age_seconds: float, apply: bool = False) -> Garbage:
-    """`gc` of a model's plans, or of hardware/FINGERPRINT's cost models."""
+    """`gc` of a model's plans, of hardware/FINGERPRINT/BATCH's cost models, or of the measuring under _measuring."""
     # the one write is of a key of its own, so it is the same on a store without conditional writes
     store = open_store(store_url, single_writer=True)
+    if name.partition("/")[0] == WORK_FOLDER:
+        return gc_measuring(store, name, age_seconds=age_seconds, apply=apply)
     return gc(store, line_of(name), keep=keep, age_seconds=age_seconds, apply=apply)
+
+
+def gc_measuring(store: Store, name: str, *, age_seconds: float, apply: bool = False) -> Garbage:
+    """Delete, if `apply`, all measuring in which nothing has changed for so long; its hardware is measured anew if asked for.
+
+    Leases are renewed every minute, so measuring under way is never old. `name` is _measuring, or _measuring/FINGERPRINT.
+    Raises UsageError, StoreError.
+    """
+    _, slash, fingerprint = name.partition("/")
+    if slash and not re.fullmatch(FINGERPRINT, fingerprint):
+        raise UsageError(
+            f"{name[:80]!r} is not the name of measuring; write {WORK_FOLDER}, or {WORK_FOLDER}/FINGERPRINT as "
+            "`neuroshard models` and `neuroshard fleet` show it"
+        )
+    _check_age(age_seconds, "a night may be at work on it")
+    newest = store.clock() - timedelta(seconds=age_seconds)
+    folders: dict[str, list[Entry]] = {}
+    for entry in store.list(f"{name}/"):
+        folders.setdefault("/".join(entry.key.split("/")[:3]), []).append(entry)
+    old = {folder: found for folder, found in folders.items() if all(entry.modified < newest for entry in found)}
+    kept = sum(map(len, folders.values())) - sum(map(len, old.values()))
+    deleted: list[Entry] = []
+    for folder, found in old.items():
+        if apply and store.list(f"{folder}/") != tuple(found):  # a night has begun to use it
+            kept += len(found)
+            continue
+        # a draw without its cases.json is none: a night that begins now draws its cases anew
+        found.sort(key=lambda entry: not entry.key.endswith("/cases.json"))
+        for entry in found if apply else ():
+            store.delete(entry.key)
+        deleted += found
+    return Garbage(tuple(deleted), kept)
+
+
+def _check_age(age_seconds: float, why: str) -> None:
+    if age_seconds < MIN_AGE_SECONDS:
+        raise UsageError(f"--older-than must be at least {MIN_AGE_SECONDS / 3600:.0f}h, not {age_seconds:g} s: {why}")
 
 
 def _condemn(garbage: Garbage, store: Store, line: Line[R], now: datetime) -> Entry:

@@ -62,8 +62,11 @@ def holder(store: Store, key: str) -> str:
 
 
 def expired(store: Store, entry: Entry, seconds: float = LEASE_SECONDS) -> bool:
-    """Has the lease in a listing not been renewed for so long, by the store's clock?"""
-    return _age(store, entry) > timedelta(seconds=seconds)
+    """Has the lease in a listing not been renewed for so long, by the store's clock?
+
+    One that is dated so far in the future is expired too: a holder that lives dates it anew within a minute.
+    """
+    return abs(_age(store, entry)) > timedelta(seconds=seconds)
 
 
 def _took(store: Store, key: str, data: bytes) -> bool:
