@@ -4,6 +4,7 @@ Nights in this process, on the synthetic backend, with few cases and epochs: it 
 """
 
 import json
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from helpers.night import Night, Place, killed_after
 from helpers.nodes import node
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
+from neuroshard.deploy.gc import run as gc
 from neuroshard.deploy.run import rollback
 from neuroshard.files.tables import write_tables
 from neuroshard.measure import job as job_module
@@ -169,6 +171,51 @@ def killed(place: Place) -> list[Night]:
     return [first, place.night(), place.night()]
 
 
+def misspelt(place: Place) -> list[Night]:
+    place.models = [order(place, hardware="h20O")]
+    first = place.night()
+    place.models = [order(place)]
+    return [first, place.night(), place.night()]
+
+
+def damaged_plan(place: Place) -> list[Night]:
+    first = place.night()
+    spoil(place, "ads/plans/*.json", b"damaged")
+    return [first, place.night(), place.night()]
+
+
+def lease_of_2033(place: Place) -> list[Night]:
+    place.budget_seconds = 0.0
+    first = place.night()
+    place.budget_seconds = None
+    lease = next(Path(place.store, "_measuring").rglob("draw-0001")) / "lease-1-of-1.json"
+    lease.write_text('{"owner": "dead", "nonce": "1"}')
+    os.utime(lease, (2e9, 2e9))
+    return [first, place.night(), place.night()]
+
+
+def collected(place: Place) -> list[Night]:
+    first = place.night()
+    place.a_day_goes_by(40)
+    gc(place.store, "_measuring", keep=1, age_seconds=30 * 86400.0, apply=True)
+    place.models = [order(place, devices=8)]
+    return [first, place.night(), place.night()]
+
+
+def comes_and_goes(place: Place) -> list[Night]:
+    both = [order(place), order(place, "feed")]
+    nights = []
+    for place.models in (both, both[:1], both[1:], both):
+        nights.append(place.night())
+    return nights
+
+
+def renamed(place: Place) -> list[Night]:
+    first = place.night()
+    place.nodes = [node("a", product="NVIDIA-H200-SXM")]
+    return [first, place.night(), place.night()]
+
+
 CASES: dict[str, Case] = {
     "4 devices, then 8": more_devices,
     "20 all-to-alls asked for": few_all_to_alls,
@@ -189,6 +236,12 @@ CASES: dict[str, Case] = {
     "a rolled back plan": rolled_back,
     "seeds 0 and 1 on one store": two_seeds,
     "killed while it measures": killed,
+    "hardware is misspelt, then not": misspelt,
+    "the live plan is damaged": damaged_plan,
+    "a dead night's lease dated 2033": lease_of_2033,
+    "gc takes the measuring, then 8 devices": collected,
+    "models leave the list and come back": comes_and_goes,
+    "the hardware is renamed": renamed,
 }
 
 
