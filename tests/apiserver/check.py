@@ -288,7 +288,7 @@ def probe(cluster: Cluster, token: str, who: str, kinds: int, nodes: int | None 
 
 def told(cluster: Cluster, token: str, who: str, notes: int) -> None:
     """An event of a failed run, as an account in the submitter's namespace writes it; `notes` that it could not."""
-    code = "from neuroshard.submit.tell import Outcome, tell; tell(Outcome(0, 1e9, False, 'run r1 ended'), None, True)"
+    code = "from neuroshard.submit.tell import RunOutcome, tell; tell(RunOutcome(0, 1e9, False, 'run r1 ended'), None, True)"
     pod = {"POD_NAME": f"of-{who}", "POD_NAMESPACE": "neuroshard", "POD_UID": "u1"}
     ended = cluster.run([sys.executable, "-c", code], token, **pod)
     lines = ended.stderr.strip().splitlines()

@@ -57,6 +57,13 @@ def publish(store, folders, *models):
     return [publish_model(folders[model.name], store, now=NOW) for model in models][-1]
 
 
+def stood_in(model, *parts):
+    """The model with these parts not learned."""
+    sentences = tuple(f"{part} are those of analytic:h100, times 1.1 by 3 measured" for part in parts)
+    report = model.report.model_copy(update={"stand_ins": sentences})
+    return replace(model, manifest=model.manifest.model_copy(update={"report": report}))
+
+
 def live_model(store) -> str:
     return open_published(f"{store.url}#{FINGERPRINT}").name
 
@@ -410,3 +417,30 @@ def test_a_pointer_of_a_newer_version_is_left_alone(store, folders):
     (store.root / LINE.live_key).write_bytes(b'{"format_version": 999}')
     assert mend_pointer(store, LINE) is None
     assert (store.root / LINE.live_key).read_bytes() == b'{"format_version": 999}'
+
+
+def test_a_stand_in_never_replaces_what_was_learned_however_much_error_is_allowed(store, tmp_path):
+    learned, guessed = MODELS[0], stood_in(MODELS[1], "all-to-all costs of 4 ranks")
+    first, second = (with_folder(tmp_path, model) for model in (guessed, learned))
+    lax = Asked(10.0)
+    publish_model(first, store, now=NOW, asked=lax)  # better than none
+    publish_model(second, store, now=NOW, asked=lax)
+    with pytest.raises(
+        Refused, match=r"its all-to-all costs of 4 ranks were not learned .* release 2, which stays live"
+    ):
+        publish_model(first, store, now=NOW, asked=lax)
+    assert live_model(store) == learned.name
+    publish_model(first, store, now=NOW, asked=Asked(10.0, force=True))
+    assert live_model(store) == guessed.name
+
+
+def test_a_stand_in_goes_live_where_it_answers_for_more_ranks(store, tmp_path):
+    more = stood_in(random_model(2, 4, 8, seed=5), "compute costs", "all-to-all costs of 8 ranks")
+    publish_model(with_folder(tmp_path, MODELS[0]), store, now=NOW)
+    publish_model(with_folder(tmp_path, more), store, now=NOW, asked=Asked(None))
+    assert live_model(store) == more.name
+
+
+def with_folder(tmp_path, model):
+    save_cost_model(tmp_path / "saved" / model.name, model)
+    return tmp_path / "saved" / model.name

@@ -20,6 +20,7 @@ from neuroshard.deploy.gc import gc
 from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.run import deploy, promote, publish
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.lease import leased
 from neuroshard.store.open import open_store
 from neuroshard.store.releases import plan_key, plans_of, release_key
 from neuroshard.store.track import all_releases
@@ -285,3 +286,66 @@ def test_a_collection_on_s3_keeps_what_is_young(aws, moto):
     gone = gc(in_a_week, plans_of("m"), keep=1, age_seconds=DAY, apply=True)
     assert [e.key for e in gone.entries] == [release_key("m", 1), plan_key("m", PLANS[0].digest())]
     assert load_plan(store.url, "m") == PLANS[2]
+
+
+LEFT, STAYS = "_measuring/0123456789abcdef", "_measuring/fedcba9876543210"
+FILES = ("draw-0001/cases/cases.json", "draw-0001/costs-1-of-1/costs.json", "learned.json")
+
+
+@pytest.fixture
+def measured(tmp_path) -> FolderStore:
+    """Two kinds of hardware, measured 40 days ago."""
+    store = FolderStore(tmp_path / "store")
+    for hardware in (LEFT, STAYS):
+        for name in FILES:
+            store.create(f"{hardware}/aaaa/{name}", b"{}")
+    age(store, 40 * DAY)
+    return store
+
+
+def test_what_was_measured_of_hardware_that_left_is_deleted_once_it_is_old(measured):
+    for days, apply, gone in ((41, True, 0), (30, False, 3), (30, True, 3)):
+        before = {entry.key for entry in measured.list("_measuring/")}
+        found = collector.run(measured.url, LEFT, keep=1, age_seconds=days * DAY, apply=apply)
+        assert (len(found.entries), found.kept) == (gone, 3 - gone)
+        after = {entry.key for entry in measured.list("_measuring/")}
+        assert len(before - after) == (gone if apply else 0)
+    assert {entry.key for entry in measured.list("_measuring/")} == {f"{STAYS}/aaaa/{name}" for name in FILES}
+
+
+def test_measuring_that_is_under_way_is_never_deleted(measured):
+    with leased(measured, f"{LEFT}/aaaa/draw-0001/lease-1-of-1.json", "night"):
+        found = collector.run(measured.url, "_measuring", keep=1, age_seconds=DAY, apply=True)
+    assert {entry.key.split("/")[1] for entry in found.entries} == {STAYS.partition("/")[2]}
+    assert len(measured.list(f"{LEFT}/")) == 3
+
+
+def test_a_night_that_begins_between_listing_and_deleting_keeps_its_measuring(measured, monkeypatch):
+    clock = FolderStore.clock
+
+    def late(store):
+        now = clock(store)
+        listed = FolderStore.list
+        calls = []
+
+        def list_then_write(store, prefix):
+            found = listed(store, prefix)
+            if not calls:
+                calls.append(prefix)
+                store.create(f"{LEFT}/aaaa/draw-0001/lease-1-of-1.json", b"{}")
+            return found
+
+        monkeypatch.setattr(FolderStore, "list", list_then_write)
+        return now
+
+    monkeypatch.setattr(FolderStore, "clock", late)
+    assert collector.run(measured.url, LEFT, keep=1, age_seconds=DAY, apply=True).entries == ()
+    assert len(measured.list(f"{LEFT}/")) == 4
+
+
+@pytest.mark.parametrize("name", ["_measuring/", "_measuring/h200", "_measuring/../ads"])
+def test_the_name_of_measuring_is_a_fingerprint(measured, name):
+    with pytest.raises(UsageError, match="is not the name of measuring"):
+        collector.run(measured.url, name, keep=1, age_seconds=DAY)
+    with pytest.raises(UsageError, match="--older-than must be at least 1h"):
+        collector.run(measured.url, LEFT, keep=1, age_seconds=60)

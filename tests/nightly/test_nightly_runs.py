@@ -1,6 +1,7 @@
 """The next nightly run alone continues from whatever state a run leaves behind. Whole runs, on the synthetic backend."""
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -427,6 +428,14 @@ def test_a_dead_runs_lease_is_taken_over_and_a_living_ones_is_not(tmp_path: Path
     assert store.list("w/") == ()
 
 
+def test_a_dead_nights_lease_that_is_dated_in_the_future_is_taken_over(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    store.create("w/lease", b'{"owner": "dead", "nonce": "1"}')
+    os.utime(tmp_path / "w" / "lease", (2e9, 2e9))  # the year 2033
+    with leased(store, "w/lease", "two"):
+        assert json.loads(store.read("w/lease"))["owner"] == "two"
+
+
 def test_a_cluster_that_cannot_be_asked_is_planned_for_by_what_is_live(place: Place) -> None:
     well(place.nightly_run())
     place.nodes = "not a list"  # type: ignore[assignment]
@@ -462,15 +471,61 @@ def test_a_run_is_recorded_for_each_model(place: Place) -> None:
     assert plan.provenance.instead in ended.instead
 
 
-def test_hardware_that_nobody_has_is_planned_by_its_datasheet_and_said(
-    place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place.models = [order(place, hardware="h100")]
-    ended = place.nightly_run()
-    assert (ended.error, ended.ends) == ("", {"ads": "live"})
-    assert "no hardware 'h100' in the fleet or the store, which has NVIDIA-H200, by a formula; is it misspelt?" in (
-        capsys.readouterr().err
-    )
+MISSPELT = "no hardware 'h20O' in the fleet or the store, which have NVIDIA-H200, by a formula; is it misspelt?"
+
+
+def test_misspelt_hardware_is_refused_before_anything_is_measured(place: Place) -> None:
+    place.models = [order(place, hardware="h20O")]
+    night = place.nightly_run()
+    assert (MISSPELT in night.error, night.verdicts, works(place)) == (True, {}, [])
+
+
+def test_misspelt_hardware_costs_one_model_its_plan_and_the_others_go_on(place: Place) -> None:
+    well(place.nightly_run())
+    place.models = [order(place, hardware="h20O"), order(place, "feed")]
+    night = place.nightly_run()
+    assert (night.error, night.ends) == ("", {"ads": "no plan", "feed": "live"})
+    assert night.verdicts["ads"].why == MISSPELT
+    assert (night.verdicts["ads"].release, load_plan(place.store, "ads").task.devices) == (1, 4)
+
+
+def test_hardware_that_has_left_the_fleet_is_known_to_the_store_at_any_batch_size(place: Place) -> None:
+    well(place.nightly_run())
+    place.nodes = [H100]
+    for size in (512, 1024):
+        night = place.nightly_run(batch_size=size)
+        assert (night.error, "no plan" in night.ends.values()) == ("", False)
+
+
+def test_a_fleet_without_any_node_tonight_refuses_no_name_of_hardware(place: Place) -> None:
+    place.nodes = []
+    night = place.nightly_run()
+    assert (night.error, night.ends) == ("", {"ads": "live"})
+
+
+@pytest.mark.parametrize("damage", [b"damaged", b"", None])
+def test_a_damaged_live_plan_is_written_again_by_the_next_night(place: Place, damage: bytes | None) -> None:
+    well(place.nightly_run())
+    plan = load_plan(place.store, "ads")
+    path = Path(place.store, "ads", "plans", f"{plan.digest()}.json")
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage)
+    night = place.nightly_run()
+    assert (night.error, load_plan(place.store, "ads", cache_dir=False).digest()) == ("", plan.digest())
+    assert bool(night.verdicts["ads"].doubts) == (damage is not None)
+    well(place.nightly_run())
+
+
+def test_a_damaged_live_plan_of_a_model_without_a_new_one_is_no_plan(place: Place) -> None:
+    well(place.nightly_run())
+    spoil(place, "ads/plans/*.json", b"damaged")
+    place.models[0]["tables"] = str(place.folder / "gone.json")
+    place.models.append(order(place, "feed"))
+    night = place.nightly_run()
+    assert night.ends == {"ads": "red", "feed": "live"}
+    assert "gone.json" in night.error
+    assert "and the live plan cannot be loaded" in night.error
 
 
 def test_modules_that_tell_the_time_are_those_that_a_test_can_set() -> None:

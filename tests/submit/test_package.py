@@ -4,13 +4,22 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
-from neuroshard.submit.package import PACKAGE, digest, known_parameters, read_parameters
+from neuroshard.submit.package import (
+    PACKAGE,
+    RunSettings,
+    known_parameters,
+    packaged,
+    read_parameters,
+    take_parallelism,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,9 +58,62 @@ def test_nothing_given_is_every_default() -> None:
     assert known_parameters()["store"] == "STRING"
 
 
-def test_a_run_with_other_parameters_has_another_digest() -> None:
-    assert len({digest({}, None), digest({"pods": 1}, None), digest({"pods": 1}, "runner")}) == 3
-    assert digest({"pods": 1, "seed": 2}, None) == digest({"seed": 2, "pods": 1}, None)
+def test_a_run_with_other_settings_has_another_digest() -> None:
+    different = [
+        RunSettings({}),
+        RunSettings({"pods": 1}),
+        RunSettings({"pods": 1}, "runner"),
+        RunSettings({"pods": 1}, "runner", 60.0),
+        RunSettings({"pods": 1}, "runner", 60.0, 4),
+    ]
+    assert len({one.digest() for one in different}) == 5
+    assert RunSettings({"pods": 1, "seed": 2}).digest() == RunSettings({"seed": 2, "pods": 1}).digest()
+
+
+def loop_limits(path: Path) -> list[int | None]:
+    """The limit of every loop in a package."""
+    spec = next(yaml.safe_load_all(path.read_text()))
+    pipelines = [one["dag"] for one in (spec["root"], *spec["components"].values()) if "dag" in one]
+    loops = [task for dag in pipelines for task in dag["tasks"].values() if "parameterIterator" in task]
+    return [task.get("iteratorPolicy", {}).get("parallelismLimit") for task in loops]
+
+
+def test_the_parallelism_limits_every_loop_of_the_package_that_is_uploaded() -> None:
+    with packaged(RunSettings({})) as path:
+        unlimited = loop_limits(path)
+    with packaged(RunSettings({}, parallelism=3)) as path:
+        limited = loop_limits(path)
+    assert set(unlimited) == {None}
+    assert limited == [3] * len(unlimited)
+
+
+def test_the_limit_that_kfp_compiles_is_the_one_that_is_set() -> None:
+    from kfp import compiler, dsl
+
+    @dsl.component(base_image="python:3.11")
+    def step(name: str) -> None: ...
+
+    @dsl.pipeline
+    def loop() -> None:
+        with dsl.ParallelFor(["a", "b"], parallelism=3) as name:
+            step(name=name)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "loop.yaml")
+        compiler.Compiler().compile(loop, str(path))
+        assert loop_limits(path) == [3]
+
+
+def test_the_parallelism_of_the_command_goes_over_that_of_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, "store: s3://b/p\nparallelism: 4\n")
+    for asked, limit in ((None, 4), (2, 2), (0, 0)):
+        given = read_parameters(file, None)
+        assert (take_parallelism(given, asked), given) == (limit, {"store": "s3://b/p"})
+    assert take_parallelism(read_parameters(file, None, ["parallelism=7"]), None) == 7
+    assert take_parallelism({}, None) == 0
+    for wrong in (-1, 10_001):
+        with pytest.raises(UsageError, match=f"parallelism must be from 1 to 10,000, or 0 for no limit, not {wrong:,}"):
+            take_parallelism({}, wrong)
 
 
 @pytest.mark.parametrize(

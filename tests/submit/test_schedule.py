@@ -9,18 +9,20 @@ from helpers.kubeflow import CREATED, KfpStub
 from helpers.limits import HANGS
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.submit import schedule
-from neuroshard.submit.schedule import run, wanted
+from neuroshard.submit.kubeflow import Server
+from neuroshard.submit.package import RunSettings
+from neuroshard.submit.schedule import Nightly, run, wanted
 
 NAME = "neuroshard-nightly"
 GIVEN = {"store": "s3://b/p", "pods": 2}
 
 
 def scheduled(stub: KfpStub, cron: str = "0 2 * * *", given: dict[str, Any] = GIVEN, **more: Any) -> list[str]:
-    return list(run(stub.url, NAME, wanted(cron, given, None), **more))
+    return list(run(Server(stub.url), NAME, Nightly(cron, RunSettings(given)), **more))
 
 
 def removed(stub: KfpStub, **more: Any) -> list[str]:
-    return list(run(stub.url, NAME, None, **more))
+    return list(run(Server(stub.url), NAME, None, **more))
 
 
 def test_it_is_made_as_the_facts_want_it(kfp_stub: KfpStub) -> None:
@@ -37,7 +39,7 @@ def test_it_is_made_as_the_facts_want_it(kfp_stub: KfpStub) -> None:
 def test_again_it_changes_nothing(kfp_stub: KfpStub) -> None:
     scheduled(kfp_stub)
     asked = kfp_stub.changes()
-    assert scheduled(kfp_stub) == [f"{NAME} (j1) is as it shall be"]
+    assert scheduled(kfp_stub) == [f"{NAME} (j1) is up to date"]
     assert kfp_stub.changes() == asked
 
 
@@ -71,7 +73,7 @@ def test_killed_between_making_and_deleting_the_next_call_puts_it_right(kfp_stub
     scheduled(kfp_stub, "30 3 * * *")
     kfp_stub.recurring.insert(0, {**kfp_stub.recurring[0], "recurring_run_id": "old", "description": "before"})
     assert scheduled(kfp_stub, "30 3 * * *") == [
-        f"{NAME} (j2) is as it shall be",
+        f"{NAME} (j2) is up to date",
         f"delete {NAME} (old), of the same name",
     ]
     assert [one["recurring_run_id"] for one in kfp_stub.recurring] == ["j2"]
@@ -107,14 +109,14 @@ def test_a_run_under_way_is_not_killed_unasked(kfp_stub: KfpStub, cron: str | No
     with pytest.raises(NeuroshardError, match=told):
         removed(kfp_stub) if cron is None else scheduled(kfp_stub, cron)
     assert kfp_stub.changes() == asked  # nothing was made either
-    assert scheduled(kfp_stub) == [f"{NAME} (j1) is as it shall be"]  # and what changes nothing is not in the way
+    assert scheduled(kfp_stub) == [f"{NAME} (j1) is up to date"]  # and what changes nothing is not in the way
 
 
 @pytest.mark.usefixtures("quick")
 def test_the_end_of_a_run_under_way_is_waited_for(kfp_stub: KfpStub) -> None:
     scheduled(kfp_stub)
     under_way(kfp_stub)
-    waiting = run(kfp_stub.url, NAME, None, wait_seconds=HANGS)
+    waiting = run(Server(kfp_stub.url), NAME, None, wait_seconds=HANGS)
     assert next(waiting) == f"delete {NAME} (j1)"
     assert next(waiting) == "wait for run n1 (neuroshard-nightly4b8lf-1-358216334, RUNNING)"
     assert "DELETE /recurringruns/j1" not in kfp_stub.changes()
@@ -186,8 +188,8 @@ def test_a_refusal_leaves_what_was_there(kfp_stub: KfpStub) -> None:
 
 def test_a_cron_of_the_wrong_length_is_told() -> None:
     with pytest.raises(UsageError, match="'2am' has 1 fields; give five"):
-        wanted("2am", {}, None)
-    assert wanted("0 0 2 * * *", {}, None).cron == "0 0 2 * * *"
+        wanted(Nightly("2am", RunSettings({})))
+    assert wanted(Nightly("0 0 2 * * *", RunSettings({}))).cron == "0 0 2 * * *"
 
 
 def test_the_command_schedules_several_models_and_shows_what_it_would_change(  # type: ignore[no-untyped-def]
@@ -205,8 +207,8 @@ def test_the_command_schedules_several_models_and_shows_what_it_would_change(  #
 
 def test_another_deadline_makes_another_recurring_run(kfp_stub: KfpStub) -> None:
     scheduled(kfp_stub)
-    want = wanted("0 2 * * *", GIVEN, None, 48 * 3600)
-    told = list(run(kfp_stub.url, NAME, want, deadline_seconds=48 * 3600))
+    nightly = Nightly("0 2 * * *", RunSettings(GIVEN, deadline_seconds=48 * 3600))
+    told = list(run(Server(kfp_stub.url), NAME, nightly))
     assert [line.partition(":")[0].strip() for line in told] == [
         f"make {NAME} anew, with",
         "description",
@@ -214,3 +216,21 @@ def test_another_deadline_makes_another_recurring_run(kfp_stub: KfpStub) -> None
     ]
     platform = kfp_stub.recurring[0]["pipeline_spec"]["platform_spec"]["platforms"]["kubernetes"]
     assert platform["pipelineConfig"] == {"activeDeadlineSeconds": 172800}
+
+
+def test_the_recurring_run_has_the_parallelism_that_is_asked_for(
+    kfp_stub: KfpStub, neuroshard, parameters: Path, models: Path
+) -> None:
+    command = ["schedule", "--parameters", parameters, "--models", models, "--endpoint", kfp_stub.url]
+    ended = neuroshard(*command, "--cron", "0 2 * * *", "--parallelism", "5")
+    assert ended.returncode == 0, ended.stderr
+    spec = kfp_stub.recurring[0]["pipeline_spec"]["pipeline_spec"]
+    tasks = [
+        task
+        for one in (spec["root"], *spec["components"].values())
+        for task in one.get("dag", {}).get("tasks", {}).values()
+    ]
+    limits = [task["iteratorPolicy"] for task in tasks if "parameterIterator" in task]
+    assert limits
+    assert all(limit == {"parallelismLimit": 5} for limit in limits)
+    assert "parallelism" not in kfp_stub.recurring[0]["runtime_config"]["parameters"]

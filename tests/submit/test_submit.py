@@ -23,19 +23,26 @@ from neuroshard.core.nightly import read_orders
 from neuroshard.kube import Admission
 from neuroshard.submit import kubeflow
 from neuroshard.submit import run as submit_run
-from neuroshard.submit.kubeflow import Kubeflow
-from neuroshard.submit.run import Watch, run
+from neuroshard.submit.kubeflow import Kubeflow, Server
+from neuroshard.submit.package import DEADLINE_SECONDS, RunSettings
+from neuroshard.submit.run import Waiting, run
 from neuroshard.submit.steps import Task, failed_steps
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pipelines" / "neuroshard.yaml"
-WATCH = Watch(seconds=HANGS, poll_seconds=0.001)
+WAITING = Waiting(seconds=HANGS, poll_seconds=0.001)
 
 
 def submitted(
-    stub: KfpStub, given: dict[str, Any] | None = None, watch: Watch | None = WATCH, **more: Any
+    stub: KfpStub,
+    given: dict[str, Any] | None = None,
+    waiting: Waiting | None = WAITING,
+    service_account: str | None = None,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    **more: Any,
 ) -> list[str]:
-    return list(run(stub.url, given or {}, watch, **more))
+    settings = RunSettings(given or {}, service_account, deadline_seconds)
+    return list(run(Server(stub.url), settings, waiting, **more))
 
 
 def test_kfps_command_line_takes_the_package_and_its_parameters(kfp_stub: KfpStub) -> None:
@@ -186,7 +193,7 @@ def test_a_storm_of_retries_is_ended_in_one_line(kfp_stub: KfpStub, name: str, s
 
 def tasks_of(stub: KfpStub) -> tuple[Task, ...]:
     """The tasks of the recorded shape, as they are read."""
-    kubeflow_ = Kubeflow(stub.url)
+    kubeflow_ = Kubeflow(Server(stub.url))
     stub.runs.append({"run_id": "r0", "display_name": "shape", "state": "FAILED"})
     tasks = kubeflow_.run("r0").tasks
     stub.runs.clear()
@@ -237,13 +244,13 @@ def test_a_run_whose_pods_have_logs_is_waited_for(kfp_stub: KfpStub) -> None:
     pod = "neuroshard-nightly4b8lf-1-358216334-system-container-impl-1853361701"
     kfp_stub.logs[pod] = "measuring\n"
     with pytest.raises(NeuroshardError, match=r"^run r1 is RUNNING after "):
-        submitted(kfp_stub, watch=Watch(0.5, 0.001))
+        submitted(kfp_stub, waiting=Waiting(0.5, 0.001))
 
 
 def test_a_run_that_takes_too_long_is_an_error(kfp_stub: KfpStub) -> None:
     kfp_stub.states = ["RUNNING"]
     with pytest.raises(NeuroshardError, match=r"^run r1 is RUNNING after 1e-06 h; it goes on, nobody waits for it$"):
-        submitted(kfp_stub, watch=Watch(0.0036, 0.001))
+        submitted(kfp_stub, waiting=Waiting(0.0036, 0.001))
 
 
 def notes(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -252,7 +259,7 @@ def notes(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_an_api_that_restarts_meanwhile_is_asked_again(kfp_stub: KfpStub, capsys: pytest.CaptureFixture[str]) -> None:
-    waiting = run(kfp_stub.url, {}, WATCH)
+    waiting = run(Server(kfp_stub.url), RunSettings({}), WAITING)
     next(waiting)
     kfp_stub.faults = [503, 502]
     assert list(waiting) == ["run r1: SUCCEEDED"]
@@ -262,7 +269,7 @@ def test_an_api_that_restarts_meanwhile_is_asked_again(kfp_stub: KfpStub, capsys
 
 
 def test_an_api_that_stays_away_is_an_error(kfp_stub: KfpStub) -> None:
-    waiting = run(kfp_stub.url, {}, WATCH, patience_seconds=0.0)
+    waiting = run(Server(kfp_stub.url), RunSettings({}), WAITING, patience_seconds=0.0)
     next(waiting)
     kfp_stub.faults = [503] * 9
     with pytest.raises(NeuroshardError, match=r"answered 503: fault 503; run r1 may go on, and nobody waits for it$"):
@@ -291,7 +298,10 @@ def test_a_closed_port_is_tried_until_it_opens() -> None:
         thread = threading.Thread(target=open_late)
         thread.start()
         try:
-            assert list(run(url, {}, WATCH, patience_seconds=HANGS))[-1] == "run r1: SUCCEEDED"
+            assert (
+                list(run(Server(url), RunSettings({}), Waiting(HANGS, 0.1), patience_seconds=HANGS))[-1]
+                == "run r1: SUCCEEDED"
+            )
         finally:
             opened.set()
             thread.join()
@@ -373,7 +383,7 @@ def test_a_pod_shows_the_token_that_it_was_given(
 def test_what_the_api_refuses_is_one_line(kfp_stub: KfpStub, status: int, message: str) -> None:
     kfp_stub.faults = [status] * 20
     with pytest.raises(NeuroshardError, match=rf"^{kfp_stub.url}: (Kubeflow Pipelines )?{message}") as told:
-        Kubeflow(kfp_stub.url)
+        Kubeflow(Server(kfp_stub.url))
     assert "\n" not in str(told.value)
 
 
@@ -407,7 +417,7 @@ def test_an_old_kfp_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(kfp, "__version__", "1.8.22")
     with pytest.raises(NeuroshardError, match=r"^kfp 1\.8\.22 is too old: ") as raised:
-        Kubeflow("http://127.0.0.1:9")
+        Kubeflow(Server("http://127.0.0.1:9"))
     assert str(raised.value).endswith(install_command("pipeline"))
 
 
@@ -459,4 +469,4 @@ def test_an_api_that_takes_the_question_and_says_nothing_is_one_line(monkeypatch
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(NeuroshardError, match=rf"^{url}: Kubeflow Pipelines does not answer: .*timed out"):
-            Kubeflow(url)
+            Kubeflow(Server(url))

@@ -15,11 +15,13 @@ from helpers.kubeflow import KfpStub
 from helpers.limits import HANGS
 from helpers.nodes import FakeApiServer
 from neuroshard.core.errors import NeuroshardError
-from neuroshard.submit.run import Watch, run
-from neuroshard.submit.tell import Outcome, metrics_text, tell, tell_event, tell_metrics
+from neuroshard.submit.kubeflow import Server
+from neuroshard.submit.package import RunSettings
+from neuroshard.submit.run import Waiting, run
+from neuroshard.submit.tell import RunOutcome, metrics_text, tell, tell_event, tell_metrics
 
-WELL = Outcome(1000.4, 2000.6, True, "run r1 succeeded")
-BADLY = Outcome(3000.0, 4000.0, False, "run r2 ended as FAILED")
+WELL = RunOutcome(1000.4, 2000.6, True, "run r1 succeeded")
+BADLY = RunOutcome(3000.0, 4000.0, False, "run r2 ended as FAILED")
 
 
 class Recorder(JsonHandler):
@@ -94,7 +96,7 @@ def test_the_end_of_a_run_is_told_everywhere(
     kfp_stub.states = [state]
     path = tmp_path / "neuroshard.prom"
     try:
-        list(run(kfp_stub.url, {}, Watch(HANGS, 0.001, str(path), event=True)))
+        list(run(Server(kfp_stub.url), RunSettings({}), Waiting(HANGS, 0.001, str(path), event=True)))
     except NeuroshardError:
         assert state == "FAILED"
     assert values(path.read_text())["neuroshard_nightly_success"] == success

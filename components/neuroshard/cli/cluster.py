@@ -1,13 +1,16 @@
 """The pipeline on Kubeflow."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from neuroshard.cli.app import command, say
 from neuroshard.core.errors import UsageError
 from neuroshard.core.units import parse_duration
+
+if TYPE_CHECKING:
+    from neuroshard.submit.package import RunSettings
 
 Endpoint = Annotated[
     str, typer.Option(envvar="KFP_ENDPOINT", help="Address of the Kubeflow Pipelines API, as in http://localhost:8888.")
@@ -24,8 +27,14 @@ Namespace = Annotated[str | None, typer.Option(help="Profile to run in, where Ku
 ServiceAccount = Annotated[
     str | None, typer.Option(help="Of the run's pods [default: what Kubeflow Pipelines gives them].")
 ]
-Deadline = Annotated[str, typer.Option(help="Kubeflow ends a run that takes longer, whatever becomes of it.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Deadline = Annotated[str, typer.Option(help="Kubeflow ends a run that takes longer.")]
+Parallelism = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Most models, and most measuring pods, at once; 0 for all [default: what the file says, else 0]."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")]
 
 
 @command(
@@ -41,45 +50,43 @@ def submit(
     namespace: Namespace = None,
     service_account: ServiceAccount = None,
     wait: Annotated[bool, typer.Option(help="Wait for the end of the run, and fail where it fails.")] = True,
-    timeout: Annotated[str, typer.Option(help="Longest to wait.")] = "12h",
-    poll: Annotated[str, typer.Option(help="Ask this often how the run stands.")] = "15s",
+    timeout: Annotated[str, typer.Option(help="Longest time to wait.")] = "12h",
+    poll: Annotated[str, typer.Option(help="Time between two looks at the run.")] = "15s",
     metrics: Annotated[
-        str | None, typer.Option(help="Say how it went for Prometheus: in a file, or at a Pushgateway (http://…:9091).")
+        str | None,
+        typer.Option(help="Report the outcome to Prometheus: in a file, or at a Pushgateway (http://…:9091)."),
     ] = None,
-    event: Annotated[bool, typer.Option("--event", help="Say how it went in an event at this pod.")] = False,
+    event: Annotated[bool, typer.Option("--event", help="Report the outcome as an event at this pod.")] = False,
     patience: Annotated[
-        str, typer.Option(help="Ask an API that does not answer again for so long; 0 for not at all.")
+        str, typer.Option(help="Retry an API that does not answer for this long; 0 for no retry.")
     ] = "10m",
     deadline: Deadline = "24h",
+    parallelism: Parallelism = None,
     check: Annotated[
         bool,
-        typer.Option(help="Ask the Kubernetes API first, in a dry run, whether it takes the pods of a run."),
+        typer.Option(help="Ask the Kubernetes API first, in a dry run, whether it accepts the pods of a run."),
     ] = True,
     dry_run: DryRun = False,
 ) -> None:
-    """Run the pipeline on Kubeflow Pipelines; one with the same parameters that is under way is waited for."""
-    from neuroshard.submit.package import read_parameters
-    from neuroshard.submit.run import Watch, run, run_admission
+    """Run the pipeline on Kubeflow Pipelines; wait for a run with the same parameters if one is under way."""
+    from neuroshard.submit.kubeflow import Server
+    from neuroshard.submit.run import Waiting, run, run_admission
 
     if not wait and (metrics or event):
-        raise UsageError("--metrics and --event tell how a run ended; leave out --no-wait")
-    given = read_parameters(parameters, models_yaml, settings or ())
-    watch = Watch(parse_duration(timeout), parse_duration(poll), metrics, event) if wait else None
-    if watch and watch.seconds > parse_duration(deadline):
+        raise UsageError("--metrics and --event report how a run ended; leave out --no-wait")
+    run_settings = _settings(parameters, models_yaml, settings, service_account, deadline, parallelism)
+    waiting = Waiting(parse_duration(timeout), parse_duration(poll), metrics, event) if wait else None
+    if waiting and waiting.seconds > run_settings.deadline_seconds:
         raise UsageError(f"--timeout {timeout} is longer than --deadline {deadline}, at which Kubeflow ends the run")
-    told = run(
-        endpoint,
-        given,
-        watch,
-        experiment,
-        namespace,
-        service_account,
+    lines = run(
+        Server(endpoint, experiment, namespace),
+        run_settings,
+        waiting,
         dry_run=dry_run,
         patience_seconds=0.0 if patience in ("0", "0s") else parse_duration(patience),
-        deadline_seconds=parse_duration(deadline),
         check=run_admission(namespace, service_account) if check else None,
     )
-    for line in told:
+    for line in lines:
         say(line)
 
 
@@ -102,33 +109,44 @@ def schedule(
     service_account: ServiceAccount = None,
     remove: Annotated[bool, typer.Option("--remove", help="Delete it instead.")] = False,
     wait: Annotated[
-        str | None, typer.Option(help="Wait so long for a run under way that would be deleted: 3h [default: refuse].")
+        str | None, typer.Option(help="Wait this long for a run under way that would be deleted: 3h [default: refuse].")
     ] = None,
     now: Annotated[bool, typer.Option("--now", help="Terminate a run under way that would be deleted.")] = False,
     deadline: Deadline = "24h",
+    parallelism: Parallelism = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Make KFP's own recurring run what these ask for; run it again and nothing changes."""
-    from neuroshard.submit.package import read_parameters
-    from neuroshard.submit.schedule import run, wanted
+    """Create or update KFP's own recurring run; called again, it changes nothing."""
+    from neuroshard.submit.kubeflow import Server
+    from neuroshard.submit.schedule import Nightly, run
 
     if (cron is None) != remove:
         raise UsageError("give one of --cron and --remove")
-    given = read_parameters(parameters, models_yaml, settings or ())
     if wait and now:
         raise UsageError("give one of --wait and --now")
-    seconds = parse_duration(deadline)
-    want = None if cron is None else wanted(cron, given, service_account, seconds)
-    told = run(
-        endpoint,
+    run_settings = _settings(parameters, models_yaml, settings, service_account, deadline, parallelism)
+    lines = run(
+        Server(endpoint, experiment, namespace),
         name,
-        want,
-        experiment,
-        namespace,
+        None if cron is None else Nightly(cron, run_settings),
         dry_run=dry_run,
-        deadline_seconds=seconds,
         wait_seconds=parse_duration(wait) if wait else 0.0,
         now=now,
     )
-    for line in told:
+    for line in lines:
         say(line)
+
+
+def _settings(
+    parameters: Path | None,
+    models_yaml: Path | None,
+    settings: list[str] | None,
+    service_account: str | None,
+    deadline: str,
+    parallelism: int | None,
+) -> "RunSettings":
+    from neuroshard.submit.package import RunSettings, read_parameters, take_parallelism
+
+    given = read_parameters(parameters, models_yaml, settings or ())
+    limit = take_parallelism(given, parallelism)
+    return RunSettings(given, service_account, parse_duration(deadline), limit)

@@ -11,6 +11,14 @@ from neuroshard.cli.options import AsJson, SingleWriter, StoreUrl
 from neuroshard.core.units import format_bytes, parse_duration
 
 ModelName = Annotated[str, typer.Option("--name", help="The model whose plans these are, as in ads-ranker.")]
+GarbageName = Annotated[
+    str,
+    typer.Option(
+        "--name",
+        help="A model (its plans), hardware/FINGERPRINT/BATCH (its cost models), or _measuring/FINGERPRINT (what was measured "
+        "of hardware that has left the fleet).",
+    ),
+]
 TrackName = Annotated[
     str, typer.Option("--name", help="A model (its plans), or hardware/FINGERPRINT/BATCH (its cost models).")
 ]
@@ -143,12 +151,12 @@ def rollback(store: StoreUrl, name: TrackName, single_writer: SingleWriter = Fal
 )
 def gc(
     store: StoreUrl,
-    name: TrackName,
+    name: GarbageName,
     keep: Annotated[int, typer.Option(min=1, help="Releases to keep, with their plans, besides the live one.")] = 10,
     older_than: Annotated[str, typer.Option(help="Keep whatever is younger than this.")] = "168h",
     apply: Annotated[bool, typer.Option("--apply", help="Delete; else only list what would be.")] = False,
 ) -> None:
-    """Delete old plans or cost models, releases and refusals; without --apply only list them."""
+    """Delete old plans or cost models, releases, refusals or measuring; without --apply only list them."""
     from neuroshard.deploy.gc import run
 
     garbage = run(store, name, keep=keep, age_seconds=parse_duration(older_than), apply=apply)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from neuroshard.core.errors import InvalidInput, Refused
+from neuroshard.core.errors import InvalidInput, NotFound, Refused
 from neuroshard.core.release import ModelRelease, in_the_future
 from neuroshard.costmodel.bundle import Manifest, load_cost_model
 from neuroshard.deploy.gate import check_max_error
@@ -18,7 +18,7 @@ from neuroshard.files.disk import read_bytes
 from neuroshard.store.bundles import BUNDLE_FILES, models_of
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
-from neuroshard.store.track import Artifact, ReleaseTrack, find_artifact, live_or_none, read_artifact
+from neuroshard.store.track import Artifact, Live, ReleaseTrack, find_artifact, live_or_none, read_artifact
 
 MAX_ERROR = 0.2  # on unseen tables; on a CPU, two measurements of one case differ by 2 to 7 %
 
@@ -102,6 +102,8 @@ def _go_live(
             f"{unknown if error is None else 'cases'}, or make it live all the same by `neuroshard publish-model` with --force"
             f"{'' if error is None else ' or --max-error'}"
         )
+    if live and not is_live and action == "publish" and not asked.force:
+        _check_still_learned(manifest, live, store, track)
     release = ModelRelease(
         number=next_number(live, store, track),
         previous_digest=live.release.bundle_digest if live else None,
@@ -118,3 +120,30 @@ def _go_live(
         forced=asked.force,
     )
     return go_live(release, live, store, track)
+
+
+def _check_still_learned(
+    new: Manifest, live: Live[ModelRelease], store: Store, track: ReleaseTrack[ModelRelease]
+) -> None:
+    """Raise Refused where the analytic model stands in for a part that the live cost model learned from costs.
+
+    One that answers for more numbers of ranks is let through: the live one has no answer there.
+    """
+    digest = live.release.bundle_digest
+    try:
+        old = Manifest.parse(read_artifact(store, track, digest).value, f"{store.url}/{track.keys(digest)[-1]}")
+    except (NotFound, InvalidInput):  # a live one that nobody can open is worth less than any
+        return
+    if set(new.device_counts) - set(old.device_counts):
+        return
+    if lost := sorted(_parts(new) - _parts(old)):
+        raise Refused(
+            f"{store.url}: cost model {new.digest()[:12]} of {track.name} is published, but does not go live: its "
+            f"{' and '.join(lost)} were not learned but are the analytic model's, and release {live.release.number}, which "
+            "stays live, learned them; measure more cases, or publish it with --force"
+        )
+
+
+def _parts(manifest: Manifest) -> set[str]:
+    """The parts for which the analytic model stands in, as "compute costs", "all-to-all costs of 4 ranks"."""
+    return {sentence.partition(" are those of ")[0] for sentence in manifest.report.stand_ins}

@@ -8,8 +8,13 @@ of all of them, and every object that is younger than the age.
 An artifact must not go live while it is deleted. So gc first writes a mark that names what it is about to delete, and then looks
 at the ages again. golive.py makes an artifact young first, and then looks for marks. Whichever of the two looks later sees the
 other. Ages are by the store's clock alone, never by this machine's.
+
+    neuroshard gc --store s3://bucket/prefix --name _measuring/FINGERPRINT --older-than 720h [--apply]
+
+deletes what nightly runs measured of a kind of hardware (`_measuring`: of all kinds) if nothing has changed there for so long.
 """
 
+import re
 import time
 from datetime import datetime, timedelta
 from functools import partial
@@ -17,7 +22,8 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from neuroshard.core.errors import StoreError, UsageError
-from neuroshard.core.release import Condemned
+from neuroshard.core.nightly import WORK_FOLDER
+from neuroshard.core.release import FINGERPRINT, Condemned
 from neuroshard.deploy.golive import MARK_SECONDS, timestamp
 from neuroshard.deploy.tracks import track_of
 from neuroshard.progress import progress
@@ -46,11 +52,7 @@ def find_garbage(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds
     """
     if keep < 1:
         raise UsageError(f"--keep must be at least 1 release, not {keep}")
-    if age_seconds < MIN_AGE_SECONDS:
-        raise UsageError(
-            f"--older-than must be at least {MIN_AGE_SECONDS / 3600:.0f}h, not {age_seconds:g} s: a {track.noun} is there "
-            "before its release"
-        )
+    _check_age(age_seconds, f"a {track.noun} is there before its release")
     live = read_pointer(store, track)
     entries = store.list(f"{track.name}/")
     keys = {entry.key for entry in entries}
@@ -99,10 +101,49 @@ def gc(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds: float, a
 
 
 def run(store_url: str, name: str, *, keep: int, age_seconds: float, apply: bool = False) -> Garbage:
-    """`gc` of a model's plans, or of the cost models of hardware/FINGERPRINT/BATCH."""
+    """`gc` of a model's plans, of the cost models of hardware/FINGERPRINT/BATCH, or of the measuring under _measuring."""
     # its one write is to a key of its own, so it needs no conditional writes
     store = open_store(store_url, single_writer=True)
+    if name.partition("/")[0] == WORK_FOLDER:
+        return gc_measuring(store, name, age_seconds=age_seconds, apply=apply)
     return gc(store, track_of(name), keep=keep, age_seconds=age_seconds, apply=apply)
+
+
+def gc_measuring(store: Store, name: str, *, age_seconds: float, apply: bool = False) -> Garbage:
+    """Delete, if `apply`, all measuring in which nothing has changed for so long; its hardware is measured again if asked for.
+
+    Leases are renewed every minute, so measuring under way is never old. `name` is _measuring, or _measuring/FINGERPRINT.
+    Raises UsageError, StoreError.
+    """
+    _, slash, fingerprint = name.partition("/")
+    if slash and not re.fullmatch(FINGERPRINT, fingerprint):
+        raise UsageError(
+            f"{name[:80]!r} is not the name of measuring; write {WORK_FOLDER}, or {WORK_FOLDER}/FINGERPRINT as "
+            "`neuroshard models` and `neuroshard fleet` show it"
+        )
+    _check_age(age_seconds, "a nightly run may be at work on it")
+    newest = store.clock() - timedelta(seconds=age_seconds)
+    folders: dict[str, list[ObjectInfo]] = {}
+    for entry in store.list(f"{name}/"):
+        folders.setdefault("/".join(entry.key.split("/")[:3]), []).append(entry)
+    old = {folder: found for folder, found in folders.items() if all(entry.modified < newest for entry in found)}
+    kept = sum(map(len, folders.values())) - sum(map(len, old.values()))
+    deleted: list[ObjectInfo] = []
+    for folder, found in old.items():
+        if apply and store.list(f"{folder}/") != tuple(found):  # a nightly run has begun to use it
+            kept += len(found)
+            continue
+        # without its cases.json a draw does not count: a nightly run that starts now draws again
+        found.sort(key=lambda entry: not entry.key.endswith("/cases.json"))
+        for entry in found if apply else ():
+            store.delete(entry.key)
+        deleted += found
+    return Garbage(tuple(deleted), kept)
+
+
+def _check_age(age_seconds: float, why: str) -> None:
+    if age_seconds < MIN_AGE_SECONDS:
+        raise UsageError(f"--older-than must be at least {MIN_AGE_SECONDS / 3600:.0f}h, not {age_seconds:g} s: {why}")
 
 
 def _condemn(garbage: Garbage, store: Store, track: ReleaseTrack[R], now: datetime) -> ObjectInfo:

@@ -121,6 +121,21 @@ def mend_pointer(store: Store, track: ReleaseTrack[R]) -> str | None:
     return f"{fault}; it was deleted, as its history has no release, and is kept as {kept}"
 
 
+def delete_damaged(store: Store, track: ReleaseTrack[R], digest: str) -> str | None:
+    """Delete the artifact under `digest` if its bytes are damaged, so that it can be written again. Returns what was done, or
+    None."""
+    try:
+        read_artifact(store, track, digest)
+        return None
+    except (NotFound, NewerFormat):
+        return None
+    except InvalidInput as error:
+        for key in track.keys(digest):
+            store.delete(key)
+        fault = str(error).partition(": delete it and")[0]
+        return f"{fault}; it was deleted, and is written again"
+
+
 def next_number(live: Live[R] | None, store: Store, track: ReleaseTrack[R]) -> int:
     """One more than the highest number of any release, even where live.json was lost or restored by hand."""
     return max([live.release.number if live else 0, *history(store, track)]) + 1

@@ -73,11 +73,13 @@ def survey(
     settings: SurveySettings,
     *,
     now: datetime,
+    unreadable: bool = False,
 ) -> Surveyed:
     """Find the hardware of each order, and the kinds that no live cost model of `known` covers for the orders.
 
     `columns` is the widest shard that each model's plan cannot avoid. An order with invalid constraints, or with an ambiguous
-    name of hardware, gets no plan; the other orders go on.
+    or unknown name of hardware, gets no plan; the other orders go on. With `unreadable` the store has pointers that cannot be
+    read, so it may know a name that is not found.
     """
     batch_size = settings.request.batch_size
     usual = Wanted(batch_size, max_error=settings.max_error, max_age_seconds=settings.max_age_seconds)
@@ -87,6 +89,7 @@ def survey(
         try:
             ConstraintsFile.parse(order.constraints, f"constraints of model {order.name!r}")
             hardware[order.name] = hardware_of(order, usually, live_at(known, batch_size))
+            _check_spelling(order, hardware[order.name], fleet, known, unreadable)
         except NeuroshardError as error:
             no_plan[order.name] = str(error)
     wanted = {}
@@ -140,14 +143,19 @@ def hardware_of(order: Order, kinds: Sequence[KindCoverage], live: Mapping[str, 
     )
 
 
-def misspelt(orders: Sequence[Order], hardware: Mapping[str, str], fleet: Fleet) -> list[str]:
-    """A note for each order whose hardware is neither in the fleet nor in the store."""
-    there = "; ".join(kind.hardware.name for kind in fleet.kinds) or "no kind of hardware that this backend measures"
-    return [
-        f"model {order.name!r}: no hardware {order.hardware!r} in the fleet or the store, which has {there}; is it misspelt?"
-        for order in orders
-        if hardware.get(order.name) == ""
-    ]
+def _check_spelling(
+    order: Order, fingerprint: str, fleet: Fleet, known: Mapping[ModelKey, Known], unreadable: bool
+) -> None:
+    """Raise UsageError for hardware that neither the fleet nor the store has ever had.
+
+    A fleet without any kind says nothing: its nodes may be away tonight, or the cluster could not be asked.
+    """
+    if fingerprint or unreadable or not fleet.kinds:
+        return
+    if any(is_part_of_name(order.hardware, one.release.device_name) for one in known.values()):  # at another batch size
+        return
+    there = "; ".join(kind.hardware.name for kind in fleet.kinds)
+    raise UsageError(f"no hardware {order.hardware!r} in the fleet or the store, which have {there}; is it misspelt?")
 
 
 def _work(one: KindCoverage, wanted: Wanted, orders: Sequence[Order], settings: SurveySettings) -> Work:

@@ -4,18 +4,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import InvalidInput, NotFound, Refused
+from neuroshard.core.errors import Refused
 from neuroshard.core.nightly import Request, Work
 from neuroshard.core.release import ModelRelease
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.costmodel.serving import known_models, predicts
 from neuroshard.deploy.bundles import MAX_ERROR, Asked, publish_model
-from neuroshard.deploy.golive import mend_pointer
+from neuroshard.deploy.golive import delete_damaged, mend_pointer
 from neuroshard.store.bundles import ModelKey, models_of
 from neuroshard.store.folders import patiently
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
-from neuroshard.store.track import ReleaseTrack, read_artifact
 
 
 def publish(
@@ -38,25 +37,13 @@ def publish(
     now = datetime.now(UTC)
     if less := patiently(lambda: _serves_less(store, work, request, cost_model)):
         raise Refused(less)
-    patiently(lambda: _delete_damaged(store, track, cost_model))
+    if mended := patiently(lambda: delete_damaged(store, track, load_cost_model(cost_model).name)):
+        log(f"note: {mended}")
     asked = Asked(max_error or MAX_ERROR, renew=work.oldest_seconds is not None)
     release = patiently(lambda: publish_model(cost_model, store, now=now, asked=asked))
     error = "" if release.error is None else f", error on unseen tables {release.error:.1%}"
     log(f"{release.device_name}: cost model {release.bundle_digest[:12]} is live{error}")
     return release
-
-
-def _delete_damaged(store: Store, track: ReleaseTrack[ModelRelease], cost_model: Path) -> None:
-    """Delete this cost model's files in the store where they are damaged. Publishing then writes them again."""
-    digest = load_cost_model(cost_model).name
-    try:
-        read_artifact(store, track, digest)
-    except NotFound:
-        return
-    except InvalidInput as error:
-        log(f"note: {error}; it was deleted")
-        for key in track.keys(digest):
-            store.delete(key)
 
 
 def _serves_less(store: Store, work: Work, request: Request, cost_model: Path) -> str:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NewerFormat, Refused
+from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NewerFormat, NotFound, Refused
 from neuroshard.core.nightly import VERDICTS_FOLDER, Searched, Survey
 from neuroshard.core.value import Value
-from neuroshard.deploy.golive import mend_pointer
+from neuroshard.deploy.golive import delete_damaged, mend_pointer
 from neuroshard.deploy.run import Deployed, DeploySettings
 from neuroshard.deploy.run import run as deploy
 from neuroshard.files.plan import read_plan
@@ -28,6 +28,7 @@ from neuroshard.store.measuring import FAILED, read_record, write_record
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of
+from neuroshard.store.releases import read_plan as read_live_plan
 from neuroshard.store.track import live_or_none
 
 End = Literal["live", "kept", "no plan", "red"]
@@ -94,7 +95,8 @@ def _verdict(
     if searched.no_plan:
         return _without_plan(store, survey, name, searched.no_plan, doubts)
     instead = searched.instead or read_plan(files.plan).provenance.instead
-    doubts = [*doubts, *([instead] if instead else [])]
+    damaged = patiently(lambda: delete_damaged(store, plans_of(name), read_plan(files.plan).digest()))
+    doubts = [*doubts, *(one for one in (instead, damaged) if one)]
     gated = replace(settings, tables=files.tables, cost_model=searched.model, max_error=survey.max_error, nightly=True)
 
     def attempt() -> Deployed:
@@ -154,8 +156,12 @@ def _without_plan(store: Store, survey: Survey, name: str, why: str, doubts: Seq
         live = patiently(lambda: live_or_none(store, plans_of(name)))
         number = live.release.number if live else 0
         end = "no plan" if live else "red"
+        if live:
+            patiently(lambda: read_live_plan(store, name, live.release.plan_digest))
     except NewerFormat as error:  # newer trainers can read it
         doubts = [*doubts, str(error)]
+    except (InvalidInput, NotFound) as error:
+        end, why = "red", f"{why}; and the live plan cannot be loaded: {error}"
     return Verdict(run=survey.owner, model=name, end=end, why=why, doubts=(*doubts, why), release=number)
 
 

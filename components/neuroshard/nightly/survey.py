@@ -18,7 +18,7 @@ from neuroshard.fleet.cluster import in_cluster
 from neuroshard.fleet.coverage import KindCoverage
 from neuroshard.fleet.kinds import Fleet
 from neuroshard.fleet.run import fleet_text, kubernetes_fleet, local_fleet
-from neuroshard.fleet.survey import SurveySettings, backends_view, misspelt, survey
+from neuroshard.fleet.survey import SurveySettings, backends_view, survey
 from neuroshard.nightly.draw import finished, lacking, read_draws, renamed, tables_of
 from neuroshard.store.folders import patiently
 from neuroshard.store.measuring import FAILED, LEARNED, costs_digest, measuring, read_record
@@ -42,7 +42,7 @@ def run(models: str, store_url: str, settings: SurveySettings) -> Survey:
     tables, faults = tables_of(orders)
     known, unreadable = patiently(lambda: known_models(store))
     columns = {order.name: _columns(order, tables.get(order.name, ())) for order in orders}
-    found = survey(fleet, known, orders, columns, settings, now=datetime.now(UTC))
+    found = survey(fleet, known, orders, columns, settings, now=datetime.now(UTC), unreadable=bool(unreadable))
     no_plan = {**found.no_plan, **{name: f"its tables cannot be read: {why}" for name, why in faults.items()}}
     _check_any_left(store, orders, no_plan)
     every_table = [table for some in tables.values() for table in some]
@@ -50,7 +50,7 @@ def run(models: str, store_url: str, settings: SurveySettings) -> Survey:
 
     log(*fleet_text(fleet, found.kinds).splitlines(), *(f"note: {note}" for note in fleet.notes))
     log(f"to measure: {len(works)} of {len(found.kinds)} kinds of hardware")
-    said = [*notes, *unreadable, *finished_works, *misspelt(orders, found.hardware, fleet)]
+    said = [*notes, *unreadable, *finished_works]
     log(*(f"note: {note}" for note in said))
     log(*(f"note: model {name!r} gets no plan: {why}" for name, why in no_plan.items()))
     return Survey(

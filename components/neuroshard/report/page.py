@@ -3,6 +3,7 @@
 The charts are Vega-Lite's; its script comes from the package vl-convert (docs/decisions/0013-report.md). Names of tables are
 untrusted: the template escapes them, and the data cannot end its block. The page's Content-Security-Policy allows only the
 scripts whose digests it lists, and no access to the network.
+"""
 
 import base64
 import hashlib

@@ -58,8 +58,11 @@ def holder(store: Store, key: str) -> str:
 
 
 def expired(store: Store, entry: ObjectInfo, seconds: float = LEASE_SECONDS) -> bool:
-    """Whether an object has not changed for so many seconds, by the store's clock."""
-    return _age(store, entry) > timedelta(seconds=seconds)
+    """Whether an object has not changed for so many seconds, by the store's clock.
+
+    One that is dated so far in the future has expired too: a live holder renews its lease within a minute.
+    """
+    return abs(_age(store, entry)) > timedelta(seconds=seconds)
 
 
 def _create(store: Store, key: str, data: bytes) -> bool:

@@ -17,7 +17,7 @@ from neuroshard.core.errors import PASSING_STATUSES, NeuroshardError
 from neuroshard.core.extras import install_command
 from neuroshard.core.text import one_line
 from neuroshard.kube import said
-from neuroshard.submit.package import DEADLINE_SECONDS, with_deadline
+from neuroshard.submit.package import RunSettings, packaged
 from neuroshard.submit.steps import MOST_STEPS, TEMPLATES, Nodes, Task, failed_steps, running_pods, step_text
 
 ENDED = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
@@ -50,8 +50,16 @@ class Run(NamedTuple):
         return self.state in ENDED
 
 
+class Server(NamedTuple):
+    """Where runs go: the address of the Kubeflow Pipelines API, the experiment, and the profile where there are several users."""
+
+    endpoint: str
+    experiment: str = "neuroshard"
+    namespace: str | None = None
+
+
 class Recurring(NamedTuple):
-    """A recurring run as it is, or as it shall be. `description` holds the digest of its package."""
+    """A recurring run, as the API has it or as it should be. `description` holds the digest of its package."""
 
     cron: str
     description: str
@@ -63,21 +71,15 @@ class Recurring(NamedTuple):
 
 
 class Kubeflow:
-    """An experiment of the Kubeflow Pipelines at `endpoint`, which ends every run of ours after `deadline_seconds`.
+    """An experiment on a server of Kubeflow Pipelines.
 
-    Raises NeuroshardError in one line, NotAnswering where later may help. It shows the token that the kubelet projects into
-    the pod, where there is one.
+    Raises NeuroshardError in one line, NotAnswering where a later try may succeed. It sends the token that the kubelet projects
+    into the pod, where there is one.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        experiment: str = "neuroshard",
-        namespace: str | None = None,
-        deadline_seconds: float = DEADLINE_SECONDS,
-    ) -> None:
-        self.endpoint, self.experiment, self.namespace = endpoint.rstrip("/"), experiment, namespace
-        self.deadline_seconds = deadline_seconds
+    def __init__(self, server: Server) -> None:
+        self.endpoint = server.endpoint.rstrip("/")
+        self.experiment, self.namespace = server.experiment, server.namespace
         try:
             import kfp
             from kfp.client import Client, ServiceAccountTokenVolumeCredentials
@@ -91,8 +93,8 @@ class Kubeflow:
                 "ignore", FutureWarning
             )  # "only works with Kubeflow Pipeline v2.0.0-beta.2 and later"
             # without a namespace kfp asks for the API's health five times, with tracebacks on stderr
-            self.client = Client(host=self.endpoint, namespace=namespace or "default", credentials=token)
-        self.client._context_setting["namespace"] = namespace or ""
+            self.client = Client(host=self.endpoint, namespace=self.namespace or "default", credentials=token)
+        self.client._context_setting["namespace"] = self.namespace or ""
         rest = self.client._run_api.api_client.rest_client  # of all its APIs; by itself it waits for ever
         rest.request = partial(_in_time, rest.request)
         with self._asking(health=True):
@@ -107,21 +109,21 @@ class Kubeflow:
             listed = self.client.list_runs(experiment_id=experiment_id, sort_by="created_at desc", page_size=PAGE)
         return [_run(one) for one in listed.runs or ()]
 
-    def start(self, name: str, parameters: Mapping[str, Any], service_account: str | None) -> Run:
+    def start(self, name: str, settings: RunSettings) -> Run:
         """Submit the packaged pipeline."""
         # kfp prints where to look at the run
         with (
             self._asking(),
-            with_deadline(self.deadline_seconds) as package,
+            packaged(settings) as package,
             redirect_stdout(CleanedStream(sys.stderr)),
         ):
             made = self.client.create_run_from_pipeline_package(
                 str(package),
-                arguments=dict(parameters),
+                arguments=dict(settings.parameters),
                 run_name=name,
                 experiment_name=self.experiment,
                 namespace=self.namespace,
-                service_account=service_account,
+                service_account=settings.service_account,
             )
         return Run(made.run_id, name, "PENDING")
 
@@ -167,7 +169,7 @@ class Kubeflow:
         return tuple(said)
 
     def pods_are_gone(self, run: Run) -> bool:
-        """Whether some pods are recorded as running, and the API finds none of them."""
+        """Whether pods are recorded as running of which the API finds none."""
         running = running_pods(run.tasks)
         return bool(running) and all(
             all(GONE.search(refusal) for refusal in self._refusals(run, pod)) for pod in running
@@ -249,11 +251,11 @@ class Kubeflow:
                 break
         return found
 
-    def start_recurring(self, name: str, wanted: Recurring) -> str:
-        """A new recurring run; its id."""
+    def start_recurring(self, name: str, wanted: Recurring, settings: RunSettings) -> str:
+        """A new recurring run, whose package has the deadline and parallelism of `settings`; its id."""
         with (
             self._asking(),
-            with_deadline(self.deadline_seconds) as package,
+            packaged(settings) as package,
             redirect_stdout(CleanedStream(sys.stderr)),
         ):
             experiment = self.client.create_experiment(name=self.experiment, namespace=self.namespace)
@@ -280,7 +282,7 @@ class Kubeflow:
         with self._asking():
             try:
                 found = self.client.get_experiment(experiment_name=self.experiment, namespace=self.namespace)
-            except ValueError:  # kfp's word for "No experiment is found with name …"
+            except ValueError:  # kfp's type for "No experiment is found with name …"
                 return None
         return str(found.experiment_id)
 

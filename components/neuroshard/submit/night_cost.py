@@ -1,9 +1,10 @@
-"""What a night costs on a cluster: its pods and how long they take one after another, from the pipeline and its loops' items.
+"""What a nightly run costs on a cluster: its pods, and how long they take one after another, by the items of its loops.
 
 Kubeflow Pipelines makes two pods of a step (a driver, then the step itself) and a driver of every pipeline inside of it, of
 every loop and of every item of a loop.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ POD_SECONDS = 10.0  # from one pod to the next, the shortest: Argo looks every 1
 
 
 class NightCost(NamedTuple):
-    """The pods of a run, and the most of them that go one after another; those of a loop's items go side by side."""
+    """The pods of a run, and the most of them that go one after another; the items of a loop run at
+    once, as many as its iteratorPolicy allows."""
 
     pods: int
     in_a_row: int
@@ -62,4 +64,5 @@ def _task(
     if source is None:
         return NightCost(1 + one.pods, 1 + one.in_a_row)
     count = items[source]
-    return NightCost(1 + count * (1 + one.pods), 1 + (1 + one.in_a_row if count else 0))
+    limit = task.get("iteratorPolicy", {}).get("parallelismLimit") or max(count, 1)
+    return NightCost(1 + count * (1 + one.pods), 1 + math.ceil(count / limit) * (1 + one.in_a_row))

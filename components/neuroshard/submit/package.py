@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.nightly import Order, read_orders
@@ -21,6 +21,8 @@ from neuroshard.files.disk import read_bytes
 PACKAGE = Path(__file__).with_name("neuroshard.yaml")
 DEADLINE_SECONDS = 24 * 3600.0  # as long as a run may take; the next night begins then
 MAX_BYTES = 2**20  # as much as a ConfigMap holds
+PARALLELISM = "parallelism"  # a setting of the package; KFP fixes it when compiling, so it is no parameter of a run
+MAX_PARALLELISM = 10_000
 # KFP's name of a type, how it is called here, and what YAML makes of it
 TYPES: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     "STRING": ("text", str),
@@ -28,6 +30,23 @@ TYPES: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     "NUMBER_DOUBLE": ("a number", (int, float)),
     "BOOLEAN": ("true or false", bool),
 }
+
+
+class RunSettings(NamedTuple):
+    """All that makes one run another run: its parameters, its account, and what is fixed in the package that is uploaded.
+
+    `parallelism` is the most items of a loop (models, kinds of hardware, measuring pods) at once; 0 for all of them.
+    """
+
+    parameters: Mapping[str, Any]
+    service_account: str | None = None
+    deadline_seconds: float = DEADLINE_SECONDS
+    parallelism: int = 0
+
+    def digest(self) -> str:
+        """8 hex digits, of the package too."""
+        parts = [dict(self.parameters), self.service_account, math.ceil(self.deadline_seconds), self.parallelism]
+        return sha256(PACKAGE.read_bytes() + canonical_json(parts))[:8]
 
 
 @cache
@@ -38,23 +57,49 @@ def known_parameters() -> Mapping[str, str]:
 
 
 @contextmanager
-def with_deadline(seconds: float) -> Iterator[Path]:
-    """A copy of the package, whose runs Kubeflow ends after `seconds`: so every storm of retries has an end."""
+def packaged(settings: RunSettings) -> Iterator[Path]:
+    """A copy of the package with the deadline and the parallelism of `settings`: the deadline ends every storm of retries."""
     import yaml
 
     spec, platform = yaml.safe_load_all(PACKAGE.read_text())
     kubernetes = platform["platforms"]["kubernetes"]
-    kubernetes["pipelineConfig"] = {**kubernetes.get("pipelineConfig", {}), "activeDeadlineSeconds": math.ceil(seconds)}
+    kubernetes["pipelineConfig"] = {
+        **kubernetes.get("pipelineConfig", {}),
+        "activeDeadlineSeconds": math.ceil(settings.deadline_seconds),
+    }
+    if settings.parallelism:
+        limit_loops(spec, settings.parallelism)
     with tempfile.TemporaryDirectory(prefix="neuroshard-") as folder:
         path = Path(folder, PACKAGE.name)
         path.write_text(yaml.safe_dump_all([spec, platform], sort_keys=False))
         yield path
 
 
+def limit_loops(spec: Mapping[str, Any], parallelism: int) -> None:
+    """Let every loop of a pipeline run at most so many of its items at once."""
+    pipelines = [one["dag"] for one in (spec["root"], *spec["components"].values()) if "dag" in one]
+    for task in (task for dag in pipelines for task in dag["tasks"].values()):
+        if "parameterIterator" in task:
+            task["iteratorPolicy"] = {"parallelismLimit": parallelism}
+
+
+def take_parallelism(given: dict[str, Any], asked: int | None) -> int:
+    """The parallelism that is `asked` for, else that among `given`, from which it is removed; 0 where neither says.
+
+    Raises UsageError.
+    """
+    read = given.pop(PARALLELISM, 0)
+    limit = read if asked is None else asked
+    if not 0 <= limit <= MAX_PARALLELISM:
+        raise UsageError(f"parallelism must be from 1 to {MAX_PARALLELISM:,}, or 0 for no limit, not {limit:,}")
+    return int(limit)
+
+
 def read_parameters(file: Path | None, models: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:
     """What a run is given: a YAML mapping, over it a YAML list of models, over that settings (`store=s3://b/p`).
 
-    What none of them says keeps the pipeline's default. Raises InvalidInput and UsageError in one line.
+    What none of them says keeps the pipeline's default. PARALLELISM may be among them. Raises InvalidInput and UsageError in
+    one line.
     """
     given: dict[str, Any] = {}
     if file is not None:
@@ -68,7 +113,7 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
         try:
             given["models"] = _as_json(_read(models), str(models))
         except (TypeError, ValueError) as error:  # a date; a list that holds itself
-            raise InvalidInput(f"{models}: cannot be said in JSON: {error}; quote dates") from None
+            raise InvalidInput(f"{models}: cannot be written as JSON: {error}; quote dates") from None
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals:
@@ -89,17 +134,8 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
                     _no_others(rule, MatchedRule, f"{constraints}: tables[{place}]")
         except NeuroshardError as error:
             raise InvalidInput(f"{where}: {error}") from None
-    check_parameters(given)
+    check_parameters({name: value for name, value in given.items() if name != PARALLELISM})
     return given
-
-
-def digest(
-    parameters: Mapping[str, Any], service_account: str | None, deadline_seconds: float = DEADLINE_SECONDS
-) -> str:
-    """8 hex digits of all that makes one run another run."""
-    return sha256(
-        PACKAGE.read_bytes() + canonical_json([dict(parameters), service_account, math.ceil(deadline_seconds)])
-    )[:8]
 
 
 def _both(models: str) -> tuple[list[dict[str, Any]], tuple[Order, ...]]:
@@ -115,15 +151,16 @@ def _no_others(told: Mapping[str, Any], kind: type[Value], where: str) -> None:
 
 
 def _check(name: object, value: object, where: str) -> None:
-    if name not in known_parameters():
+    known = {**known_parameters(), PARALLELISM: "NUMBER_INTEGER"}
+    if name not in known:
         raise InvalidInput(
-            f"{where}: {shown(name)} is no parameter of the pipeline; there are {', '.join(sorted(known_parameters()))}"
+            f"{where}: {shown(name)} is no parameter of the pipeline; there are {', '.join(sorted(known))}"
         )
-    told, kind = TYPES[known_parameters()[str(name)]]
+    noun, kind = TYPES[known[str(name)]]
     endless = isinstance(value, float) and not math.isfinite(value)
     if endless or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         quoted = f'; quote it: {name}: "{value}"' if kind is str and not isinstance(value, dict | list) else ""
-        raise InvalidInput(f"{where}: {name} must be {told}, not {shown(value)}{quoted}")
+        raise InvalidInput(f"{where}: {name} must be {noun}, not {shown(value)}{quoted}")
 
 
 def _read(path: Path) -> Any:

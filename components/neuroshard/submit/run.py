@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -12,10 +12,10 @@ from neuroshard.core.clean import log
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.units import format_duration
 from neuroshard.kube import Admission, admission
-from neuroshard.submit.kubeflow import Kubeflow, NotAnswering, Run
-from neuroshard.submit.package import DEADLINE_SECONDS, digest
+from neuroshard.submit.kubeflow import Kubeflow, NotAnswering, Run, Server
+from neuroshard.submit.package import RunSettings
 from neuroshard.submit.steps import refused_at_once, steps_text
-from neuroshard.submit.tell import Outcome, tell
+from neuroshard.submit.tell import RunOutcome, tell
 
 PATIENCE_SECONDS = 600.0  # an API server that restarts is back by then
 MOST_POLL_SECONDS = 15.0  # between two questions to an API that does not answer
@@ -29,8 +29,8 @@ RUNS_NAMESPACE, RUNS_ACCOUNT, PROFILE_ACCOUNT = "kubeflow", "pipeline-runner", "
 Answer = TypeVar("Answer")
 
 
-class Watch(NamedTuple):
-    """How a run is waited for, and who is told how it went: a metrics file or Pushgateway, an event at this pod."""
+class Waiting(NamedTuple):
+    """How long a run is waited for, and where its outcome is reported: a metrics file or Pushgateway, an event at this pod."""
 
     seconds: float
     poll_seconds: float
@@ -39,7 +39,7 @@ class Watch(NamedTuple):
 
 
 class Stopped(NeuroshardError):
-    """The pod that waits is told to go."""
+    """This process received SIGTERM while it waited."""
 
     exit_code = 143
 
@@ -74,56 +74,46 @@ class Patience:
 
 
 def run(
-    endpoint: str,
-    parameters: Mapping[str, Any],
-    watch: Watch | None,
-    experiment: str = "neuroshard",
-    namespace: str | None = None,
-    service_account: str | None = None,
+    server: Server,
+    settings: RunSettings,
+    waiting: Waiting | None,
     *,
     dry_run: bool = False,
     patience_seconds: float = PATIENCE_SECONDS,
-    deadline_seconds: float = DEADLINE_SECONDS,
     check: Callable[[], Admission] | None = None,
 ) -> Iterator[str]:
-    """Submit and, with `watch`, wait: what there is to say, as it comes. Raises NeuroshardError where the run fails.
+    """Submit and, with `waiting`, wait for the end: lines to print, as they come. Raises NeuroshardError where the run fails.
 
-    An API that does not answer is asked again for `patience_seconds`. `check` asks the cluster whether it takes the run's
-    pods, before there are any.
+    An API that does not answer is asked again for `patience_seconds`. `check` asks the cluster whether it accepts the run's
+    pods, before any is created.
     """
     began, succeeded, message = time.time(), False, "was cut off"
-    patience = Patience(patience_seconds, watch.poll_seconds if watch else MOST_POLL_SECONDS)
-    submission = Submission(
-        lambda: Kubeflow(endpoint, experiment, namespace, deadline_seconds),
-        f"neuroshard {digest(parameters, service_account, deadline_seconds)}",
-        parameters,
-        service_account,
-        check,
-    )
+    patience = Patience(patience_seconds, waiting.poll_seconds if waiting else MOST_POLL_SECONDS)
+    submission = Submission(lambda: Kubeflow(server), settings, check)
     try:
         if dry_run:
             yield from submission.rehearsed()
             return
-        yield from submit_and_wait(submission, patience, watch)
+        yield from submit_and_wait(submission, patience, waiting)
         succeeded, message = True, f"run {submission.run_id} succeeded"
     except NeuroshardError as error:
         message = str(error)
         raise
     finally:
-        if watch is not None and not dry_run:
-            tell(Outcome(began, time.time(), succeeded, message), watch.metrics, watch.event)
+        if waiting is not None and not dry_run:
+            tell(RunOutcome(began, time.time(), succeeded, message), waiting.metrics, waiting.event)
 
 
-def submit_and_wait(submission: "Submission", patience: Patience, watch: Watch | None) -> Iterator[str]:
-    """Submit and, with `watch`, wait. An orphan with the same parameters is left alone, and another run submitted."""
+def submit_and_wait(submission: "Submission", patience: Patience, waiting: Waiting | None) -> Iterator[str]:
+    """Submit and, with `waiting`, wait. An orphan with the same parameters is left alone, and another run submitted."""
     while True:
         with stoppable(lambda: submission.unfinished):
             submitted = settled(patience, submission)
         yield f"run {submitted.run_id}: {submission.how} ({submitted.name})"
-        if watch is None:
+        if waiting is None:
             return
         try:
-            yield from wait(submission.kubeflow, submitted.run_id, watch.seconds, patience, watch.poll_seconds)
+            yield from wait(submission.kubeflow, submitted.run_id, waiting.seconds, patience, waiting.poll_seconds)
             return
         except Orphaned as error:
             if submission.started:
@@ -141,13 +131,11 @@ class Submission:
     def __init__(
         self,
         connect: Callable[[], Kubeflow],
-        name: str,
-        parameters: Mapping[str, Any],
-        service_account: str | None,
+        settings: RunSettings,
         check: Callable[[], Admission] | None = None,
     ) -> None:
-        self.connect, self.name, self.parameters, self.service_account = connect, name, parameters, service_account
-        self.check = check
+        self.connect, self.settings, self.check = connect, settings, check
+        self.name = f"neuroshard {settings.digest()}"
         self.kubeflow: Kubeflow
         self.started: list[str] = []  # names of runs that the API may have taken although it did not answer
         self.ignored: set[str] = set()
@@ -159,7 +147,7 @@ class Submission:
 
     @property
     def unfinished(self) -> str:
-        """What is to be said where this ends before there is a run."""
+        """What to report where this ends before there is a run."""
         if self.started:
             return "whether a run was submitted is not known; the same command waits for it if so"
         return "no run was submitted"
@@ -172,7 +160,7 @@ class Submission:
                 admitted(self.check)
             again = bool(self.started)
             self.started.append(f"{self.name} {datetime.now(UTC):%Y-%m-%d %H:%M:%S}")
-            found = [self.kubeflow.start(self.started[-1], self.parameters, self.service_account)]
+            found = [self.kubeflow.start(self.started[-1], self.settings)]
             if again:
                 found = self._there() or found
         kept = (
@@ -186,14 +174,16 @@ class Submission:
         return kept
 
     def rehearsed(self) -> Iterator[str]:
-        """What submitting would do."""
+        """What submitting would do, in lines."""
         self.kubeflow = self.connect()
         if found := self._there():
             yield f"would wait for run {found[0].run_id} ({found[0].name}), which has the same parameters and is {found[0].state}"
             return
         admitted(self.check)
         yield f"would submit {self.name} with"
-        yield from (f"  {key}: {value}" for key, value in sorted(self.parameters.items()))
+        yield from (f"  {key}: {value}" for key, value in sorted(self.settings.parameters.items()))
+        if self.settings.parallelism:
+            yield f"  at most {self.settings.parallelism:,} items of each loop at once"
 
     def _there(self) -> list[Run]:
         """The runs with the same parameters that have not ended, and those that this one started, the newest first."""

@@ -1,15 +1,15 @@
-"""KFP's own recurring run, made what it shall be: `neuroshard schedule`. Where it already is, nothing is changed."""
+"""Creates or updates KFP's own recurring run: `neuroshard schedule`. Where nothing differs, nothing is changed."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from neuroshard import __version__
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.units import format_duration
 from neuroshard.core.value import shown
-from neuroshard.submit.kubeflow import Kubeflow, Recurring, Run
-from neuroshard.submit.package import DEADLINE_SECONDS, digest
+from neuroshard.submit.kubeflow import Kubeflow, Recurring, Run, Server
+from neuroshard.submit.package import RunSettings
 
 POLL_SECONDS = 15.0
 TERMINATE_SECONDS = 120.0  # for pods to stop, and for that to be recorded
@@ -23,23 +23,29 @@ class Change(NamedTuple):
     delete: tuple[str, ...] = ()
 
 
+class Nightly(NamedTuple):
+    """What runs when: a cron expression of five fields, or six with seconds first, and the settings of each run."""
+
+    cron: str
+    settings: RunSettings
+
+
 def run(
-    endpoint: str,
+    server: Server,
     name: str,
-    want: Recurring | None,
-    experiment: str = "neuroshard",
-    namespace: str | None = None,
+    nightly: Nightly | None,
     *,
     dry_run: bool = False,
-    deadline_seconds: float = DEADLINE_SECONDS,
     wait_seconds: float = 0.0,
     now: bool = False,
 ) -> Iterator[str]:
-    """Make what is called `name` into `want`, or only say how. Raises NeuroshardError.
+    """Create, update or (with None) delete the recurring run `name`; lines to print, as they come. Raises NeuroshardError.
 
-    Deleting a recurring run deletes its run under way. So that is waited for, for `wait_seconds`, or terminated with `now`.
+    Deleting a recurring run deletes its run under way. So this waits for that run, for `wait_seconds`, or terminates it with
+    `now`.
     """
-    kubeflow = Kubeflow(endpoint, experiment, namespace, deadline_seconds)
+    want = wanted(nightly) if nightly else None
+    kubeflow = Kubeflow(server)
     todo = change(name, kubeflow.recurring(name), want)
     yield from (f"would {line}" if dry_run and line.startswith(("make", "delete")) else line for line in todo.lines)
     if dry_run:
@@ -48,7 +54,7 @@ def run(
         )
         return
     yield from spared(kubeflow, todo, wait_seconds, now)
-    apply(kubeflow, name, todo)
+    apply(kubeflow, name, todo, nightly)
 
 
 def endangered(kubeflow: Kubeflow, todo: Change) -> list[Run]:
@@ -97,25 +103,26 @@ def _runs(runs: Sequence[Run]) -> str:
     return ", ".join(f"run {run.run_id} ({run.name}, {run.state})" for run in runs)
 
 
-def wanted(
-    cron: str,
-    parameters: Mapping[str, Any],
-    service_account: str | None,
-    deadline_seconds: float = DEADLINE_SECONDS,
-) -> Recurring:
-    """The recurring run that these ask for. Raises UsageError where `cron` has neither five fields nor six."""
-    fields = cron.split()
+def wanted(nightly: Nightly) -> Recurring:
+    """The recurring run to have. Raises UsageError where the cron expression has neither five fields nor six."""
+    fields, settings = nightly.cron.split(), nightly.settings
     if len(fields) not in (5, 6):
         raise UsageError(
-            f"--cron {shown(cron)} has {len(fields)} fields; give five, as in '0 2 * * *': minute, hour, day, month, weekday"
+            f"--cron {shown(nightly.cron)} has {len(fields)} fields; give five, as in '0 2 * * *': minute, hour, day, month, "
+            "weekday"
         )
-    made = f"neuroshard {__version__}, package and parameters {digest(parameters, service_account, deadline_seconds)}"
+    made = f"neuroshard {__version__}, package and parameters {settings.digest()}"
     # KFP's cron counts seconds first
-    return Recurring(" ".join(fields if len(fields) == 6 else ["0", *fields]), made, parameters, service_account or "")
+    return Recurring(
+        " ".join(fields if len(fields) == 6 else ["0", *fields]),
+        made,
+        settings.parameters,
+        settings.service_account or "",
+    )
 
 
 def change(name: str, found: Mapping[str, Recurring], want: Recurring | None) -> Change:
-    """What makes `found`, the newest first, into `want` alone; None for no recurring run at all.
+    """What turns the recurring runs `found`, the newest first, into `want` alone; None for no recurring run at all.
 
     KFP cannot change a recurring run: another is made, and the one before deleted.
     """
@@ -125,7 +132,7 @@ def change(name: str, found: Mapping[str, Recurring], want: Recurring | None) ->
     kept = next((key for key, one in found.items() if not list(_differences(one, want))), None)
     others = tuple(key for key in found if key != kept)
     if kept is not None:
-        lines = (f"{name} ({kept}) is as it shall be", *(f"delete {name} ({key}), of the same name" for key in others))
+        lines = (f"{name} ({kept}) is up to date", *(f"delete {name} ({key}), of the same name" for key in others))
         return Change(lines, delete=others)
     if not found:
         return Change((f"make {name}: {_line(want)}",), make=want)
@@ -135,10 +142,10 @@ def change(name: str, found: Mapping[str, Recurring], want: Recurring | None) ->
     return Change((f"make {name} anew, with", *changes, *deleted), make=want, delete=others)
 
 
-def apply(kubeflow: Kubeflow, name: str, todo: Change) -> None:
+def apply(kubeflow: Kubeflow, name: str, todo: Change, nightly: Nightly | None) -> None:
     """Make first, then delete: killed in between there are two, and the next call deletes one; never none."""
-    if todo.make is not None:
-        kubeflow.start_recurring(name, todo.make)
+    if todo.make is not None and nightly is not None:
+        kubeflow.start_recurring(name, todo.make, nightly.settings)
     for key in todo.delete:
         kubeflow.delete_recurring(key)
 

@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 10.0
 SUCCESS_TIME = "neuroshard_nightly_last_success_timestamp_seconds"
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """A run's beginning and end in seconds since 1970, whether it succeeded, and what there is to say of it."""
 
     began: float
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     message: str
 
 
-def metrics_text(outcome: Outcome, last_success: int | None = None) -> str:
+def metrics_text(outcome: RunOutcome, last_success: int | None = None) -> str:
     """The outcome in Prometheus' text format. `last_success` is when a run before this one succeeded, as far as is known."""
     values = {
         "neuroshard_nightly_success": ("1 where the last run succeeded, else 0", int(outcome.succeeded)),
@@ -46,7 +46,7 @@ def metrics_text(outcome: Outcome, last_success: int | None = None) -> str:
     return "".join(lines)
 
 
-def tell_metrics(target: str, outcome: Outcome) -> None:
+def tell_metrics(target: str, outcome: RunOutcome) -> None:
     """Write a file, renamed into place, or with http:// post to a Pushgateway. Raises NeuroshardError."""
     if not target.startswith(("http://", "https://")):
         write_bytes(Path(target), metrics_text(outcome, _last_success(Path(target))).encode())
@@ -70,7 +70,7 @@ def without_user_info(url: str) -> tuple[str, dict[str, str]]:
     return f"{scheme}://{host}{slash}{path}", {"Authorization": f"Basic {header}"} if at else {}
 
 
-def tell_event(outcome: Outcome) -> None:
+def tell_event(outcome: RunOutcome) -> None:
     """An event at the pod that this runs in, which POD_NAME, POD_NAMESPACE and POD_UID tell of. Raises NeuroshardError."""
     pod = {name: os.environ.get(f"POD_{name.upper()}", "") for name in ("name", "namespace", "uid")}
     if not all(pod.values()):
@@ -95,7 +95,7 @@ def tell_event(outcome: Outcome) -> None:
         )
 
 
-def tell(outcome: Outcome, metrics: str | None, event: bool) -> None:
+def tell(outcome: RunOutcome, metrics: str | None, event: bool) -> None:
     """Tell all who are to be told. What cannot be told is a note: it makes a run that went well no failure, nor the reverse."""
     telling: list[Callable[[], None]] = []
     if metrics:

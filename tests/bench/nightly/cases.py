@@ -4,6 +4,7 @@ Nights in this process, on the synthetic backend, with few cases and epochs: it 
 """
 
 import json
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from helpers.nightly import NightlyRun, Place, killed_after
 from helpers.nodes import node
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
+from neuroshard.deploy.gc import run as gc
 from neuroshard.deploy.golive import roll_back
 from neuroshard.files.tables import write_tables
 from neuroshard.measure.workers import job as job_module
@@ -170,6 +172,51 @@ def killed(place: Place) -> list[NightlyRun]:
     return [first, place.nightly_run(), place.nightly_run()]
 
 
+def misspelt(place: Place) -> list[NightlyRun]:
+    place.models = [order(place, hardware="h20O")]
+    first = place.nightly_run()
+    place.models = [order(place)]
+    return [first, place.nightly_run(), place.nightly_run()]
+
+
+def damaged_plan(place: Place) -> list[NightlyRun]:
+    first = place.nightly_run()
+    spoil(place, "ads/plans/*.json", b"damaged")
+    return [first, place.nightly_run(), place.nightly_run()]
+
+
+def lease_of_2033(place: Place) -> list[NightlyRun]:
+    place.budget_seconds = 0.0
+    first = place.nightly_run()
+    place.budget_seconds = None
+    lease = next(Path(place.store, "_measuring").rglob("draw-0001")) / "lease-1-of-1.json"
+    lease.write_text('{"owner": "dead", "nonce": "1"}')
+    os.utime(lease, (2e9, 2e9))
+    return [first, place.nightly_run(), place.nightly_run()]
+
+
+def collected(place: Place) -> list[NightlyRun]:
+    first = place.nightly_run()
+    place.a_day_goes_by(40)
+    gc(place.store, "_measuring", keep=1, age_seconds=30 * 86400.0, apply=True)
+    place.models = [order(place, devices=8)]
+    return [first, place.nightly_run(), place.nightly_run()]
+
+
+def comes_and_goes(place: Place) -> list[NightlyRun]:
+    both = [order(place), order(place, "feed")]
+    nights = []
+    for place.models in (both, both[:1], both[1:], both):
+        nights.append(place.nightly_run())
+    return nights
+
+
+def renamed(place: Place) -> list[NightlyRun]:
+    first = place.nightly_run()
+    place.nodes = [node("a", product="NVIDIA-H200-SXM")]
+    return [first, place.nightly_run(), place.nightly_run()]
+
+
 CASES: dict[str, Case] = {
     "4 devices, then 8": more_devices,
     "20 all-to-alls asked for": few_all_to_alls,
@@ -190,6 +237,12 @@ CASES: dict[str, Case] = {
     "a rolled back plan": rolled_back,
     "seeds 0 and 1 on one store": two_seeds,
     "killed while it measures": killed,
+    "hardware is misspelt, then not": misspelt,
+    "the live plan is damaged": damaged_plan,
+    "a dead night's lease dated 2033": lease_of_2033,
+    "gc takes the measuring, then 8 devices": collected,
+    "models leave the list and come back": comes_and_goes,
+    "the hardware is renamed": renamed,
 }
 
 
