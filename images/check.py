@@ -157,7 +157,13 @@ def night(inside: Any, kind: str) -> str:
     """
     spec = next(yaml.safe_load_all((ROOT / "pipelines" / "neuroshard.yaml").read_text()))
     asked = {name: one["defaultValue"] for name, one in spec["root"]["inputDefinitions"]["parameters"].items()}
-    asked |= {"backend": "synthetic", "store": "/tmp/store", "compute_cases": 20, "collective_cases": 4, "budget": "30s"}
+    asked |= {
+        "backend": "synthetic",
+        "store": "/tmp/store",
+        "compute_cases": 20,
+        "collective_cases": 4,
+        "budget": "30s",
+    }
 
     def step(name: str, **more: str) -> dict[str, Any]:
         wanted = spec["components"][f"comp-{name}"]["inputDefinitions"]["parameters"]

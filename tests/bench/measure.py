@@ -22,7 +22,7 @@ from neuroshard.core.case import ComputeCase
 from neuroshard.core.cost import ComputeCost
 from neuroshard.core.table import Table
 from neuroshard.devices import cpu
-from neuroshard.files.presets import preset
+from neuroshard.files.importers.presets import preset
 from neuroshard.measure import calm
 from neuroshard.measure.backends import Settings
 from neuroshard.measure.fbgemm import TableBatchedEmbedding

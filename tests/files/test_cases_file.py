@@ -83,7 +83,7 @@ def test_a_truncated_parquet_file_is_named(tmp_path, cases, kept):
 def test_a_missing_file_is_named(tmp_path, cases):
     write_cases(tmp_path, cases)
     (tmp_path / "collective.parquet").unlink()
-    with pytest.raises(InvalidInput, match=r"comm\.parquet: no such file"):
+    with pytest.raises(InvalidInput, match=r"collective\.parquet: no such file"):
         read_cases(tmp_path)
 
 

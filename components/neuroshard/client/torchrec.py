@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.collective import get_local_size
+from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan, ShardingType
 
@@ -38,7 +38,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.files.torchrec_tables import tables_of
+from neuroshard.files.importers.torchrec_tables import tables_of
 
 __all__ = ["ShardingWarning", "check_same_digest", "from_torchrec", "to_torchrec"]
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
-from torchrec.distributed.collective import get_local_size, get_topology_group_world_size
+from torchrec.distributed.comm import get_local_size, get_topology_group_world_size
 from torchrec.distributed.sharding_plan import placement
 from torchrec.distributed.types import ParameterSharding, ShardingType
 

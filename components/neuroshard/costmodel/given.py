@@ -22,7 +22,7 @@ from neuroshard.core.text import counted
 from neuroshard.core.value import Number, Value, Whole, check_format, decode_json
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.files.disk import read_bytes
-from neuroshard.files.import_tables import check_once, read_number
+from neuroshard.files.importers.import_tables import check_once, read_number
 
 GIVEN_FORMAT: Literal[1] = 1
 GivenMs = Annotated[Number, Field(ge=0, le=MOST_MS)]

@@ -90,8 +90,8 @@ def read_cases(folder: Path) -> Cases:
     ]
     if (len(compute), len(collective)) != (manifest.compute_cases, manifest.collective_cases):
         raise InvalidInput(
-            f"{path}: says {manifest.compute_cases} compute, {manifest.collective_cases} collective cases, but its Parquet files "
-            f"hold {len(compute)} and {len(collective)}; make the cases again"
+            f"{path}: says {manifest.compute_cases} compute and {manifest.collective_cases} collective cases, but the Parquet "
+            f"files hold {len(compute)} and {len(collective)}; make the cases again"
         )
     return Cases(
         tables=manifest.tables,

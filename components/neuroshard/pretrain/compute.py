@@ -290,8 +290,8 @@ def _of_kind(rates: Floats, slow: bool) -> Floats:
     """A net's rates (members, K, T) for all thresholds, those over rows all as `slow` ones, or all as steps."""
     whole = np.zeros((*rates.shape[:2], len(THRESHOLDS)))
     whole[..., : rates.shape[2]] = rates
-    row_wise = whole[..., SLOW] + whole[..., STEPS]
-    whole[..., SLOW], whole[..., STEPS] = (row_wise, 0.0) if slow else (0.0, row_wise)
+    by_rows = whole[..., SLOW] + whole[..., STEPS]
+    whole[..., SLOW], whole[..., STEPS] = (by_rows, 0.0) if slow else (0.0, by_rows)
     return whole
 
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from neuroshard.core.table import Table
-from neuroshard.files.check_tables import check_entries, check_table, findings_text
-from neuroshard.files.imported import Entry, table_defaults
+from neuroshard.files.importers.check_tables import check_entries, check_table, findings_text
+from neuroshard.files.importers.imported import Entry, table_defaults
 
 PLAIN = {"name": "plain", "rows": 1_000_000, "dim": 64, "pooling_factor": 3.0}
 

@@ -11,7 +11,7 @@ import pytest
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
-from neuroshard.files.import_tables import import_tables
+from neuroshard.files.importers.import_tables import import_tables
 from neuroshard.files.tables import read_tables, write_tables
 
 ROW = {"name": "a", "rows": 1000, "dim": 2048, "pooling_factor": 2.5}

@@ -1,7 +1,7 @@
 """What TorchRec's planner prints of a plan (`EmbeddingStats`, with debug=True), read: `neuroshard tables --from-stats FILE`.
 
 The printout may lie in a log, each line behind what the logger puts there. Not printed: element types, which
-files/sharding_stats_tables.py infers; and which of a table's columns lie on which of its ranks, which cost the same.
+files/importers/sharding_stats_tables.py infers; and which of a table's columns lie on which of its ranks, which cost the same.
 """
 
 import itertools

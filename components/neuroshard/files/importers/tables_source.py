@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neuroshard.core.table import ELEMENT_BYTES, Table
-from neuroshard.files.check_tables import Finding, check_entries
-from neuroshard.files.import_tables import import_tables, read_entries
-from neuroshard.files.imported import Defaults, Entry, Imported, pooled_tables, table_defaults
-from neuroshard.files.presets import preset
-from neuroshard.files.sharding_stats import Printed, read_stats
-from neuroshard.files.sharding_stats_tables import stats_entries
+from neuroshard.files.importers.check_tables import Finding, check_entries
+from neuroshard.files.importers.import_tables import import_tables, read_entries
+from neuroshard.files.importers.imported import Defaults, Entry, Imported, pooled_tables, table_defaults
+from neuroshard.files.importers.presets import preset
+from neuroshard.files.importers.sharding_stats import Printed, read_stats
+from neuroshard.files.importers.sharding_stats_tables import stats_entries
 from neuroshard.files.traces import Traces
 
 
@@ -41,7 +41,7 @@ def from_preset(name: str, *, access: str, dtype: str, optimizer: str) -> Source
 
 
 def from_file(path: Path, *, access: str, dtype: str, optimizer: str, dim: int) -> Source:
-    """Any file that files/import_tables.py reads; only a .pt has lookups. Raises UsageError and InvalidInput."""
+    """Any file that files/importers/import_tables.py reads; only a .pt has lookups. Raises UsageError and InvalidInput."""
     defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
     if path.name.lower().endswith((".pt", ".pt.gz")):
         imported = import_tables(path, access=access, dtype=dtype, optimizer=optimizer, dim=dim)
@@ -59,8 +59,8 @@ def from_torchrec(
     pooling_factors: Mapping[str, float],
     default_pooling_factor: float | None,
 ) -> Source:
-    """The model that `spec` makes (files/torchrec_model.py). Raises UsageError and InvalidInput."""
-    from neuroshard.files.torchrec_model import torchrec_entries  # imports torch
+    """The model that `spec` makes (files/importers/torchrec_model.py). Raises UsageError and InvalidInput."""
+    from neuroshard.files.importers.torchrec_model import torchrec_entries  # imports torch
 
     entries, notes = torchrec_entries(spec, pooling_factors, default_pooling_factor)
     return Source(spec, tuple(entries), table_defaults(access=access, optimizer=optimizer), tuple(notes))

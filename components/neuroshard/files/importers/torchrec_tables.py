@@ -5,7 +5,7 @@ from typing import Any
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import ELEMENT_BYTES, Table
-from neuroshard.files.imported import table_defaults
+from neuroshard.files.importers.imported import table_defaults
 
 _DTYPES = {"FP32": "fp32", "FP16": "fp16"}  # TorchRec's DataType -> ours
 

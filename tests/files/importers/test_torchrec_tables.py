@@ -8,7 +8,7 @@ import torch
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
-from neuroshard.files.torchrec_tables import tables_of
+from neuroshard.files.importers.torchrec_tables import tables_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torchrec and FBGEMM, while they are imported

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.files.tables_source import from_torchrec
+from neuroshard.files.importers.tables_source import from_torchrec
 
 MODEL = """
     import torch

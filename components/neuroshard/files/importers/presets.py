@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
-from neuroshard.files.imported import Defaults, table_defaults
+from neuroshard.files.importers.imported import Defaults, table_defaults
 
 _MLPERF_DIM = 128
 # (rows, lookups a sample) of categorical features 0 to 25

@@ -13,10 +13,10 @@ from torch import nn
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.costmodel.given import GivenCosts
-from neuroshard.files.sharding_stats import read_stats
-from neuroshard.files.sharding_stats_plan import given_costs, stats_plan
-from neuroshard.files.sharding_stats_tables import stats_entries
-from neuroshard.files.tables_source import from_stats
+from neuroshard.files.importers.sharding_stats import read_stats
+from neuroshard.files.importers.sharding_stats_plan import given_costs, stats_plan
+from neuroshard.files.importers.sharding_stats_tables import stats_entries
+from neuroshard.files.importers.tables_source import from_stats
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torchrec and FBGEMM, while they are imported

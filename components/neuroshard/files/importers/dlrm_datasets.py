@@ -24,7 +24,7 @@ from neuroshard.core.text import counted
 from neuroshard.core.value import shown
 from neuroshard.files.access import Ints, count_bins
 from neuroshard.files.disk import check_unpacked, disk_errors
-from neuroshard.files.imported import Defaults, Imported, number_repeats, read_json
+from neuroshard.files.importers.imported import Defaults, Imported, number_repeats, read_json
 from neuroshard.files.traces import Lookups, Traces, check_lookups
 from neuroshard.progress import progress
 

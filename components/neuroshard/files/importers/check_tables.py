@@ -9,7 +9,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.text import counted, wrapped
 from neuroshard.core.units import format_bytes
-from neuroshard.files.imported import Defaults, Entry, is_true
+from neuroshard.files.importers.imported import Defaults, Entry, is_true
 
 CACHE_LINE_BYTES = 64  # of CPUs; two of the sectors of 32 bytes that a GPU fetches
 WASTED_SHARE = 0.25

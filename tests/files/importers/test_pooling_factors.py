@@ -3,7 +3,7 @@
 import pytest
 
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.files.pooling_factors import pooling_factors
+from neuroshard.files.importers.pooling_factors import pooling_factors
 
 
 @pytest.mark.parametrize(

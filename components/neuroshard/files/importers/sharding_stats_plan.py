@@ -10,7 +10,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
-from neuroshard.files.sharding_stats import GIB, Printed, PrintedTable
+from neuroshard.files.importers.sharding_stats import GIB, Printed, PrintedTable
 
 GIVEN_FORMAT = 1
 
@@ -128,15 +128,15 @@ def _notes(printed: Printed, others: Sequence[PrintedTable]) -> list[str]:
 def _shards(printed: PrintedTable, table: Table) -> list[dict[str, Any]]:
     """Rectangles in the order of the ranks: column blocks of the printed width, each cut row-wise over its share of the ranks."""
     widths = [min(printed.shard_dim, table.dim - at) for at in range(0, table.dim, printed.shard_dim)]
-    row_wise = len(printed.ranks) // len(widths)
-    if row_wise * len(widths) != len(printed.ranks):
+    row_blocks = len(printed.ranks) // len(widths)
+    if row_blocks * len(widths) != len(printed.ranks):
         raise InvalidInput(
             f"{printed.where}: {printed.path} is in {len(widths)} shards of columns, on {len(printed.ranks)} ranks"
         )
-    block = -(-table.rows // row_wise)
+    block = -(-table.rows // row_blocks)
     shards = []
     for column, width in enumerate(widths):
-        for row in range(row_wise):
+        for row in range(row_blocks):
             rows = min(block, table.rows - row * block)
             if rows > 0:  # a table of few rows leaves ranks empty
                 shards.append(
@@ -146,7 +146,7 @@ def _shards(printed: PrintedTable, table: Table) -> list[dict[str, Any]]:
                         "rows": rows,
                         "column_offset": column * printed.shard_dim,
                         "dim": width,
-                        "device": printed.ranks[column * row_wise + row],
+                        "device": printed.ranks[column * row_blocks + row],
                     }
                 )
     return shards

@@ -4,7 +4,7 @@ import pytest
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.reuse import uniform_bins, zipf_bins
-from neuroshard.files.presets import PRESETS, preset
+from neuroshard.files.importers.presets import PRESETS, preset
 
 MLPERF = "mlperf-dlrm-dcnv2"
 

@@ -1,8 +1,8 @@
-"""The tables of a printout of TorchRec's planner (files/sharding_stats.py), with what it does not print inferred."""
+"""The tables of a printout of TorchRec's planner (files/importers/sharding_stats.py), with what it does not print inferred."""
 
 from neuroshard.core.text import counted
-from neuroshard.files.imported import Entry, several_features
-from neuroshard.files.sharding_stats import GIB, Printed, PrintedTable
+from neuroshard.files.importers.imported import Entry, several_features
+from neuroshard.files.importers.sharding_stats import GIB, Printed, PrintedTable
 
 ROUNDING_GIB = 0.0006  # three digits after the point
 

@@ -19,8 +19,8 @@ from neuroshard.core.units import parse_number
 from neuroshard.core.value import shown
 from neuroshard.files import parquet
 from neuroshard.files.disk import read_bytes
-from neuroshard.files.dlrm_datasets import read_dlrm_dataset
-from neuroshard.files.imported import (
+from neuroshard.files.importers.dlrm_datasets import read_dlrm_dataset
+from neuroshard.files.importers.imported import (
     ALIASES,
     KNOWN,
     REQUIRED,

@@ -20,8 +20,8 @@ from torch.utils._device import _device_constructors
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.text import one_line
 from neuroshard.core.value import shown
-from neuroshard.files.imported import Entry, several_features
-from neuroshard.files.torchrec_tables import config_fields
+from neuroshard.files.importers.imported import Entry, several_features
+from neuroshard.files.importers.torchrec_tables import config_fields
 
 EXAMPLE = "as in my_package.model:make_model"
 
