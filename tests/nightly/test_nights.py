@@ -16,11 +16,11 @@ from neuroshard.core.errors import MeasureError
 from neuroshard.core.nightly import Request
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
-from neuroshard.costmodel.open import open_cost_model
-from neuroshard.costmodel.serving import known_models
 from neuroshard.deploy.run import rollback
 from neuroshard.files.tables import write_tables
 from neuroshard.measure import job as job_module
+from neuroshard.models.open import open_cost_model
+from neuroshard.models.serving import known_models
 from neuroshard.nightly import survey as survey_module
 from neuroshard.nightly.release import Verdict
 from neuroshard.store.folder import FolderStore

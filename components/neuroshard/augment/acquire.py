@@ -18,8 +18,8 @@ import numpy as np
 from neuroshard.core.case import ComputeCase
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import steps
-from neuroshard.costmodel.open import at_batch_size
 from neuroshard.costmodel.protocol import CostModel, Floats
+from neuroshard.models.open import at_batch_size
 
 CANDIDATES: Final = 4  # drawn for every device that is kept: the more, the more extreme are those
 _LEAST_KNOWN: Final = 0.1  # cases that every model knows, so that what is known has an inverse

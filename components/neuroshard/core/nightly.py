@@ -16,12 +16,12 @@ from pydantic import Field
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.release import MODEL_NAME
+from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.units import parse_bytes, parse_memory
 from neuroshard.core.value import Value, Whole, canonical_json, decode_json, sha256
 
 WORK_FOLDER, NIGHTS_FOLDER = "_measuring", "_nights"
 COSTS_FORMAT = 1  # of costs; those of another are never merged
-MAX_DEVICES = 4096  # as in a sharding task
 
 
 class Order(Value):

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.nightly import Order, Request, Work, work_folder
-from neuroshard.costmodel.serving import Known, Wanted, live_at
 from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.fleet.coverage import Coverage, coverage
 from neuroshard.fleet.kinds import Fleet, Kind
+from neuroshard.models.serving import Known, Wanted, live_at
 from neuroshard.store.bundles import Track
 
 BACKENDS = ("synthetic", "cpu", "cuda")

@@ -15,12 +15,12 @@ from neuroshard.core.clean import log
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.nightly import Order, Request, Survey, Work, read_orders
 from neuroshard.core.table import DIM_STEP, Table
-from neuroshard.costmodel.serving import known_models
 from neuroshard.fleet.cluster import in_cluster
 from neuroshard.fleet.coverage import Coverage
 from neuroshard.fleet.kinds import Fleet
 from neuroshard.fleet.run import fleet_text, kubernetes_fleet, local_fleet
 from neuroshard.fleet.survey import backends_view, survey
+from neuroshard.models.serving import known_models
 from neuroshard.store.folders import patiently
 from neuroshard.store.measuring import FAILED, LEARNED, costs_digest, measuring, read_record
 from neuroshard.store.open import open_store

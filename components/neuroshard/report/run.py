@@ -13,12 +13,12 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import sha256
-from neuroshard.costmodel.bundle import MANIFEST, TrainedCostModel
-from neuroshard.costmodel.open import open_cost_model
+from neuroshard.costmodel.bundle import MANIFEST
 from neuroshard.costmodel.pricing import check_searched_with, price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import read_bytes, write_bytes
+from neuroshard.models.open import open_cost_model
 from neuroshard.report.evaluated import Evaluated, read_evaluation
 from neuroshard.report.headline import bars, cards, size, without_a_plan
 from neuroshard.report.live import Change, Live, change, open_live
@@ -48,10 +48,10 @@ def report(
     """
     if model is not None:
         check_searched_with(plan, model, "the cost model given is")
-    trained = model if isinstance(model, TrainedCostModel) else None
-    if costs is not None and trained is None:
+    manifest = None if model is None else model.manifest
+    if costs is not None and manifest is None:
         raise InvalidInput("costs are shown beside the cost model that learned from them; give it too (--model)")
-    learned = [] if trained is None else curves(trained)
+    learned = [] if manifest is None else curves(manifest.report)
     changed = None if live is None else change(plan, live, model)
     tables = {table.name: table for table in plan.task.tables}
     prices = None if model is None else price_shards(model, tables, plan.shards, plan.task.devices)
@@ -74,7 +74,7 @@ def report(
         "row_wise": bool(row_wise_tables(plan)),
         "smaller": 0 if smaller is None else sum(smaller["count"]),
         "change": None if changed is None else _change_told(changed),
-        "trained": trained is not None,
+        "trained": manifest is not None,
         "model": model is not None,
         "costs": costs is not None,
         "plan_facts": plan_facts(plan, files or {}),
@@ -95,8 +95,8 @@ def report(
         "smaller": smaller,
         "change": None if changed is None else changed.devices,
         "moves": None if changed is None else changed.moves,
-        "errors": [] if trained is None else error_rows(trained),
-        "points": {} if trained is None or costs is None else points(trained, costs),
+        "errors": [] if manifest is None else error_rows(manifest.report),
+        "points": {} if model is None or costs is None else points(model, costs),
         "curves": learned,
         "steps": [improvement.step for improvement in plan.improvements],
         "costs": short(improvement.cost_ms for improvement in plan.improvements),

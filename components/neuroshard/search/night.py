@@ -17,11 +17,11 @@ from neuroshard.core.errors import InvalidInput, NotFound
 from neuroshard.core.nightly import Order, Searched, Survey, work_folder
 from neuroshard.core.plan import Plan
 from neuroshard.costmodel.analytic import DATASHEETS, SPREAD
-from neuroshard.costmodel.bundle import TrainedCostModel
-from neuroshard.costmodel.open import open_cost_model
-from neuroshard.costmodel.published import list_published
-from neuroshard.costmodel.serving import Known, Wanted, known_models, live_at, predicts, serves, usable
+from neuroshard.costmodel.protocol import predicts
 from neuroshard.files.constraints import ConstraintsFile
+from neuroshard.models.open import open_cost_model
+from neuroshard.models.published import list_published
+from neuroshard.models.serving import Known, Wanted, known_models, live_at, serves, usable
 from neuroshard.search.run import run as search_run
 from neuroshard.store.measuring import FAILED, read_record
 from neuroshard.store.open import open_store
@@ -87,7 +87,7 @@ def choose(night: Survey, order: Order, store: Store) -> Searched:
         except (InvalidInput, NotFound) as error:
             log(f"note: {candidate.spec} is passed over: {error}")
             continue
-        if isinstance(model, TrainedCostModel) and not predicts(model, order.devices):
+        if not predicts(model, order.devices):
             continue
         said = [candidate.what, *([why] if why else [])]
         instead = f"this plan is by {': '.join(said)}" if candidate.what else ""

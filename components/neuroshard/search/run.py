@@ -17,13 +17,12 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import SPREAD
-from neuroshard.costmodel.open import error_on_unseen_tables, open_cost_model, stand_ins
-from neuroshard.costmodel.pricing import prices_rows
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.constraints import ConstraintsFile, resolve
 from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import read_tables
+from neuroshard.models.open import open_cost_model
 from neuroshard.search.algorithms import ALGORITHMS, ROUNDS, ROUNDS_AT_MOST, SEARCHES, Effort, at_least, or_alike
 from neuroshard.search.bound.bound import lower_bound
 from neuroshard.search.infeasible.feasibility import feasible
@@ -83,7 +82,7 @@ def search(
     problem, rng = feasible(task, cost_model), np.random.default_rng(seed)
     problem.alone_ms(problem.whole)  # whose costs are none is told before anybody reckons with them
     if len(problem.row_blocks.items):
-        if not prices_rows(cost_model):
+        if not cost_model.prices_rows:
             raise UsageError(
                 "given costs are of whole tables: they do not tell what some of the rows cost; search without --row-wise"
             )
@@ -113,7 +112,7 @@ def search(
         algorithm == "local-search"
         and previous is None
         and not len(problem.row_blocks.items)
-        and prices_rows(cost_model)
+        and cost_model.prices_rows
     ):
         notes = (*notes, *worth_allowing(problem, state))
     if watch.stopped:
@@ -153,7 +152,7 @@ def run(
     instead: str = "",
     stop: threading.Event | None = None,
 ) -> Plan:
-    """Search a plan for a tables.json with a cost model (see costmodel/open.py), and write it as plan.json.
+    """Search a plan for a tables.json with a cost model (see models/open.py), and write it as plan.json.
 
     `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `previous` is a
     plan to start from, or its file; `stop`, once it is set, ends the search. `instead` says why this cost model is not the
@@ -185,10 +184,8 @@ def run(
         time_budget_s=time_budget_s,
         previous=read_plan(previous) if isinstance(previous, Path) else previous,
         move_budget_bytes=move_budget_bytes,
-        cost_model_error=max(error_on_unseen_tables(model) or 0.0, SPREAD)
-        if instead
-        else error_on_unseen_tables(model),
-        instead=instead or "; ".join(stand_ins(model)),
+        cost_model_error=max(model.error_on_unseen_tables or 0.0, SPREAD) if instead else model.error_on_unseen_tables,
+        instead=instead or "; ".join(model.stand_ins),
         notes=short,
         stop=stop,
     )

@@ -6,7 +6,7 @@ import pytest
 
 from neuroshard.core.table import Table
 from neuroshard.files.importers.check_tables import check_entries, check_table, findings_text
-from neuroshard.files.importers.imported import Entry, table_defaults
+from neuroshard.files.importers.imported import TableEntry, table_defaults
 
 PLAIN = {"name": "plain", "rows": 1_000_000, "dim": 64, "pooling_factor": 3.0}
 
@@ -41,7 +41,7 @@ def test_all_faults_are_told_not_only_the_first_with_a_way_out():
         {**PLAIN, "name": "b"},
         {**PLAIN, "sequence": True},
     ]
-    found = check_entries([Entry(f"t[{i}]", one) for i, one in enumerate(fields)], table_defaults())
+    found = check_entries([TableEntry(f"t[{i}]", one) for i, one in enumerate(fields)], table_defaults())
 
     assert [(f.severity, f.what) for f in found] == [
         ("odd", "duplicate"),
@@ -55,7 +55,7 @@ def test_all_faults_are_told_not_only_the_first_with_a_way_out():
 
 
 def test_of_many_alike_the_first_few_are_told_and_how_many_more():
-    entries = [Entry(f"t[{i}]", {**PLAIN, "name": f"t{i}", "dim": 4}) for i in range(1000)]
+    entries = [TableEntry(f"t[{i}]", {**PLAIN, "name": f"t{i}", "dim": 4}) for i in range(1000)]
     lines = findings_text(check_entries(entries, table_defaults()), 1000).splitlines()
     assert lines[0] == "1,000 tables: 0 faults, 1,000 odd"
     assert lines[-1] == "  and 995 more cache-line (--json lists all)"

@@ -1,4 +1,4 @@
-"""What is odd about a set of tables, in plain words: `neuroshard tables --from FILE --check`."""
+"""Faults and oddities of a set of tables: `neuroshard tables --from FILE --check`."""
 
 import json
 from collections import Counter
@@ -9,13 +9,13 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.text import counted, wrapped
 from neuroshard.core.units import format_bytes
-from neuroshard.files.importers.imported import Defaults, Entry, is_true
+from neuroshard.files.importers.imported import Defaults, TableEntry, is_true
 
 CACHE_LINE_BYTES = 64  # of CPUs; two of the sectors of 32 bytes that a GPU fetches
 WASTED_SHARE = 0.25
 DEVICE_BYTES = 80 * 2**30  # of an A100 or H100
 MANY_LOOKUPS = 1_000
-SHOWN = 5  # of findings alike
+SHOWN = 5  # findings of the same kind that are printed
 
 
 class Finding(NamedTuple):
@@ -27,8 +27,8 @@ class Finding(NamedTuple):
     message: str
 
 
-def check_entries(entries: Sequence[Entry], defaults: Defaults) -> tuple[Finding, ...]:
-    """Every fault and oddity of the entries, in their order; sequence tables are only counted among the names."""
+def check_entries(entries: Sequence[TableEntry], defaults: Defaults) -> tuple[Finding, ...]:
+    """All findings, in the order of the entries. Sequence tables are checked for their names alone."""
     names = Counter(str(entry.fields.get("name")) for entry in entries)
     findings: list[Finding] = []
     for name, count in names.items():
@@ -60,7 +60,7 @@ def check_entries(entries: Sequence[Entry], defaults: Defaults) -> tuple[Finding
 
 
 def check_table(table: Table) -> Iterator[Finding]:
-    """What is odd about one table that can be sharded."""
+    """The oddities of one valid table."""
 
     def odd(what: str, message: str) -> Finding:
         return Finding(table.name, "odd", what, message)
@@ -117,7 +117,7 @@ def findings_json(findings: Sequence[Finding]) -> str:
 
 
 def findings_text(findings: Sequence[Finding], tables: int) -> str:
-    """What was found, faults first, in lines of at most 80 columns. Of many alike the first few are told."""
+    """The findings, faults first, in lines of at most 80 columns; of many findings of a kind the first few."""
     if not findings:
         return f"{counted(tables, 'table')}, nothing odd"
     faults = sum(finding.severity == "fault" for finding in findings)
@@ -133,7 +133,7 @@ def findings_text(findings: Sequence[Finding], tables: int) -> str:
     return "\n".join(lines)
 
 
-def _way_out(entry: Entry) -> str:
+def _way_out(entry: TableEntry) -> str:
     dim = entry.fields.get("dim")
     if isinstance(dim, int) and dim > 0 and dim % DIM_STEP:
         return f"; make it {dim + -dim % DIM_STEP}"

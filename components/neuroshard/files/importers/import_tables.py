@@ -1,7 +1,7 @@
 """Tables from a file of any known format: `neuroshard tables --from FILE`. JSON, CSV, Parquet, or Meta's dlrm_datasets.
 
-A table is an object or a row with name, rows, dim, pooling_factor and whatever else Table has; `num_embeddings` and
-`embedding_dim` are understood. What the file does not say comes from the options.
+A table is an object or a row with name, rows, dim, pooling_factor, and optionally the other fields of Table. `num_embeddings` and
+`embedding_dim` are accepted as names. Options give what the file leaves out.
 """
 
 import csv
@@ -25,8 +25,8 @@ from neuroshard.files.importers.imported import (
     KNOWN,
     REQUIRED,
     WIDTH,
-    Entry,
     Imported,
+    TableEntry,
     pooled_tables,
     read_json,
     several_features,
@@ -44,11 +44,10 @@ def import_tables(
     optimizer: str = "rowwise_adagrad",
     dim: int = 128,
 ) -> Imported:
-    """Tables of a .json, .csv, .parquet, .pt or .pt.gz file, with notes on what was left out, renamed or taken for granted.
+    """Tables of a .json, .csv, .parquet, .pt or .pt.gz file, with notes on what was left out, renamed or assumed.
 
-    What the file says wins over the options; only .pt files, which have no dims, ask for `dim`. Repeated names are
-    numbered, and sequence tables (`sequence: true`) left out. Raises UsageError for an option or a suffix that is not
-    known, and InvalidInput in one line for a fault in the file.
+    The file wins over the options. `dim` is for .pt files, which have no dims. Repeated names are numbered, and sequence tables
+    (`sequence: true`) left out. Raises UsageError for an unknown option or suffix, and InvalidInput for a fault in the file.
     """
     defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
     if path.name.lower().endswith((".pt", ".pt.gz")):
@@ -57,8 +56,8 @@ def import_tables(
     return pooled_tables(entries, defaults, str(path), notes)
 
 
-def read_entries(path: Path) -> tuple[list[Entry], tuple[str, ...]]:
-    """The entries of a .json, .csv or .parquet file as they stand there, and notes. Raises UsageError, InvalidInput."""
+def read_entries(path: Path) -> tuple[list[TableEntry], tuple[str, ...]]:
+    """The unchecked entries of a .json, .csv or .parquet file, and notes. Raises UsageError, InvalidInput."""
     read = READERS.get(path.suffix.lower())
     if read is None:
         raise UsageError(f"{path}: its name does not say what it is; known: {', '.join(READERS)}, .pt, .pt.gz")
@@ -67,8 +66,8 @@ def read_entries(path: Path) -> tuple[list[Entry], tuple[str, ...]]:
     return entries, (*notes, *_hints(entries))
 
 
-def _hints(entries: Sequence[Entry]) -> list[str]:
-    """What keys that are not read would have changed."""
+def _hints(entries: Sequence[TableEntry]) -> list[str]:
+    """Notes on ignored keys that would have changed something."""
     hints = []
     if widths := {shown(entry.fields[WIDTH]) for entry in entries if WIDTH in entry.fields}:
         hints.append(f"{WIDTH} ({first_few(sorted(widths))}) is not read: say it as element_bytes, or by --dtype")
@@ -78,14 +77,14 @@ def _hints(entries: Sequence[Entry]) -> list[str]:
     return hints
 
 
-def read_csv(path: Path) -> tuple[list[Entry], set[str]]:
-    """A header line and a line a table. An empty cell says nothing; `reuse_bins` are 17 numbers between spaces."""
+def read_csv(path: Path) -> tuple[list[TableEntry], set[str]]:
+    """A header line, then a line a table. An empty cell counts as absent; `reuse_bins` are 17 numbers separated by spaces."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start}); is it a CSV file?") from None
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
-    entries: list[Entry] = []
+    entries: list[TableEntry] = []
     columns: list[str] = []
     try:
         for cells in reader:
@@ -98,21 +97,21 @@ def read_csv(path: Path) -> tuple[list[Entry], set[str]]:
                 raise InvalidInput(f"{where}: has {len(cells)} cells, but there are {len(columns)} columns")
             else:
                 fields = {name: cell.strip() for name, cell in zip(columns, cells, strict=True) if cell.strip()}
-                entries.append(Entry.of(where, {name: _value(name, cell, where) for name, cell in fields.items()}))
+                entries.append(TableEntry.of(where, {name: _value(name, cell, where) for name, cell in fields.items()}))
     except csv.Error as error:
         raise InvalidInput(f"{path}: line {reader.line_num}: not CSV: {error}") from None
     return entries, set(columns) - KNOWN
 
 
-def read_parquet(path: Path) -> tuple[list[Entry], set[str]]:
-    """A row a table; `reuse_bins` is a list column. Null says nothing."""
+def read_parquet(path: Path) -> tuple[list[TableEntry], set[str]]:
+    """A row a table; `reuse_bins` is a list column. Null counts as absent."""
     there = parquet.column_names(path)
     columns = _columns(there, path)
-    # what else is there may be of any type, or too large
+    # other columns may be of any type, or too large
     known = {name: column for name, column in zip(there, columns, strict=True) if column in KNOWN}
     with parquet.opened(path, known.keys()) as table:
         rows = table.rename_columns([known[name] for name in table.column_names]).to_pylist()
-    entries = [Entry.of(f"{path}: row {index}", row) for index, row in enumerate(rows)]
+    entries = [TableEntry.of(f"{path}: row {index}", row) for index, row in enumerate(rows)]
     for where, fields in entries:
         for name in NUMBERS & fields.keys():
             if isinstance(fields[name], Decimal):
@@ -122,7 +121,7 @@ def read_parquet(path: Path) -> tuple[list[Entry], set[str]]:
     return entries, set(columns) - KNOWN
 
 
-READERS: dict[str, Callable[[Path], tuple[list[Entry], set[str]]]] = {
+READERS: dict[str, Callable[[Path], tuple[list[TableEntry], set[str]]]] = {
     ".json": read_json,
     ".csv": read_csv,
     ".parquet": read_parquet,
@@ -130,7 +129,7 @@ READERS: dict[str, Callable[[Path], tuple[list[Entry], set[str]]]] = {
 
 
 def _columns(header: Iterable[str], path: Path) -> list[str]:
-    """Column names under our names. Raises InvalidInput where one that must be there is not, or one occurs twice."""
+    """The columns under our names. Raises InvalidInput if a required column is missing, or if one occurs twice."""
     columns = [ALIASES.get(name, name) for name in header]
     check_once(columns, path)
     for name in REQUIRED:
@@ -140,14 +139,14 @@ def _columns(header: Iterable[str], path: Path) -> list[str]:
 
 
 def check_once(columns: Iterable[str], path: Path) -> None:
-    """Raise InvalidInput where a column of a file occurs twice."""
+    """Raise InvalidInput if a column of a file occurs twice."""
     for name, times in Counter(columns).items():
         if times > 1:
             raise InvalidInput(f"{path}: column {name!r} occurs {times} times")
 
 
 def _value(column: str, cell: str, where: str) -> Any:
-    """A cell of a CSV file as its column wants it. Raises InvalidInput."""
+    """A cell of a CSV file as a value of its column. Raises InvalidInput."""
     if column == "reuse_bins":
         return [read_number(column, share, where) for share in cell.split()]
     return read_number(column, cell, where) if column in NUMBERS else cell

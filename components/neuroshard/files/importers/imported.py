@@ -1,4 +1,4 @@
-"""Tables from other people's files: how they are written, what they do not say, and what comes of reading them."""
+"""What all importers share: a table as a source states it, defaults for what it leaves out, and the result of an import."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:  # traces need safetensors; to_torchrec imports this file in t
 
 REQUIRED = ("name", "rows", "dim", "pooling_factor")
 KNOWN = Table.model_fields.keys() | {"sequence"}
-WIDTH = "bytes_per_element"  # as some who publish table sets call it, of a table or of all at once
+WIDTH = "bytes_per_element"  # key of some published table sets, of a table or of all at once
 ALIASES = {"num_embeddings": "rows", "embedding_dim": "dim", "is_weighted": "weighted"}
 
 
 @dataclass(frozen=True)
 class Imported:
-    """Tables with distinct names, their lookups where the source has them, and what the user should know, line by line."""
+    """Tables with distinct names, their lookups if the source has them, and notes for the user."""
 
     tables: tuple[Table, ...]
     traces: Traces | None = None
     notes: tuple[str, ...] = ()
 
 
-class Entry(NamedTuple):
-    """A table as a file has it: where it stands, for messages, and its fields under our names."""
+class TableEntry(NamedTuple):
+    """A table as a source states it: its place, for messages, and its fields under our names."""
 
     where: str
     fields: dict[str, Any]
 
     @classmethod
     def of(cls, where: str, raw: Mapping[str, Any]) -> Self:
-        """Fields that are null are left out; our name wins over an alias beside it."""
+        """Null fields are left out. Our name wins over an alias."""
         said = {name: value for name, value in raw.items() if value is not None}
         aliased = {ALIASES[name]: said.pop(name) for name in ALIASES if name in said}
         fields = {**aliased, **said}
@@ -52,13 +52,13 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a table is taken to be where its source does not say: bytes by field of Table, and how its rows are read."""
+    """Defaults for what a source does not say: byte sizes by field of Table, and the access distribution."""
 
     sizes: Mapping[str, int]
     bins_of: BinsOf
 
     def table(self, fields: Mapping[str, Any], where: str) -> Table:
-        """A table of these fields, and otherwise of the defaults. Raises InvalidInput that starts with `where`."""
+        """A table of these fields and the defaults. Raises InvalidInput that starts with `where`."""
         table = parse_table({**self.sizes, **fields}, where)
         if "reuse_bins" in fields:
             return table
@@ -66,10 +66,10 @@ class Defaults:
         return table.model_copy(update={"reuse_bins": bins})
 
 
-def pooled_tables(entries: Sequence[Entry], defaults: Defaults, where: str, notes: Sequence[str] = ()) -> Imported:
-    """Tables of the entries, with `notes` and more. Repeated names are numbered, sequence tables left out.
+def pooled_tables(entries: Sequence[TableEntry], defaults: Defaults, where: str, notes: Sequence[str] = ()) -> Imported:
+    """The tables of the entries, and `notes` plus what was changed: repeated names are numbered, sequence tables left out.
 
-    Raises InvalidInput where an entry breaks a rule, and where nothing is left.
+    Raises InvalidInput if an entry breaks a rule, or if no table is left.
     """
     pooled = [entry for entry in entries if not is_true(entry.fields.get("sequence"))]
     left_out = len(entries) - len(pooled)
@@ -99,7 +99,7 @@ def is_true(value: Any) -> bool:
 
 
 def table_defaults(*, access: str = "uniform", dtype: str = "fp32", optimizer: str = "rowwise_adagrad") -> Defaults:
-    """Defaults from the words that a user writes. Raises UsageError that lists the known ones."""
+    """Defaults from option values. Raises UsageError that lists the known ones."""
     for what, value, known in (("dtype", dtype, ELEMENT_BYTES), ("optimizer", optimizer, OPTIMIZER_BYTES)):
         if value not in known:
             raise UsageError(f"unknown {what} {value!r}; known: {', '.join(known)}")
@@ -113,13 +113,13 @@ def table_defaults(*, access: str = "uniform", dtype: str = "fp32", optimizer: s
 
 
 def number_repeats(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Names made distinct (the second `x` becomes `x_2`, or the next free number), and a note where that was needed.
+    """Names made distinct (the second `x` becomes `x_2`, or the next free number), and a note if any changed.
 
-    The end of a name makes room for the number where it would be too long with it.
+    A name that would be too long is shortened at its end.
     """
     taken = set(names)
     seen: set[str] = set()
-    numbers: dict[str, int] = {}  # the next of each name: names may repeat a million times
+    numbers: dict[str, int] = {}  # the next number of each name: names may repeat a million times
     distinct: list[str] = []
     renamed: list[str] = []
     for name in names:
@@ -136,8 +136,8 @@ def number_repeats(names: Sequence[str]) -> tuple[list[str], list[str]]:
     return distinct, [f"repeated names were numbered: {renamed[0]}{more}"] if renamed else []
 
 
-def read_json(path: Path) -> tuple[list[Entry], set[str]]:
-    """The objects of `{"tables": [...]}`, or of the list alone, and the keys that mean nothing here. Raises InvalidInput."""
+def read_json(path: Path) -> tuple[list[TableEntry], set[str]]:
+    """The objects of `{"tables": [...]}`, or of a bare list, and the unknown keys. Raises InvalidInput."""
     data = decode_json(read_bytes(path), str(path))
     tables, unknown = data, set[str]()
     if not isinstance(data, list):
@@ -151,5 +151,5 @@ def read_json(path: Path) -> tuple[list[Entry], set[str]]:
                 f"{path}: tables[{index}]: expected an object with {', '.join(REQUIRED)}, not {shown(table)}"
             )
     of_all = {} if isinstance(data, list) else {key: data[key] for key in data.keys() & {WIDTH}}
-    entries = [Entry.of(f"{path}: tables[{index}]", {**of_all, **table}) for index, table in enumerate(tables)]
+    entries = [TableEntry.of(f"{path}: tables[{index}]", {**of_all, **table}) for index, table in enumerate(tables)]
     return entries, unknown | {key for entry in entries for key in entry.fields} - KNOWN

@@ -1,4 +1,4 @@
-"""Lookups a sample by the name of a table or feature, from the command line and from a file: `{"user": 3.0}` or a CSV."""
+"""Pooling factors (lookups a sample) by table or feature name, from the command line and a file: `{"user": 3.0}` or CSV."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ COLUMNS = ["name", "pooling_factor"]
 
 
 def pooling_factors(path: Path | None, options: Sequence[str]) -> dict[str, float]:
-    """Of a .json object or a .csv with the columns name and pooling_factor, and of options NAME=LOOKUPS, which win.
+    """Read from a .json object, or a .csv with the columns name and pooling_factor, and from options NAME=LOOKUPS, which win.
 
     Raises UsageError and InvalidInput that name the place.
     """

@@ -1,7 +1,8 @@
-"""What TorchRec's planner prints of a plan (`EmbeddingStats`, with debug=True), read: `neuroshard tables --from-stats FILE`.
+"""Parses what TorchRec's planner prints (`EmbeddingStats`, debug=True): `neuroshard tables --from-stats FILE`.
 
-The printout may lie in a log, each line behind what the logger puts there. Not printed: element types, which
-files/importers/sharding_stats_tables.py infers; and which of a table's columns lie on which of its ranks, which cost the same.
+The printout may be part of a log, with a logger's prefix on each line. It lacks element types, which
+files/importers/sharding_stats_tables.py infers, and which columns of a table are on which of its ranks, which does not change the
+cost.
 """
 
 import itertools
@@ -12,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.value import shown
 from neuroshard.files.disk import read_bytes
 
-MAX_DEVICES = 4096  # of a plan
 GIB = 2**30  # its "GB"
 _LINE = re.compile(r"#(.*)#\s*$")
 _HBM = re.compile(r"HBM: ([0-9]+(?:\.[0-9]+)?) GB, DDR")

@@ -1,4 +1,4 @@
-"""The plan that TorchRec's planner printed, as one of ours, and what it thinks each table costs, as given costs."""
+"""A plan printed by TorchRec's planner -> a Plan, and its estimated cost of each table -> given costs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,9 +18,9 @@ GIVEN_FORMAT = 1
 def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_bytes: int | None = None) -> Plan:
     """The printed plan of the printed pooled `tables`, in their order (names may have been numbered).
 
-    A device has `memory_bytes`, or what the planner planned with, less what the tables take that are left out: sequence
-    tables, and data-parallel ones, of which every rank has a copy. Predicted milliseconds are the planner's own, of all
-    tables. Raises UsageError where the memory is not known, InvalidInput for a plan that cannot be.
+    Sequence tables and data-parallel tables are left out. A device has `memory_bytes`, or what the planner used, less what these
+    take. Predicted milliseconds are the planner's own, of all tables. Raises UsageError if the memory is unknown, and
+    InvalidInput for an invalid plan.
     """
     if not all(table.ranks for table in printed.tables) or not printed.ranks:
         raise InvalidInput(f"{where}: the planner found no plan, so there are tables but none to write")
@@ -84,9 +84,9 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
 
 
 def given_costs(printed: Printed, tables: Sequence[Table], where: str) -> dict[str, Any]:
-    """What `--model given:FILE` reads: the planner's own ms of every pooled table, those of the left-out as `fixed_ms`.
+    """The content of a file for `--model given:FILE`: the planner's ms of every pooled table; sequence tables as `fixed_ms`.
 
-    The left-out must lie on all ranks alike; else InvalidInput.
+    Raises InvalidInput unless each sequence table is on all ranks.
     """
     everywhere = tuple(range(printed.ranks))
     others = [table for table in printed.tables if not table.pooled]
@@ -126,7 +126,7 @@ def _notes(printed: Printed, others: Sequence[PrintedTable]) -> list[str]:
 
 
 def _shards(printed: PrintedTable, table: Table) -> list[dict[str, Any]]:
-    """Rectangles in the order of the ranks: column blocks of the printed width, each cut row-wise over its share of the ranks."""
+    """The shards in the order of the ranks: column blocks of the printed width, each split row-wise over its ranks."""
     widths = [min(printed.shard_dim, table.dim - at) for at in range(0, table.dim, printed.shard_dim)]
     row_blocks = len(printed.ranks) // len(widths)
     if row_blocks * len(widths) != len(printed.ranks):

@@ -1,17 +1,17 @@
 """The tables of a printout of TorchRec's planner (files/importers/sharding_stats.py), with what it does not print inferred."""
 
 from neuroshard.core.text import counted
-from neuroshard.files.importers.imported import Entry, several_features
+from neuroshard.files.importers.imported import TableEntry, several_features
 from neuroshard.files.importers.sharding_stats import GIB, Printed, PrintedTable
 
 ROUNDING_GIB = 0.0006  # three digits after the point
 
 
-def stats_entries(printed: Printed, element_bytes: int | None = None) -> tuple[list[Entry], list[str]]:
-    """The tables as entries, and notes. `element_bytes` None infers them from what the printout says is stored."""
+def stats_entries(printed: Printed, element_bytes: int | None = None) -> tuple[list[TableEntry], list[str]]:
+    """The tables as entries, and notes. With `element_bytes` None they are inferred from the printed storage."""
     inferred, how = element_bytes_of(printed, element_bytes)
     entries = [
-        Entry(
+        TableEntry(
             table.where,
             {
                 "name": table.name,
@@ -39,11 +39,11 @@ def stats_entries(printed: Printed, element_bytes: int | None = None) -> tuple[l
 
 
 def element_bytes_of(printed: Printed, given: int | None) -> tuple[list[int], str]:
-    """Bytes of an element of each table (4 or 2), and a note on how they are known."""
+    """Bytes of an element of each table (4 or 2), and a note on where they come from."""
     elements = [table.rows * table.dim / GIB for table in printed.tables]
     if given is not None:
         return [given] * len(elements), f"elements have {given} bytes, as --dtype says"
-    # a table that stores less than fp32 weights take must have halves
+    # a table that stores less than its weights take in fp32 must be fp16
     sizes = [
         2 if table.storage_gib + ROUNDING_GIB < 4 * count * _copies(table, printed) else 4
         for table, count in zip(printed.tables, elements, strict=True)
@@ -67,5 +67,5 @@ def element_bytes_of(printed: Printed, given: int | None) -> tuple[list[int], st
 
 
 def _copies(table: PrintedTable, printed: Printed) -> int:
-    """Data-parallel tables lie whole on every rank, and the storage of all is printed."""
+    """Copies of a table in its printed storage: a data-parallel table is on every rank."""
     return max(1, printed.ranks) if table.sharding == "DP" and table.storage_gib else 1

@@ -1,4 +1,4 @@
-"""Where tables come from: a preset, a file, a TorchRec model or its planner's printout, all as one kind of value."""
+"""The sources of tables (a preset, a file, a TorchRec model, its planner's printout) as one kind of value."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 from neuroshard.core.table import ELEMENT_BYTES, Table
 from neuroshard.files.importers.check_tables import Finding, check_entries
 from neuroshard.files.importers.import_tables import import_tables, read_entries
-from neuroshard.files.importers.imported import Defaults, Entry, Imported, pooled_tables, table_defaults
+from neuroshard.files.importers.imported import Defaults, Imported, TableEntry, pooled_tables, table_defaults
 from neuroshard.files.importers.presets import preset
 from neuroshard.files.importers.sharding_stats import Printed, read_stats
 from neuroshard.files.importers.sharding_stats_tables import stats_entries
@@ -16,17 +16,17 @@ from neuroshard.files.traces import Traces
 
 @dataclass(frozen=True)
 class Source:
-    """Tables as a source has them, not yet checked, and what else it holds: lookups, or a printed plan."""
+    """Tables as a source states them, not yet checked, and what else it holds: lookups, or a printed plan."""
 
     where: str
-    entries: tuple[Entry, ...]
+    entries: tuple[TableEntry, ...]
     defaults: Defaults
     notes: tuple[str, ...] = ()
     traces: Traces | None = None
     printed: Printed | None = None
 
     def tables(self) -> Imported:
-        """The tables, if each may be one. Repeated names are numbered, sequences left out. Raises InvalidInput."""
+        """The tables, checked. Repeated names are numbered, sequence tables left out. Raises InvalidInput."""
         return pooled_tables(self.entries, self.defaults, self.where, self.notes)
 
     def findings(self) -> tuple[Finding, ...]:
@@ -45,7 +45,7 @@ def from_file(path: Path, *, access: str, dtype: str, optimizer: str, dim: int) 
     defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
     if path.name.lower().endswith((".pt", ".pt.gz")):
         imported = import_tables(path, access=access, dtype=dtype, optimizer=optimizer, dim=dim)
-        notes = tuple(note.removeprefix(f"{path}: ") for note in imported.notes)  # `tables` puts it back
+        notes = tuple(note.removeprefix(f"{path}: ") for note in imported.notes)  # `tables` adds the path again
         return Source(str(path), _entries(str(path), imported.tables), defaults, notes, imported.traces)
     entries, notes = read_entries(path)
     return Source(str(path), tuple(entries), defaults, notes)
@@ -74,5 +74,5 @@ def from_stats(path: Path, *, access: str, dtype: str | None, optimizer: str) ->
     return Source(str(path), tuple(entries), defaults, tuple(notes), printed=printed)
 
 
-def _entries(where: str, tables: Iterable[Table]) -> tuple[Entry, ...]:
-    return tuple(Entry(f"{where}: {table.name}", table.model_dump()) for table in tables)
+def _entries(where: str, tables: Iterable[Table]) -> tuple[TableEntry, ...]:
+    return tuple(TableEntry(f"{where}: {table.name}", table.model_dump()) for table in tables)

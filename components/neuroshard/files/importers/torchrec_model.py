@@ -20,7 +20,7 @@ from torch.utils._device import _device_constructors
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.text import one_line
 from neuroshard.core.value import shown
-from neuroshard.files.importers.imported import Entry, several_features
+from neuroshard.files.importers.imported import TableEntry, several_features
 from neuroshard.files.importers.torchrec_tables import config_fields
 
 EXAMPLE = "as in my_package.model:make_model"
@@ -28,7 +28,7 @@ EXAMPLE = "as in my_package.model:make_model"
 
 def torchrec_entries(
     spec: str, pooling_factors: Mapping[str, float], default_pooling_factor: float | None = None
-) -> tuple[list[Entry], list[str]]:
+) -> tuple[list[TableEntry], list[str]]:
     """The model's tables as entries, and notes.
 
     `pooling_factors` are lookups a sample by the name of a table, or of a feature (a table has the sum of its features');
@@ -37,7 +37,7 @@ def torchrec_entries(
     pooling factor of nothing in it.
     """
     model = _make(spec)
-    entries: list[Entry] = []
+    entries: list[TableEntry] = []
     assumed: list[str] = []
     shared: list[str] = []
     known: set[str] = set()
@@ -53,7 +53,7 @@ def torchrec_entries(
             total = pooling_factors.get(config.name, sum(1.0 if one is None else one for one in each))
             where = f"{spec}: {path + '.' if path else ''}{config.name}"
             fields = {"name": config.name} if sequence else config_fields(config, total, weighted)
-            entries.append(Entry(where, {**fields, "sequence": sequence}))
+            entries.append(TableEntry(where, {**fields, "sequence": sequence}))
     if not entries:
         raise InvalidInput(f"{spec}: the model holds no EmbeddingBagCollection")
     unknown = sorted(pooling_factors.keys() - known)
@@ -64,7 +64,7 @@ def torchrec_entries(
     return entries, _notes(assumed, shared, entries)
 
 
-def _notes(assumed: list[str], shared: list[str], entries: list[Entry]) -> list[str]:
+def _notes(assumed: list[str], shared: list[str], entries: list[TableEntry]) -> list[str]:
     notes = []
     if assumed:
         notes.append(

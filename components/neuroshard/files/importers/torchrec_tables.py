@@ -20,10 +20,10 @@ def tables_of(
 ) -> tuple[Table, ...]:
     """Tables of an EmbeddingBagCollection, or of a sequence of its EmbeddingBagConfigs.
 
-    `pooling_factors` are lookups a sample by table name, over all features of the table; one that is not there is taken to
-    have one lookup a feature, as TorchRec's planner does. `weighted` is by default what the collection says, and False for
-    configs, which do not tell. Raises InvalidInput for a data type that is neither FP32 nor
-    FP16, and for a pooling factor of a table that does not exist; UsageError for an unknown access or optimizer.
+    `pooling_factors` are lookups a sample by table name, over all features of the table; by default one lookup a feature, as in
+    TorchRec's planner. `weighted` is by default the collection's own; configs do not say, so for them it is False. Raises
+    InvalidInput for a data type other than FP32 and FP16, and for a pooling factor of an unknown table; UsageError for an unknown
+    access or optimizer.
     """
     configs: Sequence[Any] = (
         module_or_configs.embedding_bag_configs()

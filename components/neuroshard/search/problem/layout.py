@@ -8,7 +8,6 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
-from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.search.bound.bound import Bound
 from neuroshard.search.problem.problem import Placement, Problem
 from neuroshard.search.problem.row_blocks import row_shards
@@ -105,8 +104,7 @@ def caveats(problem: Problem, placement: Placement) -> list[str]:
             f"{counted(len(wide_tables), 'table')} that may be split row-wise stayed column-wise: wider (up to {widest} columns) "
             f"than the {model.max_dim} that the cost model has seen; augment with --max-dim {widest}, measure and pretrain again"
         )
-    if isinstance(model, TrainedCostModel):
-        notes += model.caveats(problem.devices, _asked(problem, placement))
+    notes += model.caveats(problem.devices, _asked(problem, placement))
     if problem.task.batch_size != model.batch_size:
         notes.append(
             f"costs are predicted for the cost model's batch size {model.batch_size:,}, not for the task's "

@@ -1,7 +1,7 @@
-"""Does a live cost model serve what tonight's plans ask of it? The one predicate that survey, search and publishing share.
+"""Is a live cost model good enough for the plans that are wanted? Survey, search and publishing all decide by this.
 
-A model serves where nothing falls short. What falls short is measured on. A model that only falls short in age, error or
-like things is still usable: a plan by it is better than none.
+A model serves if no shortfall is found. For each shortfall more is measured. A model that is merely old or inaccurate is still
+usable: a plan searched with it is better than no plan.
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 from neuroshard.core.errors import InvalidInput, NotFound
 from neuroshard.core.release import ModelRelease, in_the_future
 from neuroshard.costmodel.bundle import TrainedCostModel
-from neuroshard.costmodel.open import stand_ins
-from neuroshard.costmodel.published import open_bundle
+from neuroshard.costmodel.protocol import predicts
+from neuroshard.models.published import open_bundle
 from neuroshard.store.bundles import Track, models_of, tracks
 from neuroshard.store.protocol import Store
 from neuroshard.store.track import read_pointer
@@ -31,10 +31,10 @@ DAY_SECONDS = 86400.0
 
 
 class Wanted(NamedTuple):
-    """What plans ask of the cost model of a kind of hardware. None, and nothing, ask for nothing.
+    """What plans need of the cost model of a kind of hardware. The defaults need nothing.
 
-    `ranks` are the numbers of devices that plans are for, `measurable` those of them whose all-to-all this hardware can
-    measure. `columns` is the widest shard that a plan cannot avoid.
+    `ranks` are the numbers of devices that plans are for, `measurable` those whose all-to-all this hardware can measure.
+    `columns` is the width of the widest shard that a plan cannot avoid.
     """
 
     batch_size: int | None = None
@@ -46,7 +46,7 @@ class Wanted(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A live cost model: its release, and the model; or None, with the fault that keeps this version from opening it."""
+    """A live cost model: its release and the model, or None and the fault for which this version cannot open it."""
 
     release: ModelRelease
     model: TrainedCostModel | None
@@ -54,7 +54,7 @@ class Known(NamedTuple):
 
 
 class Shortfall(NamedTuple):
-    """In which way a cost model falls short, and why. `usable` says that plans can still be searched with it."""
+    """One way in which a cost model falls short, and why. `usable`: plans can still be searched with the model."""
 
     lack: Lack
     why: str
@@ -64,7 +64,7 @@ class Shortfall(NamedTuple):
 def known_models(store: Store) -> tuple[dict[Track, Known], tuple[str, ...]]:
     """The live cost models of a store, and notes on pointers that cannot be read. Raises StoreError.
 
-    One that cannot be opened is among them with its fault, and holds up no other.
+    A model that cannot be opened is among them with its fault.
     """
     known, notes = {}, []
     for track in tracks(store):
@@ -84,7 +84,7 @@ def known_models(store: Store) -> tuple[dict[Track, Known], tuple[str, ...]]:
 
 
 def serves(known: Known, wanted: Wanted, now: datetime) -> tuple[Shortfall, ...]:
-    """In which ways the live cost model falls short of what is wanted at `now` (UTC), the worst first; none where it serves."""
+    """The shortfalls of a live cost model at `now` (UTC), the worst first; empty if it serves."""
     model, release = known.model, known.release
     if model is None:
         return (Shortfall("unreadable", f"it cannot be used: {known.fault}", usable=False),)
@@ -101,13 +101,8 @@ def serves(known: Known, wanted: Wanted, now: datetime) -> tuple[Shortfall, ...]
     return tuple(sorted(found, key=lambda one: one.usable))
 
 
-def predicts(model: TrainedCostModel, ranks: int) -> bool:
-    """Can it predict the all-to-all of so many devices?"""
-    return ranks == 1 or not model.device_counts or ranks in model.device_counts
-
-
 def usable(found: tuple[Shortfall, ...]) -> bool:
-    """Can plans be searched with a model that falls short in these ways?"""
+    """Can plans be searched with a model that has these shortfalls?"""
     return all(one.usable for one in found)
 
 
@@ -121,7 +116,7 @@ def live_at(known: Mapping[Track, Known], batch_size: int | None) -> dict[str, K
 
 
 def _ranks(model: TrainedCostModel, wanted: Wanted) -> list[Shortfall]:
-    """What it cannot predict at all, and what it extrapolates though it could be measured here."""
+    """Numbers of ranks that it cannot predict, and those that it extrapolates though this hardware could measure them."""
     measured = model.manifest.device_counts
     known = f"measured for {', '.join(map(str, measured))} devices" if measured else "not measured"
     missing = sorted(set(wanted.measurable) - {1, *measured})
@@ -141,8 +136,7 @@ def _columns(model: TrainedCostModel, wanted: Wanted) -> list[Shortfall]:
 
 
 def _parts(model: TrainedCostModel) -> list[Shortfall]:
-    parts = stand_ins(model)
-    return [Shortfall("partly learned", "; ".join(parts), usable=True)] if parts else []
+    return [Shortfall("partly learned", "; ".join(model.stand_ins), usable=True)] if model.stand_ins else []
 
 
 def _age(release: ModelRelease, wanted: Wanted, now: datetime) -> list[Shortfall]:

@@ -4,30 +4,31 @@ A bundle is copied to this machine once, under its digest, and checked against i
 """
 
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound, UsageError
-from neuroshard.core.release import ModelRelease
-from neuroshard.core.text import bar, wrapped
-from neuroshard.core.value import canonical_json, check_format, decode_json, sha256
-from neuroshard.costmodel.bundle import Manifest, TrainedCostModel, load_cost_model
+from neuroshard.core.release import BUNDLE_FILES, ModelRelease
+from neuroshard.core.value import check_format, decode_json, sha256
+from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model
+from neuroshard.costmodel.manifest import Manifest
 from neuroshard.files.disk import write_bytes
-from neuroshard.store.bundles import BUNDLE_FILES, find_bundle, find_hardware, models_of, tracks
+from neuroshard.store.bundles import find_bundle, find_hardware, models_of, tracks
 from neuroshard.store.local import default_cache_dir
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.track import MAX_ARTIFACT_BYTES, Files, Line, Live, live_or_none, read_artifact
 
-MANIFEST_VERSIONS = 1_000  # of any: whether we can read it is told, not raised
+MANIFEST_VERSIONS = 1_000  # newer than any: a manifest that this version cannot read is listed with its fault
 
 
 class Listed(NamedTuple):
-    """One cost model of a store. What another version of neuroshard wrote has `manifest` None and `fault` says why; `fault` says
-    also where its hardware's pointer cannot be read, so that nobody knows what is live."""
+    """One cost model of a store. `manifest` is None if this version cannot read it, and `fault` says why.
+
+    `fault` also says if the hardware's pointer cannot be read, so that what is live is unknown.
+    """
 
     fingerprint: str
     digest: str
@@ -93,45 +94,8 @@ def list_published(store: Store) -> tuple[Listed, ...]:
     return tuple(found)
 
 
-def listing_text(found: Sequence[Listed], where: str) -> str:
-    """A line each: hardware, cost model, when it came, its error on unseen tables, whether it is live; and the device."""
-    if not found:
-        return f"{where}: no cost model is published there"
-    lines = ["hardware          cost model    published             unseen error   batch"]
-    worst = max((one.error or 0.0 for one in found), default=0.0)
-    for one in found:
-        moment = one.modified.strftime("%Y-%m-%dT%H:%M:%SZ")
-        line = f"{one.fingerprint}  {one.digest[:12]}  {moment}"
-        if one.manifest is None:
-            lines += [line, *wrapped(f"  {one.fault}", indent=4)]
-            continue
-        error, bench = one.error, one.manifest.bench
-        shown = f"{'-':>5}" if error is None else f"{error:>5.1%} {bar([error], worst, 6)}"
-        lines.append(f"{line}  {shown:<12}  {one.manifest.batch_size:>6,}{'  live' if one.is_live else ''}")
-        lines += wrapped(f"  {bench.hardware.name} ({bench.backend})", indent=4)
-        lines += wrapped(f"  {one.fault}", indent=4) if one.fault else []
-    return "\n".join(lines)
-
-
-def listing_json(found: Sequence[Listed]) -> str:
-    """A list of objects, with the whole manifest of each."""
-    rows = [
-        {
-            "fingerprint": one.fingerprint,
-            "digest": one.digest,
-            "published": one.modified.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "live": one.is_live,
-            "error": one.error,
-            "fault": one.fault or None,
-            "manifest": one.manifest.model_dump(mode="json") if one.manifest else None,
-        }
-        for one in found
-    ]
-    return canonical_json(rows).decode()
-
-
 def _live(store: Store, line: Line[ModelRelease]) -> tuple[Live[ModelRelease] | None, str]:
-    """What is live, if anything; or why that cannot be told."""
+    """What is live, if anything; or why nobody can know."""
     try:
         return live_or_none(store, line), ""
     except InvalidInput as error:
