@@ -1,10 +1,10 @@
-"""One progress style for all long work: what, how far, how long still, the one figure that matters.
+"""One progress style for all long work: what it does, how far it is, the time left, and one figure.
 
     with progress("measure compute cases", total=2000, unit="cases") as bar:
         bar.advance(1, "median 0.42 ms")
 
-On a terminal it is a rich bar; elsewhere (a log, KFP, a pipe) a plain line, first every 5 seconds and then ever more seldom, so
-that a night has some hundred of them. All of it goes to stderr.
+On a terminal it is a rich bar. Elsewhere (a log, KFP, a pipe) it is a plain line, every 5 seconds at first and then less and
+less often, so that hours of work print about a hundred lines. All output goes to stderr.
 """
 
 import sys
@@ -17,12 +17,12 @@ from neuroshard.core.clean import clean, log
 from neuroshard.core.units import format_duration
 
 LINE_EVERY_SECONDS = 5.0
-LINE_EVERY_SHARE = 0.02  # of the time that it took so far
+LINE_EVERY_SHARE = 0.02  # of the time spent so far
 
 
 class Bar(Protocol):
     def advance(self, steps: float = 1, figure: str = "") -> None:
-        """`steps` more are done; `figure` is the text to show beside the bar from now on."""
+        """`steps` more are done. `figure` is the text to show after the bar from now on."""
 
 
 class _Lines:
@@ -51,12 +51,12 @@ class _Lines:
             left = f", {format_duration(seconds)} left"
         figure = f", {self.figure}" if self.figure else ""
         of = f"{self.done:.0f}/{self.total:.0f} {self.unit}".rstrip()
-        with suppress(OSError):  # hours of work do not end because nobody reads on, or the disk of the log is full
+        with suppress(OSError):  # a closed pipe or a full disk of the log must not end hours of work
             log(f"{self.what}: {of}, {format_duration(spent)}{left}{figure}")
 
 
-class _Told:
-    """A terminal that may be closed while work goes on: what cannot be written there is not said."""
+class _Terminal:
+    """A terminal that may be closed while the work goes on: writing to it then does nothing."""
 
     def __init__(self, terminal: TextIO) -> None:
         self.terminal = terminal
@@ -93,7 +93,7 @@ class _Rich:
             TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}".rstrip(), table_column=Column(no_wrap=True)),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             TextColumn("{task.fields[figure]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
-            console=Console(file=cast(IO[str], _Told(sys.stderr))),
+            console=Console(file=cast(IO[str], _Terminal(sys.stderr))),
             expand=True,
         )
         self.columns.start()
@@ -109,7 +109,7 @@ class _Rich:
 def progress(what: str, total: float, unit: str = "", ends_in_seconds: float | None = None) -> Iterator[Bar]:
     """A bar for `total` steps. It ends with the block, also when the block fails.
 
-    `ends_in_seconds` is the most that it may take, where there is a budget: no more is said to be left.
+    `ends_in_seconds` is the work's time budget, if it has one; the time left is never shown as more than that.
     """
     if sys.stderr.isatty():
         try:

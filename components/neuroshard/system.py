@@ -1,7 +1,7 @@
-"""What Linux says of the machine that this process runs on: memory, caches, the name of its CPU.
+"""What Linux reports about this machine: memory, caches, the name of its CPU.
 
-Nothing here raises: a file that is missing, empty or of an unknown form says nothing, and the next best source counts.
-NEUROSHARD_SYSTEM_ROOT names a folder that stands for `/`: so a test can be on a machine that it is not on.
+Nothing here raises. A file that is missing, empty or of an unknown form is skipped, and the next best source is used.
+NEUROSHARD_SYSTEM_ROOT names a folder that replaces `/`, so that a test can describe another machine.
 """
 
 import os
@@ -18,14 +18,14 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def read(path: str) -> str:
-    """What the file at an absolute `path` holds, stripped; empty where it cannot be read."""
+    """The content of the file at an absolute `path`, stripped; empty if it cannot be read."""
     return _text(_under_root(path))
 
 
 def last_level_cache_bytes() -> int | None:
-    """Bytes of the largest data cache that a core of ours reaches, by sysfs; None where sysfs says nothing usable.
+    """Bytes of the largest data cache of one of our cores, from sysfs; None if sysfs does not say.
 
-    An upper bound: virtual machines pass on the size of a whole socket, of which a core can use a part.
+    This is an upper bound: virtual machines report the cache of a whole socket, of which a core can use a part.
     """
     sizes = []
     for cpu in _cpu_folders():
@@ -39,7 +39,7 @@ def last_level_cache_bytes() -> int | None:
 
 
 def available_bytes() -> int:
-    """Memory that this process can still have: what the machine has available, less where a cgroup or a ulimit is lower."""
+    """Bytes that this process can still allocate: the machine's available memory, or less by a cgroup or a ulimit."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if found := re.search(r"^MemAvailable:\s*(\d+) kB$", read("/proc/meminfo"), re.M):
         available = int(found[1]) * 1024
@@ -51,7 +51,7 @@ def available_bytes() -> int:
 
 
 def memory_bytes() -> int:
-    """The most memory that this process and its children can have together: the machine's, or a cgroup's limit below it."""
+    """Bytes that this process and its children can use together: the machine's memory, or a lower limit of a cgroup."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if found := re.search(r"^MemTotal:\s*(\d+) kB$", read("/proc/meminfo"), re.M):
         physical = int(found[1]) * 1024
@@ -59,7 +59,7 @@ def memory_bytes() -> int:
 
 
 def cpu_name() -> str:
-    """The model of the CPU, as /proc/cpuinfo calls it; empty where it does not."""
+    """The model name of the CPU from /proc/cpuinfo; empty if it has none."""
     found = re.search(r"^model name\s*:\s*(.+)$", read("/proc/cpuinfo"), re.M)
     return found[1].strip() if found else ""
 
@@ -74,9 +74,9 @@ def has_loopback() -> bool:
 
 
 def _cgroup_memory() -> Iterator[tuple[int, int]]:
-    """Limit and use in bytes of each memory cgroup around this process that has a limit, from the innermost out.
+    """Limit and usage in bytes of each limited memory cgroup of this process, from the innermost out.
 
-    Pages of files that were not used lately do not count as used: the kernel drops them when memory is asked for.
+    Inactive file pages do not count as used: the kernel drops them under memory pressure.
     """
     for line in read("/proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")

@@ -10,7 +10,7 @@ from neuroshard.core.case import Cases
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.table import Table
 from neuroshard.files.cases import read_cases
-from neuroshard.files.presets import preset
+from neuroshard.files.importers.presets import preset
 from neuroshard.files.tables import write_tables
 
 TABLES = tuple(Table(name=f"t{i}", rows=1000 * 3**i, dim=16, pooling_factor=1.0 + i) for i in range(10))

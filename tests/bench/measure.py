@@ -27,7 +27,7 @@ from neuroshard.core.case import ComputeCase
 from neuroshard.core.cost import ComputeCost
 from neuroshard.core.table import Table
 from neuroshard.devices import cpu
-from neuroshard.files.presets import preset
+from neuroshard.files.importers.presets import preset
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.hardware import CALM_SECONDS, kept_memory
 from neuroshard.measure.machine import CpuMachine

@@ -18,8 +18,9 @@ from helpers.limits import HANGS
 from helpers.plans import make_plan, row_plan
 from neuroshard.cli import app
 from neuroshard.core.plan import Plan
-from neuroshard.core.text import bar, wrapped
+from neuroshard.core.text import wrapped
 from neuroshard.files.plan import read_plan, write_plan
+from neuroshard.report.bars import bar
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = "model.sparse.some_very_long_module_path.embedding_collection.table_of_users_by_country_and_device_0815"

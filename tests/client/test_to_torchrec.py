@@ -499,7 +499,7 @@ def test_a_grid_is_taken_over_and_said_but_not_given_back():
     assert {("a", 0, 251, 0, 128, 0), ("a", 753, 248, 128, 128, 7), ("item", 225, 75, 0, 8, 7)} <= held
     rows, grid = plan.provenance.notes
     assert ("'item'" in rows, "table-row-wise" in rows) == (True, True)
-    assert ("'a'" in grid, "does not give" in grid) == (True, True)
+    assert ("'a'" in grid, "refuses it" in grid) == (True, True)
     with pytest.raises(InvalidInput, match="'a' is split row-wise and column-wise"):
         to_torchrec(plan, module, local_world_size=4)
 

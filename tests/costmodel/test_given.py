@@ -10,8 +10,8 @@ from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.given import Given, load_given
-from neuroshard.costmodel.open import open_cost_model
 from neuroshard.costmodel.protocol import device_costs
+from neuroshard.models.open import open_cost_model
 from neuroshard.search.run import search
 
 

@@ -12,13 +12,14 @@ from helpers.kills import killed_everywhere
 from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound, Refused, UsageError
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import save_cost_model
-from neuroshard.costmodel.open import open_cost_model
-from neuroshard.costmodel.published import list_published, listing_text, open_published
 from neuroshard.deploy.bundles import Asked, promote_model, publish_model
 from neuroshard.deploy.gc import gc
 from neuroshard.deploy.golive import mend_pointer, roll_back
 from neuroshard.deploy.run import deploy
 from neuroshard.deploy.tracks import track_of
+from neuroshard.models.open import open_cost_model
+from neuroshard.models.published import list_published, open_published
+from neuroshard.report.models import listing_text
 from neuroshard.store.bundles import models_of
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store

@@ -16,7 +16,6 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import SPREAD, analytic_model
 from neuroshard.costmodel.given import Given, GivenCosts
-from neuroshard.costmodel.open import error_on_unseen_tables
 from neuroshard.deploy.gate import GUESS, Gate, _uncertainty, decide
 from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.price import price
@@ -405,7 +404,7 @@ def test_a_stand_in_must_gain_as_much_as_a_guess():
 
 def test_a_guess_is_as_far_off_as_the_analytic_model_says():
     assert GUESS == SPREAD
-    assert error_on_unseen_tables(analytic_model("h100", 512)) == SPREAD
+    assert analytic_model("h100", 512).error_on_unseen_tables == SPREAD
 
 
 def test_a_night_keeps_what_is_live_for_a_plan_too_uncertain_and_takes_it_where_nothing_serves(store):

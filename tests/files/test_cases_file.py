@@ -42,13 +42,6 @@ def test_a_case_keeps_its_batch_size(tmp_path, cases, tables):
     assert read_cases(tmp_path) == cases
 
 
-def test_cases_from_before_batch_sizes_are_those_of_the_bench(tmp_path, cases):
-    write_cases(tmp_path, cases)
-    path = tmp_path / "compute.parquet"
-    pq.write_table(pq.read_table(path).drop_columns(["batch_size"]), path)
-    assert read_cases(tmp_path) == cases
-
-
 def test_no_collective_cases_are_read_back_as_none(tmp_path, cases):
     alone = cases.model_copy(update={"collective": ()})
     write_cases(tmp_path, alone)

@@ -14,12 +14,12 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.nightly import Order, Request, read_orders
 from neuroshard.core.release import ModelRelease
 from neuroshard.costmodel.bundle import TrainedCostModel
-from neuroshard.costmodel.serving import Known
 from neuroshard.fleet.kinds import Fleet
 from neuroshard.fleet.labels import kinds_of
 from neuroshard.fleet.node import Node
 from neuroshard.fleet.run import TOLERATIONS
 from neuroshard.fleet.survey import Surveyed, SurveySettings, backends_view, survey
+from neuroshard.models.serving import Known
 from neuroshard.store.bundles import ModelKey
 
 NOW = datetime(2026, 1, 11, tzinfo=UTC)

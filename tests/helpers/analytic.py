@@ -18,10 +18,17 @@ class AnalyticModel:
     max_dim = 128
     device_counts: tuple[int, ...] = ()
     bounded = True
+    prices_rows = True
+    error_on_unseen_tables = None
+    manifest = None
+    stand_ins: tuple[str, ...] = ()
 
     def __init__(self, batch_size: int = 65536) -> None:
         self.batch_size = batch_size
         self.asked: list[tuple[int, ...]] = []  # shapes of all questions, to see that they come in batches
+
+    def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
+        return ()
 
     def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
         lookups = self.batch_size * np.array([table.pooling_factor for table in tables])
@@ -40,9 +47,6 @@ class AnalyticModel:
 
     def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
         return np.zeros_like(device_dims, dtype=np.float64)
-
-    def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
-        return ()
 
     def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
         last = start_delays_ms.max(axis=-1, keepdims=True)

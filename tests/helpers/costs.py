@@ -10,9 +10,10 @@ from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Costs, Hardware
 from neuroshard.core.table import Table
-from neuroshard.costmodel.bundle import Provenance, TrainedCostModel, cost_model
+from neuroshard.costmodel.bundle import TrainedCostModel, cost_model
 from neuroshard.costmodel.compute_net import ComputeNet, Layer, least_skip
 from neuroshard.costmodel.features import FEATURES
+from neuroshard.costmodel.manifest import TrainedFrom
 from neuroshard.costmodel.nets import blank_nets
 from neuroshard.costmodel.report import Errors, Fit, NetReport, Report
 from neuroshard.measure import formula
@@ -87,10 +88,11 @@ def formula_costs(
     )
 
 
-def random_model(*device_counts: int, seed: int = 0, rates: int = 0) -> TrainedCostModel:
+def random_model(*device_counts: int, seed: int = 0, rates: bool = False) -> TrainedCostModel:
     """A cost model that knows nothing: every number of its nets is drawn from 0.1 … 1.1. It has seen every table.
 
-    With `rates` of so many thresholds, if asked for."""
+    With `rates` it has those of all thresholds too.
+    """
     rng = np.random.default_rng(seed)
 
     def drawn(node: Any) -> Any:
@@ -100,11 +102,11 @@ def random_model(*device_counts: int, seed: int = 0, rates: int = 0) -> TrainedC
             return tuple(map(drawn, node))
         return None if node is None else node * 0 + 0.1 + rng.random(np.shape(node))
 
-    nets = drawn(blank_nets(bool(device_counts), rates))
+    nets = drawn(blank_nets(bool(device_counts), bool(rates)))
     everything = np.full(len(FEATURES), 1e3)
     scale = replace(nets.compute.scale, low=-everything, high=everything)
     nets = replace(nets, compute=replace(nets.compute, scale=scale))
-    provenance = Provenance(neuroshard_version="0", seed=seed, compute_cases=0, collective_cases=0)
+    provenance = TrainedFrom(neuroshard_version="0", seed=seed, compute_cases=0, collective_cases=0)
     return cost_model(
         nets,
         BENCH,

@@ -45,7 +45,7 @@ assert len(plan.shards) >= 3, plan
 SEARCH = """
 from pathlib import Path
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.open import open_cost_model
+from neuroshard.models.open import open_cost_model
 from neuroshard.files.tables import read_tables
 from neuroshard.search.run import search
 tables, _ = read_tables(Path("tables.json"))
@@ -70,7 +70,7 @@ assert Path("model").is_dir()
 """
 REPORT = """
 from pathlib import Path
-from neuroshard.costmodel.open import open_cost_model
+from neuroshard.models.open import open_cost_model
 from neuroshard.files.plan import read_plan
 from neuroshard.report.run import report
 page = report(read_plan(Path("plan.json")), model=open_cost_model("analytic:h100", batch_size=4096))

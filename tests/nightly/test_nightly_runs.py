@@ -15,11 +15,11 @@ from neuroshard.core.errors import MeasureError
 from neuroshard.core.nightly import Request
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
-from neuroshard.costmodel.open import open_cost_model
-from neuroshard.costmodel.serving import known_models
 from neuroshard.deploy.golive import roll_back
 from neuroshard.files.tables import write_tables
 from neuroshard.measure.workers import job as job_module
+from neuroshard.models.open import open_cost_model
+from neuroshard.models.serving import known_models
 from neuroshard.nightly import survey as survey_module
 from neuroshard.nightly.draw import read_draws
 from neuroshard.nightly.draw import run as augment

@@ -6,7 +6,7 @@ import pytest
 
 from neuroshard.augment.source import load_tables, run
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
-from neuroshard.files.presets import preset
+from neuroshard.files.importers.presets import preset
 from neuroshard.files.tables import read_tables
 
 CSV = "name,rows,dim,pooling_factor,colour\nusers,1000,64,1,red\nusers,50,16,2.5,blue\n"

@@ -13,12 +13,17 @@ from neuroshard.costmodel.compute_net import (
     BY_ROWS,
     BYTES,
     COUNTED_IN,
-    MEMBERS,
-    TABLE_WIDTHS,
 )
 from neuroshard.costmodel.features import TOUCHED_COLUMN, table_features
 from neuroshard.pretrain.all_to_all import AllToAllSamples, predicted_ms, train_all_to_all
-from neuroshard.pretrain.compute import FEWEST_APART, WEIGHT_DECAY, SetSamples, _Ensemble, train_compute
+from neuroshard.pretrain.compute import (
+    FEWEST_APART,
+    WEIGHT_DECAY,
+    ComputeTraining,
+    SetSamples,
+    _Ensemble,
+    train_compute,
+)
 from neuroshard.pretrain.labels import backward_ms, collect, forward_ms
 from neuroshard.pretrain.train import Net, Recipe, fit_net, kept_positive, one_thread
 
@@ -77,7 +82,7 @@ def many(costs):
 
 def test_rates_are_learned_where_enough_cases_lie_on_both_sides_of_a_threshold(many):
     batches, train, valid = np.full(300, 65536), np.arange(250), np.arange(250, 300)
-    net, _ = train_compute(many, batches, train, valid, 3, torch.Generator().manual_seed(0))
+    net, _ = train_compute(many, batches, train, valid, torch.Generator().manual_seed(0), ComputeTraining(epochs=3))
     rows = np.array([sum(table.rows for table in case.tables) for case in many.cases])[train]
     touched = np.array([_touched_bytes(case.tables) for case in many.cases])[train]
 
@@ -97,13 +102,14 @@ def test_few_tables_teach_no_rates_by_bytes_nor_steps(many):
         for i, case in enumerate(many.cases)
     ]
     same, batches, places = replace(many, cases=tuple(few)), np.full(300, 65536), (np.arange(250), np.arange(250, 300))
-    net, _ = train_compute(same, batches, *places, 1, torch.Generator())
-    begun, _ = train_compute(many, batches, *places, 1, torch.Generator())
-    begun, _ = train_compute(same, batches, *places, 1, torch.Generator(), start=begun)
+    net, _ = train_compute(same, batches, *places, torch.Generator(), ComputeTraining(epochs=1))
+    begun, _ = train_compute(many, batches, *places, torch.Generator(), ComputeTraining(epochs=1))
+    begun, _ = train_compute(same, batches, *places, torch.Generator(), ComputeTraining(epochs=1, start=begun))
 
-    assert net.rates.shape[2] == len(BY_ROWS)
-    assert begun.rates.shape[2] == len(BY_ROWS) + len(BY_BYTES)
+    assert net.rates[..., : len(BY_ROWS)].any()
+    assert not net.rates[..., len(BY_ROWS) :].any()
     assert begun.rates[..., : len(BY_ROWS)].any()
+    assert not begun.rates[..., -len(BY_DIGITS) :].any()
 
 
 def _touched_bytes(tables):
@@ -112,25 +118,34 @@ def _touched_bytes(tables):
 
 
 @pytest.mark.parametrize(
-    ("pooling_factor", "kinds"),
-    [(1.0, len(BY_ROWS) + len(BY_BYTES)), (1e6, 0)],
+    ("pooling_factor", "by_bytes"),
+    [(1.0, True), (1e6, False)],
     ids=["rows alike", "rows and bytes alike"],
 )
-def test_where_all_cases_are_alike_there_are_no_rates(many, pooling_factor, kinds):
+def test_where_all_cases_are_alike_there_are_no_rates(many, pooling_factor, by_bytes):
     huge = Table(name="huge", rows=10**9, dim=128, pooling_factor=pooling_factor)
     with_it = [case.model_copy(update={"tables": (*case.tables, huge)}) for case in many.cases]
     same = replace(many, cases=tuple(with_it))
-    net, _ = train_compute(same, np.full(300, 65536), np.arange(250), np.arange(250, 300), 1, torch.Generator())
+    net, _ = train_compute(
+        same, np.full(300, 65536), np.arange(250), np.arange(250, 300), torch.Generator(), ComputeTraining(epochs=1)
+    )
 
-    assert (0 if net.rates is None else net.rates.shape[2]) == kinds
+    assert (net.rates is not None) == by_bytes
+    if net.rates is not None:
+        assert not net.rates[..., : len(BY_ROWS)].any()
+        assert not net.rates[..., -len(BY_DIGITS) :].any()
     assert net.rates is None or (COUNTED_IN[net.mean.used] == BYTES).all()
 
 
 @pytest.mark.parametrize("before", [40, 300])
 def test_a_net_with_rates_begins_from_one_with_or_without(many, before):
     batches, generator = np.full(300, 65536), torch.Generator().manual_seed(0)
-    first, _ = train_compute(many, batches, np.arange(30 * before // 40), np.arange(before), 30, generator)
-    net, _ = train_compute(many, batches, np.arange(250), np.arange(250, 300), 1, generator, start=first)
+    first, _ = train_compute(
+        many, batches, np.arange(30 * before // 40), np.arange(before), generator, ComputeTraining(epochs=30)
+    )
+    net, _ = train_compute(
+        many, batches, np.arange(250), np.arange(250, 300), generator, ComputeTraining(epochs=1, start=first)
+    )
     samples = SetSamples(many, batches, np.arange(250), first.scale)
 
     off = np.log(net.ms(samples.sums(net, np.arange(300))) / many.ms)
@@ -142,20 +157,23 @@ def test_a_net_with_rates_begins_from_one_with_or_without(many, before):
 
 def test_of_few_cases_a_net_keeps_the_rates_that_it_begins_with(many):
     batches, generator = np.full(300, 65536), torch.Generator().manual_seed(0)
-    first, _ = train_compute(many, batches, np.arange(250), np.arange(250, 300), 3, generator)
-    net, _ = train_compute(many, batches, np.arange(30), np.arange(30, 40), 1, generator, start=first)
+    first, _ = train_compute(many, batches, np.arange(250), np.arange(250, 300), generator, ComputeTraining(epochs=3))
+    net, _ = train_compute(
+        many, batches, np.arange(30), np.arange(30, 40), generator, ComputeTraining(epochs=1, start=first)
+    )
 
     assert (net.rates.any(axis=(0, 1)) == first.rates.any(axis=(0, 1))).all()
 
 
-@pytest.mark.parametrize("thresholds", [25, 37])
-def test_rates_of_an_older_net_go_on_as_steps_beside_new_ones(many, thresholds):
+def test_rates_of_few_tables_go_on_as_steps_with_many(many):
     batches, generator = np.full(300, 65536), torch.Generator().manual_seed(0)
-    first, _ = train_compute(many, batches, np.arange(250), np.arange(250, 300), 3, generator)
-    rates = np.zeros((MEMBERS, TABLE_WIDTHS[-1], thresholds))
+    first, _ = train_compute(many, batches, np.arange(250), np.arange(250, 300), generator, ComputeTraining(epochs=3))
+    rates = np.zeros_like(first.rates)
     rates[..., 5] = 1e-3
-    older = replace(first, rates=rates)
-    net, _ = train_compute(many, batches, np.arange(250), np.arange(250, 300), 1, generator, start=older)
+    slow = replace(first, rates=rates)
+    net, _ = train_compute(
+        many, batches, np.arange(250), np.arange(250, 300), generator, ComputeTraining(epochs=1, start=slow)
+    )
 
     begun = net.rates.any(axis=(0, 1))
     assert not begun[: len(BY_ROWS)].any()
@@ -260,7 +278,7 @@ def test_an_ensemble_learns_forward_and_backward_apart(many):
 
 
 def test_training_stops_when_the_error_has_stopped_falling(sets):
-    _, fit = train_compute(sets, BATCHES, *PLACES, 10, torch.Generator().manual_seed(0))
+    _, fit = train_compute(sets, BATCHES, *PLACES, torch.Generator().manual_seed(0), ComputeTraining(epochs=10))
 
     assert fit.epochs == min(10, fit.best_epoch + 5)
 
@@ -279,7 +297,7 @@ def test_an_all_to_all_net_that_saw_a_few_cases_predicts_those(all_to_alls, way)
 
 
 def test_what_the_ensemble_learned_is_what_numpy_predicts(sets):
-    net, _ = train_compute(sets, BATCHES, *PLACES, 200, torch.Generator().manual_seed(0))
+    net, _ = train_compute(sets, BATCHES, *PLACES, torch.Generator().manual_seed(0), ComputeTraining(epochs=200))
     samples = SetSamples(sets, BATCHES, PLACES[0])
 
     predicted = net.ms(samples.sums(net, PLACES[0]))

@@ -17,8 +17,8 @@ import numpy as np
 from neuroshard.core.case import ComputeCase
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import steps
-from neuroshard.costmodel.open import at_batch_size
 from neuroshard.costmodel.protocol import CostModel, Floats
+from neuroshard.models.open import at_batch_size
 
 CANDIDATES: Final = 4  # devices drawn for each one that is chosen; with more, the chosen ones are more extreme
 _LEAST_KNOWN: Final = 0.1  # cases that any model counts as knowing, so that the precision matrix has an inverse

@@ -22,10 +22,10 @@ from neuroshard.core.text import agreeing
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import TrainedCostModel
-from neuroshard.costmodel.open import open_trained
 from neuroshard.files.cases import write_cases
 from neuroshard.files.disk import check_can_write
 from neuroshard.files.tables import read_tables
+from neuroshard.models.open import open_trained
 from neuroshard.progress import Bar, progress
 
 TEST_TABLES_SHARE = 0.125  # of the compute cases have tables that are never seen in training

@@ -9,8 +9,8 @@ from pathlib import Path
 from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
-from neuroshard.files.import_tables import import_tables
-from neuroshard.files.presets import PRESETS, preset
+from neuroshard.files.importers.import_tables import import_tables
+from neuroshard.files.importers.presets import PRESETS, preset
 from neuroshard.files.tables import write_tables
 from neuroshard.store.open import open_store
 

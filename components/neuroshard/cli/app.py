@@ -24,7 +24,7 @@ from neuroshard.core.text import one_line, wrapped
 
 
 class _Group(TyperGroup):
-    """The command with its subcommands. What is wrong with the arguments is said with the arguments cleaned."""
+    """The command with its subcommands. Messages about wrong arguments are cleaned, as they quote the arguments."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _cleaned_usage():
@@ -71,7 +71,7 @@ def _root(
 
 
 class _Command(TyperCommand):
-    """A subcommand that takes no empty argument: a path of nothing would be the current folder, read or written into."""
+    """A subcommand that refuses empty arguments: an empty path would mean the current folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for before, argument in zip([self.name, *args], args, strict=False):
@@ -82,15 +82,15 @@ class _Command(TyperCommand):
 
 
 def command(example: str, in_short: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a subcommand whose --help ends with `example`, and which the list of commands tells of `in_short`."""
+    """Register a subcommand. Its --help ends with `example`; the list of commands shows `in_short`."""
     options = re.sub(r" (?!-)", "\N{NO-BREAK SPACE}", example)  # lines end before an option, never within quotes
     lines = " \\\n    ".join(wrapped(options, indent=0, width=70)).replace("\N{NO-BREAK SPACE}", " ")
-    epilog = f"\b\nExample:\n  {lines}"  # \b: not to be wrapped again
+    epilog = f"\b\nExample:\n  {lines}"  # \b keeps click from wrapping it again
     return app.command(cls=_Command, epilog=epilog, short_help=in_short)
 
 
 def say(line: str, err: bool = False) -> None:
-    """Print a line, cleaned: all that a subcommand prints goes through this or `say_text`."""
+    """Print a line, cleaned. Everything that a subcommand prints goes through this or `say_text`."""
     typer.echo(clean(line), err=err)
 
 
@@ -106,10 +106,10 @@ def note(lines: Iterable[str]) -> None:
 
 def main() -> None:
     """Entry point of the `neuroshard` command."""
-    _open_what_is_closed()
+    _reopen_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without our characters gets ? for them
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows ? instead
     warnings.showwarning = _show_warning
     try:
         app()
@@ -121,7 +121,7 @@ def main() -> None:
             raise
         say(f"error: this needs the package {error.name}, of an extra: {install_command('all')}", err=True)
         sys.exit(1)
-    except ImportError as error:  # a library that a package brings does not fit this machine
+    except ImportError as error:  # a shared library of a package does not fit this machine
         if (error.name or "").partition(".")[0] == "neuroshard":
             raise
         say(
@@ -131,10 +131,10 @@ def main() -> None:
     except BrokenPipeError:  # `neuroshard show plan.json | head`
         sys.stderr.close()
         sys.exit(1)
-    except OSError as error:  # the disk is full, say; no room writes half a file (files/disk.py)
+    except OSError as error:  # a full disk, say; files are written whole or not at all (files/disk.py)
         say(f"error: {error.filename or 'this machine'}: {error.strerror or error}", err=True)
         sys.exit(1)
-    except MemoryError as error:  # as many cases or devices as no machine holds
+    except MemoryError as error:  # too many cases or devices
         say(f"error: not enough memory: {one_line(error) or 'ask for less at once'}", err=True)
         sys.exit(1)
 
@@ -147,12 +147,12 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning, of a library say, which may quote an address with a password."""
+    """Print a warning, cleaned: a library's warning may quote an address with a password."""
     say(f"warning: {message} ({category.__name__} of {filename}:{lineno})", err=True)
 
 
-def _open_what_is_closed() -> None:
-    """Let nobody speak into a file of ours: where a shell closed stdin, stdout or stderr, the next file would get its number."""
+def _reopen_standard_streams() -> None:
+    """Reopen standard streams that were closed. Otherwise the next file would get their number, and messages go into it."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP for work that can be cut short: the first asks it to come to an end, the second ends it."""
+"""Ctrl-C, SIGTERM and SIGHUP for work that can be cut short: the first asks it to finish, the second ends it."""
 
 import signal
 import threading
@@ -8,21 +8,21 @@ from types import FrameType
 
 from neuroshard.cli.app import say
 
-# SIGTERM is sent by what runs commands for people, with some seconds left; SIGHUP where the terminal is closed
+# schedulers send SIGTERM some seconds before they kill a process; a terminal that is closed sends SIGHUP
 AGAIN = {signal.SIGINT: "Ctrl-C again", signal.SIGTERM: "a second SIGTERM", signal.SIGHUP: "a second SIGHUP"}
 
 
 class Stop(threading.Event):
-    """Set by the first signal, which leaves its exit code here, as a shell has it: 128 and its number."""
+    """Set by the first signal. `exit_code` is then the shell's code for it: 128 plus its number."""
 
     exit_code = 0
 
 
 @contextmanager
 def asked_to_stop(what: str) -> Iterator[Stop]:
-    """An event that is set by the first of these signals in here, which is told `what` happens now.
+    """An event that the first of these signals sets. A message then says `what` happens now.
 
-    A run that a shell put in the background, where Ctrl-C is ignored, goes on ignoring it; one under nohup ignores SIGHUP.
+    Signals that the process already ignores stay ignored: Ctrl-C in a shell's background job, SIGHUP under nohup.
     """
     asked = Stop()
     before = {number: signal.getsignal(number) for number in AGAIN}

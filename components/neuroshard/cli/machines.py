@@ -1,4 +1,4 @@
-"""What this machine and the fleet are."""
+"""Subcommands about hardware: the fleet and this machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -38,7 +38,7 @@ def fleet(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What kinds of hardware are there, and which of them need measuring."""
+    """List the kinds of hardware that are there, and those that need measuring."""
     from datetime import UTC, datetime
 
     from neuroshard.fleet.cluster import in_cluster
@@ -69,7 +69,7 @@ def fleet(
 
 @command(
     "neuroshard doctor --store s3://bucket/prefix --kfp http://localhost:8080",
-    "What this machine can do, and how to mend what it cannot.",
+    "What this machine can do, and how to fix what it cannot.",
 )
 def doctor(
     store: Annotated[
@@ -84,7 +84,7 @@ def doctor(
     namespace: Annotated[str, typer.Option(help="Where runs go, for --service-account.")] = "kubeflow",
     as_json: AsJson = False,
 ) -> None:
-    """Say what this machine can do, and how to mend what it cannot. Exit status 1 where something failed."""
+    """Say what this machine can do, and how to fix what it cannot. The exit status is 1 if a check failed."""
     from neuroshard.doctor.checks import check_lines, checks_json, last_line
     from neuroshard.doctor.run import examine
 

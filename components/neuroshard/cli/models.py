@@ -22,10 +22,10 @@ def _say_live(store: str, release: "ModelRelease") -> None:
     )
 
 
-@command("neuroshard pretrain costs/ -o model/", "Train cost models from costs, and tell their error.")
+@command("neuroshard pretrain costs/ -o model/", "Train a cost model from costs, and report its error.")
 def pretrain(
     costs: Annotated[list[Path], typer.Argument(help="Folders that `neuroshard measure` wrote, all of one bench.")],
-    out: Annotated[Path, out_file("Folder of the cost model", "; a cut-off training left there is continued")],
+    out: Annotated[Path, out_file("Folder of the cost model", "; an unfinished training there is continued")],
     start_from: Annotated[
         str | None,
         typer.Option(
@@ -37,7 +37,7 @@ def pretrain(
         typer.Option(
             "--monotone/--no-monotone",
             "--convex/--no-convex",
-            help="A compute net that lets a search prove bounds, and in which no table lowers a cost.",
+            help="Train a compute net in which no table lowers a cost, so that a search can prove bounds.",
         ),
     ] = True,
     epochs: Annotated[int | None, typer.Option(min=1, help="Most passes over the data; it stops early.")] = None,
@@ -46,20 +46,20 @@ def pretrain(
     ] = None,
     seed: Seed = 0,
 ) -> None:
-    """Train the cost models, and tell their error on sets and on tables that they never saw."""
-    from neuroshard.costmodel.open import open_trained
+    """Train a cost model, and report its error on table sets and on tables that it never saw."""
     from neuroshard.files.costs import read_manifest
     from neuroshard.files.disk import check_can_write
+    from neuroshard.models.open import open_trained
     from neuroshard.store.open import open_store
 
     check_can_write(out, folder=True)
     for folder in costs:
         read_manifest(folder)
     if publish is not None:
-        open_store(publish)  # nothing is asked of it yet, but that it may be one
+        open_store(publish)  # fail now if its address is wrong
     start = None if start_from is None else open_trained(start_from, "--start-from")
 
-    from neuroshard.pretrain.run import run  # torch, which takes seconds: what is wrong with the above is told before
+    from neuroshard.pretrain.run import run  # imports torch, which takes seconds: after the checks above
 
     model = run(costs[0], out, *costs[1:], seed=seed, epochs=epochs, monotone=monotone, start=start)
     say_text(model.report.text())
@@ -73,7 +73,7 @@ def pretrain(
 
 @command(
     "neuroshard publish-model model/ --store s3://bucket/prefix",
-    "Put a cost model in a store, and live if good enough.",
+    "Put a cost model in a store; it goes live if it is good enough.",
 )
 def publish_model(
     model: Annotated[Path, typer.Argument(help="Folder that `neuroshard pretrain` wrote.")],
@@ -93,8 +93,9 @@ def models(
     store: StoreUrl,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with all that is known of each.")] = False,
 ) -> None:
-    """List a store's cost models by their hardware, with their errors on tables they never saw."""
-    from neuroshard.costmodel.published import list_published, listing_json, listing_text
+    """List a store's cost models by their hardware, with their errors on unseen tables."""
+    from neuroshard.models.published import list_published
+    from neuroshard.report.models import listing_json, listing_text
     from neuroshard.store.open import open_store
 
     found = list_published(open_store(store))

@@ -1,4 +1,4 @@
-"""Options that several subcommands have."""
+"""Options that several subcommands share."""
 
 from pathlib import Path
 from typing import Annotated, Any

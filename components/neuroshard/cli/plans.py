@@ -1,4 +1,4 @@
-"""Plans: searched, shown, run for real, compared."""
+"""Search, show, report, evaluate and compare plans."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ Memory = Annotated[
 
 
 def _cost_model(model: str | None, store: str | None, hardware: str | None) -> str:
-    """The one cost model that is named, as `--model` names it. Raises UsageError."""
+    """The value for `--model`, from it or from --store and --hardware. Raises UsageError unless exactly one is given."""
     if (model is None) == (hardware is None) or (hardware is None) != (store is None):
         raise UsageError("give one cost model: --model MODEL, or --store STORE --hardware NAME")
     return model if model is not None else f"{store}#{hardware}"
@@ -82,7 +82,7 @@ def search(
     ] = None,
     seed: Seed = 0,
 ) -> None:
-    """Search the plan whose slowest device is fastest, by the cost model. Ctrl-C writes the best so far."""
+    """Search the plan whose slowest device is fastest, by the cost model. Ctrl-C writes the best plan so far."""
     from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
     from neuroshard.report.text import plan_text
     from neuroshard.search.run import run
@@ -148,14 +148,16 @@ def report(
     fleet: Annotated[Path | None, typer.Option(help="What `neuroshard fleet --json` printed.")] = None,
     evaluation: Annotated[Path | None, typer.Option(help="What `neuroshard evaluate -o` wrote of this plan.")] = None,
 ) -> None:
-    """Turn a plan, and what a run left beside it, into one HTML page to look at."""
+    """Turn a plan, and other results of its run, into one HTML page."""
     from neuroshard.report.run import run
 
     size = run(plan, out, model=model, live=live, costs=costs or (), fleet=fleet, evaluation=evaluation)
     say(f"{out}: {format_bytes(size)}")
 
 
-@command("neuroshard evaluate plan.json --backend cpu", "Run a plan's device sets for real, beside the prediction.")
+@command(
+    "neuroshard evaluate plan.json --backend cpu", "Measure a plan's device sets, and compare with the prediction."
+)
 def evaluate(
     plan: Annotated[Path, typer.Argument(help="plan.json")],
     backend: Annotated[
@@ -179,7 +181,7 @@ def evaluate(
     out: Annotated[Path | None, out_file("JSON", " as well")] = None,
     seed: Seed = 0,
 ) -> None:
-    """Run a plan's device sets for real, and show measured beside predicted for every device."""
+    """Measure the table set of each device of a plan, and show measured and predicted times."""
     from neuroshard.measure.evaluate import run
 
     evaluation = run(

@@ -76,12 +76,12 @@ def tables(
 ) -> None:
     """Make a tables.json from a preset, a file, your TorchRec model or its planner's printout; or check tables."""
     from neuroshard.core.value import canonical_json
-    from neuroshard.files import tables_source
-    from neuroshard.files.check_tables import findings_json, findings_text
     from neuroshard.files.disk import check_can_write, check_folder_exists, write_bytes
+    from neuroshard.files.importers import tables_source
+    from neuroshard.files.importers.check_tables import findings_json, findings_text
+    from neuroshard.files.importers.pooling_factors import pooling_factors as read_factors
+    from neuroshard.files.importers.sharding_stats_plan import given_costs, stats_plan
     from neuroshard.files.plan import write_plan
-    from neuroshard.files.pooling_factors import pooling_factors as read_factors
-    from neuroshard.files.sharding_stats_plan import given_costs, stats_plan
     from neuroshard.files.tables import write_tables
     from neuroshard.files.traces import write_traces
 

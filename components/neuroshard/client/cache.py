@@ -1,4 +1,4 @@
-"""The last plan that was loaded, kept on this machine for when the store is down. It is a store of its own, in a folder.
+"""A copy of the last plan that was loaded, on this machine, for when the store is down. It is a store of its own, in a folder.
 
 <cache>/<sha256 of the store's identity>/<model>/…   laid out and checked as in any store
 """
@@ -21,9 +21,9 @@ def cache_of(store: Store, cache_dir: Path) -> FolderStore:
 
 
 def remember(cache: FolderStore, live: Live[Release], published: Published) -> None:
-    """Keep a live release and its plan, which were read and checked. What cannot be kept is not: no error.
+    """Keep a live release and its plan, both already checked. Failing to write is no error.
 
-    Several ranks of a host may do so at once. What is there and broken is replaced. Plans that are no longer live go after a day.
+    Several ranks of a host may do this at once. A damaged copy is replaced. Plans that are not live are deleted after a day.
     """
     model = live.release.model
     pointer, plan = live_key(model), plan_key(model, live.release.plan_digest)
@@ -40,13 +40,13 @@ def remember(cache: FolderStore, live: Live[Release], published: Published) -> N
 
 
 def remember_plan(cache: FolderStore, model: str, published: Published) -> None:
-    """Keep a plan that was asked for by its digest, which need not be live. What cannot be kept is not: no error."""
+    """Keep a plan that was loaded by its digest. Failing to write is no error."""
     with suppress(NeuroshardError, OSError):
         _write(cache, plan_key(model, sha256(published.data)), published.data)
 
 
 def last(cache: FolderStore, model: str) -> Live[Release] | None:
-    """The release that is kept; None where there is none that can be read."""
+    """The release in the cache; None if there is none that can be read."""
     try:
         return read_live(cache, model)
     except NeuroshardError:
@@ -54,12 +54,12 @@ def last(cache: FolderStore, model: str) -> Live[Release] | None:
 
 
 def outdated(release: Release, seen: Release) -> bool:
-    """Whether `release` went live before `seen`, of the same store: numbers only grow, unless all is begun anew, later."""
+    """True if `release` went live before `seen`. Numbers only grow, unless a store was begun again, later."""
     return release.number < seen.number and release.time <= seen.time
 
 
 def _write(cache: FolderStore, plan: str, data: bytes) -> None:
-    """Write a plan under its key. What is there and broken is replaced."""
+    """Write a plan under its key, in place of a damaged one."""
     cache.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         cache.create(plan, data)
@@ -69,7 +69,7 @@ def _write(cache: FolderStore, plan: str, data: bytes) -> None:
 
 
 def _there(cache: FolderStore, key: str) -> tuple[bytes | None, str | None]:
-    """What the cache holds, whole or broken, and its token. What is too large is deleted."""
+    """The content of a key and its token, unchecked. Content that is too large is deleted."""
     try:
         return cache.read_versioned(key)
     except NotFound:

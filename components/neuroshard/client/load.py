@@ -1,4 +1,4 @@
-"""The live plan of a model, or the plan of a digest, out of a store, checked; and the next live one, when it comes."""
+"""Load the live plan of a model, or the plan of a digest, from a store, checked; and watch for the next live one."""
 
 import re
 import threading
@@ -26,13 +26,13 @@ from neuroshard.store.releases import Published, check_model, read_live, read_pu
 from neuroshard.store.track import Live
 
 DEADLINE_SECONDS = 60.0
-CACHE_SECONDS = 10.0  # a home folder whose server is gone keeps no trainer from starting
+CACHE_SECONDS = 10.0  # limit, so that a home folder on a dead file server does not keep a trainer from starting
 CacheDir = Path | str | Literal[False] | None
 T = TypeVar("T")
 
 
 class StaleWarning(UserWarning):
-    """The store could not be asked, so the plan is the one that was live when it last could."""
+    """The plan may be outdated: the store did not answer, or answered with an old copy."""
 
 
 def load_plan(
@@ -48,16 +48,15 @@ def load_plan(
     """The plan of `model` that is live now in the store at `store_url` (`s3://bucket/prefix`, or a folder). Two reads.
 
     With `digest` (64 hex digits, as `plan.digest()` returns them) it is the published plan of that digest, whatever is live.
-    Ranks that load on their own can come to different live plans, when a deploy comes between: see `load_plan_on_all_ranks`.
+    Ranks that each load the live plan may get different ones if a deploy happens in between: see `load_plan_on_all_ranks`.
 
     Its digest, format and every rule of a valid plan are checked; also that it is for exactly `tables` (names, rows, dims)
     and for `world_size` ranks where these are given. Raises NotFound, StoreError, InvalidInput or NewerFormat in one line.
 
-    What was read is kept in `cache_dir` (None: ~/.cache/neuroshard; False: nowhere). Where the store does not answer within
-    `deadline_seconds`, or answers that it cannot now, the plan kept last is returned, checked alike, with a StaleWarning;
-    never where the store answers with anything else, such as no plan, a broken one, or "access denied". An answer that is older
-    than what was kept is believed, with a StaleWarning. A plan of a given digest is the same wherever it lies: it is
-    read from `cache_dir` where that has it, else from the store.
+    The plan is kept in `cache_dir` (None: ~/.cache/neuroshard; False: nowhere). If the store does not answer within
+    `deadline_seconds`, or answers that it cannot now, the plan kept last is returned, checked the same way, with a StaleWarning.
+    Any other answer is an error: no plan, a damaged one, "access denied". An answer older than the kept release is used, with a
+    StaleWarning. A plan of a given digest is read from `cache_dir` if it is there, otherwise from the store.
     """
     published = load_published(store_url, model, digest, cache_dir, deadline_seconds)
     check_fits_trainer(published.plan, name_of(published, model), tables, world_size)
@@ -97,18 +96,18 @@ def watch(
     cache_dir: CacheDir = None,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> Iterator[Plan]:
-    """Every plan that goes live from now on, checked as by `load_plan`, until `stop` is set. It asks `every_seconds`.
+    """Yield every plan that goes live, checked as by `load_plan`, until `stop` is set. It polls every `every_seconds`.
 
-    `seen` is the digest of the plan that the trainer has (`plan.digest()`); without it the first is the one that is live now.
-    A store that is down, and a plan that is broken or not for this trainer, are warned of once, and passed over. A plan that
-    comes and goes between two questions is not seen, nor is a release older than one that was seen: that is an old copy.
+    `seen` is the digest of the plan that the trainer has (`plan.digest()`); without it the live plan is yielded first. A store
+    that is down, and a plan that is damaged or not for this trainer, give one StaleWarning and are skipped. A plan that is
+    replaced between two polls is not seen. A release older than one already seen is an old copy and is skipped.
     """
     stop = stop or threading.Event()
     tables = None if tables is None else tuple(tables)
     check_model(model)
     store = within(deadline_seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
     cache = _cache(store, cache_dir)
-    reader = Reader()  # its one thread is all that a store that hangs can keep
+    reader = Reader()  # one thread for all polls, so a store that hangs blocks no more than one
     refused, warned = "", ""
     newest: Release | None = None
     while not stop.is_set():
@@ -123,7 +122,7 @@ def watch(
             newest, digest = live.release, live.release.plan_digest
             if digest not in (seen, refused):
                 published = reader.within(deadline_seconds, store.url, partial(read_published, store, model, digest))
-                refused = digest  # until it has passed
+                refused = digest  # until the checks have passed
                 check_fits_trainer(published.plan, name_of(published, model), tables, world_size)
                 if cache is not None:
                     _keep(cache, live, published)
@@ -167,14 +166,14 @@ def _cache(store: Store, cache_dir: CacheDir) -> FolderStore | None:
         return None
     try:
         return cache_of(store, default_cache_dir() if cache_dir is None else Path(cache_dir))
-    except RuntimeError:  # no home to have a cache in
+    except RuntimeError:  # there is no home folder
         return None
 
 
 def _load_digest(store: Store, model: str, digest: str, cache: FolderStore | None, ends: float) -> Published:
     """The plan of a digest, by `ends` of time.monotonic."""
     if cache is not None:
-        with suppress(NeuroshardError):  # what the cache lacks or has broken, the store has
+        with suppress(NeuroshardError):  # if the cache has no valid copy, the store has it
             return _within(CACHE_SECONDS, cache, lambda: read_published(cache, model, digest))
     published = _within(ends - time.monotonic(), store, lambda: read_published(store, model, digest))
     if cache is not None:
@@ -185,7 +184,10 @@ def _load_digest(store: Store, model: str, digest: str, cache: FolderStore | Non
 
 def _load(store: Store, model: str, cache: FolderStore | None, ends: float) -> Published:
     """The live plan, by `ends` of time.monotonic."""
-    for is_last in (False, True):  # a rank beside us may have kept what went live after our reading: then look again
+    for is_last in (
+        False,
+        True,
+    ):  # another rank of this host may have cached a release that went live after our read: then read again
         try:
             live, published = _within(ends - time.monotonic(), store, lambda: _read(store, model))
         except Unreachable as error:
@@ -207,11 +209,11 @@ def _load(store: Store, model: str, cache: FolderStore | None, ends: float) -> P
 
 
 def _last_kept(cache: FolderStore, model: str, error: Unreachable) -> Published:
-    """What the cache holds, with a warning that carries `error`; raises that where it holds nothing whole."""
+    """The cached plan, with a warning that quotes `error`. Raises `error` if the cache has no valid plan."""
     try:
         live, published = _within(CACHE_SECONDS, cache, lambda: _read(cache, model))
     except NeuroshardError:
-        raise error from None  # what the cache lacks or has broken is not what the user asked about
+        raise error from None  # the user asked about the store, not about the cache
     release = live.release
     warnings.warn(
         f"{error}; using plan {release.plan_digest[:12]} of release {release.number} ({release.time}), the last that was "
@@ -223,7 +225,7 @@ def _last_kept(cache: FolderStore, model: str, error: Unreachable) -> Published:
 
 
 def _keep(cache: FolderStore, live: Live[Release], published: Published) -> Release | None:
-    """Keep what was read, unless the cache has a newer release, which is returned. It takes no longer than it may."""
+    """Write what was read into the cache, in bounded time. If the cache has a newer release, return that instead."""
 
     def keep() -> Release | None:
         kept = last(cache, live.release.model)

@@ -1,9 +1,9 @@
-"""One plan for all ranks: rank 0 loads it, and every other rank gets those very bytes.
+"""One plan for all ranks: rank 0 loads it, and every other rank gets the same bytes.
 
     plan = load_plan_on_all_ranks("s3://bucket/prefix", "ads-ranker")  # on every rank, after init_process_group
 
-Ranks that load on their own can hold different plans: a deploy comes between two reads, or a host is cut off and has only what
-it loaded before. Here one rank reads, and every rank returns the same plan, or every rank raises the same error.
+Ranks that each load a plan may get different ones: a deploy happens between two reads, or a host is cut off and falls back to
+its cache. Here one rank reads. Either every rank returns the same plan, or every rank raises the same error.
 
 The plan travels through the key-value store that `torch.distributed.init_process_group` made, with any backend. In each call:
 
@@ -34,19 +34,17 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 TIMEOUT_SECONDS = 300.0  # hosts start minutes apart
-MARGIN_SECONDS = (
-    10.0  # for an answer of the key-value store; others wait so much longer than rank 0 for what it decides
-)
+MARGIN_SECONDS = 10.0  # for an answer of the key-value store, and how much longer than rank 0 the other ranks wait
 POLL_SECONDS = 0.25
-PART_BYTES = 2**20  # of one value; torch's TCPStore takes 8 MiB
+PART_BYTES = 2**20  # of one value; torch's TCPStore accepts up to 8 MiB
 RANKS_NAMED = 8
 
 T = TypeVar("T")
-_calls: Counter[str] = Counter()  # of each process group in this process, so that no call meets the keys of another
+_calls: Counter[str] = Counter()  # calls of each process group in this process, so that every call has keys of its own
 
 
 class KeyValueStore(Protocol):
-    """What this needs of a torch.distributed.Store. Its methods raise RuntimeError where its process is gone."""
+    """The part of torch.distributed.Store that is used here. Its methods raise RuntimeError if the store's process is gone."""
 
     def set(self, key: str, value: Any, /) -> None: ...
     def get(self, key: str, /) -> Any: ...
@@ -66,14 +64,14 @@ def load_plan_on_all_ranks(
     deadline_seconds: float = DEADLINE_SECONDS,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Plan:
-    """The plan that `load_plan` gives rank 0, the same one on all ranks of `group` (by default, of the world).
+    """The plan that rank 0 gets from `load_plan`, on all ranks of `group` (by default, of the world).
 
     Every rank must call it. Rank 0 alone needs the store: other ranks use none of `store_url`, `digest` and `cache_dir`.
     Each rank checks the plan against its `tables` (where given) and `world_size` (by default, the number of ranks of `group`).
 
-    Where rank 0 fails, or the plan does not fit a rank, every rank raises that error, with the rank's number. Ranks that
-    do not answer within `timeout_seconds` are named in a NeuroshardError on all others, and no rank gets the plan: all ends
-    within about `deadline_seconds` and twice `timeout_seconds`. Raises UsageError where there is no process group.
+    If rank 0 fails, or the plan does not fit a rank, every rank raises that error with the rank's number. If ranks do not answer
+    within `timeout_seconds`, all others raise a NeuroshardError that names them. The call ends within about `deadline_seconds`
+    plus twice `timeout_seconds`. Raises UsageError without a process group.
     """
     key_value, name, rank, ranks = _parts_of(group)
     _calls[name] += 1
@@ -102,7 +100,7 @@ def share_plan(
     load_seconds: float,
     timeout_seconds: float,
 ) -> Plan:
-    """What `load` gives rank 0, on each of the `ranks`, once `check(plan, its name)` has passed on all of them.
+    """The plan that `load` returns on rank 0, on all `ranks`, once `check(plan, its name)` has passed on each of them.
 
     The keys begin with `prefix`, the same on all ranks, under which nothing was ever written. Raises as
     `load_plan_on_all_ranks` does.
@@ -123,11 +121,11 @@ class _Talk:
         self._bounded(MARGIN_SECONDS, lambda: self.key_value.set(f"{self.prefix}/{name}", value))
 
     def read(self, name: str) -> bytes:
-        """What was written there. It must be there."""
+        """The value of a key that was written."""
         return bytes(self._bounded(MARGIN_SECONDS, lambda: self.key_value.get(f"{self.prefix}/{name}")))
 
     def wait(self, names: Sequence[str], seconds: float) -> list[str]:
-        """Wait until all of them are written. Returns those that are not after `seconds`."""
+        """Wait until all keys are written. Returns those that are missing after `seconds`."""
         missing, ends = list(names), time.monotonic() + seconds
 
         def poll() -> None:
@@ -142,7 +140,7 @@ class _Talk:
                 pause = min(2 * pause, POLL_SECONDS)
 
         self._bounded(seconds + MARGIN_SECONDS, poll)
-        # one that is missing hides those before it
+        # the poll stops at a missing key, so those before it were not looked at
         return [name for name in missing if not self._is_there(name)]
 
     def delete(self, names: Iterable[str]) -> None:
@@ -153,7 +151,7 @@ class _Talk:
         return self._bounded(MARGIN_SECONDS, lambda: self.key_value.check([f"{self.prefix}/{name}"]))
 
     def _bounded(self, seconds: float, ask: Callable[[], T]) -> T:
-        """What the key-value store answers. Raises NeuroshardError where its process has ended or hangs."""
+        """The answer of the key-value store. Raises NeuroshardError if its process has ended or hangs."""
         why = f"no answer within {seconds:g} s"
         try:
             return self.reader.within(seconds, "", ask)
@@ -175,10 +173,10 @@ def _give(
     model: str,
     timeout_seconds: float,
 ) -> Plan:
-    """Rank 0: load the plan, offer it, and tell all ranks what they answered."""
+    """Rank 0: load the plan, offer it, collect the answers, and write the verdict."""
     try:
         published = load()
-    except BaseException as error:  # an interrupt too: the others must not wait for who has gone
+    except BaseException as error:  # an interrupt too: the other ranks must not wait for a rank that has ended
         with suppress(NeuroshardError):
             talk.write("offer", json.dumps({"error": _as_json(error, 0)}))
         raise
@@ -206,21 +204,21 @@ def _give(
         raise
     finally:
         talk.write("verdict", verdict)
-    talk.delete(names)  # every rank has answered, so it has read them
+    talk.delete(names)  # every rank has answered, so every rank has read them
     return published.plan
 
 
 def _take(
     talk: _Talk, check: Callable[[Plan, str], None], model: str, offer_seconds: float, verdict_seconds: float
 ) -> Plan:
-    """Another rank: read the plan that rank 0 offers, answer, and do what rank 0 decides."""
+    """Any other rank: read the plan that rank 0 offers, answer, and follow the verdict."""
     answer = f"answer/{talk.rank}"
     if talk.wait(["offer"], offer_seconds):
         error = NeuroshardError(
             f"rank {talk.rank}: rank 0 gave no plan of {model!r} within {offer_seconds:g} s; has rank 0 ended, or does it not "
             "call load_plan_on_all_ranks?"
         )
-        talk.write(answer, json.dumps(_as_json(error, talk.rank)))  # for a rank 0 that comes after all
+        talk.write(answer, json.dumps(_as_json(error, talk.rank)))  # in case rank 0 comes later
         raise error
     offer = json.loads(talk.read("offer"))
     if "error" in offer:
@@ -251,7 +249,7 @@ def _take(
 def _raise_verdict(
     found: Mapping[int, NeuroshardError], late: Sequence[int], whose: str, timeout_seconds: float
 ) -> None:
-    """Raise the error for all ranks, where some ranks have errors or did not answer."""
+    """Raise the error that all ranks get, if some ranks have errors or did not answer."""
     if late:
         raise NeuroshardError(
             f"{_ranks(late)} did not take {whose} within {timeout_seconds:g} s, so no rank trains with it; look at the logs of "
@@ -279,7 +277,7 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 
 def _as_json(error: BaseException, rank: int) -> dict[str, str]:
-    """What goes through the key-value store: the nearest kind of core/errors.py, and the text."""
+    """An error for the key-value store: the name of its class, or of the nearest base in core/errors.py, and its text."""
     if isinstance(error, NeuroshardError):
         kind = next(kind for kind in type(error).__mro__ if vars(errors).get(kind.__name__) is kind)
         return {"kind": kind.__name__, "text": str(error)}

@@ -1,9 +1,9 @@
 """A plan as a TorchRec ShardingPlan, and a ShardingPlan as a plan. Needs torch and torchrec.
 
-TorchRec's DistributedModelParallel shards nothing where a module's path is wrong, ignores tables that it does not know, and
-dies inside a collective where shapes or ranks do not hold (seen with torchrec 1.8). So all of that is checked here.
-client/torchrec_module.py holds a plan against the model, client/torchrec_shards.py has what a table's shards become. Not covered:
-EmbeddingCollections (sequences).
+TorchRec's DistributedModelParallel shards nothing if a module's path is wrong, ignores tables that it does not know, and dies
+inside a collective if shapes or ranks do not match (seen with torchrec 1.8). So all of that is checked here.
+client/torchrec_module.py compares a plan with the model; client/torchrec_shards.py converts the shards of a table.
+Not covered: EmbeddingCollections (sequences).
 """
 
 import warnings
@@ -38,16 +38,16 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.files.torchrec_tables import tables_of
+from neuroshard.files.importers.torchrec_tables import tables_of
 
 __all__ = ["ShardingWarning", "check_same_digest", "from_torchrec", "to_torchrec"]
 
 DEVICE_TYPES = ("cpu", "cuda")
 NOTES = {
-    ShardingType.TABLE_ROW_WISE.value: "row-wise over the ranks of a host (table-row-wise): {}; to_torchrec gives such tables "
-    "to trainers whose hosts have as many ranks",
-    ShardingType.GRID_SHARD.value: "column-wise and rows (grid): {}; to look at and search from, but to_torchrec does not give "
-    "such tables to trainers",
+    ShardingType.TABLE_ROW_WISE.value: "row-wise over the ranks of a host (table-row-wise): {}; to_torchrec accepts such tables "
+    "for trainers whose hosts have as many ranks",
+    ShardingType.GRID_SHARD.value: "column-wise and row-wise (grid): {}; such a plan can be shown and searched from, but "
+    "to_torchrec refuses it",
 }
 
 
@@ -61,16 +61,16 @@ def to_torchrec(
     world_size: int | None = None,
     optimizer: str | None = None,
 ) -> ShardingPlan:
-    """What DistributedModelParallel takes as `plan` to shard the EmbeddingBagCollections in `module` (its whole model).
+    """The `plan` for DistributedModelParallel, for the EmbeddingBagCollections in `module` (the whole model).
 
     Device d of the plan is rank d, on host d // `local_world_size` (by default as LOCAL_WORLD_SIZE says, which torchrun sets);
     with `device_type` cuda it is GPU d % `local_world_size`. `world_size` is by default torch.distributed's, if initialised.
-    `optimizer` (sgd, rowwise_adagrad, adagrad, adam) is the fused one: its state is counted into the memory instead of what
-    the plan's tables say, and a ShardingWarning is given where a column split changes the training.
+    `optimizer` (sgd, rowwise_adagrad, adagrad, adam) is the fused one. The memory check then counts its state instead of what
+    the plan's tables say, and a ShardingWarning is issued if a column split changes the training.
 
-    Raises InvalidInput that names table, rank and value unless the collections hold exactly the plan's tables, with the same
-    rows, dims and element size, on the same number of ranks, within the memory of every rank, and cut column-wise or, over all
-    ranks or those of one host, row-wise. UsageError for a wrong argument.
+    Raises InvalidInput, which names table, rank and value, unless the collections hold exactly the plan's tables with the same
+    rows, dims and element size, the number of ranks is the same, every rank has enough memory, and tables are split column-wise,
+    or row-wise over all ranks or those of one host. Raises UsageError for a wrong argument.
     """
     if device_type not in DEVICE_TYPES:
         raise UsageError(f"device_type {device_type!r} is none of {', '.join(DEVICE_TYPES)}")
@@ -126,14 +126,14 @@ def from_torchrec(
     batch_size: int,
     tables: Iterable[Table] | None = None,
 ) -> Plan:
-    """A TorchRec plan for the EmbeddingBagCollections in `module` (which may be on the meta device), as one of ours.
+    """A TorchRec plan for the EmbeddingBagCollections in `module` (which may be on the meta device), as a Plan.
 
-    Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. TorchRec's plan knows nothing of lookups:
-    give `tables` (of a tables.json, say) for their pooling factors, or they are taken to have one lookup a feature, uniform.
-    The plan carries no predicted cost. Tables that are table-row-wise or in a grid are taken over too, and said in its notes:
-    `to_torchrec` does not give grids back. Raises InvalidInput that names table, rank and value for tables that are missing or
-    others, for whole copies (data-parallel), for rows that TorchRec would put elsewhere than the plan says, and for what no
-    valid plan has: a gap, an overlap, a rank beyond the devices, too little memory.
+    Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. TorchRec's plan says nothing about
+    lookups: give `tables` (from a tables.json, say) for the pooling factors; by default a table has one uniform lookup a feature.
+    The plan carries no predicted cost. Its notes name table-row-wise and grid tables; `to_torchrec` refuses grids. Raises
+    InvalidInput, which names table, rank and value, for missing or unknown tables, for data-parallel ones, for row blocks that
+    TorchRec would place on other ranks, and for anything that makes a plan invalid: a gap, an overlap, a rank beyond the
+    devices, too little memory.
     """
     device_memory_bytes = tuple(device_memory_bytes)
     collections = find_collections(module)
@@ -185,8 +185,8 @@ def from_torchrec(
 
 def _notes(kinds: Mapping[str, str]) -> list[str]:
     notes = []
-    for told, note in NOTES.items():
-        names = [name for name, kind in kinds.items() if kind == told]
+    for sharding, note in NOTES.items():
+        names = [name for name, kind in kinds.items() if kind == sharding]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         notes += [note.format(f"{names[0]!r}{more}")] if names else []
     return notes
@@ -195,7 +195,8 @@ def _notes(kinds: Mapping[str, str]) -> list[str]:
 def check_same_digest(plan: Plan) -> str:
     """The plan's digest, if every rank of torch.distributed's world holds the same. Every rank must call it.
 
-    A deploy can come between two ranks' reads. Raises InvalidInput on every rank that names the ones that differ from rank 0.
+    Two ranks can read different plans if a deploy happens in between. Raises InvalidInput on every rank, which names the ranks
+    that differ from rank 0.
     """
     own = torch.frombuffer(bytearray.fromhex(plan.digest()), dtype=torch.uint8)
     if dist.get_backend() == "nccl":

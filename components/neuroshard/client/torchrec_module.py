@@ -1,4 +1,4 @@
-"""What a plan and a model's EmbeddingBagCollections must agree on, and what TorchRec does with them. Needs torch and torchrec."""
+"""Checks of a plan against a model's EmbeddingBagCollections. Needs torch and torchrec."""
 
 import warnings
 from collections.abc import Mapping
@@ -15,11 +15,14 @@ from neuroshard.core.table import OPTIMIZER_BYTES
 from neuroshard.core.text import agreeing, counted
 from neuroshard.core.units import format_bytes
 
-DIVIDED = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)  # at the end, by the collection, if means
+DIVIDED = (
+    ShardingType.ROW_WISE.value,
+    ShardingType.TABLE_ROW_WISE.value,
+)  # sharding types whose sums the collection divides at the end, for mean pooling
 
 
 class ShardingWarning(UserWarning):
-    """The plan can be used, but not everything is as one may think."""
+    """The plan can be used, but something about it may surprise."""
 
 
 def find_collections(module: nn.Module) -> dict[str, EmbeddingBagCollection]:
@@ -78,10 +81,10 @@ def check_tables(plan: Plan, collections: dict[str, EmbeddingBagCollection], who
 def divided_twice(
     kinds: Mapping[str, str], collections: Mapping[str, EmbeddingBagCollection]
 ) -> tuple[str, str, str] | None:
-    """A table of means whose rows are split, one whose sums TorchRec then divides by their lookups, and the path of their module.
+    """A case that TorchRec computes wrongly: (mean-pooled table split row-wise, table that is divided too, module path), or None.
 
-    Ranks that have some rows of a table sum up, and the collection divides by the lookups at the end, for means; but then for
-    all tables of it that are table-wise or column-wise as well, whose sums and means are ready (torchrec 1.8,
+    For a mean-pooled table split row-wise, the ranks sum up and the collection divides by the number of lookups at the end. But
+    it then divides all its tables, also the table-wise and column-wise ones, which are complete already (torchrec 1.8,
     `_create_mean_pooling_divisor`). `kinds` is the sharding type by table.
     """
     for path, collection in collections.items():
@@ -94,7 +97,7 @@ def divided_twice(
 
 
 def check_memory(plan: Plan, optimizer: str, whose: str) -> None:
-    """Raise InvalidInput where a rank has no room for weights and this optimizer's state."""
+    """Raise InvalidInput if a rank lacks memory for the weights and the state of this optimizer."""
     per_row, per_element = OPTIMIZER_BYTES[optimizer]
     update = {"optimizer_bytes_per_row": per_row, "optimizer_bytes_per_element": per_element}
     tables = {table.name: table.model_copy(update=update) for table in plan.task.tables}
@@ -113,7 +116,7 @@ def check_memory(plan: Plan, optimizer: str, whose: str) -> None:
 
 
 def warn_of_split_state(shards: dict[str, list[Shard]], optimizer: str) -> None:
-    """Row-wise Adagrad keeps one moment a row and shard: cut columns learn at rates of their own."""
+    """Warn of column splits with row-wise Adagrad: with a moment a row and shard, parts of a row learn at different rates."""
     split = [name for name, parts in shards.items() if len({part.column_offset for part in parts}) > 1]
     if optimizer == "rowwise_adagrad" and split:
         warnings.warn(
@@ -126,7 +129,7 @@ def warn_of_split_state(shards: dict[str, list[Shard]], optimizer: str) -> None:
 
 
 def warn_of_shared_tables(collections: dict[str, EmbeddingBagCollection]) -> None:
-    """A table that several features read sends its columns once a feature; plans count them once."""
+    """Warn of tables that several features read: TorchRec sends their columns once a feature, plans count them once."""
     configs = [config for collection in collections.values() for config in collection.embedding_bag_configs()]
     shared = [config for config in configs if len(config.feature_names) > 1]
     if shared:

@@ -10,16 +10,16 @@ from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.table import Table
 from neuroshard.core.value import Value, canonical_json, sha256, without_defaults
 
-MOST_MS = 1e9  # eleven days: beyond, it is no step that was measured, and squares of it are no numbers soon
+MOST_MS = 1e9  # eleven days: no measured step takes longer, and squares stay finite
 Milliseconds = Annotated[float, Field(ge=0, le=MOST_MS)]
 
 READS, SMALL_SET = "random reads", "small table set"  # timed beside each repeat of a table set on a CPU
-# How much a table set slows down with each, fitted to six kinds of sets. They add up to less than 1, as both scatter too.
+# Exponents of both in the slowdown of a table set, fitted on six kinds of sets. Both are noisy, so they sum to less than 1.
 SHARES: dict[str, float] = {READS: 0.4, SMALL_SET: 0.2}
 
 
 def slowness(now_ms: Mapping[str, float], calm_ms: Mapping[str, float]) -> float:
-    """How long table sets take of what they take in calm, where READS and SMALL_SET take `now_ms`."""
+    """How many times longer table sets take than on a calm machine, where READS and SMALL_SET take `calm_ms`, not `now_ms`."""
     slower: list[float] = [(now_ms[part] / calm_ms[part]) ** share for part, share in SHARES.items()]
     return math.prod(slower)
 
@@ -27,8 +27,8 @@ def slowness(now_ms: Mapping[str, float], calm_ms: Mapping[str, float]) -> float
 class Hardware(Value):
     """A kind of device. Its fingerprint is the key of a cost model.
 
-    `machine` is what the maker calls the machine that it sits in (DGX-H100, p5.48xlarge), which decides how its devices are
-    joined; `sharing` is how a device is lent to several at once, empty where it is not.
+    `machine` is the maker's name of the machine (DGX-H100, p5.48xlarge), which determines how its devices are connected.
+    `sharing` is how several processes share a device, empty if they do not.
     """
 
     kind: Literal["synthetic", "cpu", "cuda"]
@@ -46,12 +46,12 @@ class Hardware(Value):
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits, the same for every machine of this kind: of what changes speed, and can be told from afar.
+        """16 hex digits, the same for every machine of this kind: a digest of what changes speed and is known without a login.
 
-        So of the driver only the major version, of the interconnect only the machine, and no difference between a name as
-        NVML tells it and as a node's label spells it, without blanks.
+        It uses the major version of the driver, the machine instead of the interconnect, and the name without blanks, since NVML
+        and a node's label spell it differently.
         """
-        told = (
+        facts = (
             self.kind,
             self.name.replace(" ", "-"),
             self.memory_bytes,
@@ -60,7 +60,7 @@ class Hardware(Value):
             self.machine,
             self.sharing,
         )
-        return sha256(canonical_json(told))[:16]
+        return sha256(canonical_json(facts))[:16]
 
 
 class Bench(Value):

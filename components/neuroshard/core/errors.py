@@ -15,11 +15,11 @@ NeuroshardError            exit 1: the world is not as it should be
 
 from neuroshard.core.clean import clean
 
-PASSING_STATUSES = (429, 500, 502, 503, 504)  # of an HTTP API that may answer otherwise when asked again
+PASSING_STATUSES = (429, 500, 502, 503, 504)  # HTTP answers after which a later request may succeed
 
 
 class NeuroshardError(Exception):
-    """Base of all errors that are said in one line. `exit_code` is what the command line ends with.
+    """Base of all errors with a one-line message. `exit_code` is the exit status of the command line.
 
     Its text is cleaned (core/clean.py), since a message may quote anything: a key of a store, an answer, a URL with a password.
     """
@@ -31,7 +31,7 @@ class NeuroshardError(Exception):
 
 
 class UsageError(NeuroshardError):
-    """The command or function was called with an argument that cannot be."""
+    """The command or function was called with an invalid argument."""
 
     exit_code = 2
 
@@ -41,7 +41,7 @@ class InvalidInput(NeuroshardError):
 
 
 class NewerFormat(InvalidInput):
-    """A file says a format version that this neuroshard does not know."""
+    """A file has a format version that this neuroshard does not know."""
 
 
 class Infeasible(NeuroshardError):
@@ -61,7 +61,7 @@ class StoreError(NeuroshardError):
 
 
 class Unreachable(StoreError):
-    """The store does not answer, or answers that it cannot now. Nothing is known of what it holds."""
+    """The store does not answer, or answers that it cannot now. What it holds is unknown."""
 
 
 class NotFound(StoreError):

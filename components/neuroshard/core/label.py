@@ -1,6 +1,6 @@
 """Measurements of a case -> its label: the one of round 0, or the mean of several rounds.
 
-A neighbour's load that lasts for minutes is in all repeats of a measurement, so no more of them tell it from the case; rounds
+Another process's load that lasts for minutes slows down all repeats of a measurement, so more repeats do not reveal it. Rounds
 that are minutes apart do.
 """
 
@@ -18,14 +18,14 @@ Cost = TypeVar("Cost", ComputeCost, CollectiveCost)
 
 @dataclass(frozen=True)
 class Rounds(Generic[Case, Cost]):
-    """A case and what tells its cost, the first measurement first: without the disturbed, where others were not."""
+    """A case and its usable measurements in order of rounds; disturbed ones only if there are no others."""
 
     case: Case
     costs: tuple[Cost, ...]
 
 
 def rounds_of(rows: Iterable[tuple[Case, Cost]]) -> list[Rounds[Case, Cost]]:
-    """Each case that has a round 0, in the order of these, without rows that are errors."""
+    """Each case with a round 0, in the order of these rounds. Rows with errors are left out."""
     found: dict[str, list[Cost]] = {}
     cases: dict[str, Case] = {}
     for case, cost in rows:
@@ -34,16 +34,16 @@ def rounds_of(rows: Iterable[tuple[Case, Cost]]) -> list[Rounds[Case, Cost]]:
         found.setdefault(cost.case_id, []).append(cost)
         if cost.round == 0:
             cases[cost.case_id] = case
-    return [Rounds(case, _told(found[case_id])) for case_id, case in cases.items()]
+    return [Rounds(case, _usable(found[case_id])) for case_id, case in cases.items()]
 
 
 def usual_count(measured: Sequence[Rounds[Case, Cost]]) -> int:
-    """How many rounds make a label: as many as the usual case has, at least 1."""
+    """How many rounds make a label: the median over the cases, at least 1."""
     return int(median(len(one.costs) for one in measured)) if measured else 1
 
 
 def label(costs: Sequence[Cost]) -> Cost:
-    """The mean of several measurements of a case; what else they say is the first's."""
+    """The mean times of several measurements of a case; other fields are those of the first."""
     if len(costs) == 1:
         return costs[0]
     times = {name: _mean([getattr(cost, name) for cost in costs]) for name in ("forward_ms", "backward_ms")}
@@ -51,18 +51,18 @@ def label(costs: Sequence[Cost]) -> Cost:
 
 
 def labels(measured: Sequence[Rounds[Case, Cost]]) -> list[tuple[Case, Cost]]:
-    """One row a case. Where only few were measured again, that tells of noise and is in no label."""
+    """One row a case. If only few cases were measured again, their later rounds show the noise and are not in the labels."""
     several = usual_count(measured) > 1
     return [(one.case, label(one.costs if several else one.costs[:1])) for one in measured]
 
 
-def _told(costs: Sequence[Cost]) -> tuple[Cost, ...]:
+def _usable(costs: Sequence[Cost]) -> tuple[Cost, ...]:
     calm = [cost for cost in costs if not (isinstance(cost, ComputeCost) and cost.disturbed)]
     return tuple(sorted(calm or costs, key=lambda cost: cost.round))
 
 
 def _mean(times: Sequence[float | tuple[float, ...]]) -> float | tuple[float, ...]:
-    """Of a table set's ms, or of an all-to-all's on each device."""
+    """The mean: of one time each, or of times on each device."""
     if isinstance(times[0], tuple):
         return tuple(map(fmean, zip(*times, strict=True)))
     return fmean(times)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A sharding plan: which rectangle of which table lies on which device."""
+"""A sharding plan: which device holds which rectangle of which table."""
 
 import math
 from bisect import bisect_left
@@ -62,7 +62,7 @@ class Baseline(Value):
 
 
 class Improvement(Value):
-    """A plan better than all before it, which a search met after so many `steps`: changes of the plan at hand that it took."""
+    """The cost of a plan that was better than all before it, and the step of the search (changes made) at which it was found."""
 
     step: Annotated[int, Field(ge=0)]
     cost_ms: PredictedMs
@@ -71,7 +71,7 @@ class Improvement(Value):
 class Provenance(Value):
     """Where a plan comes from. No clock: the same inputs give the same plan, byte for byte.
 
-    A search improved its plan for so many `rounds`, or for as many as a time budget of `time_budget_s` seconds left time for.
+    A search improved its plan for `rounds` rounds, or for as many as fit into `time_budget_s` seconds.
     """
 
     neuroshard_version: str
@@ -100,7 +100,7 @@ class Plan(Value):
     A Plan that exists is valid: building one checks bounds, widths, gaps, overlaps, devices and memory, and raises
     pydantic's ValidationError that names table or device, the value and the limit. `predicted_ms[d]` is the predicted
     cost of device `d` in milliseconds; the plan's cost is the largest. By the same cost model no plan costs less than
-    `lower_bound_ms`, on the assumptions that are written beside it. `improvements` tell how the search came there.
+    `lower_bound_ms`, under the `bound_assumptions`. `improvements` are the costs on the way to it.
     """
 
     format_version: Literal[1] = PLAN_FORMAT
@@ -124,7 +124,7 @@ class Plan(Value):
 
     @model_serializer(mode="wrap")
     def _without_needless_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A plan without a bound is written as before there were any, so that its digest stays; likewise improvements."""
+        """Bound and improvements are written only if there are any."""
         data: dict[str, Any] = handler(self)
         if not self.improvements:
             del data["improvements"]

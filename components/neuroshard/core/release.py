@@ -17,6 +17,7 @@ MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
 HARDWARE = "hardware"  # the folder of all cost models, each under its hardware's fingerprint and its batch size
 FINGERPRINT = r"^[0-9a-f]{16}$"
+BUNDLE_FILES = ("nets.safetensors", "model.json")  # of a cost model, in the order in which they are written
 SEAL = "sha256"
 CLOCKS_DIFFER = timedelta(hours=1)  # of two machines at most; a release from further ahead says nothing of its age
 

@@ -1,4 +1,4 @@
-"""Whether a plan is for the tables that a model has: the check that the gate and the trainers share."""
+"""Is a plan for the tables of a model? The check that the gate and the trainers share."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,7 +13,7 @@ def shapes_of(tables: Iterable[Table]) -> dict[str, tuple[int, int]]:
 
 
 def shape_fault(plan: Plan, shapes: Shapes) -> str | None:
-    """Why the plan is not for exactly these tables: "lacks table 'a', which the model has"; None where it is."""
+    """Why the plan is not for exactly these tables: "lacks table 'a', which the model has"; None if it is."""
     planned = shapes_of(plan.task.tables)
     missing = [name for name in shapes if name not in planned]
     unknown = [name for name in planned if name not in shapes]

@@ -17,7 +17,7 @@ class ShardingTask(Value):
     tables: tuple[Table, ...]
     device_memory_bytes: tuple[Annotated[int, Field(gt=0)], ...]
     batch_size: Annotated[int, Field(gt=0, le=2**31)]
-    constraints: Constraints = Field(default_factory=Constraints)  # made at its first use: see core/value.py
+    constraints: Constraints = Field(default_factory=Constraints)  # built at its first use: see core/value.py
 
     @field_validator("tables")
     @classmethod
@@ -38,7 +38,7 @@ class ShardingTask(Value):
 
     @model_serializer(mode="wrap")
     def _without_needless_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A task without constraints is written, and so digested, as before there were any."""
+        """Constraints are written only if there are any."""
         data: dict[str, Any] = handler(self)
         if self.constraints == Constraints():
             del data["constraints"]

@@ -1,13 +1,11 @@
-"""Text that fits 80 columns, on a terminal and piped: counted nouns, wrapped lines, bars of block characters."""
+"""Text that fits 80 columns, on a terminal and piped: counted nouns, wrapped lines."""
 
 import textwrap
 from collections.abc import Sequence
-from itertools import accumulate
 
 from neuroshard.core.clean import clean
 
 WIDTH = 80
-FILLS = "█▓░"  # told apart without colour
 
 
 def counted(number: int, noun: str) -> str:
@@ -45,12 +43,3 @@ def wrapped(text: str, indent: int = 2, width: int = WIDTH) -> list[str]:
         break_long_words=False,
         drop_whitespace=True,
     )
-
-
-def bar(parts: Sequence[float], whole: float, width: int) -> str:
-    """`███▓░  `: the parts of up to three kinds, one after another; `whole` would fill `width` characters."""
-    if not whole > 0:
-        return " " * width
-    ends = [min(width, round(width * end / whole)) for end in accumulate(parts)]
-    pieces = (FILLS[index] * (end - begin) for index, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)))
-    return "".join(pieces).ljust(width)

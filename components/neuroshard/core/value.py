@@ -22,7 +22,7 @@ def _written_as(kind: str) -> BeforeValidator:
     return BeforeValidator(refuse)
 
 
-# Numbers of files that people write; of those that only programs write, nothing is asked that costs time
+# For files that people write. Files that only programs write are not checked so strictly, which would take time
 Whole = Annotated[int, _written_as("whole number")]
 Number = Annotated[float, _written_as("number")]
 
@@ -51,7 +51,7 @@ class Value(BaseModel):
 
 
 def without_defaults(data: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Serialized fields less those that only say the default: what came to a format later changes no digest of before."""
+    """Serialized fields without those that have their default value."""
     return {name: value for name, value in data.items() if name not in defaults or value != defaults[name]}
 
 

@@ -1,1 +1,1 @@
-"""First floor: features, nets, and the bundle that pretrain writes and search reads."""
+"""First floor: what predicts costs. The protocol, features, nets and their bundle on disk, the analytic model, given costs."""

@@ -1,4 +1,11 @@
-"""The net of an all-to-all as NumPy sees it, piecewise linear and convex as the compute net is."""
+"""The all-to-all net in NumPy: how many bytes each device holds for the others -> ms of the all-to-all on each device.
+
+One net serves any number of devices D. Every device asks it with inputs of its own (bytes sent and received) and with maxima and
+sums over all devices. So renumbering the devices renumbers the predictions and changes nothing else, to the last bit.
+
+All inputs are convex in the columns that the devices hold, no weight is negative, and the activations are ReLUs. So the time of
+each device is convex, and the sum over the devices is least where all hold equally many columns: a search derives bounds from it.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,43 +15,42 @@ import numpy as np
 
 from neuroshard.costmodel.protocol import Floats
 
-EXCHANGE_WIDTH: Final = 16
+HIDDEN_WIDTH: Final = 16
 
-# What a device sees of an all-to-all, in bytes: first its own, then what is the same for all.
-DEVICE_INPUTS: Final = ("sent", "received", "sent_or_received")  # the last: whichever is more
+# Inputs of the net, in bytes: those of a device, then those that all devices share.
+DEVICE_INPUTS: Final = ("sent", "received", "sent_or_received")  # the last is the larger of the two
 SHARED_INPUTS: Final = ("most_sent", "most_received", "most_sent_or_received", "mean")
-BY_DEVICES: Final = (
-    3  # each input comes three times: as it is, times log2 of the number of devices, and over their number
-)
+BY_DEVICES: Final = 3  # each input comes three times: as it is, times log2(D) / 8, and times 0.5 / D
 
 
 @dataclass(frozen=True)
 class AllToAllNet:
-    """One all-to-all between any number of devices D, from what each sends and, forward, when each starts.
+    """A hidden layer of ReLUs and a linear skip, all weights of which depend linearly on (1, log2(D) / 8, 0.5 / D).
 
-    Every device asks the same net, from its own bytes and from sums and maxima over all, so that numbering the devices otherwise
-    numbers the prediction otherwise and changes nothing else, to the last bit. All inputs are convex in the dims and no weight is
-    negative, so what the devices take together is least where all hold the same dims. What a device must wait for the last
-    one to start is added, not learned.
+    It predicts the transfer alone, in units of `unit_ms` from inputs in units of `unit_bytes`. How long a device waits for the
+    last one to start is not learned but added.
     """
 
     weight: Floats  # (BY_DEVICES, inputs, hidden)
     bias: Floats  # (hidden,)
     out: Floats  # (hidden,)
     skip: Floats  # (BY_DEVICES, inputs)
-    latency: Floats  # (2,): of any all-to-all, and for each eight further devices
+    latency: Floats  # (2,): a constant, and what eight more devices add
     unit_bytes: float
     unit_ms: float
-    spread: float  # standard deviation of the logarithm of its error, waiting left out
+    spread: float  # standard deviation of log(predicted / measured), without waiting
 
     @property
     def convex(self) -> bool:
-        """As of the compute net, by the signs of its weights."""
+        """True if the net is convex, which the signs of its weights tell."""
         return all(float(weights.min()) >= 0 for weights in (self.weight, self.out, self.skip))
 
     def ms(self, device_bytes: Floats, start_delays_ms: Floats | None = None) -> Floats:
-        """Ms of every device, waiting included, from the bytes of all samples' embeddings on each: (…, D) -> (…, D)."""
-        own, shared = all_to_all_inputs(device_bytes)  # of whole bytes, whose sum is exact in any order
+        """Ms of every device, from the bytes of all samples' pooled embeddings on each: (…, D) -> (…, D).
+
+        With `start_delays_ms` (…, D) the time that each waits for the last to start is included.
+        """
+        own, shared = all_to_all_inputs(device_bytes)  # bytes are whole numbers, whose sum is exact in any order
         own /= self.unit_bytes
         shared /= self.unit_bytes
         weight, skip, latency = self.between(device_bytes.shape[-1])
@@ -52,7 +58,7 @@ class AllToAllNet:
         hidden = own @ weight[:split]
         hidden += shared @ weight[split:] + self.bias
         np.maximum(hidden, 0.0, out=hidden)
-        # not by BLAS, which adds up some rows in another order than others
+        # not by a matrix product: BLAS sums some rows in another order than others
         hidden *= self.out
         own *= skip[:split]
         transfer: Floats = hidden.sum(axis=-1)
@@ -63,7 +69,7 @@ class AllToAllNet:
         return transfer if start_delays_ms is None else transfer + waiting_ms(start_delays_ms)
 
     def between(self, devices: int) -> tuple[Floats, Floats, float]:
-        """Weight (inputs, hidden), skip (inputs,), and latency of an all-to-all between so many devices."""
+        """Weight (inputs, hidden), skip (inputs,), and latency for one number of devices."""
         if devices not in self._of_devices:
             by = by_devices(devices)
             self._of_devices[devices] = (
@@ -75,14 +81,16 @@ class AllToAllNet:
 
     @cached_property
     def _of_devices(self) -> dict[int, tuple[Floats, Floats, float]]:
-        """Of each number of devices asked about."""
+        """Results of `between`, kept by number of devices."""
         return {}
 
 
 @dataclass(frozen=True)
 class Transfers:
-    """Forward and backward all-to-all between one number of devices without waiting, both nets as one: what a search asks for at
-    every step. Weights hold the units, and the skips stand beside the hidden layers."""
+    """The forward and the backward net as one, for one number of devices, without waiting: what a search asks at every step.
+
+    The units are multiplied into the weights, and the skips are two more columns of `weight`.
+    """
 
     weight: Floats  # (inputs, hidden of both + 2)
     bias: Floats  # (hidden of both + 2,)
@@ -103,7 +111,7 @@ class Transfers:
         return cls(weight, bias, out)
 
     def ms(self, device_bytes: Floats) -> Floats:
-        """Forward and backward, of every device: (…, D) -> (…, D, 2)."""
+        """Forward and backward transfer ms of every device, from its bytes: (…, D) -> (…, D, 2)."""
         own, shared = all_to_all_inputs(device_bytes)
         split, hidden = own.shape[-1], len(self.out)
         both = own @ self.weight[:split]
@@ -114,9 +122,10 @@ class Transfers:
 
 
 def all_to_all_inputs(device_bytes: Floats) -> tuple[Floats, Floats]:
-    """What each device sees for itself and what all see: (…, D) -> (…, D, 3) and (…, 1, 4).
+    """The inputs of each device (DEVICE_INPUTS) and those that all share (SHARED_INPUTS): (…, D) -> (…, D, 3) and (…, 1, 4).
 
-    A device sends its own columns of the others' samples, and receives the others' columns of its own.
+    Of the embeddings of the whole batch, a device sends those of its own columns to the other devices, (D - 1) / D of them, and
+    receives the other columns for its own samples.
     """
     devices = device_bytes.shape[-1]
     total = device_bytes.sum(axis=-1, keepdims=True)
@@ -131,20 +140,23 @@ def all_to_all_inputs(device_bytes: Floats) -> tuple[Floats, Floats]:
 
 
 def by_devices(devices: int) -> Floats:
-    """What the inputs of an all-to-all of so many devices are multiplied by: (BY_DEVICES,). The last two are small, so that
-    training turns to them only where the number of devices does change what a byte costs."""
+    """The factors of the inputs for so many devices: (BY_DEVICES,).
+
+    The last two are small, so that training uses them only where the number of devices changes what a byte costs.
+    """
     return np.array([1.0, np.log2(devices) / 8, 0.5 / devices])
 
 
 def latencies(devices: int) -> Floats:
-    """What of an all-to-all grows with the number of devices, and not with bytes: (2,).
+    """The inputs of the latency, which depends on the number of devices and not on bytes: (2,).
 
-    No logarithm: beside it a straight line could not be told from few devices, and many would be guessed 40 % off.
+    There is no logarithm among them: few numbers of devices cannot distinguish it from a straight line, and for many devices
+    the prediction would be off by 40 %.
     """
     return np.array([1.0, (devices - 1) / 8])
 
 
 def waiting_ms(start_delays_ms: Floats) -> Floats:
-    """How long each device waits until the last has started: (…, D) -> (…, D)."""
+    """How long each device waits for the last one to start: (…, D) -> (…, D)."""
     last: Floats = start_delays_ms.max(axis=-1, keepdims=True)
     return last - start_delays_ms

@@ -1,12 +1,13 @@
 """A cost model from datasheets alone, for a cold start: `neuroshard search --model analytic:h100`. Nothing was measured.
 
-A pass over a device's tables takes as long as the busier of two resources: memory, which every distinct row of a batch crosses
-once, and the cache, which every lookup crosses. An all-to-all takes latencies and the bytes of its busiest device over its
-busier link. All are sums over tables, so a set costs the maximum of linear terms: convex, and it only grows.
+A pass (forward or backward) over a device's tables takes as long as the busier of two resources: memory, through which every
+distinct row of a batch moves once, and the cache, through which every lookup moves. An all-to-all takes a latency plus the bytes
+of the busiest device over its busier link. Every term is a sum over tables, and a cost is a maximum of such sums. So the cost of
+a device is convex in the sums and never falls when a table is added.
 
-Rates are published peaks, which nothing reaches: trust the ratios of plans, not the milliseconds
+The rates are published peaks, which no kernel reaches: trust the ratios between plans, not the milliseconds
 (docs/cost-model.md).
-Not covered: tables that share the cache too small for them, sets too small to fill the device, row-wise sharding.
+Not covered: tables that compete for a cache, table sets too small to fill the device, row-wise sharding.
 """
 
 from collections.abc import Sequence
@@ -24,17 +25,17 @@ from neuroshard.costmodel.report import STAND_IN_ERROR
 
 OUTPUT_BYTES = 4  # pooled outputs and their gradients are fp32
 INDEX_BYTES = 8
-SORT_BYTES = 24  # of each lookup, sorted by row: 8 B key and 4 B value, read and written, for each 8 bits of the number
-# Lanes of a warp that narrow rows leave idle, as TorchRec's planner counts them (QUARTER_ and HALF_BLOCK_PENALTY in its
-# constants.py): narrower than the first, costs the second.
+SORT_BYTES = 24  # a lookup and pass of the radix sort by row number: 8 B key and 4 B value, read and written
+# Narrow rows leave lanes of a warp idle. Factors as in TorchRec's planner (QUARTER_ and HALF_BLOCK_PENALTY in its
+# constants.py): (columns below, factor of the cost).
 NARROW: tuple[tuple[int, float], ...] = ((64, 1.75), (128, 1.15))
 UNKNOWN_GPU = "h100"  # the datasheet for GPUs without one
-SPREAD = STAND_IN_ERROR  # of a device's predicted total; docs/cost-model.md
+SPREAD = STAND_IN_ERROR  # of a device's predicted total
 
 
 @dataclass(frozen=True)
 class Datasheet:
-    """Peaks of a device in bytes a millisecond, one way, and what it waits; `node` devices share the fast link.
+    """Peak rates of a device in bytes a millisecond, one way, and latencies; `node` devices share the fast link.
 
     Defaults are a GPU's.
     """
@@ -44,7 +45,7 @@ class Datasheet:
     cache: float
     link: float
     network: float
-    sector_bytes: int = 32  # what memory moves at least (CUDA C++ Best Practices Guide, coalesced access)
+    sector_bytes: int = 32  # the least that memory moves (CUDA C++ Best Practices Guide, coalesced access)
     narrow: tuple[tuple[int, float], ...] = NARROW
     forward_launch_ms: float = 0.010  # two kernels of 5 us, about what CUDA takes to launch one
     backward_launch_ms: float = 0.050  # ten: linearise, sort in passes, group, update
@@ -81,12 +82,16 @@ DATASHEETS = {
 
 
 class Analytic:
-    """A protocol.CostModel of one datasheet. Vectors are ms: forward memory and cache, backward memory and cache."""
+    """A protocol.CostModel of one datasheet. A vector is four times in ms: memory and cache, forward and backward."""
 
     backend = "analytic"
     max_dim = 2**16
     device_counts: tuple[int, ...] = ()  # any number
     bounded = True
+    prices_rows = True
+    error_on_unseen_tables = SPREAD
+    manifest = None  # nothing was learned
+    stand_ins: tuple[str, ...] = ()
 
     def __init__(self, name: str, batch_size: int) -> None:
         self.name, self.batch_size, self.sheet = f"analytic:{name}", batch_size, DATASHEETS[name]
@@ -156,14 +161,14 @@ class Analytic:
         return ()
 
     def _narrow(self, dims: Floats) -> Floats:
-        """What a row of so few columns costs times its bytes."""
+        """The factor of narrow rows: (N,) dims -> (N,)."""
         factors = np.ones_like(dims)
         for below, factor in reversed(self.sheet.narrow):
             factors[dims < below] = factor
         return factors
 
     def _transfer_ms(self, device_dims: Floats) -> Floats:
-        """All-to-all of fp32 outputs, the same for all: it ends when the busiest device is done. (…, D) -> (…, D).
+        """Ms of the all-to-all of fp32 outputs, equal on all devices: it ends when the busiest is done. (…, D) -> (…, D).
 
         A device sends its columns to D - 1 peers, and receives theirs. Of its traffic, the share of its peers in the node takes
         the fast link, the rest the network, at the same time.

@@ -1,76 +1,43 @@
-"""A cost model on disk: model.json (what it is, how far to trust it) and nets.safetensors (its numbers). No pickle.
+"""A trained cost model, and its bundle on disk: model.json (costmodel/manifest.py) and nets.safetensors (the weights). No pickle.
 
     model = load_cost_model(Path("model"))
     model.compute_ms(model.table_vectors(tables, dims).sum(axis=0))
 
-model.json holds the sha256 of nets.safetensors and is written last, so a folder is whole or recognised as not. The digest of
-model.json names the bundle.
+model.json holds the sha256 of nets.safetensors and is written last, so an incomplete folder is recognised. The sha256 of
+model.json is the name of the bundle.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, Literal
 
 import numpy as np
-from pydantic import Field
 
 from neuroshard.core.cost import Bench
 from neuroshard.core.errors import InvalidInput, NewerFormat
+from neuroshard.core.release import BUNDLE_FILES
 from neuroshard.core.table import Table
-from neuroshard.core.task import MAX_DEVICES
-from neuroshard.core.value import Value, check_format, decode_json, sha256
+from neuroshard.core.value import check_format, decode_json, sha256
 from neuroshard.costmodel.all_to_all_net import AllToAllNet, Transfers
-from neuroshard.costmodel.compute_net import RATES, ComputeNet
+from neuroshard.costmodel.compute_net import MeanHead
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, split_features
+from neuroshard.costmodel.manifest import MODEL_FORMAT, Manifest, TrainedFrom
 from neuroshard.costmodel.nets import Nets
 from neuroshard.costmodel.protocol import Dips, Floats, Ints
 from neuroshard.costmodel.report import Report
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
 from neuroshard.costmodel.unseen import unlike_trained
 from neuroshard.files.disk import read_bytes, writing
-from neuroshard.store.bundles import BUNDLE_FILES
 
-Format = Literal[2, 3, 4, 5]
-# How many thresholds nets of a format have rates for
-RATES_OF: Final[dict[Format, int]] = {2: 0, 3: RATES[0], 4: RATES[1], 5: RATES[2]}
-MODEL_FORMAT: Final = max(RATES_OF)
 TENSORS, MANIFEST = BUNDLE_FILES
-
-
-class Provenance(Value):
-    """Where a cost model comes from. No clock: the same costs and seed give the same bytes."""
-
-    neuroshard_version: str
-    seed: int
-    compute_cases: int  # measured, of all splits, without error
-    collective_cases: int
-    started_from: str | None = None  # digest of the cost model whose nets were the first guess
-
-
-class Manifest(Value):
-    """model.json."""
-
-    format_version: Format
-    feature_version: int
-    features: tuple[str, ...]
-    bench: Bench
-    hardware_fingerprint: str
-    batch_size: Annotated[int, Field(gt=0)]  # the bench's: of the all-to-alls, and of compute cases that name none
-    batch_sizes: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(min_length=1)]  # of the compute cases
-    max_dim: Annotated[int, Field(gt=0)]
-    device_counts: tuple[Annotated[int, Field(ge=2, le=MAX_DEVICES)], ...]  # whose all-to-all was measured
-    tensors_sha256: str
-    report: Report
-    provenance: Provenance
 
 
 @dataclass(frozen=True)
 class TrainedCostModel:
-    """Trained nets and what is known of them; a protocol.CostModel. Read-only, so threads may share one.
+    """Trained nets and their manifest; a protocol.CostModel. Read-only, so threads may share one.
 
-    `batch_size` is the one that is predicted for: see `at_batch_size`.
+    It predicts for `batch_size`; see `at_batch_size`.
     """
 
     manifest: Manifest
@@ -99,12 +66,28 @@ class TrainedCostModel:
 
     @property
     def device_counts(self) -> tuple[int, ...]:
-        """Any number where two or more were measured; where one was, that one, and one device, which needs no all-to-all."""
+        """Any number of devices if two or more were measured. Otherwise the measured one, and one device (no all-to-all)."""
         return () if len(self.manifest.device_counts) > 1 else (1, *self.manifest.device_counts)
 
     @property
     def bounded(self) -> bool:
         return self.nets.bounded
+
+    @property
+    def prices_rows(self) -> bool:
+        return True
+
+    @property
+    def error_on_unseen_tables(self) -> float | None:
+        return self.report.uncertainty
+
+    @property
+    def stand_ins(self) -> tuple[str, ...]:
+        return self.report.stand_ins
+
+    @property
+    def head(self) -> MeanHead:
+        return self.nets.compute.mean
 
     @property
     def dips(self) -> Dips:
@@ -118,7 +101,7 @@ class TrainedCostModel:
         return replace(self, nets=replace(self.nets, compute=self.nets.compute.convex_below(low, high)))
 
     def at_batch_size(self, batch_size: int) -> "TrainedCostModel":
-        """The same model, predicting for another batch size. Raises InvalidInput where compute was measured for one alone."""
+        """The same model for another batch size. Raises InvalidInput if compute was measured at a single other batch size."""
         measured = self.manifest.batch_sizes
         if batch_size != self.batch_size and batch_size not in measured and len(measured) == 1:
             raise InvalidInput(
@@ -128,7 +111,7 @@ class TrainedCostModel:
         return replace(self, batch_size=batch_size)
 
     def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
-        """What a plan of these tables for so many devices should say: which of its costs lie beyond what was measured."""
+        """As in the protocol. With `tables`, also what is unlike the training data, and doubts about the model itself."""
         found = []
         for what, asked, measured in (
             ("an all-to-all between {:,} devices", devices, self.manifest.device_counts),
@@ -140,7 +123,7 @@ class TrainedCostModel:
         return (*found, *self.report.doubts, *unlike_trained(self.nets.compute.scale, tables)) if tables else (*found,)
 
     def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
-        """(N,) tables and the widths they are cut to -> (N, K). Not negative."""
+        """N tables and the widths that they are cut to (N,) -> (N, K). Not negative."""
         return self.nets.compute.split_vectors(split_features(tables, dims, self.batch_size))
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
@@ -156,7 +139,7 @@ class TrainedCostModel:
         return self._all_to_all(self.nets.backward, device_dims).ms(self._bytes(device_dims))
 
     def transfers_ms(self, device_dims: Floats) -> tuple[Floats, Floats]:
-        """Forward and backward all-to-all of every device without waiting, in half the time: (…, D) -> two (…, D)."""
+        """Forward and backward all-to-all ms of every device without waiting: (…, D) -> two (…, D)."""
         devices = device_dims.shape[-1]
         if devices not in self._transfers:
             nets = self._all_to_all(self.nets.forward, device_dims), self._all_to_all(self.nets.backward, device_dims)
@@ -166,12 +149,14 @@ class TrainedCostModel:
 
     @cached_property
     def _transfers(self) -> dict[int, Transfers]:
-        """Of each number of devices asked about."""
+        """The two nets as one, kept by number of devices."""
         return {}
 
     def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
-        """As in the protocol. All devices end when the last has begun and its own transfer is done; so each total is as uncertain
-        as the time at which the slowest is ready, and its own transfer. The errors are taken to be independent.
+        """As in the protocol. The errors of the parts are taken to be independent.
+
+        A device's step ends when the slowest device is ready and its own transfer is done. So its total is as uncertain as these
+        two together.
         """
         compute = np.where(device_dims > 0, self.nets.compute.spread_ms(vector_sums), 0.0)
         if device_dims.shape[-1] == 1:
@@ -186,7 +171,7 @@ class TrainedCostModel:
         return spread
 
     def _bytes(self, device_dims: Floats) -> Floats:
-        """What the embeddings of the whole batch take of each device's columns. They travel as fp32."""
+        """Bytes of the whole batch's pooled embeddings on each device, in fp32: columns (…, D) -> (…, D)."""
         return device_dims * (4.0 * self.batch_size)
 
     def _all_to_all(self, net: AllToAllNet | None, device_dims: Floats) -> AllToAllNet:
@@ -204,15 +189,14 @@ def cost_model(
     nets: Nets,
     bench: Bench,
     report: Report,
-    provenance: Provenance,
+    provenance: TrainedFrom,
     *,
     max_dim: int,
     batch_sizes: tuple[int, ...],
     device_counts: tuple[int, ...],
 ) -> TrainedCostModel:
-    """A cost model from its nets, with a manifest that answers for their exact numbers."""
+    """A cost model of these nets, with a manifest that holds the sha256 of their weights."""
     manifest = Manifest(
-        format_version=_format_of(nets.compute),
         feature_version=FEATURE_VERSION,
         features=FEATURES,
         bench=bench,
@@ -225,22 +209,14 @@ def cost_model(
         report=report,
         provenance=provenance,
     )
-    return TrainedCostModel(manifest, nets, _main_batch_size(manifest))
-
-
-def _format_of(net: ComputeNet) -> Format:
-    thresholds = 0 if net.rates is None else net.rates.shape[2]
-    return next(version for version, rates in RATES_OF.items() if rates == thresholds)
-
-
-def _main_batch_size(manifest: Manifest) -> int:
-    """The bench's, or where no compute case was measured at that, the largest that was."""
-    return manifest.batch_size if manifest.batch_size in manifest.batch_sizes else max(manifest.batch_sizes)
+    return TrainedCostModel(manifest, nets, manifest.main_batch_size)
 
 
 def save_cost_model(folder: Path, model: TrainedCostModel) -> None:
-    """Write the bundle. model.json comes last, so that a cut-off run leaves no folder that looks whole; what was there before
-    goes when both files of the new one are on the disk, so that a full one takes nothing away."""
+    """Write the bundle. An old one in the folder is removed only once both new files are on the disk, and model.json comes last.
+
+    So a full disk loses nothing, and a run that is killed leaves no folder that looks complete.
+    """
     with writing(folder / MANIFEST) as manifest:
         manifest.write_bytes(model.manifest.canonical_json())
         with writing(folder / TENSORS) as tensors:
@@ -256,13 +232,7 @@ def load_cost_model(folder: Path) -> TrainedCostModel:
             f"{folder}: no {MANIFEST} here; make a cost model with `neuroshard pretrain costs/ -o {folder}`"
         )
     where = str(path)
-    raw = check_format(decode_json(read_bytes(path), where), MODEL_FORMAT, where)
-    if raw.get("format_version", 1) < min(RATES_OF):
-        raise InvalidInput(
-            f"{where}: a cost model of an older neuroshard, whose nets this one cannot use; run `neuroshard pretrain` again, "
-            "from the same costs"
-        )
-    manifest = Manifest.parse(raw, where)
+    manifest = Manifest.parse(check_format(decode_json(read_bytes(path), where), MODEL_FORMAT, where), where)
     if manifest.feature_version > FEATURE_VERSION:
         raise NewerFormat(
             f"{where}: feature_version {manifest.feature_version} is from a newer neuroshard; this one reads "
@@ -279,6 +249,5 @@ def load_cost_model(folder: Path) -> TrainedCostModel:
             f"{folder / TENSORS}: sha256 {sha256(tensors)[:12]}… is not the {manifest.tensors_sha256[:12]}… of {MANIFEST}: the "
             "file is damaged or of another model"
         )
-    rates = RATES_OF[manifest.format_version]
-    nets = from_tensors(tensors, bool(manifest.device_counts), rates, str(folder / TENSORS))
-    return TrainedCostModel(manifest, nets, _main_batch_size(manifest))
+    nets = from_tensors(tensors, bool(manifest.device_counts), str(folder / TENSORS))
+    return TrainedCostModel(manifest, nets, manifest.main_batch_size)

@@ -1,19 +1,31 @@
-"""The compute net as NumPy sees it: a few matrix products over any number of leading dimensions.
+"""The compute net in NumPy: the sum of a device's table vectors -> forward + backward milliseconds of the device.
 
-It ends in a hidden layer of ReLU and a skip beside it, both of any sign, but the skip is never less than what the hidden layer
-may take away. So a prediction is piecewise linear in what comes in, grows with it, and beyond the measured range grows in
-proportion. There is no exponential in it: a search asks millions of times.
+Each of MEMBERS independently trained nets (an ensemble) has two parts. A table part turns the F features of a table into a
+vector of 16 numbers, none negative. A head turns the sum of a device's vectors into a time. So adding a table to a device is
+one vector addition (NeuroShard, MLSys 2023, section 3.2).
 
-With its share of the skip, a hidden neuron of weights w and bias b that counts for c is c max(w+ x + b, w- x) where c > 0, the
-larger of two sums without a negative weight, and |c| min(w+ x, w- x - b) where c < 0, the smaller. Fused kernels have both:
-what takes longer hides the other, and what a further pass or a full cache costs grows with the lookups, up to all of them. The
-first is convex. Below the second, which is called a dip, lies a chord on any range, and bounds are drawn from that.
+The head is a hidden layer of ReLUs plus a linear skip: with s the vector sum,
 
-Beside the head there may be rates: what lookups take longer once the rows of all tables together are more than so many, since
-kernels sort row numbers by as many digits as these have; and once the bytes of all rows that a batch touches are, since caches
-hold only so many. A sum of vectors then has columns more: `OWN`, what the parts would ask for by their own rows and bytes alone,
-`ROWS`, and where there are rates by bytes, `BYTES`. As no part has more of either than its device, `OWN` is below the rates, and
-linear.
+    time = out @ relu(head @ s + bias) + skip @ s + constant
+
+Weights of the head may have any sign. The skip is at least what the hidden layer may take away (`least_skip`), so a time never
+falls when a table is added (monotone). It is piecewise linear: beyond the measured range it goes on in proportion, and
+evaluating it needs no exponential, which matters to a search that asks millions of times.
+
+With its share of the skip, a hidden neuron of weights w, bias b and output weight c is
+
+    c max(w+ x + b, w- x)      where c > 0: the larger of two increasing sums, which is convex
+    |c| min(w+ x, w- x - b)    where c < 0: the smaller of two, which is concave
+
+where w+ and w- are the positive parts of w and -w. Fused kernels behave in both ways: of two resources the busier one decides
+(a maximum), and what an extra pass or a full cache costs grows until it applies to all lookups (a minimum). A concave neuron is
+called a dip. On any range a chord lies below it, from which the bounds of a search are made (`convex_below`).
+
+On top of the head there may be rates: extra time per vector component that sets in once the rows of all tables of a device
+exceed a threshold (kernels sort row numbers, and more digits take more passes), or once the bytes of all distinct rows of a
+batch do (caches hold only so much). Vectors then have three more columns: `BYTES` and `ROWS`, which are summed and compared with
+the thresholds, and `OWN`, the extra time that each table would have by its own rows and bytes alone. No table has more of either
+than its device, so the sum of `OWN` is a linear underestimate of the extra time.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -25,34 +37,35 @@ import numpy as np
 from neuroshard.costmodel.features import BY_WIDTH, ROW_COLUMN, SHARE_COLUMNS, TOUCHED_COLUMN, SplitFeatures
 from neuroshard.costmodel.protocol import Dips, Floats, Ints
 
-MEMBERS: Final = 4  # nets of the compute ensemble: together they cost what one of twice their widths would
-TABLE_WIDTHS: Final = (64, 16)  # of a member's layers after the features; the last is the vector that is summed
+MEMBERS: Final = 4  # nets of the ensemble; together they take as long as one net of twice their widths
+TABLE_WIDTHS: Final = (64, 16)  # of a member's table layers; the second is the vector that is summed
 HEAD_WIDTH: Final = 32
-# Up to so many rows of a device, and bytes of all different rows that a batch touches, the rates of each have set in; and rows
-# beyond 2^k, which it takes a binary digit more to number
+# Thresholds at which rates have fully set in: rows of a device; bytes of the distinct rows of a batch; and rows just beyond a
+# power of two, whose numbers need one more binary digit
 BY_ROWS: Final[Floats] = np.exp2(np.arange(8, 33))
 BY_BYTES: Final[Floats] = np.exp2(np.arange(14, 37, 2))
 BY_DIGITS: Final[Floats] = BY_ROWS * (1 + 1 / 64)
 THRESHOLDS: Final[Floats] = np.concatenate([BY_ROWS, BY_BYTES, BY_DIGITS])
 _KINDS: Final = [len(BY_ROWS), len(BY_BYTES), len(BY_DIGITS)]
-RATES: Final = np.cumsum(_KINDS).tolist()  # so many of them a net may have rates for
-SETS_IN: Final[Floats] = np.repeat([0.75, 0.25, 64 / 65], _KINDS)  # of each: rates rise from nothing there
-BYTES, OWN, ROWS = -3, -2, -1  # columns of a sum of vectors, where there are rates
+SETS_IN: Final[Floats] = np.repeat(
+    [0.75, 0.25, 64 / 65], _KINDS
+)  # share of each threshold at which its rate starts to rise
+BYTES, OWN, ROWS = -3, -2, -1  # the last columns of a vector, where the net has rates
 _STEEPNESS: Final[Floats] = 1 / (1 - SETS_IN) / THRESHOLDS
 _SHIFT: Final[Floats] = SETS_IN / (1 - SETS_IN)
 COUNTED_IN: Final = np.repeat([ROWS, BYTES, ROWS], _KINDS)
-IN_CACHE: Final = 2**17  # numbers that may well lie in a cache twice
-AT_ONCE: Final = 200  # shards whose vectors are made at a time
-FEW: Final = 40  # devices asked about at once, up to which one layer of all members is faster than a layer each
-MANY: Final = 2048  # above which arrays fit no cache: so many at a time are asked in half the time
+IN_CACHE: Final = 2**17  # numbers of an array of which two copies fit a cache
+AT_ONCE: Final = 200  # shards whose vectors are computed at a time
+FEW: Final = 40  # up to so many devices, one layer for all members is faster than a layer for each
+MANY: Final = 2048  # devices at a time: larger arrays fit no cache and take twice as long
 
 
 @dataclass(frozen=True)
 class FeatureScale:
     """Mean, deviation and range of each feature over the tables that the net was trained on, each of shape (F,).
 
-    Shares are kept to the range that was measured: a reuse bin that was always nearly empty has a tiny deviation, and a
-    table that fills it would otherwise stand a thousand deviations off. Sizes go on beyond their range.
+    Shares of lookups are clipped to the measured range: a reuse bin that was nearly empty in all training tables has a tiny
+    deviation, and a table that fills it would otherwise be a thousand deviations off. Sizes are not clipped.
     """
 
     mean: Floats
@@ -62,13 +75,13 @@ class FeatureScale:
 
     @classmethod
     def of(cls, features: Floats) -> "FeatureScale":
-        """The statistics of (N, F) features. One that never varies is ignored: its deviation counts as infinite (0 here)."""
+        """The statistics of (N, F) features. A feature that never varies gets the deviation 0 and is ignored."""
         low, high = features.min(axis=0), features.max(axis=0)
         deviation = np.where(high - low > 1e-9 * np.abs(high), features.std(axis=0), 0.0)
         return cls(features.mean(axis=0), deviation, low, high)
 
     def apply(self, features: Floats) -> Floats:
-        """Features in deviations from the mean: (…, F) -> (…, F)."""
+        """Standardized features, (feature - mean) / deviation: (…, F) -> (…, F)."""
         clipped = features.copy()
         clipped[..., SHARE_COLUMNS] = np.clip(
             features[..., SHARE_COLUMNS], self.low[SHARE_COLUMNS], self.high[SHARE_COLUMNS]
@@ -77,34 +90,34 @@ class FeatureScale:
 
     @cached_property
     def per_deviation(self) -> Floats:
-        """What a feature is multiplied by."""
+        """1 / deviation, and 0 for features that are ignored: (F,)."""
         inverse: Floats = np.divide(1.0, self.deviation, where=self.deviation > 0, out=np.zeros_like(self.mean))
         return inverse
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of every member: weight of shape (members, in, out), bias of shape (members, 1, out)."""
+    """A linear layer of every member: `weight` is (members, in, out), `bias` (members, 1, out)."""
 
     weight: Floats
     bias: Floats
 
     def __call__(self, x: Floats) -> Floats:
-        """(members, N, in), or (N, in) for all alike -> (members, N, out)."""
+        """(members, N, in), or (N, in) where all members get the same -> (members, N, out)."""
         product: Floats = np.matmul(x, self.weight)
         product += self.bias
         return product
 
 
 def least_skip(head: Floats, out: Floats) -> Floats:
-    """What a skip must be at least that no vector lowers a cost: (members, K, H) and (members, H, 1) -> (members, K, 1)."""
+    """The smallest skip with which no vector component lowers a cost: (members, K, H), (members, H, 1) -> (members, K, 1)."""
     falls: Floats = np.matmul(np.maximum(-head, 0.0), np.maximum(out, 0.0))
     falls += np.matmul(np.maximum(head, 0.0), np.maximum(-out, 0.0))
     return falls
 
 
 def steps(vector_sums: Floats, used: Ints) -> Floats:
-    """How much of the rates of each of the thresholds `used` counts, by the last columns of sums: (…, width) -> (…, T)."""
+    """How far the rate of each threshold in `used` has set in, from 0 to 1, at these sums: (…, width) -> (…, T)."""
     share = np.take(vector_sums, COUNTED_IN[used], axis=-1)
     share *= _STEEPNESS[used]
     share -= _SHIFT[used]
@@ -114,21 +127,19 @@ def steps(vector_sums: Floats, used: Ints) -> Floats:
 
 @lru_cache(maxsize=2)
 def _zeros(shape: tuple[int, ...], dtype: "np.dtype[np.floating]") -> Floats:
-    """For what is asked many times of as many numbers: beside these NumPy compares in half the time that one zero takes."""
+    """Zeros of a shape, kept: NumPy's maximum with an array takes half as long as with a scalar."""
     return np.zeros(shape, dtype)
 
 
 @dataclass(frozen=True)
 class ComputeNet:
-    """An ensemble: of each member a vector a table, summed over the tables of a device, then a head.
+    """The ensemble. It predicts the mean of its members, in units of `unit_ms`, and at least `floor` units.
 
-    A head is a hidden layer, and a `skip` of shape (members, K, 1) beside it; and `rates` (members, K, T), if any, of what
-    lookups take more beyond each of the first T of the THRESHOLDS, T one of RATES; none of those BY_ROWS beside those BY_DIGITS.
-    What is predicted is the mean of the members, in units of `unit_ms`, and at least `floor`. How far it may be off: see
-    `spread_ms`.
+    In shapes, K is the length of a member's vector, H of its hidden layer, T the number of THRESHOLDS. `table` are the two layers
+    of the table part, `head` is K -> H, `out` is H -> 1, `skip` is (members, K, 1), and `rates`, if any, is (members, K, T): what
+    each vector component adds beyond each threshold. Rates BY_ROWS and BY_DIGITS exclude each other.
 
-    A sum of vectors has the components of all members, and with rates BYTES (if there are rates by these), OWN and ROWS after
-    these: `width` in all.
+    A vector holds the vectors of all members, and with rates BYTES, OWN and ROWS after them: `width` numbers in all.
     """
 
     scale: FeatureScale
@@ -138,43 +149,43 @@ class ComputeNet:
     skip: Floats
     unit_ms: float
     floor: float
-    disagreement: float  # how many standard deviations of the logarithm it is worth when the members differ by one
-    least_spread: float  # the standard deviation of the logarithm where they all agree
+    disagreement: float  # predicted deviation of log(time), as a multiple of the members' deviation from one another
+    least_spread: float  # predicted deviation of log(time) where all members agree
     rates: Floats | None = None
 
     @property
     def width(self) -> int:
-        """Components of a vector."""
+        """Length of a vector."""
         return len(self.mean.skip)
 
     @property
     def counts(self) -> int:
-        """Components of a vector beside those of the members."""
-        if self.rates is None:
-            return 0
-        return 3 if self.rates.shape[2] > len(BY_ROWS) else 2
+        """How many of them are BYTES, OWN and ROWS."""
+        return 0 if self.rates is None else 3
 
     @property
     def monotone(self) -> bool:
-        """Growing with each of the vector sums, by its weights."""
+        """True if a prediction decreases in no vector component, which the signs of the weights tell."""
         grows = self.rates is None or (self.rates >= 0).all()
         return bool(grows and (self.skip >= least_skip(self.head.weight, self.out.weight)).all())
 
     @property
     def convex(self) -> bool:
-        """Where it is monotone, convex as well."""
+        """True if a monotone net is convex as well: it has neither rates nor dips."""
         return not len(self.mean.used) and not len(self.dips.bias)
 
     @cached_property
     def dips(self) -> Dips:
-        """Of all members."""
+        """The dips of all members."""
         down = self.mean.out < 0
         return Dips(self.mean.weight[:, down], self.mean.bias[down])
 
     def convex_below(self, low: Floats, high: Floats) -> "ComputeNet":
-        """A convex net that grows with each of the vector sums, and is not above this one wherever each dip's weight times them,
-        plus its bias, is `low` to `high` (J,): there each has its chord instead. Of the rates it has what parts ask for by
-        themselves."""
+        """A convex and monotone net that underestimates this one wherever dip j is between low[j] and high[j]: (J,) each.
+
+        A dip's value is `vector_sums @ weight + bias`. Each dip is replaced by its chord over that range, and the rates by the
+        sum of what each table would add by its own rows and bytes (OWN).
+        """
         low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
         slope = np.zeros(self.mean.out.shape)
         slope[self.mean.out < 0] = high / np.maximum(high - low, np.finfo(np.float64).tiny)
@@ -193,7 +204,7 @@ class ComputeNet:
         )
 
     def vectors(self, features: Floats) -> Floats:
-        """(…, F) -> (…, width). Never negative, so that a sum only grows."""
+        """The vectors of tables with these features: (…, F) -> (…, width). None is negative."""
         flat = self.scale.apply(features).reshape(-1, features.shape[-1])
         before = self.table[0](flat)
         np.maximum(before, 0.0, out=before)
@@ -206,7 +217,7 @@ class ComputeNet:
         return self._with_counts(vectors, rows, touched).reshape(*features.shape[:-1], self.width)
 
     def split_vectors(self, features: SplitFeatures) -> Floats:
-        """The same of N shards of few tables -> (N, width); the layer on a table's own features is asked once."""
+        """The same for N shards of few distinct tables -> (N, width): most is computed once a table."""
         hidden, scale = self.table[0], self.scale
         fixed = scale.apply(features.fixed)
         fixed[:, BY_WIDTH] = 0.0
@@ -214,7 +225,7 @@ class ComputeNet:
         of_table, (weight, bias) = hidden(fixed), (self.table[1].weight, self.table[1].bias)
         vectors = np.empty((len(by_width), self.width))
         by_member = vectors[:, : len(weight) * weight.shape[2]].reshape(len(by_width), len(weight), -1)
-        # what all members need of all shards would not fit the caches, and in a new process each page of it costs some 4 us
+        # buffers for all shards at once would not fit the caches, and the first touch of each page of memory takes some 4 us
         buffers = np.empty((2, min(AT_ONCE, len(by_width)), weight.shape[1]))
         for begin in range(0, len(by_width), AT_ONCE):
             some = slice(begin, begin + AT_ONCE)
@@ -234,8 +245,7 @@ class ComputeNet:
         """The vectors (N, width), with BYTES, OWN and ROWS filled in where there are rates."""
         if self.rates is None:
             return vectors
-        if self.counts > 2:
-            vectors[:, BYTES] = touched_gib * 2**30
+        vectors[:, BYTES] = touched_gib * 2**30
         vectors[:, ROWS] = np.rint(np.exp2(log2_rows))  # whole, so that sums of them are exact
         vectors[:, OWN] = 0.0
         vectors[:, OWN] = self.mean.beyond(vectors)
@@ -243,12 +253,12 @@ class ComputeNet:
 
     @cached_property
     def _by_width(self) -> Floats:
-        """The first layer's weights on what follows the width, in one piece: otherwise their product takes ten times as long."""
+        """The first layer's weights of the features that depend on the width, contiguous: the product is ten times as fast."""
         return np.ascontiguousarray(self.table[0].weight[:, BY_WIDTH])
 
     @cached_property
     def mean(self) -> "MeanHead":
-        """What `ms` is told by."""
+        """The members' heads as one function, which `ms` evaluates."""
         return MeanHead.of(self)
 
     def ms(self, vector_sums: Floats) -> Floats:
@@ -270,7 +280,7 @@ class ComputeNet:
         return ms.reshape(vector_sums.shape[:-1])
 
     def slope(self, vector_sums: Floats) -> Floats:
-        """The gradient of `ms`, at a kink that of one side: (…, width) -> (…, width)."""
+        """The gradient of `ms`, at a kink that of one side: (…, width) -> (…, width), in ms a unit."""
         mean, flat = self.mean, vector_sums.reshape(-1, vector_sums.shape[-1])
         hidden = mean.hidden(flat)
         slope: Floats = ((hidden > 0) * mean.out) @ mean.weight.T
@@ -286,7 +296,7 @@ class ComputeNet:
         return self.ms(vector_sums) * spread
 
     def disagreements(self, vector_sums: Floats) -> Floats:
-        """Standard deviation of the logarithm over the members: (…, width) -> (…)."""
+        """Standard deviation of log(time) over the members: (…, width) -> (…)."""
         members = np.maximum(self._members(vector_sums), self.floor)
         found: Floats = np.log(members).std(axis=0)
         return found
@@ -298,7 +308,7 @@ class ComputeNet:
         np.maximum(hidden, 0.0, out=hidden)
         predicted = self.out(hidden) + np.matmul(sums, self.skip)
         if self.rates is not None:
-            used = np.arange(self.rates.shape[2])
+            used = np.arange(len(THRESHOLDS))
             shares = steps(vector_sums, used).reshape(-1, len(used))
             predicted[..., 0] += np.einsum("mnt,nt->mn", np.matmul(sums, self.rates), shares)
         answers: Floats = predicted.reshape(len(sums), *vector_sums.shape[:-1])
@@ -312,7 +322,7 @@ class ComputeNet:
 
 
 class _ByOwnRows(ComputeNet):
-    """A net below one with rates: of those it has what the parts of a device ask for by themselves."""
+    """An underestimate of a net with rates: each table adds only what its own rows and bytes ask for (the column OWN)."""
 
     @cached_property
     def mean(self) -> "MeanHead":
@@ -324,25 +334,25 @@ class _ByOwnRows(ComputeNet):
 
 @dataclass(frozen=True)
 class MeanHead:
-    """The mean of all members' heads as one head over all their vectors, in ms.
+    """The mean of all members' heads as one head over the vectors of all members, in ms.
 
-    A search asks about few devices at a time, and then each array operation costs more than the numbers in it.
+    A search asks about few devices at a time. Then a call of NumPy costs more than its arithmetic, so fewer calls are faster.
     """
 
-    weight: Floats  # (width, hidden of all members), zero between a member's vectors and another's layer
+    weight: Floats  # (width, hidden of all members): block diagonal, a block a member
     bias: Floats  # (hidden of all members,)
     out: Floats  # (hidden of all members,)
     skip: Floats  # (width,)
-    rates: Floats  # (width, T), of those that are not all zero, and
-    used: Ints  # (T,), the places of their thresholds
-    counts: int  # of the last columns of vectors that only rates know
-    above_ms: float  # what is added, less `floor_ms`
+    rates: Floats  # (width, T): the rates that are not zero everywhere
+    used: Ints  # (T,): their places among the THRESHOLDS
+    counts: int  # how many of the last columns of a vector are BYTES, OWN and ROWS
+    above_ms: float  # the constant, less `floor_ms`
     floor_ms: float
 
     @classmethod
     def of(cls, net: ComputeNet) -> "MeanHead":
         (members, into, hidden), share = net.head.weight.shape, net.unit_ms / len(net.head.weight)
-        known, width = members * into, members * into + net.counts  # the head knows nothing of what is counted
+        known, width = members * into, members * into + net.counts  # the head does not read the counts
         weight, skip = np.zeros((width, members * hidden)), np.zeros(width)
         for member, one in enumerate(net.head.weight):
             weight[member * into : (member + 1) * into, member * hidden : (member + 1) * hidden] = one
@@ -364,10 +374,11 @@ class MeanHead:
         )
 
     def lifted(self, vectors: Floats) -> Floats:
-        """What the hidden layer makes of vectors, and how far they lead towards each threshold of the rates, if any; what the
-        rates make of them, and the skip: (…, width) -> (…, hidden of all members + 2 T + 1).
+        """Vectors after all linear steps of the head: (…, width) -> (…, hidden of all members + 2 T + 1).
 
-        No constant is in it, so it can be summed in their place, and the head's largest product need not be made of every sum.
+        The columns are the hidden layer before its ReLU, the progress towards each threshold, the rates, and the skip. Nothing
+        constant is added, so lifted vectors can be summed instead of vectors, and the largest matrix product is done once a
+        shard, not once a sum.
         """
         hidden, rates = len(self.bias), len(self.used)
         lifted = np.empty((*vectors.shape[:-1], hidden + 2 * rates + 1), self.out.dtype)
@@ -381,12 +392,12 @@ class MeanHead:
 
     @cached_property
     def ground(self) -> Floats:
-        """What a device is lifted to before there is anything on it, all constants: (width of what is lifted,)."""
+        """What the sum of lifted vectors starts from, on an empty device: all constants of the head, (lifted width,)."""
         above = np.array([self.above_ms + self.floor_ms])
         return np.concatenate([self.bias, -_SHIFT[self.used], np.zeros(len(self.used)), above])
 
     def ms(self, lifted_sums: Floats) -> Floats:
-        """What `ComputeNet.ms` tells of sums of vectors, from the sums of what they are `lifted` to, and of the `ground`."""
+        """What `ComputeNet.ms` returns, computed from `ground` plus the sum of lifted vectors: (…, lifted width) -> (…)."""
         hidden, counted = len(self.bias), len(self._counted)
         few = lifted_sums.size <= IN_CACHE
         terms = np.maximum(lifted_sums, _zeros(lifted_sums.shape, lifted_sums.dtype) if few else 0.0)
@@ -400,7 +411,7 @@ class MeanHead:
 
     @cached_property
     def _counted(self) -> Floats:
-        """What hidden neurons count for, and rates as they are."""
+        """Output weights of the hidden neurons, and 1 for each rate."""
         return np.concatenate([self.out, np.ones(len(self.used), self.out.dtype)])
 
     def hidden(self, vector_sums: Floats) -> Floats:
@@ -411,15 +422,17 @@ class MeanHead:
         return hidden
 
     def finish(self, vector_sums: Floats, ms: Floats, slope: Floats | None = None) -> None:
-        """Make of what the hidden layer says of (N, width) ms above the floor, or below it, in place: (N,). To the `slope` there,
-        if any, (N, width), that of the rates is added."""
+        """Add skip, rates and constant to `ms` (N,), in place; and the gradient of the rates to `slope` (N, width), if given.
+
+        The result is in ms above the floor, negative below it.
+        """
         ms += vector_sums @ self.skip
         if len(self.used):
             ms += self.beyond(vector_sums, slope)
         ms += self.above_ms
 
     def beyond(self, vector_sums: Floats, slope: Floats | None = None) -> Floats:
-        """What rates add: (N, width) -> (N,) ms, and to the `slope` there, if any, in place."""
+        """Milliseconds that the rates add: (N, width) -> (N,). Their gradient is added to `slope`, if given, in place."""
         shares, rates = steps(vector_sums, self.used), vector_sums @ self.rates
         if slope is not None:
             slope += shares @ self.rates.T
@@ -430,7 +443,7 @@ class MeanHead:
 
     @cached_property
     def _steepness(self) -> Floats:
-        """How much of each rate a unit of each component adds where it sets in: (T, width)."""
+        """How much of each rate sets in with a unit of each vector component, between start and threshold: (T, width)."""
         steepness = np.zeros(self.rates.shape[::-1])
         steepness[np.arange(len(self.used)), COUNTED_IN[self.used]] = _STEEPNESS[self.used]
         return steepness

@@ -1,11 +1,11 @@
 """Tables cut to widths -> the numbers that the compute net sees.
 
-The paper's 20 features of a table (dim, rows, pooling factor, 17 reuse bins), sizes as log2; those that follow from them and
-spare the net an exponential, since what a kernel costs grows with bytes, and bytes are products of the first three; and what the
-paper held fixed: batch size, element type, pooling mode, weighted lookups. A net ignores a feature that never varied in training.
+They are the paper's 20 features of a table (dim, rows, pooling factor, 17 reuse bins), sizes as log2; products of the first
+three, since kernels cost by bytes and the net would need an exponential to form them; and what the paper kept constant: batch
+size, element type, pooling mode, weighted lookups. The net ignores a feature that never varied in training.
 
-The reuse bins go in summed up, as the share of lookups that go to rows touched at most 2^i times: two tables whose rows fall into
-neighbouring bins have then nearly the same features, which the bins themselves never have.
+Reuse bins go in cumulated, as the share of lookups of rows that a batch touches at most 2^i times. Two tables whose rows fall
+into neighbouring bins are nearly the same to a kernel: their cumulated shares are close, while the bins themselves are not.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from neuroshard.core.reuse import REUSE_BINS
 from neuroshard.core.table import Table
 from neuroshard.costmodel.protocol import Floats, Ints
 
-FEATURE_VERSION: Final = 2  # a bundle keeps the version it was trained with; any change below is a new version
+FEATURE_VERSION: Final = 2  # written into each bundle; any change below needs a new version
 
 SHARES: Final = tuple(
     f"lookups_of_rows_touched_up_to_2^{i}" for i in range(REUSE_BINS)
@@ -33,8 +33,8 @@ FEATURES: Final = (
     "log2_distinct_rows",  # of 1 + rows that a batch touches
     "million_lookups",  # a batch
     "million_distinct_rows",
-    "gib_looked_up",  # bytes read if no lookup hit a cache
-    "gib_distinct",  # bytes read if every lookup after a row's first did
+    "gib_looked_up",  # read from memory if no lookup hits a cache
+    "gib_distinct",  # read from memory if every lookup but a row's first hits a cache
     "gib_pooled",  # bytes written, fp32
     "log2_batch_size",
     "log2_element_bytes",
@@ -45,22 +45,24 @@ SHARE_COLUMNS: Final = slice(3, 3 + REUSE_BINS)
 _PLACE: Final = {name: place for place, name in enumerate(FEATURES)}
 ROW_COLUMN: Final = _PLACE["log2_rows"]
 TOUCHED_COLUMN: Final = _PLACE["gib_distinct"]
-# Those that follow the width that a table is cut to
+# The features that depend on the width that a table is cut to
 BY_WIDTH: Final = [
     _PLACE[name] for name in ("log2_dim", "log2_weight_bytes", "gib_looked_up", "gib_distinct", "gib_pooled")
 ]
 
-# Touches of a row in each bin: the middle of (2^(i-1), 2^i]. Bin 16 is open; twice its lower end stands for it.
+# Touches of a row in each bin: the middle of (2^(i-1), 2^i]. Bin 16 has no upper end; twice its lower end is used.
 _BIN_TOUCHES: Final = np.array([1.0, 2.0, *(0.75 * 2.0**i + 0.5 for i in range(2, REUSE_BINS - 1)), 2.0**REUSE_BINS])
 
 
 @dataclass(frozen=True)
 class SplitFeatures:
-    """Features of N cut tables, those that follow the width apart from those of the T distinct tables: a search asks about one
-    table at all its widths."""
+    """Features of N cut tables, in two parts: those of the T distinct tables, and those that depend on the width.
 
-    fixed: Floats  # (T, len(FEATURES)), zeros where the width tells
-    index: NDArray[np.intp]  # (N,), which of the distinct tables
+    A search asks about the same table at all its widths, so most features are computed once a table.
+    """
+
+    fixed: Floats  # (T, len(FEATURES)), zeros in the columns BY_WIDTH
+    index: NDArray[np.intp]  # (N,): the distinct table of each shard
     by_width: Floats  # (N, len(BY_WIDTH))
 
     def joined(self) -> Floats:
@@ -71,13 +73,15 @@ class SplitFeatures:
 
 
 def table_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) -> Floats:
-    """Features of `tables[i]` cut to `dims[i]` columns, read by a batch of `batch_size` samples, of all or of each (N,):
-    (N,) -> (N, len(FEATURES))."""
+    """Features of `tables[i]` cut to `dims[i]` columns: N tables and (N,) dims -> (N, len(FEATURES)).
+
+    `batch_size` is in samples: one for all, or one each (N,).
+    """
     return split_features(tables, dims, batch_size).joined()
 
 
 def split_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) -> SplitFeatures:
-    """The same. What does not depend on the width is computed once for each distinct Table object and batch size."""
+    """The same in two parts. What does not depend on the width is computed once a distinct Table object and batch size."""
     keys: list[Any] = list(map(id, tables))
     if isinstance(batch_size, int):
         distinct = dict(zip(keys, tables, strict=True))
@@ -128,10 +132,10 @@ def split_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) 
 
 
 def distinct_rows(rows: Floats, pooling: Floats, bins: Floats, counted_on: Floats, batch_size: int | Floats) -> Floats:
-    """How many different rows a batch touches, told from the reuse bins: (T,), (T,), (T, 17), (T,) -> (T,).
+    """An estimate of how many distinct rows a batch touches, from the reuse bins: (T,), (T,), (T, 17), (T,) -> (T,).
 
-    A row touched c times in the batch that the bins were counted on is touched at least once in one of another size with
-    probability 1 - exp(-c * ratio of the sizes).
+    `counted_on` is the batch size that the bins were counted on. A row that was touched c times there is touched at least once in
+    a batch of another size with probability 1 - exp(-c * ratio of the sizes): its touches are taken to be Poisson.
     """
     counted = pooling * counted_on / np.maximum(bins @ _BIN_TOUCHES, 1.0)
     hit = 1 - np.exp(-np.outer(batch_size / counted_on, _BIN_TOUCHES))

@@ -1,8 +1,8 @@
 """A cost model of costs that somebody else computed, a table at a time: `neuroshard search --model given:costs.json`.
 
-A printed production plan lists what its planner thinks each table costs. Those costs add up, and a shard of half the columns
-costs half, times a factor where it is narrow. The parts of the all-to-all cannot be told from columns alone, so they are
-counted in with the table. The file is described in docs/formats.md.
+A planner's printout lists an estimate of each table's cost. The costs of a device's shards add up, and a shard of half the
+columns costs half, times a factor if it is narrow. The file does not say how the all-to-all depends on columns, so its cost is
+part of the table's. docs/formats.md describes the file.
 """
 
 import csv
@@ -22,14 +22,14 @@ from neuroshard.core.text import counted
 from neuroshard.core.value import Number, Value, Whole, check_format, decode_json
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.files.disk import read_bytes
-from neuroshard.files.import_tables import check_once, read_number
+from neuroshard.files.importers.import_tables import check_once, read_number
 
 GIVEN_FORMAT: Literal[1] = 1
 GivenMs = Annotated[Number, Field(ge=0, le=MOST_MS)]
 
 
 class TableCost(Value):
-    """What one table costs a step, whole: `cost_ms`, or its parts. `dim` is the width that this is for, else the table's."""
+    """Cost of one whole table in ms a step: `cost_ms`, or its parts. It is for the width `dim`, by default the table's own."""
 
     name: Annotated[str, Field(min_length=1)]
     cost_ms: GivenMs | None = None
@@ -63,7 +63,7 @@ class Narrow(Value):
 
 
 class GivenCosts(Value):
-    """costs.json. `fixed_ms` is what every device spends besides, whatever lies on it."""
+    """costs.json. Every device takes `fixed_ms` in addition, whatever it holds."""
 
     format_version: Literal[1] = GIVEN_FORMAT
     tables: Annotated[tuple[TableCost, ...], Field(min_length=1)]
@@ -83,12 +83,16 @@ class GivenCosts(Value):
 
 
 class Given:
-    """A protocol.CostModel of given costs. The vector of a shard is its ms, one number."""
+    """A protocol.CostModel of given costs. A shard's vector is one number, its ms."""
 
     backend = "given"
     max_dim = MAX_DIM
     device_counts: tuple[int, ...] = ()  # any number
     bounded = True
+    prices_rows = False
+    error_on_unseen_tables = None
+    manifest = None  # nothing was learned
+    stand_ins: tuple[str, ...] = ()
 
     def __init__(self, costs: GivenCosts, batch_size: int) -> None:
         self.costs, self.batch_size = costs, batch_size
@@ -102,7 +106,7 @@ class Given:
         return self.costs.device_name
 
     def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
-        """(N,) tables cut to dims (N,) -> (N, 1) ms. Raises InvalidInput that names a table whose cost is not given.
+        """N tables cut to dims (N,) -> (N, 1) ms. Raises InvalidInput that names a table without a cost.
 
         A cost includes the factor of its own width: half a table of 128 columns costs half of it times the factor of 64.
         """
@@ -122,7 +126,7 @@ class Given:
         return np.ones_like(vector_sums)
 
     def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
-        """Waiting alone: the all-to-all itself is counted in with the tables."""
+        """Waiting alone: the transfer is part of the tables' costs."""
         waiting: Floats = start_delays_ms.max(axis=-1, keepdims=True) - start_delays_ms
         return waiting
 
@@ -171,7 +175,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_csv(path: Path) -> dict[str, Any]:
-    """A header line and a line a table, with the names of TableCost. An empty cell says nothing."""
+    """A header line with names of TableCost fields, then a line a table. An empty cell counts as absent."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)

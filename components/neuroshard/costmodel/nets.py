@@ -7,7 +7,7 @@ import numpy as np
 from neuroshard.costmodel.all_to_all_net import (
     BY_DEVICES,
     DEVICE_INPUTS,
-    EXCHANGE_WIDTH,
+    HIDDEN_WIDTH,
     SHARED_INPUTS,
     AllToAllNet,
 )
@@ -15,6 +15,7 @@ from neuroshard.costmodel.compute_net import (
     HEAD_WIDTH,
     MEMBERS,
     TABLE_WIDTHS,
+    THRESHOLDS,
     ComputeNet,
     FeatureScale,
     Layer,
@@ -32,12 +33,12 @@ class Nets:
 
     @property
     def bounded(self) -> bool:
-        """Whether a search may draw lower bounds from them: see CostModel."""
+        """True if a search may derive lower bounds from them: see CostModel."""
         return self.compute.monotone and all(net.convex for net in (self.forward, self.backward) if net is not None)
 
 
-def blank_nets(all_to_all: bool, rates: int = 0) -> Nets:
-    """Untrained nets of the right shapes, with or without those of the all-to-all, and with rates of so many thresholds."""
+def blank_nets(all_to_all: bool, rates: bool = False) -> Nets:
+    """Untrained nets of the right shapes, with or without those of the all-to-all, and with or without rates."""
 
     def layer(into: int, out: int) -> Layer:
         return Layer(np.zeros((MEMBERS, into, out)), np.zeros((MEMBERS, 1, out)))
@@ -45,9 +46,9 @@ def blank_nets(all_to_all: bool, rates: int = 0) -> Nets:
     nothing, (hidden, vector) = np.zeros(len(FEATURES)), TABLE_WIDTHS
     inputs = len(DEVICE_INPUTS) + len(SHARED_INPUTS)
     all_to_all_net = AllToAllNet(
-        weight=np.zeros((BY_DEVICES, inputs, EXCHANGE_WIDTH)),
-        bias=np.zeros(EXCHANGE_WIDTH),
-        out=np.zeros(EXCHANGE_WIDTH),
+        weight=np.zeros((BY_DEVICES, inputs, HIDDEN_WIDTH)),
+        bias=np.zeros(HIDDEN_WIDTH),
+        out=np.zeros(HIDDEN_WIDTH),
         skip=np.zeros((BY_DEVICES, inputs)),
         latency=np.zeros(2),
         unit_bytes=1.0,
@@ -65,7 +66,7 @@ def blank_nets(all_to_all: bool, rates: int = 0) -> Nets:
             floor=1.0,
             disagreement=1.0,
             least_spread=1.0,
-            rates=np.zeros((MEMBERS, vector, rates)) if rates else None,
+            rates=np.zeros((MEMBERS, vector, len(THRESHOLDS))) if rates else None,
         ),
         forward=all_to_all_net if all_to_all else None,
         backward=all_to_all_net if all_to_all else None,

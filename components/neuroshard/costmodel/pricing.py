@@ -1,4 +1,4 @@
-"""What shards cost where they lie, by a cost model: of a plan at hand, of the live one, of each shard by itself."""
+"""The predicted cost of given shards on given devices: for a plan, a live plan, and each shard by itself."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -11,23 +11,18 @@ from neuroshard.core.table import Table
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 
 
-def check_searched_with(plan: Plan, model: CostModel, told: str) -> None:
-    """Raise InvalidInput, which begins with `told`, unless it is this cost model that the plan was searched with."""
+def check_searched_with(plan: Plan, model: CostModel, begins: str) -> None:
+    """Raise InvalidInput, whose message begins with `begins`, unless the plan was searched with this cost model."""
     by = plan.provenance.cost_model
     if by != model.name:
         had = f"cost model {by[:12]}" if by else "no cost model"
-        raise InvalidInput(f"{told} {model.name[:12]}, but the plan was searched with {had}")
-
-
-def prices_rows(model: CostModel) -> bool:
-    """Can it tell what some of a table's rows cost? Given costs are of whole tables by name, all-to-all and all."""
-    return model.backend != "given"
+        raise InvalidInput(f"{begins} {model.name[:12]}, but the plan was searched with {had}")
 
 
 class Prices(NamedTuple):
-    """Predicted ms: three of every device (D,), and two of every shard (S,).
+    """Predicted ms: three of each device (D,), and two of each shard (S,).
 
-    `alone_ms` is the compute of a device that holds nothing but the shard, `adds_ms` what its device would save without it.
+    `alone_ms` is the compute of a device that holds the shard alone; `adds_ms` is what its device would save without it.
     """
 
     compute_ms: Floats
@@ -43,14 +38,14 @@ class Prices(NamedTuple):
 
 
 def price_shards(model: CostModel, tables: Mapping[str, Table], shards: Sequence[Shard], devices: int) -> Prices | None:
-    """Prices of shards of these tables; None where one has not all rows of its table and the model cannot tell of rows.
+    """Prices of shards of these tables; None if a shard is a row block and the model cannot price rows.
 
-    Rows of a table are computed as a table of their own (`Table.part`), and sends as many columns as all of its rows: every
-    device that has some sends its sums for all samples.
+    A row block is priced as a table of its own (`Table.part`). It sends as many bytes as a shard with all rows: each device that
+    holds rows sends its partial sums for all samples.
     """
-    if not prices_rows(model) and any(shard.rows != tables[shard.table].rows for shard in shards):
+    if not model.prices_rows and any(shard.rows != tables[shard.table].rows for shard in shards):
         return None
-    # shards of one shape are priced once: hundreds of devices have blocks of as many rows
+    # shards of one shape are priced once: hundreds of devices hold blocks of equally many rows
     shapes: dict[tuple[str, int, int], int] = {}
     kinds = [shapes.setdefault((shard.table, shard.rows, shard.dim), len(shapes)) for shard in shards]
     parts = [tables[table].part(rows, tables[table].dim) for table, rows, _ in shapes]

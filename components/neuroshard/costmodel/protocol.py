@@ -1,87 +1,113 @@
-"""What a search asks of a cost model. Any object with these methods is one: trained nets, a formula, a table of costs.
+"""The interface of a cost model: whatever predicts what shards cost. Trained nets, a datasheet's formula, a table of given costs.
 
-A device's compute cost is a function of the *sum* of its tables' vectors, so placing a table is one vector addition.
+The compute cost of a device is a function of the *sum* of its shards' vectors. So placing a shard is one vector addition,
+which is what lets a search price millions of placements.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.core.table import Table
+from neuroshard.costmodel.manifest import Manifest
+
+if TYPE_CHECKING:  # the net imports the array types from here
+    from neuroshard.costmodel.compute_net import MeanHead
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 class CostModel(Protocol):
-    """Predicted milliseconds on the hardware that the model was made for. `D` is the number of devices."""
+    """Predicted milliseconds on one kind of hardware. In shapes, D is the number of devices and K the length of a vector."""
 
     @property
     def name(self) -> str:
-        """Digest of the bundle, or a name, for provenance."""
+        """The digest of its bundle, or a name. A plan carries it."""
 
     @property
     def backend(self) -> str:
-        """What its costs were measured on: synthetic, cpu or cuda."""
+        """What its costs come from: synthetic, cpu, cuda, analytic or given."""
 
     @property
     def device_name(self) -> str:
-        """The hardware, as people call it."""
+        """The hardware's name, for people."""
 
     @property
     def batch_size(self) -> int:
-        """Global batch size that the costs are for."""
+        """Global batch size that it predicts for."""
 
     @property
     def max_dim(self) -> int:
-        """Widest shard that was measured; wider ones are extrapolated."""
+        """Columns of the widest shard that was measured. Costs of wider shards are extrapolated."""
 
     @property
     def device_counts(self) -> tuple[int, ...]:
-        """Numbers of devices whose all-to-all it can predict; empty where it can predict any."""
+        """Numbers of devices whose all-to-all it can predict; empty means any number. See `predicts`."""
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """What it was trained on, and its errors on held-out cases; None where its costs were not learned."""
+
+    @property
+    def error_on_unseen_tables(self) -> float | None:
+        """How far its compute costs are expected to be off, as a share: the mean |predicted / measured - 1| over tables that
+        were not in its training data. None where nobody knows."""
+
+    @property
+    def stand_ins(self) -> tuple[str, ...]:
+        """One sentence for each part that was not learned and for which the scaled analytic model answers."""
+
+    @property
+    def prices_rows(self) -> bool:
+        """True where it can price some of a table's rows. Given costs are of whole tables, by name, all-to-all included."""
 
     @property
     def bounded(self) -> bool:
-        """True where a search may draw lower bounds from it.
+        """True where a search may derive lower bounds from it. Then
 
-        Then vectors are not negative; `compute_ms` falls with no component and is convex, but for what a `Bending` model says;
-        and for a fixed number of devices the all-to-all of each without its waiting is convex in the dims of all, falls with none
-        of them, and stays what it is where the others are numbered otherwise. So all together take least where they hold the same
-        dims, and one where all others do.
-        Waiting is added by rule: forward = (latest start - own start) + transfer.
-        """
-
-    def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
-        """Vector of each table cut to dims[i] columns: (len(tables),) tables and dims -> (len(tables), K)."""
-
-    def compute_ms(self, vector_sums: Floats) -> Floats:
-        """Forward + backward ms of devices from the sums of their tables' vectors: (…, K) -> (…)."""
-
-    def compute_slope(self, vector_sums: Floats) -> Floats:
-        """How `compute_ms` grows at the sums, ms a unit of each component: (…, K) -> (…, K). Where it is convex a subgradient."""
-
-    def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
-        """Forward all-to-all ms a device, waiting included: two (…, D) -> (…, D)."""
-
-    def backward_collective_ms(self, device_dims: Floats) -> Floats:
-        """Backward all-to-all ms a device: (…, D) -> (…, D)."""
-
-    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
-        """One standard deviation of each device's predicted total, calibrated: (…, D, K) and (…, D) -> (…, D).
-
-        Zeros where costs are given and not predicted.
+        - vectors are not negative, and `compute_ms` decreases in no component;
+        - `compute_ms` is convex, except as a `Bending` model says;
+        - for a fixed number of devices, the all-to-all time of each device without waiting is convex in the dims of all
+          devices, decreases in none of them, and does not change when other devices are renumbered. So the sum over devices
+          is least where all devices hold equally many columns, and the time of one device is least where all others do;
+        - the forward all-to-all is waiting plus transfer, where waiting = latest start - own start.
         """
 
     def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
         """A line for each cost of a plan of these tables on so many devices that lies beyond what was measured."""
 
+    def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
+        """The vector of each table, cut to dims[i] columns: (N,) tables and dims -> (N, K)."""
+
+    def compute_ms(self, vector_sums: Floats) -> Floats:
+        """Forward + backward compute ms of devices, from the sums of their shards' vectors: (…, K) -> (…)."""
+
+    def compute_slope(self, vector_sums: Floats) -> Floats:
+        """The gradient of `compute_ms`, in ms a unit of each component: (…, K) -> (…, K). A subgradient where it is convex."""
+
+    def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
+        """Forward all-to-all ms of each device, waiting included: two (…, D) -> (…, D)."""
+
+    def backward_collective_ms(self, device_dims: Floats) -> Floats:
+        """Backward all-to-all ms of each device: (…, D) -> (…, D)."""
+
+    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
+        """One calibrated standard deviation of each device's predicted total: (…, D, K) and (…, D) -> (…, D).
+
+        Zeros where costs are given, not predicted.
+        """
+
 
 @dataclass(frozen=True)
 class Dips:
-    """Where a cost bends down: convex but for these, it is concave in the vector sum times `weight` (K, J) plus `bias` (J,)."""
+    """Where a compute cost is concave: J hyperplanes of the vector sum s, each a kink at `s @ weight + bias = 0`.
+
+    `weight` is (K, J), `bias` (J,). Everywhere else the cost is convex.
+    """
 
     weight: Floats
     bias: Floats
@@ -89,18 +115,27 @@ class Dips:
 
 @runtime_checkable
 class Bending(CostModel, Protocol):
-    """A cost model whose compute cost may not be convex: it has dips, or costs that set in with the rows of a device."""
+    """A cost model whose compute cost may not be convex: it has dips, or rates that set in with the rows of a device."""
 
     @property
     def convex(self) -> bool:
-        """True where it is."""
+        """True where it has neither."""
 
     @property
     def dips(self) -> Dips:
-        """All of them."""
+        """All dips."""
+
+    @property
+    def head(self) -> "MeanHead":
+        """The function from vector sums to ms, opened up: its weights, and the rates with their thresholds (`used`)."""
 
     def convex_below(self, low: Floats, high: Floats) -> CostModel:
-        """A cost model whose compute cost is convex, and not above this one's where each dip is between `low` and `high` (J,)."""
+        """A cost model with a convex compute cost that underestimates this one wherever dip j is between low[j] and high[j]."""
+
+
+def predicts(model: CostModel, devices: int) -> bool:
+    """Can the model predict the all-to-all of so many devices? One device needs none."""
+    return devices == 1 or not model.device_counts or devices in model.device_counts
 
 
 def device_costs(model: CostModel, vector_sums: Floats, device_dims: Floats) -> tuple[Floats, Floats, Floats]:
@@ -115,8 +150,8 @@ def device_costs(model: CostModel, vector_sums: Floats, device_dims: Floats) -> 
 def all_to_all_costs(model: CostModel, compute_ms: Floats, device_dims: Floats) -> tuple[Floats, Floats]:
     """Forward and backward all-to-all ms of devices whose compute ms are known: two (…, D) -> two (…, D).
 
-    A device enters the forward all-to-all when its backward all-to-all of the step before and its compute are done, so its
-    start delay is how much later that is than on the first device (as in the paper). One device alone needs no all-to-all.
+    As in the paper, a device starts the forward all-to-all when its backward all-to-all of the previous step and its compute
+    are done. Its start delay is how much later that is than on the first device. A single device needs no all-to-all.
     """
     if device_dims.shape[-1] == 1:
         return np.zeros_like(compute_ms), np.zeros_like(compute_ms)
@@ -127,7 +162,7 @@ def all_to_all_costs(model: CostModel, compute_ms: Floats, device_dims: Floats) 
 
 
 def slope_by_differences(compute_ms: Callable[[Floats], Floats], vector_sums: Floats) -> Floats:
-    """`compute_slope` of a cost that has no derivative at hand: what a millionth more of each component adds."""
+    """`compute_slope` by finite differences, for a cost without a derivative: each component is increased by a millionth."""
     steps = np.maximum(np.abs(vector_sums), 1.0)[..., None] * 1e-6 * np.eye(vector_sums.shape[-1])
     slope: Floats = (compute_ms(vector_sums[..., None, :] + steps) - compute_ms(vector_sums)[..., None]) / steps.sum(-1)
     return slope

@@ -1,9 +1,9 @@
-"""How far a cost model can be trusted: its errors on cases it never saw, beside the noise of the labels themselves."""
+"""How far a cost model can be trusted: its errors on held-out cases, and the noise of the labels, which no model can beat."""
 
 from textwrap import wrap
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from neuroshard.core.case import Split
 from neuroshard.core.text import counted
@@ -12,29 +12,29 @@ from neuroshard.core.value import Value
 # Tables in a set, from and to: few, some, many, and beyond what the paper measured.
 SET_SIZES: Final[tuple[tuple[int, int | None], ...]] = ((1, 3), (4, 8), (9, 15), (16, None))
 
-STAND_IN_ERROR: Final = 0.3  # of a part that was not learned: the analytic model's own spread
-FAR_OFF: Final = 0.5  # mean error on unseen tables, beyond which a plan says so
+STAND_IN_ERROR: Final = 0.3  # relative error of the analytic model, for parts that were not learned
+FAR_OFF: Final = 0.5  # mean error on unseen tables above which a plan carries a note
 
 
 class Errors(Value):
-    """Predicted against measured milliseconds. What cannot be told from so few values is None, never NaN."""
+    """Errors of predicted against measured milliseconds. A statistic that needs more values is None, never NaN."""
 
     values: int  # sets of tables, or devices of all-to-alls
     mse: float  # ms²
     mape: float  # mean |predicted / measured - 1|
     r2: float | None
-    kendall_tau: float | None  # tau-b: how alike predicted and measured rank
+    kendall_tau: float | None  # tau-b: agreement of the two rankings
 
 
 class Noise(Value):
-    """Cases measured again later, against their labels: no model can be far below."""
+    """Cases measured again later, against their labels. No model can do much better."""
 
     values: int
     mape: float
 
 
 class SizeError(Value):
-    """Error on unseen sets and unseen tables together, of those with `fewest` to `most` tables, or more."""
+    """Error on unseen sets and unseen tables together, for sets of `fewest` to `most` tables (None: no limit)."""
 
     fewest: int
     most: int | None
@@ -47,11 +47,10 @@ class SizeError(Value):
 
 
 class Coverage(Value):
-    """How often the measured value lay within one predicted standard deviation.
+    """How often the measured value was within one predicted standard deviation.
 
-    It is fitted to hold 68 % of the errors of the least sure of five kinds of cases, since the devices of a plan are alike; of
-    all kinds together it holds more, 70 to 80 %. It was fitted to `test_sets` among others, so the share of `test_tables` is
-    the test.
+    The deviation is fitted to cover 68 % in the worst of five groups of cases, since the devices of a plan resemble one another.
+    Over all groups it covers more, 70 to 80 %. It was fitted on `test_sets` too, so only `test_tables` tests it.
     """
 
     values: int
@@ -60,10 +59,10 @@ class Coverage(Value):
 
 
 class Fit(Value):
-    """How a training went. Epochs count from 1; the net is that of the best, by the error on the `valid_cases`.
+    """How a training went. Epochs count from 1; the weights are those of `best_epoch`, the best on the `valid_cases`.
 
-    `train_errors` and `valid_errors` have a value an epoch: mean |log(predicted / measured)|, of the nets one by one while they
-    learned, and of their mean after the epoch. Cost models of before there were any have none.
+    `train_errors` and `valid_errors` have one value an epoch, mean |log(predicted / measured)|: of single members during the
+    epoch, and of their mean after it.
     """
 
     train_cases: int
@@ -72,11 +71,6 @@ class Fit(Value):
     best_epoch: int
     train_errors: tuple[float, ...] = ()
     valid_errors: tuple[float, ...] = ()
-
-    @model_serializer(mode="wrap")
-    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        told: dict[str, Any] = fields(self)
-        return {name: value for name, value in told.items() if value or not name.endswith("_errors")}
 
 
 class NetReport(Value):
@@ -96,10 +90,10 @@ class NetReport(Value):
 
 
 class Report(Value):
-    """All nets of a cost model, how many rows were left out (their case met an error, or took no time), and what is missing.
+    """Reports of all nets, the number of rows `left_out` of training (an error, or 0 ms), and the `gaps`: what is missing.
 
-    `stand_ins` has a sentence for each part of which too little was measured: its costs are the analytic model's, scaled.
-    `compute_stands_in` says whether table sets are such a part.
+    `stand_ins` has a sentence for each part of which too little was measured; the scaled analytic model answers for it.
+    `compute_stands_in` is true if table sets are such a part.
     """
 
     nets: tuple[NetReport, ...]
@@ -110,36 +104,36 @@ class Report(Value):
 
     @property
     def unseen_tables_error(self) -> float | None:
-        """MAPE of compute on sets of tables that it never saw; None where none was measured. Of costs that stand in at least
-        STAND_IN_ERROR."""
+        """MAPE of compute on tables that were not in training; None if none was measured. At least STAND_IN_ERROR if the analytic
+        model stands in for compute."""
         errors = [net.splits.get("test_tables") for net in self.nets if net.kind == "compute"]
         found = errors[0].mape if errors and errors[0] else None
         return max(found or 0.0, STAND_IN_ERROR) if self.compute_stands_in else found
 
     @property
     def uncertainty(self) -> float | None:
-        """How far off a plan's cost may be, as a share: at least STAND_IN_ERROR where a part stands in."""
+        """How far off a plan's cost may be, as a share: `unseen_tables_error`, and at least STAND_IN_ERROR with any stand-in."""
         error = self.unseen_tables_error
         return max(error or 0.0, STAND_IN_ERROR) if self.stand_ins else error
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What a plan should say of its cost model: that it was not tested on unseen tables, or is far off there."""
-        told = []
+        """Notes for a plan: the cost model was not tested on unseen tables, or is far off there."""
+        notes = []
         for net in (net for net in self.nets if net.kind == "compute"):
             errors, learned = net.splits.get("test_tables"), counted(net.fit.train_cases, "set")
             if errors is None:
-                told.append(
+                notes.append(
                     f"the cost model was tested on no table that is new to it; it learned from {learned} of tables"
                 )
             elif errors.mape > FAR_OFF:
-                told.append(
+                notes.append(
                     f"the cost model is {errors.mape:,.0%} off for tables that are new to it; measure more cases"
                 )
-        return tuple(told)
+        return tuple(notes)
 
     def text(self) -> str:
-        """The report in lines of at most 80 columns. Errors are of predicted against measured ms, on cases held back."""
+        """The report in lines of at most 80 columns."""
         lines = ["error on cases held back       values     MAPE       R2      tau        MSE/ms2"]
         for net in self.nets:
             lines += _net_lines(net)
@@ -152,7 +146,7 @@ class Report(Value):
         return "\n".join([*lines, *(part for note in notes for part in wrap(note, 80, subsequent_indent="  "))])
 
     def metrics(self) -> dict[str, float]:
-        """The figures worth a line in a run's overview: MAPE a net and split, and of the labels themselves."""
+        """The figures for a run's overview: MAPE, coverage and label noise of each net and split."""
         found: dict[str, float] = {}
         for net in self.nets:
             name = net.name.replace(", ", " ").replace(" ", "_").replace("-", "_")
@@ -174,8 +168,8 @@ def _net_lines(net: NetReport) -> list[str]:
         errors = net.splits[split]
         lines.append(f"  {label:<28}{_figures(errors) if errors else 'no case of this split was measured'}")
     for split, covered in net.coverage.items():
-        told = f"+-{covered.spread:.1%} holds {covered.share:.0%} of"
-        lines.append(f"    {told:<26}{covered.values:>7,}  {_SPLITS.get(split, split)}")
+        interval = f"+-{covered.spread:.1%} holds {covered.share:.0%} of"
+        lines.append(f"    {interval:<26}{covered.values:>7,}  {_SPLITS.get(split, split)}")
     for size in net.by_size:
         lines.append(f"    {size.name:<26}{size.values:>7,}  {size.mape:>7.1%}")
     if net.label_noise is None:

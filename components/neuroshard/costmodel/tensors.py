@@ -1,4 +1,4 @@
-"""Nets <-> safetensors bytes. A tensor is named by its way down to it: `compute.table.0.weight`, `forward.unit_ms`."""
+"""Nets <-> safetensors bytes. A tensor is named by its path: `compute.table.0.weight`, `forward.unit_ms`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -12,15 +12,17 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.costmodel.nets import Nets, blank_nets
 from neuroshard.costmodel.protocol import Floats
 
+RATES = "compute.rates"  # the one tensor that a cost model may lack
+
 
 def to_tensors(nets: Nets) -> bytes:
-    """The nets as safetensors bytes, float64 all. The same nets give the same bytes."""
+    """The nets as safetensors bytes, all float64. The same nets give the same bytes."""
     data: bytes = save(dict(_leaves(nets)))
     return data
 
 
-def from_tensors(data: bytes, all_to_all: bool, rates: int, where: str) -> Nets:
-    """Nets from safetensors bytes, with those of the all-to-all or without, and with rates of so many thresholds.
+def from_tensors(data: bytes, all_to_all: bool, where: str) -> Nets:
+    """Nets from safetensors bytes, with or without those of the all-to-all.
 
     Raises InvalidInput where a tensor is missing, unknown, misshapen or not finite.
     """
@@ -28,7 +30,7 @@ def from_tensors(data: bytes, all_to_all: bool, rates: int, where: str) -> Nets:
         tensors: dict[str, Floats] = load(data)
     except (SafetensorError, KeyError) as error:  # KeyError: an element type that NumPy lacks
         raise InvalidInput(f"{where}: not a whole safetensors file ({error}); copy or train the model again") from None
-    blank = blank_nets(all_to_all, rates)
+    blank = blank_nets(all_to_all, rates=RATES in tensors)
     expected = dict(_leaves(blank))
     for name in sorted(expected.keys() ^ tensors.keys()):
         raise InvalidInput(

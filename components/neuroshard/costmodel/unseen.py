@@ -1,4 +1,4 @@
-"""Tables -> in words, how they differ from all that a compute net was trained on: there its predictions are guesses."""
+"""How tables differ from all that a compute net was trained on, in words. Their predicted costs are extrapolated."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -10,20 +10,20 @@ from neuroshard.core.table import Table
 from neuroshard.costmodel.compute_net import FeatureScale
 from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS, table_features
 
-DOUBLINGS: Final = 1.0  # beyond the measured range of a size; so far nets go on well enough
-SHARE: Final = 0.1  # beyond that of a share of the lookups
+DOUBLINGS: Final = 1.0  # tolerated beyond the measured range of a size, where nets still extrapolate well
+SHARE: Final = 0.1  # tolerated beyond the measured range of a share of the lookups
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-# A size's feature, and it in words.
+# Features of sizes, and how to print them.
 _SIZES: Final[dict[str, Callable[[float], str]]] = {
     "log2_rows": lambda log2: f"{_number(2**log2)} rows",
     "log2_pooling_factor": lambda log2: f"{_number(max(2**log2 - 1, 0.0))} lookups a sample",
 }
-# Kinds have no order: a net that saw one alone takes every other for it.
+# Features of kinds. A net that saw one kind alone takes every other for it.
 _KINDS: Final[dict[str, Callable[[float], str]]] = {
     "log2_element_bytes": lambda log2: "fp32 elements" if log2 > 1 else "fp16 elements",
     "mean_pooling": lambda mean: "mean pooling" if mean else "sum pooling",
@@ -32,7 +32,7 @@ _KINDS: Final[dict[str, Callable[[float], str]]] = {
 
 
 def unlike_trained(scale: FeatureScale, tables: Sequence[Table]) -> tuple[str, ...]:
-    """A line for each way in which some of the tables lie outside what the net of this `scale` saw; widths are not looked at."""
+    """A line for each way in which some tables are outside the range of `scale`, the net's training data. Widths are ignored."""
     features = table_features(tables, np.array([table.dim for table in tables], dtype=np.int64), 1)
     lines = []
     for name, said in {**_SIZES, **_KINDS}.items():

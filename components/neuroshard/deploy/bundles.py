@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from neuroshard.core.errors import InvalidInput, NotFound, Refused
-from neuroshard.core.release import ModelRelease, in_the_future
-from neuroshard.costmodel.bundle import Manifest, load_cost_model
+from neuroshard.core.release import BUNDLE_FILES, ModelRelease, in_the_future
+from neuroshard.costmodel.bundle import load_cost_model
+from neuroshard.costmodel.manifest import Manifest
 from neuroshard.deploy.gate import check_max_error
 from neuroshard.deploy.golive import claim, go_live, next_number, put, remember, timestamp
 from neuroshard.files.disk import read_bytes
-from neuroshard.store.bundles import BUNDLE_FILES, models_of
+from neuroshard.store.bundles import models_of
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.track import Artifact, Live, ReleaseTrack, find_artifact, live_or_none, read_artifact

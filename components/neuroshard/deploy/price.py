@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from neuroshard.core.plan import Plan
-from neuroshard.costmodel.open import open_cost_model
 from neuroshard.costmodel.pricing import check_searched_with, price_shards
 from neuroshard.costmodel.protocol import CostModel
+from neuroshard.models.open import open_cost_model
 
 
 def pricer(spec: str, plan: Plan) -> Callable[[Plan, Plan], float | None]:

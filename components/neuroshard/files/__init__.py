@@ -1,1 +1,1 @@
-"""First floor: bytes on disk. tables.json, plan.json, Parquet of cases and costs, traces."""
+"""First floor: our formats on disk. tables.json, plan.json, constraints.json, Parquet of cases and costs, traces."""

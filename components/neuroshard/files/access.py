@@ -1,7 +1,7 @@
-"""How a table's rows are read: reuse bins from lookups, or from a stated distribution, and back to rates of rows.
+"""How a table's rows are accessed: reuse bins from lookups or from a distribution, and access rates of rows from reuse bins.
 
-`count_bins` counts the 17 reuse bins of real lookups. `access_bins("zipf:1.05")` states them. `row_groups` goes the other
-way: it finds groups of rows, each with its rate of lookups, whose lookups have a table's bins when they are counted again.
+`count_bins` counts the 17 reuse bins of real lookups. `access_bins("zipf:1.05")` computes them from a distribution. `row_groups`
+inverts them: it finds groups of rows, each with a rate of lookups, whose lookups have the table's bins again.
 """
 
 import re
@@ -21,11 +21,11 @@ Ints = NDArray[np.int64]
 Bins = tuple[float, ...]
 BinsOf = Callable[[int, float, int], Bins]  # rows, pooling factor, batch size -> reuse bins
 
-# Rates of a group, in lookups of one row in the batch that the bins were counted on. Below 1/16 a batch touches a row once or
-# not at all, so octaves do; above 2^17 all is bin 16. Finer steps than a third of an octave fit no better.
+# Candidate rates of a group: lookups of one row in the batch that the bins were counted on. Below 1/16 a batch touches a row
+# once or not at all, so octaves suffice; above 2^17 everything is bin 16. Steps finer than a third of an octave fit no better.
 _RATES = 2.0 ** np.concatenate([np.arange(-30.0, -4.0), np.arange(-4.0, 17.01, 1 / 3)])
 _FIT_STEPS = 100
-_NEVER = 1e-200  # lookups of a batch; fewer rows than that have no finite share of one
+_NEVER = 1e-200  # lookups of a batch below which a table counts as never read, so that divisions stay finite
 _MAX_EXPONENT = 10.0
 
 
@@ -47,7 +47,7 @@ def count_bins(indices: Ints) -> Bins:
     """Reuse bins of the lookups of one batch in one table: 17 shares of the touched rows, all 0 where there are none."""
     if not len(indices):
         return (0.0,) * REUSE_BINS
-    # counting into an array is 20 times faster than sorting, but must not take much more memory
+    # counting into an array is 20 times as fast as sorting, but it must not need much more memory
     dense = int(indices.max()) < 2 * len(indices)
     counts = np.bincount(indices) if dense else np.unique(indices, return_counts=True)[1]
     counts = counts[counts > 0]
@@ -57,9 +57,9 @@ def count_bins(indices: Ints) -> Bins:
 
 
 class RowGroups(NamedTuple):
-    """Groups of rows of a table, the most read first: (G,) rows and (G,) share of the table's lookups.
+    """Groups of rows of a table, the most accessed first: (G,) rows and (G,) share of the table's lookups.
 
-    Within a group every row is equally likely. Numbers of rows may be fractions; together they are 1 to the table's rows.
+    Within a group every row is equally likely. Numbers of rows may be fractions; their sum is from 1 to the table's rows.
     """
 
     rows: Floats
@@ -69,8 +69,8 @@ class RowGroups(NamedTuple):
 def row_groups(table: Table) -> RowGroups:
     """Groups of rows whose lookups have the table's reuse bins when counted on `reuse_batch_size` samples.
 
-    The rates come from the bins alone, and the pooling factor says how many rows there are at these rates. Where that is
-    more than the table has, the least read groups share the rows that are left. A table without bins is read uniformly.
+    The rates follow from the bins alone, and the number of rows at each rate from the pooling factor. If that is more rows than
+    the table has, the least accessed groups share the rows that are left. A table without bins is accessed uniformly.
     """
     rates, lookup_shares = fitted_rates(table.reuse_bins)
     lookups = table.reuse_batch_size * table.pooling_factor
@@ -81,8 +81,8 @@ def row_groups(table: Table) -> RowGroups:
     if rows_before[-1] <= table.rows:
         return RowGroups(rows * max(1.0, 1.0 / rows_before[-1]), lookup_shares)
 
-    # From some place on, the groups become one, which is read more often than its parts were: the first place, except that
-    # the merged group must not be read more often than the one before it.
+    # The groups from some place on are merged, so their rows are accessed more often than before. The place is the last one at
+    # which the merged group is not accessed more often than the group before it.
     shares_left = np.cumsum(lookup_shares[::-1])[::-1]
     rows_left = table.rows - rows_before[:-1]
     merged_rates = np.divide(lookups * shares_left, rows_left, out=np.full(len(rates), np.inf), where=rows_left > 0)
@@ -91,9 +91,9 @@ def row_groups(table: Table) -> RowGroups:
 
 
 def rows_at_rates(table: Table) -> float:
-    """How many rows the bins ask for: with fewer, rows are read more often than the bins say.
+    """Rows that a table needs for its bins: with fewer, rows are accessed more often than the bins say.
 
-    Rows read less than once in four batches count as that many fewer rows read once in four: the bins hardly change.
+    Rows accessed less than once in four batches count as proportionally fewer rows accessed once in four: the bins hardly change.
     """
     rates, lookup_shares = fitted_rates(table.reuse_bins)
     lookups = table.reuse_batch_size * table.pooling_factor
@@ -102,11 +102,10 @@ def rows_at_rates(table: Table) -> float:
 
 @lru_cache(maxsize=16384)
 def fitted_rates(bins: Bins) -> tuple[Floats, Floats]:
-    """Rates of rows that make these bins, highest first, and the share of the lookups of each: two (G,).
+    """Access rates that explain these bins, highest first, and the share of the lookups at each: two (G,), empty for zero bins.
 
-    Rows are read independently, so the count of a row is Poisson around its rate, and the bins are a mixture of Poisson
-    distributions cut off at 0. Expectation-maximization finds its weights (Laird 1978); 100 steps take about 0.7 ms. Both
-    are empty for bins of zeros.
+    Rows are accessed independently, so the count of a row is Poisson with its rate as the mean, and the bins are a mixture of
+    zero-truncated Poisson distributions. Expectation-maximization finds its weights (Laird 1978); 100 steps take about 0.7 ms.
     """
     seen = np.array(bins)
     if not seen.any():
@@ -127,5 +126,5 @@ def fitted_rates(bins: Bins) -> tuple[Floats, Floats]:
 
 @lru_cache(maxsize=1)
 def _bins_of_rates() -> tuple[Floats, Floats]:
-    """Bins of a row of each rate, given that it is touched, and the probability that it is: (R, 17) and (R,)."""
+    """For each of R rates: the bins of a row, given that it is touched (R, 17), and the probability that it is (R,)."""
     return np.array([expected_bins([(1.0, rate)]) for rate in _RATES.tolist()]), -np.expm1(-_RATES)

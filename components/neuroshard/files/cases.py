@@ -1,8 +1,7 @@
 """The folder that `augment` writes and `measure` reads: cases.json, compute.parquet, collective.parquet.
 
-A compute case is a row of lists, one entry a table: name, rows, dim, pooling_factor. Everything else of a table (reuse
-bins, bytes, pooling) is that of the base table with this name in cases.json, which is written last: a folder without it is
-unfinished.
+A compute case is a row of lists with an entry a table: name, rows, dim, pooling_factor. The rest of a table (reuse bins, bytes,
+pooling) is that of the base table of this name in cases.json. cases.json is written last: a folder without it is unfinished.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ COMPUTE_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
     ("pooling_factor", pa.list_(pa.float64())),
     ("batch_size", pa.int64()),
 ]
-COMM_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
+COLLECTIVE_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
     ("case_id", pa.string()),
     ("split", pa.string()),
     ("device_dims", pa.list_(pa.int32())),
@@ -39,12 +38,8 @@ COMM_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
 ]
 
 
-# files from before them lack these; null says the same
-LATER_COLUMNS = frozenset({"batch_size", "disturbed", "forward_median_ms", "backward_median_ms"})
-
-
 class CasesManifest(Value):
-    """cases.json: what the Parquet files beside it hold."""
+    """cases.json: the base tables, and the numbers of cases in the two Parquet files."""
 
     format_version: Literal[1] = 1
     tables: tuple[Table, ...]
@@ -55,11 +50,13 @@ class CasesManifest(Value):
 
 
 def write_cases(folder: Path, cases: Cases) -> None:
-    """Write a case set. cases.json comes last, so that a cut-off run leaves no folder that looks whole."""
+    """Write a case set. cases.json comes last, so that a killed run leaves no folder that looks complete."""
     with disk_errors(folder, "write to it"):
         (folder / "cases.json").unlink(missing_ok=True)
     write_rows(folder / "compute.parquet", [compute_case_row(c) for c in cases.compute], COMPUTE_CASE_FIELDS)
-    write_rows(folder / "collective.parquet", [collective_case_row(c) for c in cases.collective], COMM_CASE_FIELDS)
+    write_rows(
+        folder / "collective.parquet", [collective_case_row(c) for c in cases.collective], COLLECTIVE_CASE_FIELDS
+    )
     manifest = CasesManifest(
         tables=cases.tables,
         compute_cases=len(cases.compute),
@@ -86,12 +83,12 @@ def read_cases(folder: Path) -> Cases:
     ]
     collective = [
         collective_case_from_row(row, f"{collective_path} row {index}")
-        for index, row in enumerate(read_rows(collective_path, COMM_CASE_FIELDS))
+        for index, row in enumerate(read_rows(collective_path, COLLECTIVE_CASE_FIELDS))
     ]
     if (len(compute), len(collective)) != (manifest.compute_cases, manifest.collective_cases):
         raise InvalidInput(
-            f"{path}: says {manifest.compute_cases} compute, {manifest.collective_cases} collective cases, but its Parquet files "
-            f"hold {len(compute)} and {len(collective)}; make the cases again"
+            f"{path}: says {manifest.compute_cases} compute and {manifest.collective_cases} collective cases, but the Parquet "
+            f"files hold {len(compute)} and {len(collective)}; make the cases again"
         )
     return Cases(
         tables=manifest.tables,
@@ -124,13 +121,13 @@ def collective_case_row(case: CollectiveCase) -> dict[str, Any]:
 
 
 def compute_case_from_row(row: Mapping[str, Any], base: Mapping[str, Table], where: str) -> ComputeCase:
-    """A row of lists as a ComputeCase; `base` gives what the row does not say. Raises InvalidInput."""
+    """A row of lists as a ComputeCase, completed by the tables in `base`. Raises InvalidInput."""
     columns = (row["table"], row["rows"], row["dim"], row["pooling_factor"])
     if any(column is None or None in column for column in columns) or len(set(map(len, columns))) > 1:
         raise InvalidInput(f"{where}: table, rows, dim and pooling_factor are not lists of one length, without nulls")
     try:
         tables = [
-            # the base table is valid and a shape takes nothing from the rules but these three, checked below
+            # the base table is valid, and of its rules only those of these three fields matter, checked below
             base[name].model_copy(update={"rows": rows, "dim": dim, "pooling_factor": pooling})
             for name, rows, dim, pooling in zip(*columns, strict=True)
         ]
@@ -153,7 +150,7 @@ def collective_case_from_row(row: Mapping[str, Any], where: str) -> CollectiveCa
 
 
 def check_case_id(case: _Case, row: Mapping[str, Any], where: str) -> _Case:
-    """`case`, if the id that the row says is its own. Raises InvalidInput."""
+    """`case`, if its id is the one in the row. Raises InvalidInput."""
     if case.case_id != row["case_id"]:
         raise InvalidInput(f"{where}: case_id {shown(row['case_id'])} does not match its contents ({case.case_id})")
     return case
@@ -163,7 +160,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], fields: list[tuple
     """Rows as one Parquet file, whole or not at all."""
     with writing(path) as temporary:
         table = pa.Table.from_pylist(list(rows), schema=pa.schema(fields))
-        with temporary.open("wb") as file:  # of a path pyarrow wants to know whether it is a URL
+        with temporary.open("wb") as file:  # given a path, pyarrow would try to parse it as a URL
             pq.write_table(table, file, write_page_checksum=True)
 
 
@@ -173,9 +170,6 @@ def read_rows(path: Path, fields: list[tuple[str, pa.DataType]]) -> list[dict[st
         columns: dict[str, pa.ChunkedArray] = {}
         for name, kind in fields:
             times = table.column_names.count(name)
-            if times == 0 and name in LATER_COLUMNS:
-                columns[name] = pa.nulls(len(table), kind)
-                continue
             if times != 1:
                 raise InvalidInput(
                     f"{path}: column {name!r} {'is missing' if times == 0 else f'is there {times} times'}"

@@ -1,4 +1,4 @@
-"""constraints.json and the flags beside it -> the constraints of a task. Tables are named by patterns, as of files in a shell.
+"""constraints.json and command-line flags -> the constraints of a task. Patterns name tables, as in a shell.
 
 {"reserve": "2GiB", "min_dim": 16, "tables": [{"match": "user_*", "devices": [0, 1], "split": false},
  {"match": "item_*", "row_wise": true}], "together": [["user_id", "user_history"]]}
@@ -23,8 +23,8 @@ Pattern = Annotated[str, Field(min_length=1)]
 
 
 class MatchedRule(Value):
-    """What holds for all tables whose names match. `split: false` is one shard at most; `row_wise: true` lets a search split them
-    row-wise over all devices."""
+    """Rules for all tables whose names match. `split: false` allows one shard; `row_wise: true` lets a search split them row-wise
+    over all devices."""
 
     match: Pattern
     devices: tuple[DeviceNumber, ...] | None = None
@@ -70,7 +70,7 @@ class ConstraintsFile(Value):
 
 
 def read_constraints(path: Path) -> tuple[ConstraintsFile, tuple[str, ...]]:
-    """The constraints of a constraints.json, and a note on what was ignored. Raises InvalidInput or NewerFormat in one line."""
+    """The constraints of a constraints.json, and a note on unknown keys. Raises InvalidInput or NewerFormat in one line."""
     where = str(path)
     raw = check_format(decode_json(read_bytes(path), where), CONSTRAINTS_FORMAT, where)
     given = ConstraintsFile.parse(raw, where)
@@ -92,9 +92,9 @@ def with_flags(
     together: Sequence[str] = (),
     row_wise: Sequence[str] = (),
 ) -> ConstraintsFile:
-    """The file with flags of the command line on top. Pins are `PATTERN=0,1`, sets kept together `PATTERN,PATTERN`.
+    """The file's constraints plus flags of the command line. Pins are `PATTERN=0,1`, tables kept together `PATTERN,PATTERN`.
 
-    `row_wise` of `*` is for all tables that no other rule keeps from it; of other patterns it contradicts such rules.
+    `row_wise` with `*` applies to all tables that no other rule excludes; with another pattern it contradicts such rules.
     """
     rules = [{"match": pattern, "split": False} for pattern in never_split]
     rules += [{"match": pattern, "row_wise": True} for pattern in row_wise if pattern != "*"]
@@ -152,7 +152,7 @@ def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Cons
 
 
 def _matching(pattern: str, names: Sequence[str], where: str) -> list[str]:
-    """The table of that very name, or those that match."""
+    """The table with this exact name, or else all that match."""
     found = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
     if not found:
         raise InvalidInput(f"{where}: no table matches {pattern!r}; the first of {len(names)} tables is {names[0]!r}")

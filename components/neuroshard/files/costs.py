@@ -1,8 +1,8 @@
 """The folder that `measure` fills and `pretrain` reads: costs.json and numbered Parquet parts.
 
-costs.json holds the bench and the base tables and is written first. Each part holds whole rows, a case beside its cost, and
-appears by rename: a run killed at any moment leaves only whole parts, and the next one measures what they do not hold.
-`.lock` is held by the run that writes.
+costs.json holds the bench and the base tables and is written first. Each part holds whole rows, a case with its cost, and
+appears by rename. So a run that is killed leaves only whole parts, and the next run measures the cases that they lack. The run
+that writes holds `.lock`.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.table import Table
 from neuroshard.core.value import Value, check_format, decode_json, shown
 from neuroshard.files.cases import (
-    COMM_CASE_FIELDS,
+    COLLECTIVE_CASE_FIELDS,
     COMPUTE_CASE_FIELDS,
     collective_case_from_row,
     collective_case_row,
@@ -38,8 +38,8 @@ from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
 _Case = TypeVar("_Case")
 _Cost = TypeVar("_Cost", ComputeCost, CollectiveCost)
 
-BROKEN = ".broken"  # after the name of a part that could not be read
-FLUSH_SECONDS = 5.0  # of costs are lost at most when a run is killed
+BROKEN = ".broken"  # suffix of a part that could not be read
+FLUSH_SECONDS = 5.0  # a killed run loses at most the costs of so long
 
 COMPUTE_FIELDS = [
     *COMPUTE_CASE_FIELDS,
@@ -53,8 +53,8 @@ COMPUTE_FIELDS = [
     ("error", pa.string()),
     ("disturbed", pa.bool_()),
 ]
-COMM_FIELDS = [
-    *COMM_CASE_FIELDS,
+COLLECTIVE_FIELDS = [
+    *COLLECTIVE_CASE_FIELDS,
     ("round", pa.int32()),
     ("forward_ms", pa.list_(pa.float64())),
     ("backward_ms", pa.list_(pa.float64())),
@@ -65,12 +65,12 @@ COMM_FIELDS = [
     ("error", pa.string()),
 ]
 # empty where unknown
-COMM_LISTS = ("forward_spread_ms", "backward_spread_ms", "forward_median_ms", "backward_median_ms")
+COLLECTIVE_LISTS = ("forward_spread_ms", "backward_spread_ms", "forward_median_ms", "backward_median_ms")
 
 
 class CostsManifest(Value):
-    """costs.json: where the costs were measured, the base tables of their cases, and the numbers of ranks whose all-to-alls were
-    asked for, also where none was measured."""
+    """costs.json: the bench, the base tables of the cases, and the numbers of ranks whose all-to-alls were requested, even if
+    none was measured."""
 
     format_version: Literal[1] = 1
     bench: Bench
@@ -81,9 +81,8 @@ class CostsManifest(Value):
 class CostWriter:
     """Appends costs to a folder: a part every FLUSH_SECONDS and at the end. `done` holds the (case_id, round) it has.
 
-    A folder that has costs already may get costs of further tables and further numbers of ranks. One that another bench has
-    begun raises InvalidInput, since costs of two benches are never mixed; so does one that another run is writing to, or in which
-    a table of the same name is another one.
+    Costs of more tables and of more numbers of ranks may be added to a folder. Raises InvalidInput if the folder has costs of
+    another bench (costs of two benches are never mixed), if another run is writing to it, or if a table of the same name differs.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class CostWriter:
         if extended != begun:
             write_bytes(path, extended.canonical_json())
         self.manifest = extended
-        for kind, fields in (("compute", COMPUTE_FIELDS), ("collective", COMM_FIELDS)):
+        for kind, fields in (("compute", COMPUTE_FIELDS), ("collective", COLLECTIVE_FIELDS)):
             for part in _parts(self.folder, kind):
                 try:
                     rows = list(read_rows(part, fields))
@@ -127,7 +126,7 @@ class CostWriter:
                     self._note(kind, row)
 
     def _set_aside(self, part: Path, error: InvalidInput) -> None:
-        """Keep a part that a broken disk or copy left unreadable out of the way: what it held is then measured again."""
+        """Rename a part that is unreadable, after a disk error say, so that its cases are measured again."""
         aside = part.with_name(part.name + BROKEN)
         with disk_errors(part, "set it aside"):
             part.replace(aside)
@@ -154,18 +153,18 @@ class CostWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Put what was added since the last flush on disk, as one new part of each kind.
+        """Write what was added since the last flush, as one new part of each kind.
 
-        Raises NeuroshardError where the folder is not the one any more that was opened: a part that says no bench is no use.
+        Raises NeuroshardError if the folder was deleted or replaced: a part without its costs.json is useless.
         """
         if not _holds(self.lock, self.folder):
             raise NeuroshardError(
                 f"{self.folder}: was deleted or moved while costs were written to it; measure again, or, where it was moved, "
                 "go on with -o and its new name"
             )
-        for kind, fields in (("compute", COMPUTE_FIELDS), ("collective", COMM_FIELDS)):
+        for kind, fields in (("compute", COMPUTE_FIELDS), ("collective", COLLECTIVE_FIELDS)):
             if self.rows[kind]:
-                # a name is of one part for ever
+                # a part's name is never used again
                 taken = [*_parts(self.folder, kind), *_parts(self.folder, kind, BROKEN)]
                 number = max(map(_number, taken), default=-1) + 1
                 write_rows(self.folder / f"{kind}-{number:05d}.parquet", self.rows[kind], fields)
@@ -185,7 +184,7 @@ class CostWriter:
 
 
 def _lock(folder: Path) -> int:
-    """Hold the folder, as long as the file descriptor is open and the process lives. Removes what a killed run half wrote."""
+    """Lock the folder, until the file descriptor is closed or the process ends. Removes unfinished files of a killed run."""
     with disk_errors(folder, "write to it"):
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -202,11 +201,11 @@ def _lock(folder: Path) -> int:
 
 
 def _extended(begun: CostsManifest, now: CostsManifest, path: Path) -> CostsManifest:
-    """What costs.json says once costs of `now` are added to those of `begun`. Raises InvalidInput where they cannot be."""
+    """The manifest after costs of `now` are added to those of `begun`. Raises InvalidInput if they do not fit."""
     bench, other = _joined_benches(begun.bench, now.bench)
     if (
         begun.bench.calm_compute_ms
-    ):  # labels of one folder are all scaled to one calm, and taken with one flush and limit
+    ):  # all labels of a folder are scaled to the same calm machine, and measured with the same flush and limit
         kept = ("memory_limit_bytes", "flush_bytes", "calm_compute_ms")
         bench, other = (
             joined.model_copy(update={name: getattr(one, name) for name in kept})
@@ -229,7 +228,7 @@ def _extended(begun: CostsManifest, now: CostsManifest, path: Path) -> CostsMani
 
 
 def _holds(lock: int, folder: Path) -> bool:
-    """Is the folder there still, with its bench, and is it the one that was locked?"""
+    """Is this still the folder that was locked, with its costs.json?"""
     try:
         there = os.stat(folder / ".lock")
     except OSError:
@@ -246,12 +245,12 @@ def read_manifest(folder: Path) -> CostsManifest:
 
 
 def read_costs(folder: Path, *more: Path) -> Costs:
-    """A whole cost set, errors included. Raises InvalidInput that names file and row; also where a row occurs twice.
+    """A whole cost set, errors included. Raises InvalidInput that names file and row; also if a row occurs twice.
 
-    Several folders are read as one set, which InvalidInput refuses where they are of different benches; only what follows from
-    the cases, which tables were capped and how far, and how calm each machine was, may differ, and is joined: table sets are
-    scaled to the calmer. A case that several have measured has further rounds; one and the same measurement in two folders,
-    copied from one to the other, counts once.
+    Several folders are read as one set and must be of the same bench, else InvalidInput. Fields of the bench that follow from the
+    cases (which tables were capped, and how far) or from the load of the machine may differ and are joined; table sets are scaled
+    to the calmer machine. A case measured in several folders gets more rounds. A measurement that was copied between folders
+    counts once.
     """
     costs = _read_folder(folder)
     for other in more:
@@ -260,7 +259,7 @@ def read_costs(folder: Path, *more: Path) -> Costs:
 
 
 def _joined_benches(*benches: Bench) -> list[Bench]:
-    """The benches, alike in what follows from the cases or from a look at each machine: only in the rest must they agree."""
+    """The benches, with the fields joined that follow from the cases or from the load of the machine; the rest must agree."""
 
     def known(values: Iterable[int | None]) -> list[int]:
         return [value for value in values if value is not None]
@@ -290,7 +289,7 @@ def _joined(costs: Costs, more: Costs, where: str) -> Costs:
 
 
 def _as_calm_as(calm_ms: Mapping[str, float], costs: Costs) -> tuple[tuple[ComputeCase, ComputeCost], ...]:
-    """Table sets scaled to another calm than that of the machine when their run began."""
+    """Table sets scaled to the calm reference times `calm_ms` instead of those of their own run."""
     was_ms = costs.bench.calm_compute_ms
     if not was_ms or was_ms == calm_ms:
         return costs.compute
@@ -298,7 +297,7 @@ def _as_calm_as(calm_ms: Mapping[str, float], costs: Costs) -> tuple[tuple[Compu
 
 
 def _least(calm_ms: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The least of each name that any has."""
+    """The least value of each name."""
     known = list(calm_ms)
     names = sorted({name for one in known for name in one})
     return {name: min(one[name] for one in known if name in one) for name in names}
@@ -307,7 +306,7 @@ def _least(calm_ms: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def _with_rounds(
     rows: tuple[tuple[_Case, _Cost], ...], more: tuple[tuple[_Case, _Cost], ...]
 ) -> tuple[tuple[_Case, _Cost], ...]:
-    """Rows of both, those of `more` with the first round that their case has free; none that is there already."""
+    """Rows of both. Rows of `more` get the next free round of their case; copies of a row are left out."""
     rounds: dict[str, dict[int, _Cost]] = {}
     for _, cost in rows:
         rounds.setdefault(cost.case_id, {})[cost.round] = cost
@@ -329,10 +328,9 @@ def _read_folder(folder: Path) -> Costs:
     collective: list[tuple[CollectiveCase, CollectiveCost]] = []
     seen: set[tuple[str, int]] = set()
     for row, where in _rows(folder, "compute", COMPUTE_FIELDS, seen):
-        said = {**row, "disturbed": row["disturbed"] or False}
-        compute.append((compute_case_from_row(row, base, where), ComputeCost.parse(said, where)))
-    for row, where in _rows(folder, "collective", COMM_FIELDS, seen):
-        lists = {name: row[name] or () for name in COMM_LISTS}
+        compute.append((compute_case_from_row(row, base, where), ComputeCost.parse(row, where)))
+    for row, where in _rows(folder, "collective", COLLECTIVE_FIELDS, seen):
+        lists = {name: row[name] or () for name in COLLECTIVE_LISTS}
         collective.append((collective_case_from_row(row, where), CollectiveCost.parse({**row, **lists}, where)))
     return Costs(
         bench=manifest.bench,
@@ -344,7 +342,7 @@ def _read_folder(folder: Path) -> Costs:
 
 
 def _labels_first(rows: Iterable[tuple[_Case, _Cost]]) -> tuple[tuple[_Case, _Cost], ...]:
-    """The rows, where a label was disturbed or is an error with its round and that of its case's first better row exchanged."""
+    """The rows; if round 0 of a case is an error or disturbed, it swaps rounds with the first better row of the case."""
     ordered = list(rows)
     places: dict[str, dict[int, int]] = {}
     for place, (_, cost) in enumerate(ordered):
@@ -360,7 +358,7 @@ def _labels_first(rows: Iterable[tuple[_Case, _Cost]]) -> tuple[tuple[_Case, _Co
 
 
 def _worth(cost: ComputeCost | CollectiveCost) -> int:
-    """An error tells less than a disturbed measurement, and that less than any other."""
+    """How good a row is as a label: 0 an error, 1 a disturbed measurement, 2 any other."""
     return 0 if cost.error is not None else 1 if isinstance(cost, ComputeCost) and cost.disturbed else 2
 
 
@@ -380,7 +378,9 @@ def _rows(
 
 
 def _parts(folder: Path, kind: str, end: str = "") -> list[Path]:
-    whole_name = re.compile(rf"{kind}-[0-9]{{5,9}}\.parquet{re.escape(end)}")  # 99,999 parts are six days of measuring
+    whole_name = re.compile(
+        rf"{kind}-[0-9]{{5,9}}\.parquet{re.escape(end)}"
+    )  # 5 digits are six days of measuring, at a part every 5 s
     return sorted((part for part in folder.glob(f"{kind}-*") if whole_name.fullmatch(part.name)), key=_number)
 
 
@@ -406,7 +406,7 @@ def difference(one: Value, other: Value) -> str:
 
 
 def _where_they_differ(one: str, other: str) -> tuple[str, str]:
-    """At most 80 characters of each; of long ones those from a little before where they begin to differ."""
+    """At most 80 characters of each; of long texts, from a little before the first difference."""
     alike = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     begin = max(0, alike - 20) if max(len(one), len(other)) > 80 else 0
     mark = "…" if begin else ""

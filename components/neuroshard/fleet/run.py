@@ -12,11 +12,11 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.text import wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import shown
-from neuroshard.costmodel.serving import Wanted, known_models
 from neuroshard.fleet.cluster import list_nodes, recorded_nodes
 from neuroshard.fleet.coverage import KindCoverage, coverage
 from neuroshard.fleet.kinds import Fleet, Kind
 from neuroshard.fleet.labels import kinds_of
+from neuroshard.models.serving import Wanted, known_models
 from neuroshard.store.open import open_store
 
 Decoded = TypeVar("Decoded", dict[str, Any], list[Any])

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.hardware_names import is_part_of_name, is_same_name
 from neuroshard.core.nightly import Order, Request, Work, work_folder
-from neuroshard.costmodel.serving import Known, Wanted, live_at
 from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.fleet.coverage import KindCoverage, coverage
 from neuroshard.fleet.kinds import Fleet, Kind
 from neuroshard.fleet.run import TOLERATIONS
+from neuroshard.models.serving import Known, Wanted, live_at
 from neuroshard.store.bundles import ModelKey
 
 BACKENDS = ("synthetic", "cpu", "cuda")

@@ -192,7 +192,11 @@ class Formula:
     device_name = DEVICE_NAME
     max_dim = 2**16
     device_counts: tuple[int, ...] = ()  # any number
-    bounded = False  # the cache saves less as sets grow
+    bounded = False  # what the cache saves falls as sets grow
+    prices_rows = True
+    error_on_unseen_tables = None
+    manifest = None  # nothing was learned
+    stand_ins: tuple[str, ...] = ()
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
@@ -212,8 +216,8 @@ class Formula:
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
         return backward_collective_ms(device_dims, self.batch_size)
 
-    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
-        return np.zeros_like(device_dims, dtype=np.float64)
-
     def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
         return ()
+
+    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
+        return np.zeros_like(device_dims, dtype=np.float64)

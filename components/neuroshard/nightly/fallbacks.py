@@ -18,10 +18,10 @@ from neuroshard.core.errors import InvalidInput, NotFound
 from neuroshard.core.hardware_names import is_part_of_name, is_same_name
 from neuroshard.core.nightly import Order, Searched, Survey, work_folder
 from neuroshard.costmodel.analytic import SPREAD, analytic_for
-from neuroshard.costmodel.bundle import TrainedCostModel
-from neuroshard.costmodel.open import open_cost_model
-from neuroshard.costmodel.published import list_published
-from neuroshard.costmodel.serving import Known, Wanted, known_models, live_at, predicts, serves, usable
+from neuroshard.costmodel.protocol import predicts
+from neuroshard.models.open import open_cost_model
+from neuroshard.models.published import list_published
+from neuroshard.models.serving import Known, Wanted, known_models, live_at, serves, usable
 from neuroshard.store.measuring import FAILED, read_record
 from neuroshard.store.protocol import Store
 
@@ -44,7 +44,7 @@ def choose(survey: Survey, order: Order, store: Store) -> Searched:
         except (InvalidInput, NotFound) as error:
             log(f"note: cost model {candidate.spec} cannot be used: {error}")
             continue
-        if isinstance(model, TrainedCostModel) and not predicts(model, order.devices):
+        if not predicts(model, order.devices):
             continue
         said = [candidate.what, *([why] if why else [])]
         instead = f"this plan is by {': '.join(said)}" if candidate.what else ""

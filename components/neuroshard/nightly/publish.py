@@ -8,9 +8,10 @@ from neuroshard.core.errors import Refused
 from neuroshard.core.nightly import Request, Work
 from neuroshard.core.release import ModelRelease
 from neuroshard.costmodel.bundle import load_cost_model
-from neuroshard.costmodel.serving import known_models, predicts
+from neuroshard.costmodel.protocol import predicts
 from neuroshard.deploy.bundles import MAX_ERROR, Asked, publish_model
 from neuroshard.deploy.golive import delete_damaged, mend_pointer
+from neuroshard.models.serving import known_models
 from neuroshard.store.bundles import ModelKey, models_of
 from neuroshard.store.folders import patiently
 from neuroshard.store.open import open_store

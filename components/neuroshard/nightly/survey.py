@@ -13,12 +13,12 @@ from neuroshard.core.clean import log
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.nightly import Order, Survey, Work, read_orders
 from neuroshard.core.table import DIM_STEP, Table
-from neuroshard.costmodel.serving import known_models
 from neuroshard.fleet.cluster import in_cluster
 from neuroshard.fleet.coverage import KindCoverage
 from neuroshard.fleet.kinds import Fleet
 from neuroshard.fleet.run import fleet_text, kubernetes_fleet, local_fleet
 from neuroshard.fleet.survey import SurveySettings, backends_view, survey
+from neuroshard.models.serving import known_models
 from neuroshard.nightly.draw import finished, lacking, read_draws, renamed, tables_of
 from neuroshard.store.folders import patiently
 from neuroshard.store.measuring import FAILED, LEARNED, costs_digest, measuring, read_record

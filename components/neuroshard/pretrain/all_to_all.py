@@ -1,4 +1,4 @@
-"""All-to-alls of any number of devices and their labels -> the all-to-all net, trained on all of them together."""
+"""Measured all-to-alls -> the all-to-all net (costmodel/all_to_all_net.py), trained on all numbers of devices together."""
 
 import dataclasses
 from typing import Final
@@ -11,7 +11,7 @@ from neuroshard.core.case import CollectiveCase
 from neuroshard.costmodel.all_to_all_net import (
     BY_DEVICES,
     DEVICE_INPUTS,
-    EXCHANGE_WIDTH,
+    HIDDEN_WIDTH,
     SHARED_INPUTS,
     AllToAllNet,
     all_to_all_inputs,
@@ -27,8 +27,8 @@ from neuroshard.pretrain.labels import Labels
 from neuroshard.pretrain.metrics import CLOCK_MS
 from neuroshard.pretrain.train import Net, Recipe, fit_net, kept_positive, uniform
 
-WEIGHT_DECAY: Final = 0.03  # nothing unseen to prepare for: test all-to-alls are drawn as the training ones
-UNLIKELY: Final = 0.01  # to begin with, a byte costs the same however many devices there are
+WEIGHT_DECAY: Final = 0.03  # little, as test all-to-alls are drawn like the training ones
+UNLIKELY: Final = 0.01  # initial weights of the inputs that depend on the number of devices, as a share of the others
 INPUTS: Final = len(DEVICE_INPUTS) + len(SHARED_INPUTS)
 
 
@@ -41,9 +41,9 @@ def train_all_to_all(
     generator: torch.Generator,
     checkpoint: Checkpoint = NONE,
 ) -> tuple[AllToAllNet, Fit]:
-    """The all-to-all net of all numbers of devices, each with labels of its own; with `delays` forward, without backward.
+    """The all-to-all net for all numbers of devices; with `delays` the forward one, without the backward one.
 
-    `places` are those to train on and to hold back, for each of the labels.
+    `labels` has an entry for each number of devices, and `places` the training and the validation cases of each entry.
     """
     samples = AllToAllSamples(labels, places[0], batch_size, delays)
     net = _AllToAllNet(generator)
@@ -57,7 +57,7 @@ def train_all_to_all(
 
 
 def predicted_ms(net: AllToAllNet, cases: tuple[CollectiveCase, ...], batch_size: int, delays: bool) -> Floats:
-    """What the net says of all-to-alls of one number of devices: (cases, D)."""
+    """Predicted ms of all-to-alls of one number of devices D: (cases, D)."""
     sent = np.array([case.device_dims for case in cases], dtype=np.float64) * 4.0 * batch_size
     return net.ms(sent, np.array([case.start_delays_ms for case in cases]) if delays else None)
 
@@ -65,8 +65,10 @@ def predicted_ms(net: AllToAllNet, cases: tuple[CollectiveCase, ...], batch_size
 def _transfer_errors(
     net: AllToAllNet, labels: Labels[CollectiveCase], places: Ints, batch_size: int, delays: bool
 ) -> Floats:
-    """Relative errors of the devices that spend most of their all-to-all on the transfer: waiting is added by rule, and its
-    error is that of the compute net."""
+    """Log errors of those devices that spend at least half of their all-to-all on the transfer.
+
+    Waiting is added by rule; its error is that of the compute net, not of this one.
+    """
     cases = tuple(labels.cases[i] for i in places)
     if not cases:
         return np.empty(0)
@@ -77,7 +79,7 @@ def _transfer_errors(
 
 
 class AllToAllSamples:
-    """All-to-alls as rows, one a device: those of case i are rows[start[i] : start[i] + count[i]]."""
+    """All-to-alls as rows, one for each device: those of case i are rows[starts[i] : starts[i] + counts[i]]."""
 
     def __init__(self, labels: list[Labels[CollectiveCase]], train: list[Ints], batch_size: int, delays: bool) -> None:
         dims = [np.array([case.device_dims for case in one.cases], dtype=np.float64) for one in labels]
@@ -103,11 +105,11 @@ class AllToAllSamples:
         self.first = np.cumsum([0, *(len(one.cases) for one in labels)])[:-1]
 
     def number(self, places: list[Ints]) -> Ints:
-        """Places in each of the labels as numbers of cases over all."""
+        """Places within each entry of `labels` as places over all cases."""
         return np.concatenate([some + first for some, first in zip(places, self.first, strict=True)])
 
     def inputs(self, cases: Tensor) -> tuple[Tensor, ...]:
-        """What the net is shown of every device of these cases, and the waits in units."""
+        """For every device of these cases: features, latency inputs, and waiting time in units."""
         rows = self._rows(cases)
         return self.features[rows], self.latencies[rows], self.waits[rows]
 
@@ -122,7 +124,7 @@ class AllToAllSamples:
 
 
 def _features(sent: Floats) -> Floats:
-    """(cases, D) -> (cases x D, BY_DEVICES x INPUTS), as AllToAllNet multiplies them out."""
+    """The inputs of AllToAllNet times `by_devices`: bytes (cases, D) -> (cases x D, BY_DEVICES x INPUTS)."""
     own, shared = all_to_all_inputs(sent)
     inputs = np.concatenate([own, np.broadcast_to(shared, (*own.shape[:-1], shared.shape[-1]))], axis=-1)
     rows: Floats = (by_devices(sent.shape[1])[:, None] * inputs[..., None, :]).reshape(-1, BY_DEVICES * INPUTS)
@@ -130,14 +132,14 @@ def _features(sent: Floats) -> Floats:
 
 
 class _AllToAllNet(Net):
-    """AllToAllNet for training: weights are the absolute values of the parameters, one member."""
+    """AllToAllNet for training, a single member. Weights are the absolute values of the parameters, so none is negative."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         inputs = BY_DEVICES * INPUTS
-        self.weight = uniform(inputs, EXCHANGE_WIDTH, fan_in=inputs, generator=generator)
-        self.bias = uniform(EXCHANGE_WIDTH, fan_in=inputs, generator=generator)
-        self.out = uniform(EXCHANGE_WIDTH, fan_in=EXCHANGE_WIDTH, generator=generator)
+        self.weight = uniform(inputs, HIDDEN_WIDTH, fan_in=inputs, generator=generator)
+        self.bias = uniform(HIDDEN_WIDTH, fan_in=inputs, generator=generator)
+        self.out = uniform(HIDDEN_WIDTH, fan_in=HIDDEN_WIDTH, generator=generator)
         self.skip = uniform(inputs, fan_in=inputs, generator=generator)
         self.latency = nn.Parameter(torch.tensor([0.1, 0.05]))
         with torch.no_grad():

@@ -1,10 +1,12 @@
-"""Errors on cases that were held back -> how wide a predicted standard deviation must be.
+"""Errors on held-out cases -> how wide the predicted standard deviation must be.
 
-An ensemble's members agree too well: they learned from the same labels. So the deviation is a multiple of their disagreement
-beside a least one, both chosen by how likely they make the errors, and both scaled until 68 % of the errors lie within it.
+The members of an ensemble agree too well, because they learned from the same labels. So the predicted deviation of log(time) is
 
-Of the least sure kind of cases, that is: a plan's devices are alike, so what they are off by is not evened out by other kinds
-of sets, as it is in cases drawn at random (docs/cost-model.md).
+    hypot(multiple * disagreement of the members, least deviation)
+
+The two constants are chosen by maximum likelihood of the held-out errors, then scaled so that 68 % of the errors are within one
+deviation. The 68 % must hold in the worst of five groups of cases, by number of tables: the devices of a plan resemble one
+another, so their errors do not average out as those of random cases do.
 """
 
 from dataclasses import replace
@@ -17,13 +19,21 @@ from neuroshard.costmodel.protocol import Floats, Ints
 
 ONE_SIGMA: Final = 0.6827  # of normal errors lie within one standard deviation
 LEAST_SPREAD: Final = 1e-4
-KINDS: Final = 5  # by the number of tables
-FEWEST_OF_A_KIND: Final = 50  # cases: what holds 68 % of fewer is as much chance as kind
-_SHARES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)  # of the usual error, that either of the two explains
+KINDS: Final = 5  # groups of cases, by number of tables
+FEWEST_OF_A_KIND: Final = 50  # cases in a group; of fewer, the 68 % quantile is mostly chance
+_SHARES: Final = (
+    0.0,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    1.5,
+)  # candidates: the share of the usual error that either term explains
 
 
 def calibrated(net: ComputeNet, log_errors: Floats, disagreements: Floats, tables: Ints) -> ComputeNet:
-    """The net with the multiple and the least deviation that fit these held-back cases of so many `tables`: three (N,)."""
+    """The net with both constants fitted to N held-out cases: log errors, disagreements, numbers of tables, (N,) each."""
     usual = max(typical(log_errors), LEAST_SPREAD)
     multiple = usual / max(float(np.median(disagreements)), LEAST_SPREAD)
     best = max(
@@ -39,10 +49,10 @@ def calibrated(net: ComputeNet, log_errors: Floats, disagreements: Floats, table
 
 
 def typical(errors: Floats) -> float:
-    """What 68 % of the errors do not exceed."""
+    """The 68 % quantile of the absolute errors."""
     return float(np.quantile(np.abs(errors), ONE_SIGMA)) if errors.size else 1.0
 
 
 def _likelihood(errors: Floats, deviations: Floats) -> float:
-    """Mean logarithm of the density, with tails of Student's t (4 degrees of freedom), since some labels are disturbed."""
+    """Mean log density by Student's t with 4 degrees of freedom: its heavy tails allow for disturbed labels."""
     return float(np.mean(-np.log(deviations) - 2.5 * np.log1p((errors / deviations) ** 2 / 4)))

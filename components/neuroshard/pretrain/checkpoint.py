@@ -1,6 +1,6 @@
-"""The state of a training on disk, so that a run that was cut off goes on where it was.
+"""The state of a training on disk, so that a killed run can continue.
 
-One safetensors file a net, written whole. It counts only for the same data and settings, whose digest it carries.
+One safetensors file a net, replaced atomically. It holds the digest of data and settings, and is ignored for others.
 """
 
 import math
@@ -22,30 +22,30 @@ SAVE_EVERY_SECONDS: Final = 5.0  # of training are lost at most when a run is ki
 
 @dataclass
 class Progress:
-    """How far a training is, in whole epochs, the running mean of its weights, and that of the epoch that was best so far."""
+    """Epochs done, the running mean of the weights, and the mean at the best epoch so far."""
 
     epoch: int = 0
     best_epoch: int = 0
     best: float = math.inf
     mean_net: dict[str, Tensor] = field(default_factory=dict)
     best_net: dict[str, Tensor] = field(default_factory=dict)
-    errors: list[tuple[float, float]] = field(default_factory=list)  # in training and on `valid`, an epoch
+    errors: list[tuple[float, float]] = field(default_factory=list)  # (training, validation) of each epoch
 
     def keep(self, error: float) -> None:
-        """The mean is now the best."""
+        """Record the current mean as the best."""
         self.best, self.best_epoch = error, self.epoch
         self.best_net = _copied(self.mean_net)
 
 
 class Checkpoint:
-    """Where a training's state is kept; without a path nowhere. `key` is the digest of all that the training depends on."""
+    """The file of a training's state; without a path there is none. `key` is a digest of data and settings."""
 
     def __init__(self, path: Path | None, key: str = "") -> None:
         self.path, self.key = path, key
         self.saved_at = time.monotonic()
 
     def resume(self, net: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> Progress:
-        """The state that was saved, put into all three; a fresh one where none of this training is there."""
+        """The saved state, also loaded into the three arguments; a fresh state if none was saved for this training."""
         state = Progress(mean_net=_copied(net.state_dict()), best_net=_copied(net.state_dict()))
         tensors = self._read(state.best_net)
         if tensors is None:
@@ -64,7 +64,7 @@ class Checkpoint:
     def save(
         self, state: Progress, net: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator
     ) -> None:
-        """Keep the state, if the last time is a while ago."""
+        """Write the state, at most every SAVE_EVERY_SECONDS."""
         if self.path is None or time.monotonic() - self.saved_at < SAVE_EVERY_SECONDS:
             return
         tensors = {
@@ -82,8 +82,7 @@ class Checkpoint:
         self.saved_at = time.monotonic()
 
     def _read(self, net: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        """The saved tensors; None where there are none, or of another training, or not of a net like `net`, or damaged: it begins
-        anew then."""
+        """The saved tensors; None if there are none, or if they are damaged or of another training or another net."""
         if self.path is None or not self.path.exists():
             return None
         try:

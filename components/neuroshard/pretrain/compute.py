@@ -1,7 +1,11 @@
-"""Sets of tables and their labels -> the compute net, all members of the ensemble trained at once."""
+"""Table sets and their measured times -> the compute net (costmodel/compute_net.py). All members are trained at once.
+
+Forward and backward are learned by a head each, which share the hidden layer, since the two times together say more about what
+they are made of than their sum does. The trained heads are added up to one.
+"""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -17,7 +21,6 @@ from neuroshard.costmodel.compute_net import (
     COUNTED_IN,
     HEAD_WIDTH,
     MEMBERS,
-    RATES,
     SETS_IN,
     TABLE_WIDTHS,
     THRESHOLDS,
@@ -36,20 +39,33 @@ from neuroshard.pretrain.metrics import CLOCK_MS
 from neuroshard.pretrain.train import LEARNING_RATE, Net, Recipe, fit_net, kept_positive, uniform
 
 WEIGHT_DECAY: Final = 0.3
-STARTED_RATE: Final = LEARNING_RATE / 2  # of nets that know something already
-DIPS: Final = 8e-3  # of the loss, for what dips can take off a cost
-SURPLUS: Final = 0.03  # of the loss, for what rates add beyond what parts ask for by themselves, as a share of a cost
-TOLD_APART: Final = 0.05  # of the cases are below where a threshold sets in, and as many above it: else it has no rates
-FEWEST_APART: Final = 20  # cases
-FEWEST_TABLES: Final = 40  # of fewer, bytes tell little more than which tables there are, and steps in rows likewise
-PARTS: Final = 2  # of a cost: forward and backward, each of which says more of what it is made of than their sum
-FIRST_RATES: Final = 0.02  # of a layer's usual weights
-BEYOND: Final = 0.3  # of a layer's usual weights: so much of the skip, at the start, is no hidden neuron's
-ROUNDED: Final = 1e-9  # by such a share more than its least, the skip is no less than that on any machine
-COUNTS: Final = (COUNTED_IN == BYTES).astype(np.int64)  # of each threshold: rows, or bytes
-SLOW: Final = slice(len(BY_ROWS))  # thresholds in rows whose rates rise slowly, and those that rise in steps
+STARTED_RATE: Final = LEARNING_RATE / 2  # learning rate of a net that starts from another
+DIPS: Final = 8e-3  # weight in the loss of what dips can take off a cost, as a share of it: dips make bounds loose
+SURPLUS: Final = 0.03  # weight in the loss of what rates add beyond each table's own (OWN), as a share of the cost
+TOLD_APART: Final = 0.05  # least share of the cases below the start of a threshold, and above it; else it gets no rate
+FEWEST_APART: Final = 20  # least number of such cases on either side
+FEWEST_TABLES: Final = 40  # with fewer distinct tables, bytes and steps in rows only identify the tables: no such rates
+PARTS: Final = 2  # forward and backward
+FIRST_RATES: Final = 0.02  # initial rates, as a share of a layer's usual initial weights
+BEYOND: Final = 0.3  # initial skip beyond its least, as a share of a layer's usual initial weights
+ROUNDED: Final = 1e-9  # relative margin that keeps the skip above its least whatever the rounding
+COUNTS: Final = (COUNTED_IN == BYTES).astype(np.int64)  # what each threshold counts: 0 rows, 1 bytes
+SLOW: Final = slice(len(BY_ROWS))  # thresholds in rows whose rates set in slowly; STEPS: at once
 STEPS: Final = slice(-len(BY_DIGITS), None)
 NOWHERE: Final[Ints] = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class ComputeTraining:
+    """How to train a compute net. `epochs` None: as many as the cases need.
+
+    Without `monotone` an added table may lower a prediction. `start` is a net of other hardware to start from.
+    """
+
+    epochs: int | None = None
+    monotone: bool = True
+    start: ComputeNet | None = None
+    checkpoint: Checkpoint = NONE
 
 
 def train_compute(
@@ -57,39 +73,35 @@ def train_compute(
     batch_sizes: Ints,
     train: Ints,
     valid: Ints,
-    epochs: int | None,
     generator: torch.Generator,
-    *,
-    monotone: bool = True,
-    start: ComputeNet | None = None,
-    checkpoint: Checkpoint = NONE,
+    training: ComputeTraining,
     also_calibrated_on: Ints = NOWHERE,
 ) -> tuple[ComputeNet, Fit]:
-    """The compute net from the cases at `train`, the best epoch by those at `valid`.
+    """The compute net, trained on the cases at `train` (places among the labels); `valid` chooses the best epoch.
 
-    Its spread is calibrated on those and on further ones that chose no epoch, whose errors are not the smaller for it.
-    `batch_sizes` (cases,) are theirs. Without `monotone` a table may lower a prediction. `start` is a net of other
-    hardware, to begin from.
+    `batch_sizes` (cases,) are those of the cases. The predicted spread is calibrated on `valid` and on `also_calibrated_on`,
+    cases whose errors did not choose the epoch and so are not too small.
     """
+    start = training.start
     samples = SetSamples(labels, batch_sizes, train, start.scale if start else None)
     told_apart = samples.told_apart(train)
     if start is not None and start.rates is not None:
         rates = _of_kind(start.rates, samples.few(train))
         start = replace(start, rates=rates)
         told_apart = np.union1d(told_apart, np.flatnonzero(rates.any(axis=(0, 1))))
-    net = _Ensemble(generator, monotone, samples.floor, told_apart)
-    recipe = Recipe(epochs, WEIGHT_DECAY)
+    net = _Ensemble(generator, training.monotone, samples.floor, told_apart)
+    recipe = Recipe(training.epochs, WEIGHT_DECAY)
     if start is not None:
         net.begin(start)
         net.grow(_ratio(net, samples, train))
-        recipe = Recipe(epochs, WEIGHT_DECAY, STARTED_RATE)
-    fit = fit_net("train compute net", net, samples, (train, valid), recipe, generator, checkpoint)
+        recipe = Recipe(training.epochs, WEIGHT_DECAY, STARTED_RATE)
+    fit = fit_net("train compute net", net, samples, (train, valid), recipe, generator, training.checkpoint)
     held_back = np.concatenate([valid, also_calibrated_on])
     return _calibrated(net.as_numpy(samples.scale, samples.unit_ms), labels, samples, held_back), fit
 
 
 def _ratio(net: "_Ensemble", samples: "SetSamples", train: Ints) -> float:
-    """How many times what `net` predicts is the usual label."""
+    """Median of label / prediction over the training cases."""
     cases = torch.from_numpy(train)
     with torch.no_grad():
         off = torch.log(samples.measured(cases)[0] / net(*samples.inputs(cases)).mean(0)[0])
@@ -103,9 +115,9 @@ def _calibrated(net: ComputeNet, labels: Labels[ComputeCase], samples: "SetSampl
 
 
 class SetSamples:
-    """Sets of tables, one after another in flat tensors: the tables of case i are features[start[i] : start[i] + count[i]].
+    """Table sets as flat tensors: the tables of case i are features[starts[i] : starts[i] + counts[i]].
 
-    `scale` keeps what another net was trained with, where that saw a feature vary.
+    `scale` is that of the net to start from: features that varied in its training keep its scale.
     """
 
     def __init__(
@@ -128,13 +140,13 @@ class SetSamples:
         self.floor = max(float(labels.ms[train].min()) / 2, CLOCK_MS) / self.unit_ms
 
     def inputs(self, cases: Tensor) -> tuple[Tensor, ...]:
-        """Features of all tables of the cases, and what rates go by (rows, and bytes of those touched), the place of each
-        table's case, and the number of cases."""
+        """For the tables of these cases: features (N, F), counts (N, 2: rows, and bytes of touched rows), the place of each
+        table's case (N,); and the number of cases."""
         places, tables = self._tables(cases)
         return self.features[tables], self.counted[tables], places, torch.tensor(len(cases))
 
     def told_apart(self, cases: Ints) -> Ints:
-        """Places of the thresholds that enough of the cases lie on both sides of."""
+        """Places of the thresholds with enough cases on both sides."""
         places, tables = self._tables(torch.from_numpy(cases))
         counted = torch.zeros(len(cases), 2, dtype=torch.float64).index_add_(0, places, self.counted[tables].double())
         of_each = counted.numpy()[:, COUNTS]
@@ -147,16 +159,16 @@ class SetSamples:
         return np.flatnonzero(apart)
 
     def few(self, cases: Ints) -> bool:
-        """Whether these cases are of so few tables that sums over them tell little more than which there are."""
+        """True if the cases have fewer than FEWEST_TABLES distinct tables."""
         _, tables = self._tables(torch.from_numpy(cases))
         return len({self.names[table] for table in tables.tolist()}) < FEWEST_TABLES
 
     def measured(self, cases: Tensor) -> Tensor:
-        """The whole, forward and backward: (3, cases)."""
+        """Total, forward and backward time in units: (3, cases)."""
         return self.labels[:, cases]
 
     def sums(self, net: ComputeNet, cases: Ints) -> Floats:
-        """Vectors of the cases' tables, summed a case: (cases, K)."""
+        """The vector sum of each case: (cases, width)."""
         places, tables = self._tables(torch.from_numpy(cases))
         vectors = net.vectors(self.plain[tables.numpy()])
         sums = np.zeros((len(cases), vectors.shape[1]))
@@ -171,7 +183,7 @@ class SetSamples:
 
 
 def _joined(before: FeatureScale, here: FeatureScale) -> FeatureScale:
-    """The scale of a net that goes on from `before`: what varies only now is scaled as now, and ranges hold both."""
+    """The scale of a net that starts from one with scale `before`: features that vary only now use `here`; ranges are joined."""
     new = before.deviation == 0
     return FeatureScale(
         mean=np.where(new, here.mean, before.mean),
@@ -182,11 +194,11 @@ def _joined(before: FeatureScale, here: FeatureScale) -> FeatureScale:
 
 
 class _Ensemble(Net):
-    """ComputeNet for training, with a head for forward and one for backward, of the same hidden layer, that add up to its own.
-    Of their skips, the parameter is what is beyond the least; if `monotone`, its absolute value.
+    """ComputeNet for training: a head for forward and one for backward that share the hidden layer.
 
-    Dips make bounds loose, so there should be few: the loss grows with what they can take off, as a share of the cost; likewise
-    with what rates add beyond what each part asks for by itself. `told_apart` are the places of the thresholds that have rates.
+    The parameter of a skip is what it has beyond its least; if `monotone`, its absolute value counts, and so for rates.
+    Dips, and rates beyond OWN, make the bounds of a search loose, so `extra_loss` grows with both, each as a share of the cost.
+    `told_apart` are the places of the thresholds that get rates.
     """
 
     def __init__(self, generator: torch.Generator, monotone: bool, floor: float, told_apart: Ints) -> None:
@@ -210,7 +222,7 @@ class _Ensemble(Net):
                 self.rates.abs_().mul_(FIRST_RATES)
 
     def forward(self, features: Tensor, counted: Tensor, places: Tensor, cases: Tensor) -> Tensor:
-        """The whole, forward and backward: (members, 3, cases)."""
+        """Total, forward and backward time in units: (members, 3, cases)."""
         hidden = torch.relu(torch.matmul(features, self.weights[0]) + self.biases[0])
         vectors = torch.relu(torch.baddbmm(self.biases[1], hidden, self.weights[1]))
         sums = torch.zeros(MEMBERS, int(cases), vectors.shape[2]).index_add_(1, places, vectors)
@@ -241,7 +253,7 @@ class _Ensemble(Net):
         return parameter.abs() if self.monotone else parameter
 
     def begin(self, net: ComputeNet) -> None:
-        """Take the weights of another net, whose head is shared out evenly."""
+        """Take the weights of another net; forward and backward each get half of its head."""
         layers = (*net.table, net.head, Layer(net.out.weight / PARTS, net.out.bias / PARTS))
         beyond = (net.skip - least_skip(net.head.weight, net.out.weight)) / PARTS
         with torch.no_grad():
@@ -251,11 +263,13 @@ class _Ensemble(Net):
             self.skip.copy_(torch.from_numpy(beyond))
             if len(self.told_apart) and net.rates is not None:
                 before = net.rates[..., self.told_apart]
-                known = before.any(axis=(0, 1))  # the others begin as always: an absolute value has no slope at 0
+                known = before.any(
+                    axis=(0, 1)
+                )  # the others keep their initial weights: an absolute value has no slope at 0
                 self.rates[..., torch.from_numpy(known)] = torch.from_numpy(before[..., known]).float()
 
     def grow(self, factor: float) -> None:
-        """Answer `factor` times as much."""
+        """Multiply all predictions by `factor`."""
         with torch.no_grad():
             for parameter in (
                 self.weights[3],
@@ -266,7 +280,7 @@ class _Ensemble(Net):
                 parameter.mul_(factor)
 
     def as_numpy(self, scale: FeatureScale, unit_ms: float) -> ComputeNet:
-        """The same net for NumPy, not calibrated."""
+        """The net in NumPy, its spread not yet calibrated."""
         layers = [Layer(_numpy(w), _numpy(bias)) for w, bias in zip(self.weights, self.biases, strict=True)]
         head, parts = layers[2:]
         least = sum(least_skip(head.weight, part) for part in np.split(parts.weight, PARTS, axis=2))
@@ -274,8 +288,7 @@ class _Ensemble(Net):
         out = Layer(_whole(parts.weight), _whole(parts.bias))
         rates = None
         if len(self.told_apart):
-            thresholds = next(count for count in RATES if count > self.told_apart.max())
-            rates = np.zeros((*skip.shape[:2], thresholds))
+            rates = np.zeros((*skip.shape[:2], len(THRESHOLDS)))
             rates[..., self.told_apart] = _numpy(self._positive(self.rates))
         return ComputeNet(scale, (layers[0], layers[1]), head, out, skip, unit_ms, self.floor, 1.0, 1.0, rates)
 
@@ -287,11 +300,10 @@ def _whole(parts: Floats) -> Floats:
 
 
 def _of_kind(rates: Floats, slow: bool) -> Floats:
-    """A net's rates (members, K, T) for all thresholds, those over rows all as `slow` ones, or all as steps."""
-    whole = np.zeros((*rates.shape[:2], len(THRESHOLDS)))
-    whole[..., : rates.shape[2]] = rates
-    row_wise = whole[..., SLOW] + whole[..., STEPS]
-    whole[..., SLOW], whole[..., STEPS] = (row_wise, 0.0) if slow else (0.0, row_wise)
+    """Rates (members, K, T) with those by rows moved to the slow thresholds (`slow`), or to the steps."""
+    whole = rates.copy()
+    by_rows = whole[..., SLOW] + whole[..., STEPS]
+    whole[..., SLOW], whole[..., STEPS] = (by_rows, 0.0) if slow else (0.0, by_rows)
     return whole
 
 

@@ -1,4 +1,4 @@
-"""Measured costs -> what a net learns from: cases and their milliseconds, by split, and how far the labels themselves scatter."""
+"""Measured costs -> labels: cases with their milliseconds, by split, and pairs that show how noisy labels are."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -17,9 +17,11 @@ from neuroshard.costmodel.protocol import Floats, Ints
 
 @dataclass(frozen=True)
 class Labels(Generic[Case]):
-    """Cases that were measured. `ms` is (N,), or (N, D) for all-to-alls of D devices; of sets of tables it is the sum of `parts`
-    (N, 2), forward and backward. `twice` (2, …) is of those that were measured again: two values as far apart as two labels of
-    one case are."""
+    """Measured cases. `ms` is (N,) for table sets, and (N, D) for all-to-alls of D devices.
+
+    For table sets `parts` (N, 2) are forward and backward ms, whose sum is `ms`. `twice` (2, …) holds two values for each case
+    that was measured again. They differ as much as two labels of the same case would.
+    """
 
     cases: tuple[Case, ...]
     ms: Floats
@@ -27,12 +29,12 @@ class Labels(Generic[Case]):
     parts: Floats
 
     def of_split(self, *splits: Split) -> Ints:
-        """Places of the cases of these splits."""
+        """Places of the cases in these splits."""
         return np.array([i for i, case in enumerate(self.cases) if case.split in splits], dtype=np.int64)
 
 
 def teaches(cost: ComputeCost | CollectiveCost) -> bool:
-    """Is there something to learn from? Not where a case met an error, nor from 0 ms, which no clock gives that runs."""
+    """Can a net learn from this cost? Not from an error, nor from 0 ms, which only a broken clock measures."""
     if cost.error is not None:
         return False
     if isinstance(cost, ComputeCost):
@@ -41,9 +43,10 @@ def teaches(cost: ComputeCost | CollectiveCost) -> bool:
 
 
 def collect(rows: Iterable[tuple[Case, Cost]], ms: Callable[[Cost], float | tuple[float, ...]]) -> Labels[Case]:
-    """The label of each case, and a second one of those that were measured again. Rows that teach nothing are left out.
+    """The label of each case, and pairs of those measured again. Rows without a usable time are left out.
 
-    Halves of a case's rounds differ by more than labels do, which are of all of them: by the root of how many.
+    A label combines all rounds of a case. The two halves of its rounds scatter more than that, so their distance is scaled down
+    by the square root of the numbers of rounds.
     """
     measured = rounds_of((case, cost) for case, cost in rows if teaches(cost))
     found, count = labels(measured), usual_count(measured)
@@ -57,7 +60,7 @@ def collect(rows: Iterable[tuple[Case, Cost]], ms: Callable[[Cost], float | tupl
 
 
 def _twice(rounds_ms: Sequence[float | tuple[float, ...]], count: int) -> tuple[Floats, Floats]:
-    """The mean of every other round, and one that is as far from it as labels of `count` rounds are from one another."""
+    """Two values as far apart as two labels of `count` rounds: the mean of every other round, and one at a scaled distance."""
     halves = [np.asarray(rounds_ms[place::2], dtype=np.float64) for place in (0, 1)]
     one, other = (half.mean(axis=0) for half in halves)
     nearer = math.sqrt(2 / count / sum(1 / len(half) for half in halves))
@@ -65,7 +68,7 @@ def _twice(rounds_ms: Sequence[float | tuple[float, ...]], count: int) -> tuple[
 
 
 def _parts(cost: ComputeCost | CollectiveCost) -> tuple[float, ...]:
-    """Of a cost without error."""
+    """Forward and backward ms of a table set without error; nothing for an all-to-all."""
     if not isinstance(cost, ComputeCost):
         return ()
     assert cost.forward_ms is not None
@@ -74,19 +77,19 @@ def _parts(cost: ComputeCost | CollectiveCost) -> tuple[float, ...]:
 
 
 def forward_ms(cost: CollectiveCost) -> tuple[float, ...]:
-    """Of an all-to-all without error."""
+    """Forward ms of each device, of an all-to-all without error."""
     assert cost.forward_ms is not None
     return cost.forward_ms
 
 
 def backward_ms(cost: CollectiveCost) -> tuple[float, ...]:
-    """Of an all-to-all without error."""
+    """Backward ms of each device, of an all-to-all without error."""
     assert cost.backward_ms is not None
     return cost.backward_ms
 
 
 def check_one_time_a_device(rows: Iterable[tuple[CollectiveCase, CollectiveCost]]) -> None:
-    """Raise InvalidInput where an all-to-all's times are not one a device."""
+    """Raise InvalidInput unless each all-to-all has one time for each device."""
     for case, cost in rows:
         for name, times in (("forward_ms", cost.forward_ms), ("backward_ms", cost.backward_ms)):
             if times is not None and len(times) != len(case.device_dims):
@@ -96,7 +99,7 @@ def check_one_time_a_device(rows: Iterable[tuple[CollectiveCase, CollectiveCost]
 
 
 def check_unseen(cases: Iterable[ComputeCase]) -> None:
-    """Raise InvalidInput where a table of the test_tables split occurs in another: its error would be too good."""
+    """Raise InvalidInput if a table of the split test_tables occurs in another split: its error would be too small."""
     names: dict[bool, set[str]] = {True: set(), False: set()}
     for case in cases:
         names[case.split == "test_tables"].update(table.name for table in case.tables)

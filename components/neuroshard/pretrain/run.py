@@ -2,8 +2,8 @@
 
     neuroshard pretrain costs/ -o model/
 
-One compute net, and a forward and a backward all-to-all net for all numbers of devices. A run that was cut off goes on where
-it was when it is started again.
+It trains one compute net, one forward and one backward all-to-all net, the latter two for all numbers of devices. A run that
+was killed continues from its checkpoints when it is started again.
 """
 
 import shutil
@@ -22,14 +22,9 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.label import Case
 from neuroshard.core.value import canonical_json, sha256, shown
 from neuroshard.costmodel.all_to_all_net import AllToAllNet
-from neuroshard.costmodel.bundle import (
-    MODEL_FORMAT,
-    Provenance,
-    TrainedCostModel,
-    cost_model,
-    save_cost_model,
-)
+from neuroshard.costmodel.bundle import TrainedCostModel, cost_model, save_cost_model
 from neuroshard.costmodel.compute_net import ComputeNet
+from neuroshard.costmodel.manifest import MODEL_FORMAT, TrainedFrom
 from neuroshard.costmodel.nets import Nets
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.costmodel.report import STAND_IN_ERROR, NetReport, Report
@@ -37,7 +32,7 @@ from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import check_can_write
 from neuroshard.pretrain.all_to_all import train_all_to_all
 from neuroshard.pretrain.checkpoint import Checkpoint
-from neuroshard.pretrain.compute import train_compute
+from neuroshard.pretrain.compute import ComputeTraining, train_compute
 from neuroshard.pretrain.evaluate import all_to_all_report, compute_report, set_sums
 from neuroshard.pretrain.labels import (
     Labels,
@@ -52,18 +47,16 @@ from neuroshard.pretrain.metrics import mape
 from neuroshard.pretrain.stand_in import completed, sets_error
 from neuroshard.pretrain.train import one_thread
 
-FEW_SETS: Final = (
-    150  # table sets to train on, with which the scaled analytic model may still predict better than a net
-)
-CLEARLY: Final = 0.8  # of the net's error, at most: then it does
-STAND_IN_EPOCHS: Final = 120  # by then a net is within 3 % of the analytic model
-FEWEST_COMPARED: Final = 6  # held-back table sets to compare the two by
-UNFINISHED: Final = ".training"  # folder of checkpoints in the output folder, gone when the model is written
+FEW_SETS: Final = 150  # with fewer training sets, the scaled analytic model may still predict better than a net
+CLEARLY: Final = 0.8  # the analytic model is better if its error is at most this share of the net's
+STAND_IN_EPOCHS: Final = 120  # after which a net is within 3 % of the analytic model
+FEWEST_COMPARED: Final = 6  # held-out table sets needed to compare the two
+UNFINISHED: Final = ".training"  # folder of checkpoints inside the output folder, removed when the model is written
 
 
 @dataclass(frozen=True)
 class Training:
-    """What all nets of a run share. `folder` is where their checkpoints lie, if anywhere."""
+    """Settings that all nets of a run share. Checkpoints are written into `folder`, if there is one."""
 
     seed: int
     epochs: int | None
@@ -72,15 +65,15 @@ class Training:
     folder: Path | None
 
     def brief_if(self, stands_in: bool) -> "Training":
-        """For a net that learns labels without noise, which takes fewer epochs."""
+        """With fewer epochs for a net that learns the analytic model: its labels have no noise."""
         return replace(self, epochs=self.epochs or STAND_IN_EPOCHS) if stands_in else self
 
     def generator(self, net: str) -> torch.Generator:
-        """Of its own for each net, so that one that is done already leaves the next as it was."""
+        """The random generator of one net, so that a net that is already trained does not change the next."""
         return torch.Generator().manual_seed(int(sha256(f"{self.seed} {net}".encode())[:15], 16))
 
     def checkpoint(self, net: str, labels: Sequence[Labels[Any]], places: Sequence[Ints]) -> Checkpoint:
-        """For a net that is trained on just these labels in just this way."""
+        """The checkpoint of a net, keyed by its labels and settings."""
         if self.folder is None:
             return Checkpoint(None)
         start = self.start.name if self.start else ""
@@ -103,11 +96,11 @@ def run(
     start: TrainedCostModel | None = None,
     ranks: Sequence[int] = (),
 ) -> TrainedCostModel:
-    """Read the costs in folder `costs`, and in `more` of the same bench, and write the cost model into folder `out`.
+    """Read costs from the folder `costs` and from `more` of the same bench; write the cost model into the folder `out`.
 
-    `start` is the cost model to begin from. `ranks` are numbers of ranks that the model must predict all-to-alls of, beside those
-    that the costs were asked for. Raises what `pretrain` does. A run that was cut off left its
-    checkpoints in `out`: the next with the same costs and settings goes on from there, and writes what the first would have.
+    `start` is a cost model to start from. `ranks` adds numbers of ranks whose all-to-all the model must predict, to those of the
+    costs. Raises what `pretrain` raises. A killed run leaves checkpoints in `out`; the next run with the same costs and settings
+    continues from them and writes the same model.
     """
     check_can_write(out, folder=True)
     measured = read_costs(costs, *more)
@@ -127,17 +120,19 @@ def pretrain(
     start: TrainedCostModel | None = None,
     checkpoints: Path | None = None,
 ) -> TrainedCostModel:
-    """Train on the `train` split, keep the best epoch by `valid`, report the errors on the test splits. `valid` and `test_sets`
-    tell how wide the predicted deviation must be, so only `test_tables` is a test of that.
+    """Train on the split `train`, choose the best epoch by `valid`, report the errors on the test splits.
 
-    `epochs` is the most; by default as many as the cases need, and fewer where the error on `valid` has stopped falling. Without
-    `monotone` adding a table may lower a prediction, and a search proves no lower bound.
-    `start` is another cost model, of other hardware or older costs, whose compute net is the first guess.
+    The predicted deviation is calibrated on `valid` and `test_sets`, so only `test_tables` tests it.
 
-    Where too little was measured of a part, the analytic model stands in (stand_in.py), which the report says.
+    `epochs` is an upper limit; by default it follows from the number of cases, and training stops early once the error on `valid`
+    no longer falls. Without `monotone` an added table may lower a prediction, and a search then proves no lower bound. `start` is
+    a cost model of other hardware or older costs, whose compute net is the starting point. `checkpoints` is a folder to continue
+    from.
 
-    The same costs, seed and settings give the same bytes on one machine. Raises InvalidInput where neither costs nor tables are
-    there, or a test table occurs in training; what else is missing is in the report's gaps.
+    Where a part has too few measurements, the scaled analytic model stands in (stand_in.py), and the report says so.
+
+    The same costs, seed and settings give the same bytes on one machine. Raises InvalidInput if there are neither costs nor
+    tables, or if a test table occurs in training. Whatever else is missing is listed in the report's gaps.
     """
     if epochs is not None and epochs < 1:
         raise UsageError(f"epochs must be at least 1, not {epochs}")
@@ -150,13 +145,13 @@ def pretrain(
         whole = completed(costs, seed)
         compute_stands_in = len(whole.costs.compute) > len(costs.compute)
         compute, max_dim, batch_sizes, report = _compute_net(whole.costs, training.brief_if(compute_stands_in))
-        # who says how long to train, or from what, wants that net
+        # with explicit epochs or start, the caller wants that net
         chosen = start is not None or epochs is not None
         if not (compute_stands_in or chosen) and _analytic_is_better(costs, compute):
             compute_stands_in, whole = True, completed(costs, seed, sets_too=True)
             compute, max_dim, batch_sizes, report = _compute_net(whole.costs, training.brief_if(True))
         forward, backward, device_counts, all_to_all_reports = _all_to_all_nets(whole.costs, training, gaps)
-    if compute_stands_in:  # the drawn cases that it was calibrated on have no error of their own
+    if compute_stands_in:  # it was calibrated on drawn cases, which have no measuring error
         compute = replace(compute, least_spread=max(compute.least_spread, STAND_IN_ERROR))
     if forward and backward and len(whole.stand_ins) > compute_stands_in:
         forward, backward = (replace(net, spread=max(net.spread, STAND_IN_ERROR)) for net in (forward, backward))
@@ -171,7 +166,7 @@ def pretrain(
             stand_ins=whole.stand_ins,
             compute_stands_in=compute_stands_in,
         ),
-        Provenance(
+        TrainedFrom(
             neuroshard_version=__version__,
             seed=seed,
             compute_cases=len({cost.case_id for _, cost in costs.compute if teaches(cost)}),
@@ -185,7 +180,7 @@ def pretrain(
 
 
 def _compute_net(costs: Costs, training: Training) -> tuple[ComputeNet, int, tuple[int, ...], NetReport]:
-    """The compute net, the widest table and the batch sizes that it was trained on, and its report."""
+    """The compute net, the width of the widest table and the batch sizes of its training, and its report."""
     labels = collect(costs.compute, lambda cost: cost.total_ms)
     if not len(labels.of_split("train")):
         errors = [cost.error for _, cost in costs.compute if cost.error]
@@ -203,11 +198,13 @@ def _compute_net(costs: Costs, training: Training) -> tuple[ComputeNet, int, tup
         batch_sizes,
         train,
         valid,
-        training.epochs,
         generator,
-        monotone=training.monotone,
-        start=training.start.nets.compute if training.start else None,
-        checkpoint=training.checkpoint("compute", [labels], [batch_sizes, train, valid]),
+        ComputeTraining(
+            training.epochs,
+            training.monotone,
+            training.start.nets.compute if training.start else None,
+            training.checkpoint("compute", [labels], [batch_sizes, train, valid]),
+        ),
         also_calibrated_on=labels.of_split("test_sets"),
     )
     max_dim = max(table.dim for i in train for table in labels.cases[i].tables)
@@ -216,9 +213,9 @@ def _compute_net(costs: Costs, training: Training) -> tuple[ComputeNet, int, tup
 
 
 def _analytic_is_better(costs: Costs, net: ComputeNet) -> bool:
-    """Does the scaled analytic model predict held-back table sets clearly better than a net of few cases?
+    """Does the scaled analytic model predict held-out table sets clearly better than a net trained on few cases?
 
-    By `valid` and `test_sets`: `test_tables` stays a test.
+    It compares on `valid` and `test_sets`, so that `test_tables` remains a test.
     """
     labels = collect(costs.compute, lambda cost: cost.total_ms)
     held_back = labels.of_split("valid", "test_sets")
@@ -233,7 +230,7 @@ def _analytic_is_better(costs: Costs, net: ComputeNet) -> bool:
 def _all_to_all_nets(
     costs: Costs, training: Training, gaps: list[str]
 ) -> tuple[AllToAllNet | None, AllToAllNet | None, tuple[int, ...], list[NetReport]]:
-    """Forward and backward nets, the numbers of devices that they were trained on, and their reports, one for each of those."""
+    """The forward and backward net, the numbers of devices in their training, and a report for each net and number."""
     usable: dict[int, list[tuple[CollectiveCase, CollectiveCost]]] = {}
     for case, cost in costs.collective:
         usable.setdefault(len(case.device_dims), []).append((case, cost))
@@ -258,7 +255,7 @@ def _all_to_all_nets(
 
 
 def _train_and_valid(labels: Labels[Case], generator: torch.Generator) -> tuple[Ints, Ints]:
-    """Places of the cases to train on, and to choose the best epoch by: a tenth of the former if none are of that split."""
+    """Places of the cases to train on, and to choose the best epoch by: without `valid` cases, a tenth of the former."""
     train, valid = labels.of_split("train"), labels.of_split("valid")
     if len(valid) or len(train) < 2:
         return train, valid if len(valid) else train

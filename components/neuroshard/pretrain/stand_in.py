@@ -1,9 +1,9 @@
-"""Where too little was measured, the analytic model stands in, scaled by what was measured.
+"""Too few measurements of a part -> cases labelled by the analytic model, scaled to the measurements.
 
-A net that learns from ten cases knows less than the datasheet. So for each part that has too few cases (table sets, or the
-all-to-alls of one number of ranks) cases are drawn and labelled by the analytic model of the hardware, times the factor by which
-the measured cases differ from it. The net learns those and the measured cases together. Errors are reported on measured cases
-only, and the cost model says which part stands in, so that a plan and the gate treat it as the less certain thing that it is.
+A net that learns from ten cases predicts worse than a datasheet. So for each part with too few cases (table sets, or the
+all-to-alls of one number of ranks), cases are drawn and labelled by the hardware's analytic model, times the median ratio of
+measured to analytic time. The net learns the drawn and the measured cases together. Errors are reported on measured cases only.
+The cost model lists these parts as stand-ins, so that plans and the gate treat them as less certain.
 """
 
 import math
@@ -23,25 +23,23 @@ from neuroshard.costmodel.analytic import Analytic, analytic_for
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.pretrain.labels import teaches
 
-DRAWN_SETS: Final = 400  # from which a net comes within 5 % of the analytic model
-DRAWN_EXCHANGES: Final = 120
-VALID_EVERY: Final = 10  # of the drawn cases every tenth chooses the best epoch
-LATEST_START_MS: Final = 20.0  # of a rank, as augment draws it
+DRAWN_SETS: Final = 400  # enough for a net to be within 5 % of the analytic model
+DRAWN_ALL_TO_ALLS: Final = 120
+VALID_EVERY: Final = 10  # every tenth drawn case is in the split that chooses the best epoch
+LATEST_START_MS: Final = 20.0  # latest start of a rank, as in augment
 
 
 @dataclass(frozen=True)
 class Completed:
-    """Costs with drawn cases where too little was measured, and a sentence for each part that stands in."""
+    """Measured costs plus drawn cases, and a sentence for each part that was drawn."""
 
     costs: Costs
     stand_ins: tuple[str, ...]
 
 
 def completed(costs: Costs, seed: int, sets_too: bool = False) -> Completed:
-    """The costs, with drawn cases for table sets if there are too few (or `sets_too`), and for each number of ranks asked for.
-
-    Raises InvalidInput where cases are to be drawn and no tables are known.
-    """
+    """The costs, plus drawn table sets if there are too few (or `sets_too`), and drawn all-to-alls for each wanted number of
+    ranks with too few. Raises InvalidInput if table sets must be drawn and no tables are known."""
     rng = np.random.default_rng([seed, 0x57A2D])
     analytic = Analytic(analytic_for(costs.bench.hardware)[0], costs.bench.batch_size)
     train = [case for case, cost in costs.compute if case.split == "train" and cost.round == 0 and teaches(cost)]
@@ -70,12 +68,12 @@ def completed(costs: Costs, seed: int, sets_too: bool = False) -> Completed:
 
 
 def wanted_ranks(costs: Costs) -> list[int]:
-    """Numbers of ranks whose all-to-alls were asked for, or measured."""
+    """Numbers of ranks whose all-to-all was requested or measured."""
     return sorted({*costs.device_counts, *(len(case.device_dims) for case, _ in costs.collective)} - {1})
 
 
 def sets_error(costs: Costs, cases: Sequence[ComputeCase], measured_ms: Floats) -> float:
-    """Mean |predicted / measured - 1| on these cases of the analytic model, scaled by the cases to train on."""
+    """Mean |predicted / measured - 1| on these cases, of the analytic model scaled to the training cases."""
     analytic = Analytic(analytic_for(costs.bench.hardware)[0], costs.bench.batch_size)
     factor, _ = _sets_factor(analytic, costs)
     predicted = np.array([factor * sum(_set_ms(analytic, case.tables, case.batch_size)) for case in cases])
@@ -83,7 +81,7 @@ def sets_error(costs: Costs, cases: Sequence[ComputeCase], measured_ms: Floats) 
 
 
 def _sets_factor(analytic: Analytic, costs: Costs) -> tuple[float, int]:
-    """How many times the analytic model's ms the table sets to train on take (median), and of how many."""
+    """Median of measured / analytic time over the training table sets, and their number."""
     rows = [(case, cost) for case, cost in costs.compute if case.split == "train" and cost.round == 0 and teaches(cost)]
     ratios = [cost.total_ms / sum(_set_ms(analytic, case.tables, case.batch_size)) for case, cost in rows]
     return (float(np.median(ratios)) if ratios else 1.0), len(ratios)
@@ -101,7 +99,7 @@ def _set_ms(analytic: Analytic, tables: Sequence[Table], batch_size: int | None 
 def _drawn_sets(
     analytic: Analytic, costs: Costs, factor: float, rng: np.random.Generator
 ) -> Iterator[tuple[ComputeCase, ComputeCost]]:
-    """Random sets of the known tables, at random widths, as devices of plans hold them."""
+    """Random sets of the known tables at random widths, like the shards of a device, with their analytic costs."""
     tables = _tables_to_train_on(costs)
     seen = {case.case_id for case, _ in costs.compute}
     for number in range(DRAWN_SETS):
@@ -117,7 +115,7 @@ def _drawn_sets(
 
 
 def _tables_to_train_on(costs: Costs) -> list[Table]:
-    """The tables that no test case holds, or all where none is left."""
+    """The tables that occur in no test case, or all tables if that leaves none."""
     held_out = {table.name for case, _ in costs.compute if case.split == "test_tables" for table in case.tables}
     known = costs.tables or tuple({t.name: t for case, _ in costs.compute for t in case.tables}.values())
     if not known:
@@ -126,7 +124,7 @@ def _tables_to_train_on(costs: Costs) -> list[Table]:
 
 
 def _width(dim: int, rng: np.random.Generator) -> int:
-    """The whole table half of the time; else a part of it, each halving as likely as the others."""
+    """The whole width half of the time; otherwise a number of halvings, all equally likely."""
     halvings = max(int(math.log2(dim / DIM_STEP)), 0)
     cut = dim >> int(rng.integers(0, halvings + 1)) if rng.random() < 0.5 else dim
     return max(cut // DIM_STEP * DIM_STEP, DIM_STEP)
@@ -157,7 +155,7 @@ def _drawn_all_to_alls(
     columns = sum(table.dim for table in costs.tables) or max(
         (sum(case.device_dims) for case, _ in costs.collective), default=DIM_STEP * ranks
     )
-    for number in range(DRAWN_EXCHANGES):
+    for number in range(DRAWN_ALL_TO_ALLS):
         total = columns * rng.uniform(0.25, 1.5)
         shares = rng.dirichlet(np.full(ranks, math.exp(rng.uniform(-0.5, 5.0))))
         dims = np.maximum(np.rint(total * shares / DIM_STEP), 1).astype(int) * DIM_STEP

@@ -1,12 +1,12 @@
 """The loop that trains every net, in PyTorch: from samples to the weights of the best epoch.
 
-The paper's shapes with another recipe. The loss is the error of the logarithm, so that 10 % count alike on 0.1 and on
-100 ms (with the paper's squared error in ms, the few slowest sets outvote all others); the rate falls as a cosine; weights
-decay, the compute net's most, which helps on tables never seen. docs/cost-model.md says why. What is
-tried on held-back cases, and kept, is a running mean of the weights: those of a single step are off by up to 3 % all one way.
+The nets have the paper's shapes; the recipe differs. The loss is the error of the logarithm, so that 10 % count the same at
+0.1 and at 100 ms (with the paper's squared error in ms, the few slowest sets decide). The learning rate falls as a cosine.
+Weights decay, most in the compute net, which helps on unseen tables. What is validated and kept is a running mean of the weights,
+because a single step's weights are off by up to 3 % in one direction. docs/cost-model.md has the figures.
 
-After every few seconds the state is kept in a checkpoint, if there is one, from which a run that was cut off goes on and ends
-with the same weights.
+Every few seconds the state goes into a checkpoint, if there is one. A killed run continues from it and ends with the same
+weights.
 """
 
 import math
@@ -27,35 +27,35 @@ from neuroshard.pretrain.metrics import CLOCK_MS
 from neuroshard.progress import progress
 
 LEARNING_RATE: Final = 5e-3
-PATIENCE: Final = 0.4  # of all epochs: stop when the error on `valid` has not fallen for as long
-LARGEST_BATCH: Final = 512  # the paper's; fewer cases get smaller batches, so that an epoch still takes 20 steps
+PATIENCE: Final = 0.4  # share of all epochs without a better validation error, after which training stops
+LARGEST_BATCH: Final = 512  # as in the paper; with few cases smaller, so that an epoch has STEPS_AN_EPOCH steps
 STEPS_AN_EPOCH: Final = 20
 MOST_EPOCHS: Final = 300
 FEWEST_EPOCHS: Final = 30
 ENOUGH_STEPS: Final = 12_000  # 100,000 cases take 200 steps an epoch, so 60 epochs
-SMOOTHED_STEPS: Final = 50  # that the running mean of the weights goes back
-OUTLIER: Final = 0.1  # log error from which on a label pulls no harder: a disturbed measurement is not worth more
+SMOOTHED_STEPS: Final = 50  # length of the running mean of the weights
+OUTLIER: Final = 0.1  # log error above which the loss is linear, so that disturbed labels do not dominate
 
 
 class Net(nn.Module):
-    """A net that answers (members, kinds, values), and what its last answer adds to the loss beside its errors.
+    """A net that predicts (members, kinds, values). `extra_loss` is a term that its last prediction adds to the loss.
 
-    The first kind is what it is for. Others teach it what that is made of: they count as much, all together, while it trains.
+    The first kind is the target. The other kinds are auxiliary targets in training, which together weigh as much as the first.
     """
 
     extra_loss: Tensor | float = 0.0
 
 
 class Samples(Protocol):
-    """Cases as tensors. `unit_ms` is what the labels are divided by."""
+    """Cases as tensors. Labels are in units of `unit_ms`."""
 
     unit_ms: float
 
     def inputs(self, cases: Tensor) -> tuple[Tensor, ...]:
-        """What the net takes for these cases."""
+        """The net's inputs for these cases."""
 
     def measured(self, cases: Tensor) -> Tensor:
-        """What it should answer, in units: (kinds, values)."""
+        """The labels of these cases, in units: (kinds, values)."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ def fit_net(
     generator: torch.Generator,
     checkpoint: Checkpoint = NONE,
 ) -> Fit:
-    """Train `net` in place on the first of the two places, and leave it as after the epoch that was best on the second.
+    """Train `net` in place; it ends with the weights of the best epoch. `places` are the training and the validation cases.
 
-    Each member of the net learns by itself, and the best epoch is that of their mean. The weights of an
-    epoch are a running mean over the last steps.
+    Each member of the ensemble learns independently; the best epoch is that of their mean. The weights that are validated are a
+    running mean over the last steps.
     """
     cases, held_out = (torch.from_numpy(some) for some in places)
     batch = min(max(len(cases) // STEPS_AN_EPOCH, 8), LARGEST_BATCH)
@@ -133,7 +133,7 @@ def fit_net(
 
 
 def _shortened(error: float) -> float:
-    """To four digits, which is more than a curve shows: hundreds of them lie in model.json."""
+    """Four digits, more than a curve shows: model.json holds hundreds of these."""
     return float(f"{error:.4g}")
 
 
@@ -144,18 +144,18 @@ def _log_errors(predicted: Tensor, samples: Samples, cases: Tensor) -> Tensor:
 
 
 def kept_positive(x: Tensor, floor: float) -> Tensor:
-    """`x`, and below `floor` an exponential that goes on from it: what a net answers in training never loses its slope."""
+    """`x` above `floor`, below it an exponential that joins smoothly: positive, and its slope never vanishes in training."""
     return torch.where(x > floor, x, floor * torch.exp(torch.clamp((x - floor) / floor, -30.0, 0.0)))
 
 
 def uniform(*shape: int, fan_in: int, generator: torch.Generator) -> nn.Parameter:
-    """A parameter drawn as those of torch's Linear layers, but from our generator."""
+    """A parameter initialized like torch's Linear layers, but from our generator."""
     return nn.Parameter((torch.rand(*shape, generator=generator) * 2 - 1) * fan_in**-0.5)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """PyTorch on one thread: these nets are too small for two, and sums then have one order whatever the machine."""
+    """PyTorch on one thread: these nets are too small for two, and the order of sums is then the same on every machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

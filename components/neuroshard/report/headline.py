@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 from neuroshard.core.plan import Plan
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
-from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.report.evaluated import Evaluated
 from neuroshard.report.live import PlanChange
@@ -99,7 +98,8 @@ def _trust(plan: Plan, model: CostModel | None) -> Card:
     error = plan.provenance.cost_model_error
     if error is None:
         return Card(title, "not known", "nothing was measured for this cost model")
-    compute = [net for net in model.report.nets if net.kind == "compute"] if isinstance(model, TrainedCostModel) else []
+    manifest = None if model is None else model.manifest
+    compute = [] if manifest is None else [net for net in manifest.report.nets if net.kind == "compute"]
     noise = compute[0].label_noise if compute else None
     again = f"; measuring again differs by {percent(noise.mape)}" if noise else ""
     truth = measured(plan.provenance.cost_model_backend)

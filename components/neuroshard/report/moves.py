@@ -7,8 +7,9 @@ from neuroshard.core.clean import clean
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import Move, bytes_by_device, moves
 from neuroshard.core.plan import Plan
-from neuroshard.core.text import WIDTH, bar, counted, spanned, wrapped
+from neuroshard.core.text import WIDTH, counted, spanned, wrapped
 from neuroshard.core.units import format_bytes
+from neuroshard.report.bars import bar
 
 MOVES_SHOWN, DEVICES_SHOWN = 20, 32
 

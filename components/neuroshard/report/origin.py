@@ -9,7 +9,6 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import decode_json
-from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.disk import read_bytes
 from neuroshard.report.numbers import source
@@ -44,13 +43,13 @@ def plan_facts(plan: Plan, files: Mapping[str, str]) -> list[Fact]:
 
 def model_facts(model: CostModel) -> list[Fact]:
     """Facts about the cost model: the bench that it was measured on, and its training."""
-    if not isinstance(model, TrainedCostModel):
+    manifest = model.manifest
+    if manifest is None:
         return [
             Fact("cost model", model.name),
             Fact("its milliseconds are from", source(model.backend, model.device_name)),
         ]
-    manifest, by = model.manifest, model.manifest.provenance
-    bench = manifest.bench
+    by, bench = manifest.provenance, manifest.bench
     return [
         Fact("cost model", model.name),
         Fact("code", f"neuroshard {by.neuroshard_version}"),
@@ -60,7 +59,7 @@ def model_facts(model: CostModel) -> list[Fact]:
         *_bench(bench),
         Fact("batch sizes", ", ".join(f"{size:,}" for size in manifest.batch_sizes)),
         Fact("devices of all-to-alls", ", ".join(map(str, manifest.device_counts)) or "none"),
-        *(Fact("missing", gap) for gap in model.report.gaps),
+        *(Fact("missing", gap) for gap in manifest.report.gaps),
     ]
 
 

@@ -14,12 +14,13 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import sha256
-from neuroshard.costmodel.bundle import MANIFEST, TrainedCostModel
-from neuroshard.costmodel.open import open_cost_model
+from neuroshard.costmodel.bundle import MANIFEST
+from neuroshard.costmodel.manifest import Manifest
 from neuroshard.costmodel.pricing import Prices, check_searched_with, price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import read_bytes, write_bytes
+from neuroshard.models.open import open_cost_model
 from neuroshard.report.evaluated import Evaluated, read_evaluation
 from neuroshard.report.headline import bars, cards, size, without_a_plan
 from neuroshard.report.live import LivePlan, PlanChange, change, open_live
@@ -49,19 +50,19 @@ def report(
     """
     if model is not None:
         check_searched_with(plan, model, "the cost model given is")
-    trained = model if isinstance(model, TrainedCostModel) else None
-    if costs is not None and trained is None:
+    manifest = None if model is None else model.manifest
+    if costs is not None and manifest is None:
         raise InvalidInput("costs are shown with the cost model that learned from them; give it too (--model)")
     tables = {table.name: table for table in plan.task.tables}
     shown = Shown(
         plan=plan,
         model=model,
-        trained=trained,
+        manifest=manifest,
         changed=None if live is None else change(plan, live, model),
         costs=costs,
         evaluated=evaluated,
         prices=None if model is None else price_shards(model, tables, plan.shards, plan.task.devices),
-        learned=[] if trained is None else curves(trained),
+        learned=[] if manifest is None else curves(manifest.report),
     )
     shards, smaller = shard_columns(plan, shown.prices)
     fields = {
@@ -79,7 +80,7 @@ class Shown:
 
     plan: Plan
     model: CostModel | None
-    trained: TrainedCostModel | None
+    manifest: Manifest | None
     changed: PlanChange | None
     costs: Costs | None
     evaluated: Evaluated | None
@@ -107,7 +108,7 @@ def _fields(shown: Shown, nothing_live: bool) -> dict[str, Any]:
         "priced": shown.prices is not None,
         "row_wise": bool(row_wise_tables(plan)),
         "change": None if changed is None else _change_fields(changed),
-        "trained": shown.trained is not None,
+        "trained": shown.manifest is not None,
         "model": model is not None,
         "costs": shown.costs is not None,
         "model_facts": [] if model is None else model_facts(model),
@@ -131,7 +132,7 @@ def _change_fields(changed: PlanChange) -> dict[str, Any]:
 
 def _data(shown: Shown) -> dict[str, Any]:
     """What the scripts draw."""
-    plan, changed, evaluated, trained = shown.plan, shown.changed, shown.evaluated, shown.trained
+    plan, changed, evaluated, manifest = shown.plan, shown.changed, shown.evaluated, shown.manifest
     return {
         "measured": measured(plan.provenance.cost_model_backend),
         "bars": bars(plan, changed),
@@ -142,8 +143,8 @@ def _data(shown: Shown) -> dict[str, Any]:
         "tables": table_columns(plan, shown.prices),
         "change": None if changed is None else changed.devices,
         "moves": None if changed is None else changed.moves,
-        "errors": [] if trained is None else error_rows(trained),
-        "points": {} if trained is None or shown.costs is None else points(trained, shown.costs),
+        "errors": [] if manifest is None else error_rows(manifest.report),
+        "points": {} if shown.model is None or shown.costs is None else points(shown.model, shown.costs),
         "curves": shown.learned,
         "steps": [improvement.step for improvement in plan.improvements],
         "costs": short(improvement.cost_ms for improvement in plan.improvements),

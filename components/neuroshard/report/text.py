@@ -6,8 +6,9 @@ from typing import Any
 from neuroshard.core.clean import clean
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
-from neuroshard.core.text import bar, counted, spanned, wrapped
+from neuroshard.core.text import counted, spanned, wrapped
 from neuroshard.core.units import format_bytes
+from neuroshard.report.bars import bar
 from neuroshard.report.numbers import against, cut_tables, row_wise_tables, source
 
 DEVICES_SHOWN, ROW_WISE_SHOWN = 32, 8

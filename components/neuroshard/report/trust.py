@@ -1,7 +1,6 @@
 """How accurate the predictions are: errors against the noise of measuring, predicted against measured, learning curves."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +9,9 @@ from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.cost import CollectiveCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.label import labels, rounds_of
-from neuroshard.costmodel.bundle import TrainedCostModel
+from neuroshard.costmodel.protocol import CostModel
+from neuroshard.costmodel.report import Report
+from neuroshard.models.open import at_batch_size
 from neuroshard.report.numbers import Columns, short
 
 MOST_POINTS = 1000  # of a chart and split, evenly spaced, so that the page stays small
@@ -27,10 +28,10 @@ class Point(NamedTuple):
     predicted_ms: float
 
 
-def error_rows(model: TrainedCostModel) -> list[dict[str, Any]]:
+def error_rows(report: Report) -> list[dict[str, Any]]:
     """A row for each net and split of unseen cases: the mean error of predictions, and the noise of the labels."""
     rows = []
-    for net in model.report.nets:
+    for net in report.nets:
         noise = net.label_noise.mape if net.label_noise else None
         for split, errors in net.splits.items():
             if errors is not None:
@@ -40,18 +41,19 @@ def error_rows(model: TrainedCostModel) -> list[dict[str, Any]]:
     return rows
 
 
-def curves(model: TrainedCostModel) -> list[dict[str, Any]]:
+def curves(report: Report) -> list[dict[str, Any]]:
     """The learning curves of the nets that have them. The all-to-all net of all numbers of devices is listed once."""
     found: dict[str, dict[str, Any]] = {}
-    for net in model.report.nets:
+    for net in report.nets:
         if net.fit.valid_errors:
             errors = {"train": short(net.fit.train_errors), "valid": short(net.fit.valid_errors)}
             found.setdefault(net.kind, {"net": net.kind, **errors, "best": net.fit.best_epoch})
     return list(found.values())
 
 
-def points(model: TrainedCostModel, costs: Costs) -> dict[str, Columns]:
+def points(model: CostModel, costs: Costs) -> dict[str, Columns]:
     """Predicted and measured ms of unseen cases, by chart. Raises InvalidInput for costs of another bench."""
+    assert model.manifest is not None
     bench, learned = costs.bench, model.manifest.bench
     if (bench.backend, bench.hardware.fingerprint) != (learned.backend, learned.hardware.fingerprint):
         raise InvalidInput(
@@ -60,19 +62,19 @@ def points(model: TrainedCostModel, costs: Costs) -> dict[str, Columns]:
         )
     charts: dict[str, list[Point]] = {"compute": list(_compute_points(model, costs.compute, bench.batch_size))}
     charts |= {"forward all-to-all": [], "backward all-to-all": []}
-    for forward, backward in _all_to_all_points(replace(model, batch_size=bench.batch_size), costs.collective):
+    for forward, backward in _all_to_all_points(model, costs.collective, bench.batch_size):
         charts["forward all-to-all"].append(forward)
         charts["backward all-to-all"].append(backward)
     return {name: _columns(found, name == "compute") for name, found in charts.items() if found}
 
 
 def _compute_points(
-    model: TrainedCostModel, rows: Sequence[tuple[ComputeCase, ComputeCost]], batch_size: int
+    model: CostModel, rows: Sequence[tuple[ComputeCase, ComputeCost]], batch_size: int
 ) -> Iterator[Point]:
     unseen = [(case, cost) for case, cost in labels(rounds_of(rows)) if case.split in SPLITS]
     for batch in sorted({case.batch_size or batch_size for case, _ in unseen}):
         some = [(case, cost) for case, cost in unseen if (case.batch_size or batch_size) == batch]
-        at = model.at_batch_size(batch)
+        at = at_batch_size(model, batch)
         tables = [table for case, _ in some for table in case.tables]
         vectors = at.table_vectors(tables, np.array([table.dim for table in tables]))
         firsts = np.cumsum([0, *(len(case.tables) for case, _ in some)])[:-1]
@@ -82,14 +84,16 @@ def _compute_points(
 
 
 def _all_to_all_points(
-    model: TrainedCostModel, rows: Sequence[tuple[CollectiveCase, CollectiveCost]]
+    model: CostModel, rows: Sequence[tuple[CollectiveCase, CollectiveCost]], batch_size: int
 ) -> Iterator[tuple[Point, Point]]:
     """Forward and backward ms of the slowest device of every unseen all-to-all."""
+    assert model.manifest is not None
+    per_sample = batch_size / model.batch_size  # an all-to-all costs by bytes: columns times samples
     for case, cost in labels(rounds_of(rows)):
         known = len(case.device_dims) in model.manifest.device_counts
         if not known or case.split not in SPLITS or cost.forward_ms is None or cost.backward_ms is None:
             continue
-        dims, delays = np.array(case.device_dims, dtype=np.float64), np.array(case.start_delays_ms)
+        dims, delays = np.array(case.device_dims) * per_sample, np.array(case.start_delays_ms)
         ways = (
             (cost.forward_ms, model.forward_collective_ms(dims, delays)),
             (cost.backward_ms, model.backward_collective_ms(dims)),

@@ -21,13 +21,12 @@ from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import SPREAD
-from neuroshard.costmodel.open import error_on_unseen_tables, open_cost_model, stand_ins
-from neuroshard.costmodel.pricing import prices_rows
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.constraints import ConstraintsFile, resolve
 from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import read_tables
+from neuroshard.models.open import open_cost_model
 from neuroshard.progress import progress
 from neuroshard.search.bound.lower_bound import lower_bound
 from neuroshard.search.choice import choose
@@ -89,7 +88,7 @@ def search(
     problem = feasible(task, cost_model, tuning)
     problem.alone_ms(problem.whole)  # reports costs that are none before anything is computed with them
     if len(problem.row_blocks.groups):
-        if not prices_rows(cost_model):
+        if not cost_model.prices_rows:
             raise UsageError(
                 "given costs are of whole tables: they do not tell what some of the rows cost; search without --row-wise"
             )
@@ -119,7 +118,7 @@ def search(
         best = State.of(problem, placement)
 
     heuristics: dict[str, Attempt] = {} if algorithm in KEYS else baselines(problem, seed)
-    if is_ours and previous is None and not len(problem.row_blocks.groups) and prices_rows(cost_model):
+    if is_ours and previous is None and not len(problem.row_blocks.groups) and cost_model.prices_rows:
         notes = (*notes, *worth_allowing(problem, best))
     if watch.stopped:
         notes = (*notes, "the search was stopped by hand: more of it might have found a better plan")
@@ -270,7 +269,7 @@ def run(
     instead: str = "",
     stop: threading.Event | None = None,
 ) -> Plan:
-    """Search a plan for a tables.json with a cost model (see costmodel/open.py), and write it as plan.json.
+    """Search a plan for a tables.json with a cost model (see models/open.py), and write it as plan.json.
 
     `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `previous` is a
     plan to start from, or its file; `stop`, once it is set, ends the search. `instead` says why this cost model is not the
@@ -302,10 +301,8 @@ def run(
         time_budget_s=time_budget_s,
         previous=read_plan(previous) if isinstance(previous, Path) else previous,
         move_budget_bytes=move_budget_bytes,
-        cost_model_error=max(error_on_unseen_tables(model) or 0.0, SPREAD)
-        if instead
-        else error_on_unseen_tables(model),
-        instead=instead or "; ".join(stand_ins(model)),
+        cost_model_error=max(model.error_on_unseen_tables or 0.0, SPREAD) if instead else model.error_on_unseen_tables,
+        instead=instead or "; ".join(model.stand_ins),
         notes=short,
         stop=stop,
     )

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.core.hardware_names import is_part_of_name
-from neuroshard.core.release import FINGERPRINT, HARDWARE, ModelRelease
+from neuroshard.core.release import BUNDLE_FILES, FINGERPRINT, HARDWARE, ModelRelease
 from neuroshard.core.value import decode_json, sha256, shown
 from neuroshard.store.protocol import Store
 from neuroshard.store.track import Files, Live, ReleaseTrack, find_artifact, read_pointer
 
-BUNDLE_FILES = ("nets.safetensors", "model.json")  # in the order in which they are written
 BATCH_SIZE = r"[1-9][0-9]{0,11}"
 
 

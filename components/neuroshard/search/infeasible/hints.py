@@ -11,7 +11,6 @@ from neuroshard.core.table import DIM_STEP
 from neuroshard.core.task import MAX_DEVICES, ShardingTask
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes, parse_bytes
-from neuroshard.costmodel.pricing import prices_rows
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.infeasible.packing import GaveUp, pack, quick_plan
 from neuroshard.search.problem.problem import Problem
@@ -159,7 +158,7 @@ class _Trials:
     def row_wise(self) -> Iterator[str]:
         """The tables that would have to be row-wise, if they may not be."""
         constraints = self.task.constraints
-        if constraints.row_wise or constraints.max_shards is not None or not prices_rows(self.model):
+        if constraints.row_wise or constraints.max_shards is not None or not self.model.prices_rows:
             return
         task = self._task(row_wise=True)
         found = quick_plan(Problem(task, self.model)) if _sound(task) else None

@@ -1,0 +1,44 @@
+"""model.json: what a trained cost model was trained on, what it predicts, and how far it can be trusted."""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from neuroshard.core.cost import Bench
+from neuroshard.core.task import MAX_DEVICES
+from neuroshard.core.value import Value
+from neuroshard.costmodel.report import Report
+
+MODEL_FORMAT: Final = 1
+
+
+class TrainedFrom(Value):
+    """What a cost model was trained from. It holds no time: the same costs and seed give the same bytes."""
+
+    neuroshard_version: str
+    seed: int
+    compute_cases: int  # measured without error, all splits together
+    collective_cases: int
+    started_from: str | None = None  # digest of the cost model whose weights the training started from
+
+
+class Manifest(Value):
+    """The fields of model.json."""
+
+    format_version: Literal[1] = MODEL_FORMAT
+    feature_version: int
+    features: tuple[str, ...]
+    bench: Bench
+    hardware_fingerprint: str
+    batch_size: Annotated[int, Field(gt=0)]  # of the bench: all-to-alls, and compute cases without a batch size
+    batch_sizes: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(min_length=1)]  # of the compute cases
+    max_dim: Annotated[int, Field(gt=0)]
+    device_counts: tuple[Annotated[int, Field(ge=2, le=MAX_DEVICES)], ...]  # whose all-to-all was measured
+    tensors_sha256: str
+    report: Report
+    provenance: TrainedFrom
+
+    @property
+    def main_batch_size(self) -> int:
+        """The bench's batch size, or the largest measured one where no compute case was measured at the bench's."""
+        return self.batch_size if self.batch_size in self.batch_sizes else max(self.batch_sizes)

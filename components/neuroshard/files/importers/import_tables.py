@@ -1,0 +1,164 @@
+"""Tables from a file of any known format: `neuroshard tables --from FILE`. JSON, CSV, Parquet, or Meta's dlrm_datasets.
+
+A table is an object or a row with name, rows, dim, pooling_factor, and optionally the other fields of Table. `num_embeddings` and
+`embedding_dim` are accepted as names. Options give what the file leaves out.
+"""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.table import Table
+from neuroshard.core.text import counted, first_few
+from neuroshard.core.units import parse_number
+from neuroshard.core.value import shown
+from neuroshard.files import parquet
+from neuroshard.files.disk import read_bytes
+from neuroshard.files.importers.dlrm_datasets import read_dlrm_dataset
+from neuroshard.files.importers.imported import (
+    ALIASES,
+    KNOWN,
+    REQUIRED,
+    WIDTH,
+    Imported,
+    TableEntry,
+    pooled_tables,
+    read_json,
+    several_features,
+    table_defaults,
+)
+
+NUMBERS = Table.model_fields.keys() - {"name", "reuse_bins", "pooling", "weighted"}
+
+
+def import_tables(
+    path: Path,
+    *,
+    access: str = "uniform",
+    dtype: str = "fp32",
+    optimizer: str = "rowwise_adagrad",
+    dim: int = 128,
+) -> Imported:
+    """Tables of a .json, .csv, .parquet, .pt or .pt.gz file, with notes on what was left out, renamed or assumed.
+
+    The file wins over the options. `dim` is for .pt files, which have no dims. Repeated names are numbered, and sequence tables
+    (`sequence: true`) left out. Raises UsageError for an unknown option or suffix, and InvalidInput for a fault in the file.
+    """
+    defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
+    if path.name.lower().endswith((".pt", ".pt.gz")):
+        return read_dlrm_dataset(path, dim=dim, defaults=defaults)
+    entries, notes = read_entries(path)
+    return pooled_tables(entries, defaults, str(path), notes)
+
+
+def read_entries(path: Path) -> tuple[list[TableEntry], tuple[str, ...]]:
+    """The unchecked entries of a .json, .csv or .parquet file, and notes. Raises UsageError, InvalidInput."""
+    read = READERS.get(path.suffix.lower())
+    if read is None:
+        raise UsageError(f"{path}: its name does not say what it is; known: {', '.join(READERS)}, .pt, .pt.gz")
+    entries, unknown = read(path)
+    notes = [f"unknown keys were ignored: {', '.join(sorted(unknown))}"] if unknown else []
+    return entries, (*notes, *_hints(entries))
+
+
+def _hints(entries: Sequence[TableEntry]) -> list[str]:
+    """Notes on ignored keys that would have changed something."""
+    hints = []
+    if widths := {shown(entry.fields[WIDTH]) for entry in entries if WIDTH in entry.fields}:
+        hints.append(f"{WIDTH} ({first_few(sorted(widths))}) is not read: say it as element_bytes, or by --dtype")
+    features = [entry.fields.get("num_features") for entry in entries]
+    if shared := sum(isinstance(count, int) and count > 1 for count in features):
+        hints.append(several_features(counted(shared, "table")))
+    return hints
+
+
+def read_csv(path: Path) -> tuple[list[TableEntry], set[str]]:
+    """A header line, then a line a table. An empty cell counts as absent; `reuse_bins` are 17 numbers separated by spaces."""
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start}); is it a CSV file?") from None
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    entries: list[TableEntry] = []
+    columns: list[str] = []
+    try:
+        for cells in reader:
+            where = f"{path}: line {reader.line_num}"
+            if not any(cell.strip() for cell in cells):
+                continue
+            if not columns:
+                columns = _columns((cell.strip() for cell in cells), path)
+            elif len(cells) != len(columns):
+                raise InvalidInput(f"{where}: has {len(cells)} cells, but there are {len(columns)} columns")
+            else:
+                fields = {name: cell.strip() for name, cell in zip(columns, cells, strict=True) if cell.strip()}
+                entries.append(TableEntry.of(where, {name: _value(name, cell, where) for name, cell in fields.items()}))
+    except csv.Error as error:
+        raise InvalidInput(f"{path}: line {reader.line_num}: not CSV: {error}") from None
+    return entries, set(columns) - KNOWN
+
+
+def read_parquet(path: Path) -> tuple[list[TableEntry], set[str]]:
+    """A row a table; `reuse_bins` is a list column. Null counts as absent."""
+    there = parquet.column_names(path)
+    columns = _columns(there, path)
+    # other columns may be of any type, or too large
+    known = {name: column for name, column in zip(there, columns, strict=True) if column in KNOWN}
+    with parquet.opened(path, known.keys()) as table:
+        rows = table.rename_columns([known[name] for name in table.column_names]).to_pylist()
+    entries = [TableEntry.of(f"{path}: row {index}", row) for index, row in enumerate(rows)]
+    for where, fields in entries:
+        for name in NUMBERS & fields.keys():
+            if isinstance(fields[name], Decimal):
+                fields[name] = float(fields[name])
+            if isinstance(fields[name], bool) or not isinstance(fields[name], int | float):
+                raise _not_a_number(where, name, fields[name])
+    return entries, set(columns) - KNOWN
+
+
+READERS: dict[str, Callable[[Path], tuple[list[TableEntry], set[str]]]] = {
+    ".json": read_json,
+    ".csv": read_csv,
+    ".parquet": read_parquet,
+}
+
+
+def _columns(header: Iterable[str], path: Path) -> list[str]:
+    """The columns under our names. Raises InvalidInput if a required column is missing, or if one occurs twice."""
+    columns = [ALIASES.get(name, name) for name in header]
+    check_once(columns, path)
+    for name in REQUIRED:
+        if name not in columns:
+            raise InvalidInput(f"{path}: column {name!r} is missing; there are {shown(', '.join(columns), 200)}")
+    return columns
+
+
+def check_once(columns: Iterable[str], path: Path) -> None:
+    """Raise InvalidInput if a column of a file occurs twice."""
+    for name, times in Counter(columns).items():
+        if times > 1:
+            raise InvalidInput(f"{path}: column {name!r} occurs {times} times")
+
+
+def _value(column: str, cell: str, where: str) -> Any:
+    """A cell of a CSV file as a value of its column. Raises InvalidInput."""
+    if column == "reuse_bins":
+        return [read_number(column, share, where) for share in cell.split()]
+    return read_number(column, cell, where) if column in NUMBERS else cell
+
+
+def read_number(column: str, cell: str, where: str) -> float:
+    """A cell that is a number. Raises InvalidInput."""
+    number = parse_number(cell)
+    if number is None:
+        raise _not_a_number(where, column, cell)
+    return number
+
+
+def _not_a_number(where: str, column: str, value: Any) -> InvalidInput:
+    return InvalidInput(f"{where}: column {column!r} is {shown(value)}, not a number")

@@ -1,0 +1,155 @@
+"""What all importers share: a table as a source states it, defaults for what it leaves out, and the result of an import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.table import ELEMENT_BYTES, MAX_NAME, OPTIMIZER_BYTES, Table
+from neuroshard.core.text import counted
+from neuroshard.core.value import check_format, decode_json, shown
+from neuroshard.files.access import BinsOf, access_bins
+from neuroshard.files.disk import read_bytes
+from neuroshard.files.tables import TABLES_FORMAT, parse_table
+
+if TYPE_CHECKING:  # traces need safetensors; to_torchrec imports this file in trainers, which may lack it
+    from neuroshard.files.traces import Traces
+
+REQUIRED = ("name", "rows", "dim", "pooling_factor")
+KNOWN = Table.model_fields.keys() | {"sequence"}
+WIDTH = "bytes_per_element"  # key of some published table sets, of a table or of all at once
+ALIASES = {"num_embeddings": "rows", "embedding_dim": "dim", "is_weighted": "weighted"}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Tables with distinct names, their lookups if the source has them, and notes for the user."""
+
+    tables: tuple[Table, ...]
+    traces: Traces | None = None
+    notes: tuple[str, ...] = ()
+
+
+class TableEntry(NamedTuple):
+    """A table as a source states it: its place, for messages, and its fields under our names."""
+
+    where: str
+    fields: dict[str, Any]
+
+    @classmethod
+    def of(cls, where: str, raw: Mapping[str, Any]) -> Self:
+        """Null fields are left out. Our name wins over an alias."""
+        said = {name: value for name, value in raw.items() if value is not None}
+        aliased = {ALIASES[name]: said.pop(name) for name in ALIASES if name in said}
+        fields = {**aliased, **said}
+        if isinstance(fields.get("pooling"), str):
+            fields["pooling"] = fields["pooling"].lower()  # TorchRec's PoolingType is SUM or MEAN
+        return cls(where, fields)
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Defaults for what a source does not say: byte sizes by field of Table, and the access distribution."""
+
+    sizes: Mapping[str, int]
+    bins_of: BinsOf
+
+    def table(self, fields: Mapping[str, Any], where: str) -> Table:
+        """A table of these fields and the defaults. Raises InvalidInput that starts with `where`."""
+        table = parse_table({**self.sizes, **fields}, where)
+        if "reuse_bins" in fields:
+            return table
+        bins = self.bins_of(table.rows, table.pooling_factor, table.reuse_batch_size)
+        return table.model_copy(update={"reuse_bins": bins})
+
+
+def pooled_tables(entries: Sequence[TableEntry], defaults: Defaults, where: str, notes: Sequence[str] = ()) -> Imported:
+    """The tables of the entries, and `notes` plus what was changed: repeated names are numbered, sequence tables left out.
+
+    Raises InvalidInput if an entry breaks a rule, or if no table is left.
+    """
+    pooled = [entry for entry in entries if not is_true(entry.fields.get("sequence"))]
+    left_out = len(entries) - len(pooled)
+    if not pooled:
+        why = f" ({counted(left_out, 'sequence table')} left out)" if left_out else ""
+        raise InvalidInput(f"{where}: the list of tables is empty{why}")
+    tables = [defaults.table(entry.fields, entry.where) for entry in pooled]
+    names, more = number_repeats([table.name for table in tables])
+    if left_out:
+        more.append(f"{counted(left_out, 'sequence table')} left out: only pooled ones are sharded")
+    return Imported(
+        tuple(table.model_copy(update={"name": name}) for table, name in zip(tables, names, strict=True)),
+        notes=tuple(f"{where}: {note}" for note in (*more, *notes)),
+    )
+
+
+def several_features(which: str) -> str:
+    """The note on tables that several features read."""
+    return (
+        f"read by several features: {which}; all their lookups are counted, but TorchRec sends the table's columns once a "
+        "feature, and our all-to-all counts them once"
+    )
+
+
+def is_true(value: Any) -> bool:
+    return str(value).lower() in ("true", "1", "yes")
+
+
+def table_defaults(*, access: str = "uniform", dtype: str = "fp32", optimizer: str = "rowwise_adagrad") -> Defaults:
+    """Defaults from option values. Raises UsageError that lists the known ones."""
+    for what, value, known in (("dtype", dtype, ELEMENT_BYTES), ("optimizer", optimizer, OPTIMIZER_BYTES)):
+        if value not in known:
+            raise UsageError(f"unknown {what} {value!r}; known: {', '.join(known)}")
+    per_row, per_element = OPTIMIZER_BYTES[optimizer]
+    sizes = {
+        "element_bytes": ELEMENT_BYTES[dtype],
+        "optimizer_bytes_per_row": per_row,
+        "optimizer_bytes_per_element": per_element,
+    }
+    return Defaults(sizes, access_bins(access))
+
+
+def number_repeats(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names made distinct (the second `x` becomes `x_2`, or the next free number), and a note if any changed.
+
+    A name that would be too long is shortened at its end.
+    """
+    taken = set(names)
+    seen: set[str] = set()
+    numbers: dict[str, int] = {}  # the next number of each name: names may repeat a million times
+    distinct: list[str] = []
+    renamed: list[str] = []
+    for name in names:
+        new, number = name, numbers.get(name, 2)
+        while new in seen or (new != name and new in taken):
+            end = f"_{number}"
+            new, number = name[: MAX_NAME - len(end)] + end, number + 1
+        numbers[name] = number
+        if new != name:
+            renamed.append(f"{name!r} became {new!r}")
+        seen.add(new)
+        distinct.append(new)
+    more = f" and {len(renamed) - 1} more" if len(renamed) > 1 else ""
+    return distinct, [f"repeated names were numbered: {renamed[0]}{more}"] if renamed else []
+
+
+def read_json(path: Path) -> tuple[list[TableEntry], set[str]]:
+    """The objects of `{"tables": [...]}`, or of a bare list, and the unknown keys. Raises InvalidInput."""
+    data = decode_json(read_bytes(path), str(path))
+    tables, unknown = data, set[str]()
+    if not isinstance(data, list):
+        tables = check_format(data, TABLES_FORMAT, str(path)).get("tables")
+        unknown = data.keys() - {"tables", "format_version"}
+    if not isinstance(tables, list):
+        raise InvalidInput(f'{path}: expected {{"tables": [...]}} or a list, found tables = {shown(tables)}')
+    for index, table in enumerate(tables):
+        if not isinstance(table, dict):
+            raise InvalidInput(
+                f"{path}: tables[{index}]: expected an object with {', '.join(REQUIRED)}, not {shown(table)}"
+            )
+    of_all = {} if isinstance(data, list) else {key: data[key] for key in data.keys() & {WIDTH}}
+    entries = [TableEntry.of(f"{path}: tables[{index}]", {**of_all, **table}) for index, table in enumerate(tables)]
+    return entries, unknown | {key for entry in entries for key in entry.fields} - KNOWN

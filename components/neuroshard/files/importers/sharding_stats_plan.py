@@ -1,0 +1,152 @@
+"""A plan printed by TorchRec's planner -> a Plan, and its estimated cost of each table -> given costs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from neuroshard import __version__
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.plan import DeviceCost, Plan, Provenance
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import counted
+from neuroshard.core.units import format_bytes
+from neuroshard.files.importers.sharding_stats import GIB, Printed, PrintedTable
+
+GIVEN_FORMAT = 1
+
+
+def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_bytes: int | None = None) -> Plan:
+    """The printed plan of the printed pooled `tables`, in their order (names may have been numbered).
+
+    Sequence tables and data-parallel tables are left out. A device has `memory_bytes`, or what the planner used, less what these
+    take. Predicted milliseconds are the planner's own, of all tables. Raises UsageError if the memory is unknown, and
+    InvalidInput for an invalid plan.
+    """
+    if not all(table.ranks for table in printed.tables) or not printed.ranks:
+        raise InvalidInput(f"{where}: the planner found no plan, so there are tables but none to write")
+    beyond = next((table for table in printed.tables if max(table.ranks) >= printed.ranks), None)
+    if beyond is not None:
+        raise InvalidInput(
+            f"{beyond.where}: {beyond.path} lies on rank {max(beyond.ranks)}, but {printed.ranks} are printed"
+        )
+    if memory_bytes is None and printed.memory_gib is None:
+        raise UsageError(
+            f"{where}: does not say what memory the planner planned with; give --memory, as in --memory 80GiB"
+        )
+    pooled = [table for table in printed.tables if table.pooled]
+    held = [(table, ours) for table, ours in zip(pooled, tables, strict=True) if table.sharding != "DP"]
+    if not held:
+        raise InvalidInput(f"{where}: every table is data-parallel, copied to every rank; there is nothing to place")
+    limit = memory_bytes if memory_bytes is not None else round((printed.memory_gib or 0) * GIB)
+    free = [limit] * printed.ranks
+    others = [table for table in printed.tables if not table.pooled or table.sharding == "DP"]
+    for table in others:
+        for rank in table.ranks:
+            free[rank] -= round(table.storage_gib * GIB / len(table.ranks))
+    if min(free) < 1:
+        raise InvalidInput(
+            f"{where}: what is left out alone takes more than a rank's {format_bytes(limit)}; give --memory"
+        )
+    task = ShardingTask.parse(
+        {
+            "tables": [ours.model_dump() for _, ours in held],
+            "device_memory_bytes": free,
+            "batch_size": printed.batch_size * printed.ranks,
+        },
+        where,
+    )
+    costs = [
+        DeviceCost(compute_ms=compute, forward_collective_ms=forward, backward_collective_ms=backward)
+        for compute, forward, backward in printed.rank_ms
+    ]
+    hint = (
+        " (its planner may not count the optimizer's state; --memory says what a device has)"
+        if memory_bytes is None
+        else ""
+    )
+    return Plan.parse(
+        {
+            "task": task,
+            "shards": [shard for table, ours in held for shard in _shards(table, ours)],
+            "predicted": costs,
+            "predicted_ms": [cost.total_ms for cost in costs],
+            "provenance": Provenance(
+                neuroshard_version=__version__,
+                algorithm="torchrec",
+                cost_model="planner",
+                cost_model_backend="given",
+                cost_model_device="TorchRec's planner",
+                notes=tuple(_notes(printed, others)),
+            ),
+        },
+        f"{where}: the printed plan{hint}",
+    )
+
+
+def given_costs(printed: Printed, tables: Sequence[Table], where: str) -> dict[str, Any]:
+    """The content of a file for `--model given:FILE`: the planner's ms of every pooled table; sequence tables as `fixed_ms`.
+
+    Raises InvalidInput unless each sequence table is on all ranks.
+    """
+    everywhere = tuple(range(printed.ranks))
+    others = [table for table in printed.tables if not table.pooled]
+    uneven = next((table.path for table in others if table.ranks != everywhere), None)
+    if uneven:
+        raise InvalidInput(
+            f"{where}: sequence table {uneven!r} lies on some ranks only, so its cost is not a fixed one of all"
+        )
+    pooled = [table for table in printed.tables if table.pooled]
+    return {
+        "format_version": GIVEN_FORMAT,
+        "batch_size": printed.batch_size * max(1, printed.ranks),
+        "fixed_ms": sum(table.perf_ms for table in others) / max(1, printed.ranks),
+        "device_name": "as TorchRec's planner printed",
+        "tables": [{"name": ours.name, "cost_ms": table.perf_ms} for table, ours in zip(pooled, tables, strict=True)],
+    }
+
+
+def _notes(printed: Printed, others: Sequence[PrintedTable]) -> list[str]:
+    notes = ["costs are the printed estimates of TorchRec's planner; waiting is not in them"]
+    copies, sequences = (
+        sum(table.sharding == "DP" for table in others),
+        sum(not table.pooled for table in others),
+    )
+    if copies:
+        notes.append(
+            f"{counted(copies, 'data-parallel table')} left out, a copy on every rank: a plan holds each table once"
+        )
+    if sequences:
+        notes.append(f"{counted(sequences, 'sequence table')} left out")
+    host = sum("uvm" in table.kernel or "key_value" in table.kernel for table in printed.tables)
+    if host:
+        notes.append(
+            f"{counted(host, 'table')} in host memory or on disk (UVM, key-value), counted here as device memory"
+        )
+    return notes
+
+
+def _shards(printed: PrintedTable, table: Table) -> list[dict[str, Any]]:
+    """The shards in the order of the ranks: column blocks of the printed width, each split row-wise over its ranks."""
+    widths = [min(printed.shard_dim, table.dim - at) for at in range(0, table.dim, printed.shard_dim)]
+    row_blocks = len(printed.ranks) // len(widths)
+    if row_blocks * len(widths) != len(printed.ranks):
+        raise InvalidInput(
+            f"{printed.where}: {printed.path} is in {len(widths)} shards of columns, on {len(printed.ranks)} ranks"
+        )
+    block = -(-table.rows // row_blocks)
+    shards = []
+    for column, width in enumerate(widths):
+        for row in range(row_blocks):
+            rows = min(block, table.rows - row * block)
+            if rows > 0:  # a table of few rows leaves ranks empty
+                shards.append(
+                    {
+                        "table": table.name,
+                        "row_offset": row * block,
+                        "rows": rows,
+                        "column_offset": column * printed.shard_dim,
+                        "dim": width,
+                        "device": printed.ranks[column * row_blocks + row],
+                    }
+                )
+    return shards

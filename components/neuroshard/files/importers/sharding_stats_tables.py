@@ -1,0 +1,71 @@
+"""The tables of a printout of TorchRec's planner (files/importers/sharding_stats.py), with what it does not print inferred."""
+
+from neuroshard.core.text import counted
+from neuroshard.files.importers.imported import TableEntry, several_features
+from neuroshard.files.importers.sharding_stats import GIB, Printed, PrintedTable
+
+ROUNDING_GIB = 0.0006  # three digits after the point
+
+
+def stats_entries(printed: Printed, element_bytes: int | None = None) -> tuple[list[TableEntry], list[str]]:
+    """The tables as entries, and notes. With `element_bytes` None they are inferred from the printed storage."""
+    inferred, how = element_bytes_of(printed, element_bytes)
+    entries = [
+        TableEntry(
+            table.where,
+            {
+                "name": table.name,
+                "rows": table.rows,
+                "dim": table.dim,
+                "pooling_factor": table.lookups,
+                "weighted": table.weighted,
+                "element_bytes": size,
+                "sequence": not table.pooled,
+            },
+        )
+        for table, size in zip(printed.tables, inferred, strict=True)
+    ]
+    shared = sum(table.features > 1 and table.pooled for table in printed.tables)
+    notes = [how, "whether a table pools by sum or mean is not printed: sum is taken"]
+    if printed.printouts > 1:
+        notes.append(f"{printed.printouts} printouts are in the file; the last one counts")
+    if shared:
+        notes.append(several_features(counted(shared, "table")))
+    if all(table.lookups == table.features for table in printed.tables):
+        notes.append(
+            "every feature has 1 lookup, as where the planner was not told pooling factors: costs grow with them"
+        )
+    return entries, notes
+
+
+def element_bytes_of(printed: Printed, given: int | None) -> tuple[list[int], str]:
+    """Bytes of an element of each table (4 or 2), and a note on where they come from."""
+    elements = [table.rows * table.dim / GIB for table in printed.tables]
+    if given is not None:
+        return [given] * len(elements), f"elements have {given} bytes, as --dtype says"
+    # a table that stores less than its weights take in fp32 must be fp16
+    sizes = [
+        2 if table.storage_gib + ROUNDING_GIB < 4 * count * _copies(table, printed) else 4
+        for table, count in zip(printed.tables, elements, strict=True)
+    ]
+    weights = sum(size * count for size, count in zip(sizes, elements, strict=True))
+    for size in (4, 2):
+        if printed.weights_gib is not None and abs(size * sum(elements) - printed.weights_gib) <= 0.0005 * 8:
+            return [size] * len(
+                sizes
+            ), f"elements have {size} bytes, as the printed {printed.weights_gib:,} GB of weights say"
+    if printed.weights_gib is not None and abs(weights - printed.weights_gib) <= 0.0005 * 8:
+        halves = sizes.count(2)
+        return (
+            sizes,
+            f"{halves} tables of {len(sizes)} have elements of 2 bytes, as what each stores says (small ones cannot be told)",
+        )
+    return sizes, (
+        f"element types are not printed: {sizes.count(2)} tables of {len(sizes)} store too little for fp32 and are taken for "
+        "fp16, the others for fp32; if all are alike, say it with --dtype"
+    )
+
+
+def _copies(table: PrintedTable, printed: Printed) -> int:
+    """Copies of a table in its printed storage: a data-parallel table is on every rank."""
+    return max(1, printed.ranks) if table.sharding == "DP" and table.storage_gib else 1

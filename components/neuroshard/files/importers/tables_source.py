@@ -1,0 +1,78 @@
+"""The sources of tables (a preset, a file, a TorchRec model, its planner's printout) as one kind of value."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from neuroshard.core.table import ELEMENT_BYTES, Table
+from neuroshard.files.importers.check_tables import Finding, check_entries
+from neuroshard.files.importers.import_tables import import_tables, read_entries
+from neuroshard.files.importers.imported import Defaults, Imported, TableEntry, pooled_tables, table_defaults
+from neuroshard.files.importers.presets import preset
+from neuroshard.files.importers.sharding_stats import Printed, read_stats
+from neuroshard.files.importers.sharding_stats_tables import stats_entries
+from neuroshard.files.traces import Traces
+
+
+@dataclass(frozen=True)
+class Source:
+    """Tables as a source states them, not yet checked, and what else it holds: lookups, or a printed plan."""
+
+    where: str
+    entries: tuple[TableEntry, ...]
+    defaults: Defaults
+    notes: tuple[str, ...] = ()
+    traces: Traces | None = None
+    printed: Printed | None = None
+
+    def tables(self) -> Imported:
+        """The tables, checked. Repeated names are numbered, sequence tables left out. Raises InvalidInput."""
+        return pooled_tables(self.entries, self.defaults, self.where, self.notes)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What is odd about each table, faults included."""
+        return check_entries(self.entries, self.defaults)
+
+
+def from_preset(name: str, *, access: str, dtype: str, optimizer: str) -> Source:
+    """A built-in table set. Raises UsageError."""
+    tables = preset(name, access=access, dtype=dtype, optimizer=optimizer)
+    return Source(name, _entries(name, tables), table_defaults(access=access, dtype=dtype, optimizer=optimizer))
+
+
+def from_file(path: Path, *, access: str, dtype: str, optimizer: str, dim: int) -> Source:
+    """Any file that files/importers/import_tables.py reads; only a .pt has lookups. Raises UsageError and InvalidInput."""
+    defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
+    if path.name.lower().endswith((".pt", ".pt.gz")):
+        imported = import_tables(path, access=access, dtype=dtype, optimizer=optimizer, dim=dim)
+        notes = tuple(note.removeprefix(f"{path}: ") for note in imported.notes)  # `tables` adds the path again
+        return Source(str(path), _entries(str(path), imported.tables), defaults, notes, imported.traces)
+    entries, notes = read_entries(path)
+    return Source(str(path), tuple(entries), defaults, notes)
+
+
+def from_torchrec(
+    spec: str,
+    *,
+    access: str,
+    optimizer: str,
+    pooling_factors: Mapping[str, float],
+    default_pooling_factor: float | None,
+) -> Source:
+    """The model that `spec` makes (files/importers/torchrec_model.py). Raises UsageError and InvalidInput."""
+    from neuroshard.files.importers.torchrec_model import torchrec_entries  # imports torch
+
+    entries, notes = torchrec_entries(spec, pooling_factors, default_pooling_factor)
+    return Source(spec, tuple(entries), table_defaults(access=access, optimizer=optimizer), tuple(notes))
+
+
+def from_stats(path: Path, *, access: str, dtype: str | None, optimizer: str) -> Source:
+    """What TorchRec's planner printed; `dtype` None infers element types. Raises UsageError and InvalidInput."""
+    defaults = table_defaults(access=access, dtype=dtype or "fp32", optimizer=optimizer)
+    printed = read_stats(path)
+    entries, notes = stats_entries(printed, None if dtype is None else ELEMENT_BYTES[dtype])
+    return Source(str(path), tuple(entries), defaults, tuple(notes), printed=printed)
+
+
+def _entries(where: str, tables: Iterable[Table]) -> tuple[TableEntry, ...]:
+    return tuple(TableEntry(f"{where}: {table.name}", table.model_dump()) for table in tables)

@@ -1,0 +1,193 @@
+"""The tables of a user's own model: `neuroshard tables --from-torchrec package.module:make_model`. Needs torch, not torchrec.
+
+`make_model` is called without arguments, with every tensor made on the meta device: shapes, but no weights, however large.
+"""
+
+import importlib
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.text import one_line
+from neuroshard.core.value import shown
+from neuroshard.files.importers.imported import TableEntry, several_features
+from neuroshard.files.importers.torchrec_tables import config_fields
+
+EXAMPLE = "as in my_package.model:make_model"
+
+
+def torchrec_entries(
+    spec: str, pooling_factors: Mapping[str, float], default_pooling_factor: float | None = None
+) -> tuple[list[TableEntry], list[str]]:
+    """The model's tables as entries, and notes.
+
+    `pooling_factors` are lookups a sample by the name of a table, or of a feature (a table has the sum of its features');
+    where neither is there, a feature has `default_pooling_factor` lookups (1, with a note, as TorchRec's planner).
+    Raises UsageError for a `spec` that cannot be, InvalidInput for a model that cannot be made or holds no tables, and for a
+    pooling factor of nothing in it.
+    """
+    model = _make(spec)
+    entries: list[TableEntry] = []
+    assumed: list[str] = []
+    shared: list[str] = []
+    known: set[str] = set()
+    for path, collection, configs in _collections(model):
+        sequence = not hasattr(collection, "embedding_bag_configs")
+        weighted = bool(collection.is_weighted()) if hasattr(collection, "is_weighted") else False
+        for config in configs:
+            features = list(config.feature_names) or [config.name]
+            known |= {config.name, *features}
+            each = [pooling_factors.get(feature, default_pooling_factor) for feature in features]
+            assumed += [config.name] if config.name not in pooling_factors and None in each and not sequence else []
+            shared += [f"{config.name} by {len(features)}"] if len(features) > 1 and not sequence else []
+            total = pooling_factors.get(config.name, sum(1.0 if one is None else one for one in each))
+            where = f"{spec}: {path + '.' if path else ''}{config.name}"
+            fields = {"name": config.name} if sequence else config_fields(config, total, weighted)
+            entries.append(TableEntry(where, {**fields, "sequence": sequence}))
+    if not entries:
+        raise InvalidInput(f"{spec}: the model holds no EmbeddingBagCollection")
+    unknown = sorted(pooling_factors.keys() - known)
+    if unknown:
+        raise InvalidInput(
+            f"{spec}: a pooling factor is given for {unknown[0]!r}, which is no table or feature of the model"
+        )
+    return entries, _notes(assumed, shared, entries)
+
+
+def _notes(assumed: list[str], shared: list[str], entries: list[TableEntry]) -> list[str]:
+    notes = []
+    if assumed:
+        notes.append(
+            f"{_some(assumed)} have no pooling factor and are taken to have 1 lookup a feature and sample; say what is true "
+            "with --pooling-factor NAME=LOOKUPS or --pooling-factors FILE, for costs grow with it"
+        )
+    if shared:
+        notes.append(several_features(_some(shared)))
+    names = [entry.fields["name"] for entry in entries if not entry.fields["sequence"]]
+    if len(set(names)) < len(names):
+        notes.append(
+            "tables of one name lie in two collections: name them apart in the model, or the trainer cannot load a plan"
+        )
+    return notes
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    """`a, b, c, d and 3 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _collections(model: nn.Module) -> Iterator[tuple[str, Any, Iterable[Any]]]:
+    """Path, module and configs of every collection that lies in no other: pooled ones and sequences, by what they can do."""
+    inside: tuple[str, ...] = ()
+    for path, module in model.named_modules():
+        if any(path.startswith(outer) for outer in inside):
+            continue
+        # an EmbeddingCollection has a dim; collections of managed collisions have configs too, of others' tables
+        for name, needed in (("embedding_bag_configs", "is_weighted"), ("embedding_configs", "embedding_dim")):
+            if callable(getattr(module, name, None)) and hasattr(module, needed):
+                yield path, module, getattr(module, name)()
+                inside += (f"{path}." if path else "",)
+                break
+
+
+def _make(spec: str) -> nn.Module:
+    """The model. What it prints goes to stderr, its warnings nowhere. Raises UsageError and InvalidInput."""
+    with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+        warnings.simplefilter("ignore")
+        make = _find(spec)
+        if isinstance(make, nn.Module):
+            return make
+        if not callable(make):
+            raise InvalidInput(
+                f"{spec}: is {shown(make)}, which cannot be called; give a function that returns the model"
+            )
+        with _one_line(f"{spec}: called on the meta device,"), _OnMeta():
+            _check_arguments(spec, make)
+            model = make()
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"{spec}: returned {shown(model)}, not a torch.nn.Module")
+    return model
+
+
+def _find(spec: str) -> Any:
+    """What `package.module:attribute` names, with the working directory on the path as `python -m` has it."""
+    module_name, _, attribute = spec.partition(":")
+    if not attribute or not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
+        raise UsageError(f"{spec!r} does not name a function in a module; write package.module:function, {EXAMPLE}")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        with _one_line(f"{spec}: importing {module_name}"):
+            found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise InvalidInput(
+                f"{spec}: importing {module_name} needs the module {error.name}, which is not installed"
+            ) from None
+        raise InvalidInput(
+            f"{spec}: there is no module {error.name!r}, neither installed nor in {Path.cwd()}"
+        ) from None
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            there = [known for known, value in vars(found).items() if callable(value) and known[0] != "_"][:6]
+            raise InvalidInput(f"{spec}: {module_name} has no {name!r}; it has {', '.join(there) or 'no functions'}")
+        found = getattr(found, name)
+    return found
+
+
+def _check_arguments(spec: str, make: Callable[..., Any]) -> None:
+    try:
+        needed = [
+            parameter.name
+            for parameter in inspect.signature(make).parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
+    except ValueError:  # a builtin does not tell
+        return
+    if needed:
+        raise InvalidInput(
+            f"{spec}: needs arguments ({', '.join(needed)}); give a function without, which calls it with yours"
+        )
+
+
+@contextmanager
+def _one_line(doing: str) -> Iterator[None]:
+    """Whatever a user's code raises as one line that says where; a missing module is the caller's to explain."""
+    try:
+        yield
+    except (InvalidInput, UsageError, ModuleNotFoundError):
+        raise
+    except (Exception, SystemExit) as error:
+        frame = inspect.getinnerframes(error.__traceback__)[-1] if error.__traceback__ else None
+        place = f" (at {Path(frame.filename).name}:{frame.lineno})" if frame else ""
+        hint = "; leave out what reads the values of weights" if "meta tensor" in str(error) else ""
+        said = one_line(error, 200)
+        raise InvalidInput(f"{doing} raised {type(error).__name__}: {said}{place}{hint}") from None
+
+
+class _OnMeta(TorchFunctionMode):
+    """Every tensor is made on the meta device, whatever device the code names, and stays there."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _device_constructors():
+            kwargs["device"] = "meta"
+            kwargs.pop("pin_memory", None)
+        if func in (torch.Tensor.cuda, torch.Tensor.cpu):
+            return args[0]
+        if func is torch.Tensor.to:
+            kinds = [getattr(arg, "dtype", arg) for arg in (*args[1:], kwargs.get("dtype"))]  # of another tensor: its
+            dtype = next((kind for kind in kinds if isinstance(kind, torch.dtype)), None)
+            return args[0] if dtype is None else args[0].type(dtype)
+        return func(*args, **kwargs)

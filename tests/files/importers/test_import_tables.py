@@ -1,0 +1,276 @@
+"""Tables from JSON, CSV and Parquet that other people wrote."""
+
+import json
+from decimal import Decimal
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.reuse import zipf_bins
+from neuroshard.core.table import Table
+from neuroshard.files.importers.import_tables import import_tables
+from neuroshard.files.tables import read_tables, write_tables
+
+ROW = {"name": "a", "rows": 1000, "dim": 2048, "pooling_factor": 2.5}
+BINS = [0.5, 0.25, 0.25, *[0.0] * 14]
+
+
+def as_json(path, rows):
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def as_csv(path, rows):
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cell = {list: lambda value: " ".join(map(str, value))}
+    lines = [",".join("" if (v := row.get(c)) is None else cell.get(type(v), str)(v) for c in columns) for row in rows]
+    path.write_text("\n".join([",".join(columns), *lines]))
+    return path
+
+
+def as_parquet(path, rows):
+    columns = dict.fromkeys(key for row in rows for key in row)
+    pq.write_table(pa.table({column: [row.get(column) for row in rows] for column in columns}), path)
+    return path
+
+
+WRITERS = {"json": as_json, "csv": as_csv, "parquet": as_parquet}
+every_format = pytest.mark.parametrize("suffix", WRITERS)
+
+
+def imported(tmp_path, suffix, rows, **options):
+    return import_tables(WRITERS[suffix](tmp_path / f"t.{suffix}", rows), **options)
+
+
+def fault(tmp_path, suffix, rows, error=InvalidInput) -> str:
+    with pytest.raises(error) as caught:
+        imported(tmp_path, suffix, rows)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path}/t.{suffix}: ")
+    assert "\n" not in message
+    return message.removeprefix(f"{tmp_path}/t.{suffix}: ")
+
+
+@every_format
+def test_a_table_is_read_with_all_that_the_file_says(tmp_path, suffix):
+    said = {**ROW, "reuse_bins": BINS, "reuse_batch_size": 512, "element_bytes": 2, "optimizer_bytes_per_row": 0}
+    one = imported(tmp_path, suffix, [said], optimizer="adagrad", access="zipf:2")
+    assert one.tables == (Table(**said, optimizer_bytes_per_element=4),)
+    assert (one.traces, one.notes) == (None, ())
+
+
+@every_format
+def test_options_fill_in_what_the_file_does_not_say(tmp_path, suffix):
+    rows = [ROW, {**ROW, "name": "b", "element_bytes": 4}]
+    first, second = imported(tmp_path, suffix, rows, dtype="fp16", optimizer="adam", access="zipf:1.05").tables
+    assert (first.element_bytes, second.element_bytes) == (2, 4)
+    assert (first.optimizer_bytes_per_row, first.optimizer_bytes_per_element) == (0, 8)
+    assert first.reuse_bins == second.reuse_bins == zipf_bins(1000, 2.5, 1.05)
+
+
+@every_format
+def test_torch_s_words_are_understood(tmp_path, suffix):
+    rows = [{"name": "a", "num_embeddings": 1000, "embedding_dim": 2048, "pooling_factor": 2.5}]
+    assert imported(tmp_path, suffix, rows).tables == (Table(**ROW),)
+
+
+@every_format
+def test_pooling_and_weights_are_read(tmp_path, suffix):
+    rows = [
+        {**ROW, "pooling": "MEAN", "weighted": False},
+        {**ROW, "name": "b", "pooling": "sum", "weighted": True},
+    ]
+    one, other = imported(tmp_path, suffix, rows).tables
+    assert (one.pooling, one.weighted, other.pooling, other.weighted) == ("mean", False, "sum", True)
+    with pytest.raises(InvalidInput, match=r"pooling: must be 'sum' or 'mean', not 'max'"):
+        imported(tmp_path, suffix, [{**ROW, "pooling": "max"}])
+
+
+@every_format
+def test_sequence_tables_are_left_out_and_counted(tmp_path, suffix):
+    rows = [{**ROW, "sequence": False}, {**ROW, "sequence": True}, {**ROW, "sequence": True, "dim": 6}]
+    one = imported(tmp_path, suffix, rows)
+    assert one.tables == (Table(**ROW),)
+    assert one.notes == (f"{tmp_path}/t.{suffix}: 2 sequence tables left out: only pooled ones are sharded",)
+
+
+@every_format
+def test_repeated_names_are_numbered_around_those_that_exist(tmp_path, suffix):
+    one = imported(tmp_path, suffix, [{**ROW, "name": name} for name in ("a", "a", "a_2", "b", "a")])
+    assert [table.name for table in one.tables] == ["a", "a_3", "a_2", "b", "a_4"]
+    assert one.notes == (f"{tmp_path}/t.{suffix}: repeated names were numbered: 'a' became 'a_3' and 1 more",)
+
+
+@every_format
+def test_a_repeated_name_as_long_as_can_be_keeps_within_that_with_its_number(tmp_path, suffix):
+    tables = imported(tmp_path, suffix, [{**ROW, "name": "x" * 500}] * 11).tables
+    assert [table.name for table in tables[:2]] == ["x" * 500, "x" * 498 + "_2"]
+    assert tables[-1].name == "x" * 497 + "_11"
+    write_tables(tmp_path / "tables.json", tables)
+    assert read_tables(tmp_path / "tables.json") == (tables, ())
+
+
+def test_a_column_that_nobody_reads_may_hold_what_cannot_be_read(tmp_path):
+    path = as_parquet(tmp_path / "t.parquet", [ROW])
+    strange = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    pq.write_table(pq.read_table(path).append_column("owner", strange), path)
+    assert import_tables(path).tables == (Table(**ROW),)
+
+
+def test_text_of_parquet_that_is_no_text_is_told_in_one_line(tmp_path):
+    path = as_parquet(tmp_path / "t.parquet", [ROW])
+    table = pq.read_table(path)
+    strange = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    pq.write_table(table.set_column(table.column_names.index("name"), "name", strange), path)
+    with pytest.raises(InvalidInput, match=r"t\.parquet: not a whole Parquet file \("):
+        import_tables(path)
+
+
+@every_format
+def test_unknown_keys_are_ignored_with_one_note(tmp_path, suffix):
+    one = imported(tmp_path, suffix, [{**ROW, "team": "ads", "age": 3}])
+    assert one.tables == (Table(**ROW),)
+    assert one.notes == (f"{tmp_path}/t.{suffix}: unknown keys were ignored: age, team",)
+
+
+@every_format
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dim": 6}, "dim: must be a positive multiple of 4 (FBGEMM's fused kernels need it), not 6"),
+        ({"rows": 0}, "rows: must be between 1 and 2^40, not 0"),
+        ({"rows": -5}, "rows: must be between 1 and 2^40, not -5"),
+        ({"pooling_factor": -1.0}, "pooling_factor: must be between 0 and 1e9 lookups a sample, not -1.0"),
+        ({"element_bytes": 8}, "element_bytes: must be 4 (fp32) or 2 (fp16), not 8"),
+        ({"reuse_bins": [1.0]}, "reuse_bins: must be 17 shares, not 1"),
+        ({"pooling_factor": None}, "pooling_factor: is missing"),
+    ],
+)
+def test_a_table_at_fault_is_named_by_place_and_name(tmp_path, suffix, change, message):
+    place = {"json": "tables[1]", "csv": "line 3", "parquet": "row 1"}[suffix]
+    assert fault(tmp_path, suffix, [ROW, {**ROW, "name": "bad", **change}]) == f"{place} (bad): {message}"
+
+
+@every_format
+def test_a_list_without_tables_is_refused(tmp_path, suffix):
+    message = fault(tmp_path, suffix, [{**ROW, "sequence": True}])
+    assert message == "the list of tables is empty (1 sequence table left out)"
+
+
+def test_json_is_a_list_or_an_object_with_one(tmp_path):
+    one = imported(tmp_path, "json", {"format_version": 1, "source": "me", "tables": [ROW]})
+    assert one.tables == imported(tmp_path, "json", [ROW]).tables == (Table(**ROW),)
+    assert one.notes == (f"{tmp_path}/t.json: unknown keys were ignored: source",)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "the list of tables is empty"),
+        ({"tables": []}, "the list of tables is empty"),
+        ({"tabels": []}, 'expected {"tables": [...]} or a list, found tables = None'),
+        (3, "expected a JSON object, found int"),
+        ([3], "tables[0]: expected an object with name, rows, dim, pooling_factor, not 3"),
+        ([{**ROW, "pooling_factor": float("nan")}], "tables[0] (a): pooling_factor: must be a finite number, not nan"),
+        ([{**ROW, "rows": "many"}], "tables[0] (a): rows: must be a whole number, not 'many'"),
+        ({"format_version": 2, "tables": [ROW]}, "format_version 2 is from a newer neuroshard; this one reads up to 1: "
+         "upgrade it"),
+    ],
+)  # fmt: skip
+def test_json_of_another_shape_is_refused(tmp_path, data, message):
+    assert fault(tmp_path, "json", data) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the list of tables is empty"),
+        ("name,rows,dim,pooling_factor\n", "the list of tables is empty"),
+        ("name;rows;dim;pooling_factor\n", "column 'name' is missing; there are 'name;rows;dim;pooling_factor'"),
+        ("name,rows,dim,dim,pooling_factor\n", "column 'dim' occurs 2 times"),
+        ("name,rows,dim,pooling_factor\na,1,4,1\nb,1,4\n", "line 3: has 3 cells, but there are 4 columns"),
+        ("name,rows,dim,pooling_factor\na,1,4,1\n\nb,many,4,1\n", "line 4: column 'rows' is 'many', not a number"),
+        ("name,rows,dim,pooling_factor\na,1_000,4,1\n", "line 2: column 'rows' is '1_000', not a number"),
+        ("name,rows,dim,pooling_factor\na,1,4,nan\n", "line 2: column 'pooling_factor' is 'nan', not a number"),
+        ("name,rows,dim,pooling_factor\na,12.5,4,1\n", "line 2 (a): rows: must be a whole number, not 12.5"),
+        ("name,rows,dim,pooling_factor\na,1,4,1e999\n", "line 2 (a): pooling_factor: must be a finite number, not inf"),
+        ('name,rows,dim,pooling_factor\n"a,1,4,1\n', "line 2: not CSV: unexpected end of data"),
+    ],
+)  # fmt: skip
+def test_csv_at_fault_is_named_by_line_and_column(tmp_path, text, message):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(InvalidInput) as caught:
+        import_tables(path)
+    assert str(caught.value) == f"{path}: {message}"
+
+
+def test_csv_may_have_quotes_spaces_a_byte_order_mark_and_windows_line_ends(tmp_path):
+    path = tmp_path / "t.CSV"
+    path.write_bytes('\ufeffname, rows ,dim,pooling_factor\r\n"a, b", 1e3 ,8,.5\r\n,,,\r\n'.encode())
+    assert import_tables(path).tables == (Table(name="a, b", rows=1000, dim=8, pooling_factor=0.5),)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidInput, match="not UTF-8 text"):
+        import_tables(path)
+
+
+def test_pandas_writes_what_we_read(tmp_path):
+    frame = pd.DataFrame([ROW, {**ROW, "name": "b", "element_bytes": 2}])
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    wanted = (Table(**ROW), Table(**{**ROW, "name": "b", "element_bytes": 2}))
+    assert import_tables(tmp_path / "t.csv").tables == import_tables(tmp_path / "t.parquet").tables == wanted
+
+
+def test_decimals_of_parquet_are_numbers(tmp_path):
+    table = pa.Table.from_pylist([{**ROW, "rows": Decimal(40), "pooling_factor": Decimal("2.5")}])
+    pq.write_table(table, tmp_path / "t.parquet")
+    (read,) = import_tables(tmp_path / "t.parquet").tables
+    assert (read.rows, read.pooling_factor) == (40, 2.5)
+
+
+def test_text_in_a_number_column_of_parquet_is_named(tmp_path):
+    message = fault(tmp_path, "parquet", [{**ROW, "rows": None}, {**ROW, "rows": "12"}])
+    assert message == "row 1: column 'rows' is '12', not a number"
+    assert fault(tmp_path, "parquet", [{"name": "a"}]) == "column 'rows' is missing; there are 'name'"
+
+
+@pytest.mark.parametrize("kept", [0, 5, 200, -1])
+def test_truncated_parquet_is_told_in_one_line(tmp_path, kept):
+    path = as_parquet(tmp_path / "t.parquet", [ROW])
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(InvalidInput, match="not a whole Parquet file") as caught:
+        import_tables(path)
+    assert "\n" not in str(caught.value)
+
+
+@every_format
+def test_a_missing_file_is_named(tmp_path, suffix):
+    with pytest.raises(InvalidInput, match=f"ghost.{suffix}: no such file"):
+        import_tables(tmp_path / f"ghost.{suffix}")
+
+
+def test_an_unknown_suffix_lists_the_known_ones(tmp_path):
+    with pytest.raises(
+        UsageError, match=r"t\.yaml: its name does not say what it is; known: \.json, \.csv, \.parquet, \.pt"
+    ):
+        import_tables(tmp_path / "t.yaml")
+
+
+@pytest.mark.parametrize("option", [{"dtype": "int8"}, {"optimizer": "lion"}, {"access": "zipf"}])
+def test_an_unknown_option_is_a_usage_error(tmp_path, option):
+    with pytest.raises(UsageError):
+        import_tables(as_json(tmp_path / "t.json", [ROW]), **option)
+
+
+def test_what_a_published_set_says_in_words_of_its_own_is_pointed_at(tmp_path):
+    path = tmp_path / "set.json"
+    tables = [{**ROW, "name": "a", "num_features": 3}, {**ROW, "name": "b", "num_features": 1}]
+    path.write_text(json.dumps({"bytes_per_element": 2, "tables": tables}))
+    found = import_tables(path)
+    assert [table.element_bytes for table in found.tables] == [4, 4]
+    assert found.notes[1] == f"{path}: bytes_per_element (2) is not read: say it as element_bytes, or by --dtype"
+    assert found.notes[2].startswith(f"{path}: read by several features: 1 table; all their lookups are counted")

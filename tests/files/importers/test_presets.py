@@ -1,0 +1,43 @@
+"""The built-in table sets."""
+
+import pytest
+
+from neuroshard.core.errors import UsageError
+from neuroshard.core.reuse import uniform_bins, zipf_bins
+from neuroshard.files.importers.presets import PRESETS, preset
+
+MLPERF = "mlperf-dlrm-dcnv2"
+
+
+def test_mlperf_has_its_published_size():
+    tables = preset(MLPERF)
+    assert [table.name for table in tables] == [f"cat_{i}" for i in range(26)]
+    assert {table.dim for table in tables} == {128}
+    assert sum(table.rows for table in tables) == 204_184_588
+    assert sum(table.pooling_factor for table in tables) == 214  # lookups a sample, as MLPerf counts them
+    assert round(sum(table.weight_bytes for table in tables) / 2**30, 3) == 97.363
+
+
+def test_a_preset_takes_the_same_options_as_a_file():
+    uniform, zipf = preset(MLPERF)[0], preset(MLPERF, access="zipf:1.05", dtype="fp16", optimizer="adam")[0]
+    assert uniform.reuse_bins == uniform_bins(uniform.rows, uniform.pooling_factor)
+    assert zipf.reuse_bins == zipf_bins(zipf.rows, zipf.pooling_factor, 1.05)
+    assert (zipf.element_bytes, zipf.optimizer_bytes_per_row, zipf.optimizer_bytes_per_element) == (2, 0, 8)
+
+
+def test_an_unknown_preset_lists_the_known_ones():
+    with pytest.raises(UsageError, match=f"unknown preset 'mlperf'; known: {', '.join(PRESETS)}"):
+        preset("mlperf")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"dtype": "int8"}, "unknown dtype 'int8'; known: fp32, fp16"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion'; known: sgd, rowwise_adagrad, adagrad, adam"),
+        ({"access": "normal"}, "'normal' is no access distribution"),
+    ],
+)
+def test_an_unknown_option_lists_the_known_ones(option, message):
+    with pytest.raises(UsageError, match=message):
+        preset(MLPERF, **option)

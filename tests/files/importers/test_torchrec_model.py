@@ -1,0 +1,144 @@
+"""Tables of a user's own model, named as package.module:make_model."""
+
+import sys
+import textwrap
+
+import pytest
+
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.files.importers.tables_source import from_torchrec
+
+MODEL = """
+    import torch
+    from torch import nn
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, PoolingType
+    from torchrec.modules.embedding_configs import DataType
+    from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+    from torchrec.modules.mc_modules import DistanceLFU_EvictionPolicy, MCHManagedCollisionModule, ManagedCollisionCollection
+
+    class Model(nn.Module):
+        def __init__(self, device=None):
+            super().__init__()
+            user = EmbeddingBagConfig(name="user", num_embeddings=10**10, embedding_dim=128, feature_names=["id", "friend"])
+            ad = EmbeddingBagConfig(name="ad", num_embeddings=10**8, embedding_dim=64, feature_names=["ad"],
+                                    data_type=DataType.FP16, pooling=PoolingType.MEAN)
+            tag = EmbeddingBagConfig(name="tag", num_embeddings=10**9, embedding_dim=32, feature_names=["tag"])
+            seq = EmbeddingConfig(name="seq", num_embeddings=10**9, embedding_dim=128, feature_names=["seq"])
+            self.sparse = nn.ModuleDict({"a": EmbeddingBagCollection(tables=[user, ad], device=device),
+                                         "b": EmbeddingBagCollection(tables=[tag], is_weighted=True, device=device)})
+            self.sequence = EmbeddingCollection(tables=[seq], device=device)
+            self.dense = nn.Linear(10, 10, device="cpu")
+            self.register_buffer("steps", torch.zeros(10**12, device=device))
+
+    def make():
+        print("as verbose as models are")
+        return Model()
+
+    def on_a_device():
+        return Model(torch.device("cpu")).to("cuda:0", torch.float16).cuda().cpu()
+
+    def collisions():
+        tables = [EmbeddingBagConfig(name="hashed", num_embeddings=100, embedding_dim=16, feature_names=["id"])]
+        remap = MCHManagedCollisionModule(zch_size=100, device=torch.device("cpu"), input_hash_size=1000,
+                                          eviction_policy=DistanceLFU_EvictionPolicy(), eviction_interval=2)
+        return ManagedCollisionEmbeddingBagCollection(
+            EmbeddingBagCollection(tables=tables), ManagedCollisionCollection({"hashed": remap}, tables))
+
+    def reads_weights():
+        return Model() if torch.ones(3).sum().item() > 2 else None
+
+    def raises():
+        raise ValueError("two\\nlines")
+
+    def exits():
+        raise SystemExit("bye")
+
+    def needs(batch_size, *, device):
+        return Model()
+
+    def other():
+        return {}
+
+    def plain():
+        return nn.Linear(2, 2)
+
+    number = 3
+"""
+
+
+@pytest.fixture
+def user_model(tmp_path, monkeypatch):
+    """The name of a module in the working directory, as a user has it."""
+    name = f"user_model_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(MODEL))
+    (tmp_path / f"{name}_broken.py").write_text("import no_such_package\n")
+    (tmp_path / f"{name}_raises.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return name
+
+
+def read(spec, *, factors=None, default=None):
+    return from_torchrec(
+        spec, access="uniform", optimizer="sgd", pooling_factors=factors or {}, default_pooling_factor=default
+    )
+
+
+@pytest.mark.parametrize("function", ["make", "on_a_device", "Model"])
+def test_terabytes_of_tables_are_read_without_weights_on_whatever_device(user_model, function, capsys):
+    found = read(f"{user_model}:{function}", factors={"friend": 20.0, "tag": 3.5}).tables()
+
+    assert [
+        (t.name, t.rows, t.dim, t.pooling_factor, t.element_bytes, t.pooling, t.weighted) for t in found.tables
+    ] == [
+        ("user", 10**10, 128, 21.0, 4, "sum", False),
+        ("ad", 10**8, 64, 1.0, 2, "mean", False),
+        ("tag", 10**9, 32, 3.5, 4, "sum", True),
+    ]
+    assert [note.split(": ", 1)[1][:31] for note in found.notes] == [
+        "1 sequence table left out: only",
+        "user, ad have no pooling factor",
+        "read by several features: user ",
+    ]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_table_s_own_pooling_factor_counts_before_its_features_and_a_default(user_model):
+    found = read(f"{user_model}:make", factors={"user": 50.0}, default=2.0).tables()
+    assert [table.pooling_factor for table in found.tables] == [50.0, 2.0, 2.0]
+    assert not any("no pooling factor" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "words"),
+    [
+        ("{0}", UsageError, "write package.module:function"),
+        ("{0}:make it", UsageError, "write package.module:function"),
+        ("no_such_module:make", InvalidInput, "there is no module 'no_such_module', neither installed nor in /"),
+        ("{0}_broken:make", InvalidInput, "needs the module no_such_package, which is not installed"),
+        ("{0}_raises:make", InvalidInput, "raised ZeroDivisionError: division by zero"),
+        ("{0}:mak", InvalidInput, "has no 'mak'; it has "),
+        ("{0}:number", InvalidInput, "is 3, which cannot be called"),
+        ("{0}:needs", InvalidInput, r"needs arguments \(batch_size, device\)"),
+        ("{0}:raises", InvalidInput, r"raised ValueError: two lines \(at {0}.py:"),
+        ("{0}:reads_weights", InvalidInput, r"cannot be called on meta tensors .*; leave out what reads the values"),
+        ("{0}:exits", InvalidInput, "raised SystemExit: bye"),
+        ("{0}:other", InvalidInput, "returned {{}}, not a torch.nn.Module"),
+        ("{0}:plain", InvalidInput, "the model holds no EmbeddingBagCollection"),
+    ],
+)
+def test_what_is_no_model_is_told_in_one_line(user_model, spec, error, words):
+    with pytest.raises(error, match=words.format(user_model)) as raised:
+        read(spec.format(user_model))
+    assert "\n" not in str(raised.value)
+
+
+def test_what_only_remaps_ids_is_no_table(user_model):
+    found = read(f"{user_model}:collisions", default=1.0).tables()
+    assert [table.name for table in found.tables] == ["hashed"]
+    assert found.notes == ()
+
+
+def test_a_pooling_factor_of_nothing_in_the_model_is_refused(user_model):
+    with pytest.raises(InvalidInput, match="given for 'usr', which is no table or feature"):
+        read(f"{user_model}:make", factors={"usr": 2.0})

@@ -1,0 +1,58 @@
+"""The tables of a real EmbeddingBagCollection."""
+
+import warnings
+
+import pytest
+import torch
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.reuse import zipf_bins
+from neuroshard.core.table import Table
+from neuroshard.files.importers.torchrec_tables import tables_of
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torchrec and FBGEMM, while they are imported
+    from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+USER = EmbeddingBagConfig(name="user", num_embeddings=10**9, embedding_dim=64, feature_names=["id", "friend"])
+ITEM = EmbeddingBagConfig(
+    name="item", num_embeddings=100, embedding_dim=8, feature_names=["item"], data_type=DataType.FP16
+)
+
+
+def test_tables_of_a_module_on_the_meta_device():
+    module = EmbeddingBagCollection(tables=[USER, ITEM], device=torch.device("meta"))
+    wanted = (
+        Table(name="user", rows=10**9, dim=64, pooling_factor=2.0),
+        Table(name="item", rows=100, dim=8, pooling_factor=7.5, element_bytes=2),
+    )
+    assert tables_of(module, {"item": 7.5}) == tables_of([USER, ITEM], {"item": 7.5}) == wanted
+
+
+def test_pooling_and_weights_are_the_collection_s():
+    mean = EmbeddingBagConfig(
+        name="m", num_embeddings=10, embedding_dim=8, feature_names=["f"], pooling=PoolingType.MEAN
+    )
+    module = EmbeddingBagCollection(tables=[mean], is_weighted=True, device=torch.device("meta"))
+    (table,) = tables_of(module)
+    assert (table.pooling, table.weighted) == ("mean", True)
+    assert [t.weighted for t in (*tables_of([mean]), *tables_of([mean], weighted=True))] == [False, True]
+
+
+def test_access_and_optimizer_are_as_for_a_file():
+    (item,) = tables_of([ITEM], access="zipf:1.2", optimizer="sgd")
+    assert (item.reuse_bins, item.memory_bytes) == (zipf_bins(100, 1.0, 1.2), 1600)
+
+
+def test_what_cannot_be_sharded_is_named():
+    odd = EmbeddingBagConfig(name="odd", num_embeddings=10, embedding_dim=6, feature_names=["f"])
+    quantized = EmbeddingBagConfig(
+        name="q", num_embeddings=10, embedding_dim=8, feature_names=["f"], data_type=DataType.INT8
+    )
+    with pytest.raises(InvalidInput, match=r"table 'odd'.*dim: must be a positive multiple of 4"):
+        tables_of([odd])
+    with pytest.raises(InvalidInput, match="table 'q': data_type INT8 is neither FP32 nor FP16"):
+        tables_of([quantized])
+    with pytest.raises(InvalidInput, match="pooling_factors: there is no table 'ghost'"):
+        tables_of([ITEM], {"ghost": 1.0})
