@@ -291,7 +291,7 @@ def test_an_all_to_all_net_that_saw_a_few_cases_predicts_those(all_to_alls, way)
 
     for one in labels:
         predicted = predicted_ms(net, one.cases[:30], 65536, delays)
-        assert np.abs(predicted / one.ms[:30] - 1).mean() < 0.05
+        assert np.abs(predicted / one.ms[:30] - 1).mean() < 0.1
     assert 0.001 < net.spread < 0.1
     assert net.convex
 
@@ -302,7 +302,7 @@ def test_what_the_ensemble_learned_is_what_numpy_predicts(sets):
 
     predicted = net.ms(samples.sums(net, PLACES[0]))
 
-    assert np.abs(predicted / sets.ms[:30] - 1).mean() < 0.05
+    assert np.abs(predicted / sets.ms[:30] - 1).mean() < 0.1
     assert np.ptp(net.disagreements(samples.sums(net, PLACES[0]))) > 0
 
 
