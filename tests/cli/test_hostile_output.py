@@ -178,7 +178,7 @@ def test_the_events_and_metrics_of_a_run_are_clean(tmp_path, capsys, monkeypatch
 
     monkeypatch.setattr(tell, "kubernetes_api", lambda *_: nullcontext())
     monkeypatch.setattr(kubernetes.client, "CoreV1Api", Api)
-    outcome = tell.Outcome(1.0, 2.0, False, EVIL)
+    outcome = tell.RunOutcome(1.0, 2.0, False, EVIL)
     tell.tell(outcome, "http://admin:s3cretpw@127.0.0.1:9", event=True)
 
     for text in (sent[0]["message"], capsys.readouterr().err):

@@ -18,6 +18,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
 from helpers.gloo import on_ranks
+from helpers.plans import row_wise as row_wise_shards
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
@@ -54,7 +55,7 @@ def mixed_plan(devices: int, element_bytes: int = 4) -> Plan:
     shards = []
     for table in some:
         if table.name.startswith("rows"):
-            shards += row_wise(table, devices)
+            shards += row_wise_shards(table, devices)
         elif table.name.startswith("columns"):
             shards += [
                 Shard(table=table.name, rows=table.rows, column_offset=at, dim=table.dim // 2, device=at % 3 % devices)
@@ -76,7 +77,7 @@ def on_hosts(plan: Plan, local: int) -> Plan:
     split = [name for name in tables if name.startswith("rows") and name != "rows_uneven"]
     for turn, name in enumerate(split, 1):
         first = -turn * local % plan.task.devices
-        shards += [s.model_copy(update={"device": first + s.device}) for s in row_wise(tables[name], local)]
+        shards += [s.model_copy(update={"device": first + s.device}) for s in row_wise_shards(tables[name], local)]
     return plan.model_copy(update={"shards": tuple(shards)})
 
 

@@ -133,7 +133,7 @@ def test_fewer_rows_than_the_manifest_says_are_found_out(tmp_path, cases):
     write_cases(tmp_path, cases)
     path = tmp_path / "collective.parquet"
     pq.write_table(pq.read_table(path).slice(0, 1), path)
-    with pytest.raises(InvalidInput, match="says 3 compute, 2 collective cases, but its Parquet files hold 3 and 1"):
+    with pytest.raises(InvalidInput, match="says 3 compute and 2 collective cases, but the Parquet files hold 3 and 1"):
         read_cases(tmp_path)
 
 

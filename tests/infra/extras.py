@@ -107,7 +107,7 @@ import kfp
 from neuroshard.submit.kubeflow import Kubeflow
 from neuroshard.submit.package import known_parameters
 assert "store" in known_parameters()
-from neuroshard.augment import component
+from neuroshard.nightly import component
 """
 TO_TORCHREC = """
 import warnings

@@ -17,6 +17,7 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.deploy.golive import roll_back
 from neuroshard.files.tables import write_tables
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.workers import job as job_module
 from neuroshard.models.open import open_cost_model
 from neuroshard.models.serving import known_models
@@ -257,10 +258,10 @@ def test_another_kind_that_cannot_be_measured_stops_no_model(place: Place, monke
     place.models = [order(place), order(place, "old", hardware="h100")]
     measure = job_module.measure
 
-    def broken(*arguments: Any, **told: Any) -> Any:
-        if "H100" in told["hardware"].name:
+    def broken(cases: Path, costs: Path, backend: str, settings: MeasureSettings) -> Any:
+        if settings.hardware is not None and "H100" in settings.hardware.name:
             raise MeasureError("the workers of 3 cases in a row were lost")
-        return measure(*arguments, **told)
+        return measure(cases, costs, backend, settings)
 
     monkeypatch.setattr(job_module, "measure", broken)
     ended = place.nightly_run()

@@ -287,7 +287,7 @@ def test_of_very_many_shards_the_largest_are_told_apart_and_all_are_counted(open
     page = opened(html)
 
     assert len(html.encode()) < 3_000_000
-    assert page.get_by_text("The smallest 12,000 shards are one block a device").count() == 1
+    assert page.get_by_text("The smallest 12,000 shards are one block for each device").count() == 1
     page.click("#list-tables + .more")
     rows = {row[0]: row[1:] for row in cells(page, "tables")}
     assert rows["t0"] == [

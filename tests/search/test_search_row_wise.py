@@ -144,7 +144,7 @@ def test_rows_rescue_what_columns_cannot_fit(make_task, model):
     plan = search(row_wise(task), model, rounds=1)
     assert max(plan.memory_bytes()) <= 18 * 2**30
     assert split(plan)
-    with pytest.raises(Infeasible, match=r"or let table 't0' be split row-wise \(--row-wise\)$"):
+    with pytest.raises(Infeasible, match=r"or allow table 't0' to be split row-wise \(--row-wise\)$"):
         search(task, model)
     with pytest.raises(Infeasible, match=r"has a shard that no device can hold: .* be split row-wise \(--row-wise\)$"):
         search(make_task([(2**30, 8, 1.0)], [16] * 4), model)

@@ -460,7 +460,7 @@ def test_a_wait_that_outlasts_the_run_is_a_slip(neuroshard) -> None:  # type: ig
 def test_who_does_not_wait_cannot_tell_how_it_ended(neuroshard) -> None:  # type: ignore[no-untyped-def]
     ended = neuroshard("submit", "--endpoint", "http://127.0.0.1:9", "--no-wait", "--event")
     assert (ended.returncode, ended.stderr) == (
-        2, "error: --metrics and --event tell how a run ended; leave out --no-wait\n",
+        2, "error: --metrics and --event report how a run ended; leave out --no-wait\n",
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from neuroshard.core.table import Table
 from neuroshard.deploy.gc import run as gc
 from neuroshard.deploy.golive import roll_back
 from neuroshard.files.tables import write_tables
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.workers import job as job_module
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.releases import plans_of
@@ -116,10 +117,10 @@ def broken_kind(place: Place) -> list[NightlyRun]:
     place.models = [order(place), order(place, "old", hardware="h100")]
     measure = job_module.measure
 
-    def broken(*arguments: Any, **told: Any) -> Any:
-        if "H100" in told["hardware"].name:
+    def broken(cases: Path, costs: Path, backend: str, settings: MeasureSettings) -> Any:
+        if settings.hardware is not None and "H100" in settings.hardware.name:
             raise MeasureError("the workers of 3 cases in a row were lost")
-        return measure(*arguments, **told)
+        return measure(cases, costs, backend, settings)
 
     with patch.object(job_module, "measure", broken):
         second = place.nightly_run()

@@ -19,9 +19,8 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import COUNTED_IN, OWN, ROWS, THRESHOLDS, steps
-from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.protocol import Bending, Floats, Ints
 from neuroshard.search.bound.branches import Branch
 from neuroshard.search.bound.cuts import cheapest_cuts
 from neuroshard.search.bound.settings import BoundSettings
@@ -39,7 +38,7 @@ def row_levels(problem: Problem, slope: Floats, intercept: float, settings: Boun
     model = problem.model
     if not settings.row_levels or problem.devices == 1:
         return None
-    if not isinstance(model, TrainedCostModel) or model.nets.compute.rates is None:
+    if not isinstance(model, Bending) or not len(model.head.used):
         return None
     most = max(
         min(settings.level_counts_most, settings.level_cells // len(problem.group)), 1
@@ -60,13 +59,13 @@ class RowLevels:
     def __init__(
         self,
         problem: Problem,
-        model: TrainedCostModel,
+        model: Bending,
         slope: Floats,
         intercept: float,
         levels: int,
         settings: BoundSettings,
     ) -> None:
-        head, vectors = model.nets.compute.mean, problem.vectors
+        head, vectors = model.head, problem.vectors
         self.problem, self.intercept, self.settings = problem, intercept, settings
         whole = vectors[problem.whole]
         of_rows = COUNTED_IN[head.used] == ROWS
