@@ -47,19 +47,19 @@ from neuroshard.search.bound.settings import BOUND, BoundSettings
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 
-COLLECTIVES = "its all-to-alls are convex in the columns of all devices{and_grow} and independent of their numbering"
+COLLECTIVES = "all-to-all times are convex in the columns of the devices{and_grow} and do not depend on the devices' order"
 ASSUMPTIONS = (
-    "the cost model's compute cost {grows}, {collectives}, and waiting is added by rule",
-    "tables are cut into multiples of 4 columns, and not by rows; memory counts for single shards and for all devices together",
+    "the predicted compute cost {grows}; {collectives}; waiting is added by rule",
+    "tables are cut into multiples of 4 columns and not by rows; memory is counted for each shard and for all devices together",
 )
 ASSUMPTIONS_ROW_WISE = (
     ASSUMPTIONS[0],
-    "tables are cut into multiples of 4 columns, or where allowed into a block of rows a device; memory counts for single "
-    "shards",
+    "tables are cut into multiples of 4 columns or, if allowed, into a block of rows for each device; memory is counted for each "
+    "shard",
 )
-CONVEX = "is convex and grows with every vector"
-UNDERESTIMATED = "grows with every vector, with a convex underestimate where it is not convex"
-NOT_BOUNDED = "no lower bound: the cost model is not known to grow with every vector"
+CONVEX = "never falls as a device gets more, and is convex"
+UNDERESTIMATED = "never falls as a device gets more, and a convex underestimate replaces it where it is not convex"
+NOT_BOUNDED = "no lower bound: by this cost model a device may cost less with more on it"
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND) 
         return Bound(None, (NOT_BOUNDED,))
     problem.price(np.arange(1, len(problem.group)))
     row_wise = len(problem.row_blocks.groups) > 0
-    collectives = COLLECTIVES.format(and_grow=", fall with none of them" * row_wise)
+    collectives = COLLECTIVES.format(and_grow=", never fall as columns are added" * row_wise)
     grows = UNDERESTIMATED if _has_dips(problem.model) else CONVEX
     why = ASSUMPTIONS_ROW_WISE if row_wise else ASSUMPTIONS
     ms = _Proof(problem, plan, settings).bound_ms(plan.cost)
