@@ -10,7 +10,7 @@ import pytest
 from helpers.kubeflow import recorded
 from neuroshard.submit.kubeflow import _run
 from neuroshard.submit.steps import (
-    Step,
+    FailedStep,
     Task,
     error_line,
     failed_steps,
@@ -180,7 +180,7 @@ def test_the_same_step_of_two_models_is_two() -> None:
 
 
 def test_a_step_is_told_by_its_own_inputs_where_its_log_has_them() -> None:
-    step = Step("measure", "w.root.measure-jobs.for-loop-1.iteration-iterations(1:1).iteration-item.measure")
+    step = FailedStep("measure", "w.root.measure-jobs.for-loop-1.iteration-iterations(1:1).iteration-item.measure")
     job = {"work": {"hardware": {"name": "NVIDIA-H200"}}, "share": 2}
     spec = recorded("cpu2")["pipeline_spec"]["pipeline_spec"]
     assert step_text(step, spec, "", LOG % json.dumps({"job": json.dumps(job)}), "").startswith(
@@ -188,10 +188,10 @@ def test_a_step_is_told_by_its_own_inputs_where_its_log_has_them() -> None:
     )
     assert step_text(step, spec, "", LOG % '{"name": "ads"}', "").startswith("measure of model 'ads': ")
     assert step_text(step, spec, "", "", "") == "measure (job 2): failed"
-    assert step_text(Step("load", step.path.replace("measure-jobs", "plan-models")), spec, "", "", "").startswith(
+    assert step_text(FailedStep("load", step.path.replace("measure-jobs", "plan-models")), spec, "", "", "").startswith(
         "load of model 2: "
     )
-    assert step_text(Step("survey", "w.root.survey"), spec, "", "", "") == "survey: failed"
+    assert step_text(FailedStep("survey", "w.root.survey"), spec, "", "", "") == "survey: failed"
 
 
 @pytest.mark.parametrize(

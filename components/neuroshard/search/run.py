@@ -36,7 +36,7 @@ from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.layout import caveats, make_plan
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.proposers.base import Request
+from neuroshard.search.proposers.base import ProposalRequest
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baseline, baselines
 from neuroshard.search.proposers.beam import beam_search
 from neuroshard.search.proposers.current import plans_in_place
@@ -100,7 +100,7 @@ def search(
         problem.memory = problem.memory - current.reserved_bytes
         notes = (*notes, *current.notes)
 
-    request = Request(watch, seed, width, current)
+    request = ProposalRequest(watch, seed, width, current)
     if is_ours:
         best = _local_search(problem, request, rounds, rng)
         placement = best.placement
@@ -172,7 +172,7 @@ def _check(
         raise UsageError("a move budget is for a search that starts from a plan; give it with --from")
 
 
-def _local_search(problem: Problem, request: Request, rounds: int, rng: np.random.Generator) -> State:
+def _local_search(problem: Problem, request: ProposalRequest, rounds: int, rng: np.random.Generator) -> State:
     """The plan to take. Raises Infeasible if nothing fits, or more bytes would have to move than may."""
     watch, current, tuning = request.watch, request.current, problem.tuning
     may_split_rows = len(problem.row_blocks.groups) > 0 and tuning.row_wise
@@ -224,7 +224,7 @@ def _local_search(problem: Problem, request: Request, rounds: int, rng: np.rando
     return best
 
 
-def _starts(problem: Problem, request: Request) -> list[State]:
+def _starts(problem: Problem, request: ProposalRequest) -> list[State]:
     """Plans that fit and keep the move budget: the one in place first, if there is one, then greedy plans, cheapest first; any
     plan that fits if there is neither."""
     current = request.current

@@ -42,7 +42,7 @@ class Task(NamedTuple):
     error: str = ""  # empty from KFP 2.17
 
 
-class Step(NamedTuple):
+class FailedStep(NamedTuple):
     """A step that failed. `path` is its full name without attempts, `pods` its pods, the last attempt last."""
 
     name: str
@@ -109,25 +109,25 @@ class Nodes:
         return [key for key in made if key in self.ids]
 
 
-def failed_steps(tasks: Sequence[Task]) -> list[Step]:
+def failed_steps(tasks: Sequence[Task]) -> list[FailedStep]:
     """Each step that failed, once, however often it was tried.
 
     A server that answers with the steps themselves (KFP after 2.17) is understood too; its steps have no path and no pods.
     """
     nodes = Nodes(tasks)
-    found: dict[str, Step] = {}
+    found: dict[str, FailedStep] = {}
     for name, _ in nodes.failed():
         path = ATTEMPT.sub("", name)
         step = _step_name(path)
         keys = nodes.attempts(name)
         if step:
             pods = tuple(key.rpartition("-")[2] for key in keys)
-            found[path] = Step(step, path.removesuffix(f".{POD}"), pods, tuple(keys))  # the last attempt stays
+            found[path] = FailedStep(step, path.removesuffix(f".{POD}"), pods, tuple(keys))  # the last attempt stays
     if found or nodes.names:
         return list(found.values())
     for task in tasks:
         if task.state == "FAILED" and not task.children:
-            found[task.name] = Step(ATTEMPT.sub("", task.name), error=task.error)
+            found[task.name] = FailedStep(ATTEMPT.sub("", task.name), error=task.error)
     return list(found.values())
 
 
@@ -160,7 +160,7 @@ def running_pods(tasks: Sequence[Task]) -> list[str]:
     return found
 
 
-def step_text(step: Step, spec: Mapping[str, Any], models: str, log: str, message: str) -> str:
+def step_text(step: FailedStep, spec: Mapping[str, Any], models: str, log: str, message: str) -> str:
     """`search of model 'ads': tables need 40 GiB …`: the step, what it was for, and why it failed.
 
     `spec` is the pipeline's, `models` the run's parameter, `log` that of the step's last pod and `message` what Argo says of
@@ -221,7 +221,7 @@ def error_line(log: str) -> str:
     return one_line(told[-1].removeprefix("error: ")) if told else ""
 
 
-def _of(step: Step, spec: Mapping[str, Any], models: str, log: str) -> str:
+def _of(step: FailedStep, spec: Mapping[str, Any], models: str, log: str) -> str:
     """The model or the kind of hardware that a step was for, by its inputs in its log, else by its place in its loop."""
     given = _inputs(log)
     if isinstance(name := given.get("name"), str) and name:

@@ -47,7 +47,9 @@ from neuroshard.search.bound.settings import BOUND, BoundSettings
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 
-COLLECTIVES = "all-to-all times are convex in the columns of the devices{and_grow} and do not depend on the devices' order"
+COLLECTIVES = (
+    "all-to-all times are convex in the columns of the devices{and_grow} and do not depend on the devices' order"
+)
 ASSUMPTIONS = (
     "the predicted compute cost {grows}; {collectives}; waiting is added by rule",
     "tables are cut into multiples of 4 columns and not by rows; memory is counted for each shard and for all devices together",

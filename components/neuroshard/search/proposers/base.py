@@ -11,7 +11,7 @@ from neuroshard.search.watch import Watch
 
 
 @dataclass(frozen=True)
-class Request:
+class ProposalRequest:
     """What a proposer may look at besides the problem: its seed, the width of the published search, the plan in place."""
 
     watch: Watch
@@ -23,5 +23,5 @@ class Request:
 class Proposer(Protocol):
     """Plans to improve. To add one: a module beside this with such a function, and a line in registry.py."""
 
-    def __call__(self, problem: Problem, request: Request) -> list[State]:
+    def __call__(self, problem: Problem, request: ProposalRequest) -> list[State]:
         """Plans that fit, cheapest first; none if it finds none. Whether they keep a move budget is checked by `run`."""

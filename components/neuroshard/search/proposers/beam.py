@@ -15,7 +15,7 @@ import numpy as np
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.problem.problem import Placement, Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.proposers.base import Request
+from neuroshard.search.proposers.base import ProposalRequest
 from neuroshard.search.proposers.lockstep import costliest_first, place_lists
 from neuroshard.search.proposers.splits import halves
 from neuroshard.search.tuning import BeamWidth
@@ -23,14 +23,14 @@ from neuroshard.search.watch import Watch
 
 
 @dataclass(frozen=True)
-class Node:
+class BeamState:
     """A list of shards and its best greedy placement; `cost_ms` is infinite if none fits."""
 
     placement: Placement
     cost_ms: float
 
 
-def propose(problem: Problem, request: Request) -> list[State]:
+def propose(problem: Problem, request: ProposalRequest) -> list[State]:
     """The plan of the published search, if it finds one."""
     with request.watch.without_bar():
         placement = beam_search(problem, request.width, request.watch)
@@ -53,7 +53,7 @@ def beam_search(problem: Problem, width: BeamWidth, watch: Watch) -> Placement:
     return best.placement
 
 
-def _cost(node: Node) -> float:
+def _cost(node: BeamState) -> float:
     return node.cost_ms
 
 
@@ -70,7 +70,7 @@ def _children(problem: Problem, shards: Ints, candidates: int) -> list[Ints]:
     return [np.append(np.delete(shards, at), pair) for at, *pair in zip(chosen, left, right, strict=True)]
 
 
-def _evaluated(problem: Problem, lists: list[Ints], grid: int) -> list[Node]:
+def _evaluated(problem: Problem, lists: list[Ints], grid: int) -> list[BeamState]:
     """The best greedy placement of each list, all lists and caps in lockstep, as far as memory goes. `lists` are in order of
     cost."""
     row_bytes = 8 * problem.devices * problem.vectors.shape[1]
@@ -81,5 +81,5 @@ def _evaluated(problem: Problem, lists: list[Ints], grid: int) -> list[Node]:
         placed, costs = place_lists(problem, some, np.linspace(1.0, 1.5, grid))
         for row, (shards, cap) in enumerate(zip(some, costs.argmin(axis=-1), strict=True)):
             placement = Placement(shards, placed.devices[row, cap, : len(shards)])
-            nodes.append(Node(placement, float(costs[row, cap])))
+            nodes.append(BeamState(placement, float(costs[row, cap])))
     return nodes

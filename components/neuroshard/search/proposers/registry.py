@@ -3,7 +3,7 @@
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers import baselines, beam, greedy, row_wise, uniform
-from neuroshard.search.proposers.base import Proposer, Request
+from neuroshard.search.proposers.base import ProposalRequest, Proposer
 
 PROPOSERS: dict[str, Proposer] = {
     "greedy": greedy.propose,
@@ -14,6 +14,6 @@ PROPOSERS: dict[str, Proposer] = {
 }
 
 
-def propose(name: str, problem: Problem, request: Request) -> list[State]:
+def propose(name: str, problem: Problem, request: ProposalRequest) -> list[State]:
     """The plans of one proposer; none if its switch is off."""
     return PROPOSERS[name](problem, request) if getattr(problem.tuning, name) else []

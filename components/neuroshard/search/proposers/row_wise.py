@@ -13,11 +13,11 @@ from neuroshard.core.text import counted
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State, column_ms, transfers
-from neuroshard.search.proposers.base import Request
+from neuroshard.search.proposers.base import ProposalRequest
 from neuroshard.search.proposers.greedy import first_plans
 
 
-def propose(problem: Problem, request: Request) -> list[State]:
+def propose(problem: Problem, request: ProposalRequest) -> list[State]:
     """A greedy plan for each of the sets of tables that are estimated to cost least; none where no table may be row-wise."""
     return row_wise_plans(problem)
 

@@ -9,11 +9,11 @@ import numpy as np
 from neuroshard.search.problem.filling import Shares, fewest_and_most_shards
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.proposers.base import Request
+from neuroshard.search.proposers.base import ProposalRequest
 from neuroshard.search.proposers.greedy import by_load, cut_into, first_plans
 
 
-def propose(problem: Problem, request: Request) -> list[State]:
+def propose(problem: Problem, request: ProposalRequest) -> list[State]:
     """Those that fit; none of large tasks."""
     if problem.devices == 1 or problem.devices * len(problem.whole) > problem.tuning.uniform_most_cells:
         return []
