@@ -1,10 +1,13 @@
 """A TorchRec trainer that follows the live plan: load it, shard with it, check the first forward, train.
 
     python examples/train.py --store runs/store --name ads-ranker --steps 20 --batch-size 512 --summary train.json
+    python examples/train.py --store runs/store --name ads-ranker --model my_package.model:make_model
 
 It starts one gloo process for each device of the plan on this machine's CPU. Under torchrun, which sets RANK, it is one of
-the ranks and starts none. What a trainer of your own needs is in `train` and `shard`; the rest is a small model, made-up
-batches (ids are uniform, as many a sample and table as its pooling factor says), and the starting of processes.
+the ranks and starts none. What a trainer of your own needs is in `train` and `shard`; the rest is a model, made-up batches
+(ids are uniform, as many a sample and table as its pooling factor says), and the starting of processes. With --model the
+collections are those of your model, feature processors included, under one linear layer; without it they are made after the
+plan's tables.
 
 Embedding tables of a real model do not fit a laptop, so tables are cut to fewer rows until all ranks together stay within
 --memory, and within what is free here. The shards, their columns and their ranks are those of the live plan; rows that are
@@ -12,6 +15,7 @@ split stay split over their ranks.
 """
 
 import argparse
+import copy
 import ctypes
 import logging
 import multiprocessing
@@ -25,6 +29,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -38,17 +43,21 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.modules.embedding_configs import DataType
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.modules.embedding_configs import DataType, PoolingType
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from neuroshard.client import Plan, load_plan, load_plan_on_all_ranks
 from neuroshard.client.torchrec import ShardingWarning, to_torchrec
+from neuroshard.client.torchrec_module import find_pooled, match_tables
 from neuroshard.client.torchrec_shards import shards_by_table
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.units import format_bytes, parse_bytes
 from neuroshard.core.value import canonical_json
 from neuroshard.files.disk import write_bytes
+from neuroshard.files.importers.torchrec_model import make_on_meta
 from neuroshard.progress import progress
 from neuroshard.system import available_bytes, has_loopback
 
@@ -62,6 +71,7 @@ MAX_LOCAL_RANKS = 16
 RANK_BYTES = 64 * 2**20  # a rank's own memory without tables; what is imported is shared
 SHARE_OF_AVAILABLE = 0.8  # others on this machine want some, too
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+Features = dict[str, KeyedJaggedTensor]  # by the path of the collection that looks them up
 TOLERANCE = 1e-6  # a lookup, of pooled embeddings between sharded and not; 0 is what one sees where rows are whole
 
 
@@ -97,6 +107,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--store", required=True, help="s3://bucket/prefix, or a folder")
     parser.add_argument("--name", required=True, help="the model whose live plan to follow")
     parser.add_argument("--digest", help="the published plan to follow, instead of the live one")
+    parser.add_argument("--model", help="package.module:function that returns your model, to train its collections")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=512, help="samples a step over all ranks")
     parser.add_argument(
@@ -130,20 +141,21 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
     )
     digest = plan.digest()
     memory = lowest_of_ranks(arguments.memory_bytes or memory_for_tables(arguments, world_size))
-    plan, capped = cap_rows(plan, table_budget(memory, plan))
     if rank:
         warnings.simplefilter("ignore", ShardingWarning)  # rank 0 says it for all
-    else:
+    whole, (plan, capped) = plan, cap_rows(plan, table_budget(memory, plan))
+    collections = collections_of(arguments.model, whole, plan.task.tables)
+    if rank == 0:
         print(describe(plan, digest, capped, memory, arguments), file=sys.stderr)
 
     torch.manual_seed(arguments.seed)
-    unsharded = Model(plan.task.tables, torch.device("cpu")).float()  # fused kernels sum fp16 rows in fp32
-    model = shard(Model(plan.task.tables, torch.device("meta")), plan, arguments.optimizer, arguments.learning_rate)
+    unsharded = Model(collections, torch.device("cpu")).float()  # fused kernels sum fp16 rows in fp32
+    model = shard(Model(collections, torch.device("meta")), plan, arguments.optimizer, arguments.learning_rate)
     load_weights(model, unsharded)
 
     generator = torch.Generator().manual_seed(1000 * arguments.seed + rank)
     local_batch = arguments.batch_size // world_size
-    features, labels = make_batch(plan.task.tables, local_batch, generator)
+    features, labels = make_batch(collections, local_batch, generator)
     difference = compare_first_forward(model, unsharded, features, plan.task.tables)
     del unsharded
 
@@ -164,10 +176,16 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
             losses.append(mean_over_ranks(loss.detach()))
             if bar:
                 bar.advance(1, f"loss {losses[-1]:.4f}, {step_ms[-1]:.0f} ms a step")
-            features, labels = make_batch(plan.task.tables, local_batch, generator)
+            features, labels = make_batch(collections, local_batch, generator)
 
+    embedding_ms = time_embeddings(model, features, arguments.steps)
     if rank == 0:
         summary = summarize(plan, digest, capped, arguments, difference, losses, step_ms)
+        summary["embeddings"] = {
+            "measured_ms": embedding_ms,
+            "predicted_ms": list(whole.predicted_ms or ()),
+            "predicted_for": whole.provenance.cost_model_device or whole.provenance.cost_model,
+        }
         print(report(summary))
         if arguments.summary:
             write_bytes(arguments.summary, canonical_json(summary))
@@ -177,12 +195,13 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
 def shard(model: nn.Module, plan: Plan, optimizer: str, learning_rate: float) -> DistributedModelParallel:
     """The model, each table where the plan says. Its tables may be on the meta device: only this rank's shards are made."""
     fused = {"optimizer": OPTIMIZERS[optimizer], "learning_rate": learning_rate}
+    of_bags = EmbeddingBagCollectionSharder(fused_params=fused)
     return DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
         device=torch.device("cpu"),
         plan=to_torchrec(plan, model, device_type="cpu", optimizer=optimizer),
-        sharders=[EmbeddingBagCollectionSharder(fused_params=fused)],
+        sharders=[of_bags, FeatureProcessedEmbeddingBagCollectionSharder(of_bags)],
     )
 
 
@@ -198,9 +217,7 @@ def load_weights(model: DistributedModelParallel, unsharded: nn.Module) -> None:
             part.tensor.detach().copy_(weights[name][row : row + rows, column : column + columns])
 
 
-def compare_first_forward(
-    model: nn.Module, unsharded: nn.Module, features: KeyedJaggedTensor, tables: Sequence[Table]
-) -> float:
+def compare_first_forward(model: nn.Module, unsharded: nn.Module, features: Features, tables: Sequence[Table]) -> float:
     """Largest difference of pooled embeddings between the sharded and the unsharded model, over all ranks' batches.
 
     Raises InvalidInput above TOLERANCE for each of a sample's lookups. Where rows are whole, the sums are the same ones in the
@@ -216,6 +233,20 @@ def compare_first_forward(
     return float(difference)
 
 
+def time_embeddings(model: nn.Module, features: Features, steps: int) -> list[float]:
+    """Median ms of each rank, from barrier to its own end: embeddings alone, forward and backward, with their all-to-alls."""
+    taken = []
+    for _ in range(max(min(steps, 10), 3)):
+        dist.barrier()
+        began = time.perf_counter()
+        outputs = model(features)
+        torch.autograd.backward(outputs, [torch.zeros_like(each) for each in outputs])  # zeros cost as much, change nothing
+        taken.append(1000 * (time.perf_counter() - began))
+    of_ranks = [torch.zeros(1) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, torch.tensor([statistics.median(taken)]))
+    return [float(of_rank) for of_rank in of_ranks]
+
+
 def lowest_of_ranks(count: int) -> int:
     """The least of what the ranks say: they must cut the same tables."""
     value = torch.tensor(count, dtype=torch.int64)
@@ -228,61 +259,158 @@ def mean_over_ranks(value: Tensor) -> float:
     return float(value) / dist.get_world_size()
 
 
-# A small model, and batches for it
+# A model, and batches for it
+
+
+@dataclass(frozen=True)
+class Collection:
+    """One collection of the model, and the lookups that it is given."""
+
+    path: str  # of its module
+    configs: tuple[EmbeddingBagConfig, ...]
+    weighted: bool
+    lookups: dict[str, float]  # a sample, by feature
+    processors: nn.Module | None = None  # of a FeatureProcessedEmbeddingBagCollection, on the meta device
+
+    def module(self, device: torch.device) -> nn.Module:
+        bags = EmbeddingBagCollection(tables=list(self.configs), is_weighted=self.weighted, device=device)
+        if self.processors is None:
+            return bags
+        processors = copy.deepcopy(self.processors).to_empty(device=device)
+        if device.type != "meta":
+            for module in processors.modules():
+                if callable(reset := getattr(module, "reset_parameters", None)):
+                    reset()
+        given = dict(processors.items()) if isinstance(processors, nn.ModuleDict) else processors
+        return FeatureProcessedEmbeddingBagCollection(bags, given)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Of the table that each feature looks up."""
+        return {feature: config.num_embeddings for config in self.configs for feature in config.feature_names}
+
+
+def collections_of(spec: str | None, plan: Plan, tables: Sequence[Table]) -> list[Collection]:
+    """Those of the model that `spec` makes, or, without one, a collection for each module that the tables name.
+
+    The plan must be for the model; rows are those of `tables`, which may have fewer. Raises InvalidInput, UsageError.
+    """
+    if spec is None:
+        return [
+            Collection(
+                path=module or ("weighted" if weighted else "plain"),
+                configs=tuple(config_of(table) for table in group),
+                weighted=weighted,
+                lookups={table.name: table.pooling_factor for table in group},
+            )
+            for (module, weighted), group in grouped(tables).items()
+        ]
+    model = make_on_meta(spec)
+    found = find_pooled(model)
+    places = match_tables(plan.task.tables, found, f"plan {plan.digest()[:12]}")
+    of_path: dict[str, list[tuple[EmbeddingBagConfig, float]]] = {path: [] for path in found}
+    for table in tables:
+        path, config, _ = places[table.name]
+        of_path[path].append(
+            (replace(config, num_embeddings=table.rows), table.pooling_factor / len(config.feature_names))
+        )
+    return [
+        Collection(
+            path=path,
+            configs=tuple(config for config, _ in of_path[path]),
+            weighted=ebc.is_weighted(),
+            lookups={feature: lookups for config, lookups in of_path[path] for feature in config.feature_names},
+            processors=getattr(model.get_submodule(path), "_feature_processors", None),
+        )
+        for path, ebc in found.items()
+    ]
+
+
+def grouped(tables: Sequence[Table]) -> dict[tuple[str, bool], list[Table]]:
+    """Tables by module, which takes weights or not, and those that name none by whether their lookups have weights."""
+    takes_weights = {table.module for table in tables if table.module and table.weighted}
+    groups: dict[tuple[str, bool], list[Table]] = {}
+    for table in tables:
+        weighted = table.module in takes_weights if table.module else table.weighted
+        groups.setdefault((table.module, weighted), []).append(table)
+    return groups
+
+
+def config_of(table: Table) -> EmbeddingBagConfig:
+    """Raises InvalidInput for a name that torch has no module of."""
+    if "." in table.name_in_module:
+        raise InvalidInput(
+            f"table {table.name!r} cannot be made here: torch wants no dot in its name; give your --model"
+        )
+    data_types = {2: DataType.FP16, 4: DataType.FP32}
+    return EmbeddingBagConfig(
+        name=table.name_in_module,
+        num_embeddings=table.rows,
+        embedding_dim=table.dim,
+        feature_names=[table.name],
+        data_type=data_types[table.element_bytes],
+        pooling=PoolingType[table.pooling.upper()],
+    )
 
 
 class Model(nn.Module):
-    """Pooled embeddings of every table, and one linear layer over them."""
+    """Pooled embeddings of every feature, and one linear layer over them."""
 
-    def __init__(self, tables: Sequence[Table], device: torch.device) -> None:
+    def __init__(self, collections: Sequence[Collection], device: torch.device) -> None:
         super().__init__()
-        data_types = {2: DataType.FP16, 4: DataType.FP32}
-        self.sparse = EmbeddingBagCollection(
-            device=device,
-            tables=[
-                EmbeddingBagConfig(
-                    name=table.name,
-                    num_embeddings=table.rows,
-                    embedding_dim=table.dim,
-                    feature_names=[table.name],
-                    data_type=data_types[table.element_bytes],
-                )
-                for table in tables
-            ],
+        self.sparse = nn.Module()
+        for collection in collections:
+            *above, name = (collection.path or "whole").split(".")
+            parent = self.sparse
+            for part in above:
+                if not hasattr(parent, part):
+                    parent.add_module(part, nn.Module())
+                parent = parent.get_submodule(part)
+            parent.add_module(name, collection.module(device))
+        self.features = {collection.path: list(collection.lookups) for collection in collections}
+        self.over = nn.Linear(
+            sum(c.embedding_dim * len(c.feature_names) for collection in collections for c in collection.configs), 1
         )
-        self.features = [table.name for table in tables]
-        self.over = nn.Linear(sum(table.dim for table in tables), 1)
 
-    def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        """Logits (batch,) and pooled embeddings (batch, sum of dims)."""
-        embeddings = self.sparse(features)
-        # by key: the order of the columns in `embeddings.values()` is the plan's, not the model's
-        pooled = torch.cat([embeddings[name] for name in self.features], dim=1).float()
+    def forward(self, features: Features) -> tuple[Tensor, Tensor]:
+        """Logits (batch,) and pooled embeddings (batch, columns)."""
+        columns = []
+        for path, names in self.features.items():
+            embeddings = self.sparse.get_submodule(path or "whole")(features[path])
+            # by key: the order of the columns in `embeddings.values()` is the plan's, not the model's
+            columns += [embeddings[name] for name in names]
+        pooled = torch.cat(columns, dim=1).float()
         return self.over(pooled).squeeze(1), pooled
 
 
 def make_batch(
-    tables: Sequence[Table], batch_size: int, generator: torch.Generator
-) -> tuple[KeyedJaggedTensor, Tensor]:
+    collections: Sequence[Collection], batch_size: int, generator: torch.Generator
+) -> tuple[Features, Tensor]:
     """Uniform ids, as many a sample as the pooling factor (a fraction is a chance of one more), and labels (batch,).
 
     The label says whether the ids in the smallest table are, on average, in its upper half: something to learn.
     """
-    smallest = min(tables, key=lambda table: table.rows)
-    values, lengths = [], []
+    smallest = min((rows, path, name) for path, c in enumerate(collections) for name, rows in c.rows.items())
+    features: Features = {}
     labels = torch.zeros(batch_size)
-    for table in tables:
-        more = torch.rand(batch_size, generator=generator) < table.pooling_factor % 1
-        length = int(table.pooling_factor) + more.int()
-        ids = torch.randint(table.rows, (int(length.sum()),), generator=generator)
-        if table is smallest:
-            samples = torch.repeat_interleave(torch.arange(batch_size), length)
-            upper = (2 * ids + 1 > table.rows).float()
-            labels = (labels.index_add(0, samples, upper) > length / 2).float()
-        values.append(ids)
-        lengths.append(length)
-    keys = [table.name for table in tables]
-    return KeyedJaggedTensor(keys=keys, values=torch.cat(values), lengths=torch.cat(lengths)), labels
+    for place, collection in enumerate(collections):
+        values, lengths = [], []
+        for name, lookups in collection.lookups.items():
+            rows = collection.rows[name]
+            length = int(lookups) + (torch.rand(batch_size, generator=generator) < lookups % 1).int()
+            ids = torch.randint(rows, (int(length.sum()),), generator=generator)
+            if (rows, place, name) == smallest:
+                samples = torch.repeat_interleave(torch.arange(batch_size), length)
+                upper = (2 * ids + 1 > rows).float()
+                labels = (labels.index_add(0, samples, upper) > length / 2).float()
+            values.append(ids)
+            lengths.append(length)
+        ids = torch.cat(values)
+        weights = 0.5 + torch.rand(len(ids), generator=generator) if collection.weighted else None
+        features[collection.path] = KeyedJaggedTensor(
+            keys=list(collection.lookups), values=ids, lengths=torch.cat(lengths), weights=weights
+        )
+    return features, labels
 
 
 def cap_rows(plan: Plan, budget_bytes: int) -> tuple[Plan, tuple[str, ...]]:
@@ -371,7 +499,7 @@ def summarize(
     losses: Sequence[float],
     step_ms: Sequence[float],
 ) -> dict[str, Any]:
-    """What --summary writes. Times are measured on this machine's CPU, from barrier to barrier."""
+    """What --summary writes. Times are measured on this machine's CPU, steps from barrier to barrier."""
     quarters = statistics.quantiles(step_ms, n=4) if len(step_ms) > 1 else [step_ms[0]] * 3
     return {
         "model": arguments.name,
@@ -400,8 +528,19 @@ def report(summary: dict[str, Any]) -> str:
         f"loss: {summary['first_loss']:.4f} -> {summary['last_loss']:.4f} in {summary['steps']} steps of "
         f"{summary['batch_size']} samples, {summary['optimizer']}\n"
         f"step: median {summary['step_ms_median']:.1f} ms, spread {summary['step_ms_spread']:.1f} ms, measured on "
-        f"{summary['world_size']} ranks ({summary['backend']})"
+        f"{summary['world_size']} ranks ({summary['backend']})\n" + embeddings(**summary["embeddings"])
     )
+
+
+def embeddings(measured_ms: Sequence[float], predicted_ms: Sequence[float], predicted_for: str | None) -> str:
+    """A line of each rank's milliseconds, as predicted and as measured here."""
+    measured = " ".join(f"{ms:.1f}" for ms in measured_ms)
+    predicted = (
+        f"predicted {' '.join(f'{ms:.1f}' for ms in predicted_ms)} ms on {predicted_for}"
+        if predicted_ms
+        else "no prediction"
+    )
+    return f"embeddings by rank: measured {measured} ms here; {predicted}"
 
 
 # One process a rank

@@ -80,18 +80,18 @@ USER, ITEM, COUNTRY = TABLES
 MEANS = (change(USER, pooling="mean"), ITEM, COUNTRY)
 
 
-def test_a_table_in_one_piece_is_table_wise_and_in_several_column_wise():
-    module = nn.ModuleDict({"sparse": collection(*TABLES), "over": nn.Linear(28, 1)})
+def test_a_table_in_one_piece_is_table_wise_unless_its_module_has_cut_ones():
+    module = nn.ModuleDict({"a": collection(USER, ITEM), "b": collection(COUNTRY), "over": nn.Linear(28, 1)})
 
     assert to_torchrec(make_plan(), module) == ShardingPlan(
         plan={
-            "sparse": EmbeddingModuleShardingPlan(
+            "a": EmbeddingModuleShardingPlan(
                 {
                     "user": parameter("column_wise", [(0, 4, 1), (4, 4, 0), (8, 4, 1), (12, 4, 0)], 1000),
-                    "item": parameter("table_wise", [(0, 8, 1)], 300),
-                    "country": parameter("table_wise", [(0, 4, 0)], 7),
+                    "item": parameter("column_wise", [(0, 8, 1)], 300),
                 }
-            )
+            ),
+            "b": EmbeddingModuleShardingPlan({"country": parameter("table_wise", [(0, 4, 0)], 7)}),
         }
     )
 
@@ -128,6 +128,55 @@ def test_tables_are_found_in_several_collections():
     got = to_torchrec(make_plan(), module)
 
     assert {path: set(tables) for path, tables in got.plan.items()} == {"a": {"user", "item"}, "b.c": {"country"}}
+
+
+def twins(*modules: str) -> Plan:
+    """A plan of user and of an item table in each of the modules, by the name of module and table, or both called item."""
+    items = tuple(change(ITEM, name=f"{module}.item" if module else "item", module=module) for module in modules)
+    tables = (USER, *items)
+    whole = [Shard(table=table.name, rows=table.rows, dim=table.dim, device=i % 2) for i, table in enumerate(tables)]
+    return Plan(task=make_plan(tables=tables).task, shards=tuple(whole), provenance=make_plan().provenance)
+
+
+def test_tables_of_one_name_are_found_by_their_modules_also_below_a_wrapper():
+    model = nn.ModuleDict({"a": collection(USER, ITEM), "b": nn.ModuleDict({"c": collection(ITEM)})})
+    plan = twins("a", "b.c")
+
+    for module, prefix in ((model, ""), (nn.ModuleDict({"wrapped": model}), "wrapped.")):
+        got = to_torchrec(plan, module)
+        ranks = {(path, name): p.ranks for path, tables in got.plan.items() for name, p in tables.items()}
+        assert ranks == {(f"{prefix}a", "user"): [0], (f"{prefix}a", "item"): [1], (f"{prefix}b.c", "item"): [0]}
+        back = from_torchrec(got, module, device_memory_bytes=[2**30] * 2, batch_size=64, tables=plan.task.tables)
+        assert back.shards == plan.shards
+        unnamed = from_torchrec(got, module, device_memory_bytes=[2**30] * 2, batch_size=64)
+        assert [t.name for t in unnamed.task.tables] == ["user", f"{prefix}a.item", f"{prefix}b.c.item"]
+        assert to_torchrec(unnamed, module) == got
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (make_plan(), ["'item' is in module 'a' and in 'b'", "without a module"]),
+        (twins("a", "c"), ["'item' is in module 'a' and in 'b'", "in module 'c'"]),
+        (twins("a"), ["lacks table 'b.item'"]),
+        (twins("a", "b", ""), ["'item' is in module 'a' and in 'b'", "without a module"]),
+    ],
+    ids=["no modules", "another module", "one is missing", "one too many"],
+)
+def test_a_plan_that_does_not_say_which_of_two_tables_it_means_is_refused(plan, words):
+    model = nn.ModuleDict({"a": collection(USER, ITEM), "b": collection(ITEM)})
+    with pytest.raises(InvalidInput) as caught:
+        to_torchrec(plan, model)
+
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_two_tables_of_a_plan_that_are_one_of_the_model_are_refused():
+    with pytest.raises(
+        InvalidInput, match=r"tables 'a.item' and 'b.item' of plan .* are both table 'item' of module 'a'"
+    ):
+        to_torchrec(twins("a", "b"), nn.ModuleDict({"a": collection(USER, ITEM)}))
 
 
 def test_a_gpu_is_the_rank_within_its_host():

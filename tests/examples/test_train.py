@@ -3,11 +3,14 @@
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 import warnings
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -81,6 +84,8 @@ def test_three_ranks_train_on_the_live_plan(tmp_path, element_bytes, optimizer):
     assert min(summary["step_ms"]) <= summary["step_ms_median"] <= max(summary["step_ms"])
     assert "differs by 0 from the unsharded tables" in done.stdout
     assert "measured on 3 ranks (cpu, gloo)" in done.stdout
+    assert len(summary["embeddings"]["measured_ms"]) == 3
+    assert "no prediction" in done.stdout
     assert "Warning" not in done.stderr
 
 
@@ -201,14 +206,21 @@ def test_a_plan_that_fits_is_left_as_it_is(example):
 
 def test_a_batch_has_as_many_lookups_as_the_pooling_factors_say(example):
     generator = example.torch.Generator().manual_seed(0)
-    features, labels = example.make_batch(TABLES, 4000, generator)
+    weighted = TABLES[2].model_copy(update={"weighted": True})
+    tables = (*TABLES[:2], weighted)
+    collections = example.collections_of(None, make_plan(tables=tables), tables)
+    features, labels = example.make_batch(collections, 4000, generator)
 
-    means = features.lengths().view(len(TABLES), -1).float().mean(dim=1)
-    assert means.tolist() == pytest.approx([2.5, 1, 1], abs=0.05)
+    assert {path: of.keys() for path, of in features.items()} == {"plain": ["user", "item"], "weighted": ["country"]}
+    assert features["plain"].weights_or_none() is None
+    assert float(features["weighted"].weights().min()) >= 0.5
+    means = [of.lengths().view(len(of.keys()), -1).float().mean(dim=1).tolist() for of in features.values()]
+    assert [mean for of in means for mean in of] == pytest.approx([2.5, 1, 1], abs=0.05)
     assert set(labels.tolist()) == {0.0, 1.0}
-    for table in TABLES:
-        ids = features[table.name].values()
-        assert 0 <= int(ids.min()) <= int(ids.max()) < table.rows
+    for of in features.values():
+        for name in of.keys():  # noqa: SIM118 (it is no dict)
+            ids = of[name].values()
+            assert 0 <= int(ids.min()) <= int(ids.max()) < {table.name: table.rows for table in tables}[name]
 
 
 @needs_proc
@@ -246,3 +258,65 @@ def test_a_machine_without_loopback_is_told_the_way_out(tmp_path, example, monke
     monkeypatch.setattr(sys, "argv", command(deployed(tmp_path, make_plan()))[1:])
     assert example.main() == 1
     assert "bring it up (ip link set lo up)" in capsys.readouterr().err
+
+
+MODEL = """
+    import torch
+    from torch import nn
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+    from torchrec.modules.feature_processor_ import PositionWeightedModule
+    from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
+    def bags(*tables, **how):
+        return EmbeddingBagCollection(tables=[
+            EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=features, pooling=pooling)
+            for name, rows, dim, features, pooling in tables], **how)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tower = nn.ModuleDict({
+                "user": bags(("id", 1000, 16, ["id", "friend"], PoolingType.SUM), ("age", 90, 8, ["age"], PoolingType.MEAN)),
+                "item": bags(("id", 500, 8, ["item"], PoolingType.SUM)),
+            })
+            self.history = FeatureProcessedEmbeddingBagCollection(
+                bags(("page", 300, 8, ["page"], PoolingType.SUM), is_weighted=True), {"page": PositionWeightedModule(9)})
+            self.over = nn.Linear(7, 1)
+"""
+
+
+@pytest.mark.slow
+def test_the_users_own_model_trains_as_the_plan_for_it_says(tmp_path):
+    """Two tables of one name, several features, means, and position weights: tables, search, deploy, train."""
+    (tmp_path / "their_model.py").write_text(textwrap.dedent(MODEL))
+    run = partial(subprocess.run, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
+    neuroshard = [sys.executable, "-m", "neuroshard.cli"]
+    for arguments in (
+        ["tables", "--from-torchrec", "their_model:Model", "--pooling-factor", "tower.user.id=4", "-o", "tables.json"],
+        [
+            "search",
+            "tables.json",
+            "--model",
+            "analytic:cpu",
+            "--batch-size",
+            "96",
+            "--devices",
+            "2",
+            "--memory",
+            "1GiB",
+            "--rounds",
+            "3",
+            "-o",
+            "plan.json",
+        ],
+        ["deploy", "plan.json", "--store", "store", "--name", "m", "--tables", "tables.json"],
+    ):
+        done = run([*neuroshard, *arguments])
+        assert done.returncode == 0, done.stderr
+    done = run([*command(tmp_path / "store", "--steps", 12, "--learning-rate", 0.5), "--model", "their_model:Model"])
+
+    assert done.returncode == 0, done.stderr
+    assert "4 tables in" in done.stderr
+    assert " ms on one CPU core" in done.stdout
+    first, last = (float(word) for word in re.search(r"loss: (\S+) -> (\S+)", done.stdout).groups())
+    assert last < first

@@ -1,19 +1,21 @@
 """Checks of a plan against a model's EmbeddingBagCollections. Needs torch and torchrec."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from torch import nn
 from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig, PoolingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from neuroshard.client.load import check_shapes
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan, Shard
-from neuroshard.core.table import OPTIMIZER_BYTES
+from neuroshard.core.shapes import difference, shapes_of
+from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.text import agreeing, counted
 from neuroshard.core.units import format_bytes
+from neuroshard.files.importers.torchrec_collections import find_collections
 
 DIVIDED = (
     ShardingType.ROW_WISE.value,
@@ -25,72 +27,129 @@ class ShardingWarning(UserWarning):
     """The plan can be used, but something about it may surprise."""
 
 
-def find_collections(module: nn.Module) -> dict[str, EmbeddingBagCollection]:
-    """The EmbeddingBagCollections of a model by module path, "" for the model itself. Raises InvalidInput without one."""
-    found = {}
-    for path, child in module.named_modules():
-        if isinstance(child, EmbeddingBagCollection):
-            found[path] = child
-        elif isinstance(child, EmbeddingCollection):
-            warnings.warn(
-                f"module {path!r} is an EmbeddingCollection, which plans do not cover: it is not in the sharding plan",
-                ShardingWarning,
-                stacklevel=3,
-            )
-    if not found:
-        raise InvalidInput(f"the {type(module).__name__} has no EmbeddingBagCollection in it to shard")
-    return found
+class Place(NamedTuple):
+    """Where a table of a plan lies in the model."""
+
+    path: str  # of the module, as TorchRec's plan wants it
+    config: EmbeddingBagConfig
+    weighted: bool
 
 
-def check_tables(plan: Plan, collections: dict[str, EmbeddingBagCollection], whose: str) -> None:
-    """Raise InvalidInput unless the collections hold exactly the tables of the plan, each once."""
-    configs: dict[str, EmbeddingBagConfig] = {}
-    paths: dict[str, str] = {}
-    for path, collection in collections.items():
-        for config in collection.embedding_bag_configs():
-            if config.name in configs:
-                raise InvalidInput(
-                    f"table {config.name!r} is in module {paths[config.name]!r} and in {path!r}; names must differ"
-                )
-            configs[config.name], paths[config.name] = config, path
-    check_shapes(plan, {name: (c.num_embeddings, c.embedding_dim) for name, c in configs.items()}, whose)
-    otherwise_read = []
-    for table in plan.task.tables:
-        config, weighted = configs[table.name], collections[paths[table.name]].is_weighted()
-        if (config.pooling.name.lower(), weighted) != (table.pooling, table.weighted):
-            otherwise_read.append(
-                f"table {table.name!r} is pooled by {config.pooling.name.lower()}{' with weights' * weighted} in module "
-                f"{paths[table.name]!r}, but {whose} was searched for {table.pooling}{' with weights' * table.weighted}"
-            )
-        data_type = config.data_type
-        if DATA_TYPE_NUM_BITS.get(data_type) != 8 * table.element_bytes:
-            raise InvalidInput(
-                f"table {table.name!r} is {data_type.value} in module {paths[table.name]!r}, but {whose} is for "
-                f"{table.element_bytes} bytes an element; search a plan for today's tables"
-            )
-    if otherwise_read:
-        more = f" (and {len(otherwise_read) - 1} more tables differ)" if len(otherwise_read) > 1 else ""
+def find_pooled(module: nn.Module) -> dict[str, EmbeddingBagCollection]:
+    """The collections of a model that plans cover, by path. Raises InvalidInput without one, and for a module with tables that
+    a plan must not touch; warns of sequences."""
+    found = find_collections(module)
+    if found.sequences:
         warnings.warn(
-            f"{otherwise_read[0]}{more}: it trains rightly, but its cost was predicted for other tables; say `pooling` and "
-            "`weighted` in tables.json",
+            f"module {next(iter(found.sequences))!r} is an EmbeddingCollection, which plans do not cover: it is not in the "
+            "sharding plan, so every rank holds all its tables",
             ShardingWarning,
             stacklevel=3,
         )
+    if not found.pooled:
+        raise InvalidInput(f"the {type(module).__name__} has no EmbeddingBagCollection in it to shard")
+    return found.pooled
 
 
-def divided_twice(
-    kinds: Mapping[str, str], collections: Mapping[str, EmbeddingBagCollection]
-) -> tuple[str, str, str] | None:
+def match_tables(
+    tables: Sequence[Table], collections: Mapping[str, EmbeddingBagCollection], whose: str
+) -> dict[str, Place]:
+    """Where each of the tables lies in the model, by its name.
+
+    A table is the one of its name in its module; the model may have come by a longer path since. Where only one module of the
+    model has a table of that name, it is that one, whatever the path. Raises InvalidInput unless each table of one side is one
+    of the other, of the same shape and element size. Warns of tables that are read otherwise than `whose` says.
+    """
+    there: dict[str, list[Place]] = {}
+    for path, collection in collections.items():
+        for config in collection.embedding_bag_configs():
+            there.setdefault(config.name, []).append(Place(path, config, collection.is_weighted()))
+    places: dict[str, Place] = {}
+    for table in tables:
+        if (place := _place_of(table, there, whose)) is not None:
+            places[table.name] = place
+    _check_shapes(tables, places, there, whose)
+    _check_how_read(tables, places, whose)
+    return places
+
+
+def _place_of(table: Table, there: Mapping[str, Sequence[Place]], whose: str) -> Place | None:
+    """The place of one table, None if the model has none of its name. Raises InvalidInput where it may be several."""
+    same_name = there.get(table.name_in_module) or there.get(table.name) or ()
+    exact = [place for place in same_name if table.module and place.path == table.module]
+    below = [place for place in same_name if table.module and f".{place.path}".endswith(f".{table.module}")]
+    for found in (exact, below, same_name):
+        if len(found) == 1:
+            return found[0]
+    if same_name:
+        paths = " and in ".join(repr(place.path) for place in same_name[:2])
+        raise InvalidInput(
+            f"table {table.name_in_module!r} is in module {paths}, and {whose} has it "
+            + (f"in module {table.module!r}" if table.module else "without a module")
+            + "; make the tables from this model (neuroshard tables --from-torchrec), which says the modules"
+        )
+    return None
+
+
+def _check_shapes(
+    tables: Sequence[Table], places: Mapping[str, Place], there: Mapping[str, Sequence[Place]], whose: str
+) -> None:
+    """Raise InvalidInput unless both sides have the same tables, of the same shapes and element sizes."""
+    shapes = {name: (place.config.num_embeddings, place.config.embedding_dim) for name, place in places.items()}
+    taken: dict[tuple[str, str], str] = {}
+    for name, place in places.items():
+        if (other := taken.setdefault((place.path, place.config.name), name)) != name:
+            raise InvalidInput(
+                f"tables {other!r} and {name!r} of {whose} are both table {place.config.name!r} of module {place.path!r}; make "
+                "the tables from this model (neuroshard tables --from-torchrec)"
+            )
+    for name, of_name in there.items():
+        for place in of_name:
+            if (place.path, name) not in taken:
+                full = name if len(of_name) == 1 else f"{place.path}.{name}"
+                shapes[full] = (place.config.num_embeddings, place.config.embedding_dim)
+    if fault := difference(shapes_of(tables), shapes):
+        raise InvalidInput(f"{whose} {fault}; search a plan for today's tables")
+    for table in tables:
+        path, config, _ = places[table.name]
+        if DATA_TYPE_NUM_BITS.get(config.data_type) != 8 * table.element_bytes:
+            raise InvalidInput(
+                f"table {table.name!r} is {config.data_type.value} in module {path!r}, but {whose} is for "
+                f"{table.element_bytes} bytes an element; search a plan for today's tables"
+            )
+
+
+def _check_how_read(tables: Sequence[Table], places: Mapping[str, Place], whose: str) -> None:
+    """Warn of tables that the model pools otherwise than they were priced."""
+    otherwise = []
+    for table in tables:
+        path, config, weighted = places[table.name]
+        if (config.pooling.name.lower(), weighted) != (table.pooling, table.weighted):
+            otherwise.append(
+                f"table {table.name!r} is pooled by {config.pooling.name.lower()}{' with weights' * weighted} in module "
+                f"{path!r}, but {whose} was searched for {table.pooling}{' with weights' * table.weighted}"
+            )
+    if otherwise:
+        more = f" (and {len(otherwise) - 1} more tables differ)" if len(otherwise) > 1 else ""
+        warnings.warn(
+            f"{otherwise[0]}{more}: it trains rightly, but its cost was predicted for other tables; say `pooling` and "
+            "`weighted` in tables.json",
+            ShardingWarning,
+            stacklevel=4,
+        )
+
+
+def divided_twice(kinds: Mapping[str, str], places: Mapping[str, Place]) -> tuple[str, str, str] | None:
     """A case that TorchRec computes wrongly: (mean-pooled table split row-wise, table that is divided too, module path), or None.
 
     For a mean-pooled table split row-wise, the ranks sum up and the collection divides by the number of lookups at the end. But
     it then divides all its tables, also the table-wise and column-wise ones, which are complete already (torchrec 1.8,
     `_create_mean_pooling_divisor`). `kinds` is the sharding type by table.
     """
-    for path, collection in collections.items():
-        configs = collection.embedding_bag_configs()
-        means = [c.name for c in configs if kinds[c.name] in DIVIDED and c.pooling is PoolingType.MEAN]
-        others = [c.name for c in configs if kinds[c.name] not in DIVIDED]
+    for path in dict.fromkeys(place.path for place in places.values()):
+        here = {name: place.config for name, place in places.items() if place.path == path}
+        means = [name for name, c in here.items() if kinds[name] in DIVIDED and c.pooling is PoolingType.MEAN]
+        others = [name for name in here if kinds[name] not in DIVIDED]
         if means and others:
             return means[0], others[0], path
     return None
@@ -128,16 +187,15 @@ def warn_of_split_state(shards: dict[str, list[Shard]], optimizer: str) -> None:
         )
 
 
-def warn_of_shared_tables(collections: dict[str, EmbeddingBagCollection]) -> None:
+def warn_of_shared_tables(places: Mapping[str, Place]) -> None:
     """Warn of tables that several features read: TorchRec sends their columns once a feature, plans count them once."""
-    configs = [config for collection in collections.values() for config in collection.embedding_bag_configs()]
-    shared = [config for config in configs if len(config.feature_names) > 1]
+    shared = [(name, place.config) for name, place in places.items() if len(place.config.feature_names) > 1]
     if shared:
-        first, features = shared[0], len(shared[0].feature_names)
+        (first, config), features = shared[0], len(shared[0][1].feature_names)
         warnings.warn(
-            f"{agreeing(len(shared), 'table', 'is', 'are')} read by several features ({first.name!r} by {features}): the plan is "
-            f"right, but its predicted all-to-all counts {first.embedding_dim} columns of {first.name!r}, not "
-            f"{first.embedding_dim * features}",
+            f"{agreeing(len(shared), 'table', 'is', 'are')} read by several features ({first!r} by {features}): the plan is "
+            f"right, but its predicted all-to-all counts {config.embedding_dim} columns of {first!r}, not "
+            f"{config.embedding_dim * features}",
             ShardingWarning,
             stacklevel=3,
         )

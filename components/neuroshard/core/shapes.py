@@ -14,7 +14,11 @@ def shapes_of(tables: Iterable[Table]) -> dict[str, tuple[int, int]]:
 
 def shape_fault(plan: Plan, shapes: Shapes) -> str | None:
     """Why the plan is not for exactly these tables: "lacks table 'a', which the model has"; None if it is."""
-    planned = shapes_of(plan.task.tables)
+    return difference(shapes_of(plan.task.tables), shapes)
+
+
+def difference(planned: Shapes, shapes: Shapes) -> str | None:
+    """The same of a plan's tables by their shapes."""
     missing = [name for name in shapes if name not in planned]
     unknown = [name for name in planned if name not in shapes]
     if missing:

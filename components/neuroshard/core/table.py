@@ -18,7 +18,7 @@ OPTIMIZER_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), 
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2}
 
 Pooling = Literal["sum", "mean"]
-_UNSAID = {"pooling": "sum", "weighted": False}  # as tables were before format 1 could say it; left out of JSON
+_UNSAID = {"pooling": "sum", "weighted": False, "module": ""}  # left out of JSON where they say no more than this
 
 
 class Table(Value):
@@ -27,7 +27,9 @@ class Table(Value):
     `pooling_factor` is the mean number of lookups a sample. `reuse_bins` (see core/reuse.py) were counted on a batch of
     `reuse_batch_size`; a table that comes without them is taken to be read uniformly. Memory counts the weights and the
     optimizer's state, by default row-wise Adagrad's: 4 bytes a row. `pooling` is what the rows of a sample are made into;
-    `weighted` says that each lookup comes with a weight of its own (TorchRec's `is_weighted`).
+    `weighted` says that each lookup comes with a weight of its own (TorchRec's `is_weighted`). `module` is the path of the
+    module that holds the table in the trainer's model, "" where that is not known; where two modules hold tables of one name,
+    `name` is the path, a dot and that name.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
@@ -41,6 +43,7 @@ class Table(Value):
     optimizer_bytes_per_element: Annotated[Whole, Field(ge=0, le=64)] = 0
     pooling: Pooling = "sum"
     weighted: bool = False
+    module: Annotated[str, Field(max_length=MAX_NAME)] = ""
 
     @model_serializer(mode="wrap")
     def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -63,7 +66,7 @@ class Table(Value):
         bins = uniform_bins(int(rows), pooling, int(batch)) if usable else (0.0,) * REUSE_BINS
         return {**data, "reuse_bins": bins}
 
-    @field_validator("name")
+    @field_validator("name", "module")
     @classmethod
     def _name(cls, name: str) -> str:
         # messages and reports are of lines, and a terminal obeys control characters, those beyond ASCII too
@@ -115,6 +118,11 @@ class Table(Value):
             raise ValueError(f"must sum to 1 (or be all 0 for a table never read), not {total:g}")
         # only what is off is scaled: a table read back has the very bins, and so the digest, that was written
         return tuple(b / total for b in bins) if total and abs(total - 1) > 1e-9 else bins
+
+    @property
+    def name_in_module(self) -> str:
+        """The name that the module knows the table by."""
+        return self.name.removeprefix(f"{self.module}.") if self.module else self.name
 
     @property
     def operator_key(self) -> tuple[int, Pooling, bool]:

@@ -44,6 +44,12 @@ MODEL = """
         return ManagedCollisionEmbeddingBagCollection(
             EmbeddingBagCollection(tables=tables), ManagedCollisionCollection({"hashed": remap}, tables))
 
+    def twins():
+        def bags(*names):
+            return EmbeddingBagCollection(tables=[
+                EmbeddingBagConfig(name=n, num_embeddings=9, embedding_dim=4, feature_names=[n]) for n in names])
+        return nn.ModuleDict({"a": bags("user", "ad"), "b": nn.ModuleDict({"c": bags("ad")})})
+
     def reads_weights():
         return Model() if torch.ones(3).sum().item() > 2 else None
 
@@ -133,10 +139,20 @@ def test_what_is_no_model_is_told_in_one_line(user_model, spec, error, words):
     assert "\n" not in str(raised.value)
 
 
-def test_what_only_remaps_ids_is_no_table(user_model):
-    found = read(f"{user_model}:collisions", default=1.0).tables()
-    assert [table.name for table in found.tables] == ["hashed"]
-    assert found.notes == ()
+def test_a_module_that_no_plan_covers_is_refused_by_name(user_model):
+    with pytest.raises(InvalidInput, match="collisions: module '' is a ManagedCollisionEmbeddingBagCollection"):
+        read(f"{user_model}:collisions", default=1.0)
+
+
+def test_tables_say_their_module_and_have_its_path_in_a_name_that_two_modules_use(user_model):
+    found = read(f"{user_model}:twins", factors={"b.c.ad": 5.0}, default=2.0).tables()
+
+    assert [(t.name, t.module, t.name_in_module, t.pooling_factor) for t in found.tables] == [
+        ("user", "a", "user", 2.0),
+        ("a.ad", "a", "ad", 2.0),
+        ("b.c.ad", "b.c", "ad", 5.0),
+    ]
+    assert any("got the module's path: a.ad, b.c.ad" in note for note in found.notes)
 
 
 def test_a_pooling_factor_of_nothing_in_the_model_is_refused(user_model):

@@ -33,7 +33,7 @@ from neuroshard.files.importers.imported import (
     table_defaults,
 )
 
-NUMBERS = Table.model_fields.keys() - {"name", "reuse_bins", "pooling", "weighted"}
+NUMBERS = Table.model_fields.keys() - {"name", "reuse_bins", "pooling", "weighted", "module"}
 
 
 def import_tables(

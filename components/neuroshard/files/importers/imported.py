@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import ELEMENT_BYTES, MAX_NAME, OPTIMIZER_BYTES, Table
-from neuroshard.core.text import counted
+from neuroshard.core.text import counted, first_few
 from neuroshard.core.value import check_format, decode_json, shown
 from neuroshard.files.access import BinsOf, access_bins
 from neuroshard.files.disk import read_bytes
@@ -67,7 +68,8 @@ class Defaults:
 
 
 def pooled_tables(entries: Sequence[TableEntry], defaults: Defaults, where: str, notes: Sequence[str] = ()) -> Imported:
-    """The tables of the entries, and `notes` plus what was changed: repeated names are numbered, sequence tables left out.
+    """The tables of the entries, and `notes` plus what was changed: repeated names become those of module and table where the
+    source says modules, and are numbered where it does not; sequence tables are left out.
 
     Raises InvalidInput if an entry breaks a rule, or if no table is left.
     """
@@ -77,13 +79,28 @@ def pooled_tables(entries: Sequence[TableEntry], defaults: Defaults, where: str,
         why = f" ({counted(left_out, 'sequence table')} left out)" if left_out else ""
         raise InvalidInput(f"{where}: the list of tables is empty{why}")
     tables = [defaults.table(entry.fields, entry.where) for entry in pooled]
-    names, more = number_repeats([table.name for table in tables])
+    tables, more = with_modules_in_repeated_names(tables)
+    names, numbered = number_repeats([table.name for table in tables])
+    more += numbered
     if left_out:
         more.append(f"{counted(left_out, 'sequence table')} left out: only pooled ones are sharded")
     return Imported(
         tuple(table.model_copy(update={"name": name}) for table, name in zip(tables, names, strict=True)),
         notes=tuple(f"{where}: {note}" for note in (*more, *notes)),
     )
+
+
+def with_modules_in_repeated_names(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
+    """Tables whose names repeat, and that say their modules, by the names `module.name`; and a note if there are any."""
+    times = Counter(table.name for table in tables)
+    named = [
+        table.model_copy(update={"name": f"{table.module}.{table.name}"})
+        if times[table.name] > 1 and table.module
+        else table
+        for table in tables
+    ]
+    changed = [new.name for old, new in zip(tables, named, strict=True) if old is not new]
+    return named, [f"names that two modules use got the module's path: {first_few(changed)}"] if changed else []
 
 
 def several_features(which: str) -> str:

@@ -1,4 +1,4 @@
-"""The tables of a user's own model: `neuroshard tables --from-torchrec package.module:make_model`. Needs torch, not torchrec.
+"""The tables of a user's own model: `neuroshard tables --from-torchrec package.module:make_model`. Needs torch.
 
 `make_model` is called without arguments, with every tensor made on the meta device: shapes, but no weights, however large.
 """
@@ -31,29 +31,30 @@ def torchrec_entries(
 ) -> tuple[list[TableEntry], list[str]]:
     """The model's tables as entries, and notes.
 
-    `pooling_factors` are lookups a sample by the name of a table, or of a feature (a table has the sum of its features');
-    where neither is there, a feature has `default_pooling_factor` lookups (1, with a note, as TorchRec's planner).
-    Raises UsageError for a `spec` that cannot be, InvalidInput for a model that cannot be made or holds no tables, and for a
-    pooling factor of nothing in it.
+    `pooling_factors` are lookups a sample by the name of a table, its module's path before it or not, or of a feature (a table
+    has the sum of its features'); where neither is there, a feature has `default_pooling_factor` lookups (1, with a note, as
+    TorchRec's planner). Raises UsageError for a `spec` that cannot be, InvalidInput for a model that cannot be made, holds no
+    tables or holds some that no plan covers, and for a pooling factor of nothing in it.
     """
-    model = _make(spec)
+    model = make_on_meta(spec)
     entries: list[TableEntry] = []
     assumed: list[str] = []
     shared: list[str] = []
     known: set[str] = set()
-    for path, collection, configs in _collections(model):
+    for path, collection, configs in _collections(model, spec):
         sequence = not hasattr(collection, "embedding_bag_configs")
-        weighted = bool(collection.is_weighted()) if hasattr(collection, "is_weighted") else False
+        weighted = not sequence and bool(collection.is_weighted())
         for config in configs:
             features = list(config.feature_names) or [config.name]
-            known |= {config.name, *features}
+            full = f"{path}.{config.name}" if path else config.name
+            known |= {config.name, full, *features}
+            own = pooling_factors.get(full, pooling_factors.get(config.name))
             each = [pooling_factors.get(feature, default_pooling_factor) for feature in features]
-            assumed += [config.name] if config.name not in pooling_factors and None in each and not sequence else []
+            assumed += [config.name] if own is None and None in each and not sequence else []
             shared += [f"{config.name} by {len(features)}"] if len(features) > 1 and not sequence else []
-            total = pooling_factors.get(config.name, sum(1.0 if one is None else one for one in each))
-            where = f"{spec}: {path + '.' if path else ''}{config.name}"
+            total = sum(1.0 if one is None else one for one in each) if own is None else own
             fields = {"name": config.name} if sequence else config_fields(config, total, weighted)
-            entries.append(TableEntry(where, {**fields, "sequence": sequence}))
+            entries.append(TableEntry(f"{spec}: {full}", {**fields, "module": path, "sequence": sequence}))
     if not entries:
         raise InvalidInput(f"{spec}: the model holds no EmbeddingBagCollection")
     unknown = sorted(pooling_factors.keys() - known)
@@ -61,10 +62,10 @@ def torchrec_entries(
         raise InvalidInput(
             f"{spec}: a pooling factor is given for {unknown[0]!r}, which is no table or feature of the model"
         )
-    return entries, _notes(assumed, shared, entries)
+    return entries, _notes(assumed, shared)
 
 
-def _notes(assumed: list[str], shared: list[str], entries: list[TableEntry]) -> list[str]:
+def _notes(assumed: list[str], shared: list[str]) -> list[str]:
     notes = []
     if assumed:
         notes.append(
@@ -73,11 +74,6 @@ def _notes(assumed: list[str], shared: list[str], entries: list[TableEntry]) -> 
         )
     if shared:
         notes.append(several_features(_some(shared)))
-    names = [entry.fields["name"] for entry in entries if not entry.fields["sequence"]]
-    if len(set(names)) < len(names):
-        notes.append(
-            "tables of one name lie in two collections: name them apart in the model, or the trainer cannot load a plan"
-        )
     return notes
 
 
@@ -86,22 +82,27 @@ def _some(names: list[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _collections(model: nn.Module) -> Iterator[tuple[str, Any, Iterable[Any]]]:
-    """Path, module and configs of every collection that lies in no other: pooled ones and sequences, by what they can do."""
-    inside: tuple[str, ...] = ()
-    for path, module in model.named_modules():
-        if any(path.startswith(outer) for outer in inside):
-            continue
-        # an EmbeddingCollection has a dim; collections of managed collisions have configs too, of others' tables
-        for name, needed in (("embedding_bag_configs", "is_weighted"), ("embedding_configs", "embedding_dim")):
-            if callable(getattr(module, name, None)) and hasattr(module, needed):
-                yield path, module, getattr(module, name)()
-                inside += (f"{path}." if path else "",)
-                break
+def _collections(model: nn.Module, spec: str) -> Iterator[tuple[str, Any, Iterable[Any]]]:
+    """Path, module and configs of every collection, pooled ones first. Raises InvalidInput for one that no plan covers."""
+    if "torchrec" not in sys.modules:  # then no module is one of its collections
+        return
+    from neuroshard.files.importers.torchrec_collections import find_collections
+
+    try:
+        found = find_collections(model)
+    except InvalidInput as error:
+        raise InvalidInput(f"{spec}: {error}") from None
+    for path, collection in found.pooled.items():
+        yield path, collection, collection.embedding_bag_configs()
+    for path, sequences in found.sequences.items():
+        yield path, sequences, sequences.embedding_configs()
 
 
-def _make(spec: str) -> nn.Module:
-    """The model. What it prints goes to stderr, its warnings nowhere. Raises UsageError and InvalidInput."""
+def make_on_meta(spec: str) -> nn.Module:
+    """The model, every tensor on the meta device. What it prints goes to stderr, its warnings nowhere.
+
+    Raises UsageError and InvalidInput.
+    """
     with warnings.catch_warnings(), redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
         make = _find(spec)

@@ -1,0 +1,118 @@
+"""Which modules of a TorchRec model a plan shards, at which paths, and which it must refuse. Needs torch and torchrec.
+
+TorchRec picks a sharder by a module's exact class, and shards a module that wraps a collection at the wrapper's own path. A plan
+for the path inside trains something else, without a word (seen with torchrec 1.8): the position weights of a
+FeatureProcessedEmbeddingBagCollection get no gradient, and with managed collisions every rank maps ids to rows of its own.
+"""
+
+import warnings
+from dataclasses import dataclass, field
+from typing import NoReturn, cast
+
+from torch import nn
+
+from neuroshard.core.errors import InvalidInput
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what torchrec and FBGEMM say while they are imported
+    from torchrec.modules.embedding_modules import (
+        EmbeddingBagCollection,
+        EmbeddingBagCollectionInterface,
+        EmbeddingCollection,
+        EmbeddingCollectionInterface,
+    )
+    from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+    from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
+
+COVERED = (EmbeddingBagCollection, FeatureProcessedEmbeddingBagCollection)
+INTERFACES = (EmbeddingBagCollectionInterface, EmbeddingCollectionInterface)
+MANAGED_COLLISIONS = (ManagedCollisionCollection, ManagedCollisionModule)
+CONTAINERS = (
+    "torchrec.models.",
+    "torchrec.modules.lazy_extension",
+)  # of torchrec's classes, those that only hold others
+
+
+@dataclass(frozen=True)
+class Collections:
+    """What holds a model's tables, by the path at which TorchRec wants the plan; "" is the model itself."""
+
+    pooled: dict[str, EmbeddingBagCollection] = field(default_factory=dict)
+    sequences: dict[str, EmbeddingCollection] = field(default_factory=dict)
+
+
+def find_collections(model: nn.Module) -> Collections:
+    """The collections of a model. A feature-processed one counts as pooled, at the path of its wrapper.
+
+    Raises InvalidInput, which names module and class, for a module with tables that plans do not cover, and for a collection
+    that has two names in one module, of which TorchRec shards one.
+    """
+    found = Collections()
+    _find(model, "", found, {})
+    return found
+
+
+def _find(module: nn.Module, path: str, found: Collections, seen: dict[int, str]) -> None:
+    if id(module) in seen:  # TorchRec puts the sharded module of the first path here too
+        return
+    seen[id(module)] = path
+    if type(module) is EmbeddingBagCollection:
+        found.pooled[path] = module
+    elif type(module) is FeatureProcessedEmbeddingBagCollection:
+        inner = cast(nn.Module, module._embedding_bag_collection)
+        if type(inner) is not EmbeddingBagCollection:
+            _refuse(inner, f"{path}._embedding_bag_collection".lstrip("."))
+        found.pooled[path] = inner
+    elif type(module) is EmbeddingCollection:
+        found.sequences[path] = module
+    elif _is_torchrecs_own(module) and _holds_tables(module):
+        _refuse(module, path)
+    else:
+        first: dict[int, str] = {}
+        for name, child in module._modules.items():
+            if child is None:
+                continue
+            below = f"{path}.{name}" if path else name
+            if id(child) in first and _holds_tables(child):
+                raise InvalidInput(
+                    f"modules {first[id(child)]!r} and {below!r} are one {type(child).__name__}: TorchRec shards the first name "
+                    "and leaves the other whole on every rank; give it one name in this module"
+                )
+            first.setdefault(id(child), below)
+            _find(child, below, found, seen)
+
+
+def _is_torchrecs_own(module: nn.Module) -> bool:
+    """Is it, or does it inherit from, a class of torchrec that is more than a container?"""
+    return any(
+        f"{kind.__module__}.".startswith("torchrec.") and not kind.__module__.startswith(CONTAINERS)
+        for kind in type(module).__mro__
+    )
+
+
+def _holds_tables(module: nn.Module) -> bool:
+    return any(isinstance(each, (*INTERFACES, *MANAGED_COLLISIONS)) or _is_sharded(each) for each in module.modules())
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    return any(kind.__name__ == "ShardedModule" for kind in type(module).__mro__)
+
+
+def _refuse(module: nn.Module, path: str) -> NoReturn:
+    name = type(module).__name__
+    bases = [kind for kind in type(module).__mro__[1:] if kind in (*COVERED, EmbeddingCollection)]
+    if any(_is_sharded(each) for each in module.modules()):
+        why = "which is sharded already; give the model as it is before DistributedModelParallel"
+    elif any(isinstance(each, MANAGED_COLLISIONS) for each in module.modules()):
+        why = (
+            "whose managed collisions a plan does not cover: each rank would map ids to rows of its own; let TorchRec's planner "
+            "place this module, or hash ids before an EmbeddingBagCollection"
+        )
+    elif bases:
+        why = (
+            f"a class of its own, and TorchRec shards {bases[0].__name__} but nothing that inherits from it; let the module hold "
+            "one instead"
+        )
+    else:
+        why = f"which a plan does not cover; it covers {' and '.join(kind.__name__ for kind in COVERED)}"
+    raise InvalidInput(f"module {path!r} is a {name}, {why}")

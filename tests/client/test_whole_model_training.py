@@ -1,0 +1,184 @@
+"""A model of several modules on gloo: two collections with tables of one name, and position weights that are learned."""
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import Tensor, nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.modules.feature_processor_ import PositionWeightedModule, PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
+from helpers.gloo import on_ranks
+from helpers.plans import row_wise as row_wise_shards
+from neuroshard.client.torchrec import to_torchrec
+from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+
+STEPS, LOCAL_BATCH, LEARNING_RATE, LONGEST = 4, 5, 0.05, 4
+ROWS, DIM = 40, 8
+MODULES = {"a": ("user", "ad"), "b.c": ("ad",), "e": ("page", "query", "shop")}  # the tables of each
+
+
+def bags(names: tuple[str, ...], weighted: bool, device: str) -> EmbeddingBagCollection:
+    configs = [
+        EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=DIM, feature_names=[name]) for name in names
+    ]
+    return EmbeddingBagCollection(tables=configs, is_weighted=weighted, device=torch.device(device))
+
+
+class Model(nn.Module):
+    """Everything that is pooled, by module and table, through one dense layer that all ranks train together."""
+
+    def __init__(self, device: str, as_collection: bool) -> None:
+        super().__init__()
+        self.a = bags(MODULES["a"], False, device)
+        self.b = nn.ModuleDict({"c": bags(MODULES["b.c"], False, device)})
+        positions: dict[str, PositionWeightedModule] | PositionWeightedModuleCollection = (
+            PositionWeightedModuleCollection(dict.fromkeys(MODULES["e"], LONGEST))
+            if as_collection
+            else {name: PositionWeightedModule(LONGEST) for name in MODULES["e"]}
+        )
+        self.e = FeatureProcessedEmbeddingBagCollection(bags(MODULES["e"], True, device), positions)
+        self.also_b = nn.ModuleDict({"c": self.b["c"]})  # a second name, in another module
+        self.dense = nn.Linear(DIM, 1)
+
+    def forward(self, features: dict[str, KeyedJaggedTensor]) -> Tensor:
+        pooled = [
+            (self.a(features["a"]), "a"),
+            (self.b["c"](features["b.c"]), "b.c"),
+            (self.e(features["e"]), "e"),
+            (self.also_b["c"](features["b.c"]), "b.c"),
+        ]
+        values = [
+            each[name] for each, module in pooled for name in MODULES[module]
+        ]  # the plan decides the order of keys
+        return torch.cat([self.dense(value) for value in values], dim=1)
+
+
+def plan(devices: int) -> Plan:
+    """Whole, cut and row-wise tables; `ad` of the two modules lies in two places."""
+
+    def table(module: str, name: str) -> Table:
+        full = f"{module}.{name}" if name == "ad" else name
+        return Table(name=full, module=module, rows=ROWS, dim=DIM, pooling_factor=2.0, weighted=module == "e")
+
+    def whole(name: str, device: int) -> list[Shard]:
+        return [Shard(table=name, rows=ROWS, dim=DIM, device=device % devices)]
+
+    def cut(name: str) -> list[Shard]:
+        return [
+            Shard(table=name, rows=ROWS, column_offset=at, dim=DIM // 2, device=at % devices) for at in (0, DIM // 2)
+        ]
+
+    tables = {(module, name): table(module, name) for module, names in MODULES.items() for name in names}
+    shards = [
+        *cut("user"),
+        *whole("a.ad", 1),
+        *row_wise_shards(tables["b.c", "ad"], devices),
+        *whole("page", 1),
+        *cut("query"),
+        *row_wise_shards(tables["e", "shop"], devices),
+    ]
+    return Plan(
+        task=ShardingTask(
+            tables=tuple(tables.values()), device_memory_bytes=(2**20,) * devices, batch_size=LOCAL_BATCH * devices
+        ),
+        shards=tuple(shards),
+        provenance=Provenance(neuroshard_version="0", algorithm="by hand"),
+    )
+
+
+def batch(rank: int, step: int) -> dict[str, KeyedJaggedTensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+
+    def jagged(names: tuple[str, ...], weighted: bool) -> KeyedJaggedTensor:
+        lengths = torch.randint(LONGEST + 1, (len(names) * LOCAL_BATCH,), generator=generator)
+        ids = torch.randint(ROWS, (int(lengths.sum()),), generator=generator)
+        return KeyedJaggedTensor(
+            keys=list(names), values=ids, lengths=lengths, weights=torch.ones(len(ids)) if weighted else None
+        )
+
+    return {module: jagged(names, module == "e") for module, names in MODULES.items()}
+
+
+def parts(model: nn.Module) -> Iterator[tuple[str, tuple[slice, ...], Tensor]]:
+    """This rank's tensors of a sharded model: name, place in the whole, values."""
+    for name, value in model.state_dict().items():
+        if hasattr(value, "local_shards"):
+            for part in value.local_shards():
+                (row, column), (rows, columns) = part.metadata.shard_offsets, part.metadata.shard_sizes
+                yield name, (slice(row, row + rows), slice(column, column + columns)), part.tensor.detach()
+        else:
+            yield name, (slice(None),) * value.dim(), value.detach()
+
+
+def train(rank: int, ranks: int, as_collection: bool) -> dict[str, float]:
+    """The largest differences from the unsharded model, of outputs and of what was trained, by name."""
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    reference = Model("cpu", as_collection)
+    for value in reference.parameters():
+        nn.init.uniform_(value, 0.2, 1.0)
+    fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": LEARNING_RATE}
+    of_bags = EmbeddingBagCollectionSharder(fused_params=fused)
+    unsharded = Model("meta", as_collection)
+    model = DistributedModelParallel(
+        unsharded,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=torch.device("cpu"),
+        plan=to_torchrec(plan(ranks), unsharded),
+        sharders=[of_bags, FeatureProcessedEmbeddingBagCollectionSharder(of_bags)],
+    )
+    whole = {name: value.clone() for name, value in reference.state_dict().items()}
+    for name, place, part in parts(model):
+        part.copy_(whole[name][place])
+
+    def dense() -> list[nn.Parameter]:
+        return [value for name, value in model.named_parameters() if "embedding_bags" not in name]
+
+    found: dict[str, float] = {"outputs": 0.0}
+    for step in range(STEPS):
+        output, wanted = model(batch(rank, step)), [reference(batch(other, step)) for other in range(ranks)]
+        found["outputs"] = max(found["outputs"], float((output - wanted[rank]).abs().max()))
+        for value in dense():
+            value.grad = None
+        output.square().mean().backward()
+        reference.zero_grad()
+        (sum(each.square().mean() for each in wanted) / ranks).backward()
+        with torch.no_grad():
+            for value in dense():
+                value -= LEARNING_RATE * value.grad
+            for value in reference.parameters():
+                value -= LEARNING_RATE * value.grad
+    trained = reference.state_dict()
+    for name, place, part in parts(model):
+        if part.numel():
+            found[name] = max(found.get(name, 0.0), float((part - trained[name][place]).abs().max()))
+    moved = {name: float((trained[name] - whole[name]).abs().max()) for name in trained}
+    assert all(moved.values()), moved  # else equal weights would show nothing
+    return found
+
+
+@pytest.mark.parametrize("as_collection", [True, False])
+def test_a_model_of_several_modules_trains_as_the_unsharded_one(tmp_path, as_collection):
+    for found in on_ranks(2, tmp_path, train, 2, as_collection):
+        assert len(found) > len(MODULES), found
+        assert max(found.values()) < 2e-6, found
+
+
+def test_tables_of_one_name_are_told_by_their_modules():
+    got = to_torchrec(plan(2), Model("meta", True))
+
+    assert {path: {name: p.sharding_type for name, p in tables.items()} for path, tables in got.plan.items()} == {
+        "a": {"user": "column_wise", "ad": "column_wise"},
+        "b.c": {"ad": "row_wise"},
+        "e": {"page": "column_wise", "query": "column_wise", "shop": "row_wise"},
+    }
