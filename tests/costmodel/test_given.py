@@ -12,7 +12,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.given import Given, load_given
 from neuroshard.costmodel.protocol import device_costs
 from neuroshard.models.open import open_cost_model
-from neuroshard.search.run import search
+from neuroshard.search.run import SearchSettings, search
 
 
 def tables(*dims: int) -> tuple[Table, ...]:
@@ -126,7 +126,7 @@ def test_a_table_without_a_cost_is_named(tmp_path: Path) -> None:
 def test_tables_that_cost_nothing_are_placed_all_the_same(tmp_path: Path) -> None:
     free = [{"name": "t0", "cost_ms": 0.0}, {"name": "t1", "cost_ms": 0.0}]
     task = ShardingTask(tables=tables(64, 32), device_memory_bytes=(10**9, 10**9), batch_size=2560)
-    plan = search(task, given(tmp_path, tables=free), rounds=3)
+    plan = search(task, given(tmp_path, tables=free), SearchSettings(rounds=3))
     assert (plan.cost_ms, plan.lower_bound_ms) == (0.0, 0.0)
 
 

@@ -20,7 +20,7 @@ from neuroshard.deploy.gate import GUESS, Gate, _uncertainty, decide
 from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.price import price
 from neuroshard.deploy.run import deploy, promote, publish
-from neuroshard.search.run import search
+from neuroshard.search.run import SearchSettings, search
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.releases import plans_of, read_refusals
 from neuroshard.store.track import all_releases
@@ -316,7 +316,7 @@ def task_of(tables: list[tuple[int, int, float]], devices: int) -> ShardingTask:
 def test_the_live_plan_is_priced_again_as_the_search_would_price_it(store):
     model = AnalyticModel()
     task = task_of([(100_000 * i, 4 * i, i) for i in range(1, 15)], devices=3)
-    best, other = (search(task, model, algorithm=name) for name in ("local-search", "size"))
+    best, other = (search(task, model, SearchSettings(algorithm=name)) for name in ("local-search", "size"))
 
     for plan in (best, other):
         assert price(plan, best, model) == pytest.approx(plan.cost_ms, rel=1e-12)

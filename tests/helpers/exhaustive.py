@@ -11,7 +11,7 @@ from neuroshard.core.errors import Infeasible
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, device_costs
-from neuroshard.search.run import search
+from neuroshard.search.run import SearchSettings, search
 
 tiny_tables = st.builds(
     Table,
@@ -32,7 +32,7 @@ def check_against_optimum(task: ShardingTask) -> None:
         with pytest.raises(Infeasible, match=r"short; |no packing exists|has a shard"):
             search(task, model)
         return
-    plan = search(task, model, rounds=2)
+    plan = search(task, model, SearchSettings(rounds=2))
     assert best * (1 - 1e-12) <= plan.cost_ms
     assert plan.lower_bound_ms <= best * (1 + 1e-9)
 

@@ -47,10 +47,10 @@ from pathlib import Path
 from neuroshard.core.task import ShardingTask
 from neuroshard.models.open import open_cost_model
 from neuroshard.files.tables import read_tables
-from neuroshard.search.run import search
+from neuroshard.search.run import SearchSettings, search
 tables, _ = read_tables(Path("tables.json"))
 task = ShardingTask(tables=tables, device_memory_bytes=(2**34, 2**34), batch_size=4096)
-plan = search(task, open_cost_model("analytic:h100", batch_size=4096), rounds=1)
+plan = search(task, open_cost_model("analytic:h100", batch_size=4096), SearchSettings(rounds=1))
 assert len(plan.shards) >= len(tables)
 """
 MEASURE = """

@@ -13,7 +13,7 @@ from helpers.analytic import AnalyticModel
 from helpers.costs import random_model, random_tables
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.task import ShardingTask
-from neuroshard.search.run import search
+from neuroshard.search.run import SearchSettings, search
 from neuroshard.search.tuning import BeamWidth
 
 
@@ -29,7 +29,7 @@ def test_the_peer_that_asks_one_set_at_a_time_finds_the_plan_of_paper(task, monk
     model = random_model(4)
     found = PublishedSearch(task, Predictor(task, model)).search()
     assert found is not None
-    plan = search(task, model, algorithm="neuroshard-2023", width=BeamWidth(depth=3))
+    plan = search(task, model, SearchSettings(algorithm="neuroshard-2023", width=BeamWidth(depth=3)))
     assert found[0] == pytest.approx(plan.cost_ms, rel=1e-9)
     assert cost_ms(model, task, found[1]) == pytest.approx(found[0], rel=1e-9)
     assert cost_ms(model, task, rows_of(plan)) == pytest.approx(plan.cost_ms, rel=1e-12)
@@ -63,7 +63,7 @@ def test_a_plan_row_wise_is_scored_as_the_search_prices_it(task):
         tables=(heavy, *task.tables[1:]), device_memory_bytes=task.device_memory_bytes, batch_size=task.batch_size
     )
     allowed = ShardingTask(**{**dict(task), "constraints": Constraints(row_wise=True)})
-    plan = search(allowed, model, rounds=5)
+    plan = search(allowed, model, SearchSettings(rounds=5))
     rows = rows_of(plan)
     assert any(count < task.tables[table].rows for table, _, _, count in rows)
     assert fault(task, rows) is None
@@ -148,4 +148,4 @@ def test_every_switch_of_the_tuning_is_a_search_that_the_ablation_runs(task):
     for switch in methods.SWITCHES:
         found = methods.run(f"without {switch}", task, model)
         assert found["error"] is None, switch
-    assert {"greedy", "beam", "swaps", "perturb", "choice_under_doubt"} <= set(methods.SWITCHES)
+    assert {"greedy", "swaps", "perturb", "choice_under_doubt"} <= set(methods.SWITCHES)

@@ -9,7 +9,7 @@ from helpers.hostile import HOSTILE
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
 from neuroshard.pretrain.run import pretrain
-from neuroshard.search.run import search
+from neuroshard.search.run import SearchSettings, Trust, search
 
 
 def renamed(tables: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -26,7 +26,7 @@ def parts() -> dict[str, Any]:
     costs = formula_costs(tables, compute_cases=120, collective_cases=40)
     model = pretrain(costs, epochs=3)
     task = ShardingTask(tables=tables, device_memory_bytes=(2 * 2**30,) * 4, batch_size=65536)
-    plan = search(task, model, rounds=3, cost_model_error=model.error_on_unseen_tables)
-    live = search(task, model, algorithm="size")
+    plan = search(task, model, SearchSettings(rounds=3), trust=Trust(error=model.error_on_unseen_tables))
+    live = search(task, model, SearchSettings(algorithm="size"))
     assert isinstance(plan, Plan)
     return {"plan": plan, "model": model, "costs": costs, "live": live}

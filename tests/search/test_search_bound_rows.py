@@ -22,7 +22,7 @@ from neuroshard.search.bound.settings import BOUND
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
-from neuroshard.search.run import search
+from neuroshard.search.run import SearchSettings, search
 
 ROWS_16 = (BY_DIGITS[8] == THRESHOLDS) & (COUNTED_IN == ROWS)  # one step of rates, just beyond 65,536 rows
 
@@ -62,7 +62,7 @@ def with_rates(model: TrainedCostModel, task: ShardingTask, times: Floats) -> Tr
 
 
 def proven_ms(task: ShardingTask, model: TrainedCostModel, algorithm: str = "local-search") -> float:
-    found = search(task, model, algorithm=algorithm, rounds=1).lower_bound_ms
+    found = search(task, model, SearchSettings(algorithm=algorithm, rounds=1)).lower_bound_ms
     assert found is not None
     return found
 
@@ -115,7 +115,7 @@ def test_where_each_device_has_a_large_table_all_lookups_take_longer() -> None:
     tables = tuple(Table(name=f"t{i}", rows=r, dim=d, pooling_factor=p) for i, (r, d, p) in enumerate(shapes))
     task = ShardingTask(tables=tables, device_memory_bytes=(int(1.3 * tables[0].memory_bytes),) * 2, batch_size=65536)
     model = with_rates(random_model(2, 3, rates=len(THRESHOLDS)), task, 20.0 * ROWS_16)
-    plan = search(task, model, rounds=3)
+    plan = search(task, model, SearchSettings(rounds=3))
     assert plan.lower_bound_ms == bound_ms(task, model, plan)
     assert plan.gap is not None
     assert plan.gap < 0.1
@@ -125,7 +125,7 @@ def test_where_each_device_has_a_large_table_all_lookups_take_longer() -> None:
 def test_the_columns_that_a_device_with_a_heavy_shard_leaves_to_the_others_count(make_task):
     """The heavy table's narrowest shard takes by far the longest, and the columns of all others have to be somewhere."""
     task, model = make_task([(1000, 4, 9000.0), *[(1000, 64, 60.0)] * 12], [1] * 4), AnalyticModel()
-    plan = search(task, model, rounds=5)
+    plan = search(task, model, SearchSettings(rounds=5))
     assert plan.gap is not None
     without = 1 - bound_ms(task, model, plan, heavy_shards=False) / plan.cost_ms
     assert plan.gap < 0.5 * without

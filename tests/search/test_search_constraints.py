@@ -12,7 +12,7 @@ from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
-from neuroshard.search.run import ALGORITHMS, search
+from neuroshard.search.run import ALGORITHMS, SearchSettings, search
 
 SHAPES = [(100_000, 64, 20.0), (200_000, 32, 5.0), (50_000, 128, 9.0), (1000, 16, 1.0), (80_000, 64, 12.0)]
 
@@ -36,7 +36,7 @@ def test_every_algorithm_honours_every_constraint(make_task, algorithm):
     task = constrained(
         make_task(SHAPES, [0.06, 0.06, 0.06]), tables=rules, together=(("t3", "t4"),), min_dim=16, reserve_bytes=2**20
     )
-    plan = search(task, AnalyticModel(), algorithm=algorithm, rounds=3)
+    plan = search(task, AnalyticModel(), SearchSettings(algorithm=algorithm, rounds=3))
     assert {device for device, _ in held(plan, "t0")} == {2}
     assert len(held(plan, "t1")) == 1
     assert len(held(plan, "t2")) <= 2
@@ -118,7 +118,7 @@ def test_a_task_without_constraints_has_the_digest_that_it_had_before_there_were
 
 def test_a_plan_that_breaks_a_constraint_cannot_be_made(make_task, model):
     task = make_task(SHAPES, [1, 1])
-    plan = search(task, model, rounds=0)
+    plan = search(task, model, SearchSettings(rounds=0))
     device = plan.shards[0].device
     other = constrained(task, tables=(TableRule(table="t0", devices=(1 - device,)),))
     data = {**plan.model_dump(), "task": other.model_dump(), "task_digest": other.digest()}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.analytic import AnalyticModel
-from neuroshard.core.constraints import Constraints
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes, moves
 from neuroshard.core.plan import Plan, Shard
@@ -15,7 +15,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import parse_bytes
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.search.problem.problem import Placement, Problem
-from neuroshard.search.run import search
+from neuroshard.search.run import SearchSettings, search
 from neuroshard.search.tuning import TUNING
 from neuroshard.search.watch import Watch
 
@@ -30,13 +30,13 @@ def task(make_task) -> ShardingTask:
 @pytest.fixture
 def old(task) -> Plan:
     """A plan that has room for improvement."""
-    return search(task, AnalyticModel(), algorithm="size")
+    return search(task, AnalyticModel(), SearchSettings(algorithm="size"))
 
 
 def test_with_more_to_move_the_plan_is_never_worse_and_the_budget_is_kept(task, old):
     costs = []
     for budget in (1, 2**20, 2**23, 2**26):
-        plan = search(task, AnalyticModel(), rounds=4, previous=old, move_budget_bytes=budget)
+        plan = search(task, AnalyticModel(), SearchSettings(rounds=4, move_budget_bytes=budget), previous=old)
         assert moved_bytes(old, plan) <= budget
         costs.append(plan.cost_ms)
     assert costs[0] <= old.cost_ms * (1 + 1e-12)
@@ -44,24 +44,24 @@ def test_with_more_to_move_the_plan_is_never_worse_and_the_budget_is_kept(task, 
 
 
 def test_without_a_budget_the_plan_is_no_worse_than_the_old_one(task, old):
-    assert search(task, AnalyticModel(), rounds=0, previous=old).cost_ms <= old.cost_ms * (1 + 1e-12)
+    assert search(task, AnalyticModel(), SearchSettings(rounds=0), previous=old).cost_ms <= old.cost_ms * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_for_next_to_no_gain_nothing_moves(task, seed):
-    found = search(task, AnalyticModel(), rounds=8)
-    again = search(task, AnalyticModel(), rounds=8, previous=found, move_budget_bytes=2**30, seed=seed)
+    found = search(task, AnalyticModel(), SearchSettings(rounds=8))
+    again = search(task, AnalyticModel(), SearchSettings(rounds=8, move_budget_bytes=2**30, seed=seed), previous=found)
     assert moves(found, again) == () or again.cost_ms <= found.cost_ms * (1 - TUNING.worth_moving)
 
 
 def test_a_budget_of_one_byte_leaves_every_column_where_it_is(task, old):
-    assert moves(old, search(task, AnalyticModel(), rounds=4, previous=old, move_budget_bytes=1)) == ()
+    assert moves(old, search(task, AnalyticModel(), SearchSettings(rounds=4, move_budget_bytes=1), previous=old)) == ()
 
 
 def test_new_tables_are_placed_and_removed_ones_dropped_without_moving_the_others(task, old, make_task):
     grown = make_task([*SHAPES, (5000, 32, 9.0)], [0.02] * 4)
     kept = grown.model_copy(update={"tables": grown.tables[2:]})
-    plan = search(kept, AnalyticModel(), rounds=2, previous=old, move_budget_bytes=1)
+    plan = search(kept, AnalyticModel(), SearchSettings(rounds=2, move_budget_bytes=1), previous=old)
     assert {(move.table, move.from_device) for move in moves(old, plan)} == {("t24", None)}
     assert plan.provenance.notes == (
         "1 table new since the plan to start from, and placed (t24)",
@@ -72,7 +72,7 @@ def test_new_tables_are_placed_and_removed_ones_dropped_without_moving_the_other
 def test_a_table_of_another_width_is_made_anew_for_the_budget_and_for_the_difference_alike(task, old):
     tables = tuple(t.model_copy(update={"dim": t.dim - 4 if t.dim > 4 else 8}) for t in task.tables[:12])
     changed = task.model_copy(update={"tables": (*tables, *task.tables[12:])})
-    plan = search(changed, AnalyticModel(), rounds=2, previous=old, move_budget_bytes=1)
+    plan = search(changed, AnalyticModel(), SearchSettings(rounds=2, move_budget_bytes=1), previous=old)
     assert moved_bytes(old, plan) == 0
     assert {move.table for move in moves(old, plan)} == {table.name for table in tables}
 
@@ -80,41 +80,47 @@ def test_a_table_of_another_width_is_made_anew_for_the_budget_and_for_the_differ
 def test_what_is_told_as_the_least_to_move_is_enough(task, old):
     smaller = task.model_copy(update={"device_memory_bytes": task.device_memory_bytes[:3]})
     with pytest.raises(Infeasible) as caught:
-        search(smaller, AnalyticModel(), previous=old, move_budget_bytes=1)
+        search(smaller, AnalyticModel(), SearchSettings(move_budget_bytes=1), previous=old)
     told = re.search(r"least found to move is ([0-9.]+ .iB)", str(caught.value))
     assert told is not None
     budget = parse_bytes(told[1])
-    assert 0 < moved_bytes(old, search(smaller, AnalyticModel(), previous=old, move_budget_bytes=budget)) <= budget
+    assert (
+        0
+        < moved_bytes(old, search(smaller, AnalyticModel(), SearchSettings(move_budget_bytes=budget), previous=old))
+        <= budget
+    )
 
 
 def test_of_a_shard_that_has_grown_out_of_its_device_only_what_is_too_much_needs_to_move(make_task):
     was = make_task([(1000, 64, 5.0), (1000, 64, 5.0)], [1, 1])
-    old = search(was, AnalyticModel(), rounds=0, algorithm="size")
+    old = search(was, AnalyticModel(), SearchSettings(rounds=0, algorithm="size"))
     assert len(old.shards) == 2
     grown = make_task([(1100, 64, 5.0), (1000, 64, 5.0)], [1, 1])
     roomy = grown.model_copy(update={"device_memory_bytes": (1000 * 65 * 4, 2**30)})
-    plan = search(roomy, AnalyticModel(), previous=old, move_budget_bytes=64 * 1000 * 4 // 4)
+    plan = search(roomy, AnalyticModel(), SearchSettings(move_budget_bytes=64 * 1000 * 4 // 4), previous=old)
     assert 0 < moved_bytes(old, plan) <= 64 * 1000 * 4 // 4
 
 
 def test_within_a_budget_for_everything_a_plan_is_as_good_as_one_from_nowhere(task, old):
     budget = sum(table.memory_bytes for table in task.tables)
-    from_old = search(task, AnalyticModel(), rounds=0, previous=old, move_budget_bytes=budget)
-    assert from_old.cost_ms <= search(task, AnalyticModel(), rounds=0).cost_ms * (1 + TUNING.worth_moving)
+    from_old = search(task, AnalyticModel(), SearchSettings(rounds=0, move_budget_bytes=budget), previous=old)
+    assert from_old.cost_ms <= search(task, AnalyticModel(), SearchSettings(rounds=0)).cost_ms * (
+        1 + TUNING.worth_moving
+    )
 
 
 def test_fewer_devices_than_before_need_a_budget_for_what_lay_on_the_others(task, old):
     smaller = task.model_copy(update={"device_memory_bytes": task.device_memory_bytes[:3]})
     with pytest.raises(Infeasible, match=r"the least found to move is .* more than the budget of 1 B; give a larger"):
-        search(smaller, AnalyticModel(), previous=old, move_budget_bytes=1)
-    plan = search(smaller, AnalyticModel(), rounds=1, previous=old, move_budget_bytes=2**30)
+        search(smaller, AnalyticModel(), SearchSettings(move_budget_bytes=1), previous=old)
+    plan = search(smaller, AnalyticModel(), SearchSettings(rounds=1, move_budget_bytes=2**30), previous=old)
     assert plan.provenance.notes[0] == "the plan to start from is for 4 devices, this one for 3"
 
 
 def test_columns_stay_where_they_are_as_far_as_one_shard_a_device_allows(make_task):
     task = make_task([(1000, 64, 50.0), (1000, 4, 0.1)], [1] * 3)
-    old = search(task, AnalyticModel(), algorithm="size")
-    plan = search(task, AnalyticModel(), rounds=3, previous=old)
+    old = search(task, AnalyticModel(), SearchSettings(algorithm="size"))
+    plan = search(task, AnalyticModel(), SearchSettings(rounds=3), previous=old)
     there = next(shard for shard in old.shards if shard.table == "t0")
     kept = [shard for shard in plan.shards if shard.table == "t0" and shard.device == there.device]
     stays = sum(shard.dim for shard in kept)
@@ -132,7 +138,7 @@ def test_a_table_that_lies_in_pieces_on_a_device_stays_in_them_within_a_budget(t
     ]
     theirs = Plan(task=task, shards=tuple(dealt), provenance=old.provenance)
     assert any(shard.column_offset == 64 for shard in dealt)
-    same = search(task, AnalyticModel(), rounds=2, previous=theirs, move_budget_bytes=1)
+    same = search(task, AnalyticModel(), SearchSettings(rounds=2, move_budget_bytes=1), previous=theirs)
     assert moves(theirs, same) == ()
     assert sorted(same.shards, key=str) == sorted(theirs.shards, key=str)
 
@@ -142,7 +148,7 @@ def test_a_table_that_lies_in_pieces_on_a_device_stays_in_them_within_a_budget(t
     alone = problem.costs([Placement(*np.array(lying).T)])
     assert same.cost_ms == pytest.approx(sum(alone).max())  # priced as the pieces that it has
 
-    freed = search(task, AnalyticModel(), rounds=2, previous=theirs, move_budget_bytes=2**40)
+    freed = search(task, AnalyticModel(), SearchSettings(rounds=2, move_budget_bytes=2**40), previous=theirs)
     assert freed.cost_ms < same.cost_ms
 
 
@@ -157,9 +163,9 @@ def test_a_plan_for_other_tables_is_told_in_one_line(task, make_task):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"move_budget_bytes": 5}, "a move budget is for a search that starts from a plan"),
+        ({"settings": SearchSettings(move_budget_bytes=5)}, "a move budget is for a search that starts from a plan"),
         (
-            {"algorithm": "neuroshard-2023", "previous": True},
+            {"settings": SearchSettings(algorithm="neuroshard-2023"), "previous": True},
             "neuroshard-2023 places all tables anew; only local-search starts from a plan",
         ),
     ],
@@ -173,7 +179,9 @@ def test_what_does_not_go_together_is_a_usage_error(task, old, change, words):
 
 def test_every_improvement_is_told_with_its_time_and_the_last_is_the_plan(task):
     told: list[tuple[float, float]] = []
-    plan = search(task, AnalyticModel(), rounds=5, on_improvement=lambda seconds, ms: told.append((seconds, ms)))
+    plan = search(
+        task, AnalyticModel(), SearchSettings(rounds=5), on_improvement=lambda seconds, ms: told.append((seconds, ms))
+    )
     seconds, ms = zip(*told, strict=True)
     assert list(seconds) == sorted(seconds)
     assert list(ms) == sorted(ms, reverse=True)
@@ -193,9 +201,11 @@ def test_a_plan_tells_of_a_hundred_improvements_the_first_and_the_last_among_the
 
 def test_a_time_budget_cuts_the_search_short_with_the_best_so_far(task):
     told: list[float] = []
-    plan = search(task, AnalyticModel(), time_budget_s=1e-9, on_improvement=lambda _, ms: told.append(ms))
+    plan = search(
+        task, AnalyticModel(), SearchSettings(time_budget_s=1e-9), on_improvement=lambda _, ms: told.append(ms)
+    )
     assert plan.cost_ms <= told[0] * (1 + 1e-12)
-    assert search(task, AnalyticModel(), rounds=5).cost_ms <= plan.cost_ms
+    assert search(task, AnalyticModel(), SearchSettings(rounds=5)).cost_ms <= plan.cost_ms
 
 
 @pytest.mark.parametrize("seed", [2, 3])
@@ -213,11 +223,13 @@ def test_a_budget_that_is_enough_for_blocks_of_rows_is_used_for_them(seed):
     ]
     tables.append(Table(name="large", rows=10**7, dim=64, pooling_factor=2.0))
     nbytes = sum(table.memory_bytes for table in tables)
-    task = ShardingTask(tables=tuple(tables), device_memory_bytes=(nbytes,) * 4, batch_size=65536)
-    allowed = task.model_copy(update={"constraints": Constraints(row_wise=True)})
+    # only the light ones may move
+    there = Constraints(tables=(TableRule(table="large", devices=(0,), max_shards=1, row_wise=False),))
+    task = ShardingTask(tables=tuple(tables), device_memory_bytes=(nbytes,) * 4, batch_size=65536, constraints=there)
+    allowed = task.model_copy(update={"constraints": there.model_copy(update={"row_wise": True})})
     model = analytic_model("h100", 65536)
-    old, anew = search(task, model, rounds=4), search(allowed, model, rounds=4)
+    old, anew = search(task, model, SearchSettings(rounds=4)), search(allowed, model, SearchSettings(rounds=4))
     assert moved_bytes(old, anew) <= nbytes // 50
-    plan = search(allowed, model, rounds=4, previous=old, move_budget_bytes=nbytes // 50)
+    plan = search(allowed, model, SearchSettings(rounds=4, move_budget_bytes=nbytes // 50), previous=old)
     assert moved_bytes(old, plan) <= nbytes // 50
     assert plan.cost_ms <= anew.cost_ms * 1.001

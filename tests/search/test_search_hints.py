@@ -11,7 +11,7 @@ from neuroshard.core.errors import Infeasible
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import parse_bytes
 from neuroshard.costmodel.given import Given, GivenCosts
-from neuroshard.search.run import search
+from neuroshard.search.run import SearchSettings, search
 
 MIB = 2**20
 BIG, SMALL = (2_000_000, 64, 20.0), (10, 4, 1.0)  # 496 MiB and hardly anything
@@ -147,7 +147,7 @@ def test_what_is_told_does_and_a_little_less_does_not(make_task, shapes, memory_
         search(task, AnalyticModel())
     for told, mended in outs.items():
         assert told in str(caught.value)
-        assert len(search(mended(task), AnalyticModel(), rounds=0).shards) >= len(shapes)
+        assert len(search(mended(task), AnalyticModel(), SearchSettings(rounds=0)).shards) >= len(shapes)
     with pytest.raises(Infeasible):
         search(less(task), AnalyticModel())
 
@@ -157,7 +157,7 @@ def test_of_many_rules_that_must_all_be_looser_it_is_said_how_many(make_task, mo
     pinned = tuple(TableRule(table=f"t{i}", devices=(0, 1)) for i in range(4))
     with pytest.raises(Infeasible, match=r"allow 3 tables \(t0, t1, t2\) on other devices too"):
         search(changed(task, tables=pinned), model)
-    assert search(changed(task, tables=pinned[3:]), model, rounds=0).cost_ms > 0
+    assert search(changed(task, tables=pinned[3:]), model, SearchSettings(rounds=0)).cost_ms > 0
 
 
 def test_rows_are_no_way_out_where_costs_are_of_whole_tables(make_task, model):

@@ -9,7 +9,7 @@ import pytest
 from helpers.analytic import AnalyticModel
 from neuroshard.core.task import ShardingTask
 from neuroshard.search.proposers.lockstep import place
-from neuroshard.search.run import search
+from neuroshard.search.run import SearchSettings, search
 from neuroshard.search.tuning import TUNING, BeamWidth
 
 
@@ -82,14 +82,14 @@ def test_paper_finds_the_plan_that_the_published_search_finds_one_set_at_a_time(
     shapes = [(int(10 ** rng.uniform(3, 6)), int(rng.choice([4, 16, 32, 64])), rng.uniform(0, 100)) for _ in range(7)]
     task = make_task(shapes, [1.0, 0.5, 0.4])
     effort = {"candidates": 2, "beam": 2, "depth": 3, "grid": 4}
-    plan = search(task, model, algorithm="neuroshard-2023", width=BeamWidth(**effort))
+    plan = search(task, model, SearchSettings(algorithm="neuroshard-2023", width=BeamWidth(**effort)))
     assert plan.cost_ms == pytest.approx(Plainly(task, model).search_ms(**effort), rel=1e-12)
 
 
 def test_the_published_search_asks_the_cost_model_in_batches(make_task, model):
     rng = np.random.default_rng(1)
     shapes = [(int(10 ** rng.uniform(3, 6)), 128, rng.uniform(0, 100)) for _ in range(26)]
-    search(make_task(shapes, [4.0] * 4), model, algorithm="neuroshard-2023")
+    search(make_task(shapes, [4.0] * 4), model, SearchSettings(algorithm="neuroshard-2023"))
     sizes = [math.prod(shape[:-1]) for shape in model.asked]
     steps = (26 + 10) * 11  # shards x levels; a plain one would ask some 36 x 11 x 11 x 60 times
     assert len(sizes) <= steps + 50
@@ -100,9 +100,12 @@ def test_memory_of_the_running_sums_is_bounded_by_going_in_chunks(make_task):
     rng = np.random.default_rng(1)
     shapes = [(int(10 ** rng.uniform(3, 6)), 64, rng.uniform(0, 100)) for _ in range(12)]
     task = make_task(shapes, [4.0] * 4)
-    at_once = search(task, AnalyticModel(), algorithm="neuroshard-2023")
+    at_once = search(task, AnalyticModel(), SearchSettings(algorithm="neuroshard-2023"))
     assert (
-        search(task, AnalyticModel(), algorithm="neuroshard-2023", tuning=replace(TUNING, lockstep_bytes=1)) == at_once
+        search(
+            task, AnalyticModel(), SearchSettings(algorithm="neuroshard-2023", tuning=replace(TUNING, lockstep_bytes=1))
+        )
+        == at_once
     )
 
 
@@ -112,7 +115,6 @@ def lay(
     dims: list[int],
     caps: list[float],
     memory: list[int],
-    soft: bool = False,
     allowed: list[list[bool]] | None = None,
 ) -> list[list[int]]:
     """Devices of one order of shards under each cap, weighed by plain sums."""
@@ -125,7 +127,6 @@ def lay(
         np.array(memory),
         lambda sums: sums[..., 0],
         None if allowed is None else np.array(allowed),
-        soft=soft,
     )
     return placed.devices[0].tolist()
 
@@ -134,15 +135,6 @@ def test_the_greedy_takes_the_lightest_device_with_room():
     assert lay([5, 4, 3, 2], [1, 1, 1, 1], [4] * 4, [np.inf], [9, 9]) == [[0, 1, 1, 0]]
     assert lay([5, 4, 3, 2], [1, 1, 1, 1], [4] * 4, [np.inf], [9, 1]) == [[0, 1, 0, 0]]
     assert lay([5, 4, 3, 2], [1, 1, 1, 1], [4] * 4, [8, 4], [9, 9]) == [[0, 1, 1, 0], [0, 1, -1, -1]]
-
-
-def test_a_soft_cap_gives_way_to_the_fewest_columns_where_there_are_bytes():
-    dims, no_first = [8, 4, 4], [[True, True], [True, True], [False, True]]
-    assert lay([5, 4, 3], [1, 1, 1], dims, [8], [9, 9], soft=True) == [[0, 1, 1]]
-    assert lay([5, 4, 3], [1, 1, 1], dims, [4], [9, 9], soft=True) == [[0, 1, 1]]
-    assert lay([5, 4, 3], [1, 1, 1], [8, 4, 8], [4], [9, 1], soft=True) == [[0, 1, 0]]
-    assert lay([4, 5, 3], [1, 1, 1], [4, 8, 4], [4], [9, 9], soft=True, allowed=no_first) == [[0, 1, 1]]
-    assert lay([5, 4, 3], [1, 1, 1], dims, [8], [1, 1], soft=True) == [[0, 1, -1]]
 
 
 def test_equally_light_devices_are_told_apart_by_free_memory():

@@ -22,7 +22,7 @@ from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.compute_net import THRESHOLDS
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.proposers.baselines import KEYS
-from neuroshard.search.run import ALGORITHMS, search
+from neuroshard.search.run import ALGORITHMS, SearchSettings, search
 from neuroshard.search.tuning import BeamWidth
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "search_plan.json"
@@ -65,7 +65,9 @@ ROOMY = ShardingTask(
 @example(task=ROOMY, algorithm="local-search")
 def test_shards_tile_every_table_and_no_device_is_over_its_memory(task, algorithm):
     try:
-        plan = search(task, AnalyticModel(1024), algorithm=algorithm, rounds=3, width=BeamWidth(depth=3))
+        plan = search(
+            task, AnalyticModel(1024), SearchSettings(algorithm=algorithm, rounds=3, width=BeamWidth(depth=3))
+        )
     except Infeasible:
         assert task is not ROOMY
         return
@@ -87,7 +89,7 @@ def test_shards_tile_every_table_and_no_device_is_over_its_memory(task, algorith
 @example(task=ROOMY)
 def test_no_heuristic_is_better(task):
     try:
-        plan = search(task, AnalyticModel(1024), rounds=3)
+        plan = search(task, AnalyticModel(1024), SearchSettings(rounds=3))
     except Infeasible:
         assert task is not ROOMY
         return
@@ -111,7 +113,7 @@ def test_of_drawn_tasks_most_have_a_plan_that_is_found():
     solved = 0
     for task in drawn:
         try:
-            plan = search(task, AnalyticModel(1024), rounds=1)
+            plan = search(task, AnalyticModel(1024), SearchSettings(rounds=1))
         except Infeasible:
             continue
         solved += 1
@@ -126,17 +128,17 @@ def test_the_published_search_is_never_better(make_task, model):
         shapes = [(int(10 ** rng.uniform(3, 6)), 4 * int(rng.integers(1, 17)), rng.uniform(0, 100)) for _ in range(20)]
         task = make_task(shapes, [0.2] * 4)
         try:
-            published = search(task, model, algorithm="neuroshard-2023", width=BeamWidth(depth=6))
+            published = search(task, model, SearchSettings(algorithm="neuroshard-2023", width=BeamWidth(depth=6)))
         except Infeasible:
             continue
         solved += 1
-        assert search(task, model, rounds=1).cost_ms <= published.cost_ms * (1 + 1e-12)
+        assert search(task, model, SearchSettings(rounds=1)).cost_ms <= published.cost_ms * (1 + 1e-12)
     assert solved > 12  # of 25; it misses some where a device would need more than 1.5 x the mean columns
 
 
 @pytest.mark.usefixtures("ticking")
 def test_with_a_time_budget_the_bar_shows_seconds_of_it(make_task, model, capsys):
-    search(make_task([(1000, 64, 20.0)] * 6, [1] * 4), model, time_budget_s=1.0)
+    search(make_task([(1000, 64, 20.0)] * 6, [1] * 4), model, SearchSettings(time_budget_s=1.0))
     assert "search: 1/1 s" in capsys.readouterr().err
 
 
@@ -164,7 +166,7 @@ def plainly(plan: Plan, model: CostModel) -> list[tuple[float, float, float]]:
 def test_a_plan_costs_what_the_model_says_of_one_device_at_a_time(make_task, model, algorithm):
     rng = np.random.default_rng(3)
     shapes = [(int(10 ** rng.uniform(3, 6)), int(rng.integers(1, 33)) * 4, rng.uniform(0, 100)) for _ in range(20)]
-    plan = search(make_task(shapes, [2.0] * 5), model, algorithm=algorithm)
+    plan = search(make_task(shapes, [2.0] * 5), model, SearchSettings(algorithm=algorithm))
 
     costs = [(c.compute_ms, c.forward_collective_ms, c.backward_collective_ms) for c in plan.predicted]
     np.testing.assert_allclose(costs, plainly(plan, model), rtol=1e-12)
@@ -184,7 +186,7 @@ def test_on_nearly_all_tiny_tasks_the_plan_is_the_optimum_and_the_bound_is_below
         task = make_task(shapes, [gib] * devices)
         best = optimum_ms(task, model)
         if np.isfinite(best):
-            plan = search(task, model, rounds=15)
+            plan = search(task, model, SearchSettings(rounds=15))
             assert plan.lower_bound_ms <= best * (1 + 1e-9)
             ratios.append(plan.cost_ms / best)
     assert min(ratios) >= 1 - 1e-12
@@ -196,21 +198,21 @@ def test_without_improvement_the_plan_is_never_better(make_task, model):
     rng = np.random.default_rng(5)
     shapes = [(int(10 ** rng.uniform(3, 6)), int(rng.integers(1, 33)) * 4, rng.uniform(0, 100)) for _ in range(30)]
     task = make_task(shapes, [4.0] * 6)
-    assert search(task, model).cost_ms < search(task, model, rounds=0).cost_ms
+    assert search(task, model).cost_ms < search(task, model, SearchSettings(rounds=0)).cost_ms
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_same_seed_gives_the_same_plan(make_task, algorithm):
     task = make_task([(1000 * i, 4 * i, i) for i in range(1, 15)], [1.0] * 3)
-    one, other = (search(task, AnalyticModel(), algorithm=algorithm, seed=7) for _ in range(2))
+    one, other = (search(task, AnalyticModel(), SearchSettings(algorithm=algorithm, seed=7)) for _ in range(2))
     assert one == other
 
 
 @pytest.mark.parametrize("algorithm", KEYS)
 def test_a_baseline_in_a_plan_is_the_plan_of_that_heuristic(make_task, model, algorithm):
     task = make_task([(100_000 * i, 4 * i, i) for i in range(1, 15)], [0.6] * 3)
-    plan = search(task, model, seed=7)
-    alone = search(task, model, algorithm=algorithm, seed=7)
+    plan = search(task, model, SearchSettings(seed=7))
+    alone = search(task, model, SearchSettings(algorithm=algorithm, seed=7))
     baseline = next(baseline for baseline in plan.baselines if baseline.algorithm == algorithm)
     assert baseline.predicted_ms == pytest.approx(alone.predicted_ms, rel=1e-12)
     assert baseline.cuts == len(alone.shards) - 14
@@ -219,7 +221,7 @@ def test_a_baseline_in_a_plan_is_the_plan_of_that_heuristic(make_task, model, al
 
 def test_another_seed_gives_another_random_plan(make_task, model):
     task = make_task([(1000 * i, 4 * i, i) for i in range(1, 15)], [1.0] * 3)
-    one, other = (search(task, model, algorithm="random", seed=seed) for seed in (0, 1))
+    one, other = (search(task, model, SearchSettings(algorithm="random", seed=seed)) for seed in (0, 1))
     assert one.shards != other.shards
 
 
@@ -235,7 +237,7 @@ def test_the_plan_of_a_tiny_task_is_the_golden_one(make_task, model):
 
 def test_where_the_plan_comes_from_is_in_the_plan(make_task, model):
     task = make_task([(1000, 256, 1.0), (1000, 8, 1.0)], [1.0]).model_copy(update={"batch_size": 512})
-    by = search(task, model, seed=4, notes=("from a test",)).provenance
+    by = search(task, model, SearchSettings(seed=4), notes=("from a test",)).provenance
     assert (by.algorithm, by.seed, by.cost_model) == ("local-search", 4, "analytic")
     assert (by.cost_model_backend, by.cost_model_device) == ("synthetic", "test device")
     assert by.notes == (
@@ -249,7 +251,7 @@ def test_an_unknown_algorithm_is_a_usage_error_that_lists_them(make_task, model)
     with pytest.raises(
         UsageError, match="'guess'; there are local-search, neuroshard-2023, random, size, dim, lookup, size-lookup"
     ):
-        search(make_task([(10, 4, 1.0)], [1.0]), model, algorithm="guess")
+        search(make_task([(10, 4, 1.0)], [1.0]), model, SearchSettings(algorithm="guess"))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +269,7 @@ def test_an_unknown_algorithm_is_a_usage_error_that_lists_them(make_task, model)
 )
 def test_no_effort_is_a_usage_error(make_task, model, effort, words):
     with pytest.raises(UsageError, match=words):
-        search(make_task([(10, 4, 1.0)], [1.0]), model, **effort)
+        search(make_task([(10, 4, 1.0)], [1.0]), model, SearchSettings(**effort))
 
 
 @pytest.mark.parametrize("row_wise", [False, True])
@@ -290,7 +292,9 @@ def test_a_search_by_a_cost_model_of_nothing_but_all_to_alls_ends(make_task):
     stop = threading.Event()
     late = threading.Timer(20, stop.set)
     late.start()
-    plan = search(make_task([(1000, dim, 5.0) for dim in (8, 76, 24)], [1.0] * 4), model, rounds=3, stop=stop)
+    plan = search(
+        make_task([(1000, dim, 5.0) for dim in (8, 76, 24)], [1.0] * 4), model, SearchSettings(rounds=3), stop=stop
+    )
     late.cancel()
     assert not stop.is_set()
     widest = max(sum(s.dim for s in plan.shards if s.device == device) for device in range(4))

@@ -27,7 +27,7 @@ from neuroshard.measure.formula import Formula
 from neuroshard.search.problem.layout import caveats
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.proposers.greedy import first_plans
-from neuroshard.search.run import search
+from neuroshard.search.run import SearchSettings, search
 
 HEAVY = [(100_000, 16, 2000.0), *[(1000, 16, 5.0)] * 12]  # the first outweighs all else, however its columns are cut
 MIXED = [(10_000 * (i % 7 + 1), 4 * (i % 5 + 1) * 4, 3.0 * i) for i in range(20)]
@@ -62,7 +62,10 @@ def plainly(plan: Plan, model: CostModel) -> np.ndarray:
 
 def test_a_table_that_outweighs_all_else_is_split_row_wise_and_the_plan_costs_a_fraction(make_task, model):
     task = make_task(HEAVY, [1] * 8)
-    plan, columns = search(row_wise(task), model, rounds=5), search(task, model, rounds=5)
+    plan, columns = (
+        search(row_wise(task), model, SearchSettings(rounds=5)),
+        search(task, model, SearchSettings(rounds=5)),
+    )
     assert split(plan) == {"t0"}
     assert plan.cost_ms < 0.5 * columns.cost_ms
     assert plan.cost_ms < columns.lower_bound_ms
@@ -73,27 +76,27 @@ def test_a_table_that_outweighs_all_else_is_split_row_wise_and_the_plan_costs_a_
 
 def test_a_part_that_lies_beside_the_blocks_of_a_table_row_wise_is_bounded_with_them(make_task, model):
     shapes = [(100_000, 16, 2000.0), (1000, 4, 1500.0), *[(1000, 4, 5.0)] * 12]
-    plan = search(row_wise(make_task(shapes, [1] * 8), "t0"), model, rounds=5)
+    plan = search(row_wise(make_task(shapes, [1] * 8), "t0"), model, SearchSettings(rounds=5))
     assert split(plan) == {"t0"}
     assert plan.gap < 0.001
 
 
 def test_without_permission_and_with_it_for_others_the_table_stays_by_columns(make_task, model):
     task = make_task(HEAVY, [1] * 8)
-    assert split(search(task, model, rounds=2)) == set()
-    assert "t0" not in split(search(row_wise(task, "t1", "t2"), model, rounds=2))
-    assert split(search(row_wise(task, "t0"), model, rounds=2)) == {"t0"}
+    assert split(search(task, model, SearchSettings(rounds=2))) == set()
+    assert "t0" not in split(search(row_wise(task, "t1", "t2"), model, SearchSettings(rounds=2)))
+    assert split(search(row_wise(task, "t0"), model, SearchSettings(rounds=2))) == {"t0"}
 
 
 def test_a_plan_says_what_splitting_row_wise_would_save_only_where_it_would(make_task, model):
     heavy, light = make_task(HEAVY, [1] * 8), make_task(HEAVY[1:], [1] * 8)
-    told = [note for note in search(heavy, model, rounds=1).provenance.notes if "--row-wise" in note]
+    told = [note for note in search(heavy, model, SearchSettings(rounds=1)).provenance.notes if "--row-wise" in note]
     assert len(told) == 1
     assert told[0].startswith("with 1 table split row-wise, a first try costs ")
     tried_ms = float(told[0].split(" costs ")[1].split(" ms")[0])
-    assert tried_ms >= 0.999 * search(row_wise(heavy), model, rounds=1).cost_ms
+    assert tried_ms >= 0.999 * search(row_wise(heavy), model, SearchSettings(rounds=1)).cost_ms
     for task in (light, row_wise(heavy)):
-        assert not any("--row-wise" in note for note in search(task, model, rounds=1).provenance.notes)
+        assert not any("--row-wise" in note for note in search(task, model, SearchSettings(rounds=1)).provenance.notes)
 
 
 @pytest.mark.parametrize(
@@ -103,11 +106,14 @@ def test_a_plan_says_what_splitting_row_wise_would_save_only_where_it_would(make
 )
 def test_a_plan_costs_what_the_model_says_of_its_rectangles_and_is_never_worse_than_by_columns(make_task, model):
     task = make_task([(100_000, 16, 400.0), *MIXED], [1] * 5)
-    plan, columns = search(row_wise(task), model, rounds=4), search(task, model, rounds=4)
+    plan, columns = (
+        search(row_wise(task), model, SearchSettings(rounds=4)),
+        search(task, model, SearchSettings(rounds=4)),
+    )
     np.testing.assert_allclose(plan.predicted_ms, plainly(plan, model), rtol=1e-9)
     assert plan.cost_ms <= columns.cost_ms
     assert plan.lower_bound_ms is None or plan.lower_bound_ms <= plan.cost_ms
-    again = search(row_wise(task), model, rounds=4)
+    again = search(row_wise(task), model, SearchSettings(rounds=4))
     assert again.canonical_json() == plan.canonical_json()
 
 
@@ -115,14 +121,17 @@ def test_where_no_rows_can_be_split_the_plan_is_that_of_columns(make_task, model
     """One device; and tables with too few rows for a block on each device."""
     for shapes, devices in (([(1000, 16, 9.0)] * 3, 1), ([(9, 16, 900.0), (10, 8, 5.0)], 8)):
         task = make_task(shapes, [1] * devices)
-        plan, columns = search(row_wise(task), model, rounds=2), search(task, model, rounds=2)
+        plan, columns = (
+            search(row_wise(task), model, SearchSettings(rounds=2)),
+            search(task, model, SearchSettings(rounds=2)),
+        )
         assert plan.shards == columns.shards
         assert plan.provenance.notes == columns.provenance.notes
         assert plan.lower_bound_ms == columns.lower_bound_ms
 
 
 def test_all_tables_may_be_row_wise_at_once(make_task, model):
-    plan = search(row_wise(make_task([(10_000, 4, 3000.0)] * 3, [1] * 6)), model, rounds=3)
+    plan = search(row_wise(make_task([(10_000, 4, 3000.0)] * 3, [1] * 6)), model, SearchSettings(rounds=3))
     assert split(plan) == {"t0", "t1", "t2"}
     assert len(plan.shards) == 18
 
@@ -133,7 +142,7 @@ def test_the_last_block_is_smaller_and_weighted_half_precision_tables_are_split_
         for pooling, lookups in (("sum", 900.0), ("mean", 300.0))
     )
     task = ShardingTask(tables=tables, device_memory_bytes=(2**30,) * 4, batch_size=65536)
-    plan = search(row_wise(task), model, rounds=3)
+    plan = search(row_wise(task), model, SearchSettings(rounds=3))
     assert split(plan) == {"sum"}
     assert [shard.rows for shard in plan.by_table()["sum"]] == [251, 251, 251, 248]
 
@@ -141,7 +150,7 @@ def test_the_last_block_is_smaller_and_weighted_half_precision_tables_are_split_
 def test_rows_rescue_what_columns_cannot_fit(make_task, model):
     shapes = [(2**29, 4, 1.0)] * 3
     task = make_task(shapes, [18, 18])
-    plan = search(row_wise(task), model, rounds=1)
+    plan = search(row_wise(task), model, SearchSettings(rounds=1))
     assert max(plan.memory_bytes()) <= 18 * 2**30
     assert split(plan)
     with pytest.raises(Infeasible, match=r"or allow table 't0' to be split row-wise \(--row-wise\)$"):
@@ -153,19 +162,21 @@ def test_rows_rescue_what_columns_cannot_fit(make_task, model):
 
 def test_tables_wider_than_the_model_has_seen_stay_by_columns_and_the_plan_says_so(make_task, model):
     wide = make_task([(100_000, 256, 20.0), *HEAVY], [1] * 8)
-    plan = search(row_wise(wide), model, rounds=1)
+    plan = search(row_wise(wide), model, SearchSettings(rounds=1))
     assert split(plan) == {"t1"}
     assert (
         "1 table that may be split row-wise stayed column-wise: wider (up to 256 columns) than the 128 that the cost model has "
         "seen; augment with --max-dim 256, measure and pretrain again"
     ) in plan.provenance.notes
     for task in (wide, row_wise(wide, "t1"), row_wise(make_task(HEAVY, [1] * 8))):
-        assert not any("stayed column-wise" in note for note in search(task, model, rounds=0).provenance.notes)
+        assert not any(
+            "stayed column-wise" in note for note in search(task, model, SearchSettings(rounds=0)).provenance.notes
+        )
 
 
 def test_blocks_fit_the_smallest_device_or_are_not_made(make_task, model):
     task = make_task(HEAVY, [1, 1, 1, 1, 1, 1, 1, 0.0005])
-    plan = search(row_wise(task), model, rounds=3)
+    plan = search(row_wise(task), model, SearchSettings(rounds=3))
     assert max(np.array(plan.memory_bytes()) - task.device_memory_bytes) <= 0
     assert split(plan) == set()
 
@@ -208,7 +219,7 @@ def test_on_nearly_all_tiny_tasks_the_plan_is_the_optimum(make_task, model):
         ]
         gib = sum(t.memory_bytes for t in make_task(shapes, [1]).tables) / devices * rng.uniform(1.2, 2) / 2**30
         task = row_wise(make_task(shapes, [gib] * devices))
-        plan = search(task, model, rounds=40)
+        plan = search(task, model, SearchSettings(rounds=40))
         ratios.append(plan.cost_ms / optimum_ms(task, model))
         rows += bool(split(plan))
     assert rows > 5
@@ -218,7 +229,7 @@ def test_on_nearly_all_tiny_tasks_the_plan_is_the_optimum(make_task, model):
 
 
 def test_a_plan_with_rows_says_what_its_costs_rest_on(make_task, model):
-    plan = search(row_wise(make_task(HEAVY, [1] * 8)), model, rounds=1)
+    plan = search(row_wise(make_task(HEAVY, [1] * 8)), model, SearchSettings(rounds=1))
     assert (
         "1 table of 13 split row-wise over all 8 devices: costs take all rows of a table to be looked up alike, and the "
         "reduce-scatter of its sums to take as long as an all-to-all of as many bytes"
@@ -229,7 +240,7 @@ def test_a_plan_with_rows_says_what_its_costs_rest_on(make_task, model):
 def test_heuristics_and_the_published_search_stay_by_columns_and_say_so(make_task, model):
     task = row_wise(make_task(HEAVY, [1] * 4))
     for algorithm in ("neuroshard-2023", "size"):
-        plan = search(task, model, algorithm=algorithm)
+        plan = search(task, model, SearchSettings(algorithm=algorithm))
         assert split(plan) == set()
         assert f"{algorithm} splits tables column-wise only, not row-wise" in plan.provenance.notes
 
@@ -243,39 +254,39 @@ def test_given_costs_do_not_tell_of_rows(make_task):
 
 @pytest.mark.usefixtures("ticking")
 def test_a_time_budget_is_kept_with_the_best_so_far(make_task, model):
-    plan = search(row_wise(make_task([*HEAVY, *MIXED], [1] * 8)), model, time_budget_s=0.3)
+    plan = search(row_wise(make_task([*HEAVY, *MIXED], [1] * 8)), model, SearchSettings(time_budget_s=0.3))
     assert "t0" in split(plan)
 
 
 def test_from_a_plan_with_rows_these_stay_where_they_may_and_are_dealt_out_anew_where_not(make_task, model):
     task = make_task([*HEAVY, *MIXED], [1] * 4)
-    old = search(row_wise(task), model, rounds=1)
+    old = search(row_wise(task), model, SearchSettings(rounds=1))
     assert "t0" in split(old)
-    same = search(row_wise(task), model, rounds=3, previous=old, move_budget_bytes=1)
+    same = search(row_wise(task), model, SearchSettings(rounds=3, move_budget_bytes=1), previous=old)
     assert moves(old, same) == ()
     assert same.cost_ms <= old.cost_ms * (1 + 1e-12)
     budget = 2**21
-    some = search(row_wise(task), model, rounds=6, previous=old, move_budget_bytes=budget)
+    some = search(row_wise(task), model, SearchSettings(rounds=6, move_budget_bytes=budget), previous=old)
     assert moved_bytes(old, some) <= budget
 
-    columns = search(task, model, rounds=2, previous=old)
+    columns = search(task, model, SearchSettings(rounds=2), previous=old)
     assert split(columns) == set()
     assert any(
         "split row-wise in the plan to start from, and placed anew (" in note for note in columns.provenance.notes
     )
     needed = min(moved_bytes(old, columns), 2**24)
     with pytest.raises(Infeasible, match=r"the least found to move is .* \(--row-wise\)"):
-        search(task, model, rounds=2, previous=old, move_budget_bytes=1)
-    freed = search(task, model, rounds=2, previous=old, move_budget_bytes=2**30)
+        search(task, model, SearchSettings(rounds=2, move_budget_bytes=1), previous=old)
+    freed = search(task, model, SearchSettings(rounds=2, move_budget_bytes=2**30), previous=old)
     assert needed <= moved_bytes(old, freed) <= 2**30
 
 
 def test_from_a_plan_by_columns_rows_are_split_within_the_budget(make_task, model):
     task = make_task(HEAVY, [1] * 8)
-    old = search(task, model, rounds=1)
-    little = search(row_wise(task), model, rounds=10, previous=old, move_budget_bytes=1000)
+    old = search(task, model, SearchSettings(rounds=1))
+    little = search(row_wise(task), model, SearchSettings(rounds=10, move_budget_bytes=1000), previous=old)
     assert split(little) == set()
-    enough = search(row_wise(task), model, rounds=10, previous=old, move_budget_bytes=2**24)
+    enough = search(row_wise(task), model, SearchSettings(rounds=10, move_budget_bytes=2**24), previous=old)
     assert split(enough) == {"t0"}
     assert 0 < moved_bytes(old, enough) <= 2**24
 

@@ -8,7 +8,7 @@ from helpers.costs import random_model
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.files.plan import read_plan
-from neuroshard.search.run import run
+from neuroshard.search.run import SearchSettings, run
 
 TABLE = {"name": "a", "rows": 1000, "dim": 16, "pooling_factor": 2.0}
 
@@ -27,7 +27,7 @@ def write_tables(folder, *tables):
 
 def test_the_plan_is_written_as_it_is_returned(tmp_path, bundle):
     tables = write_tables(tmp_path, TABLE, {**TABLE, "name": "b", "colour": "red"})
-    plan = run(tables, bundle, tmp_path / "plan.json", devices=2, memory_bytes=(2**20, 2**21), seed=3)
+    plan = run(tables, bundle, tmp_path / "plan.json", SearchSettings(seed=3), memory_bytes=(2**20, 2**21))
 
     model = random_model(2, 4)
     assert read_plan(tmp_path / "plan.json") == plan
@@ -43,12 +43,12 @@ def test_a_batch_size_that_was_not_measured_is_refused(tmp_path, bundle):
     with pytest.raises(
         InvalidInput, match="measured for a batch of 65,536 samples, not 77; measure with --batch-size 77"
     ):
-        run(tables, bundle, tmp_path / "plan.json", devices=2, memory_bytes=(2**20,) * 2, batch_size=77)
+        run(tables, bundle, tmp_path / "plan.json", memory_bytes=(2**20,) * 2, batch_size=77)
     assert not (tmp_path / "plan.json").exists()
 
 
 def test_more_devices_than_were_measured_are_planned_for_and_noted(tmp_path, bundle):
-    plan = run(write_tables(tmp_path, TABLE), bundle, tmp_path / "plan.json", devices=6, memory_bytes=(2**20,) * 6)
+    plan = run(write_tables(tmp_path, TABLE), bundle, tmp_path / "plan.json", memory_bytes=(2**20,) * 6)
 
     assert "costs of an all-to-all between 6 devices are extrapolated: 2 to 4 were measured" in plan.provenance.notes
 
@@ -56,10 +56,9 @@ def test_more_devices_than_were_measured_are_planned_for_and_noted(tmp_path, bun
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"devices": 3, "memory_bytes": (2**20,) * 3}, InvalidInput, "for 2 devices, not (of )?3"),
-        ({"memory_bytes": (2**20,)}, UsageError, "memory of 1 devices for 2 devices"),
+        ({"memory_bytes": (2**20,) * 3}, InvalidInput, "for 2 devices, not (of )?3"),
         ({"memory_bytes": (1000, 1000)}, Infeasible, "66.4 KiB, devices have 2.0 KiB together"),
-        ({"algorithm": "guess"}, UsageError, "unknown algorithm 'guess'"),
+        ({"settings": SearchSettings(algorithm="guess")}, UsageError, "unknown algorithm 'guess'"),
         ({"batch_size": 0}, InvalidInput, "a batch of 65,536 samples, not 0"),
     ],
 )
@@ -67,5 +66,5 @@ def test_where_there_is_no_plan_nothing_is_written(tmp_path, bundle, change, err
     save_cost_model(bundle, random_model(2))
     tables = write_tables(tmp_path, TABLE)
     with pytest.raises(error, match=words):
-        run(tables, bundle, tmp_path / "plan.json", **{"devices": 2, "memory_bytes": (2**20,) * 2, **change})
+        run(tables, bundle, tmp_path / "plan.json", **{"memory_bytes": (2**20,) * 2, **change})
     assert not (tmp_path / "plan.json").exists()

@@ -8,7 +8,7 @@ from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Plan
 from neuroshard.search.proposers import baselines
 from neuroshard.search.proposers.lockstep import place
-from neuroshard.search.run import ALGORITHMS, search
+from neuroshard.search.run import ALGORITHMS, SearchSettings, search
 
 GIB = 2**30
 ROWS_GIB = GIB // (4 * 128 + 4)  # rows of 128 columns and row-wise Adagrad that make a GiB
@@ -23,20 +23,22 @@ def test_five_tables_of_19_gib_fit_four_devices_of_32(make_task, model):
     plan = search(task, model)
     assert max(plan.memory_bytes()) <= 32 * GIB
     assert [baseline.cuts for baseline in plan.baselines] == [1] * 5
-    assert search(task, model, rounds=0).cost_ms >= plan.cost_ms
+    assert search(task, model, SearchSettings(rounds=0)).cost_ms >= plan.cost_ms
 
 
 @pytest.mark.parametrize("place", [0, 11])
 def test_the_table_larger_than_a_device_is_split_whatever_its_number(make_task, model, place):
     shapes = [(1000, 64, 5.0)] * 12
     shapes[place] = (50 * ROWS_GIB, 128, 1.0)
-    plan = search(make_task(shapes, [20] * 4), model, rounds=1)
+    plan = search(make_task(shapes, [20] * 4), model, SearchSettings(rounds=1))
     assert len(widths(plan, f"t{place}")) >= 3
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "neuroshard-2023"])
 def test_every_algorithm_splits_what_no_device_holds(make_task, model, algorithm):
-    plan = search(make_task([(30 * ROWS_GIB, 128, 1.0), (1000, 8, 1.0)], [20, 20, 5]), model, algorithm=algorithm)
+    plan = search(
+        make_task([(30 * ROWS_GIB, 128, 1.0), (1000, 8, 1.0)], [20, 20, 5]), model, SearchSettings(algorithm=algorithm)
+    )
     assert len(widths(plan, "t0")) >= 2
 
 
@@ -69,7 +71,7 @@ def test_one_device_all_to_alls_nothing(make_task, model):
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "neuroshard-2023"])
 def test_more_devices_than_shards_leave_some_empty_that_compute_nothing(make_task, model, algorithm):
-    plan = search(make_task([(1000, 4, 3.0), (2000, 4, 1.0)], [1] * 6), model, algorithm=algorithm)
+    plan = search(make_task([(1000, 4, 3.0), (2000, 4, 1.0)], [1] * 6), model, SearchSettings(algorithm=algorithm))
     assert sorted(cost.compute_ms > 0 for cost in plan.predicted) == [False] * 4 + [True] * 2
 
 
@@ -83,7 +85,7 @@ def test_tables_of_2048_columns_are_placed(make_task, model):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_tables_that_are_never_read_are_placed_too(make_task, model, algorithm):
-    plan = search(make_task([(1000, 8, 0.0)] * 5, [1, 1]), model, algorithm=algorithm)
+    plan = search(make_task([(1000, 8, 0.0)] * 5, [1, 1]), model, SearchSettings(algorithm=algorithm))
     assert len({shard.table for shard in plan.shards}) == 5
 
 
@@ -126,7 +128,7 @@ def test_a_heuristic_that_does_not_fit_says_so_alone_and_as_a_baseline(make_task
     task = make_task([(3000, 4, 9.0), (2000, 4, 1.0), (3000, 4, 8.0), (2000, 4, 7.0), (2000, 4, 2.0)], [1, 1])
     task = task.model_copy(update={"device_memory_bytes": (120_000, 120_000)})
     with pytest.raises(Infeasible) as caught:
-        search(task, model, algorithm="lookup")
+        search(task, model, SearchSettings(algorithm="lookup"))
     assert str(caught.value) == (
         "lookup cuts only what finds no room, and still 4 columns of table 't1' could not be placed: they need 39.1 KiB, "
         "left on the devices are 19.5 KiB, 19.5 KiB"
@@ -140,7 +142,7 @@ def test_a_heuristic_that_does_not_fit_says_so_alone_and_as_a_baseline(make_task
 )  # 12 columns do not halve; a table is wider than any cap
 def test_paper_says_that_neuroshard_may_find_what_it_does_not(make_task, model, memory_gib):
     with pytest.raises(Infeasible, match=r"^neuroshard-2023, which .* found no plan: .* try it$"):
-        search(make_task([(1000, 12, 1.0)], memory_gib), model, algorithm="neuroshard-2023")
+        search(make_task([(1000, 12, 1.0)], memory_gib), model, SearchSettings(algorithm="neuroshard-2023"))
 
 
 def test_a_model_without_a_net_for_so_many_devices_says_so_itself(make_task, model):
@@ -161,7 +163,7 @@ def test_a_task_with_room_to_spare_is_always_solved(make_task):
         narrowest = max(table.shard_bytes(table.rows, 4) for table in tables)
         split = sum(max(t.dim // 64, 1) * 4 * t.rows for t in tables)  # row-wise state, once for each shard
         room = sum(table.memory_bytes for table in tables) + devices * narrowest + split
-        plan = search(make_task(shapes, [room / devices / GIB] * devices), AnalyticModel(), rounds=2)
+        plan = search(make_task(shapes, [room / devices / GIB] * devices), AnalyticModel(), SearchSettings(rounds=2))
         assert len({shard.table for shard in plan.shards}) == 20
 
 
@@ -175,5 +177,5 @@ def test_a_heuristic_whose_cuts_take_more_than_all_memory_gives_up_at_once(make_
         Infeasible,
         match=r"^size cuts only what finds no room, and still 128 columns of table 't2' could not be placed",
     ):
-        search(task, model, algorithm="size")
+        search(task, model, SearchSettings(algorithm="size"))
     assert len(placed) == 1

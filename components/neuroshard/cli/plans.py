@@ -85,7 +85,7 @@ def search(
     """Search the plan whose slowest device is fastest, by the cost model. Ctrl-C writes the best plan so far."""
     from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
     from neuroshard.report.text import plan_text
-    from neuroshard.search.run import run
+    from neuroshard.search.run import SearchSettings, run
 
     given, notes = (ConstraintsFile(), ()) if constraints is None else read_constraints(constraints)
     note(notes)
@@ -94,13 +94,15 @@ def search(
             tables_json,
             _cost_model(model, store, hardware),
             out,
-            devices=devices,
+            SearchSettings(
+                algorithm=algorithm,
+                seed=seed,
+                rounds=rounds,
+                time_budget_s=None if time_budget is None else parse_duration(time_budget),
+                move_budget_bytes=None if move_budget is None else parse_bytes(move_budget),
+            ),
             memory_bytes=parse_memory(memory, devices),
             batch_size=batch_size,
-            algorithm=algorithm,
-            seed=seed,
-            rounds=rounds,
-            time_budget_s=None if time_budget is None else parse_duration(time_budget),
             constraints=with_flags(
                 given,
                 reserve=reserve,
@@ -112,7 +114,6 @@ def search(
                 row_wise=row_wise or (),
             ),
             previous=previous,
-            move_budget_bytes=None if move_budget is None else parse_bytes(move_budget),
             stop=stop,
         )
     say_text(plan_text(plan))

@@ -173,7 +173,8 @@ def _launches(of: dict[str, Floats]) -> Floats:
 
 
 def _longest_bag_ms(of: dict[str, Floats]) -> Floats:
-    return np.asarray(LOOKUP_MS * of["pooling_to_the_8th"] ** (1 / LONGEST), dtype=np.float64)
+    # sums that tables were taken off again can be a little below 0
+    return np.asarray(LOOKUP_MS * np.maximum(of["pooling_to_the_8th"], 0.0) ** (1 / LONGEST), dtype=np.float64)
 
 
 def _overlapped(*times: Floats) -> Floats:

@@ -14,6 +14,7 @@ from neuroshard.core.nightly import Searched, Survey
 from neuroshard.core.plan import Plan
 from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.nightly.fallbacks import choose
+from neuroshard.search.run import SearchSettings
 from neuroshard.search.run import run as search
 from neuroshard.store.folders import patiently
 from neuroshard.store.open import open_store
@@ -66,14 +67,15 @@ def search_plan(
         tables,
         searched.model,
         out,
-        devices=order.devices,
+        SearchSettings(
+            algorithm=algorithm,
+            seed=survey.request.seed,
+            move_budget_bytes=order.move_budget_bytes if live else None,
+        ),
         memory_bytes=order.memory_bytes,
         batch_size=survey.request.batch_size,
-        algorithm=algorithm,
-        seed=survey.request.seed,
         constraints=constraints.model_copy(update={"reserve": max(constraints.reserve, margin_bytes)}),
         previous=live,
-        move_budget_bytes=order.move_budget_bytes if live else None,
         instead=searched.instead,
     )
     return plan, searched

@@ -25,7 +25,6 @@ Proposers make plans, local search improves them, one of them is chosen, and a b
       greedy.py         the costliest shard first, on the cheapest device; in lockstep.py, with splits.py
       beam.py           the search of the NeuroShard paper, as published
       row_wise.py       plans with some tables row-wise
-      uniform.py        all tables cut into the same number of shards
       baselines.py      the heuristics that need no cost model
       current.py        from the plan in place
 

@@ -12,6 +12,7 @@ What comes after what is decided here and nowhere below: `_local_search` from to
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -50,42 +51,88 @@ ALGORITHMS = (LOCAL_SEARCH, PUBLISHED, *KEYS)
 UNTIL_TIME_IS_UP = 10**6  # rounds of a search with a time budget
 
 
+@dataclass(frozen=True)
+class SearchSettings:
+    """How to search.
+
+    Local search runs so many `rounds` (by default those of the `tuning`), or, with a time budget, as many as there is time for:
+    then the plan depends on the machine, else on the seed alone. `width` is that of the published search. A search from a plan
+    in place moves at most `move_budget_bytes` of weights and optimizer state.
+    """
+
+    algorithm: str = LOCAL_SEARCH
+    seed: int = 0
+    rounds: int | None = None
+    time_budget_s: float | None = None
+    move_budget_bytes: int | None = None
+    width: BeamWidth = PAPER
+    tuning: Tuning = TUNING
+
+    def check(self, from_a_plan: bool) -> None:
+        """Raise UsageError for what a search, from a plan in place or from nothing, cannot do."""
+        if self.algorithm not in ALGORITHMS:
+            raise UsageError(f"unknown algorithm {self.algorithm!r}; there are {', '.join(ALGORITHMS)}")
+        if self.time_budget_s is not None and not 0 < self.time_budget_s < math.inf:
+            raise UsageError(
+                f"the time budget must be above 0 seconds, not {self.time_budget_s:g}; leave it out to search to the end"
+            )
+        if self.rounds is not None and self.rounds < 0:
+            raise UsageError(f"rounds must be at least 0, not {self.rounds}")
+        self.width.check()
+        if from_a_plan and self.algorithm != LOCAL_SEARCH:
+            raise UsageError(f"{self.algorithm} places all tables anew; only {LOCAL_SEARCH} starts from a plan")
+        if self.move_budget_bytes is not None and not from_a_plan:
+            raise UsageError("a move budget is for a search that starts from a plan; give it with --from")
+
+    @property
+    def most_rounds(self) -> int:
+        """Rounds of local search, if its time is not up before."""
+        if self.rounds is not None:
+            return self.rounds
+        return self.tuning.rounds if self.time_budget_s is None else UNTIL_TIME_IS_UP
+
+
+USUAL = SearchSettings()
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How far the cost model can be trusted, as the plan's provenance says it.
+
+    `error` is how far predictions are off measured costs, as a share; `instead` why this model is not the one of the hardware.
+    """
+
+    error: float | None = None
+    instead: str = ""
+
+
+UNKNOWN = Trust()
+
+
 def search(
     task: ShardingTask,
     cost_model: CostModel,
+    settings: SearchSettings = USUAL,
     *,
-    algorithm: str = LOCAL_SEARCH,
-    seed: int = 0,
-    rounds: int | None = None,
-    time_budget_s: float | None = None,
-    on_improvement: OnImprovement | None = None,
-    width: BeamWidth = PAPER,
     previous: Plan | None = None,
-    move_budget_bytes: int | None = None,
-    cost_model_error: float | None = None,
-    instead: str = "",
+    trust: Trust = UNKNOWN,
     notes: tuple[str, ...] = (),
+    on_improvement: OnImprovement | None = None,
     stop: threading.Event | None = None,
-    tuning: Tuning = TUNING,
 ) -> Plan:
-    """The plan whose slowest device is fastest, as far as `algorithm` finds it; with what the heuristics' plans cost.
+    """The plan whose slowest device is fastest, as far as `settings.algorithm` finds it; with what the heuristics' plans cost.
 
-    Local search runs so many `rounds`, or, with a time budget, as many as there is time for: then the plan depends on the
-    machine, else on the seed alone. `on_improvement` receives the seconds since the search began and the cost in ms of every
-    plan that is better than all before. `width` is that of the published search. With a `previous` plan the search starts from
-    it, and moves at most `move_budget_bytes` of weights and optimizer state. `cost_model_error` (how far predictions are off
-    measured costs, as a share), `instead` and `notes` go into the plan's provenance. Once `stop` is set, the search ends with
-    the best plan so far.
+    With a `previous` plan the search starts from it. `trust` and `notes` go into the plan's provenance. `on_improvement`
+    receives the seconds since the search began and the cost in ms of every plan that is better than all before. Once `stop` is
+    set, the search ends with the best plan so far.
 
     Raises UsageError for an unknown algorithm or no effort, Infeasible if no plan fits or none is found, and what the cost
     model raises where it knows no all-to-all between so many devices.
     """
-    _check(algorithm, rounds, time_budget_s, width, previous, move_budget_bytes)
-    if rounds is None:
-        rounds = tuning.rounds if time_budget_s is None else UNTIL_TIME_IS_UP
-    is_ours = algorithm == LOCAL_SEARCH
-    watch, rng = Watch(time_budget_s, on_improvement, stop), np.random.default_rng(seed)
-    problem = feasible(task, cost_model, tuning)
+    settings.check(from_a_plan=previous is not None)
+    is_ours = settings.algorithm == LOCAL_SEARCH
+    watch = Watch(settings.time_budget_s, on_improvement, stop)
+    problem = feasible(task, cost_model, settings.tuning)
     problem.alone_ms(problem.whole)  # reports costs that are none before anything is computed with them
     if len(problem.row_blocks.groups):
         if not cost_model.prices_rows:
@@ -93,46 +140,31 @@ def search(
                 "given costs are of whole tables: they do not tell what some of the rows cost; search without --row-wise"
             )
         if not is_ours:
-            notes = (*notes, f"{algorithm} splits tables column-wise only, not row-wise")
+            notes = (*notes, f"{settings.algorithm} splits tables column-wise only, not row-wise")
     current = None
     if previous is not None:
-        current = CurrentPlacement(problem, previous, move_budget_bytes)
+        current = CurrentPlacement(problem, previous, settings.move_budget_bytes)
         problem.memory = problem.memory - current.reserved_bytes
         notes = (*notes, *current.notes)
 
-    request = ProposalRequest(watch, seed, width, current)
-    if is_ours:
-        best = _local_search(problem, request, rounds, rng)
-        placement = best.placement
-    elif algorithm == PUBLISHED:
-        with progress("search splits", total=width.depth, unit="levels") as watch.bar:
-            placement = beam_search(problem, width, watch)
-        if not placement.fits:
-            raise Infeasible(
-                f"{PUBLISHED}, which gives a device at most 1.5 x the mean columns, found no plan: "
-                f"{misfit(problem, placement)}; {LOCAL_SEARCH} splits until tables fit: try it"
-            )
-        best = State.of(problem, placement)
-    else:
-        placement = baseline(problem, algorithm, rng)
-        best = State.of(problem, placement)
-
-    heuristics: dict[str, Attempt] = {} if algorithm in KEYS else baselines(problem, seed)
+    best = _found(problem, ProposalRequest(watch, settings.seed, current), settings)
+    heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
     if is_ours and previous is None and not len(problem.row_blocks.groups) and cost_model.prices_rows:
         notes = (*notes, *worth_allowing(problem, best))
     if watch.stopped:
         notes = (*notes, "the search was stopped by hand: more of it might have found a better plan")
+    placement = best.placement
     provenance = Provenance(
         neuroshard_version=__version__,
-        algorithm=algorithm,
-        seed=seed,
-        rounds=rounds if is_ours and time_budget_s is None else None,
-        time_budget_s=time_budget_s if is_ours else None,
+        algorithm=settings.algorithm,
+        seed=settings.seed,
+        rounds=settings.most_rounds if is_ours and settings.time_budget_s is None else None,
+        time_budget_s=settings.time_budget_s if is_ours else None,
         cost_model=cost_model.name,
         cost_model_backend=cost_model.backend,
         cost_model_device=cost_model.device_name,
-        cost_model_error=cost_model_error,
-        instead=instead,
+        cost_model_error=trust.error,
+        instead=trust.instead,
         notes=(*notes, *caveats(problem, placement)),
     )
     bound = lower_bound(problem, best)
@@ -148,28 +180,21 @@ def search(
     )
 
 
-def _check(
-    algorithm: str,
-    rounds: int | None,
-    time_budget_s: float | None,
-    width: BeamWidth,
-    previous: Plan | None,
-    move_budget_bytes: int | None,
-) -> None:
-    """Raise UsageError for what a search cannot do."""
-    if algorithm not in ALGORITHMS:
-        raise UsageError(f"unknown algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
-    if time_budget_s is not None and not 0 < time_budget_s < math.inf:
-        raise UsageError(
-            f"the time budget must be above 0 seconds, not {time_budget_s:g}; leave it out to search to the end"
+def _found(problem: Problem, request: ProposalRequest, settings: SearchSettings) -> State:
+    """The plan that the algorithm finds. Raises Infeasible."""
+    watch, rng = request.watch, np.random.default_rng(settings.seed)
+    if settings.algorithm == LOCAL_SEARCH:
+        return _local_search(problem, request, settings.most_rounds, rng)
+    if settings.algorithm != PUBLISHED:
+        return State.of(problem, baseline(problem, settings.algorithm, rng))
+    with progress("search splits", total=settings.width.depth, unit="levels") as watch.bar:
+        placement = beam_search(problem, settings.width, watch)
+    if not placement.fits:
+        raise Infeasible(
+            f"{PUBLISHED}, which gives a device at most 1.5 x the mean columns, found no plan: "
+            f"{misfit(problem, placement)}; {LOCAL_SEARCH} splits until tables fit: try it"
         )
-    if rounds is not None and rounds < 0:
-        raise UsageError(f"rounds must be at least 0, not {rounds}")
-    width.check()
-    if previous is not None and algorithm != LOCAL_SEARCH:
-        raise UsageError(f"{algorithm} places all tables anew; only {LOCAL_SEARCH} starts from a plan")
-    if move_budget_bytes is not None and previous is None:
-        raise UsageError("a move budget is for a search that starts from a plan; give it with --from")
+    return State.of(problem, placement)
 
 
 def _local_search(problem: Problem, request: ProposalRequest, rounds: int, rng: np.random.Generator) -> State:
@@ -180,48 +205,29 @@ def _local_search(problem: Problem, request: ProposalRequest, rounds: int, rng: 
     with progress("search", total=total, unit=unit) as watch.bar:
         starts = _starts(problem, request)
         watch.note(min(plan.cost for plan in starts))
-
-        # Column-wise: briefly from the first plans, then on from the best, and from the published search's where it is quick.
-        published: list[State] = []
         with watch.sharing(0.5 if may_split_rows else 1.0):
-            found = LocalSearch(starts, rng, watch, current).run(min(rounds, tuning.first_rounds))
-            if rounds:
-                small = problem.devices * len(problem.whole) <= tuning.beam_most_cells
-                if small and current is None and not watch.expired:
-                    published = propose("beam", problem, request)
-                go_on = LocalSearch([found[0], *published], rng, watch, current)
-                found = [*found, *go_on.run(max(rounds - tuning.first_rounds, 0))]
-
-        # Row-wise: the same for plans with some tables row-wise, where they may be.
+            found = LocalSearch(starts, rng, watch, current).run(rounds)
         row_wise: list[State] = []
         if may_split_rows:
             plans = _affordable(propose("row_wise", problem, request), current)
+            column_wise = _choose_column_wise(found, starts[0], current)
             go_on = LocalSearch(
-                [*plans, _choose_column_wise(found, published, starts[0], current)],
-                rng.spawn(1)[0],
-                watch,
-                current,
-                toggle_row_wise=tuning.toggle_row_wise,
+                [*plans, column_wise], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise
             )
             row_wise = go_on.run(rounds)
 
     # The choice: of column-wise plans about as cheap, the one expected to be the fastest; then whether rows are worth it.
     found = [*found, *(plan for plan in row_wise if not len(plan.problem.row_wise))]
-    best = _choose_column_wise(found, published, starts[0], current)
+    best = _choose_column_wise(found, starts[0], current)
     if row_wise:
         best = choose([*row_wise, best], best, tuning.regret_row_wise)
     if current is not None and current.budget_bytes is not None:
         return best
 
-    # The floor: no heuristic's plan and no uniform plan is cheaper.
-    for name in ("baselines", "uniform"):
-        worth_ms = best.cost * (1 - tuning.worth_moving) if current is not None else best.cost
-        plans = propose(name, problem, request)[:1]
-        if plans and plans[0].cost <= worth_ms * (1 + tuning.floor_near):
-            improved = LocalSearch(plans, rng, watch, current).best
-            if improved.cost < worth_ms:
-                best = choose([improved, best], at_most_ms=plans[0].cost)
-    return best
+    # No heuristic's plan is cheaper.
+    worth_ms = best.cost * (1 - tuning.worth_moving) if current is not None else best.cost
+    cheapest = next(iter(propose("baselines", problem, request)), best)
+    return cheapest if cheapest.cost < worth_ms else best
 
 
 def _starts(problem: Problem, request: ProposalRequest) -> list[State]:
@@ -240,13 +246,11 @@ def _affordable(plans: Sequence[State], current: CurrentPlacement | None) -> lis
     return [plan for plan in plans if current is None or current.within_budget(plan.problem, plan.widths)]
 
 
-def _choose_column_wise(
-    found: Sequence[State], published: Sequence[State], first: State, current: CurrentPlacement | None
-) -> State:
+def _choose_column_wise(found: Sequence[State], first: State, current: CurrentPlacement | None) -> State:
     """Of the plans found the one to take. From a plan in place, `first`, nothing moves for a plan that costs more, nor for next
     to no gain."""
     if current is None:
-        return choose(found, published[0] if published else None)
+        return choose(found)
     best = choose(found, at_most_ms=first.cost)
     return first if best.cost > first.cost * (1 - first.problem.tuning.worth_moving) else best
 
@@ -255,17 +259,12 @@ def run(
     tables_path: Path,
     cost_model: str | Path,
     out: Path,
+    settings: SearchSettings = USUAL,
     *,
-    devices: int,
     memory_bytes: tuple[int, ...],
     batch_size: int | None = None,
-    algorithm: str = "local-search",
-    seed: int = 0,
-    rounds: int | None = None,
-    time_budget_s: float | None = None,
     constraints: ConstraintsFile | None = None,
     previous: Path | Plan | None = None,
-    move_budget_bytes: int | None = None,
     instead: str = "",
     stop: threading.Event | None = None,
 ) -> Plan:
@@ -276,8 +275,6 @@ def run(
     one of the plan's hardware: then it may be off by no less than a guess. Raises InvalidInput, UsageError and Infeasible;
     then nothing is written.
     """
-    if len(memory_bytes) != devices:
-        raise UsageError(f"memory of {len(memory_bytes)} devices for {devices} devices; give one amount per device")
     check_can_write(out)
     tables, notes = read_tables(tables_path)
     model = open_cost_model(cost_model, batch_size)
@@ -290,20 +287,15 @@ def run(
         },
         "the task",
     )
-    # The folder's name would make the digests of equal plans differ
-    short = tuple(note.replace(str(tables_path), tables_path.name) for note in notes)
+    own_error = model.error_on_unseen_tables
     plan = search(
         task,
         model,
-        algorithm=algorithm,
-        seed=seed,
-        rounds=rounds,
-        time_budget_s=time_budget_s,
+        settings,
         previous=read_plan(previous) if isinstance(previous, Path) else previous,
-        move_budget_bytes=move_budget_bytes,
-        cost_model_error=max(model.error_on_unseen_tables or 0.0, SPREAD) if instead else model.error_on_unseen_tables,
-        instead=instead or "; ".join(model.stand_ins),
-        notes=short,
+        trust=Trust(max(own_error or 0.0, SPREAD) if instead else own_error, instead or "; ".join(model.stand_ins)),
+        # The folder's name would make the digests of equal plans differ
+        notes=tuple(note.replace(str(tables_path), tables_path.name) for note in notes),
         stop=stop,
     )
     write_plan(out, plan)

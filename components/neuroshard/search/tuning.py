@@ -34,12 +34,9 @@ class Tuning:
 
     # Switches. Proposers: who contributes plans to start from (proposers/registry.py).
     greedy: bool = True  # the costliest shard first, on the cheapest device; without it plans start from a packing
-    beam: bool = True  # the published search
     row_wise: bool = True  # plans with some tables row-wise, where the task allows it
-    uniform: bool = True  # all tables cut into the same number of shards
     baselines: bool = True  # the heuristics' plans, improved
     # Switches of how plans are improved and chosen.
-    column_caps: bool = True  # greedy plans under caps on the columns of a device, not only without
     linear_estimates: bool = True  # greedy plans by linear estimates, where too few of the others fit
     partial_moves: bool = True  # moves and swaps of a part of a shard
     swaps: bool = True
@@ -49,9 +46,6 @@ class Tuning:
 
     # run: how the rounds are spent
     rounds: int = 40  # of perturbing and descending, where the caller gives neither rounds nor a time budget
-    first_rounds: int = 2  # before the published search is asked too: by then a plan as good as its own is often found
-    beam_most_cells: int = 6_400  # tables x devices up to which the published search is quick: 400 x 16 take 1.5 s
-    floor_near: float = 0.05  # share by which a heuristic's or uniform plan may cost more, and still be worth improving
     worth_moving: float = 1e-3  # share that a plan must gain for shards to move: less once moved 7.5 GiB for nothing
 
     # problem: how many shards the cost model is asked about
@@ -62,16 +56,11 @@ class Tuning:
     greedy_plans: int = 3  # greedy plans that local search starts from: it descends from several in the time of one
     fineness: tuple[float, ...] = (float("inf"), 1.0, 0.8, 0.6)  # mean loads of a device that a shard weighs at most
     halvings: int = 3  # how often the costliest shard is halved, each time for one more list of shards
-    caps: tuple[float, ...] = (1.04, 1.1, float("inf"))  # columns of a device, as multiples of the mean
-    # Numbers of devices that may hold next to no columns. One shard that outweighs all else takes a device of its own; then
-    # the cost depends on the most columns of any other device, so as few as possible must do.
-    nearly_empty: tuple[int, ...] = (0, 1, 2)
     priced_ahead: int = 6  # costliest shards whose halves, quarters, … are priced in the first question
     guessed_fineness: tuple[float, ...] = (float("inf"), 1.0, 0.6, 0.4, 0.25)  # as fineness, where memory is tight
     # There, weights of memory and of columns in the load of a device beside ms, all as shares of the mean device's
     load_weights: tuple[tuple[float, float], ...] = ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (2.0, 0.0))
     lockstep_bytes: int = 128 * 2**20  # memory of greedy placements made together in the published search
-    uniform_most_cells: int = 2_048  # tables x devices above which tables can be dealt out evenly as they are
     row_sets: int = 3  # sets of tables tried row-wise, of each order
     all_row_sets_up_to: int = 4  # tables that may be row-wise, up to which every set is tried
     row_sets_one_by_one: int = 12  # tables up to which sets of an order differ by one table; beyond, by a fifth

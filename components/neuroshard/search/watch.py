@@ -80,15 +80,6 @@ class Watch:
         finally:
             self.ends = ends
 
-    @contextmanager
-    def without_bar(self) -> Iterator[None]:
-        """Inside, rounds do not advance the progress bar."""
-        bar, self.bar = self.bar, None
-        try:
-            yield
-        finally:
-            self.bar = bar
-
     @property
     def stopped(self) -> bool:
         """Whether somebody asked the search to stop."""

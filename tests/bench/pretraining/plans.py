@@ -13,7 +13,7 @@ from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 from neuroshard.measure.formula import Formula
 from neuroshard.search.proposers.baselines import KEYS
-from neuroshard.search.run import search
+from neuroshard.search.run import SearchSettings, search
 
 METHODS = {"heuristics": tuple(KEYS), "neuroshard-2023": ("neuroshard-2023",), "local-search": ("local-search",)}
 FIRST = 100  # task of the protocol: none of those that `make bench-search` asks
@@ -49,7 +49,7 @@ def errors_on_plans(
 
 def _plan(task: ShardingTask, model: CostModel, algorithm: str, rounds: int) -> list[Row] | None:
     try:
-        return rows_of(search(task, model, algorithm=algorithm, rounds=rounds))
+        return rows_of(search(task, model, SearchSettings(algorithm=algorithm, rounds=rounds)))
     except Infeasible:
         return None
 

@@ -24,7 +24,7 @@ from neuroshard.measure.evaluate import device_tables
 from neuroshard.measure.hardware import cpu
 from neuroshard.measure.run import run as measure
 from neuroshard.pretrain.run import run as pretrain
-from neuroshard.search.run import search
+from neuroshard.search.run import SearchSettings, search
 
 DEVICES, TABLES, BATCH_SIZE = 4, 16, 1024
 MOST_ROWS, MOST_POOLING = 30_000, 60.0  # what a CPU does in milliseconds, and holds
@@ -76,9 +76,11 @@ def plans(model: TrainedCostModel, seed: int, folder: Path) -> dict[str, Plan]:
     task = ShardingTask(tables=tables, device_memory_bytes=(memory,) * DEVICES, batch_size=BATCH_SIZE)
     ours = search(task, model)
     costs = {b.algorithm: b.cost_ms for b in ours.baselines if b.cost_ms is not None}
-    found = {"local-search": ours, "neuroshard-2023": search(task, model, algorithm="neuroshard-2023")}
+    found = {"local-search": ours, "neuroshard-2023": search(task, model, SearchSettings(algorithm="neuroshard-2023"))}
     if costs:
-        found["best heuristic"] = search(task, model, algorithm=min(costs, key=lambda name: costs[name]))
+        found["best heuristic"] = search(
+            task, model, SearchSettings(algorithm=min(costs, key=lambda name: costs[name]))
+        )
     return found
 
 

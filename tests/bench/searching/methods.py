@@ -18,7 +18,7 @@ from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.measure.formula import Formula
 from neuroshard.search.proposers.baselines import KEYS
-from neuroshard.search.run import search
+from neuroshard.search.run import SearchSettings, search
 from neuroshard.search.tuning import TUNING, Tuning
 
 Figures = dict[str, Any]
@@ -41,7 +41,7 @@ def ours(task: ShardingTask, model: CostModel, budget_s: float | None = None) ->
     plan = search(
         task,
         model,
-        time_budget_s=budget_s,
+        SearchSettings(time_budget_s=budget_s),
         on_improvement=lambda _, cost: trace.append((time.process_time() - began, cost)),
     )
     return Found(rows_of(plan), {"trace": trace, "bound_ms": plan.lower_bound_ms})
@@ -50,11 +50,11 @@ def ours(task: ShardingTask, model: CostModel, budget_s: float | None = None) ->
 def ablated(task: ShardingTask, model: CostModel, switch: str | None = None, seed: int = 0) -> Found:
     """Ours of its usual rounds, without one of its parts."""
     tuning = TUNING if switch is None else replace(TUNING, **{switch: False})
-    return Found(rows_of(search(task, model, seed=seed, tuning=tuning)))
+    return Found(rows_of(search(task, model, SearchSettings(seed=seed, tuning=tuning))))
 
 
 def by_name(algorithm: str) -> Callable[[ShardingTask, CostModel], Found]:
-    return lambda task, model: Found(rows_of(search(task, model, algorithm=algorithm)))
+    return lambda task, model: Found(rows_of(search(task, model, SearchSettings(algorithm=algorithm))))
 
 
 def one_at_a_time(task: ShardingTask, model: TrainedCostModel) -> Found:

@@ -6,17 +6,15 @@ from typing import Protocol
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.tuning import PAPER, BeamWidth
 from neuroshard.search.watch import Watch
 
 
 @dataclass(frozen=True)
 class ProposalRequest:
-    """What a proposer may look at besides the problem: its seed, the width of the published search, the plan in place."""
+    """What a proposer may look at besides the problem: its seed, and the plan in place."""
 
     watch: Watch
     seed: int = 0
-    width: BeamWidth = PAPER
     current: CurrentPlacement | None = None
 
 

@@ -14,8 +14,6 @@ import numpy as np
 
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.problem.problem import Placement, Problem
-from neuroshard.search.problem.state import State
-from neuroshard.search.proposers.base import ProposalRequest
 from neuroshard.search.proposers.lockstep import costliest_first, place_lists
 from neuroshard.search.proposers.splits import halves
 from neuroshard.search.tuning import BeamWidth
@@ -28,13 +26,6 @@ class BeamState:
 
     placement: Placement
     cost_ms: float
-
-
-def propose(problem: Problem, request: ProposalRequest) -> list[State]:
-    """The plan of the published search, if it finds one."""
-    with request.watch.without_bar():
-        placement = beam_search(problem, request.width, request.watch)
-    return [State(problem, problem.widths(placement))] if placement.fits else []
 
 
 def beam_search(problem: Problem, width: BeamWidth, watch: Watch) -> Placement:

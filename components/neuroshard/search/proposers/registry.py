@@ -2,15 +2,13 @@
 
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.proposers import baselines, beam, greedy, row_wise, uniform
+from neuroshard.search.proposers import baselines, greedy, row_wise
 from neuroshard.search.proposers.base import ProposalRequest, Proposer
 
 PROPOSERS: dict[str, Proposer] = {
     "greedy": greedy.propose,
-    "beam": beam.propose,
     "row_wise": row_wise.propose,
     "baselines": baselines.propose,
-    "uniform": uniform.propose,
 }
 
 
