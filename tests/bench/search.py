@@ -5,7 +5,7 @@
 `--tables-dir` holds the public table sets by name (meta-production-1935.json, nvidia-synthetic-*.json): third-party data, never
 committed. Without it there is MLPerf, which is built in. Cost nets are trained first, on noisy costs of the synthetic backend,
 and kept. Answers are kept a line each, so a run that was cut off goes on; another version of the code asks anew. Tables come
-out as Markdown.
+out as Markdown; `--publish` also writes them into docs/benchmarks/.
 """
 
 import argparse
@@ -18,21 +18,26 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import mean, median
+from typing import Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.searching import picture, production, tables, tasks
+from bench.publishing.page import publish
+from bench.searching import picture, production, published, tables, tasks
 from bench.searching.jobs import Job, answers
 from bench.searching.methods import OTHER_SEED, SWITCHES, Figures, run
 from bench.searching.nets import trained
 from bench.searching.tables import ALL_TYPES, OURS, PUBLISHED, ROWS_TOO, percent, times, verdict
-from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.files.disk import write_bytes
 
 COMPARED = (OURS, ROWS_TOO, PUBLISHED, *tables.HEURISTICS, "torchrec", ALL_TYPES)
 BUDGET_S = {4: 2.0, 8: 3.0, 16: 4.0}  # of ours in the cost comparison, by devices
 ONE_AT_A_TIME = "neuroshard-2023, one at a time"
+SMALL_NETS = (
+    "meta, 2,000 cases"  # what the ablation waits for: a quarter of the cases, and no more devices than it needs
+)
+Costs = Literal["formula", "measured", "printed", "none"]
 TARGET_HEADER = ["| | measured | target | |", "|---|---|---|---|"]
 
 
@@ -45,13 +50,23 @@ class Settings:
     tasks: int
     quick: bool
     patience: float  # what budgets of ours are multiplied by
+    published: bool = False  # whether tables go into docs/benchmarks/
 
     def ours(self, budget_s: float) -> dict[str, dict[str, float]]:
         """Options of a job in which ours has a time budget."""
         return {name: {"budget_s": self.patience * budget_s} for name in (OURS, ROWS_TOO)}
 
-    def ask(self, what: str, pool: str, jobs: Sequence[Job], *, workers: int = 1, fresh: bool = False) -> list[Figures]:
-        nets = cost_nets(self, pool)
+    def publish(
+        self, name: str, question: str, columns: Sequence[str], rows: Sequence[Sequence[str]], costs: Costs = "formula"
+    ) -> None:
+        if self.published:
+            publish(name, question, columns, rows, costs)
+
+    def ask(
+        self, what: str, pool: str | None, jobs: Sequence[Job], *, workers: int = 1, fresh: bool = False
+    ) -> list[Figures]:
+        """Answers by the cost nets of a pool, or, of none, by the analytic model."""
+        nets = None if pool is None else cost_nets(self, pool)
         return answers(what, jobs, self.folder, nets, self.out / "answers.jsonl", workers=workers, fresh=fresh)
 
 
@@ -63,12 +78,13 @@ def cost_nets(settings: Settings, pool: str) -> Path:
         "mlperf": (8,),
         "meta-production": (96,),
         "zoo": tuple(tasks.ZOO.values()),
+        SMALL_NETS: tasks.ABLATION_DEVICES,
     }
-    cases = (1000, 100) if settings.quick else (8000, 700)
+    cases = (1000, 100) if settings.quick else (2000, 300) if pool == SMALL_NETS else (8000, 700)
     if settings.quick:
         devices["meta"] = (4, 8, 16)
     return trained(
-        tasks.pool(pool, settings.folder),
+        tasks.pool("meta" if pool == SMALL_NETS else pool, settings.folder),
         devices[pool],
         settings.out,
         compute_cases=cases[0],
@@ -86,6 +102,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few tasks of each, to see that it runs")
     parser.add_argument("--tasks", type=int, help="tasks for each number of devices [default: 100, or 3 with --quick]")
     parser.add_argument("--patience", type=float, default=1.0, help="factor on our time budgets, for a busy machine")
+    parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks/, and the page")
     parser.add_argument("--only", help=f"sections, of {', '.join(SECTIONS)}")
     asked = parser.parse_args()
     sections = asked.only.split(",") if asked.only else list(SECTIONS) if asked.tables_dir else ["named"]
@@ -96,8 +113,11 @@ def main() -> None:
     if asked.tables_dir is not None and not asked.tables_dir.is_dir():
         parser.error(f"--tables-dir {asked.tables_dir} is no folder")
 
+    if asked.publish and asked.quick:
+        parser.error("--publish is for whole runs, not for --quick")
+
     count = asked.tasks or (3 if asked.quick else 100)
-    settings = Settings(asked.tables_dir or Path(), asked.out, count, asked.quick, asked.patience)
+    settings = Settings(asked.tables_dir or Path(), asked.out, count, asked.quick, asked.patience, asked.publish)
     settings.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, object] = {}
     for section in sections:
@@ -116,6 +136,8 @@ def compare(settings: Settings) -> Section:
     lines: list[str] = []
     found: list[Figures] = []
     verdicts = list(TARGET_HEADER)
+    costs: published.Rows = []
+    counts: published.Rows = []
     for devices, budget_s in BUDGET_S.items():
         options = settings.ours(budget_s / 4 if settings.quick else budget_s)
         count = min(settings.tasks, 30) if devices == 16 else settings.tasks
@@ -130,7 +152,13 @@ def compare(settings: Settings) -> Section:
         ]
         verdicts += tables.cost_verdicts(of_devices, devices)
         verdicts += tables.cost_verdicts(of_devices, devices, ROWS_TOO)
+        costs += published.plans(of_devices, devices)
+        counts.append(published.solved_row(of_devices, devices))
         found += of_devices
+    question = "How much lower is the cost of the slowest device, by the formula, on tasks that both solve?"
+    settings.publish("search-plans", question, published.PLANS, costs)
+    question = "How many tasks get a plan, and how far at most is ours from the best of all plans?"
+    settings.publish("search-solved", question, published.SOLVED, counts)
     picture.draw(found, "Cost against CPU time, all tasks of 4, 8 and 16 devices", settings.out / "search.svg")
     return lines + verdicts, found
 
@@ -145,7 +173,7 @@ def clock(settings: Settings) -> Section:
         "| our peak memory |",
         "|---|---|---|---|---|",
     ]
-    verdicts, found = list(TARGET_HEADER), []
+    verdicts, found, rows = list(TARGET_HEADER), [], []
     for (count, devices), (most, target) in sizes.items():
         pairs = []
         for method in (ONE_AT_A_TIME, OURS):
@@ -157,6 +185,7 @@ def clock(settings: Settings) -> Section:
         if not both:
             lines.append(f"| {count} x {devices} | none solved | - | - | - |")
             continue
+        rows.append(published.time_row(f"{count} x {devices}", both))
         reached = [tables.reached(o, p["nets_ms"]) for p, o in both]
         lines.append(
             f"| {count} x {devices} ({len(both)} tasks) | {median(p['cpu_s'] for p, _ in both):.2f} "
@@ -167,12 +196,14 @@ def clock(settings: Settings) -> Section:
         verdicts.append(
             verdict(f"{count} x {devices}: faster to paper's cost, median", faster, target, times, least=True)
         )
+    question = "How soon does ours reach the cost that the published search ends with, asking its nets a set at a time?"
+    settings.publish("search-time", question, published.TIME, rows)
     return [*lines, "", *verdicts], found
 
 
 def named(settings: Settings) -> Section:
     """MLPerf, the production model whole, NVIDIA's synthetic models."""
-    lines, found = [], []
+    lines, found, rows = [], [], []
     fast = (OURS, ROWS_TOO, PUBLISHED, *tables.HEURISTICS)
     jobs = {"mlperf": [("mlperf",)]}
     if not settings.quick and settings.folder != Path():
@@ -185,12 +216,15 @@ def named(settings: Settings) -> Section:
             job = Job("named", draw, methods, settings.ours(budget_s))
             of_task = settings.ask(str(draw[-1]), pool, [job], fresh=True)
             found += of_task
+            rows.append(published.named_row(of_task))
             lines += [
                 f"{of_task[0]['task']}, {of_task[0]['tables']} tables, {budget_s:g} s for ours:",
                 "",
                 *tables.methods_table(of_task),
                 "",
             ]
+    question = "What do plans of public table sets cost? Slowest device in ms, by the formula."
+    settings.publish("search-named", question, published.NAMED, rows)
     return lines, found
 
 
@@ -238,24 +272,26 @@ def scale(settings: Settings) -> Section:
 def printed(settings: Settings) -> Section:
     """The production plan under its own printed costs."""
     plan = production.read_printed(settings.folder / "meta-production-1935.json")
-    lines = list(TARGET_HEADER)
+    lines, rows = list(TARGET_HEADER), []
     for rank, ms, in_print in (
         ("slowest", plan.rank_ms.max(), production.PRINTED_SLOWEST_MS),
         ("mean", plan.rank_ms.mean(), production.PRINTED_MEAN_MS),
     ):
         assert round(float(ms), 1) == in_print, "the accounting is not that of the file"
+        rows.append([f"{rank} rank as printed", f"{ms:,.1f} ms"])
         lines.append(f"| printed plan, {rank} rank | {ms:.1f} ms | {in_print} ms as printed | reproduced |")
     found = []
     for narrow in (False, True):
-        figures = run(
-            OURS, plan.task, plan.model(narrow), budget_s=settings.patience * (2.0 if settings.quick else 20.0)
-        )
+        budget_s = settings.patience * (2.0 if settings.quick else 20.0)
+        figures = run(OURS, plan.task, plan.model(narrow), budget_s=budget_s)
         name = "ours, narrow columns penalised" if narrow else "ours"
         found.append({"section": "production", "method": name, **figures})
         if "nets_ms" not in figures:
             lines.append(f"| {name} | not solved: {figures['error']} | at most {production.TARGET_MS:.0f} ms | MISS |")
             continue
         shown = "{:,.1f} ms".format
+        what = "the same, narrow columns penalised" if narrow else f"local-search, {budget_s:g} s"
+        rows.append([what, shown(figures["nets_ms"])])
         lines.append(
             f"| {name}, slowest rank | {shown(figures['nets_ms'])} | - | {figures['cpu_s']:.1f} s |"
             if narrow
@@ -266,6 +302,8 @@ def printed(settings: Settings) -> Section:
     lines.append(
         f"| memory of a rank, as its fullest in print | {percent(1.0)} of {plan.rank_bytes.max() / 1e9:.2f} GB | - | - |"
     )
+    question = "What does a search find under the costs that a production planner printed? 1,933 tables, 96 ranks."
+    settings.publish("search-printed", question, published.PRINTED, rows, "printed")
     return lines, found
 
 
@@ -288,42 +326,47 @@ def on_this_cpu(settings: Settings) -> Section:
         "| method | measured / paper's: mean, worst | predicted / paper's: mean | measured / predicted: mean |",
         "|---|---|---|---|",
     ]
-    by = {(f["task"], f["method"]): f for f in found}
+    rows, by = [], {(f["task"], f["method"]): f for f in found}
     for method in dict.fromkeys(f["method"] for f in found):
         some = [(f, by[f["task"], PUBLISHED]) for f in found if f["method"] == method]
         real = [f["measured_ms"] / p["measured_ms"] for f, p in some]
-        told = [f["predicted_ms"] / p["predicted_ms"] for f, p in some]
+        predicted = [f["predicted_ms"] / p["predicted_ms"] for f, p in some]
         off = [f["measured_ms"] / f["predicted_ms"] for f, _ in some]
+        rows.append(published.measured_row(method, real, predicted, off))
         lines.append(
-            f"| {method} ({len(some)}) | {mean(real):.3f}, {max(real):.3f} | {mean(told):.3f} | {mean(off):.3f} |"
+            f"| {method} ({len(some)}) | {mean(real):.3f}, {max(real):.3f} | {mean(predicted):.3f} | {mean(off):.3f} |"
         )
+    question = (
+        f"Are our plans faster on hardware? Compute of the slowest of {measured.DEVICES} devices, "
+        f"{len(by) // len(rows)} tasks of {measured.TABLES} tables."
+    )
+    settings.publish("search-measured", question, published.MEASURED, rows, "measured")
     return lines, found
 
 
 def ablation(settings: Settings) -> Section:
     """Ours without each of its parts, of its usual rounds: by the truth where nets search, and by an analytic model itself."""
     methods = ("all parts", OTHER_SEED, *(f"without {switch}" for switch in SWITCHES))
-    draws = [("ablation", devices, i) for devices in (4, 8, 16) for i in range(min(settings.tasks, 20))]
-    if not settings.quick:
-        draws += [("ablation", 64, i) for i in range(2)]
-    lines: list[str] = []
-    found: list[Figures] = []
-    worlds = {"meta": draws, "mlperf": [("ablation_mlperf", i) for i in range(min(settings.tasks, 20))]}
-    for pool, of_pool in worlds.items():
-        answers_of = settings.ask(
-            f"ablation, {pool}", pool, [Job("ablation", draw, methods) for draw in of_pool], workers=2
-        )
-        lines += [f"Cost nets of {pool}, seeds from {tasks.ABLATION_SEED}:", "", *tables.ablation_table(answers_of), ""]
-        found += answers_of
-    by_formula: list[Figures] = []
-    for draw in draws[:: 2 if settings.quick else 1]:
-        drawn = Job("ablation", draw, ()).task(settings.folder)
-        for method in methods:
-            figures = run(method, drawn.task, analytic_model("h100", tasks.BATCH_SIZE))
-            truth = {"truth_ms": figures["nets_ms"]} if "nets_ms" in figures else {}
-            by_formula.append({"task": drawn.name, "method": method, **figures, **truth})
-    lines += ["The analytic model of an H100, which is its own truth:", "", *tables.ablation_table(by_formula)]
-    return lines, found + by_formula
+    count = min(settings.tasks, 20)
+    jobs = [Job("ablation", ("ablation", d, i), methods) for d in tasks.ABLATION_DEVICES for i in range(count)]
+    by_nets = settings.ask("ablation, nets", SMALL_NETS, jobs, workers=2)
+    by_formula = settings.ask("ablation, analytic model", None, jobs, workers=2)
+    by_formula = [f | {"truth_ms": f["nets_ms"]} if tables.solved(f) else f for f in by_formula]
+    question = (
+        f"What does each part of the search earn? Without it, on {len(jobs)} tasks of "
+        f"{tasks.ABLATION_DEVICES[0]} to {tasks.ABLATION_DEVICES[-1]} devices, half of them row-wise too."
+    )
+    settings.publish("search-ablation", question, published.ABLATION, published.ablation(by_nets, by_formula))
+    lines = [
+        f"Cost nets of {SMALL_NETS}, seeds from {tasks.ABLATION_SEED}:",
+        "",
+        *tables.ablation_table(by_nets),
+        "",
+        "The analytic model of an H100, which is its own truth:",
+        "",
+        *tables.ablation_table(by_formula),
+    ]
+    return lines, by_nets + by_formula
 
 
 SECTIONS: dict[str, Callable[[Settings], Section]] = {

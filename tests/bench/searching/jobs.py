@@ -13,7 +13,9 @@ from bench.searching import tasks
 from bench.searching.methods import Figures, run
 from bench.searching.nets import code_digest
 from neuroshard.core.value import canonical_json, sha256
+from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.bundle import load_cost_model
+from neuroshard.costmodel.protocol import CostModel
 from neuroshard.progress import progress
 
 
@@ -40,10 +42,15 @@ class Job:
 CODE = code_digest("search/**/*.py", "costmodel/*net*.py", "costmodel/bundle.py")
 
 
-def answer(job: Job, folder: Path, nets: Path) -> list[Figures]:
+def cost_model(nets: Path | None) -> CostModel:
+    """The cost nets in a folder, or, without one, the analytic model of an H100."""
+    return analytic_model("h100", tasks.BATCH_SIZE) if nets is None else load_cost_model(nets)
+
+
+def answer(job: Job, folder: Path, nets: Path | None) -> list[Figures]:
     """Run every method of the job, alone in this process at this moment."""
     drawn = job.task(folder)
-    model = load_cost_model(nets)
+    model = cost_model(nets)
     return [
         {
             "section": job.section,
@@ -60,11 +67,11 @@ def answer(job: Job, folder: Path, nets: Path) -> list[Figures]:
 
 
 def answers(
-    what: str, jobs: Sequence[Job], folder: Path, nets: Path, lines: Path, *, workers: int, fresh: bool
+    what: str, jobs: Sequence[Job], folder: Path, nets: Path | None, lines: Path, *, workers: int, fresh: bool
 ) -> list[Figures]:
     """All answers to the jobs, of which those in `lines` are not asked again. `fresh`: a process for each job."""
     known = {line["key"]: line for line in _read(lines)}
-    name = load_cost_model(nets).name
+    name = cost_model(nets).name
     left = [
         Job(job.section, job.draw, missing, job.options)
         for job in jobs

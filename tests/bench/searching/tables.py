@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import mean, median
 
 from bench.searching.methods import Figures
@@ -170,22 +171,48 @@ def memory_text(figures: Figures) -> str:
     return f"{format_bytes(figures['peak_bytes'])}, {format_bytes(grown)} of it in the search"
 
 
-def ablation_table(answers: Sequence[Figures]) -> list[str]:
-    """A line a part: what a search without it loses, over the tasks that both solved; and tasks that only one of them solved."""
+@dataclass(frozen=True)
+class Part:
+    """What a search without one of its parts loses, over the tasks that both solved; and tasks that only one of them solved."""
+
+    name: str
+    truth_mean: float  # share that the true cost rises by
+    truth_worst: float
+    nets_mean: float
+    lost: int
+    won: int
+    cpu: float  # share of the CPU time with all parts
+
+
+def parts(answers: Sequence[Figures]) -> list[Part]:
+    """Of each method but the first, which has all parts."""
     tasks = by_task(answers)
-    names = list(dict.fromkeys(figures["method"] for figures in answers))
-    lines = ["| | true cost: mean, worst | nets: mean | tasks lost, won | CPU |", "|---|---|---|---|---|"]
-    everything = names[0]
-    for name in names[1:]:
+    everything, *names = dict.fromkeys(figures["method"] for figures in answers)
+    found = []
+    for name in names:
         pairs = [(of[everything], of[name]) for of in tasks.values()]
         truth, nets = (ratios(answers, name, everything, cost) for cost in ("truth_ms", "nets_ms"))
         lost, won = (sum(solved(pair[a]) > solved(pair[1 - a]) for pair in pairs) for a in (0, 1))
         cpu = sum(one["cpu_s"] for _, one in pairs) / sum(one["cpu_s"] for one, _ in pairs)
-        change = "{:+.2%}".format
+        worst = max(truth, default=math.nan)
+        found.append(Part(name, average(truth) - 1, worst - 1, average(nets) - 1, lost, won, cpu))
+    return found
+
+
+def change(share: float) -> str:
+    return "-" if math.isnan(share) else f"{share:+.2%}"
+
+
+def ablation_table(answers: Sequence[Figures]) -> list[str]:
+    """A line a part."""
+    lines = ["| | true cost: mean, worst | nets: mean | tasks lost, won | CPU |", "|---|---|---|---|---|"]
+    for part in parts(answers):
         lines.append(
-            f"| {name} | {change(average(truth) - 1)}, {change(max(truth, default=math.nan) - 1)} "
-            f"| {change(average(nets) - 1)} | {lost}, {won} | {cpu:.0%} |"
+            f"| {part.name} | {change(part.truth_mean)}, {change(part.truth_worst)} "
+            f"| {change(part.nets_mean)} | {part.lost}, {part.won} | {part.cpu:.0%} |"
         )
+    everything = answers[0]["method"]
     cpu_s = sum(figures["cpu_s"] for figures in answers if figures["method"] == everything)
+    tasks = by_task(answers)
     found = sum(solved(of[everything]) for of in tasks.values())
     return [f"With all parts {found} of {len(tasks)} tasks are solved, in {cpu_s:.0f} s of CPU.", "", *lines]

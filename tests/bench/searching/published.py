@@ -1,0 +1,123 @@
+"""Answers -> the rows of the tables in docs/benchmarks/, a function a table."""
+
+import math
+from collections.abc import Sequence
+from statistics import mean, median, quantiles
+
+from bench.searching.methods import Figures
+from bench.searching.tables import (
+    ALL_TYPES,
+    HEURISTICS,
+    OURS,
+    PUBLISHED,
+    ROWS_TOO,
+    by_task,
+    change,
+    parts,
+    percent,
+    reached,
+    solved,
+)
+
+Rows = list[list[str]]
+
+PLANS = ("devices", "ours, against", "column-wise: mean", "worst task", "row-wise too: mean", "worst task")
+SOLVED = (
+    *("devices", "tasks", "local-search", "row-wise too", "neuroshard-2023", "TorchRec's planner"),
+    *("proven gap: column-wise", "row-wise too"),
+)
+TIME = ("tables x devices", "published, CPU s (median)", "ours, CPU s", "times as fast: median (quartiles)")
+NAMED = (
+    *("task", "tables x devices", "ours: column-wise, row-wise too", "best of the others"),
+    "CPU s to within 2 % of the end",
+)
+MEASURED = (
+    *("plans of", "measured, times the published search's: mean, worst", "predicted: mean"),
+    "measured / predicted",
+)
+PRINTED = ("plan", "slowest rank")
+ABLATION = ("search", "true cost: mean, worst", "cost by the analytic model: mean, worst", "tasks lost, won", "CPU")
+
+PEERS = {
+    "neuroshard-2023": (PUBLISHED,),
+    "TorchRec's planner": ("torchrec",),
+    "TorchRec's planner, all types": (ALL_TYPES,),
+    "best heuristic": HEURISTICS,
+}
+
+
+def plans(answers: Sequence[Figures], devices: int) -> Rows:
+    """How far ours is below each peer by the truth. Column-wise plans are not compared with a planner that may split rows."""
+    rows = []
+    for peer, methods in PEERS.items():
+        row = [str(devices), peer]
+        for ours in (OURS, ROWS_TOO):
+            below = [] if (ours, peer) == (OURS, "TorchRec's planner, all types") else _below(answers, ours, methods)
+            row += [percent(mean(below)), percent(min(below))] if below else ["", ""]
+        rows.append(row)
+    return rows
+
+
+def _below(answers: Sequence[Figures], ours: str, methods: Sequence[str]) -> list[float]:
+    """Share of the cheapest of these methods' true cost that ours saves, for each task that ours and any of them solved."""
+    return [
+        1 - of[ours]["truth_ms"] / min(of[method]["truth_ms"] for method in methods if solved(of.get(method)))
+        for of in by_task(answers).values()
+        if solved(of.get(ours)) and any(solved(of.get(method)) for method in methods)
+    ]
+
+
+def solved_row(answers: Sequence[Figures], devices: int) -> list[str]:
+    tasks = by_task(answers).values()
+    counts = [sum(solved(of.get(method)) for of in tasks) for method in (OURS, ROWS_TOO, PUBLISHED, "torchrec")]
+    gaps = []
+    for ours in (OURS, ROWS_TOO):
+        bounded = [of[ours] for of in tasks if solved(of.get(ours)) and of[ours].get("bound_ms")]
+        gaps.append(percent(mean(f["nets_ms"] / f["bound_ms"] - 1 for f in bounded)) if bounded else "-")
+    return [str(devices), str(len(tasks)), *map(str, counts), *gaps]
+
+
+def time_row(size: str, both: Sequence[tuple[Figures, Figures]]) -> list[str]:
+    """`both`: of each task what the published search took, asked a set at a time, and ours."""
+    seconds = [reached(ours, published["nets_ms"]) for published, ours in both]
+    faster = [published["cpu_s"] / s for (published, _), s in zip(both, seconds, strict=True)]
+    low, middle, high = quantiles(faster, n=4, method="inclusive") if len(faster) > 1 else faster * 3
+    published_s = median(published["cpu_s"] for published, _ in both)
+    return [size, f"{published_s:.2f}", f"{median(seconds):.4f}", f"{middle:,.0f} ({low:,.0f}, {high:,.0f})"]
+
+
+def named_row(answers: Sequence[Figures]) -> list[str]:
+    """`answers` of all methods to one task."""
+    (of,) = by_task(answers).values()
+    first = answers[0]
+    mine = [f"{of[ours]['truth_ms']:.3f}" if solved(of.get(ours)) else "-" for ours in (OURS, ROWS_TOO)]
+    others = [f for name, f in of.items() if name not in (OURS, ROWS_TOO) and solved(f)]
+    best = min(others, key=lambda f: f["truth_ms"], default=None)
+    names = {ALL_TYPES: "TorchRec, all types", "torchrec": "TorchRec"}
+    near = reached(of[OURS], 1.02 * of[OURS]["trace"][-1][1]) if solved(of.get(OURS)) else math.nan
+    return [
+        first["task"].split(" x ")[0],
+        f"{first['tables']:,} x {first['devices']}",
+        ", ".join(mine),
+        "-" if best is None else f"{best['truth_ms']:.3f} ({names.get(best['method'], best['method'])})",
+        f"{near:.2f}",
+    ]
+
+
+def measured_row(method: str, real: Sequence[float], predicted: Sequence[float], off: Sequence[float]) -> list[str]:
+    return [method, f"{mean(real):.2f}, {max(real):.2f}", f"{mean(predicted):.2f}", f"{mean(off):.2f}"]
+
+
+def ablation(by_nets: Sequence[Figures], by_formula: Sequence[Figures]) -> Rows:
+    """What each part earns, where nets search and the truth decides, and where an analytic model is its own truth."""
+    shown = "{}, {}".format
+    return [
+        [
+            nets.name,
+            shown(change(nets.truth_mean), change(nets.truth_worst)),
+            shown(change(formula.truth_mean), change(formula.truth_worst)),
+            f"{nets.lost + formula.lost}, {nets.won + formula.won}",
+            f"{nets.cpu:.0%}",
+        ]
+        for nets, formula in zip(parts(by_nets), parts(by_formula), strict=True)
+    ]
