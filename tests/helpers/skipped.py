@@ -15,6 +15,7 @@ WAYS_OUT = {
     r"root may": "make test as another user than root",
     r"needs make": "apt-get install make",
     r"recordings": "a checkout that lies beside shared/recorded",
+    r"a part of TorchRec 1.9": "pip install --no-deps torchrec==1.9.2",
     r"/proc|Linux": "a Linux machine",
 }
 

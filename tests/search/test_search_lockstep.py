@@ -115,6 +115,7 @@ def lay(
     dims: list[int],
     caps: list[float],
     memory: list[int],
+    soft: bool = False,
     allowed: list[list[bool]] | None = None,
 ) -> list[list[int]]:
     """Devices of one order of shards under each cap, weighed by plain sums."""
@@ -127,6 +128,7 @@ def lay(
         np.array(memory),
         lambda sums: sums[..., 0],
         None if allowed is None else np.array(allowed),
+        soft=soft,
     )
     return placed.devices[0].tolist()
 
@@ -135,6 +137,15 @@ def test_the_greedy_takes_the_lightest_device_with_room():
     assert lay([5, 4, 3, 2], [1, 1, 1, 1], [4] * 4, [np.inf], [9, 9]) == [[0, 1, 1, 0]]
     assert lay([5, 4, 3, 2], [1, 1, 1, 1], [4] * 4, [np.inf], [9, 1]) == [[0, 1, 0, 0]]
     assert lay([5, 4, 3, 2], [1, 1, 1, 1], [4] * 4, [8, 4], [9, 9]) == [[0, 1, 1, 0], [0, 1, -1, -1]]
+
+
+def test_a_soft_cap_gives_way_to_the_fewest_columns_where_there_are_bytes():
+    dims, no_first = [8, 4, 4], [[True, True], [True, True], [False, True]]
+    assert lay([5, 4, 3], [1, 1, 1], dims, [8], [9, 9], soft=True) == [[0, 1, 1]]
+    assert lay([5, 4, 3], [1, 1, 1], dims, [4], [9, 9], soft=True) == [[0, 1, 1]]
+    assert lay([5, 4, 3], [1, 1, 1], [8, 4, 8], [4], [9, 1], soft=True) == [[0, 1, 0]]
+    assert lay([4, 5, 3], [1, 1, 1], [4, 8, 4], [4], [9, 9], soft=True, allowed=no_first) == [[0, 1, 1]]
+    assert lay([5, 4, 3], [1, 1, 1], dims, [8], [1, 1], soft=True) == [[0, 1, -1]]
 
 
 def test_equally_light_devices_are_told_apart_by_free_memory():

@@ -8,16 +8,25 @@ Not covered: EmbeddingCollections (sequences).
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan, ShardingType
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    ModuleSharder,
+    ShardingPlan,
+    ShardingPlanner,
+    ShardingType,
+)
 
 from neuroshard import __version__
-from neuroshard.client.load import check_world_size
+from neuroshard.client.load import check_world_size, load_plan
+from neuroshard.client.ranks import load_plan_on_all_ranks
 from neuroshard.client.torchrec_module import (
     Place,
     ShardingWarning,
@@ -42,7 +51,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.files.importers.imported import with_modules_in_repeated_names
 from neuroshard.files.importers.torchrec_tables import tables_of
 
-__all__ = ["ShardingWarning", "check_same_digest", "from_torchrec", "to_torchrec"]
+__all__ = ["NeuroShardPlanner", "ShardingWarning", "check_same_digest", "from_torchrec", "to_torchrec"]
 
 DEVICE_TYPES = ("cpu", "cuda")
 NOTES = {
@@ -128,6 +137,53 @@ def _sharding_types(plan: Plan, shards: Mapping[str, list[Shard]], places: Mappi
         if kind == ShardingType.TABLE_WISE.value and places[name].path in cut:
             kinds[name] = ShardingType.COLUMN_WISE.value
     return kinds
+
+
+class NeuroShardPlanner(ShardingPlanner):
+    """The live plan of a store where TorchRec wants a planner: `planner.collective_plan(model, sharders, pg)`.
+
+    `store_url`, `name` and `digest` are as in `load_plan`, `how` are the keyword arguments of `to_torchrec`. `loaded` is the
+    plan that was given out last.
+    """
+
+    def __init__(self, store_url: str, name: str, *, digest: str | None = None, **how: Any) -> None:
+        self.store_url, self.name, self.digest, self.how = store_url, name, digest, how
+        self.loaded: Plan | None = None
+
+    def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
+        """The sharding plan, loaded by this process alone. Raises what `load_plan` and `to_torchrec` raise, and InvalidInput
+        for a module that none of the sharders is for, which TorchRec ends with a bare KeyError for."""
+        return self._sharding_plan(load_plan(self.store_url, self.name, digest=self.digest), module, sharders)
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[nn.Module]] | None = None,
+        pg: dist.ProcessGroup | None = None,
+    ) -> ShardingPlan:
+        """The same, loaded by rank 0 for all ranks of the process group; every rank must call it."""
+        loaded = load_plan_on_all_ranks(self.store_url, self.name, group=pg, digest=self.digest)
+        return self._sharding_plan(loaded, module, get_default_sharders() if sharders is None else sharders)
+
+    def _sharding_plan(
+        self, loaded: Plan, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
+    ) -> ShardingPlan:
+        given = to_torchrec(loaded, module, **self.how)
+        kinds = {sharder.module_type for sharder in sharders}
+        for path in given.plan:
+            if (kind := type(module.get_submodule(path))) not in kinds:
+                raise InvalidInput(
+                    f"module {path!r} is a {kind.__name__}, and none of the sharders is for it; add {kind.__name__}Sharder"
+                )
+        self.loaded = loaded
+        return given
+
+    def get_selected_options(self) -> list[Any]:
+        """None: TorchRec 1.9 asks every planner for its options, to report what they were estimated to cost."""
+        return []
+
+    def get_search_space(self) -> None:
+        """None, likewise."""
 
 
 def from_torchrec(

@@ -37,6 +37,7 @@ class Tuning:
     row_wise: bool = True  # plans with some tables row-wise, where the task allows it
     baselines: bool = True  # the heuristics' plans, improved
     # Switches of how plans are improved and chosen.
+    column_caps: bool = True  # greedy plans under caps on the columns of a device, not only without
     linear_estimates: bool = True  # greedy plans by linear estimates, where too few of the others fit
     partial_moves: bool = True  # moves and swaps of a part of a shard
     swaps: bool = True
@@ -56,6 +57,10 @@ class Tuning:
     greedy_plans: int = 3  # greedy plans that local search starts from: it descends from several in the time of one
     fineness: tuple[float, ...] = (float("inf"), 1.0, 0.8, 0.6)  # mean loads of a device that a shard weighs at most
     halvings: int = 3  # how often the costliest shard is halved, each time for one more list of shards
+    caps: tuple[float, ...] = (1.04, 1.1, float("inf"))  # columns of a device, as multiples of the mean
+    # Numbers of devices that may hold next to no columns. One shard that outweighs all else takes a device of its own; then
+    # the cost depends on the most columns of any other device, so as few as possible must do.
+    nearly_empty: tuple[int, ...] = (0, 1, 2)
     priced_ahead: int = 6  # costliest shards whose halves, quarters, … are priced in the first question
     guessed_fineness: tuple[float, ...] = (float("inf"), 1.0, 0.6, 0.4, 0.25)  # as fineness, where memory is tight
     # There, weights of memory and of columns in the load of a device beside ms, all as shares of the mean device's

@@ -84,9 +84,10 @@ class SoftMaximum:
         """What N devices would add to the objective of their `plan` (N, …) with these loads and columns: (2, N, …), overwritten
         -> (N, …)."""
         amounts /= self.scales[:, plan][:, None]
-        of_both: Floats = self.objective.power(amounts).sum(axis=1)
-        of_both *= self.weights[:, plan]
-        added: Floats = of_both[0] + of_both[1]
+        with np.errstate(over="ignore"):  # as in `power`
+            of_both: Floats = self.objective.power(amounts).sum(axis=1)
+            of_both *= self.weights[:, plan]
+            added: Floats = of_both[0] + of_both[1]
         return added
 
     def worst_devices(self, places: range) -> NDArray[np.bool_]:

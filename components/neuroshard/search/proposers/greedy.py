@@ -1,13 +1,14 @@
 """First plans, fast: many greedy placements in lockstep, the costliest shard first.
 
-They differ in how tables are cut beforehand. Where memory is too tight for them, others go by linear estimates and let memory and
-columns count beside ms; what then finds no room is cut to fill devices.
+They differ in how tables are cut beforehand and in a cap on the columns of a device. Where memory is too tight for them, others
+go by linear estimates and let memory and columns count beside ms; what then finds no room is cut to fill devices.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from neuroshard.core.table import DIM_STEP
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.filling import Shares, fewest_and_most_shards, put_back
 from neuroshard.search.problem.problem import Placement, Problem, Widths
@@ -39,7 +40,7 @@ def _by_cost(problem: Problem, lists: Sequence[Ints], most: int) -> list[State]:
         problem.price(np.concatenate([*lists, *_likely(problem, lists[0])]))
     every = costliest_first(problem, [*lists, *_halved(problem, lists[0])])
     tried = list({shards.tobytes(): shards for shards in every}.values())
-    placed, costs = place_lists(problem, tried, np.array([np.inf]))
+    placed, costs = place_lists(problem, tried, _caps(problem), soft=True)
     found: dict[bytes, Widths] = {}
     for place_ in np.argsort(costs, axis=None, kind="stable").tolist():
         row, cap = divmod(place_, costs.shape[1])
@@ -49,6 +50,16 @@ def _by_cost(problem: Problem, lists: Sequence[Ints], most: int) -> list[State]:
         if (widths <= problem.max_units[:, None]).all():  # shards of a group on one device may be too wide together
             found.setdefault(widths.tobytes(), widths)
     return State.each(problem, list(found.values())) if found else []
+
+
+def _caps(problem: Problem) -> Floats:
+    """Columns that a device may hold, as multiples of the mean: those of the tuning, and what the others must hold at least if
+    some devices hold next to none."""
+    devices, step, tuning = problem.devices, DIM_STEP / max(problem.mean_columns, DIM_STEP), problem.tuning
+    if not tuning.column_caps:
+        return np.array([np.inf])
+    caps = {*tuning.caps, *(devices / (devices - few) + step for few in tuning.nearly_empty if few < devices)}
+    return np.array(sorted({cap if cap < devices else np.inf for cap in caps}))
 
 
 def _likely(problem: Problem, shards: Ints) -> list[Ints]:

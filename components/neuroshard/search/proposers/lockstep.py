@@ -40,6 +40,7 @@ def place(
     weigh: Weigh,
     allowed: NDArray[np.bool_] | None = None,
     base: tuple[Floats, int] | None = None,
+    soft: bool = False,
     apart: Ints | None = None,
 ) -> Placed:
     """Place S shards each, in their `orders` (B, S), in B x G rows.
@@ -48,6 +49,7 @@ def place(
     group `apart` (V,), no two of which go on one device. `caps` (B, G) are columns of a device, `memory` (D,) bytes. Of equally
     loaded devices the one with the most free memory is taken, then the first. A shard of no columns changes nothing, so
     orders of different lengths can be padded. `base` is what devices hold beforehand: sums of vectors (D, K), and columns.
+    `soft` caps give way if no device has room under them: to the device of the fewest columns.
     """
     (batch, grid), steps = caps.shape, orders.shape[1]
     rows, count = batch * grid, len(memory)
@@ -85,6 +87,11 @@ def place(
         ):  # some row has equally loaded devices, or none with room
             chosen = np.where(lightest, free, -1).argmax(axis=1)
         found = least < np.inf
+        if soft and not found.all():
+            lost = np.flatnonzero(~found)
+            there = roomy[0, lost] if allowed is None else roomy[0, lost] & allowed[shard[lost]]
+            chosen[lost] = np.where(there, left[1, lost], -NO_CAP).argmax(axis=1)
+            found[lost] = there.any(axis=1)
         both = begins + chosen
         if found.all():
             devices[step] = chosen
@@ -134,7 +141,7 @@ def _in_use(problem: Problem, lists: Sequence[Ints]) -> tuple[Ints, Ints]:
     return np.flatnonzero(used), np.cumsum(used) - 1
 
 
-def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats) -> tuple[Placed, Floats]:
+def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: bool = False) -> tuple[Placed, Floats]:
     """Place B lists of shards by the cost model, under G caps on each device's columns, as multiples of the mean.
 
     Returns them with what each costs in ms (B, G), infinite where a shard found no room.
@@ -154,6 +161,7 @@ def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats) -> tuple[
         summed.ms,
         None if problem.any_device else problem.allowed[problem.group[shards]] | (shards == 0)[:, None],
         (summed.base, problem.base_dims),
+        soft,
     )
     forward, backward = transfers(problem, placed.dims)
     costs = (placed.load + backward).max(axis=-1) + forward.max(axis=-1)
