@@ -350,10 +350,11 @@ def ablation(settings: Settings) -> Section:
     count = min(settings.tasks, 20)
     jobs = [Job("ablation", ("ablation", d, i), methods) for d in tasks.ABLATION_DEVICES for i in range(count)]
     by_nets = settings.ask("ablation, nets", SMALL_NETS, jobs, workers=2)
-    by_formula = settings.ask("ablation, analytic model", None, jobs, workers=2)
+    half = [job for job in jobs if job.draw[2] < (count + 1) // 2]  # as many of each number of devices
+    by_formula = settings.ask("ablation, analytic model", None, half, workers=2)
     by_formula = [f | {"truth_ms": f["nets_ms"]} if tables.solved(f) else f for f in by_formula]
     question = (
-        f"What does each part of the search earn? Without it, on {len(jobs)} tasks of "
+        f"What does each part of the search earn? Without it, on {len(jobs)} fresh tasks of "
         f"{tasks.ABLATION_DEVICES[0]} to {tasks.ABLATION_DEVICES[-1]} devices, half of them row-wise too."
     )
     settings.publish("search-ablation", question, published.ABLATION, published.ablation(by_nets, by_formula))
