@@ -13,14 +13,11 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.state import State, about_as_cheap
 
 
-def choose(
-    found: Sequence[State], instead: State | None = None, regret: float | None = None, at_most_ms: float = np.inf
-) -> State:
+def choose(found: Sequence[State], instead: State | None = None, at_most_ms: float = np.inf) -> State:
     """Of the plans about as cheap as the cheapest, and of at most `at_most_ms`, the one expected to be the fastest in truth.
 
-    The longer a search, the more of what it gains is the cost model's error. So where another plan could be had `instead`, such
-    as the published search's, which tries far fewer, it is left only for one that is expected to be faster even if a loss
-    counts more than a gain, by `regret`, and for none that costs more.
+    The longer a search, the more of what it gains is the cost model's error. So where another plan could be had `instead`, it is
+    left only for one that is expected to be faster even if a loss counts more than a gain, and for none that costs more.
     """
     tuning = found[0].problem.tuning
     if not tuning.choice_under_doubt:
@@ -32,7 +29,7 @@ def choose(
     plans = [*(state for state in plans if state.cost <= instead.cost), instead]
     ms = drawn_ms(plans)
     lost = np.maximum(ms - ms[-1], 0.0)
-    return plans[int((ms + (tuning.regret if regret is None else regret) * lost).mean(axis=1).argmin())]
+    return plans[int((ms + tuning.regret * lost).mean(axis=1).argmin())]
 
 
 def drawn_ms(states: Sequence[State]) -> Floats:

@@ -220,7 +220,7 @@ def _local_search(problem: Problem, request: ProposalRequest, rounds: int, rng: 
     found = [*found, *(plan for plan in row_wise if not len(plan.problem.row_wise))]
     best = _choose_column_wise(found, starts[0], current)
     if row_wise:
-        best = choose([*row_wise, best], best, tuning.regret_row_wise)
+        best = choose([*row_wise, best], best)
     if current is not None and current.budget_bytes is not None:
         return best
 

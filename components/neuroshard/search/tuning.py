@@ -35,7 +35,7 @@ class Tuning:
     # Switches. Proposers: who contributes plans to start from (proposers/registry.py).
     greedy: bool = True  # the costliest shard first, on the cheapest device; without it plans start from a packing
     row_wise: bool = True  # plans with some tables row-wise, where the task allows it
-    baselines: bool = True  # the heuristics' plans, improved
+    baselines: bool = True  # the heuristics' plans, of which none may be cheaper than the plan found
     # Switches of how plans are improved and chosen.
     column_caps: bool = True  # greedy plans under caps on the columns of a device, not only without
     linear_estimates: bool = True  # greedy plans by linear estimates, where too few of the others fit
@@ -110,10 +110,8 @@ class Tuning:
     error_of_tables: float = 0.5  # share of the variance of a device's error that its tables bring, however cut
     most_error: float = 0.05  # share of a device's ms that errors are at most: one further off is so for all plans
     far: float = 3.0  # standard deviations between two devices beyond which the faster one never ends last
-    # How much more a ms of loss counts than a ms of gain where another plan is left: the published search's, which tries far
-    # fewer plans and so finds fewer errors of the cost model; and the best column-wise plan, for one with tables row-wise.
-    regret: float = 2.0
-    regret_row_wise: float = 0.5
+    # How much more a ms of loss counts than a ms of gain where the best column-wise plan is left for one with tables row-wise
+    regret: float = 0.5
 
 
 TUNING = Tuning()

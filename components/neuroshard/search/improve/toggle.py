@@ -11,8 +11,8 @@ from neuroshard.search.problem.objective import Objective, SoftMaximum
 from neuroshard.search.problem.state import State
 
 
-class _Estimate(NamedTuple):
-    """A plan with its objective, and what a unit of each vector adds to each device by a linear estimate: `slope` (D, K)."""
+class _Linearized(NamedTuple):
+    """A plan, its objective, and what a unit of each vector adds to each device by a linear estimate: `slope` (D, K)."""
 
     state: State
     soft: SoftMaximum
@@ -44,7 +44,7 @@ def toggled(
     """
     problem, tuning = state.problem, state.problem.tuning
     soft = SoftMaximum(objective, state.compute[None], state.dims[None])
-    estimate = _Estimate(state, soft, problem.model.compute_slope(state.sums))
+    estimate = _Linearized(state, soft, problem.model.compute_slope(state.sums))
     sources = np.argsort(-soft.counts[0], kind="stable")[: tuning.toggle_sources]
     permitted, most = problem.row_blocks.groups, tuning.toggle_candidates
     split = permitted[state.widths[permitted][:, sources].any(axis=1)][:most]
@@ -70,7 +70,7 @@ def toggled(
     return found
 
 
-def _split_change(estimate: _Estimate, groups: Ints) -> Floats:
+def _split_change(estimate: _Linearized, groups: Ints) -> Floats:
     """What the objective changes by if each of these groups is split row-wise: (C,)."""
     load, dims = estimate.blocks(groups)
     problem, widths = estimate.state.problem, estimate.state.widths[groups]
@@ -81,7 +81,7 @@ def _split_change(estimate: _Estimate, groups: Ints) -> Floats:
     return estimate.change(load - leaves - estimate.soft.objective.own_ms * columns, dims - columns)
 
 
-def _join_change(estimate: _Estimate, groups: Ints) -> tuple[Floats, dict[int, Ints]]:
+def _join_change(estimate: _Linearized, groups: Ints) -> tuple[Floats, dict[int, Ints]]:
     """The same if each of these is cut column-wise instead, evenly over the least loaded devices, into the best of some numbers
     of shards: (C,); and its units on every device (D,), by group."""
     problem = estimate.state.problem

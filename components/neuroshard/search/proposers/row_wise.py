@@ -53,7 +53,7 @@ def _sets(problem: Problem) -> list[Ints]:
     if len(permitted) <= tuning.all_row_sets_up_to:
         counts = range(1, len(permitted) + 1)
         return [np.array(some) for count in counts for some in combinations(permitted.tolist(), count)]
-    estimate = _Estimate(problem)
+    estimate = _SetCosts(problem)
     heaviest = permitted[np.argsort(-estimate.narrow_ms[permitted], kind="stable")]
     saving = permitted[np.argsort(-estimate.saved_ms, kind="stable")][: np.count_nonzero(estimate.saved_ms > 0)]
     sets: dict[bytes, Ints] = {}
@@ -78,7 +78,7 @@ def _counts(most: int, one_by_one: int) -> Ints:
     return np.array(counts, dtype=np.int64)
 
 
-class _Estimate:
+class _SetCosts:
     """What plans cost with some groups row-wise, as if all else could be dealt out evenly: see `costs`.
 
     `narrow_ms` (G,) is what the narrowest shard of a group takes alone, infinite if no device has room for it; `saved_ms` (P,)
