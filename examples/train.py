@@ -50,7 +50,7 @@ from neuroshard.core.units import format_bytes, parse_bytes
 from neuroshard.core.value import canonical_json
 from neuroshard.files.disk import write_bytes
 from neuroshard.progress import progress
-from neuroshard.system import available_bytes, has_loopback
+from neuroshard.system import available_bytes, fbgemm_lacks, loopback_address
 
 # FBGEMM's fused optimizers that run on a CPU, under the names of core/table.py
 OPTIMIZERS = {
@@ -424,11 +424,13 @@ def launch(arguments: argparse.Namespace) -> None:
             f"{world_size} ranks can share evenly"
         )
     linux = sys.platform == "linux"
-    if linux and "GLOO_SOCKET_IFNAME" not in os.environ and not has_loopback():
+    if linux and "GLOO_SOCKET_IFNAME" not in os.environ and not loopback_address():
         raise NeuroshardError(
             "the loopback interface is down, and the ranks talk over it; bring it up (ip link set lo up), or name another "
             "one in GLOO_SOCKET_IFNAME"
         )
+    if lacks := fbgemm_lacks():
+        raise NeuroshardError(lacks)
     # a fork shares what is imported, and nothing of torch has run yet; elsewhere than on Linux it is not safe
     start = multiprocessing.get_context("fork").Process if linux else multiprocessing.get_context("spawn").Process
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

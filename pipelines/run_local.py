@@ -37,7 +37,7 @@ from neuroshard.costmodel.bundle import MANIFEST, load_cost_model
 from neuroshard.files.plan import read_plan
 from neuroshard.nightly.release import Verdict
 from neuroshard.report.text import costs_by_device_text, plan_text
-from neuroshard.system import has_loopback
+from neuroshard.system import fbgemm_lacks, loopback_address
 
 if TYPE_CHECKING:
     from pipelines.steps import Children
@@ -235,8 +235,11 @@ def faults_of(options: argparse.Namespace) -> list[str]:
             f"--batch-size {options.batch_size}: the trainer shares a batch evenly over {options.devices} devices; give a "
             "multiple of that, or --steps 0 for no trainer"
         )
-    if (options.steps > 0 or options.backend == "cpu") and sys.platform == "linux" and not has_loopback():
-        lines.append("the loopback interface is down, and processes talk over it; bring it up: ip link set lo up")
+    if options.steps > 0 or options.backend == "cpu":
+        if sys.platform == "linux" and not loopback_address():
+            lines.append("the loopback interface is down, and processes talk over it; bring it up: ip link set lo up")
+        if lacks := fbgemm_lacks():
+            lines.append(lacks)
     if not lines:
         try:
             load_tables(options.tables)

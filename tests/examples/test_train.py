@@ -241,7 +241,7 @@ def test_tables_take_no_more_than_is_free_here(example, monkeypatch, cap):
 
 def test_a_machine_without_loopback_is_told_the_way_out(tmp_path, example, monkeypatch, capsys):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(example, "has_loopback", lambda: False)
+    monkeypatch.setattr(example, "loopback_address", lambda: "")
     monkeypatch.setattr(example.sys, "platform", "linux")
     monkeypatch.setattr(sys, "argv", command(deployed(tmp_path, make_plan()))[1:])
     assert example.main() == 1

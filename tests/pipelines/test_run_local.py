@@ -90,6 +90,15 @@ def test_what_cannot_be_is_said_before_anything_is_made_a_line_each(tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
+def test_a_cpu_that_fbgemm_cannot_read_is_said_before_anything_is_made(tmp_path: Path, run_local, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("NEUROSHARD_SYSTEM_ROOT", str(tmp_path))
+    ended = run_local(tmp_path / "out", "--backend", "cpu")
+    assert (ended.returncode, ended.stderr) == (
+        1, "error: FBGEMM needs /proc/cpuinfo, which cannot be read here; mount /proc: mount -t proc proc /proc\n",
+    )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
 def test_tables_that_are_nowhere_end_at_once(tmp_path: Path, run_local) -> None:  # type: ignore[no-untyped-def]
     ended = run_local(tmp_path, "--tables", "no-such-tables")
     assert ended.returncode == 1
