@@ -44,6 +44,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from neuroshard.client import Plan, load_plan, load_plan_on_all_ranks
 from neuroshard.client.torchrec import ShardingWarning, to_torchrec
 from neuroshard.client.torchrec_shards import shards_by_table
+from neuroshard.core.clean import accept_all_characters
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.units import format_bytes, parse_bytes
@@ -66,6 +67,7 @@ TOLERANCE = 1e-6  # a lookup, of pooled embeddings between sharded and not; 0 is
 
 
 def main() -> int:
+    accept_all_characters()
     logging.getLogger("torch").setLevel(logging.ERROR)  # it warns about its own workings
     arguments = parse_arguments(sys.argv[1:])
     if "RANK" in os.environ:
@@ -440,13 +442,25 @@ def launch(arguments: argparse.Namespace) -> None:
             for rank in range(world_size)
         ]
         try:
-            for process in ranks:
-                process.start()
+            start_all(ranks)
             wait_for_all(ranks)
         finally:
             for process in ranks:
-                process.kill()
-                process.join()
+                if process.pid is not None:  # it was started
+                    process.kill()
+                    process.join()
+
+
+def start_all(ranks: Sequence[BaseProcess]) -> None:
+    """Start the ranks. Raises NeuroshardError where the system allows no more processes."""
+    try:
+        for process in ranks:
+            process.start()
+    except OSError as error:
+        raise NeuroshardError(
+            f"no process can be started for one of {len(ranks)} ranks: {error.strerror}; raise the limit on processes "
+            "(ulimit -u), or plan for fewer devices"
+        ) from None
 
 
 def run_rank(arguments: argparse.Namespace, rank: int, world_size: int, rendezvous: str, parent: int) -> None:

@@ -10,6 +10,7 @@ stderr, the summary to stdout.
 
 import argparse
 import contextlib
+import errno
 import fcntl
 import io
 import itertools
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from neuroshard.augment.source import load_tables
+from neuroshard.core.clean import accept_all_characters
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.parameters import faults
 from neuroshard.core.plan import Plan
@@ -46,6 +48,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pipelines" / "neuroshard.yaml"
 
 SCRATCH = ".scratch"
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 END_WITH_PARENT = (
     "NEUROSHARD_END_WITH_PARENT"  # its process id, by make, which is killed without a word to what it runs
 )
@@ -95,6 +98,7 @@ class Failed(Exception):
 
 
 def main() -> None:
+    accept_all_characters()
     options = parse_arguments()
     if wrong := faults_of(options):
         sys.exit("\n".join(f"error: {line}" for line in wrong))
@@ -115,7 +119,8 @@ def main() -> None:
     except Failed as error:
         sys.exit(f"error: {error}")
     except OSError as error:
-        sys.exit(f"error: {error.filename or folder}: {error.strerror or error}")
+        way_out = "; give --out a folder that can be written" if error.errno in NOT_WRITABLE else ""
+        sys.exit(f"error: {error.filename or folder}: {error.strerror or error}{way_out}")
     except Stopped as stopped:
         print(f"stopped by {stopped}: its steps are ended; the next run goes on with what is measured", file=sys.stderr)
         sys.exit(stopped.exit_code)

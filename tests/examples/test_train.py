@@ -1,5 +1,6 @@
 """The worked trainer: real processes, real TorchRec, from a folder store."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -237,6 +238,20 @@ def test_tables_take_no_more_than_is_free_here(example, monkeypatch, cap):
     assert example.memory_for_tables(arguments, 2) == min(left, example.parse_bytes(cap))
     with pytest.raises(UsageError, match=r"256.0 MiB of memory are available here, too little for 4 ranks"):
         example.memory_for_tables(arguments, 4)
+
+
+def test_where_no_process_can_be_started_the_error_names_the_limit(tmp_path, example, monkeypatch, capsys):
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", fork)
+    monkeypatch.setattr(example.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", command(deployed(tmp_path, make_plan()))[1:])
+    assert example.main() == 1
+    assert (
+        "no process can be started for one of 2 ranks: Resource temporarily unavailable; raise"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_machine_without_loopback_is_told_the_way_out(tmp_path, example, monkeypatch, capsys):
