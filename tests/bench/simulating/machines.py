@@ -266,7 +266,7 @@ def odd_environment(launch: Launch) -> None:
         ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9"
     )
     ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    left = {"OMP_NUM_THREADS": "64", "CUDA_VISIBLE_DEVICES": "junk", "PYTHONHASHSEED": "7", "PYTHONOPTIMIZE": "2"}
+    left = {"OMP_NUM_THREADS": "64", "CUDA_VISIBLE_DEVICES": "junk", "PYTHONHASHSEED": "7"}
     launch.environment |= proxies | ascii_alone | left
 
 
