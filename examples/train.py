@@ -52,6 +52,7 @@ from neuroshard.client import Plan, load_plan, load_plan_on_all_ranks
 from neuroshard.client.torchrec import ShardingWarning, to_torchrec
 from neuroshard.client.torchrec_module import find_pooled, match_tables
 from neuroshard.client.torchrec_shards import shards_by_table
+from neuroshard.core.clean import accept_all_characters
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.units import format_bytes, parse_bytes
@@ -59,7 +60,7 @@ from neuroshard.core.value import canonical_json
 from neuroshard.files.disk import write_bytes
 from neuroshard.files.importers.torchrec_model import make_on_meta
 from neuroshard.progress import progress
-from neuroshard.system import available_bytes, has_loopback
+from neuroshard.system import available_bytes, fbgemm_lacks, loopback_address
 
 # FBGEMM's fused optimizers that run on a CPU, under the names of core/table.py
 OPTIMIZERS = {
@@ -76,6 +77,7 @@ TOLERANCE = 1e-6  # a lookup, of pooled embeddings between sharded and not; 0 is
 
 
 def main() -> int:
+    accept_all_characters()
     logging.getLogger("torch").setLevel(logging.ERROR)  # it warns about its own workings
     arguments = parse_arguments(sys.argv[1:])
     if "RANK" in os.environ:
@@ -563,11 +565,13 @@ def launch(arguments: argparse.Namespace) -> None:
             f"{world_size} ranks can share evenly"
         )
     linux = sys.platform == "linux"
-    if linux and "GLOO_SOCKET_IFNAME" not in os.environ and not has_loopback():
+    if linux and "GLOO_SOCKET_IFNAME" not in os.environ and not loopback_address():
         raise NeuroshardError(
             "the loopback interface is down, and the ranks talk over it; bring it up (ip link set lo up), or name another "
             "one in GLOO_SOCKET_IFNAME"
         )
+    if lacks := fbgemm_lacks():
+        raise NeuroshardError(lacks)
     # a fork shares what is imported, and nothing of torch has run yet; elsewhere than on Linux it is not safe
     start = multiprocessing.get_context("fork").Process if linux else multiprocessing.get_context("spawn").Process
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -577,13 +581,25 @@ def launch(arguments: argparse.Namespace) -> None:
             for rank in range(world_size)
         ]
         try:
-            for process in ranks:
-                process.start()
+            start_all(ranks)
             wait_for_all(ranks)
         finally:
             for process in ranks:
-                process.kill()
-                process.join()
+                if process.pid is not None:  # it was started
+                    process.kill()
+                    process.join()
+
+
+def start_all(ranks: Sequence[BaseProcess]) -> None:
+    """Start the ranks. Raises NeuroshardError where the system allows no more processes."""
+    try:
+        for process in ranks:
+            process.start()
+    except OSError as error:
+        raise NeuroshardError(
+            f"no process can be started for one of {len(ranks)} ranks: {error.strerror}; raise the limit on processes "
+            "(ulimit -u), or plan for fewer devices"
+        ) from None
 
 
 def run_rank(arguments: argparse.Namespace, rank: int, world_size: int, rendezvous: str, parent: int) -> None:

@@ -10,6 +10,7 @@ stderr, the summary to stdout.
 
 import argparse
 import contextlib
+import errno
 import fcntl
 import io
 import itertools
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from neuroshard.augment.source import load_tables
+from neuroshard.core.clean import accept_all_characters
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.parameters import faults
 from neuroshard.core.plan import Plan
@@ -37,7 +39,7 @@ from neuroshard.costmodel.bundle import MANIFEST, load_cost_model
 from neuroshard.files.plan import read_plan
 from neuroshard.nightly.release import Verdict
 from neuroshard.report.text import costs_by_device_text, plan_text
-from neuroshard.system import has_loopback
+from neuroshard.system import fbgemm_lacks, loopback_address
 
 if TYPE_CHECKING:
     from pipelines.steps import Children
@@ -46,6 +48,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pipelines" / "neuroshard.yaml"
 
 SCRATCH = ".scratch"
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 END_WITH_PARENT = (
     "NEUROSHARD_END_WITH_PARENT"  # its process id, by make, which is killed without a word to what it runs
 )
@@ -95,6 +98,7 @@ class Failed(Exception):
 
 
 def main() -> None:
+    accept_all_characters()
     options = parse_arguments()
     if wrong := faults_of(options):
         sys.exit("\n".join(f"error: {line}" for line in wrong))
@@ -115,7 +119,8 @@ def main() -> None:
     except Failed as error:
         sys.exit(f"error: {error}")
     except OSError as error:
-        sys.exit(f"error: {error.filename or folder}: {error.strerror or error}")
+        way_out = "; give --out a folder that can be written" if error.errno in NOT_WRITABLE else ""
+        sys.exit(f"error: {error.filename or folder}: {error.strerror or error}{way_out}")
     except Stopped as stopped:
         print(f"stopped by {stopped}: its steps are ended; the next run goes on with what is measured", file=sys.stderr)
         sys.exit(stopped.exit_code)
@@ -235,8 +240,11 @@ def faults_of(options: argparse.Namespace) -> list[str]:
             f"--batch-size {options.batch_size}: the trainer shares a batch evenly over {options.devices} devices; give a "
             "multiple of that, or --steps 0 for no trainer"
         )
-    if (options.steps > 0 or options.backend == "cpu") and sys.platform == "linux" and not has_loopback():
-        lines.append("the loopback interface is down, and processes talk over it; bring it up: ip link set lo up")
+    if options.steps > 0 or options.backend == "cpu":
+        if sys.platform == "linux" and not loopback_address():
+            lines.append("the loopback interface is down, and processes talk over it; bring it up: ip link set lo up")
+        if lacks := fbgemm_lacks():
+            lines.append(lacks)
     if not lines:
         try:
             load_tables(options.tables)

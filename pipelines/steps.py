@@ -56,7 +56,7 @@ class Children:
             self.check()
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), *map(str, command)],
-                env={**os.environ, **environment},
+                env={**os.environ, "PYTHONIOENCODING": "utf-8", **environment},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 encoding="utf-8",
@@ -71,6 +71,8 @@ class Children:
     def wait(self, process: "subprocess.Popen[str]") -> int:
         """The exit code of a process of ours, once it has ended. Raises Stopped."""
         code = process.wait()
+        if process.stdout:
+            process.stdout.close()
         with self.lock:
             self.running.discard(process)
         self.check()

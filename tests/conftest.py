@@ -43,9 +43,12 @@ def _cache_of_its_own(tmp_path_factory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _only_this_machine() -> Iterator[None]:
-    """Every server that tests ask is on the loopback interface: no proxy leads there, and no name of this host."""
+    """Every server that tests ask is on the loopback interface: no proxy leads there, no name of this host, and no kubeconfig.
+
+    The client of Kubernetes reads KUBECONFIG once, when it is imported.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        for name in [name for name in os.environ if name.lower().endswith("_proxy") or name == "KUBECONFIG"]:
             patch.delenv(name)
         if Path("/sys/class/net/lo").exists():
             patch.setenv("GLOO_SOCKET_IFNAME", "lo")

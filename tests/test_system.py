@@ -1,8 +1,13 @@
 """What Linux says of a machine, on machines that this one is not: a folder stands for `/`."""
 
+import errno
 import os
+import re
+import resource
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -124,13 +129,41 @@ def test_a_cgroup_without_a_limit_does_not(write: Write) -> None:
     assert system.memory_bytes() == 32 * GIB
 
 
+def test_a_ulimit_of_address_space_below_the_machine_counts(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(**MEMINFO, **{"/proc/self/statm": f"{GIB // os.sysconf('SC_PAGE_SIZE')} 1 1\n"})
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (4 * GIB, resource.RLIM_INFINITY))
+    assert system.available_bytes() == 3 * GIB
+    assert system.memory_bytes() == 4 * GIB
+
+
 def test_of_a_machine_that_says_nothing_the_kernel_is_asked(write: Write) -> None:
     assert system.available_bytes() > 0
     assert system.memory_bytes() > 0
     assert system.cpu_name() == ""
+    assert "mount -t proc proc /proc" in system.fbgemm_lacks()
     assert system.last_level_cache_bytes() is None
 
 
 def test_the_cpu_is_called_as_its_maker_does(write: Write) -> None:
     write(**{"/proc/cpuinfo": "processor: 0\nmodel name\t: Intel(R) Xeon(R) 6975P-C\n"})
     assert system.cpu_name() == "Intel(R) Xeon(R) 6975P-C"
+
+
+@pytest.mark.parametrize(("down", "address"), [((), "127.0.0.1"), (("127.0.0.1",), "::1"), (("127.0.0.1", "::1"), "")])
+def test_the_loopback_address_is_one_that_answers(
+    monkeypatch: pytest.MonkeyPatch, down: tuple[str, ...], address: str
+) -> None:
+    def create_server(at: tuple[str, int], **_: object) -> Mock:
+        if at[0] in down:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        return MagicMock()
+
+    monkeypatch.setattr(socket, "create_server", create_server)
+    monkeypatch.setattr(socket, "create_connection", Mock())
+    assert system.loopback_address() == address
+
+
+def test_no_test_listens_at_an_address_that_a_machine_with_ipv6_only_lacks() -> None:
+    listens = re.compile(r"""\(["'](127[.]0[.]0[.]1|localhost)["'], *\w""")
+    found = [path.name for path in Path(__file__).parent.rglob("*.py") if listens.search(path.read_text("utf-8"))]
+    assert found == [], "helpers.loopback has servers and addresses for these"

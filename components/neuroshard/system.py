@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -51,11 +52,15 @@ def available_bytes() -> int:
 
 
 def memory_bytes() -> int:
-    """Bytes that this process and its children can use together: the machine's memory, or a lower limit of a cgroup."""
+    """Bytes that a process here can use: the machine's memory, or a lower limit of a cgroup or a ulimit."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if found := re.search(r"^MemTotal:\s*(\d+) kB$", read("/proc/meminfo"), re.M):
         physical = int(found[1]) * 1024
-    return min([physical, *(limit for limit, _ in _cgroup_memory())])
+    limits = [limit for limit, _ in _cgroup_memory()]
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(address_space)
+    return min([physical, *limits])
 
 
 def cpu_name() -> str:
@@ -64,13 +69,20 @@ def cpu_name() -> str:
     return found[1].strip() if found else ""
 
 
-def has_loopback() -> bool:
-    """Whether processes of this machine can reach each other over its loopback interface, by IPv4 or IPv6."""
+def fbgemm_lacks() -> str:
+    """What FBGEMM's operators on a CPU need and this machine hides, with the way out; empty if nothing."""
+    if sys.platform != "linux" or read("/proc/cpuinfo"):
+        return ""
+    return "FBGEMM needs /proc/cpuinfo, which cannot be read here; mount /proc: mount -t proc proc /proc"
+
+
+def loopback_address() -> str:
+    """Where processes of this machine can reach each other: 127.0.0.1, or ::1 if there is IPv6 only; empty if nowhere."""
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with suppress(OSError), socket.create_server((address, 0), family=family) as server:
             socket.create_connection((address, server.getsockname()[1]), timeout=5).close()
-            return True
-    return False
+            return address
+    return ""
 
 
 def _cgroup_memory() -> Iterator[tuple[int, int]]:

@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from bench.nightly import cases, simulation  # noqa: E402
 from bench.publishing.page import publish  # noqa: E402
+from helpers.loopback import NETLOC, url  # noqa: E402
 from helpers.servers import KEY, SECRET, free_port, serving  # noqa: E402
 from neuroshard.client import load_plan  # noqa: E402
 from neuroshard.core.errors import NotFound  # noqa: E402
@@ -234,11 +235,11 @@ def store_down(folder: Path) -> None:
     (folder / "buckets" / "plans").mkdir(parents=True)
     port = free_port()
     rclone = Path(sys.executable).with_name("rclone")
-    command: list[object] = [rclone, "serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", f"127.0.0.1:{port}"]
+    command: list[object] = [rclone, "serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", f"{NETLOC}:{port}"]
     env = {
         "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ENDPOINT_URL": url(port),
         "AWS_REGION": "us-east-1",
     }
     with ExitStack() as server:

@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from helpers.limits import HANGS
+from helpers.loopback import HOST
 from helpers.plans import TABLES, make_plan
 from neuroshard.client import load_plan, load_plan_on_all_ranks
 from neuroshard.client.ranks import PART_BYTES, _Talk, share_plan
@@ -44,11 +45,11 @@ def on_ranks(work: Callable[[int], Any], ranks: int = RANKS) -> list[Any]:
 
     def run(rank: int) -> None:
         if rank == 0:  # at a port that nobody else can take in between
-            key_value = dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+            key_value = dist.TCPStore(HOST, 0, ranks, is_master=True, wait_for_workers=False)
             for _, sender in ports:
                 sender.send(key_value.port)
         else:
-            key_value = dist.TCPStore("127.0.0.1", ports[rank][0].recv(), ranks, wait_for_workers=False)
+            key_value = dist.TCPStore(HOST, ports[rank][0].recv(), ranks, wait_for_workers=False)
         dist.init_process_group("gloo", store=key_value, rank=rank, world_size=ranks)
         connected(rank, ranks)
         try:

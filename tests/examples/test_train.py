@@ -1,5 +1,6 @@
 """The worked trainer: real processes, real TorchRec, from a folder store."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -251,9 +252,23 @@ def test_tables_take_no_more_than_is_free_here(example, monkeypatch, cap):
         example.memory_for_tables(arguments, 4)
 
 
+def test_where_no_process_can_be_started_the_error_names_the_limit(tmp_path, example, monkeypatch, capsys):
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", fork)
+    monkeypatch.setattr(example.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", command(deployed(tmp_path, make_plan()))[1:])
+    assert example.main() == 1
+    assert (
+        "no process can be started for one of 2 ranks: Resource temporarily unavailable; raise"
+        in capsys.readouterr().err
+    )
+
+
 def test_a_machine_without_loopback_is_told_the_way_out(tmp_path, example, monkeypatch, capsys):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(example, "has_loopback", lambda: False)
+    monkeypatch.setattr(example, "loopback_address", lambda: "")
     monkeypatch.setattr(example.sys, "platform", "linux")
     monkeypatch.setattr(sys, "argv", command(deployed(tmp_path, make_plan()))[1:])
     assert example.main() == 1

@@ -1,12 +1,14 @@
 """The official client against a fake API server that speaks HTTP (helpers/nodes.py); no cluster is asked."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from helpers.nodes import FakeApiServer, mixed_fleet, node, serving
+from helpers.servers import nobody
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.fleet import cluster
 from neuroshard.fleet.run import kubernetes_fleet
@@ -16,12 +18,11 @@ from neuroshard.fleet.run import kubernetes_fleet
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServer]:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
-    with serving(FakeApiServer(mixed_fleet())) as server:
-        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "kubeconfig")))
-        # the client reads the variable once, when it is imported
-        from kubernetes.config import kube_config
+    from kubernetes.config import kube_config
 
-        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
+    with serving(FakeApiServer(mixed_fleet())) as server:
+        config = server.kubeconfig(tmp_path / "kubeconfig")
+        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(config))
         yield server
 
 
@@ -75,10 +76,12 @@ def test_without_permission_the_way_out_is_told(api: FakeApiServer, tmp_path: Pa
 
 
 def test_a_server_that_is_gone_is_one_line(api: FakeApiServer, tmp_path: Path) -> None:
-    api.url = "http://127.0.0.1:9"
-    api.kubeconfig(tmp_path / "kubeconfig")
-    with pytest.raises(NeuroshardError, match=r"^http://127.0.0.1:9: the Kubernetes API does not answer: .*refused"):
-        kubernetes_fleet()
+    with nobody() as address:
+        api.url = f"http://{address}"
+        api.kubeconfig(tmp_path / "kubeconfig")
+        says = rf"^{re.escape(api.url)}: the Kubernetes API does not answer: .*refused"
+        with pytest.raises(NeuroshardError, match=says):
+            kubernetes_fleet()
 
 
 def test_no_kubeconfig_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from helpers.limits import HANGS
+from helpers.loopback import FAMILY, HOST, NETLOC, port_of
 
 Fault = Literal["500", "503", "reset", "lost", "hang", "truncate", "corrupt"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
@@ -66,6 +67,7 @@ def faulty(url: str, choose: Choose, rng: random.Random) -> Iterator[str]:
             self.request.close()
 
     class Server(socketserver.ThreadingTCPServer):
+        address_family = FAMILY
         daemon_threads = True
         block_on_close = False
 
@@ -73,11 +75,11 @@ def faulty(url: str, choose: Choose, rng: random.Random) -> Iterator[str]:
             with suppress(OSError):
                 super().shutdown_request(request)
 
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with Server((HOST, 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
+            yield f"http://{NETLOC}:{port_of(server.socket)}"
         finally:
             closing.set()
             server.shutdown()

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from helpers.json_handler import JsonHandler
+from helpers.loopback import HttpServer
 
 API = "/apis/v2beta1"
 CREATED = "2026-01-01T00:00:00Z"
@@ -154,13 +154,12 @@ def serving(stub: KfpStub, at: socket.socket | None = None) -> Iterator[KfpStub]
 
         do_GET = do_POST = do_DELETE = answer  # noqa: N815 # names that http.server looks for
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=at is None) as server:
-        server.daemon_threads = True
+    with HttpServer(Handler, bind_and_activate=at is None) as server:
         if at is not None:
             server.socket.close()
             server.socket = at
             server.server_activate()
-        stub.url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        stub.url = server.url
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield stub

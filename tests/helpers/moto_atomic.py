@@ -1,10 +1,11 @@
-"""moto's server on a free port, which it prints, nearer to S3 in two things.
+"""moto's server on a free port, nearer to S3 in two things: `python moto_atomic.py 127.0.0.1` (or `[::1]`) prints its URL.
 
 Conditional writes are atomic: moto looks and writes without a lock in between. And the ETag of an object that is encrypted with
 KMS is not the MD5 of its bytes, but another one every time it is written.
 """
 
 import os
+import sys
 from threading import Lock
 from typing import Any
 from uuid import uuid4
@@ -36,7 +37,8 @@ def _opaque_etag(self: FakeKey) -> str:
 FakeKey.etag = property(_opaque_etag)  # type: ignore[assignment]
 
 if __name__ == "__main__":
-    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+    host = sys.argv[1]
+    server = make_server(host.strip("[]"), 0, DomainDispatcherApplication(create_backend_app), threaded=True)
     os.environ["MOTO_PORT"] = str(server.server_port)
-    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    print(f"http://{host}:{server.server_port}", flush=True)
     server.serve_forever()

@@ -5,12 +5,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from helpers.json_handler import JsonHandler
+from helpers.loopback import HttpServer
 
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 
@@ -195,9 +195,8 @@ def serving(server: FakeApiServer) -> Iterator[FakeApiServer]:
 
         do_POST = do_GET  # noqa: N815
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        http.daemon_threads = True
-        server.url = f"http://127.0.0.1:{http.server_port}"
+    with HttpServer(Handler) as http:
+        server.url = http.url
         thread = threading.Thread(target=http.serve_forever, daemon=True)
         thread.start()
         yield server

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from helpers.limits import HANGS
+from helpers.loopback import HOST, NETLOC, bound, listening, port_of, url
 
 KEY, SECRET = "a-key", "a-secret-that-no-message-shows"
 BIN = Path(sys.executable).parent
@@ -20,14 +21,14 @@ BIN = Path(sys.executable).parent
 @contextmanager
 def moto() -> Iterator[str]:
     """Honours conditional writes; checks no signature. Yields its URL."""
-    with announced([sys.executable, Path(__file__).with_name("moto_atomic.py")]) as url:
+    with announced([sys.executable, Path(__file__).with_name("moto_atomic.py"), NETLOC]) as url:
         yield url
 
 
 @contextmanager
 def rclone(folder: Path) -> Iterator[str]:
     """Checks signatures; ignores conditions. Buckets are the folders in `folder`. Yields its URL."""
-    served = ["serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", "127.0.0.1:0", "--config", os.devnull]
+    served = ["serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", f"{NETLOC}:0", "--config", os.devnull]
     with announced([BIN / "rclone", *served, folder]) as url:
         yield url
 
@@ -43,12 +44,12 @@ def announced(command: list[object]) -> Iterator[str]:
         said = []
         for line in process.stdout:
             said.append(line)
-            if url := re.search(r"http://127\.0\.0\.1:[0-9]+", line):
+            if found := re.search(re.escape(f"http://{NETLOC}:") + "[0-9]+", line):
                 break
         else:
             raise AssertionError(f"{words[0]} ended with {process.wait()}: {''.join(said)}")
         rest.start()
-        yield url[0]
+        yield found[0]
     finally:
         process.kill()
         process.wait()
@@ -60,16 +61,14 @@ def announced(command: list[object]) -> Iterator[str]:
 @contextmanager
 def nobody() -> Iterator[str]:
     """An address where nobody answers, and nobody can begin to: the port is taken, without listening."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
+    with bound() as taken:
+        yield f"{NETLOC}:{port_of(taken)}"
 
 
 def free_port() -> int:
     """A port that is free now, for programs that must be given one. Another may take it before they do."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with bound() as probe:
+        return port_of(probe)
 
 
 @contextmanager
@@ -80,13 +79,13 @@ def serving(command: list[object], port: int) -> Iterator[str]:
         while time.monotonic() < until:
             assert process.poll() is None, f"{command[0]} ended with {process.returncode}"
             try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
+                socket.create_connection((HOST, port), 1).close()
                 break
             except OSError:
                 time.sleep(0.05)
         else:
             raise AssertionError(f"{command[0]} does not listen on {port}")
-        yield f"http://127.0.0.1:{port}"
+        yield url(port)
     finally:
         process.kill()
         process.wait()
@@ -96,7 +95,7 @@ def serving(command: list[object], port: int) -> Iterator[str]:
 def answering(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
     """A server that says the same to every request and hangs up. Yields its URL and the list of requests."""
     requests: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with listening() as server:
 
         def serve() -> None:
             while True:
@@ -111,7 +110,7 @@ def answering(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.getsockname()[1]}", requests
+            yield url(port_of(server)), requests
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()

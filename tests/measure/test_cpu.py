@@ -352,6 +352,14 @@ def test_without_fbgemm_the_error_names_the_way_out(monkeypatch: pytest.MonkeyPa
         cpu(ALL, SETTINGS, None)
 
 
+def test_where_the_cpu_cannot_be_read_the_error_names_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NEUROSHARD_SYSTEM_ROOT", str(tmp_path))
+    with pytest.raises(MeasureError, match=r"cpuinfo, which cannot be read here; mount /proc"):
+        cpu(ALL, SETTINGS, None)
+
+
 def test_workers_keep_the_memory_that_a_step_frees() -> None:
     asked = """
 import resource, torch

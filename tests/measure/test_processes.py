@@ -1,5 +1,6 @@
 """Workers: a death is an error at once, a hang is one in bounded time, and the next request finds a new worker."""
 
+import errno
 import functools
 import os
 import signal
@@ -124,6 +125,16 @@ def test_one_death_ends_the_wait_for_all() -> None:
         mixed.ask(FOR_EVER)
     assert time.monotonic() - began < HANGS
     assert not any(map(exists, others))
+
+
+def test_where_no_process_can_be_started_the_error_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(processes.subprocess, "Popen", start)
+    pool = WorkerPool("time:sleep", lambda: [(0,)], HANGS)
+    with pytest.raises(MeasureError, match=r"^no worker process can be started here: .*; raise the limit .*ulimit -u"):
+        pool.start()
 
 
 def test_a_worker_that_cannot_serve_at_all_says_why() -> None:

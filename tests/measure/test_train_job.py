@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from helpers.json_handler import JsonHandler
 from helpers.limits import HANGS
+from helpers.loopback import HttpServer
 from helpers.nodes import FakeApiServer
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError, NeuroshardError
@@ -86,10 +86,10 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cont
 
         do_GET = do_POST = do_DELETE = answer  # noqa: N815 # names that http.server looks for
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with HttpServer(Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        api = FakeApiServer([], url=f"http://127.0.0.1:{server.server_port}")
+        api = FakeApiServer([], url=server.url)
         monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(api.kubeconfig(tmp_path / "kubeconfig")))
         yield kept
         server.shutdown()

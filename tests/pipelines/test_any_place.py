@@ -1,4 +1,4 @@
-"""A clone may be anywhere: no shell takes its path apart or executes it, and no temporary folder or home is needed."""
+"""A clone may be anywhere: no shell takes its path apart or executes it; no temporary folder, home or UTF-8 is needed."""
 
 import os
 import shutil
@@ -12,10 +12,14 @@ from helpers.limits import HANGS
 from neuroshard.client import load_plan
 
 ROOT = Path(__file__).parents[2]
+# a terminal that shows ASCII alone: Python would take UTF-8 in the locale C, if it were let
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 @pytest.mark.slow
-def test_a_clone_under_an_odd_path_without_home_and_temporary_folder_ends_in_a_trained_model(tmp_path: Path) -> None:
+def test_a_clone_under_an_odd_path_without_home_temporary_folder_and_utf8_ends_in_a_trained_model(
+    tmp_path: Path,
+) -> None:
     clone = tmp_path / 'we ird "quoted" it\'s $(touch executed) `touch executed` ; &' / "neuroshard"
     for name in ("components", "pipelines", "examples"):
         shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
@@ -30,6 +34,7 @@ def test_a_clone_under_an_odd_path_without_home_and_temporary_folder_ends_in_a_t
             "PYTHONPATH": str(clone / "components"),
             "HOME": "/proc/none",
             "TMPDIR": "/proc/none/tmp",
+            **ASCII,
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -90,6 +90,22 @@ def test_what_cannot_be_is_said_before_anything_is_made_a_line_each(tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
+def test_a_cpu_that_fbgemm_cannot_read_is_said_before_anything_is_made(tmp_path: Path, run_local, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("NEUROSHARD_SYSTEM_ROOT", str(tmp_path))
+    ended = run_local(tmp_path / "out", "--backend", "cpu")
+    assert (ended.returncode, ended.stderr) == (
+        1, "error: FBGEMM needs /proc/cpuinfo, which cannot be read here; mount /proc: mount -t proc proc /proc\n",
+    )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(not Path("/sys/devices").exists(), reason="needs /sys, as Linux has")
+def test_a_folder_that_cannot_be_written_is_said_with_the_way_out(run_local) -> None:  # type: ignore[no-untyped-def]
+    ended = run_local(Path("/sys/none/run"))  # where nobody, not even root, makes a folder
+    assert ended.returncode == 1
+    assert re.fullmatch(r"error: /sys/none: .*; give --out a folder that can be written\n", ended.stderr)
+
+
 def test_tables_that_are_nowhere_end_at_once(tmp_path: Path, run_local) -> None:  # type: ignore[no-untyped-def]
     ended = run_local(tmp_path, "--tables", "no-such-tables")
     assert ended.returncode == 1

@@ -91,6 +91,13 @@ def test_a_store_that_nobody_serves_is_unreachable(aws, moto, monkeypatch):
             fails(use, Unreachable, f"cannot reach the store at {address}", "AWS_ENDPOINT_URL")
 
 
+def test_an_ipv6_endpoint_is_named_as_in_its_url(aws, moto, monkeypatch):
+    url = aws(moto)
+    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(s3.Config(retries={"total_max_attempts": 1, "mode": "standard"})))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:hunter2@[::1]:9")
+    fails(lambda: open_store(url).read("m/a"), Unreachable, "cannot reach the store at [::1]:9")
+
+
 def test_an_answer_that_breaks_off_is_asked_for_again_and_then_told(aws, moto, monkeypatch):
     url = aws(moto)
     broken = b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\nETag: "x"\r\nConnection: close\r\n\r\n{"format_ver'

@@ -2,8 +2,8 @@
 
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from helpers import loopback
 from helpers.kubeflow import KfpStub, recorded, serving
 from helpers.limits import HANGS
 from helpers.processes import wait_until
@@ -285,9 +286,8 @@ def test_an_api_that_is_away_at_the_start_loses_no_night(kfp_stub: KfpStub, caps
 
 def test_a_closed_port_is_tried_until_it_opens() -> None:
     late = KfpStub(states=["SUCCEEDED"])
-    with socket.socket() as taken:  # nobody else's, and closed as long as nobody listens
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    with loopback.bound() as taken:  # nobody else's, and closed as long as nobody listens
+        url = loopback.url(loopback.port_of(taken))
         opened = threading.Event()
 
         def open_late() -> None:
@@ -382,7 +382,7 @@ def test_a_pod_shows_the_token_that_it_was_given(
 )
 def test_what_the_api_refuses_is_one_line(kfp_stub: KfpStub, status: int, message: str) -> None:
     kfp_stub.faults = [status] * 20
-    with pytest.raises(NeuroshardError, match=rf"^{kfp_stub.url}: (Kubeflow Pipelines )?{message}") as told:
+    with pytest.raises(NeuroshardError, match=rf"^{re.escape(kfp_stub.url)}: (Kubeflow Pipelines )?{message}") as told:
         Kubeflow(Server(kfp_stub.url))
     assert "\n" not in str(told.value)
 
@@ -466,7 +466,9 @@ def test_who_does_not_wait_cannot_tell_how_it_ended(neuroshard) -> None:  # type
 
 def test_an_api_that_takes_the_question_and_says_nothing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubeflow, "TIMEOUT", (1.0, 0.05))
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(NeuroshardError, match=rf"^{url}: Kubeflow Pipelines does not answer: .*timed out"):
+    with loopback.listening() as silent:
+        url = loopback.url(loopback.port_of(silent))
+        with pytest.raises(
+            NeuroshardError, match=rf"^{re.escape(url)}: Kubeflow Pipelines does not answer: .*timed out"
+        ):
             Kubeflow(Server(url))

@@ -4,7 +4,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from helpers.json_handler import JsonHandler
 from helpers.kubeflow import KfpStub
 from helpers.limits import HANGS
+from helpers.loopback import HttpServer
 from helpers.nodes import FakeApiServer
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.submit.kubeflow import Server
@@ -39,10 +39,10 @@ class Recorder(JsonHandler):
 @pytest.fixture
 def recorder() -> Iterator[tuple[str, type[Recorder]]]:
     handler = type("Handler", (Recorder,), {"posted": []})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with HttpServer(handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", handler
+        yield server.url, handler
         server.shutdown()
         thread.join()
 

@@ -1,6 +1,5 @@
 """The application: how a subcommand is registered, and how an error ends."""
 
-import io
 import os
 import re
 import sys
@@ -18,7 +17,7 @@ except ModuleNotFoundError:  # a trainer installs neither; its client has no nee
     sys.exit(f"error: the neuroshard command needs typer and rich: {install_command('cli')}")
 
 from neuroshard import __version__
-from neuroshard.core.clean import clean, clean_lines
+from neuroshard.core.clean import accept_all_characters, clean, clean_lines
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.text import one_line, wrapped
 
@@ -107,9 +106,7 @@ def note(lines: Iterable[str]) -> None:
 def main() -> None:
     """Entry point of the `neuroshard` command."""
     _reopen_standard_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows ? instead
+    accept_all_characters()
     warnings.showwarning = _show_warning
     try:
         app()

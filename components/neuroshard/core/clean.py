@@ -70,6 +70,13 @@ def cleaned(value: Any) -> Any:
     return value
 
 
+def accept_all_characters() -> None:
+    """From now on stdout and stderr show ? for a character that their encoding lacks, instead of raising an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def log(*lines: object) -> None:
     """Print lines to stderr, each cleaned."""
     print(*map(clean, lines), sep="\n", file=sys.stderr, flush=True) if lines else None

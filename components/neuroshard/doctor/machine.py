@@ -69,6 +69,8 @@ def operator_check(kind: str, python: str = sys.executable) -> Check:
     name = "cpu backend" if kind == "cpu" else "gpu backend"
     extra = "measure" if kind == "cpu" else "cuda"
     mend = f"see versions above; {install_command(extra)}"
+    if kind == "cpu" and (lacks := system.fbgemm_lacks()):
+        mend = lacks
     try:
         done = subprocess.run(
             [python, "-P", "-m", "neuroshard.doctor.operator", kind],  # -P ignores the working directory's modules

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from neuroshard import system
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.clean import log
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware
@@ -65,6 +66,8 @@ class OnMachine:
         for package in ("torch", "fbgemm_gpu"):
             if importlib.util.find_spec(package) is None:
                 raise MeasureError(f"backend {machine.kind} needs {package}, not installed here: {machine.install}")
+        if machine.kind == "cpu" and (lacks := system.fbgemm_lacks()):
+            raise MeasureError(lacks)
         self.machine, self.settings = machine, settings
         bench = bench_of(machine, cases, settings, begun)
         self.most_devices = machine.most_devices()

@@ -119,5 +119,4 @@ def _answered(error: ClientError, where: str, host: str, has_condition: bool) ->
 
 def _host(endpoint_url: str) -> str:
     """Host and port of the endpoint: its URL may carry a password."""
-    parts = urlsplit(endpoint_url)
-    return f"{parts.hostname}:{parts.port}" if parts.port else f"{parts.hostname}"
+    return urlsplit(endpoint_url).netloc.rpartition("@")[2]

@@ -242,8 +242,9 @@ def namespace(kind: str) -> None:
         raise Skip(f"unshare {kind} is not allowed here: needs root")
 
 
-def few_files(launch: Launch) -> None:
-    launch.shell("ulimit -n 256")
+def limited(resource: str) -> Prepare:
+    """A shell's ulimit: `-n 64` for open files, `-v 4194304` for KiB of address space of each process."""
+    return lambda launch: launch.shell(f"ulimit {resource}")
 
 
 def odd_path(launch: Launch) -> None:
@@ -257,6 +258,16 @@ def odd_path(launch: Launch) -> None:
 def no_home(launch: Launch) -> None:
     """A home that cannot be written, and a temporary folder that does not exist."""
     launch.environment |= {"HOME": "/proc/none", "TMPDIR": "/proc/none/tmp"}
+
+
+def odd_environment(launch: Launch) -> None:
+    """A proxy that is not there, a terminal of ASCII alone, and values that others left."""
+    proxies = dict.fromkeys(
+        ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9"
+    )
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    left = {"OMP_NUM_THREADS": "64", "CUDA_VISIBLE_DEVICES": "junk", "PYTHONHASHSEED": "7"}
+    launch.environment |= proxies | ascii_alone | left
 
 
 def meminfo(total: int) -> Prepare:
@@ -292,5 +303,7 @@ MACHINES = (
     Machine("no home, no tmp", no_home),
     Machine("IPv6 only", network(LOOPBACK_V6)),
     Machine("unknown host name", all_of(network("ip link set lo up"), unknown_host)),
-    Machine("256 open files", few_files),
+    Machine("64 open files", limited("-n 64")),
+    Machine("4 GiB of address space", limited("-v 4194304")),
+    Machine("odd environment", odd_environment),
 )

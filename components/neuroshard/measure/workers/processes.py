@@ -44,30 +44,42 @@ def tried(ask: Callable[[], T]) -> T:
 
 
 class Worker:
-    """One process that serves `target` ("module:function"). Its output goes to a file, for error messages."""
+    """One process that serves `target` ("module:function"). Its output goes to a file, for error messages.
+
+    Raises MeasureError where the system allows no more processes.
+    """
 
     def __init__(self, target: str, arguments: tuple[Any, ...], environment: Mapping[str, str]) -> None:
         self.connection, theirs = Pipe()
         self.output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the worker
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-W",
-                "ignore",
-                "-m",
-                "neuroshard.measure.workers.processes",
-                str(theirs.fileno()),
-                target,
-            ],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,  # so that Ctrl-C reaches the parent only, which then closes its workers
-            stdin=subprocess.DEVNULL,
-            stdout=self.output,
-            stderr=self.output,
-        )
-        theirs.close()
+        try:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-W",
+                    "ignore",
+                    "-m",
+                    "neuroshard.measure.workers.processes",
+                    str(theirs.fileno()),
+                    target,
+                ],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # so that Ctrl-C reaches the parent only, which then closes its workers
+                stdin=subprocess.DEVNULL,
+                stdout=self.output,
+                stderr=self.output,
+            )
+        except OSError as error:
+            self.connection.close()
+            self.output.close()
+            raise MeasureError(
+                f"no worker process can be started here: {error.strerror}; raise the limit on processes (ulimit -u), or give "
+                "more memory"
+            ) from None
+        finally:
+            theirs.close()
         self.send(arguments)
 
     def send(self, message: Any) -> None:
