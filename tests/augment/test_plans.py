@@ -1,6 +1,7 @@
 """What a device of a random plan holds: it fits, is as heavy as the others, and is cut and filled as plans are."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,14 @@ HEAVY = Table(name="heavy", rows=10_000, dim=64, pooling_factor=160.0)
 
 
 def devices_of(pooled: list[Table], count: int, **changes) -> list[tuple[Table, ...]]:
-    facts = {"tables": len(pooled), "devices": 4, "memory_bytes": 2**40, "max_dim": 64, "vary_share": 0.0, **changes}
+    facts: dict[str, Any] = {
+        "tables": len(pooled),
+        "devices": 4,
+        "memory_bytes": 2**40,
+        "max_dim": 64,
+        "vary_share": 0.0,
+        **changes,
+    }
     pool, rng = Pool.of(pooled, facts["max_dim"], facts["memory_bytes"]), np.random.default_rng(0)
     return [draw_device(pool, rng=rng, **facts) for _ in range(count)]
 
@@ -86,7 +94,13 @@ def test_a_pool_smaller_than_the_plan_gives_some_tables_twice():
 
 def test_as_many_cases_are_of_plans_as_wanted():
     """A set of one plan for 20 devices of 40 tables holds few of them, a random set up to 15."""
-    facts = {"compute_cases": 300, "collective_cases": 0, "devices": (20,), "memory_bytes": 2**40, "seed": 0}
+    facts: dict[str, Any] = {
+        "compute_cases": 300,
+        "collective_cases": 0,
+        "devices": (20,),
+        "memory_bytes": 2**40,
+        "seed": 0,
+    }
     means = [
         np.mean(
             [len(case.tables) for case in augment(tuple(ALIKE), AugmentSettings(plan_share=share, **facts)).compute]

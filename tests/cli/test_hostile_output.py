@@ -169,7 +169,7 @@ def test_the_events_and_metrics_of_a_run_are_clean(tmp_path, capsys, monkeypatch
     class Api:
         def __init__(self, _: object) -> None: ...
 
-        def create_namespaced_event(self, _: str, event: dict[str, Any], **__: object) -> None:
+        def create_namespaced_event(self, _: str, event: dict[str, Any], **__: Any) -> None:
             sent.append(event)
 
     from contextlib import nullcontext

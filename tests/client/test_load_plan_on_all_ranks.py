@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 from helpers.limits import HANGS
 from helpers.plans import TABLES, make_plan
@@ -44,11 +45,11 @@ def on_ranks(work: Callable[[int], Any], ranks: int = RANKS) -> list[Any]:
 
     def run(rank: int) -> None:
         if rank == 0:  # at a port that nobody else can take in between
-            key_value = dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+            key_value = TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
             for _, sender in ports:
                 sender.send(key_value.port)
         else:
-            key_value = dist.TCPStore("127.0.0.1", ports[rank][0].recv(), ranks, wait_for_workers=False)
+            key_value = TCPStore("127.0.0.1", ports[rank][0].recv(), ranks, wait_for_workers=False)
         dist.init_process_group("gloo", store=key_value, rank=rank, world_size=ranks)
         connected(rank, ranks)
         try:
@@ -243,7 +244,7 @@ def test_without_a_process_group_there_is_one_clear_line(store):
 def test_many_ranks_share_a_plan_of_several_parts():
     long = Provenance(**{**PLAN.provenance.model_dump(), "notes": ("x" * (2 * PART_BYTES),)})
     plan = Plan(**{**dict(PLAN), "provenance": long})
-    key_value = dist.HashStore()
+    key_value = HashStore()
     published = Published(plan, plan.canonical_json())
 
     def work(rank: int) -> Plan:
@@ -268,7 +269,7 @@ def test_bytes_that_were_damaged_on_the_way_are_refused_on_all_ranks():
         """A key-value store that turns a digit of the plan."""
 
         def __init__(self) -> None:
-            self.inner = dist.HashStore()
+            self.inner = HashStore()
 
         def get(self, key: str) -> bytes:
             data = self.inner.get(key)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as checkpoint
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load as checkpoint_load
+from torch.distributed.checkpoint.state_dict_saver import save as checkpoint_save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -52,7 +53,7 @@ def tables(element_bytes: int = 4) -> tuple[Table, ...]:
 def mixed_plan(devices: int, element_bytes: int = 4) -> Plan:
     """Tables called rows… row-wise, those called columns… in two, the others whole on the last device."""
     some = tables(element_bytes)
-    shards = []
+    shards: list[Shard] = []
     for table in some:
         if table.name.startswith("rows"):
             shards += row_wise_shards(table, devices)
@@ -162,11 +163,11 @@ class Reference:
                 if self.optimizer == "rowwise_adagrad":
                     self.moments[name] += weight.grad.square().mean(dim=1)
                     rate = rate / (self.moments[name].sqrt() + 1e-8)[:, None]
-                weight -= rate * weight.grad
+                weight.sub_(rate * weight.grad)
 
 
 def loss_of(pooled: dict[str, Tensor], targets: dict[str, Tensor]) -> Tensor:
-    return sum((value - targets[name]).square().sum() for name, value in pooled.items())
+    return torch.stack([(value - targets[name]).square().sum() for name, value in pooled.items()]).sum()
 
 
 def sharded(plan: Plan, optimizer: str) -> DistributedModelParallel:
@@ -235,10 +236,10 @@ class Training:
 
     def go_on_with(self, plan: Plan, folder: Path) -> None:
         """Save everything, shard anew, and read it back."""
-        checkpoint.save(self.state(), checkpoint_id=folder)
+        checkpoint_save(self.state(), checkpoint_id=folder)
         self.model = sharded(plan, self.optimizer)
         read = self.state()
-        checkpoint.load(read, checkpoint_id=folder)
+        checkpoint_load(read, checkpoint_id=folder)
         self.model.fused_optimizer.load_state_dict(read["optimizer"])
 
     def state(self) -> dict[str, object]:

@@ -34,7 +34,7 @@ def test_a_value_has_the_digest_of_its_contents():
 
 def test_a_value_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
-        Table(**TABLE).rows = 3
+        Table(**TABLE).rows = 3  # type: ignore[misc]
 
 
 def test_unknown_keys_are_ignored():

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ def tables(*dims: int) -> tuple[Table, ...]:
     )
 
 
-def given(folder: Path, **top: object) -> Given:
+def given(folder: Path, **top: Any) -> Given:
     costs = {
         "batch_size": 2560,
         "tables": [
@@ -133,6 +134,6 @@ def test_tables_that_cost_nothing_are_placed_all_the_same(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "top", [{"tables": [{"name": "t0", "cost_ms": 1e308}]}, {"narrow": [{"below": 64, "factor": 1e300}]}]
 )
-def test_costs_beyond_all_reason_are_refused(tmp_path: Path, top: dict[str, object]) -> None:
+def test_costs_beyond_all_reason_are_refused(tmp_path: Path, top: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="less than or equal to"):
         given(tmp_path, **top)

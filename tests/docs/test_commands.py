@@ -46,7 +46,7 @@ FASTER = [
 KNOWN = ("neuroshard", "make", "python", "pip", "kubectl", "kfp", "docker", "git", "export", "cd")
 PLACEHOLDER = re.compile(r"[$…]|\b[A-Z]{3,}\b")
 MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands
+COMMANDS = vars(typer.main.get_command(app))["commands"]
 
 
 class Line(NamedTuple):
@@ -59,7 +59,8 @@ class Line(NamedTuple):
 
 def blocks(page: str) -> Iterator[tuple[int, str, list[str]]]:
     """First line, language and lines of every fenced or indented block."""
-    fence, begin, held = None, 0, []
+    fence, begin = None, 0
+    held: list[str] = []
     for number, line in enumerate([*(ROOT / page).read_text().splitlines(), ""], 1):
         if line.lstrip().startswith("```"):
             if fence is None:

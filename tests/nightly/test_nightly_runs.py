@@ -18,6 +18,7 @@ from neuroshard.core.table import Table
 from neuroshard.deploy.golive import roll_back
 from neuroshard.files.tables import write_tables
 from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.run import run as measure_run
 from neuroshard.measure.workers import job as job_module
 from neuroshard.models.open import open_cost_model
 from neuroshard.models.serving import known_models
@@ -256,7 +257,7 @@ def test_another_kind_that_cannot_be_measured_stops_no_model(place: Place, monke
     well(place.nightly_run())
     place.nodes = [H200, H100]
     place.models = [order(place), order(place, "old", hardware="h100")]
-    measure = job_module.measure
+    measure = measure_run
 
     def broken(cases: Path, costs: Path, backend: str, settings: MeasureSettings) -> Any:
         if settings.hardware is not None and "H100" in settings.hardware.name:
@@ -531,5 +532,5 @@ def test_a_damaged_live_plan_of_a_model_without_a_new_one_is_no_plan(place: Plac
 
 def test_modules_that_tell_the_time_are_those_that_a_test_can_set() -> None:
     with clocks_at(datetime(2030, 1, 1, tzinfo=UTC)):
-        assert survey_module.datetime.now(UTC).year == 2030
+        assert vars(survey_module)["datetime"].now(UTC).year == 2030
     assert augment is not None

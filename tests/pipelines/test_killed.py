@@ -106,7 +106,7 @@ def test_a_signal_to_the_run_alone_ends_its_step_and_all_workers(start: Start, n
 
 
 @pytest.mark.slow
-def test_a_killed_run_takes_everything_with_it_and_the_next_cleans_up_after_it_alone(start: Start, run_local) -> None:  # type: ignore[no-untyped-def]
+def test_a_killed_run_takes_everything_with_it_and_the_next_cleans_up_after_it_alone(start: Start, run_local) -> None:
     run = start()
     run.wait_for_workers(3)
     [scratch] = run.out.glob("*/.scratch")

@@ -18,7 +18,7 @@ SHAPES = [(100_000, 64, 20.0), (200_000, 32, 5.0), (50_000, 128, 9.0), (1000, 16
 
 
 def constrained(task: ShardingTask, **rules: object) -> ShardingTask:
-    return ShardingTask(**{**dict(task), "constraints": Constraints(**rules)})  # type: ignore[arg-type]
+    return ShardingTask(**{**dict(task), "constraints": Constraints(**rules)})
 
 
 def held(plan: Plan, table: str) -> list[tuple[int, int]]:

@@ -128,7 +128,7 @@ def test_where_costs_bend_both_ways_the_bound_is_below_the_best_of_all_placement
     )  # dearer: no bound is above its plan
 
     assert model.bounded
-    assert len(model.dips.bias)
+    assert len(vars(model)["dips"].bias)
     assert plan.lower_bound_ms is not None
     assert 0.1 * optimum < plan.lower_bound_ms <= optimum * (1 + 1e-9)
 

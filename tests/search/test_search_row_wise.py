@@ -39,7 +39,7 @@ def row_wise(task: ShardingTask, *names: str, **rules: object) -> ShardingTask:
         rules["tables"] = tuple(TableRule(table=name, row_wise=True) for name in names)
     else:
         rules["row_wise"] = True
-    return ShardingTask(**{**dict(task), "constraints": Constraints(**rules)})  # type: ignore[arg-type]
+    return ShardingTask(**{**dict(task), "constraints": Constraints(**rules)})
 
 
 def split(plan: Plan) -> set[str]:
