@@ -128,6 +128,7 @@ def test_the_same_tables_are_held_out_and_the_sets_are_others(tables, model):
     assert not {case.case_id for case in plain.compute} & {case.case_id for case in wanted.compute}
 
 
+@pytest.mark.slow
 def test_test_sets_stay_a_fair_sample(tables, model):
     facts = {**FACTS, "compute_cases": 600}
     wanted, drawn = (

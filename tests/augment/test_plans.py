@@ -92,6 +92,7 @@ def test_a_pool_smaller_than_the_plan_gives_some_tables_twice():
     assert max(map(len, held)) > 8
 
 
+@pytest.mark.slow
 def test_as_many_cases_are_of_plans_as_wanted():
     """A set of one plan for 20 devices of 40 tables holds few of them, a random set up to 15."""
     facts: dict[str, Any] = {

@@ -120,6 +120,7 @@ def printed(folder: Path, arguments: list[str]) -> tuple[Any, str]:
     return done, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", COMMANDS, ids=lambda words: " ".join(words).encode("unicode_escape").decode()[:60]
 )

@@ -24,6 +24,9 @@ from neuroshard.deploy.run import deploy
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.releases import Published
 
+pytestmark = pytest.mark.slow
+
+
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 RANKS = 3
 PLAN, OTHER = (make_plan(note, devices=RANKS) for note in ("A", "B"))

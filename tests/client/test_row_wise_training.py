@@ -25,6 +25,9 @@ from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 
+pytestmark = pytest.mark.slow
+
+
 STEPS, LOCAL_BATCH, LEARNING_RATE = 10, 6, 0.02
 POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 DATA_TYPES = {4: DataType.FP32, 2: DataType.FP16}
@@ -277,7 +280,6 @@ def check_same(told: dict[str, dict[str, dict[str, float]]]) -> None:
             assert max(off.values()) < 2e-6, (optimizer, which)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 4])
 def test_split_rows_train_as_unsplit_tables_do_also_with_row_wise_adagrad(tmp_path, devices):
     for told in on_ranks(devices, tmp_path, train, mixed_plan(devices), list(OPTIMIZERS)):
@@ -285,7 +287,6 @@ def test_split_rows_train_as_unsplit_tables_do_also_with_row_wise_adagrad(tmp_pa
         assert told["rowwise_adagrad"]["last"]["columns"] > 1e-3
 
 
-@pytest.mark.slow
 def test_rows_split_over_the_ranks_of_a_host_train_as_unsplit_tables_do(tmp_path, monkeypatch):
     """Two hosts of two ranks, of which TorchRec adds up sums on a host, and then sends them to the other one."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -303,7 +304,6 @@ def test_rows_split_over_the_ranks_of_a_host_train_as_unsplit_tables_do(tmp_path
         check_same(told)
 
 
-@pytest.mark.slow
 def test_split_rows_of_half_precision_train_as_unsplit_ones_do(tmp_path):
     for told in on_ranks(2, tmp_path, train, mixed_plan(2, element_bytes=2), ["sgd"]):
         assert max(told["sgd"]["first"].values()) < 1e-6
@@ -324,7 +324,6 @@ def from_plan_to_plan(rank: int, plan: Plan, folder: Path) -> dict[str, float]:
     return max([training.step() for _ in range(3)], key=lambda found: max(found.values()))
 
 
-@pytest.mark.slow
 def test_a_checkpoint_goes_from_whole_rows_to_split_ones_and_back_with_the_optimizers_state(tmp_path):
     for found in on_ranks(2, tmp_path, from_plan_to_plan, mixed_plan(2), tmp_path):
         assert max(found.values()) < 2e-6
@@ -354,7 +353,6 @@ def means_beside_whole_rows(rank: int) -> float:
     return float((model(jagged)["sum"] - unsharded(jagged)["sum"]).abs().max())
 
 
-@pytest.mark.slow
 def test_torchrec_still_divides_whole_tables_beside_means_of_split_rows(tmp_path):
     """Where this fails, TorchRec was mended, and client.torchrec_module.divided_twice can go."""
     assert min(on_ranks(2, tmp_path, means_beside_whole_rows)) > 0.1

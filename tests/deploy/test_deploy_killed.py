@@ -10,6 +10,9 @@ from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 
+pytestmark = pytest.mark.slow
+
+
 SWAPS = {"first deploy", "deploy", "promote", "rollback"}  # commands after which another plan is live
 
 

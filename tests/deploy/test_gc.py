@@ -269,6 +269,7 @@ def test_a_collection_believes_the_time_of_its_own_mark_where_the_clock_is_ahead
     assert plan_key("m", make_plan("young").digest()) in keys(store)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [("gc",), ("promote",), ("gc", "promote"), ("deploy", "rollback")], ids="+".join)
 def test_whoever_meets_a_collection_and_dies_what_is_live_is_there(others):
     outcomes = Counter(meet(("gc", *others), random.Random(seed)) for seed in range(150))

@@ -176,6 +176,7 @@ def test_every_command_within_a_sentence_is_one_that_exists(page):
             assert_options(COMMANDS[words[0]], words[1:], page)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_every_python_block_compiles_and_imports_what_there_is(page):
     for begin, fence, lines in blocks(page):
@@ -209,6 +210,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", RUN)
 def test_the_commands_run_one_after_another(page, tmp_path, monkeypatch):
     (tmp_path / "examples").symlink_to(ROOT / "examples")

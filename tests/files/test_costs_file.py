@@ -142,6 +142,7 @@ def test_a_round_below_the_label_is_refused(tmp_path, tables, compute):
         timed(compute[0], round_=-1)
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_whole_parts_only(tmp_path, tables):
     """A process that writes parts as fast as it can is killed in the middle, again and again."""
     program = (

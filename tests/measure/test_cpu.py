@@ -35,6 +35,9 @@ from neuroshard.measure.timing.harness import Timing
 from neuroshard.measure.timing.table_sets import TimeTableSets
 from neuroshard.measure.workers.processes import WorkerLost, WorkerPool
 
+pytestmark = pytest.mark.slow
+
+
 MIB = 2**20
 SETTINGS = MeasureSettings(batch_size=256, warmup=1, repeats=5, memory_limit_bytes=64 * MIB, timeout_seconds=HANGS)
 MakeTable = Callable[..., Table]

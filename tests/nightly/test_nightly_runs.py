@@ -31,6 +31,9 @@ from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import measuring
 from neuroshard.store.releases import plans_of
 
+pytestmark = pytest.mark.slow
+
+
 H200, H100 = node("a"), node("b", product="NVIDIA-H100")
 GROWN = "TrainJob"
 
@@ -446,7 +449,6 @@ def test_a_cluster_that_cannot_be_asked_is_planned_for_by_what_is_live(place: Pl
     assert "no hardware can be measured in this run" in ended.instead
 
 
-@pytest.mark.slow
 def test_a_run_killed_at_any_write_is_gone_on_with_by_the_next(tmp_path: Path) -> None:
     for write in range(0, 66, 6):
         one = Place(tmp_path / f"killed-{write}", [H200])

@@ -11,10 +11,12 @@ import pytest
 from helpers.limits import HANGS
 from neuroshard.client import load_plan
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
 def test_a_clone_under_an_odd_path_without_home_and_temporary_folder_ends_in_a_trained_model(tmp_path: Path) -> None:
     clone = tmp_path / 'we ird "quoted" it\'s $(touch executed) `touch executed` ; &' / "neuroshard"
     for name in ("components", "pipelines", "examples"):

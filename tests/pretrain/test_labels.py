@@ -73,6 +73,7 @@ def test_a_disturbed_round_is_not_in_the_label():
     assert collect(rows, lambda cost: cost.total_ms).ms.tolist() == [4.5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 3, 4])
 def test_labels_of_several_rounds_scatter_less_by_as_much_as_they_are_said_to(rounds):
     rng = np.random.default_rng(0)

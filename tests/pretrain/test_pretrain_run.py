@@ -18,6 +18,8 @@ from neuroshard.measure import formula
 from neuroshard.pretrain.checkpoint import Checkpoint
 from neuroshard.pretrain.run import pretrain, run
 
+pytestmark = pytest.mark.slow
+
 
 def few(compute=0, collective=0, **change):
     return formula_costs(random_tables(20), compute, collective, twice=0, **change)

@@ -27,6 +27,8 @@ from neuroshard.pretrain.compute import (
 from neuroshard.pretrain.labels import backward_ms, collect, forward_ms
 from neuroshard.pretrain.train import Net, Recipe, fit_net, kept_positive, one_thread
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def sets(costs):

@@ -74,6 +74,7 @@ def constrained_tasks(draw: st.DrawFn) -> ShardingTask:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(task=constrained_tasks())
 def test_a_plan_is_found_wherever_there_is_one_and_the_bound_is_below_the_optimum(task):

@@ -64,6 +64,7 @@ def milp_optimum_ms(task: ShardingTask, model: Given) -> float | None:
     return None if solved.x is None else float(solved.fun) + model.costs.fixed_ms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_under_given_costs_a_plan_is_within_one_percent_of_the_exact_optimum(seed: int) -> None:
     task = tiny(seed, tables=6, devices=3, tightness=1.3)
@@ -133,6 +134,7 @@ def test_where_costs_bend_both_ways_the_bound_is_below_the_best_of_all_placement
     assert 0.1 * optimum < plan.lower_bound_ms <= optimum * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("bends", ["not", "dips", "rates"])
 def test_where_tables_may_be_row_wise_the_bound_is_below_the_best_of_all_plans(seed: int, bends: str) -> None:

@@ -61,6 +61,7 @@ ROOMY = ShardingTask(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(task=tasks(), algorithm=st.sampled_from(ALGORITHMS))
 @example(task=ROOMY, algorithm="local-search")
@@ -83,6 +84,7 @@ def test_shards_tile_every_table_and_no_device_is_over_its_memory(task, algorith
     assert all(bytes_ <= limit for bytes_, limit in zip(used, task.device_memory_bytes, strict=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(task=tasks())
 @example(task=ROOMY)
@@ -120,6 +122,7 @@ def test_of_drawn_tasks_most_have_a_plan_that_is_found():
     assert solved >= 10
 
 
+@pytest.mark.slow
 def test_the_published_search_is_never_better(make_task, model):
     rng = np.random.default_rng(1)
     solved = 0
@@ -172,6 +175,7 @@ def test_a_plan_costs_what_the_model_says_of_one_device_at_a_time(make_task, mod
     np.testing.assert_allclose(plan.predicted_ms, [sum(cost) for cost in costs], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_on_nearly_all_tiny_tasks_the_plan_is_the_optimum_and_the_bound_is_below_it(make_task, model):
     rng = np.random.default_rng(0)
     ratios: list[float] = []

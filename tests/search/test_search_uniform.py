@@ -32,6 +32,7 @@ def row_wise(task: ShardingTask) -> list[Shard]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("rows", [False, True])
 def test_no_plan_that_treats_all_tables_alike_is_cheaper(seed, rows):
