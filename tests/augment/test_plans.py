@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.refusals import refused
 from helpers.table_strategies import some_tables
 from neuroshard.augment.plans import draw_device
 from neuroshard.augment.pools import Pool
@@ -121,5 +122,5 @@ def test_no_case_has_more_tables_than_wanted():
 
 
 def test_a_share_above_1_is_refused():
-    with pytest.raises(UsageError, match=r"plan share must be from 0 to 1, not 1\.5"):
+    with refused(UsageError, "plan share", 0, 1, 1.5):
         AugmentSettings(compute_cases=1, collective_cases=0, devices=(4,), memory_bytes=2**40, plan_share=1.5, seed=0)

@@ -5,6 +5,7 @@ import textwrap
 
 import pytest
 
+from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.files.importers.tables_source import from_torchrec
 
@@ -140,5 +141,5 @@ def test_what_only_remaps_ids_is_no_table(user_model):
 
 
 def test_a_pooling_factor_of_nothing_in_the_model_is_refused(user_model):
-    with pytest.raises(InvalidInput, match="given for 'usr', which is no table or feature"):
+    with refused(InvalidInput, "'usr'"):
         read(f"{user_model}:make", factors={"usr": 2.0})
