@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check fix compile images-check manifests-check apiserver-test extras-check bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-page submit lock clean
+.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test extras-check bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -23,8 +23,11 @@ setup: .venv/run.done ## make .venv and install what `make run` needs
 run: .venv/run.done ## the whole pipeline on this CPU, ending in a plan that a trainer trains with; ARGS="--help" for options
 	@NEUROSHARD_END_WITH_PARENT=$$PPID exec $(BIN)/python -m pipelines.run_local $(ARGS)
 
-test: .venv/dev.done ## run all tests, two at a time; ARGS="tests/core -k plan" for some, JOBS=0 for one process
+test: .venv/dev.done ## before you hand in: all tests, two at a time; ARGS="tests/core -k plan" for some, JOBS=0 for one process
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+test-fast: .venv/dev.done ## while you write: the tests that start no process and train no net; ARGS="tests/core" for some
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
 
 check: .venv/dev.done ## formatting, lint, types, imports, unsafe calls, and whether the compiled pipeline is current
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "not formatted: make fix" >&2; exit 1; }

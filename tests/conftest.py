@@ -23,6 +23,17 @@ settings.register_profile(
 settings.load_profile("facts")
 
 
+# Whoever asks for one of these starts the command, a server or a browser: marked slow with those that say so themselves.
+SLOW = {"chromium", "moto", "neuroshard", "rclone", "run_local"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test-fast` leaves out what is slow."""
+    for item in items:
+        if SLOW & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
     """End by saying what was skipped, why, and what would run it."""

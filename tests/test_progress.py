@@ -2,10 +2,11 @@
 
 import errno
 import io
+import sys
+import time
 
 import pytest
 
-from neuroshard import progress as module
 from neuroshard.core.units import format_duration
 from neuroshard.progress import progress
 
@@ -14,7 +15,7 @@ from neuroshard.progress import progress
 def clock(monkeypatch):
     """`clock(5)` lets five seconds pass."""
     now = [1000.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def passes(seconds):
         now[0] += seconds
@@ -46,7 +47,7 @@ def test_a_log_or_a_terminal_that_takes_nothing_more_does_not_end_the_work(monke
         def write(self, text):
             raise error
 
-    monkeypatch.setattr(module.sys, "stderr", Gone())
+    monkeypatch.setattr(sys, "stderr", Gone())
     done = 0
     with progress("measure", total=3) as bar:
         for _ in range(3):

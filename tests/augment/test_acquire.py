@@ -1,6 +1,7 @@
 """Acquisition: devices of plans that a model learns most from are chosen, and never a table held out to test on."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from neuroshard.augment.acquire import acquire, most_informative, terms
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
 
-FACTS = {"compute_cases": 60, "collective_cases": 10, "devices": (4,), "memory_bytes": 2**40, "seed": 3}
+FACTS: dict[str, Any] = {"compute_cases": 60, "collective_cases": 10, "devices": (4,), "memory_bytes": 2**40, "seed": 3}
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def tables():
 
 @pytest.fixture
 def model():
-    return random_model(2, 4, rates=25)
+    return random_model(2, 4, rates=True)
 
 
 def sizes(cases, split="train"):
@@ -127,6 +128,7 @@ def test_the_same_tables_are_held_out_and_the_sets_are_others(tables, model):
     assert not {case.case_id for case in plain.compute} & {case.case_id for case in wanted.compute}
 
 
+@pytest.mark.slow
 def test_test_sets_stay_a_fair_sample(tables, model):
     facts = {**FACTS, "compute_cases": 600}
     wanted, drawn = (

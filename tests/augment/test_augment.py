@@ -1,9 +1,11 @@
 """Tables to cases: which, how many, in what order, and what is said where there are none."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
+from helpers.refusals import refused
 from neuroshard.augment.run import augment, run
 from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import Cases
@@ -14,7 +16,13 @@ from neuroshard.files.importers.presets import preset
 from neuroshard.files.tables import write_tables
 
 TABLES = tuple(Table(name=f"t{i}", rows=1000 * 3**i, dim=16, pooling_factor=1.0 + i) for i in range(10))
-ASKED = {"compute_cases": 400, "collective_cases": 90, "devices": (2, 4, 8), "memory_bytes": 2**29, "seed": 1}
+ASKED: dict[str, Any] = {
+    "compute_cases": 400,
+    "collective_cases": 90,
+    "devices": (2, 4, 8),
+    "memory_bytes": 2**29,
+    "seed": 1,
+}
 
 
 def made(tables=TABLES, **changes) -> Cases:
@@ -99,9 +107,7 @@ def test_tables_too_large_for_a_device_are_left_out_and_counted(capsys):
 
 
 def test_an_error_names_the_smallest_table_if_none_fits():
-    with pytest.raises(
-        Infeasible, match=r"4 columns of the smallest one, 't0', need 19\.5 KiB of 19\.0 KiB; give more --memory"
-    ):
+    with refused(Infeasible, "4 columns", "'t0'", "19.5 KiB", "19.0 KiB", "--memory"):
         made(memory_bytes=19456)
 
 
@@ -148,7 +154,13 @@ def test_what_cannot_be_is_a_usage_error(change, message):
 
 def test_the_preset_s_cases_are_written_and_read_back(tmp_path):
     write_tables(tmp_path / "tables.json", preset("mlperf-dlrm-dcnv2"))
-    asked = {"compute_cases": 300, "collective_cases": 40, "devices": (4,), "memory_bytes": 32 * 2**30, "seed": 0}
+    asked: dict[str, Any] = {
+        "compute_cases": 300,
+        "collective_cases": 40,
+        "devices": (4,),
+        "memory_bytes": 32 * 2**30,
+        "seed": 0,
+    }
     cases = run(tmp_path / "tables.json", tmp_path / "cases", AugmentSettings(**asked))
     assert read_cases(tmp_path / "cases") == cases
     assert (len(cases.compute), len(cases.collective)) == (300, 40)
@@ -177,6 +189,12 @@ def test_cases_have_one_of_the_batch_sizes_asked_for_or_none_of_their_own(cases)
 
 def test_sets_grow_with_the_tables_of_a_device_unless_said_otherwise():
     many = tuple(Table(name=f"t{i}", rows=100, dim=4, pooling_factor=1.0 + i) for i in range(120))
-    asked = {"compute_cases": 200, "collective_cases": 0, "devices": (8, 2), "memory_bytes": 2**40, "test_share": 0.0}
+    asked: dict[str, Any] = {
+        "compute_cases": 200,
+        "collective_cases": 0,
+        "devices": (8, 2),
+        "memory_bytes": 2**40,
+        "test_share": 0.0,
+    }
     assert 15 < max(len(case.tables) for case in made(many, **asked).compute) <= 78
     assert max(len(case.tables) for case in made(many, **asked, max_tables=20).compute) == 20

@@ -1,12 +1,14 @@
 """What a device of a random plan holds: it fits, is as heavy as the others, and is cut and filled as plans are."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.refusals import refused
 from helpers.table_strategies import some_tables
 from neuroshard.augment.plans import draw_device
 from neuroshard.augment.pools import Pool
@@ -20,7 +22,14 @@ HEAVY = Table(name="heavy", rows=10_000, dim=64, pooling_factor=160.0)
 
 
 def devices_of(pooled: list[Table], count: int, **changes) -> list[tuple[Table, ...]]:
-    facts = {"tables": len(pooled), "devices": 4, "memory_bytes": 2**40, "max_dim": 64, "vary_share": 0.0, **changes}
+    facts: dict[str, Any] = {
+        "tables": len(pooled),
+        "devices": 4,
+        "memory_bytes": 2**40,
+        "max_dim": 64,
+        "vary_share": 0.0,
+        **changes,
+    }
     pool, rng = Pool.of(pooled, facts["max_dim"], facts["memory_bytes"]), np.random.default_rng(0)
     return [draw_device(pool, rng=rng, **facts) for _ in range(count)]
 
@@ -84,9 +93,16 @@ def test_a_pool_smaller_than_the_plan_gives_some_tables_twice():
     assert max(map(len, held)) > 8
 
 
+@pytest.mark.slow
 def test_as_many_cases_are_of_plans_as_wanted():
     """A set of one plan for 20 devices of 40 tables holds few of them, a random set up to 15."""
-    facts = {"compute_cases": 300, "collective_cases": 0, "devices": (20,), "memory_bytes": 2**40, "seed": 0}
+    facts: dict[str, Any] = {
+        "compute_cases": 300,
+        "collective_cases": 0,
+        "devices": (20,),
+        "memory_bytes": 2**40,
+        "seed": 0,
+    }
     means = [
         np.mean(
             [len(case.tables) for case in augment(tuple(ALIKE), AugmentSettings(plan_share=share, **facts)).compute]
@@ -106,5 +122,5 @@ def test_no_case_has_more_tables_than_wanted():
 
 
 def test_a_share_above_1_is_refused():
-    with pytest.raises(UsageError, match=r"plan share must be from 0 to 1, not 1\.5"):
+    with refused(UsageError, "plan share", 0, 1, 1.5):
         AugmentSettings(compute_cases=1, collective_cases=0, devices=(4,), memory_bytes=2**40, plan_share=1.5, seed=0)

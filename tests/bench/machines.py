@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "bench")]
-
-from simulating.machines import MACHINES, Launch, Machine, Skip  # noqa: E402
+sys.path.insert(0, str(ROOT / "tests"))
 
 from bench.publishing.page import publish  # noqa: E402
+from bench.simulating.machines import MACHINES, Launch, Machine, Skip  # noqa: E402
 from neuroshard.client import load_plan  # noqa: E402
 from neuroshard.core.errors import NeuroshardError  # noqa: E402
 from neuroshard.costmodel.bundle import load_cost_model  # noqa: E402

@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from neuroshard.measure.timing.clocks import Cpu
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.publishing.page import publish
@@ -55,8 +57,8 @@ class Fresh(TableBatchedEmbedding):
         self.lookups = TableLookups(self.settings.seed, self.settings.traces, cache_bytes=0)
         return super().steps(case)
 
-    def _operator(self, tables: Sequence[Table], rows: Sequence[int]):
-        operator = super()._operator(tables, rows)
+    def _operator(self, tables: Sequence[Table], rows: Sequence[int]) -> Any:
+        operator: Any = super()._operator(tables, rows)
         operator.init_embedding_weights_uniform(
             -0.01, 0.01
         )  # memory that was never written is one page of zeros, which the cache holds
@@ -107,6 +109,7 @@ def main() -> None:
     calm_ms, flush_bytes = probe.calm_ms, probe.flush_bytes
     starting = time.perf_counter() - began
     fresh = Fresh(settings, limit)
+    assert isinstance(fresh.device, Cpu)
     fresh.device.flush_with(flush_bytes)
     ways: dict[str, Callable[[Sequence[ComputeCase]], list[ComputeCost]]] = {
         "our harness": lambda group: ours(  # type: ignore[dict-item,return-value]

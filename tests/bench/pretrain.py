@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from scipy.stats import kendalltau
 from bench.pretraining import paper
 from bench.pretraining.curves import AIM, TESTS, Point, curve, needed, predicted
 from bench.pretraining.plans import errors_on_plans
-from bench.publishing.page import publish
+from bench.publishing.page import CostsFrom, publish
 from bench.searching.tasks import pool
 from helpers.costs import BENCH, collective_cost, compute_cost, formula_costs
 from neuroshard.augment.placements import draw_all_to_all
@@ -91,10 +92,11 @@ class Bench:
     """The parts of the benchmark; each puts its figures into `found` and prints them."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.found = options, {"command": " ".join(sys.argv), "date": time.strftime("%Y-%m-%d")}
+        self.options = options
+        self.found: dict[str, object] = {"command": " ".join(sys.argv), "date": time.strftime("%Y-%m-%d")}
         self.tables, _ = load_tables(options.tables)
 
-    def say(self, name: str, **figures: object) -> None:
+    def say(self, name: str, **figures: Any) -> None:
         self.found[name] = figures
         shown = "  ".join(
             f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in figures.items()
@@ -105,7 +107,7 @@ class Bench:
         self.options.out.parent.mkdir(parents=True, exist_ok=True)
         self.options.out.write_text(json.dumps(self.found, indent=1))
 
-    def publish(self, name: str, question: str, columns: list[str], rows: list, costs: str = "formula") -> None:
+    def publish(self, name: str, question: str, columns: list[str], rows: list, costs: CostsFrom = "formula") -> None:
         if self.options.publish:
             publish(name, question, columns, rows, costs=costs)
 
@@ -181,10 +183,10 @@ class Bench:
 
         rows = formula_costs(self.tables, 1, count, devices=(64,), noise=NOISE, twice=0).collective
         cases = [case for case, _ in rows]
-        places = [torch.tensor([i for i, c in enumerate(cases) if c.split == s]) for s in ("train", "valid")]
+        train, valid = (torch.tensor([i for i, c in enumerate(cases) if c.split == s]) for s in ("train", "valid"))
         labels = torch.tensor([cost.forward_ms for _, cost in rows], dtype=torch.float32)
         net = paper.train(
-            paper.all_to_all_net(64), paper.all_to_all_inputs(cases), labels, *places, self.options.paper_epochs
+            paper.all_to_all_net(64), paper.all_to_all_inputs(cases), labels, train, valid, self.options.paper_epochs
         ).net
         asked = [
             case.model_copy(update={"device_dims": e[0], "start_delays_ms": e[1]})
@@ -308,7 +310,8 @@ class Bench:
             print("plans: give --tables-dir, a folder of public table sets")
             return
         tables, counts, shown = pool("meta", self.options.tables_dir), (4, 8, 16), []
-        for name, more in (("random sets alone", {"plan_share": 0.0}), ("as drawn", {})):
+        asked: tuple[tuple[str, dict[str, Any]], ...] = (("random sets alone", {"plan_share": 0.0}), ("as drawn", {}))
+        for name, more in asked:
             cases = augment(
                 tables,
                 AugmentSettings(
@@ -343,7 +346,7 @@ class Bench:
             sorted(shown, key=lambda row: (row[0], int(row[1]))),
         )
 
-    def sets(self, count: int, seed: int, split: str = "train", **more: object) -> list:
+    def sets(self, count: int, seed: int, split: str = "train", **more: Any) -> list[Any]:
         """Sets of all tables, as `augment` draws those to train on or to test with."""
         facts = {
             "collective_cases": 0,

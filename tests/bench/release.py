@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr
 from datetime import timedelta
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from statistics import median
@@ -28,13 +29,15 @@ from threading import Barrier, Event
 from typing import NamedTuple
 from uuid import uuid4
 
+from botocore.config import Config
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.publishing.page import publish
 from helpers import servers
 from helpers.costs import random_model, with_error
 from helpers.damage import CHECKS, fuzz
-from helpers.faults import FAULTS
+from helpers.faults import FAULTS, Fault
 from helpers.kills import killed_everywhere
 from helpers.meetings import meet
 from helpers.plans import make_plan
@@ -99,26 +102,26 @@ def main() -> None:
     print("| | figure | seconds |\n|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder, servers.moto() as moto, s3_environment(moto):
         for name, open_fresh in {"folder": folders(Path(folder)), "moto": buckets()}.items():
-            row(f"{WRITERS} writers race to swap, {sizes.rounds} rounds, {name}", lambda o=open_fresh: race(o(), sizes))
+            row(f"{WRITERS} writers race to swap, {sizes.rounds} rounds, {name}", partial(race, open_fresh(), sizes))
             row(
                 f"{READERS} readers, {DEPLOYERS} writers, {sizes.reads:,} reads, {name}",
-                lambda o=open_fresh: read_while_written(o(), sizes),
+                partial(read_while_written, open_fresh(), sizes),
             )
         row(
             f"{RANKS} ranks start during {DEPLOYS} deploys, {sizes.starts} times",
             lambda: start_ranks(Path(folder) / uuid4().hex, sizes),
         )
         for command in COMMANDS:
-            row(f"kill -9 at every write of: {command}", lambda c=command: kill(c, Path(folder) / uuid4().hex))
+            row(f"kill -9 at every write of: {command}", partial(kill, command, Path(folder) / uuid4().hex))
         row("kill -9 at every write of: publish-model", lambda: kill_publish_model(Path(folder) / uuid4().hex))
         for cast in CASTS:
-            row(f"{sizes.meetings:,} meetings of {' and '.join(cast)}, some killed", lambda c=cast: meetings(c, sizes))
+            row(f"{sizes.meetings:,} meetings of {' and '.join(cast)}, some killed", partial(meetings, cast, sizes))
         for fault in FAULTS:
-            row(f"{SPOILED:.0%} of answers: {fault}", lambda f=fault: spoil(f, moto, sizes))
+            row(f"{SPOILED:.0%} of answers: {fault}", partial(spoil, fault, moto, sizes))
         for kind in CHECKS:
-            row(f"{share_of(sizes.mutations):,} damaged {kind} files", lambda k=kind: damage(k, sizes))
+            row(f"{share_of(sizes.mutations):,} damaged {kind} files", partial(damage, kind, sizes))
         for name, measure in WAITING.items():
-            row(name, lambda m=measure: m(Path(folder) / "large"))
+            row(name, partial(measure, Path(folder) / "large"))
     if options.publish:
         publish_both(figures)
 
@@ -155,7 +158,7 @@ def s3_environment(endpoint: str) -> Iterator[None]:
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
     # a hang is one of our own making, so there is no need to wait as long as for a real network
-    usual, s3.CONFIG = s3.CONFIG, s3.CONFIG.merge(s3.Config(read_timeout=5, max_pool_connections=64))
+    usual, s3.CONFIG = s3.CONFIG, s3.CONFIG.merge(Config(read_timeout=5, max_pool_connections=64))
     yield
     s3.CONFIG = usual
 
@@ -250,7 +253,7 @@ def start_ranks(work: Path, sizes: Sizes) -> str:
 
     The first CUT_OFF of the others cannot reach the store; their host has the plan that was live before.
     """
-    from torch.distributed import HashStore
+    from torch._C._distributed_c10d import HashStore
 
     plans = [make_plan(str(number)) for number in range(DEPLOYS + 1)]
     counts: dict[str, list[int]] = {"alone": [], "together": []}
@@ -356,7 +359,7 @@ def meetings(cast: tuple[str, ...], sizes: Sizes) -> str:
     return f"0 releases live without their plan ({told})"
 
 
-def spoil(fault: str, moto: str, sizes: Sizes) -> str:
+def spoil(fault: Fault, moto: str, sizes: Sizes) -> str:
     direct = open_store(new_bucket())
 
     def aim(endpoint: str) -> Store:

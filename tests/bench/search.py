@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import mean, median
-from typing import Literal
+from typing import Any, Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -119,7 +119,7 @@ def main() -> None:
     count = asked.tasks or (3 if asked.quick else 100)
     settings = Settings(asked.tables_dir or Path(), asked.out, count, asked.quick, asked.patience, asked.publish)
     settings.out.mkdir(parents=True, exist_ok=True)
-    report: dict[str, object] = {}
+    report: dict[str, Any] = {}
     for section in sections:
         lines, figures = SECTIONS[section](settings)
         print("\n".join([f"\n### {section}\n", *lines]), flush=True)
@@ -205,7 +205,7 @@ def named(settings: Settings) -> Section:
     """MLPerf, the production model whole, NVIDIA's synthetic models."""
     lines, found, rows = [], [], []
     fast = (OURS, ROWS_TOO, PUBLISHED, *tables.HEURISTICS)
-    jobs = {"mlperf": [("mlperf",)]}
+    jobs: dict[str, list[tuple]] = {"mlperf": [("mlperf",)]}
     if not settings.quick and settings.folder != Path():
         jobs |= {"zoo": [("zoo", size) for size in tasks.ZOO], "meta-production": [("production",)]}
     for pool, draws in jobs.items():
@@ -231,6 +231,7 @@ def named(settings: Settings) -> Section:
 def scale(settings: Settings) -> Section:
     """How soon a large task is near its cost of much later, and how that grows."""
     lines, found = list(TARGET_HEADER), []
+    sizes: list[tuple[str, tuple, float, float]]
     if settings.quick:
         sizes = [("meta", ("sized", 200, 16, 0), 4.0, 2.0)]
     else:
@@ -261,10 +262,10 @@ def scale(settings: Settings) -> Section:
         jobs = [Job("growth", ("sized", n, d, 0), (OURS,), settings.ours(15.0)) for n, d in points]
         of_sweep = settings.ask(f"growth in {what}", "meta", jobs, workers=2, fresh=True)
         found += of_sweep
-        near = [tables.reached(f, 1.02 * f["trace"][-1][1]) for f in of_sweep]
+        soon = [tables.reached(f, 1.02 * f["trace"][-1][1]) for f in of_sweep]
         axis = [max(p) if "devices (" not in what else p[1] for p in points]
-        shown = ", ".join(f"{size}: {seconds:.2f} s" for size, seconds in zip(axis, near, strict=True))
-        power = f"{tables.growth(axis, near):.2f} ({shown})"
+        shown = ", ".join(f"{size}: {seconds:.2f} s" for size, seconds in zip(axis, soon, strict=True))
+        power = f"{tables.growth(axis, soon):.2f} ({shown})"
         lines.append(f"| CPU time to within 2 % of the 15 s cost grows with {what} to the power of | {power} | - | - |")
     return lines, found
 

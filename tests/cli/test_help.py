@@ -1,7 +1,6 @@
 """What a new user reads first: the list of commands, each one's --help, and what a typo gets."""
 
 import shlex
-from typing import Any
 
 import pytest
 import typer
@@ -9,7 +8,7 @@ from typer.testing import CliRunner
 
 from neuroshard.cli import app
 
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands
+COMMANDS = vars(typer.main.get_command(app))["commands"]
 
 
 def run(*arguments):

@@ -120,6 +120,7 @@ def printed(folder: Path, arguments: list[str]) -> tuple[Any, str]:
     return done, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", COMMANDS, ids=lambda words: " ".join(words).encode("unicode_escape").decode()[:60]
 )
@@ -169,7 +170,7 @@ def test_the_events_and_metrics_of_a_run_are_clean(tmp_path, capsys, monkeypatch
     class Api:
         def __init__(self, _: object) -> None: ...
 
-        def create_namespaced_event(self, _: str, event: dict[str, Any], **__: object) -> None:
+        def create_namespaced_event(self, _: str, event: dict[str, Any], **__: Any) -> None:
             sent.append(event)
 
     from contextlib import nullcontext

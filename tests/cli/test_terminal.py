@@ -22,6 +22,9 @@ from neuroshard.core.text import wrapped
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.report.bars import bar
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).resolve().parents[2]
 LONG = "model.sparse.some_very_long_module_path.embedding_collection.table_of_users_by_country_and_device_0815"
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+from botocore.config import Config
 
 from helpers.faults import faulty
 from helpers.limits import HANGS
@@ -100,7 +102,7 @@ def test_a_bucket_of_the_same_name_at_another_endpoint_is_another_store(aws, mot
     url = aws(moto)
     deploy(A, open_store(url), "m", now=NOW)
     load_plan(url, "m", cache_dir=tmp_path / "cache")
-    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(s3.Config(retries={"total_max_attempts": 1, "mode": "standard"})))
+    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(Config(retries={"total_max_attempts": 1, "mode": "standard"})))
     with nobody() as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}")
         with pytest.raises(Unreachable, match="cannot reach the store"):
@@ -108,9 +110,10 @@ def test_a_bucket_of_the_same_name_at_another_endpoint_is_another_store(aws, mot
 
 
 def test_an_s3_store_that_stops_answering_is_answered_for_by_the_cache(aws, moto, tmp_path, monkeypatch):
-    url, answers = aws(moto), []
+    url = aws(moto)
+    answers: list[Any] = []
     deploy(A, open_store(url), "m", now=NOW)
-    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(s3.Config(retries={"total_max_attempts": 1, "mode": "standard"})))
+    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(Config(retries={"total_max_attempts": 1, "mode": "standard"})))
     with faulty(moto, lambda _: answers.pop() if answers else None, random.Random(0)) as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         load_plan(url, "m", cache_dir=tmp_path / "cache")
@@ -297,7 +300,7 @@ def test_a_store_that_hangs_is_given_up_at_the_deadline(store, monkeypatch, tmp_
     freed.set()
 
 
-def watching(store: FolderStore, **options: object):
+def watching(store: FolderStore, **options: Any):
     return watch(store.url, "m", every_seconds=0.001, cache_dir=False, **options)
 
 
@@ -406,7 +409,7 @@ def test_watching_a_store_that_hangs_keeps_one_thread_and_warns_once(store, monk
         waits_for(freed)
         return read(self, key, *rest)
 
-    def counted(self: Reader, *given: object) -> object:
+    def counted(self: Reader, *given: Any) -> object:
         try:
             return within(self, *given)
         except Unreachable as error:
@@ -418,7 +421,7 @@ def test_watching_a_store_that_hangs_keeps_one_thread_and_warns_once(store, monk
     stop, seen_meanwhile, before = threading.Event(), [], set(threading.enumerate())
 
     def end() -> None:
-        assert wait_until(lambda: asked and len(given_up) > 5, HANGS)
+        assert wait_until(lambda: bool(asked) and len(given_up) > 5, HANGS)
         seen_meanwhile.append((len(set(threading.enumerate()) - before), len(asked)))
         stop.set()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 from helpers.limits import HANGS
 from helpers.loopback import HOST
@@ -23,6 +24,9 @@ from neuroshard.core.plan import Plan, Provenance
 from neuroshard.deploy.run import deploy
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.releases import Published
+
+pytestmark = pytest.mark.slow
+
 
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 RANKS = 3
@@ -45,11 +49,11 @@ def on_ranks(work: Callable[[int], Any], ranks: int = RANKS) -> list[Any]:
 
     def run(rank: int) -> None:
         if rank == 0:  # at a port that nobody else can take in between
-            key_value = dist.TCPStore(HOST, 0, ranks, is_master=True, wait_for_workers=False)
+            key_value = TCPStore(HOST, 0, ranks, is_master=True, wait_for_workers=False)
             for _, sender in ports:
                 sender.send(key_value.port)
         else:
-            key_value = dist.TCPStore(HOST, ports[rank][0].recv(), ranks, wait_for_workers=False)
+            key_value = TCPStore(HOST, ports[rank][0].recv(), ranks, wait_for_workers=False)
         dist.init_process_group("gloo", store=key_value, rank=rank, world_size=ranks)
         connected(rank, ranks)
         try:
@@ -244,7 +248,7 @@ def test_without_a_process_group_there_is_one_clear_line(store):
 def test_many_ranks_share_a_plan_of_several_parts():
     long = Provenance(**{**PLAN.provenance.model_dump(), "notes": ("x" * (2 * PART_BYTES),)})
     plan = Plan(**{**dict(PLAN), "provenance": long})
-    key_value = dist.HashStore()
+    key_value = HashStore()
     published = Published(plan, plan.canonical_json())
 
     def work(rank: int) -> Plan:
@@ -269,7 +273,7 @@ def test_bytes_that_were_damaged_on_the_way_are_refused_on_all_ranks():
         """A key-value store that turns a digit of the plan."""
 
         def __init__(self) -> None:
-            self.inner = dist.HashStore()
+            self.inner = HashStore()
 
         def get(self, key: str) -> bytes:
             data = self.inner.get(key)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as checkpoint
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load as checkpoint_load
+from torch.distributed.checkpoint.state_dict_saver import save as checkpoint_save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -23,6 +24,9 @@ from neuroshard.client.torchrec import to_torchrec
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+
+pytestmark = pytest.mark.slow
+
 
 STEPS, LOCAL_BATCH, LEARNING_RATE = 10, 6, 0.02
 POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
@@ -52,7 +56,7 @@ def tables(element_bytes: int = 4) -> tuple[Table, ...]:
 def mixed_plan(devices: int, element_bytes: int = 4) -> Plan:
     """Tables called rows… row-wise, those called columns… in two, the others whole on the last device."""
     some = tables(element_bytes)
-    shards = []
+    shards: list[Shard] = []
     for table in some:
         if table.name.startswith("rows"):
             shards += row_wise_shards(table, devices)
@@ -162,11 +166,11 @@ class Reference:
                 if self.optimizer == "rowwise_adagrad":
                     self.moments[name] += weight.grad.square().mean(dim=1)
                     rate = rate / (self.moments[name].sqrt() + 1e-8)[:, None]
-                weight -= rate * weight.grad
+                weight.sub_(rate * weight.grad)
 
 
 def loss_of(pooled: dict[str, Tensor], targets: dict[str, Tensor]) -> Tensor:
-    return sum((value - targets[name]).square().sum() for name, value in pooled.items())
+    return torch.stack([(value - targets[name]).square().sum() for name, value in pooled.items()]).sum()
 
 
 def sharded(plan: Plan, optimizer: str) -> DistributedModelParallel:
@@ -235,10 +239,10 @@ class Training:
 
     def go_on_with(self, plan: Plan, folder: Path) -> None:
         """Save everything, shard anew, and read it back."""
-        checkpoint.save(self.state(), checkpoint_id=folder)
+        checkpoint_save(self.state(), checkpoint_id=folder)
         self.model = sharded(plan, self.optimizer)
         read = self.state()
-        checkpoint.load(read, checkpoint_id=folder)
+        checkpoint_load(read, checkpoint_id=folder)
         self.model.fused_optimizer.load_state_dict(read["optimizer"])
 
     def state(self) -> dict[str, object]:
@@ -276,7 +280,6 @@ def check_same(told: dict[str, dict[str, dict[str, float]]]) -> None:
             assert max(off.values()) < 2e-6, (optimizer, which)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 4])
 def test_split_rows_train_as_unsplit_tables_do_also_with_row_wise_adagrad(tmp_path, devices):
     for told in on_ranks(devices, tmp_path, train, mixed_plan(devices), list(OPTIMIZERS)):
@@ -284,7 +287,6 @@ def test_split_rows_train_as_unsplit_tables_do_also_with_row_wise_adagrad(tmp_pa
         assert told["rowwise_adagrad"]["last"]["columns"] > 1e-3
 
 
-@pytest.mark.slow
 def test_rows_split_over_the_ranks_of_a_host_train_as_unsplit_tables_do(tmp_path, monkeypatch):
     """Two hosts of two ranks, of which TorchRec adds up sums on a host, and then sends them to the other one."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -302,7 +304,6 @@ def test_rows_split_over_the_ranks_of_a_host_train_as_unsplit_tables_do(tmp_path
         check_same(told)
 
 
-@pytest.mark.slow
 def test_split_rows_of_half_precision_train_as_unsplit_ones_do(tmp_path):
     for told in on_ranks(2, tmp_path, train, mixed_plan(2, element_bytes=2), ["sgd"]):
         assert max(told["sgd"]["first"].values()) < 1e-6
@@ -323,7 +324,6 @@ def from_plan_to_plan(rank: int, plan: Plan, folder: Path) -> dict[str, float]:
     return max([training.step() for _ in range(3)], key=lambda found: max(found.values()))
 
 
-@pytest.mark.slow
 def test_a_checkpoint_goes_from_whole_rows_to_split_ones_and_back_with_the_optimizers_state(tmp_path):
     for found in on_ranks(2, tmp_path, from_plan_to_plan, mixed_plan(2), tmp_path):
         assert max(found.values()) < 2e-6
@@ -353,7 +353,6 @@ def means_beside_whole_rows(rank: int) -> float:
     return float((model(jagged)["sum"] - unsharded(jagged)["sum"]).abs().max())
 
 
-@pytest.mark.slow
 def test_torchrec_still_divides_whole_tables_beside_means_of_split_rows(tmp_path):
     """Where this fails, TorchRec was mended, and client.torchrec_module.divided_twice can go."""
     assert min(on_ranks(2, tmp_path, means_beside_whole_rows)) > 0.1

@@ -154,10 +154,8 @@ def train(rank: int, ranks: int, as_collection: bool) -> dict[str, float]:
         reference.zero_grad()
         (sum(each.square().mean() for each in wanted) / ranks).backward()
         with torch.no_grad():
-            for value in dense():
-                value -= LEARNING_RATE * value.grad
-            for value in reference.parameters():
-                value -= LEARNING_RATE * value.grad
+            for value in (*dense(), *reference.parameters()):
+                value.sub_(LEARNING_RATE * value.grad)
     trained = reference.state_dict()
     for name, place, part in parts(model):
         if part.numel():

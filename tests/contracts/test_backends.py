@@ -11,6 +11,9 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
 from neuroshard.measure.backends import BACKENDS, Backend, MeasureSettings, open_backend
 
+pytestmark = pytest.mark.slow
+
+
 MIB = 2**20
 # 32 MiB is a quarter of what the huge table needs on the CPU, and enough for the others in the formula's device
 SETTINGS = MeasureSettings(batch_size=65, warmup=1, repeats=3, memory_limit_bytes=32 * MIB, timeout_seconds=HANGS)

@@ -120,6 +120,7 @@ class TestStore:
         with pytest.raises(InvalidInput, match="m/a: more than the 1,000 bytes"):
             store.read("m/a", max_bytes=1000)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("key", ["", "/etc/passwd", "../a", "m/../../a", "m//a", "m/", "m/.lock", "m/a\n", "m\\a"])
     def test_a_key_that_leads_elsewhere_is_refused(self, store, key):
         for use in (store.read, lambda k: store.create(k, b""), lambda k: store.swap(k, b"", None)):
@@ -205,6 +206,7 @@ class TestRaces:
         at_once(6, increment)
         assert shared.read("m/count") == b"30"
 
+    @pytest.mark.slow
     def test_deployers_racing_leave_one_history_without_gaps(self, shared):
         plans = [make_plan(str(i)) for i in range(6)]
         seen = [r for _ in range(3) for r in at_once(6, lambda i: deploy(plans[i], shared, "m", now=NOW))]

@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from helpers.refusals import refused
 from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.cost import CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.plan import DeviceCost
@@ -35,16 +36,16 @@ def test_start_delays_change_a_case_id():
 
 
 def test_an_all_to_all_has_two_devices_or_more_and_a_delay_for_each():
-    with pytest.raises(ValidationError, match="at least 2 devices, not 1"):
+    with refused(ValidationError, "2 devices", "not 1"):
         CollectiveCase(device_dims=(8,), start_delays_ms=(0,))
-    with pytest.raises(ValidationError, match="1 start delays for 2 devices"):
+    with refused(ValidationError, "1 start delays", "2 devices"):
         CollectiveCase(device_dims=(8, 8), start_delays_ms=(0,))
 
 
 def test_a_case_has_tables_and_a_known_split():
     with pytest.raises(ValidationError, match="at least 1 item"):
         ComputeCase(tables=())
-    with pytest.raises(ValidationError, match="test_tables"):
+    with refused(ValidationError, "test_tables"):
         ComputeCase(tables=(TABLE,), split="holiday")
 
 
@@ -104,7 +105,7 @@ def test_the_fingerprint_differs_by_whatever_changes_speed(change):
 
 @pytest.mark.parametrize("ms", [-1.0, float("nan"), float("inf"), 1e308])
 def test_a_time_that_no_step_takes_is_no_cost(ms):
-    with pytest.raises(ValidationError, match="forward_ms"):
+    with refused(ValidationError, "forward_ms"):
         ComputeCost(case_id="a", forward_ms=ms, backward_ms=1.0)
-    with pytest.raises(ValidationError, match="backward_ms"):
+    with refused(ValidationError, "backward_ms"):
         CollectiveCost(case_id="b", forward_ms=(1.0, 1.0), backward_ms=(ms, 1.0))

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.core import extras
 from neuroshard.core.extras import install_command, pip, required
 
 ROOT = Path(__file__).parents[2]
@@ -62,10 +62,10 @@ def test_what_nothing_is_known_of_is_installed_from_a_clone(monkeypatch: pytest.
 def test_a_shell_whose_pip_is_another_pythons_gets_this_pythons(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(extras.shutil, "which", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(shutil, "which", lambda name: str(tmp_path / name))
     assert pip() == f"{shlex.quote(sys.executable)} -m pip"
 
-    monkeypatch.setattr(extras.shutil, "which", lambda name: str(Path(sys.executable).with_name(name)))
+    monkeypatch.setattr(shutil, "which", lambda name: str(Path(sys.executable).with_name(name)))
     assert pip() == "pip"
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,12 +16,12 @@ YAML = Path(__file__).parents[2] / "pipelines" / "neuroshard.yaml"
 PARAMETERS = next(yaml.safe_load_all(YAML.read_text()))["root"]["inputDefinitions"]["parameters"]
 
 
-def model(**fields: object) -> str:
+def model(**fields: Any) -> str:
     return json.dumps([{"name": "ads", "tables": "mlperf-dlrm-dcnv2", "devices": 4, "memory": "80GiB", **fields}])
 
 
 # some of what each may not be
-BAD = {
+BAD: dict[str, list[object]] = {
     "models": [
         *("", "{}", "[]", "[1]", f"{model()[:-1]}, {model()[1:]}"),
         *(model(name="hardware"), model(name="_measuring"), model(devices=0), model(memory="x"), model(tables=" ")),

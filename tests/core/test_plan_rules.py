@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NewerFormat
 from neuroshard.core.plan import DeviceCost, Plan, Provenance, Shard, check_tiles
 from neuroshard.core.table import Table
@@ -123,7 +124,7 @@ def test_a_moved_shard_leaves_a_gap_or_overlaps(plan, data):
 
 def test_rows_that_overlap_are_told_by_their_rows():
     one, other = (Shard(table="a", row_offset=5 * d, rows=5 + (d == 0), dim=16, device=d) for d in (0, 1))
-    with pytest.raises(ValueError, match=r"rows 0-5, columns 0-15 of device 0 and rows 5-9, columns 0-15 of device 1"):
+    with refused(ValueError, "rows 0-5", "rows 5-9", "columns 0-15", "device 0", "device 1"):
         check_tiles(table(), [one, other])
 
 
@@ -169,26 +170,24 @@ def test_a_plan_costs_what_its_slowest_device_costs():
 
 
 def test_predictions_are_one_for_each_device():
-    with pytest.raises(ValidationError, match="predicted_ms has 1 values for 2 devices"):
+    with refused(ValidationError, "predicted_ms", "1 values", "2 devices"):
         whole_plan(predicted_ms=(1.5,))
 
 
 def test_the_parts_of_a_prediction_add_up_to_it():
     parts = (DeviceCost(compute_ms=1.0, forward_collective_ms=0.25, backward_collective_ms=0.25),) * 2
     assert whole_plan(predicted_ms=(1.5, 1.5), predicted=parts).cost_ms == 1.5
-    with pytest.raises(
-        ValidationError, match=r"device 1 is predicted to take 1 ms in predicted_ms, and 1\.5 ms in predicted"
-    ):
+    with refused(ValidationError, "device 1", "1 ms", "predicted_ms", "1.5 ms", "predicted"):
         whole_plan(predicted_ms=(1.5, 1.0), predicted=parts)
 
 
 def test_a_plan_of_another_task_is_found_out():
     raw = whole_plan().model_dump(mode="json")
     raw["task"]["batch_size"] = 2
-    with pytest.raises(InvalidInput, match=r"plan\.json: task_digest .* does not match the plan's task"):
+    with refused(InvalidInput, "plan.json", "task_digest"):
         Plan.from_json(canonical_json(raw), "plan.json")
     del raw["task_digest"]
-    with pytest.raises(InvalidInput, match=r"plan\.json: task_digest is missing"):
+    with refused(InvalidInput, "plan.json", "task_digest"):
         Plan.from_json(canonical_json(raw), "plan.json")
 
 

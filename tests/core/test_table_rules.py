@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from helpers.refusals import refused
 from neuroshard.core.reuse import REUSE_BINS, uniform_bins
 from neuroshard.core.table import MAX_ROWS, OPTIMIZER_BYTES, Table, check_distinct
 
@@ -104,7 +105,7 @@ def test_half_precision_halves_the_weights_only():
 def test_a_set_of_tables_has_distinct_names_and_is_not_empty():
     one, other = Table(**GOOD), Table(**{**GOOD, "name": "b"})
     assert check_distinct((one, other)) == (one, other)
-    with pytest.raises(ValueError, match=r"tables\[2\] and tables\[0\] are both named 'a'"):
+    with refused(ValueError, "tables[2]", "tables[0]", "'a'"):
         check_distinct((one, other, one))
     with pytest.raises(ValueError, match="empty"):
         check_distinct(())

@@ -2,6 +2,7 @@
 
 import pytest
 
+from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NewerFormat
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -34,7 +35,7 @@ def test_a_value_has_the_digest_of_its_contents():
 
 def test_a_value_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
-        Table(**TABLE).rows = 3
+        Table(**TABLE).rows = 3  # type: ignore[misc]
 
 
 def test_unknown_keys_are_ignored():
@@ -72,7 +73,7 @@ def test_a_byte_order_mark_does_no_harm():
 
 
 def test_a_format_from_the_future_asks_for_an_upgrade():
-    with pytest.raises(NewerFormat, match=r"x: format_version 2 is from a newer neuroshard; this one reads up to 1"):
+    with refused(NewerFormat, "x", "format_version", 2, 1):
         check_format({"format_version": 2}, 1, "x")
 
 
@@ -88,5 +89,5 @@ def test_a_format_version_is_a_positive_whole_number(version):
 
 @pytest.mark.parametrize("text", ['{"a": 1, "b": 2, "a": 3}', '{"tables": [{"a": 1}, {"a": 1, "a": 3}]}'])
 def test_a_key_that_is_there_twice_is_refused_rather_than_the_last_taken(text):
-    with pytest.raises(InvalidInput, match=r"x.json: .*'a' is there twice in one object, as 1 and 3; leave one"):
+    with refused(InvalidInput, "x.json", "'a'", 1, 3):
         decode_json(text.encode(), "x.json")

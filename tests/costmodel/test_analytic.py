@@ -1,8 +1,11 @@
 """Costs from datasheets: what they must be whatever the rates are."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from helpers.refusals import refused
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
@@ -15,7 +18,7 @@ NAMES = sorted(DATASHEETS)
 BATCH = 65536
 
 
-def table(name: str = "t", **fields: object) -> Table:
+def table(name: str = "t", **fields: Any) -> Table:
     return Table.parse({"name": name, "rows": 1_000_000, "dim": 64, "pooling_factor": 10.0} | fields, "test")
 
 
@@ -28,7 +31,7 @@ def ms(model: Analytic, *tables: Table) -> float:
     "larger",
     [{"dim": 128}, {"rows": 50_000_000}, {"pooling_factor": 20.0}, {"optimizer_bytes_per_element": 8}],
 )
-def test_a_bigger_table_costs_more(name: str, larger: dict[str, float]) -> None:
+def test_a_bigger_table_costs_more(name: str, larger: dict[str, Any]) -> None:
     model = analytic_model(name, BATCH)
     assert ms(model, table(**larger)) > ms(model, table())
 
@@ -105,12 +108,12 @@ def test_a_plan_without_any_measurement() -> None:
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(UsageError, match=r"'b200'.*analytic:a100.*analytic:h100.*analytic:h200.*analytic:cpu"):
+    with refused(UsageError, "'b200'", "analytic:a100", "analytic:h100", "analytic:h200", "analytic:cpu"):
         analytic_model("b200", BATCH)
 
 
 def test_it_needs_a_batch_size() -> None:
-    with pytest.raises(UsageError, match="--batch-size"):
+    with refused(UsageError, "--batch-size"):
         analytic_model("h100", None)
 
 

@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -21,7 +23,7 @@ def tables(*dims: int) -> tuple[Table, ...]:
     )
 
 
-def given(folder: Path, **top: object) -> Given:
+def given(folder: Path, **top: Any) -> Given:
     costs = {
         "batch_size": 2560,
         "tables": [
@@ -119,7 +121,7 @@ def test_so_does_a_table_of_the_wrong_shape(tmp_path: Path, name: str, text: str
 
 
 def test_a_table_without_a_cost_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="'t2' has no given cost"):
+    with refused(InvalidInput, "'t2'"):
         given(tmp_path).table_vectors(tables(4, 4, 4), np.array([4, 4, 4]))
 
 
@@ -133,6 +135,6 @@ def test_tables_that_cost_nothing_are_placed_all_the_same(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "top", [{"tables": [{"name": "t0", "cost_ms": 1e308}]}, {"narrow": [{"below": 64, "factor": 1e300}]}]
 )
-def test_costs_beyond_all_reason_are_refused(tmp_path: Path, top: dict[str, object]) -> None:
+def test_costs_beyond_all_reason_are_refused(tmp_path: Path, top: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="less than or equal to"):
         given(tmp_path, **top)

@@ -1,6 +1,7 @@
 """How the costs of a device come together, whatever the cost model."""
 
 import numpy as np
+import pytest
 
 from helpers.analytic import AnalyticModel
 from neuroshard.costmodel.protocol import all_to_all_costs
@@ -21,8 +22,8 @@ def test_a_device_is_as_late_as_its_compute_and_backward_all_to_all_end_after_th
 
     forward, backward = all_to_all_costs(Late(), compute, dims)
 
-    np.testing.assert_allclose(backward, [[1, 2, 4], [0.4, 0.4, 0.4]])
-    np.testing.assert_allclose(forward, [[1, 0, 3], [0, 0, 0]])  # ready at 4, 3 and 6 ms
+    assert backward == pytest.approx(np.array([[1, 2, 4], [0.4, 0.4, 0.4]]))
+    assert forward == pytest.approx(np.array([[1, 0, 3], [0, 0, 0]]))  # ready at 4, 3 and 6 ms
 
 
 def test_one_device_alone_all_to_alls_nothing():

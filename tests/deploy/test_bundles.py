@@ -141,6 +141,7 @@ def test_the_slower_of_two_publishers_is_told_who_won(store, folders):
     assert live_model(store) == MODELS[1].name
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_the_old_or_the_new_model_live(tmp_path, folders):
     start = tmp_path / "start"
     publish(FolderStore(start), folders, MODELS[0])

@@ -1,5 +1,7 @@
 """kill -9 before every single touch of the disk: the old or the new plan is live, and the next command works."""
 
+from typing import Any
+
 import pytest
 
 from helpers.kills import killed_everywhere
@@ -7,6 +9,9 @@ from helpers.releasing import COMMANDS, check_works_on, live, prepare
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
+
+pytestmark = pytest.mark.slow
+
 
 SWAPS = {"first deploy", "deploy", "promote", "rollback"}  # commands after which another plan is live
 
@@ -63,7 +68,7 @@ class Stopping:
 @pytest.mark.parametrize(("server", "name"), [("moto", "promote"), ("rclone", "rollback")])
 def test_on_s3_too_every_step_leaves_the_old_or_the_new_plan(aws, request, server, name):
     command = COMMANDS[name]
-    store = open_store(aws(request.getfixturevalue(server)), single_writer=server == "rclone")
+    store: Any = open_store(aws(request.getfixturevalue(server)), single_writer=server == "rclone")
     seen, calls, stopped = [], 0, True
     while stopped:
         calls += 1

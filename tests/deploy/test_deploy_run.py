@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -278,7 +279,7 @@ def test_a_swap_that_never_arrived_is_an_error(store):
 
 
 def test_a_swap_whose_outcome_cannot_be_seen_says_so(store):
-    meddled = MeddledStore(store, None)
+    meddled: Any = MeddledStore(store, None)
 
     def swap(*_: object) -> None:
         meddled.read_versioned = swap

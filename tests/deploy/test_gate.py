@@ -2,6 +2,7 @@
 
 import math
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def store(tmp_path) -> FolderStore:
     return FolderStore(tmp_path / "store")
 
 
-def plan_of(cost_ms: float, *, cost_model: str | None = "a", error: float | None = None, **fields: object) -> Plan:
+def plan_of(cost_ms: float, *, cost_model: str | None = "a", error: float | None = None, **fields: Any) -> Plan:
     """A plan with a predicted cost by a cost model."""
     plan = make_plan(**fields)
     by = plan.provenance.model_copy(update={"cost_model": cost_model, "cost_model_error": error})
@@ -327,7 +328,7 @@ def test_the_live_plan_is_priced_again_as_the_search_would_price_it(store):
     assert decision.comparison.startswith("the live plan was priced again")
 
 
-def plan_like(plan: Plan, **provenance: object) -> Plan:
+def plan_like(plan: Plan, **provenance: Any) -> Plan:
     return plan.model_copy(update={"provenance": plan.provenance.model_copy(update=provenance)})
 
 
@@ -380,7 +381,7 @@ def test_a_kept_plan_costs_no_release(store):
     assert [r.time[11:13] for r in read_refusals(store, "m")] == ["14", "13", "12"]
 
 
-def guessed(cost_ms: float, **fields: object) -> Plan:
+def guessed(cost_ms: float, **fields: Any) -> Plan:
     """A plan by the analytic model."""
     return plan_of(cost_ms, cost_model="analytic:h100", error=None, **fields)
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
@@ -219,7 +220,7 @@ def test_the_mark_of_a_collection_that_died_counts_for_an_hour(store):
 def test_a_collection_that_takes_too_long_deletes_no_more(store, monkeypatch):
     clock = iter(range(0, 100_000, 700))
     with monkeypatch.context() as patch:
-        patch.setattr(collector.time, "monotonic", lambda: next(clock))
+        patch.setattr(time, "monotonic", lambda: next(clock))
         with pytest.raises(StoreError, match="longer than 30 min"):
             collect(store)
 
@@ -268,6 +269,7 @@ def test_a_collection_believes_the_time_of_its_own_mark_where_the_clock_is_ahead
     assert plan_key("m", make_plan("young").digest()) in keys(store)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [("gc",), ("promote",), ("gc", "promote"), ("deploy", "rollback")], ids="+".join)
 def test_whoever_meets_a_collection_and_dies_what_is_live_is_there(others):
     outcomes = Counter(meet(("gc", *others), random.Random(seed)) for seed in range(150))
@@ -326,7 +328,7 @@ def test_a_night_that_begins_between_listing_and_deleting_keeps_its_measuring(me
     def late(store):
         now = clock(store)
         listed = FolderStore.list
-        calls = []
+        calls: list[object] = []
 
         def list_then_write(store, prefix):
             found = listed(store, prefix)

@@ -128,6 +128,7 @@ def test_a_pointer_put_there_by_hand_beside_another_history_is_told_with_the_way
     assert roll_back(store, plans_of("m"), now=NOW).plan_digest == A.digest()
 
 
+@pytest.mark.slow
 def test_a_release_too_large_to_be_read_does_not_go_live(store, monkeypatch):
     monkeypatch.setattr(golive, "MAX_RELEASE_BYTES", 500)
     with pytest.raises(InvalidInput, match=r"release 2 of 'm' would have .* more than the 500"):

@@ -11,7 +11,8 @@ import pytest
 from bench.publishing.page import PAGE, ROOT, SECTIONS, TABLES, Table, command, publish, read, render
 
 NAMES = sorted(path.stem for path in TABLES.glob("*.json"))
-COLUMNS, ROWS = ["plan", "ms"], [["ours", "1.0"], ["theirs | others", 2]]
+COLUMNS = ["plan", "ms"]
+ROWS: list[list[object]] = [["ours", "1.0"], ["theirs | others", 2]]
 
 
 def test_the_page_is_what_the_tables_render_to():

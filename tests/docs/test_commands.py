@@ -46,7 +46,7 @@ FASTER = [
 KNOWN = ("neuroshard", "make", "python", "pip", "kubectl", "kfp", "docker", "git", "export", "cd")
 PLACEHOLDER = re.compile(r"[$…]|\b[A-Z]{3,}\b")
 MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands
+COMMANDS = vars(typer.main.get_command(app))["commands"]
 
 
 class Line(NamedTuple):
@@ -59,7 +59,8 @@ class Line(NamedTuple):
 
 def blocks(page: str) -> Iterator[tuple[int, str, list[str]]]:
     """First line, language and lines of every fenced or indented block."""
-    fence, begin, held = None, 0, []
+    fence, begin = None, 0
+    held: list[str] = []
     for number, line in enumerate([*(ROOT / page).read_text().splitlines(), ""], 1):
         if line.lstrip().startswith("```"):
             if fence is None:
@@ -175,6 +176,7 @@ def test_every_command_within_a_sentence_is_one_that_exists(page):
             assert_options(COMMANDS[words[0]], words[1:], page)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_every_python_block_compiles_and_imports_what_there_is(page):
     for begin, fence, lines in blocks(page):
@@ -208,6 +210,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", RUN)
 def test_the_commands_run_one_after_another(page, tmp_path, monkeypatch):
     (tmp_path / "examples").symlink_to(ROOT / "examples")

@@ -44,6 +44,7 @@ def test_a_missing_or_old_package_is_named_with_the_extra_that_brings_it():
     assert "torchrec is not installed" in checks["torchrec"].says
 
 
+@pytest.mark.slow
 def test_the_gpu_build_of_fbgemm_stands_in_for_the_cpu_build():
     def version_of(name):
         return {"fbgemm-gpu-cpu": None, "fbgemm-gpu": "1.8.0"}.get(name, installed(name))

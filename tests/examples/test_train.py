@@ -25,6 +25,9 @@ from neuroshard.core.plan import Plan, Shard
 from neuroshard.deploy.run import deploy
 from neuroshard.store.folder import FolderStore
 
+pytestmark = pytest.mark.slow
+
+
 NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 TRAIN = Path(__file__).parents[2] / "examples" / "train.py"
 
@@ -67,7 +70,6 @@ def deployed(tmp_path: Path, plan: Plan) -> Path:
     return tmp_path / "store"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("element_bytes", "optimizer"), [(4, "sgd"), (2, "adagrad")])
 def test_three_ranks_train_on_the_live_plan(tmp_path, element_bytes, optimizer):
     plan = lopsided_plan(element_bytes=element_bytes)
@@ -90,7 +92,6 @@ def test_three_ranks_train_on_the_live_plan(tmp_path, element_bytes, optimizer):
     assert "Warning" not in done.stderr
 
 
-@pytest.mark.slow
 def test_larger_tables_are_cut_and_it_says_so_also_of_split_row_wise_state(tmp_path):
     store = deployed(tmp_path, make_plan())
     done = train(store, "--steps", 1, "--memory", "60KiB", "--optimizer", "rowwise_adagrad")
@@ -100,7 +101,6 @@ def test_larger_tables_are_cut_and_it_says_so_also_of_split_row_wise_state(tmp_p
     assert done.stderr.count("ShardingWarning") == 1
 
 
-@pytest.mark.slow
 def test_three_ranks_train_on_rows_that_are_split_over_all_of_them(tmp_path):
     store = deployed(tmp_path, row_plan(devices=3))
     out = tmp_path / "summary.json"
@@ -114,7 +114,6 @@ def test_three_ranks_train_on_rows_that_are_split_over_all_of_them(tmp_path):
 
 
 @needs_proc
-@pytest.mark.slow
 def test_a_killed_rank_ends_the_run_in_bounded_time(tmp_path):
     store = deployed(tmp_path, make_plan())
     mark = new_mark()
@@ -134,7 +133,6 @@ def test_a_killed_rank_ends_the_run_in_bounded_time(tmp_path):
     assert wait_until(lambda: not alive(mark), HANGS), alive(mark)
 
 
-@pytest.mark.slow
 def test_what_cannot_be_trained_is_told_in_one_line(tmp_path, example, monkeypatch, capsys):
     store = deployed(tmp_path, make_plan())
     wide = make_plan(devices=17)
@@ -225,7 +223,6 @@ def test_a_batch_has_as_many_lookups_as_the_pooling_factors_say(example):
 
 
 @needs_proc
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_trainer_that_is_killed_takes_its_ranks_with_it(tmp_path, number):
     store, mark = deployed(tmp_path, make_plan()), new_mark()

@@ -15,6 +15,9 @@ from helpers.limits import HANGS
 from neuroshard.core.units import parse_bytes
 from neuroshard.files.cases import COMPUTE_CASE_FIELDS, write_rows
 
+pytestmark = pytest.mark.slow
+
+
 MANY = 16_000_000
 # what the process takes beyond its imports; each of the files below would take 1 GiB at the least
 MOST_BYTES = parse_bytes("600MiB")

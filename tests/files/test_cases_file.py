@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from helpers.refusals import refused
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NewerFormat
 from neuroshard.files.cases import COMPUTE_CASE_FIELDS, read_cases, read_rows, write_cases, write_rows
@@ -76,7 +77,7 @@ def test_a_truncated_parquet_file_is_named(tmp_path, cases, kept):
 def test_a_missing_file_is_named(tmp_path, cases):
     write_cases(tmp_path, cases)
     (tmp_path / "collective.parquet").unlink()
-    with pytest.raises(InvalidInput, match=r"collective\.parquet: no such file"):
+    with refused(InvalidInput, "collective.parquet"):
         read_cases(tmp_path)
 
 
@@ -133,17 +134,17 @@ def test_fewer_rows_than_the_manifest_says_are_found_out(tmp_path, cases):
     write_cases(tmp_path, cases)
     path = tmp_path / "collective.parquet"
     pq.write_table(pq.read_table(path).slice(0, 1), path)
-    with pytest.raises(InvalidInput, match="says 3 compute and 2 collective cases, but the Parquet files hold 3 and 1"):
+    with refused(InvalidInput, "3 compute", "2 collective", "3 and 1"):
         read_cases(tmp_path)
 
 
 def test_columns_must_be_there_and_of_their_type(tmp_path):
     path = tmp_path / "x.parquet"
     write_rows(path, [], COMPUTE_CASE_FIELDS[1:])
-    with pytest.raises(InvalidInput, match="column 'case_id' is missing"):
+    with refused(InvalidInput, "'case_id'", "missing"):
         read_rows(path, COMPUTE_CASE_FIELDS)
     write_rows(path, [{"case_id": 3}], [("case_id", pa.int64()), *COMPUTE_CASE_FIELDS[1:]])
-    with pytest.raises(InvalidInput, match="column 'case_id' is int64, expected string"):
+    with refused(InvalidInput, "'case_id'", "int64", "string"):
         read_rows(path, COMPUTE_CASE_FIELDS)
 
 
@@ -198,7 +199,7 @@ def test_a_column_that_is_there_twice_and_a_folder_in_place_of_a_file_are_told_a
     path = tmp_path / "compute.parquet"
     table = pq.read_table(path)
     pq.write_table(table.append_column("rows", table.column("rows")), path)
-    with pytest.raises(InvalidInput, match=r"compute\.parquet: column 'rows' is there 2 times$"):
+    with refused(InvalidInput, "compute.parquet", "'rows'", 2):
         read_cases(tmp_path)
     path.unlink()
     path.mkdir()

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.files.disk import check_can_write, check_folder_exists, read_bytes, write_bytes, writing, writing_folder
 
@@ -104,16 +105,16 @@ def test_a_pipe_gets_the_bytes_and_stays_a_pipe(tmp_path):
 
 
 def test_reading_names_the_path_and_what_is_wrong_with_it(tmp_path):
-    with pytest.raises(InvalidInput, match="ghost: no such file"):
+    with refused(InvalidInput, "ghost"):
         read_bytes(tmp_path / "ghost")
     with pytest.raises(NeuroshardError, match="cannot read it: Is a directory"):
         read_bytes(tmp_path)
     with pytest.raises(NeuroshardError, match="cannot read it: File name too long"):
         read_bytes(tmp_path / ("n" * 300))
     write_bytes(tmp_path / "big", b"12345")
-    with pytest.raises(InvalidInput, match="5 bytes, more than the 4"):
+    with refused(InvalidInput, "5 bytes", 4):
         read_bytes(tmp_path / "big", max_bytes=4)
-    with pytest.raises(InvalidInput, match="more than the 4 bytes"):
+    with refused(InvalidInput, "4 bytes"):
         read_bytes(Path("/dev/zero"), max_bytes=4)
 
 

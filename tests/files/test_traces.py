@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from helpers.refusals import refused
 from helpers.work import python_steps
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NewerFormat
 from neuroshard.core.reuse import zipf_bins
@@ -182,19 +183,19 @@ def test_other_safetensors_files_are_no_traces(tmp_path):
     path = tmp_path / "t.safetensors"
     one = np.zeros(1, dtype=np.int64)
     save(path, {"a.indices": one, "a.lengths": one}, {})
-    with pytest.raises(InvalidInput, match="its metadata has no format_version"):
+    with refused(InvalidInput, "format_version"):
         read_traces(path)
     save(path, {"a.indices": one}, {"format_version": "1"})
-    with pytest.raises(InvalidInput, match=r"expected the tensors NAME\.indices and NAME\.lengths"):
+    with refused(InvalidInput, "NAME.indices", "NAME.lengths"):
         read_traces(path)
     save(path, {"a.indices": one.astype(np.int32), "a.lengths": one}, {"format_version": "1"})
-    with pytest.raises(InvalidInput, match="must be a vector of int64, not int32"):
+    with refused(InvalidInput, "int64", "int32"):
         read_traces(path)
     save(path, {"a.indices": one}, {"format_version": "9" * 5000})
-    with pytest.raises(InvalidInput, match="its metadata has no format_version"):
+    with refused(InvalidInput, "format_version"):
         read_traces(path)
     save(path, {"a.indices": one}, {"format_version": "1"}, kind="F8_E8M0")
-    with pytest.raises(InvalidInput, match=r"t\.safetensors: lookups and lengths must be int64 \("):
+    with refused(InvalidInput, "t.safetensors", "int64"):
         read_traces(path)
     save(path, {}, {"format_version": "2"})
     with pytest.raises(NewerFormat, match="upgrade"):
@@ -248,5 +249,5 @@ def test_a_table_never_read_has_no_lookups(traces):
 
 
 def test_a_table_without_a_trace_is_named(traces):
-    with pytest.raises(InvalidInput, match="no table 'ghost'"):
+    with refused(InvalidInput, "'ghost'"):
         trace_lookups(traces, table(name="ghost"), 4, rng())

@@ -43,7 +43,8 @@ def test_a_listing_that_expires_is_begun_again_and_nothing_counts_twice(
     api: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.nodes = [node(f"n{index}") for index in range(600)]
-    answer, expired = api.answer, []
+    answer = api.answer
+    expired: list[object] = []
 
     def expiring(path: str, query: dict[str, str], authorization: str | None) -> object:
         if "continue" in query and not expired:

@@ -88,7 +88,7 @@ def formula_costs(
     )
 
 
-def random_model(*device_counts: int, seed: int = 0, rates: bool = False) -> TrainedCostModel:
+def random_model(*device_counts: int, seed: int = 0, rates: int = False) -> TrainedCostModel:
     """A cost model that knows nothing: every number of its nets is drawn from 0.1 … 1.1. It has seen every table.
 
     With `rates` it has those of all thresholds too.

@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
 from helpers.limits import HANGS
 from helpers.memory_store import MemoryStore
@@ -73,7 +74,7 @@ class Shared:
     def __init__(self, inner: MemoryStore, who: int, turns: Turns) -> None:
         self.inner, self.who, self.turns, self.url = inner, who, turns, inner.url
 
-    def __getattr__(self, name: str) -> Callable[..., object]:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self.inner, name)
         return lambda *arguments: self.turns.call(self.who, lambda: method(*arguments))
 
@@ -90,7 +91,7 @@ def meet(names: tuple[str, ...], rng: random.Random) -> str:
 
     def run(who: int, name: str) -> None:
         try:
-            COMMANDS[name](Shared(store, who, turns))
+            COMMANDS[name](cast(Store, Shared(store, who, turns)))
             ends[who] = "well"
         except (Conflict, NotFound) as error:  # somebody else was faster, or the orphan is gone
             ends[who] = type(error).__name__

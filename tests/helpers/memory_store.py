@@ -11,6 +11,7 @@ class MemoryStore:
     url = "memory"
 
     def __init__(self) -> None:
+        self.identity = f"memory {id(self)}"
         self.objects: dict[str, bytes] = {}
         self.modified: dict[str, datetime] = {}
         self.now = datetime.now(UTC)  # by its own clock

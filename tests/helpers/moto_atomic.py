@@ -23,9 +23,9 @@ def _atomic_put(self: S3Response, *arguments: Any, **options: Any) -> Any:
         return _put(self, *arguments, **options)
 
 
-S3Response._key_response_put = _atomic_put  # type: ignore[method-assign]
+S3Response._key_response_put = _atomic_put
 
-_etag = FakeKey.etag.fget
+_etag = vars(FakeKey)["etag"].fget
 
 
 def _opaque_etag(self: FakeKey) -> str:

@@ -3,7 +3,9 @@
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple
 
 from helpers.faults import Fault, faulty
@@ -15,8 +17,8 @@ from neuroshard.core.errors import NeuroshardError
 from neuroshard.deploy.gc import gc
 from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.run import deploy, promote
+from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of
-from neuroshard.store.s3 import S3Store
 from neuroshard.store.track import all_releases
 
 PLANS = [make_plan(str(number)) for number in range(6)]
@@ -31,24 +33,30 @@ class Day(NamedTuple):
 
 
 def spoiled_day(
-    direct: S3Store, server: str, fault: Fault, share: float, commands: int, rng: random.Random, aim
+    direct: Store,
+    server: str,
+    fault: Fault,
+    share: float,
+    commands: int,
+    rng: random.Random,
+    aim: Callable[[str], Store],
 ) -> Day:
     """`commands` random ones through a proxy that spoils a `share` of all answers with `fault`.
 
-    `aim(endpoint)` gives an S3Store of the same bucket that talks to that endpoint, and its URL with the environment so set.
+    `aim(endpoint)` gives a store of the same bucket that talks to that endpoint, and its URL with the environment so set.
     Raises AssertionError where a wrong plan was loaded or is live, and whatever is not a NeuroshardError of one line.
     """
     deploy(PLANS[0], direct, "m", now=NOW)
-    well, errors, longest = 0, Counter(), 0.0
+    well, errors, longest = 0, Counter[str](), 0.0
     with faulty(server, lambda _: fault if rng.random() < share else None, rng) as endpoint:
-        store: S3Store = aim(endpoint)
+        store = aim(endpoint)
         for _ in range(commands):
             before, plan = live(direct), rng.choice(PLANS)
             digest = plan.digest()
-            uses = {
+            uses: dict[str, Callable[[], object]] = {
                 "load": lambda: load_plan(store.url, "m", cache_dir=False),
-                "deploy": lambda plan=plan: deploy(plan, store, "m", now=NOW),
-                "promote": lambda digest=digest: promote(store, "m", digest, now=NOW),
+                "deploy": partial(deploy, plan, store, "m", now=NOW),
+                "promote": partial(promote, store, "m", digest, now=NOW),
                 "rollback": lambda: roll_back(store, plans_of("m"), now=NOW),
                 "releases": lambda: all_releases(store, plans_of("m")),
                 "gc": lambda: gc(

@@ -16,6 +16,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.search.run import SearchSettings, search
 from neuroshard.search.tuning import BeamWidth
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def task() -> ShardingTask:

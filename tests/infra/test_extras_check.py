@@ -74,7 +74,7 @@ def test_the_result_is_the_last_line_of_what_failed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, install: object, run: object, result: str
 ) -> None:
     monkeypatch.setattr(extras, "pip", lambda python, *arguments: ended(0) if arguments == ("freeze",) else install)
-    monkeypatch.setattr(extras.subprocess, "run", lambda command, **_: run if "-c" in command else ended(0))
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: run if "-c" in command else ended(0))
     monkeypatch.setitem(TRIALS, "search", Trial("says", "code"))
     (tmp_path / "files").mkdir()
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_contracts_of_pyproject_are_kept(tmp_path: Path) -> None:
-    command = [Path(sys.executable).with_name("lint-imports"), "--cache-dir", tmp_path]
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--cache-dir", str(tmp_path)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout
 

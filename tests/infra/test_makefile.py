@@ -12,6 +12,7 @@ TARGETS = [
     "setup",
     "run",
     "test",
+    "test-fast",
     "check",
     "fix",
     "compile",

@@ -102,6 +102,7 @@ def test_every_resource_is_valid_kubernetes() -> None:
     assert validate(files) == ""
 
 
+@pytest.mark.slow
 @needs_kubectl
 def test_an_overlay_renders_to_valid_kubernetes_in_two_namespaces(rendered: Path) -> None:
     assert validate([rendered]) == ""

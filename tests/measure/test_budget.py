@@ -10,7 +10,7 @@ from neuroshard.measure.budget import ENOUGH, SETS, SHARES, Bought, buy, trial
 from neuroshard.measure.schedule import LEAST_ALL_TO_ALLS, LEAST_SETS, REFERENCE, Schedule, Step, schedule
 
 TABLE = Table.model_validate({"name": "a", "rows": 10_000, "dim": 128, "pooling_factor": 1.0})
-SPLITS: tuple[Split, ...] = ("train",) * 8 + ("valid", "test_sets")  # type: ignore[assignment]
+SPLITS: tuple[Split, ...] = ("train",) * 8 + ("valid", "test_sets")
 
 
 def cases(sets: int, all_to_alls: dict[int, int]) -> Cases:

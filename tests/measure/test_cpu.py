@@ -1,5 +1,6 @@
 """The real thing on this machine's CPU: FBGEMM in a worker, gloo between processes."""
 
+import importlib.util
 import itertools
 import json
 import os
@@ -9,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,12 +35,15 @@ from neuroshard.measure.timing.harness import Timing
 from neuroshard.measure.timing.table_sets import TimeTableSets
 from neuroshard.measure.workers.processes import WorkerLost, WorkerPool
 
+pytestmark = pytest.mark.slow
+
+
 MIB = 2**20
 SETTINGS = MeasureSettings(batch_size=256, warmup=1, repeats=5, memory_limit_bytes=64 * MIB, timeout_seconds=HANGS)
 MakeTable = Callable[..., Table]
 
 
-def table(name: str, **shape: float) -> Table:
+def table(name: str, **shape: Any) -> Table:
     return Table.model_validate({"name": name, "rows": 100_000, "dim": 32, "pooling_factor": 4.0, **shape})
 
 
@@ -347,7 +352,7 @@ def test_other_optimizers_are_measured_too(optimizer: str) -> None:
 
 
 def test_without_fbgemm_the_error_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: None if name == "fbgemm_gpu" else object())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fbgemm_gpu" else object())
     with pytest.raises(MeasureError, match=r"backend cpu needs fbgemm_gpu.*pip install -e '.*\[measure\]'"):
         cpu(ALL, SETTINGS, None)
 

@@ -18,6 +18,9 @@ from neuroshard.measure import formula
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.evaluate import device_tables, evaluate
 
+pytestmark = pytest.mark.slow
+
+
 MIB = 2**20
 TABLES = (
     Table(name="a", rows=2000, dim=64, pooling_factor=8.0, pooling="mean"),

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,11 +31,11 @@ def test_the_formula_gives_the_golden_costs():
         None,
     )
 
-    again = [
+    again: list[Any] = [
         *(backend.compute(case, cost.round) for case, cost in costs.compute),
         *(backend.all_to_all(case, cost.round) for case, cost in costs.collective),
     ]
-    for cost, (_, golden) in zip(again, (*costs.compute, *costs.collective), strict=True):
+    for cost, (_, golden) in zip(again, costs.compute + costs.collective, strict=True):
         assert (cost.case_id, cost.round, cost.error) == (golden.case_id, golden.round, golden.error)
         if golden.error is None:  # processors differ in the last digit of a logarithm
             assert cost.forward_ms == pytest.approx(golden.forward_ms, rel=1e-12)

@@ -47,6 +47,7 @@ def measure(job: Job, store: Path) -> None:
     run(job, str(store), backend="synthetic", batch_size=512, budget_seconds=1e6, seed=0)
 
 
+@pytest.mark.slow
 def test_two_pods_measure_what_one_would(tmp_path: Path) -> None:
     for pods in (1, 2):
         store = tmp_path / f"store-{pods}"
@@ -164,6 +165,7 @@ def test_cases_are_drawn_once_for_all_nights(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "_measuring/f/1").iterdir()} == {"draw-0001"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["compute.parquet", "collective.parquet", "cases.json"])
 @pytest.mark.parametrize("lost", [True, False])
 def test_cases_that_a_store_lost_or_damaged_are_drawn_again(tmp_path: Path, name: str, lost: bool) -> None:
@@ -187,6 +189,7 @@ def test_a_pod_on_other_hardware_than_its_job_is_for_says_so() -> None:
         wanted_hardware(inside.model_copy(update={"driver": "580.2"}), h200)
 
 
+@pytest.mark.slow
 def test_a_store_that_ignores_conditions_is_measured_into_by_a_single_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,8 +25,8 @@ def test_shares_of_a_case_set_make_the_whole(cases: Cases, cases_folder: Path, t
     parts = [share(cases_folder, tmp_path / f"costs-{n}", n, 3) for n in (1, 2, 3)]
     merged = merge.run(parts, tmp_path / "costs")
 
-    labels = sorted(cost.case_id for _, cost in (*merged.compute, *merged.collective) if cost.round == 0)
-    assert labels == sorted(case.case_id for case in (*cases.compute, *cases.collective))
+    labels = sorted(cost.case_id for _, cost in merged.compute + merged.collective if cost.round == 0)
+    assert labels == sorted(case.case_id for case in cases.compute + cases.collective)
     whole = read_costs(share(cases_folder, tmp_path / "whole"))
     assert {cost for _, cost in merged.compute if not cost.round} == {c for _, c in whole.compute if not c.round}
     read = read_costs(tmp_path / "costs")

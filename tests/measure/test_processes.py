@@ -4,6 +4,7 @@ import errno
 import functools
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -131,7 +132,7 @@ def test_where_no_process_can_be_started_the_error_names_the_limit(monkeypatch: 
     def start(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(processes.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     pool = WorkerPool("time:sleep", lambda: [(0,)], HANGS)
     with pytest.raises(MeasureError, match=r"^no worker process can be started here: .*; raise the limit .*ulimit -u"):
         pool.start()

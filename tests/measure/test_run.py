@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_further_rounds_are_added_to_what_is_there(cases: Cases, cases_folder: P
     every = len(cases.compute) + len(cases.collective)
     assert (more.planned, more.now, more.left) == (3 * every, 3 * every - once.measured, 0)
     assert sorted(rows(out)) == sorted(
-        (case.case_id, round_) for case in (*cases.compute, *cases.collective) for round_ in range(3)
+        (case.case_id, round_) for case in cases.compute + cases.collective for round_ in range(3)
     )
 
 
@@ -93,8 +94,8 @@ def test_a_wrong_argument_is_refused_and_nothing_is_written(
             cases_folder,
             tmp_path / "costs",
             backend,
-            MeasureSettings(**asked),  # type: ignore[arg-type]
-            rounds=rounds,  # type: ignore[arg-type]
+            MeasureSettings(**asked),
+            rounds=rounds,
         )
     assert not (tmp_path / "costs").exists()
 
@@ -165,7 +166,7 @@ def test_a_case_that_loses_both_workers_is_an_error_row(steps: list[Step]) -> No
 
 
 def test_workers_lost_again_and_again_stop_the_run_and_are_not_blamed_on_the_cases(steps: list[Step]) -> None:
-    yielded = []
+    yielded: list[Any] = []
     with pytest.raises(MeasureError, match=r"workers of 3 cases in a row were lost, the last: worker died"):
         yielded.extend(measure(steps, Scripted([2, 2, 2])))
     assert yielded == []

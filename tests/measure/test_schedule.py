@@ -25,7 +25,7 @@ def test_every_case_is_measured_once_and_three_per_cent_again() -> None:
     steps = schedule(cases, seed=0).steps
     labels = [step.case.case_id for step in steps if step.round_ == 0]
     again = [step.case.case_id for step in steps if step.round_ == 1]
-    assert sorted(labels) == sorted(case.case_id for case in (*cases.compute, *cases.collective))
+    assert sorted(labels) == sorted(case.case_id for case in cases.compute + cases.collective)
     assert len(again) == len(set(again)) == 20 + 10
 
 

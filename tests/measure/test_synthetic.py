@@ -1,22 +1,21 @@
 """Backend `synthetic`: the formula, noisy, and the same for the same seed."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
-from neuroshard.core.cost import CollectiveCost, ComputeCost
+from neuroshard.core.cost import ComputeCost
 from neuroshard.core.table import Table
 from neuroshard.measure import formula
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.synthetic import NOISE, Synthetic
 
 
-def costs(
-    cases: Cases, seed: int = 0, round_: int = 0, backwards: bool = False
-) -> dict[str, ComputeCost | CollectiveCost]:
+def costs(cases: Cases, seed: int = 0, round_: int = 0, backwards: bool = False) -> dict[str, Any]:
     backend = Synthetic(cases, MeasureSettings(batch_size=512, seed=seed), None)
-    order = (*cases.compute, *cases.collective)
+    order = cases.compute + cases.collective
     return {
         case.case_id: backend.compute(case, round_)
         if isinstance(case, ComputeCase)

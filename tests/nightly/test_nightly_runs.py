@@ -18,6 +18,7 @@ from neuroshard.core.table import Table
 from neuroshard.deploy.golive import roll_back
 from neuroshard.files.tables import write_tables
 from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.run import run as measure_run
 from neuroshard.measure.workers import job as job_module
 from neuroshard.models.open import open_cost_model
 from neuroshard.models.serving import known_models
@@ -29,6 +30,9 @@ from neuroshard.store.folder import FolderStore
 from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import measuring
 from neuroshard.store.releases import plans_of
+
+pytestmark = pytest.mark.slow
+
 
 H200, H100 = node("a"), node("b", product="NVIDIA-H100")
 GROWN = "TrainJob"
@@ -256,7 +260,7 @@ def test_another_kind_that_cannot_be_measured_stops_no_model(place: Place, monke
     well(place.nightly_run())
     place.nodes = [H200, H100]
     place.models = [order(place), order(place, "old", hardware="h100")]
-    measure = job_module.measure
+    measure = measure_run
 
     def broken(cases: Path, costs: Path, backend: str, settings: MeasureSettings) -> Any:
         if settings.hardware is not None and "H100" in settings.hardware.name:
@@ -445,7 +449,6 @@ def test_a_cluster_that_cannot_be_asked_is_planned_for_by_what_is_live(place: Pl
     assert "no hardware can be measured in this run" in ended.instead
 
 
-@pytest.mark.slow
 def test_a_run_killed_at_any_write_is_gone_on_with_by_the_next(tmp_path: Path) -> None:
     for write in range(0, 66, 6):
         one = Place(tmp_path / f"killed-{write}", [H200])
@@ -531,5 +534,5 @@ def test_a_damaged_live_plan_of_a_model_without_a_new_one_is_no_plan(place: Plac
 
 def test_modules_that_tell_the_time_are_those_that_a_test_can_set() -> None:
     with clocks_at(datetime(2030, 1, 1, tzinfo=UTC)):
-        assert survey_module.datetime.now(UTC).year == 2030
+        assert vars(survey_module)["datetime"].now(UTC).year == 2030
     assert augment is not None

@@ -1,6 +1,7 @@
 """The search of a nightly run: constraints and a move budget of the order, the live plan as the start."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def plan_of(tmp_path):
     publish_model(tmp_path / "model", store, now=NOW, asked=Asked(max_error=None))
     write_tables(tmp_path / "tables.json", random_tables(9))
 
-    def plan(seed: int = 0, **asked):
+    def made(seed: int = 0, **asked):
         order = Order(name="ads", tables="-", devices=4, memory="8GiB", **asked)
         request = Request(compute_cases=1, collective_cases=0, batch_size=65536, seed=seed, backend="synthetic")
         hardware = {"ads": model.manifest.hardware_fingerprint}
@@ -37,6 +38,7 @@ def plan_of(tmp_path):
         assert searched.instead == ""
         return found
 
+    plan: Any = made
     plan.deploy = lambda found: deploy(found, store, "ads", now=NOW)
     return plan
 

@@ -11,12 +11,14 @@ import pytest
 from helpers.limits import HANGS
 from neuroshard.client import load_plan
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).parents[2]
 # a terminal that shows ASCII alone: Python would take UTF-8 in the locale C, if it were let
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
-@pytest.mark.slow
 def test_a_clone_under_an_odd_path_without_home_temporary_folder_and_utf8_ends_in_a_trained_model(
     tmp_path: Path,
 ) -> None:

@@ -164,7 +164,7 @@ def test_the_gpu_count_is_text() -> None:
 
 def test_images_are_our_own_of_this_version() -> None:
     """The cache key holds the image's name, not its contents."""
-    images = {step: PLACEHOLDER.fullmatch(container(step)["image"])[1] for step in STEPS}  # type: ignore[index]
+    images = {step: PLACEHOLDER.fullmatch(container(step)["image"])[1] for step in STEPS}
     assert {step: name.removeprefix("pipelinechannel--") for step, name in images.items()} == {
         step: "measure_image" if step == "measure" else "step_image" for step in STEPS
     }

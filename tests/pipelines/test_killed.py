@@ -15,7 +15,7 @@ from helpers.limits import HANGS
 from helpers.processes import MARK, alive, needs_proc, new_mark, wait_until
 from pipelines.run_local import make_folder
 
-pytestmark = needs_proc
+pytestmark = [needs_proc, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 # more than an hour's work on an idle core, so that whatever lives on is at work
 LONG = [
@@ -91,7 +91,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         run.process.wait()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_run_alone_ends_its_step_and_all_workers(start: Start, number: signal.Signals) -> None:
     run = start()
@@ -105,8 +104,7 @@ def test_a_signal_to_the_run_alone_ends_its_step_and_all_workers(start: Start, n
     assert run.scratch() == []
 
 
-@pytest.mark.slow
-def test_a_killed_run_takes_everything_with_it_and_the_next_cleans_up_after_it_alone(start: Start, run_local) -> None:  # type: ignore[no-untyped-def]
+def test_a_killed_run_takes_everything_with_it_and_the_next_cleans_up_after_it_alone(start: Start, run_local) -> None:
     run = start()
     run.wait_for_workers(3)
     [scratch] = run.out.glob("*/.scratch")
@@ -124,7 +122,6 @@ def test_a_killed_run_takes_everything_with_it_and_the_next_cleans_up_after_it_a
     assert (scratch.parent / "log.txt").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("make"), reason="needs make")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_to_make_alone_ends_the_run(tmp_path: Path, start: Start, number: signal.Signals) -> None:

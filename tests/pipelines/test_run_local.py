@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def done(run_local, tmp_path_factory):  # type: ignore[no-untyped-def]
+def done(run_local, tmp_path_factory):
     """The folder of a run that went well, and how it ended."""
     out = tmp_path_factory.mktemp("run")
     ended = run_local(out, "--model", "ads")
@@ -22,7 +22,7 @@ def done(run_local, tmp_path_factory):  # type: ignore[no-untyped-def]
     return out, ended
 
 
-def test_the_live_plan_is_the_one_that_was_searched(done) -> None:  # type: ignore[no-untyped-def]
+def test_the_live_plan_is_the_one_that_was_searched(done) -> None:
     out, _ = done
     [plan] = out.glob("2*/plan.json")
     live = load_plan(str(out / "store"), "ads")
@@ -33,7 +33,7 @@ def test_the_live_plan_is_the_one_that_was_searched(done) -> None:  # type: igno
     assert live.provenance.cost_model_backend == "synthetic"
 
 
-def test_every_output_is_kept_and_nothing_else(done) -> None:  # type: ignore[no-untyped-def]
+def test_every_output_is_kept_and_nothing_else(done) -> None:
     out, _ = done
     [folder] = out.glob("2*")
     kept = {path.name for path in folder.iterdir()}
@@ -41,7 +41,7 @@ def test_every_output_is_kept_and_nothing_else(done) -> None:  # type: ignore[no
     assert json.loads((folder / "release.json").read_bytes())["number"] == 1
 
 
-def test_progress_is_told_on_stderr_and_the_summary_on_stdout(done) -> None:  # type: ignore[no-untyped-def]
+def test_progress_is_told_on_stderr_and_the_summary_on_stdout(done) -> None:
     out, ended = done
     assert "Executing task 'measure'" in ended.stderr
     assert "to measure: 1 of 1 kinds of hardware" in ended.stderr
@@ -52,7 +52,7 @@ def test_progress_is_told_on_stderr_and_the_summary_on_stdout(done) -> None:  # 
     assert "executor_input" not in ended.stderr
 
 
-def test_an_unchanged_fleet_measures_nothing_and_still_gets_a_plan(done, run_local) -> None:  # type: ignore[no-untyped-def]
+def test_an_unchanged_fleet_measures_nothing_and_still_gets_a_plan(done, run_local) -> None:
     out, _ = done
     before = {path.name for path in out.glob("2*")}
     models = sorted((out / "store" / "hardware").rglob("model.json"))
@@ -67,7 +67,7 @@ def test_an_unchanged_fleet_measures_nothing_and_still_gets_a_plan(done, run_loc
     assert sorted((out / "store" / "hardware").rglob("model.json")) == models
 
 
-def test_a_step_that_fails_is_one_line_and_leaves_the_live_plan(done, run_local) -> None:  # type: ignore[no-untyped-def]
+def test_a_step_that_fails_is_one_line_and_leaves_the_live_plan(done, run_local) -> None:
     out, _ = done
     before = {path: path.read_bytes() for path in (out / "store" / "ads").rglob("*") if path.is_file()}
     ended = run_local(out, "--model", "new", "--memory", "1MiB")
@@ -78,7 +78,7 @@ def test_a_step_that_fails_is_one_line_and_leaves_the_live_plan(done, run_local)
     assert not (out / "store" / "new" / "live.json").exists()
 
 
-def test_what_cannot_be_is_said_before_anything_is_made_a_line_each(tmp_path: Path, run_local) -> None:  # type: ignore[no-untyped-def]
+def test_what_cannot_be_is_said_before_anything_is_made_a_line_each(tmp_path: Path, run_local) -> None:
     wrong = ["--seed", "-1", "--max-error", "-1", "--algorithm", "nope", "--model", "hardware", "--budget", "long"]
     ended = run_local(tmp_path / "out", *wrong, "--devices", "17", "--steps", "3", "--memory-margin", "1.5")
     assert ended.returncode == 1
@@ -90,7 +90,7 @@ def test_what_cannot_be_is_said_before_anything_is_made_a_line_each(tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
-def test_a_cpu_that_fbgemm_cannot_read_is_said_before_anything_is_made(tmp_path: Path, run_local, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_cpu_that_fbgemm_cannot_read_is_said_before_anything_is_made(tmp_path: Path, run_local, monkeypatch) -> None:
     monkeypatch.setenv("NEUROSHARD_SYSTEM_ROOT", str(tmp_path))
     ended = run_local(tmp_path / "out", "--backend", "cpu")
     assert (ended.returncode, ended.stderr) == (
@@ -100,13 +100,13 @@ def test_a_cpu_that_fbgemm_cannot_read_is_said_before_anything_is_made(tmp_path:
 
 
 @pytest.mark.skipif(not Path("/sys/devices").exists(), reason="needs /sys, as Linux has")
-def test_a_folder_that_cannot_be_written_is_said_with_the_way_out(run_local) -> None:  # type: ignore[no-untyped-def]
+def test_a_folder_that_cannot_be_written_is_said_with_the_way_out(run_local) -> None:
     ended = run_local(Path("/sys/none/run"))  # where nobody, not even root, makes a folder
     assert ended.returncode == 1
     assert re.fullmatch(r"error: /sys/none: .*; give --out a folder that can be written\n", ended.stderr)
 
 
-def test_tables_that_are_nowhere_end_at_once(tmp_path: Path, run_local) -> None:  # type: ignore[no-untyped-def]
+def test_tables_that_are_nowhere_end_at_once(tmp_path: Path, run_local) -> None:
     ended = run_local(tmp_path, "--tables", "no-such-tables")
     assert ended.returncode == 1
     assert "error: 'no-such-tables' is neither a file nor a preset" in ended.stderr.splitlines()[-1]
@@ -123,7 +123,7 @@ def test_a_fresh_run_keeps_the_old_store_under_another_name(tmp_path: Path) -> N
     assert not (tmp_path / "store").exists()
 
 
-def test_fresh_is_for_folders(tmp_path: Path, run_local) -> None:  # type: ignore[no-untyped-def]
+def test_fresh_is_for_folders(tmp_path: Path, run_local) -> None:
     ended = run_local(tmp_path / "out", "--fresh", "--store", "s3://bucket/prefix")
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: --fresh renames a store in a folder, not s3://bucket/prefix")

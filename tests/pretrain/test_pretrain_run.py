@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load, save
 
 from helpers.costs import BENCH, formula_costs, random_tables
+from helpers.refusals import refused
 from neuroshard.core.cost import CollectiveCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.costmodel.analytic import Analytic
@@ -17,6 +18,8 @@ from neuroshard.files.costs import CostWriter
 from neuroshard.measure import formula
 from neuroshard.pretrain.checkpoint import Checkpoint
 from neuroshard.pretrain.run import pretrain, run
+
+pytestmark = pytest.mark.slow
 
 
 def few(compute=0, collective=0, **change):
@@ -416,12 +419,12 @@ def test_test_tables_that_were_trained_on_are_refused():
         for i, (case, cost) in enumerate(costs.compute)
     )
 
-    with pytest.raises(InvalidInput, match="in test_tables and in another split"):
+    with refused(InvalidInput, "test_tables"):
         pretrain(costs.model_copy(update={"compute": rows}))
 
 
 def test_no_epochs_is_a_usage_error():
-    with pytest.raises(UsageError, match="epochs must be at least 1, not 0"):
+    with refused(UsageError, "epochs", 1, 0):
         pretrain(few(compute=5), epochs=0)
 
 

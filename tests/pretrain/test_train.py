@@ -27,6 +27,8 @@ from neuroshard.pretrain.compute import (
 from neuroshard.pretrain.labels import backward_ms, collect, forward_ms
 from neuroshard.pretrain.train import Net, Recipe, fit_net, kept_positive, one_thread
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def sets(costs):
@@ -69,8 +71,8 @@ def test_rows_of_an_all_to_all_are_its_devices_with_their_labels_and_waits(all_t
     assert features.shape == (6, 21)
     expected = [max(case.start_delays_ms) - delay for case in (pair, four) for delay in case.start_delays_ms]
     assert (waits * samples.unit_ms).tolist() == pytest.approx(expected, abs=1e-4)
-    expected = np.concatenate([labels[0].ms[3], labels[1].ms[5]])
-    assert (samples.measured(chosen)[0] * samples.unit_ms).tolist() == pytest.approx(expected, rel=1e-5)
+    measured = np.concatenate([labels[0].ms[3], labels[1].ms[5]])
+    assert (samples.measured(chosen)[0] * samples.unit_ms).tolist() == pytest.approx(measured, rel=1e-5)
     sent = [dims * (1 - 1 / len(case.device_dims)) for case in (pair, four) for dims in case.device_dims]
     assert (features[:, 0] * samples.unit_bytes / 65536 / 4).tolist() == pytest.approx(sent, rel=1e-5)
 
@@ -175,7 +177,7 @@ def test_rates_of_few_tables_go_on_as_steps_with_many(many):
         many, batches, np.arange(250), np.arange(250, 300), generator, ComputeTraining(epochs=1, start=slow)
     )
 
-    begun = net.rates.any(axis=(0, 1))
+    begun = np.asarray(net.rates.any(axis=(0, 1)))
     assert not begun[: len(BY_ROWS)].any()
     assert begun[-len(BY_DIGITS) :][5]
     assert (begun | ~first.rates.any(axis=(0, 1))).all()

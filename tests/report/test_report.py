@@ -16,6 +16,7 @@ import pytest
 from helpers.costs import random_model
 from helpers.hostile import HOSTILE
 from helpers.plans import make_plan, row_plan
+from helpers.refusals import refused
 from helpers.releasing import NOW
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes
@@ -247,7 +248,7 @@ def test_costs_of_another_machine_are_refused(parts):
 
 
 def test_costs_without_their_cost_model_are_refused(parts):
-    with pytest.raises(InvalidInput, match="--model"):
+    with refused(InvalidInput, "--model"):
         report(parts["plan"], costs=parts["costs"])
 
 
@@ -263,7 +264,7 @@ def test_live_is_what_the_store_says_and_before_the_plan_is_live_itself_what_it_
 
     assert before.plan == after.plan == old
     assert open_live(spec, old).plan == new
-    with pytest.raises(UsageError, match="STORE#MODEL"):
+    with refused(UsageError, "STORE#MODEL"):
         open_live("#ads", new)
 
 

@@ -75,6 +75,7 @@ def test_the_bound_is_below_the_best_of_all_plans(seed: int) -> None:
         assert 0.5 * optimum < proven_ms(task, model, algorithm) <= optimum * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_where_large_tables_take_the_memory_the_bound_is_below_the_best_of_all_plans(seed: int) -> None:
     """One to three large tables, which not every device has room for, small ones with most of the lookups, one step of rates."""

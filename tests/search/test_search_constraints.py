@@ -18,7 +18,7 @@ SHAPES = [(100_000, 64, 20.0), (200_000, 32, 5.0), (50_000, 128, 9.0), (1000, 16
 
 
 def constrained(task: ShardingTask, **rules: object) -> ShardingTask:
-    return ShardingTask(**{**dict(task), "constraints": Constraints(**rules)})  # type: ignore[arg-type]
+    return ShardingTask(**{**dict(task), "constraints": Constraints(**rules)})
 
 
 def held(plan: Plan, table: str) -> list[tuple[int, int]]:
@@ -74,6 +74,7 @@ def constrained_tasks(draw: st.DrawFn) -> ShardingTask:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(task=constrained_tasks())
 def test_a_plan_is_found_wherever_there_is_one_and_the_bound_is_below_the_optimum(task):

@@ -146,7 +146,7 @@ def test_a_table_that_lies_in_pieces_on_a_device_stays_in_them_within_a_budget(t
     problem = Problem(task, model)
     lying = [(problem.first[int(s.table[1:])] + s.dim // 4, s.device) for s in same.shards]
     alone = problem.costs([Placement(*np.array(lying).T)])
-    assert same.cost_ms == pytest.approx(sum(alone).max())  # priced as the pieces that it has
+    assert same.cost_ms == pytest.approx(np.sum(alone, axis=0).max())  # priced as the pieces that it has
 
     freed = search(task, AnalyticModel(), SearchSettings(rounds=2, move_budget_bytes=2**40), previous=theirs)
     assert freed.cost_ms < same.cost_ms

@@ -192,7 +192,8 @@ def test_a_step_changes_the_yardobjective_by_what_was_priced(make_task, model):
         wide = objective.power(one.dims / soft.widest[plan])
         return float(soft.weights[0, plan] * load.sum() + soft.weights[1, plan] * wide.sum())
 
-    steps = candidates(plans, soft, *np.nonzero(soft.worst_devices(range(2))), np.random.default_rng(0))
+    of, devices = np.nonzero(soft.worst_devices(range(2)))
+    steps = candidates(plans, soft, of, devices, np.random.default_rng(0))
     assert (steps.take >= 0).any()
     assert (steps.take < 0).any()
     assert set(steps.plan.tolist()) == {0, 1}

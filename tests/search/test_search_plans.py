@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +61,7 @@ ROOMY = ShardingTask(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(task=tasks(), algorithm=st.sampled_from(ALGORITHMS))
 @example(task=ROOMY, algorithm="local-search")
@@ -71,7 +73,7 @@ def test_shards_tile_every_table_and_no_device_is_over_its_memory(task, algorith
     except Infeasible:
         assert task is not ROOMY
         return
-    covered = {table.name: [] for table in task.tables}
+    covered: dict[str, list] = {table.name: [] for table in task.tables}
     used = [0] * task.devices
     for shard in plan.shards:
         table = next(table for table in task.tables if table.name == shard.table)
@@ -84,6 +86,7 @@ def test_shards_tile_every_table_and_no_device_is_over_its_memory(task, algorith
     assert all(bytes_ <= limit for bytes_, limit in zip(used, task.device_memory_bytes, strict=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(task=tasks())
 @example(task=ROOMY)
@@ -121,6 +124,7 @@ def test_of_drawn_tasks_most_have_a_plan_that_is_found():
     assert solved >= 10
 
 
+@pytest.mark.slow
 def test_the_published_search_is_never_better(make_task, model):
     rng = np.random.default_rng(1)
     solved = 0
@@ -173,9 +177,10 @@ def test_a_plan_costs_what_the_model_says_of_one_device_at_a_time(make_task, mod
     np.testing.assert_allclose(plan.predicted_ms, [sum(cost) for cost in costs], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_on_nearly_all_tiny_tasks_the_plan_is_the_optimum_and_the_bound_is_below_it(make_task, model):
     rng = np.random.default_rng(0)
-    ratios = []
+    ratios: list[float] = []
     while len(ratios) < 30:
         count, devices = (int(rng.integers(1, 4)), 2) if len(ratios) % 2 else (2, 3)
         shapes = [
@@ -286,7 +291,7 @@ def test_a_cost_model_that_predicts_no_cost_is_told_in_one_line(make_task, model
 
 def test_a_search_by_a_cost_model_of_nothing_but_all_to_alls_ends(make_task):
     """Where no device computes anything, a step that changes nothing is not to count as a gain for the last bit of a sum."""
-    model = Analytic("h100", 64)
+    model: Any = Analytic("h100", 64)
     model.compute_ms = lambda sums: np.zeros(sums.shape[:-1])
     model.compute_slope = np.zeros_like
     stop = threading.Event()

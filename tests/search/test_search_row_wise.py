@@ -39,7 +39,7 @@ def row_wise(task: ShardingTask, *names: str, **rules: object) -> ShardingTask:
         rules["tables"] = tuple(TableRule(table=name, row_wise=True) for name in names)
     else:
         rules["row_wise"] = True
-    return ShardingTask(**{**dict(task), "constraints": Constraints(**rules)})  # type: ignore[arg-type]
+    return ShardingTask(**{**dict(task), "constraints": Constraints(**rules)})
 
 
 def split(plan: Plan) -> set[str]:
@@ -99,6 +99,7 @@ def test_a_plan_says_what_splitting_row_wise_would_save_only_where_it_would(make
         assert not any("--row-wise" in note for note in search(task, model, SearchSettings(rounds=1)).provenance.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [AnalyticModel(), random_model(5), random_model(5, rates=len(THRESHOLDS)), Analytic("h100", 65536), Formula(65536)],
@@ -203,12 +204,14 @@ def tasks(draw: st.DrawFn) -> ShardingTask:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(task=tasks())
 def test_a_plan_is_found_wherever_there_is_one_and_the_bound_is_below_the_optimum(task):
     check_against_optimum(task)
 
 
+@pytest.mark.slow
 def test_on_nearly_all_tiny_tasks_the_plan_is_the_optimum(make_task, model):
     rng = np.random.default_rng(0)
     ratios, rows = [], 0

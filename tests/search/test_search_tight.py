@@ -154,6 +154,7 @@ def test_a_model_without_a_net_for_so_many_devices_says_so_itself(make_task, mod
         search(make_task([(1000, 12, 1.0)], [1] * 3), model)
 
 
+@pytest.mark.slow
 def test_a_task_with_room_to_spare_is_always_solved(make_task):
     rng = np.random.default_rng(2)
     for _ in range(20):

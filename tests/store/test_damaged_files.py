@@ -20,6 +20,7 @@ from neuroshard.store.releases import plan_key, read_plan
 from neuroshard.store.track import MAX_ARTIFACT_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CHECKS)
 def test_a_damaged_file_is_what_it_was_or_a_clear_error(kind):
     tried, taken, _ = fuzz(kind, 150)
@@ -53,6 +54,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_plan_is_one_short_line(data):
     with pytest.raises(InvalidInput) as caught:
@@ -90,6 +92,7 @@ except InvalidInput:
 """
 
 
+@pytest.mark.slow
 def test_the_largest_file_that_is_read_takes_bounded_memory():
     """Empty lists are the dearest: 3 bytes become 64."""
     done = subprocess.run([sys.executable, "-c", WORST], capture_output=True, text=True, timeout=HANGS, check=True)

@@ -99,7 +99,7 @@ def test_a_disk_that_is_full_leaves_nothing_behind(store, monkeypatch):
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(NeuroshardError, match=r"m/a: cannot write it: No space left on device"):
         store.create("m/a", b"one")
 
@@ -139,7 +139,7 @@ def test_without_hard_links_a_key_is_still_written_once_and_by_one_writer(store,
     def no_links(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(folder.os, "link", no_links)
+    monkeypatch.setattr(os, "link", no_links)
     with ThreadPoolExecutor(8) as pool:
         created = list(pool.map(lambda _: store.create("m/a", b"one"), range(8)))
     assert sorted(created) == [False] * 7 + [True]

@@ -36,7 +36,7 @@ def test_it_is_sent_while_the_work_goes_on_so_that_a_killed_pod_loses_little(tmp
         create(key, data)
         sent.set()
 
-    store.create = told  # type: ignore[method-assign]
+    store.create = told
     with kept(store, "w", tmp_path, every_seconds=0.01):
         (tmp_path / "part").write_text("1")
         assert sent.wait(HANGS)
@@ -64,7 +64,7 @@ def fails_thrice(store: MemoryStore, error: Exception) -> tuple[list[str], threa
         create(key, data)
         sent.set()
 
-    store.create = refused  # type: ignore[method-assign]
+    store.create = refused
     return tries, sent
 
 

@@ -1,6 +1,7 @@
 """Which store a URL opens."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from neuroshard.store.s3 import S3Store
     ],
 )
 def test_a_path_or_file_url_is_a_folder(url, root):
-    store = open_store(url)
+    store: Any = open_store(url)
 
     assert isinstance(store, FolderStore)
     assert store.root == Path(root)
@@ -32,7 +33,7 @@ def test_a_path_or_file_url_is_a_folder(url, root):
     [("s3://bucket", "bucket", ""), ("s3://bucket/", "bucket", ""), ("s3://bucket/a/b/", "bucket", "a/b")],
 )
 def test_an_s3_url_is_a_bucket_and_a_prefix(url, bucket, prefix):
-    store = open_store(url)
+    store: Any = open_store(url)
 
     assert isinstance(store, S3Store)
     assert (store.bucket, store.prefix) == (bucket, prefix)
@@ -70,7 +71,7 @@ def test_an_endpoint_of_ones_own_is_addressed_path_style_also_by_name(monkeypatc
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store.example:9000")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a-key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
-    client = open_store("s3://bucket/prefix").client
+    client = vars(open_store("s3://bucket/prefix"))["client"]
     url = client.generate_presigned_url("get_object", Params={"Bucket": "bucket", "Key": "prefix/a"})
 
     assert url.startswith("http://store.example:9000/bucket/prefix/a?")

@@ -5,10 +5,13 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
 
 from helpers.faults import faulty
 from helpers.plans import make_plan
@@ -18,6 +21,7 @@ from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError,
 from neuroshard.deploy.run import deploy
 from neuroshard.store import s3
 from neuroshard.store.open import open_store
+from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of, read_live
 from neuroshard.store.s3 import S3Store
 from neuroshard.store.track import all_releases
@@ -36,15 +40,15 @@ def error(status: str, code: str) -> bytes:
 
 
 @pytest.fixture
-def answered(aws, moto, monkeypatch) -> Callable[[bytes], Iterator[S3Store]]:
+def answered(aws, moto, monkeypatch) -> Callable[[bytes], AbstractContextManager[Store]]:
     """`with answered(answer) as store`: whatever is asked, that is the answer."""
     url = aws(moto)
-    once = s3.Config(retries={"total_max_attempts": 1, "mode": "standard"})
+    once = Config(retries={"total_max_attempts": 1, "mode": "standard"})
     monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(once))
     monkeypatch.setattr(s3, "BUSY_SECONDS", 0.001)
 
     @contextmanager
-    def answered(answer: bytes) -> Iterator[S3Store]:
+    def answered(answer: bytes) -> Iterator[Store]:
         with answering(answer) as (endpoint, _):
             monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
             yield open_store(url)
@@ -155,7 +159,7 @@ def test_a_listing_that_does_not_end_is_ended(answered, monkeypatch):
 def test_an_answer_that_trickles_is_given_up_in_bounded_time(aws, moto, monkeypatch):
     """Each byte comes well within the read timeout, and there is no end of them: only all of it together takes too long."""
     url = aws(moto)
-    store = open_store(url)
+    store: Any = open_store(url)
     deploy(A, store, "m", now=NOW)
     monkeypatch.setattr(s3, "REQUEST_SECONDS", 0.3)
     monkeypatch.setattr(store.client, "get_object", lambda **_: {"Body": Trickle(), "ETag": '"x"'})
@@ -181,7 +185,7 @@ def busy(aws, moto, monkeypatch):
     url = aws(moto)
     direct = open_store(url)
     deploy(A, direct, "m", now=NOW)
-    store = open_store(url)
+    store: Any = open_store(url)
     put, left = store.client.put_object, [0]
 
     def busy(times: int, *, does_it: bool = False) -> S3Store:
@@ -194,7 +198,7 @@ def busy(aws, moto, monkeypatch):
             if does_it:
                 put(**request)
             status = {"HTTPStatusCode": 409}
-            raise s3.ClientError(
+            raise ClientError(
                 {"Error": {"Code": "ConditionalRequestConflict"}, "ResponseMetadata": status}, "PutObject"
             )
 
@@ -261,7 +265,7 @@ def test_every_write_says_what_its_bytes_must_be_and_on_which_condition(aws, mot
 def test_a_plan_that_is_answered_compressed_is_no_plan(aws, moto, monkeypatch):
     """The bytes are what the digest is of; what a proxy makes of them is refused, not guessed at."""
     url = aws(moto)
-    store = open_store(url)
+    store: Any = open_store(url)
     deploy(A, store, "m", now=NOW)
     packed = gzip.compress(json.dumps({}).encode())
     key = f"runs/m/plans/{A.digest()}.json"
@@ -272,7 +276,7 @@ def test_a_plan_that_is_answered_compressed_is_no_plan(aws, moto, monkeypatch):
 
 def test_a_bucket_with_versions_is_a_store_like_any_other(aws, moto):
     url = aws(moto)
-    store = open_store(url)
+    store: Any = open_store(url)
     store.client.put_bucket_versioning(Bucket=store.bucket, VersioningConfiguration={"Status": "Enabled"})
     for plan in (A, B):
         deploy(plan, store, "m", now=NOW)

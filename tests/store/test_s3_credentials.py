@@ -2,9 +2,11 @@
 
 import logging
 from datetime import UTC, datetime
+from typing import Any
 
 import boto3
 import pytest
+from botocore.config import Config
 
 from helpers.plans import make_plan
 from helpers.servers import KEY, SECRET, answering
@@ -39,7 +41,7 @@ def web_identity(aws, moto, monkeypatch, tmp_path) -> str:
 
 
 def test_a_web_identity_is_exchanged_by_boto3_itself(web_identity):
-    store = open_store(web_identity)
+    store: Any = open_store(web_identity)
     deploy(A, store, "m", now=NOW)
 
     assert load_plan(web_identity, "m", cache_dir=False) == A
@@ -88,7 +90,7 @@ def log(caplog, monkeypatch):
 
 
 def test_no_secret_is_logged_or_printed_even_at_debug(web_identity, log, capfd, monkeypatch):
-    store = open_store(web_identity)
+    store: Any = open_store(web_identity)
     deploy(A, store, "m", now=NOW)
     held = store.client._request_signer._credentials.get_frozen_credentials()
     uses = [
@@ -97,7 +99,7 @@ def test_no_secret_is_logged_or_printed_even_at_debug(web_identity, log, capfd, 
         lambda: store.create(f"m/plans/{A.digest()}.json", b"other"),
         lambda: (monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:hunter2@127.0.0.1:9"), open_store(web_identity).read("m/a")),
     ]  # fmt: skip
-    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(s3.Config(retries={"total_max_attempts": 1, "mode": "standard"})))
+    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(Config(retries={"total_max_attempts": 1, "mode": "standard"})))
     said = ""
     for use in uses:
         with pytest.raises(NeuroshardError) as caught:
@@ -134,7 +136,7 @@ def encrypted(aws, moto, request, monkeypatch) -> str:
 
 
 def test_an_encrypted_bucket_is_a_store_like_any_other(encrypted):
-    store = open_store(encrypted)
+    store: Any = open_store(encrypted)
     for plan in (A, B, A, B):
         deploy(plan, store, "m", now=NOW)
     assert roll_back(store, plans_of("m"), now=NOW).plan_digest == A.digest()

@@ -1,11 +1,15 @@
 """What is special about S3: the probe, and what the store or the network answers when something is wrong."""
 
+from typing import Any
+
 import pytest
+from botocore.config import Config
 
 from helpers.servers import SECRET, answering, nobody
 from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable
 from neuroshard.store import s3
 from neuroshard.store.open import open_store
+from neuroshard.store.s3_errors import ATTEMPTS
 
 
 def fails(use, kind: type[StoreError], *words: str) -> None:
@@ -22,7 +26,7 @@ def fails(use, kind: type[StoreError], *words: str) -> None:
 
 
 def every_use(url: str, **options: bool) -> list:
-    store = open_store(url, **options)
+    store: Any = open_store(url, **options)
     return [
         lambda: store.read("m/a"),
         lambda: store.read_versioned("m/a"),
@@ -34,7 +38,7 @@ def every_use(url: str, **options: bool) -> list:
 
 
 def test_a_store_that_ignores_conditions_is_refused_before_the_first_write(aws, rclone):
-    store = open_store(aws(rclone))
+    store: Any = open_store(aws(rclone))
 
     for use in (lambda: store.create("m/a", b""), lambda: store.swap("m/a", b"", None)):
         fails(use, StoreError, store.url, "If", "--single-writer")
@@ -42,7 +46,7 @@ def test_a_store_that_ignores_conditions_is_refused_before_the_first_write(aws, 
 
 
 def test_reading_needs_no_probe(aws, moto):
-    store = open_store(aws(moto))
+    store: Any = open_store(aws(moto))
 
     fails(lambda: store.read("m/a"), NotFound, "m/a")
     assert store.list("") == ()
@@ -84,7 +88,7 @@ def test_an_unknown_profile_is_told(aws, moto, monkeypatch):
 
 def test_a_store_that_nobody_serves_is_unreachable(aws, moto, monkeypatch):
     url = aws(moto)
-    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(s3.Config(retries={"total_max_attempts": 1, "mode": "standard"})))
+    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(Config(retries={"total_max_attempts": 1, "mode": "standard"})))
     with nobody() as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://me:hunter2@{address}")
         for use in every_use(url):
@@ -93,7 +97,7 @@ def test_a_store_that_nobody_serves_is_unreachable(aws, moto, monkeypatch):
 
 def test_an_ipv6_endpoint_is_named_as_in_its_url(aws, moto, monkeypatch):
     url = aws(moto)
-    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(s3.Config(retries={"total_max_attempts": 1, "mode": "standard"})))
+    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(Config(retries={"total_max_attempts": 1, "mode": "standard"})))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:hunter2@[::1]:9")
     fails(lambda: open_store(url).read("m/a"), Unreachable, "cannot reach the store at [::1]:9")
 
@@ -103,10 +107,10 @@ def test_an_answer_that_breaks_off_is_asked_for_again_and_then_told(aws, moto, m
     broken = b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\nETag: "x"\r\nConnection: close\r\n\r\n{"format_ver'
     with answering(broken) as (endpoint, requests):
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        store = open_store(url)
+        store: Any = open_store(url)
         fails(lambda: store.read("m/live.json"), Unreachable, "m/live.json", "broke off")
 
-    assert len(requests) == s3.ATTEMPTS
+    assert len(requests) == ATTEMPTS
 
 
 @pytest.mark.parametrize(
@@ -115,13 +119,13 @@ def test_an_answer_that_breaks_off_is_asked_for_again_and_then_told(aws, moto, m
 )
 def test_only_what_may_pass_is_tried_again(aws, moto, monkeypatch, status, asked):
     url = aws(moto)
-    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(s3.Config(retries={"total_max_attempts": 2, "mode": "standard"})))
+    monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(Config(retries={"total_max_attempts": 2, "mode": "standard"})))
     with answering(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()) as (
         endpoint,
         requests,
     ):
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        store = open_store(url)
+        store: Any = open_store(url)
         kind = {"403": StoreError, "404": NotFound}.get(status[:3], Unreachable)
         fails(lambda: store.read("m/a"), kind, "m/a", "" if kind is NotFound else status[:3])
 
@@ -139,7 +143,7 @@ def test_an_endless_answer_is_not_read_to_its_end(aws, moto, monkeypatch):
 
 def test_keys_that_lead_elsewhere_are_not_listed(aws, moto):
     url = aws(moto)
-    store = open_store(url)
+    store: Any = open_store(url)
     store.create("m/a", b"")
     for key in ("runs/m/../../evil", "runs/m/", "runs/m/.lock", "runs/m//x", "runs/m/b\\c"):
         store.client.put_object(Bucket=store.bucket, Key=key, Body=b"")

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from botocore.config import Config
 
 from helpers.faults import FAULTS
 from helpers.limits import HANGS
@@ -15,7 +16,7 @@ from neuroshard.store.open import open_store
 def test_a_spoiled_answer_never_makes_a_wrong_plan(aws, moto, monkeypatch, fault):
     direct = open_store(aws(moto))
     wait = 2 if fault == "hang" else HANGS
-    quick = s3.Config(connect_timeout=wait, read_timeout=wait, retries={"mode": "standard", "total_max_attempts": 2})
+    quick = Config(connect_timeout=wait, read_timeout=wait, retries={"mode": "standard", "total_max_attempts": 2})
     monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(quick))
 
     def aim(endpoint: str):

@@ -71,7 +71,7 @@ def test_without_a_way_to_a_cluster_nothing_is_known() -> None:
     assert "could not be checked: no way to a Kubernetes cluster" in answer.says
 
 
-def test_the_command_submits_nothing_under_an_account_that_is_not_there(  # type: ignore[no-untyped-def]
+def test_the_command_submits_nothing_under_an_account_that_is_not_there(
     kfp_stub: KfpStub, neuroshard, tmp_path: Path
 ) -> None:
     with serving(FakeApiServer([], accounts=(RUNNER,))) as server:

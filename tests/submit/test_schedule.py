@@ -152,7 +152,7 @@ def test_with_now_an_orphan_that_cannot_be_terminated_is_in_nobodys_way(kfp_stub
     def without_a_workflow(method: str, path: str, body: Any) -> tuple[int, Any]:
         return (500, {"message": "no such workflow"}) if path.endswith(":terminate") else answer(method, path, body)
 
-    kfp_stub.answer = without_a_workflow  # type: ignore[method-assign]
+    kfp_stub.answer = without_a_workflow
     told = removed(kfp_stub, now=True)
     assert told[1].startswith("run n1 (neuroshard-nightly4b8lf-1-358216334) cannot be terminated: ")
     assert told[2].startswith("after 0 s Kubeflow still records run n1 ")
@@ -180,7 +180,7 @@ def test_a_refusal_leaves_what_was_there(kfp_stub: KfpStub) -> None:
             else answer(method, path, body)
         )
 
-    kfp_stub.answer = refusing  # type: ignore[method-assign]
+    kfp_stub.answer = refusing
     with pytest.raises(NeuroshardError, match=r"answered 400: invalid cron$"):
         scheduled(kfp_stub, "61 2 * * *")
     assert [one["recurring_run_id"] for one in kfp_stub.recurring] == ["j1"]
@@ -192,7 +192,7 @@ def test_a_cron_of_the_wrong_length_is_told() -> None:
     assert wanted(Nightly("0 0 2 * * *", RunSettings({}))).cron == "0 0 2 * * *"
 
 
-def test_the_command_schedules_several_models_and_shows_what_it_would_change(  # type: ignore[no-untyped-def]
+def test_the_command_schedules_several_models_and_shows_what_it_would_change(
     kfp_stub: KfpStub, neuroshard, parameters: Path, models: Path
 ) -> None:
     command = ["schedule", "--parameters", parameters, "--models", models, "--endpoint", kfp_stub.url]

@@ -68,7 +68,7 @@ def test_kfps_command_line_takes_the_package_and_its_parameters(kfp_stub: KfpStu
     }
 
 
-def test_the_command_submits_the_same_package_for_all_models_and_waits(  # type: ignore[no-untyped-def]
+def test_the_command_submits_the_same_package_for_all_models_and_waits(
     kfp_stub: KfpStub, neuroshard, parameters: Path, models: Path
 ) -> None:
     kfp_stub.states = ["PENDING", "RUNNING", "SUCCEEDED"]
@@ -231,7 +231,7 @@ def test_a_run_whose_pods_are_gone_is_not_waited_for_and_another_is_submitted(
         status, told = answer(method, path, body)
         return status, {**told, **orphan} if method == "GET" and path.endswith("/v2beta1/runs/r1") else told
 
-    kfp_stub.answer = first_is_an_orphan  # type: ignore[method-assign]
+    kfp_stub.answer = first_is_an_orphan
     told = submitted(kfp_stub)
     assert told[0].startswith("run r1: under way with the same parameters")
     assert told[2].startswith("run r2: submitted")
@@ -324,7 +324,7 @@ def test_a_start_whose_answer_was_lost_and_that_has_ended_is_not_made_again(kfp_
             one["state"] = "SUCCEEDED"
         return told
 
-    kfp_stub.answer = quick  # type: ignore[method-assign]
+    kfp_stub.answer = quick
     assert submitted(kfp_stub)[-1] == "run r1: SUCCEEDED"
     assert len(kfp_stub.runs) == 1
 
@@ -339,7 +339,7 @@ def test_a_start_that_comes_late_ends_the_second_one(kfp_stub: KfpStub, capsys: 
             return 200, {}  # the first run is not listed yet
         return status, told
 
-    kfp_stub.answer = late  # type: ignore[method-assign]
+    kfp_stub.answer = late
     assert submitted(kfp_stub)[0].startswith("run r1: submitted")
     assert [one["state"] for one in kfp_stub.runs][1] == "FAILED"
     assert "run r2 is terminated" in capsys.readouterr().err
@@ -393,7 +393,7 @@ def test_a_page_that_is_no_api_is_one_line(kfp_stub: KfpStub, monkeypatch: pytes
         submitted(kfp_stub)
 
 
-def test_an_api_that_is_not_there_is_one_line(neuroshard) -> None:  # type: ignore[no-untyped-def]
+def test_an_api_that_is_not_there_is_one_line(neuroshard) -> None:
     ended = neuroshard("submit", "--endpoint", "http://127.0.0.1:9", "--patience", "0", "--no-check")
     assert ended.returncode == 1
     [line] = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
@@ -450,14 +450,14 @@ def test_told_to_stop_while_the_api_is_away_it_says_that_nothing_was_submitted()
     assert (process.returncode, stderr.splitlines()[-1]) == (143, "error: told to stop; no run was submitted")
 
 
-def test_a_wait_that_outlasts_the_run_is_a_slip(neuroshard) -> None:  # type: ignore[no-untyped-def]
+def test_a_wait_that_outlasts_the_run_is_a_slip(neuroshard) -> None:
     ended = neuroshard("submit", "--endpoint", "http://127.0.0.1:9", "--timeout", "48h")
     assert (ended.returncode, ended.stderr) == (
         2, "error: --timeout 48h is longer than --deadline 24h, at which Kubeflow ends the run\n",
     )  # fmt: skip
 
 
-def test_who_does_not_wait_cannot_tell_how_it_ended(neuroshard) -> None:  # type: ignore[no-untyped-def]
+def test_who_does_not_wait_cannot_tell_how_it_ended(neuroshard) -> None:
     ended = neuroshard("submit", "--endpoint", "http://127.0.0.1:9", "--no-wait", "--event")
     assert (ended.returncode, ended.stderr) == (
         2, "error: --metrics and --event report how a run ended; leave out --no-wait\n",

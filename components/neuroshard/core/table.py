@@ -36,7 +36,7 @@ class Table(Value):
     rows: Whole
     dim: Whole
     pooling_factor: Number
-    reuse_bins: tuple[float, ...]
+    reuse_bins: tuple[float, ...] = ()  # filled in before the checks
     reuse_batch_size: Annotated[Whole, Field(gt=0, le=2**31)] = REFERENCE_BATCH_SIZE
     element_bytes: Whole = 4
     optimizer_bytes_per_row: Annotated[Whole, Field(ge=0, le=64)] = 4

@@ -19,6 +19,7 @@ from neuroshard.deploy.gc import run as gc
 from neuroshard.deploy.golive import roll_back
 from neuroshard.files.tables import write_tables
 from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.run import run as measure_run
 from neuroshard.measure.workers import job as job_module
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.releases import plans_of
@@ -115,7 +116,7 @@ def broken_kind(place: Place) -> list[NightlyRun]:
     first = place.nightly_run()
     place.nodes = [H200, H100]
     place.models = [order(place), order(place, "old", hardware="h100")]
-    measure = job_module.measure
+    measure = measure_run
 
     def broken(cases: Path, costs: Path, backend: str, settings: MeasureSettings) -> Any:
         if settings.hardware is not None and "H100" in settings.hardware.name:

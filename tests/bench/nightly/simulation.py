@@ -42,7 +42,8 @@ class Months:
     """A store over the days, and what was counted."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.rng, self.found, self.causes = random.Random(seed), Counter[str](), []
+        self.rng, self.found = random.Random(seed), Counter[str]()
+        self.causes: list[Any] = []
         self.place = Place(folder, FLEETS[0])
         for name, some in FILES.items():
             write_tables(folder / name, some)

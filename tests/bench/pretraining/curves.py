@@ -9,6 +9,7 @@ devices of plans and on random sets of the same tables, against the formula with
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -137,7 +138,7 @@ def predicted(model: TrainedCostModel, cases: Sequence[ComputeCase]) -> Floats:
     return model.compute_ms(np.add.reduceat(vectors, np.cumsum([0, *(len(c.tables) for c in cases)])[:-1], axis=0))
 
 
-def _cases(tables: Sequence[Table], count: int, seed: int, **more: float) -> list[ComputeCase]:
+def _cases(tables: Sequence[Table], count: int, seed: int, **more: Any) -> list[ComputeCase]:
     """Cases of all of these tables, as `augment` draws those to train on; without a `vary_share`, those to test with."""
     drawn = augment(
         tables,

@@ -10,7 +10,7 @@ from bench.searching.tasks import BATCH_SIZE, paper_protocol
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel
-from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
+from neuroshard.costmodel.protocol import CostModel, device_costs
 from neuroshard.measure.formula import Formula
 from neuroshard.search.proposers.baselines import KEYS
 from neuroshard.search.run import SearchSettings, search
@@ -54,13 +54,13 @@ def _plan(task: ShardingTask, model: CostModel, algorithm: str, rounds: int) -> 
         return None
 
 
-def _errors(model: TrainedCostModel, task: ShardingTask, rows: Sequence[Row]) -> tuple[Floats, ...]:
+def _errors(model: TrainedCostModel, task: ShardingTask, rows: Sequence[Row]) -> tuple[np.ndarray, ...]:
     truth = Formula(BATCH_SIZE)
     said, columns = sums(model, task, rows)
     true, _ = sums(truth, task, rows)
     held = columns > 0
     predicted, measured = model.compute_ms(said[held]), truth.compute_ms(true[held])
     spread = model.spread_ms(said, columns)[held]
-    costs = [sum(device_costs(of, vectors, columns)).max() for of, vectors in ((model, said), (truth, true))]
+    costs = [np.sum(device_costs(of, vectors, columns), axis=0).max() for of, vectors in ((model, said), (truth, true))]
     off = predicted / measured - 1
     return off, np.abs(predicted - measured) <= spread, off[[measured.argmax()]], np.array([costs[0] / costs[1] - 1])

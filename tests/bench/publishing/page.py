@@ -43,12 +43,15 @@ good plans are on hardware. No GPU has been measured yet.
 """
 
 
+CostsFrom = Literal["formula", "measured", "printed", "none"]
+
+
 @dataclass(frozen=True)
 class Table:
     """One table of the page. `costs` says what its figures rest on, `date` is ISO's, `rows` are cells as they are shown."""
 
     question: str
-    costs: Literal["formula", "measured", "printed", "none"]
+    costs: CostsFrom
     command: str
     date: str
     machine: str
@@ -69,7 +72,7 @@ def publish(
     question: str,
     columns: Sequence[str],
     rows: Sequence[Sequence[object]],
-    costs: Literal["formula", "measured", "printed", "none"],
+    costs: CostsFrom,
     folder: Path = TABLES,
     page: Path = PAGE,
 ) -> None:

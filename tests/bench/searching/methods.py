@@ -49,7 +49,7 @@ def ours(task: ShardingTask, model: CostModel, budget_s: float | None = None) ->
 
 def ablated(task: ShardingTask, model: CostModel, switch: str | None = None, seed: int = 0) -> Found:
     """Ours of its usual rounds, without one of its parts."""
-    tuning = TUNING if switch is None else replace(TUNING, **{switch: False})
+    tuning = TUNING if switch is None else replace(TUNING, **dict[str, Any]({switch: False}))
     return Found(rows_of(search(task, model, SearchSettings(seed=seed, tuning=tuning))))
 
 

@@ -30,13 +30,13 @@ ALL_TYPES = (*COLUMN_TYPES, "row_wise")
 WIDTHS = (64, 32, 16, 8)
 
 
-class SameMemory(ShardEstimator):
+class SameMemory(ShardEstimator):  # type: ignore[misc] # TorchRec is not typed
     """Weights and optimizer state, as core.Table counts them."""
 
     def __init__(self, task: ShardingTask) -> None:
         self.tables = dict(zip(_names(task), task.tables, strict=True))
 
-    def estimate(self, sharding_options, sharder_data_map=None, **_) -> None:  # type: ignore[no-untyped-def]
+    def estimate(self, sharding_options, sharder_data_map=None, **_) -> None:
         for option in sharding_options:
             for shard in option.shards:
                 rows, dim = shard.size
@@ -105,7 +105,7 @@ def _own_ms(planner: EmbeddingShardingPlanner, devices: int) -> float:
 
 
 @contextlib.contextmanager
-def _quiet():  # type: ignore[no-untyped-def]
+def _quiet():
     """It prints a report of hundreds of lines and warns of what is not used here."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -18,7 +18,7 @@ def rows_of(plan: Plan) -> list[Row]:
 
 def cost_ms(model: CostModel, task: ShardingTask, rows: Sequence[Row]) -> float:
     """Milliseconds of the slowest device, priced from scratch."""
-    return float(sum(device_costs(model, *sums(model, task, rows))).max())
+    return float(np.sum(device_costs(model, *sums(model, task, rows)), axis=0).max())
 
 
 def sums(model: CostModel, task: ShardingTask, rows: Sequence[Row]) -> tuple[Floats, Floats]:
@@ -44,9 +44,9 @@ def fault(task: ShardingTask, rows: Iterable[Row]) -> str | None:
         else:
             return f"table {whole.name!r} is cut row-wise and column-wise"
         used[device] += whole.shard_bytes(count, dim)
-    for table, wide, high in zip(task.tables, columns, blocks, strict=True):
-        if (wide, high) not in ((table.dim, 0), (0, table.rows)):
-            return f"table {table.name!r} has {wide} of {table.dim} columns and {high} of {table.rows} rows in blocks"
+    for whole, wide, high in zip(task.tables, columns, blocks, strict=True):
+        if (wide, high) not in ((whole.dim, 0), (0, whole.rows)):
+            return f"table {whole.name!r} has {wide} of {whole.dim} columns and {high} of {whole.rows} rows in blocks"
     for device, (need, have) in enumerate(zip(used, task.device_memory_bytes, strict=True)):
         if need > have:
             return f"device {device} needs {need:,} of {have:,} bytes"

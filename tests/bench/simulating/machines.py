@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 ROOT = Path(__file__).parents[3]
@@ -143,7 +144,7 @@ def memory(limit: int) -> Prepare:
     return prepare
 
 
-def join_group(launch: Launch, controller: str, v1: dict[str, object], v2: dict[str, object]) -> None:
+def join_group(launch: Launch, controller: str, v1: dict[str, Any], v2: dict[str, object]) -> None:
     """A new control group of version 1 or 2, whichever is here, that the command joins."""
     mount = Path("/sys/fs/cgroup")
     if (mount / controller / "cgroup.procs").exists():

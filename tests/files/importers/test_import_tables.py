@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
@@ -85,7 +86,7 @@ def test_pooling_and_weights_are_read(tmp_path, suffix):
     ]
     one, other = imported(tmp_path, suffix, rows).tables
     assert (one.pooling, one.weighted, other.pooling, other.weighted) == ("mean", False, "sum", True)
-    with pytest.raises(InvalidInput, match=r"pooling: must be 'sum' or 'mean', not 'max'"):
+    with refused(InvalidInput, "pooling", "'sum'", "'mean'", "'max'"):
         imported(tmp_path, suffix, [{**ROW, "pooling": "max"}])
 
 
@@ -249,14 +250,12 @@ def test_truncated_parquet_is_told_in_one_line(tmp_path, kept):
 
 @every_format
 def test_a_missing_file_is_named(tmp_path, suffix):
-    with pytest.raises(InvalidInput, match=f"ghost.{suffix}: no such file"):
+    with refused(InvalidInput, f"ghost.{suffix}"):
         import_tables(tmp_path / f"ghost.{suffix}")
 
 
 def test_an_unknown_suffix_lists_the_known_ones(tmp_path):
-    with pytest.raises(
-        UsageError, match=r"t\.yaml: its name does not say what it is; known: \.json, \.csv, \.parquet, \.pt"
-    ):
+    with refused(UsageError, "t.yaml", "known: .json", "known: .json, .csv, .parquet, .pt"):
         import_tables(tmp_path / "t.yaml")
 
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.costmodel.given import GivenCosts
 from neuroshard.files.importers.sharding_stats import read_stats
@@ -261,7 +262,7 @@ def test_without_printed_memory_it_is_asked_for_and_with_too_little_the_rank_is_
     path.write_text(columns[2].read_text().replace("Planning Memory", "Some Memory"))
     printed, tables = read_stats(path), read(path).tables
 
-    with pytest.raises(UsageError, match="give --memory"):
+    with refused(UsageError, "--memory"):
         stats_plan(printed, tables, str(path))
     with pytest.raises(InvalidInput, match=r"device 0 needs .* GiB of 1.0 GiB"):
         stats_plan(printed, tables, str(path), memory_bytes=GIB)
