@@ -533,3 +533,45 @@ def test_modules_that_tell_the_time_are_those_that_a_test_can_set() -> None:
     with clocks_at(datetime(2030, 1, 1, tzinfo=UTC)):
         assert survey_module.datetime.now(UTC).year == 2030
     assert augment is not None
+
+
+def rolled_back_place(place: Place) -> tuple[Plan, Plan]:
+    """A plan that a person went back to, and the one that was rolled back, which each night finds again."""
+    well(place.nightly_run())
+    good = load_plan(place.store, "ads")
+    place.models = [order(place, memory="7GiB")]
+    well(place.nightly_run())
+    bad = load_plan(place.store, "ads")
+    roll_back(store_of(place), plans_of("ads"), now=datetime.now(UTC))
+    night = place.nightly_run()
+    assert (night.ends, load_plan(place.store, "ads").digest()) == ({"ads": "kept"}, good.digest())
+    return good, bad
+
+
+def test_a_rolled_back_plan_does_not_return_where_the_live_one_is_damaged(place: Place) -> None:
+    good, bad = rolled_back_place(place)
+    spoil(place, f"ads/plans/{good.digest()}.json", b"damaged")
+    for night in (place.nightly_run(), place.nightly_run(), place.nightly_run()):
+        assert night.error == ""
+        found = load_plan(place.store, "ads", cache_dir=False)
+        assert set(found.shards) not in (set(bad.shards), set(good.shards))
+    assert "was rolled back before, so this one is by " in found.provenance.instead
+
+
+def test_a_rolled_back_plan_does_not_return_as_the_same_placement_of_another_seed(place: Place) -> None:
+    good, _ = rolled_back_place(place)
+    night = place.nightly_run(seed=1)  # the seed is in the plan, so this one has another digest
+    assert (night.ends, load_plan(place.store, "ads").digest()) == ({"ads": "kept"}, good.digest())
+
+
+def test_a_model_whose_every_plan_was_rolled_back_is_red_where_none_can_be_loaded(place: Place) -> None:
+    place.models = [order(place, devices=1)]
+    well(place.nightly_run())
+    good = load_plan(place.store, "ads")
+    place.models = [order(place, devices=1, memory="7GiB")]
+    well(place.nightly_run())
+    roll_back(store_of(place), plans_of("ads"), now=datetime.now(UTC))
+    spoil(place, f"ads/plans/{good.digest()}.json", b"damaged")
+    night = place.nightly_run()
+    assert night.ends == {"ads": "red"}
+    assert "was rolled back" in night.error

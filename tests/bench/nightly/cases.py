@@ -163,6 +163,13 @@ def rolled_back(place: Place) -> list[NightlyRun]:
     return [first, second, place.nightly_run(), place.nightly_run()]
 
 
+def rolled_back_and_damaged(place: Place) -> list[NightlyRun]:
+    nights = rolled_back(place)
+    live = json.loads(Path(place.store, "ads", "live.json").read_text())["plan_digest"]
+    Path(place.store, "ads", "plans", f"{live}.json").write_bytes(b"damaged")
+    return [*nights, place.nightly_run(), place.nightly_run()]
+
+
 def two_seeds(place: Place) -> list[NightlyRun]:
     return [place.nightly_run(seed=0), place.nightly_run(seed=1), place.nightly_run(seed=0)]
 
@@ -236,6 +243,7 @@ CASES: dict[str, Case] = {
     "a model's live.json is garbage": foreign(b"garbage", "model"),
     "a model's live.json is of a newer version": foreign(b'{"format_version": 999}', "model"),
     "a rolled back plan": rolled_back,
+    "a rolled back plan, and the live one is damaged": rolled_back_and_damaged,
     "seeds 0 and 1 on one store": two_seeds,
     "killed while it measures": killed,
     "hardware is misspelt, then not": misspelt,
