@@ -174,6 +174,22 @@ def clocks_at(now: datetime) -> Iterator[None]:
 
 
 @contextmanager
+def at_write(number: int, do: Callable[[], None]) -> Iterator[None]:
+    """At this write to a store in a folder somebody else does something whole."""
+    count = [number]
+    create = FolderStore.create
+
+    def write(store: FolderStore, key: str, data: bytes) -> bool:
+        count[0] -= 1
+        if count[0] == -1:
+            do()
+        return create(store, key, data)
+
+    with patch.object(FolderStore, "create", write):
+        yield
+
+
+@contextmanager
 def killed_after(writes: int) -> Iterator[None]:
     """The process dies at this write to the store: it and all that follow do not happen."""
     left = [writes]

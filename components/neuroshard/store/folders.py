@@ -32,15 +32,11 @@ def patiently(ask: Callable[[], T], patience_seconds: float = PATIENCE_SECONDS) 
 
 
 def fetch_folder(store: Store, prefix: str, folder: Path) -> tuple[str, ...]:
-    """Copy the objects under `prefix` into `folder`, and return the names of the files. Raises StoreError.
-
-    Objects in folders below are not ours, and left out.
-    """
-    names = [entry.key.removeprefix(f"{prefix}/") for entry in patiently(lambda: store.list(f"{prefix}/"))]
-    names = [name for name in names if "/" not in name]
+    """Copy the objects under `prefix` into `folder`, and return the names of the files. Raises StoreError."""
+    names = tuple(entry.key.removeprefix(f"{prefix}/") for entry in patiently(lambda: store.list(f"{prefix}/")))
     for name in names:
         write_bytes(folder / name, patiently(lambda name=name: store.read(f"{prefix}/{name}")))  # type: ignore[misc]
-    return tuple(names)
+    return names
 
 
 def send_folder(store: Store, prefix: str, folder: Path, sent: set[str]) -> None:

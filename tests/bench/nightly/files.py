@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from bench.nightly.buckets import BUCKET, bucket
 from bench.nightly.cases import H100, H200, new_place, order
 from helpers.faults import faulty
 from helpers.nightly import NightlyRun, Place
-from helpers.servers import moto
 from neuroshard.client import load_plan
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.store.folder import FolderStore
@@ -111,19 +111,23 @@ class Files:
             second = place.nightly_run()
         if unplanned := [name for name in MODELS if name not in first.verdicts and name != damage.model]:
             found.append("stuck")
-            self.causes.append(f"stuck: {self.kind}, {damage}: {unplanned} not planned: {first.error}")
+            self.note(f"stuck: {self.kind}, {damage}: {unplanned} not planned: {first.error}")
         found += ["degraded"] * any(one.doubts for one in first.verdicts.values())
         if first.error and damage.key not in first.error:
             found.append("red")
-            self.causes.append(f"red: {self.kind}, {damage}: {first.error}")
+            self.note(f"red: {self.kind}, {damage}: {first.error}")
         if lost := [name for name in before if name not in after and name != damage.model]:
             found.append("lost")
-            self.causes.append(f"lost: {self.kind}, {damage}: {lost}: {first.error}")
+            self.note(f"lost: {self.kind}, {damage}: {lost}: {first.error}")
         if why := self.stuck(damage, place, second):
             found.append("stuck")
-            self.causes.append(f"stuck: {self.kind}, {damage}: {why}")
+            self.note(f"stuck: {self.kind}, {damage}: {why}")
         shutil.rmtree(place.folder)
         return found
+
+    def note(self, cause: str) -> None:
+        self.causes.append(cause)
+        print(f"- {cause}", flush=True)
 
     def stuck(self, damage: Damage, place: Place, night: NightlyRun) -> str:
         """Why the second night is not as good as if nothing had been damaged; "" if it is."""
@@ -181,7 +185,7 @@ def unreadable(path: Path) -> Iterator[None]:
 def in_bucket(place: Place, denied: ExitStack, damage: Damage) -> Iterator[None]:
     """The place's store, moved into a bucket of a server that honours conditional writes."""
     local, prefix = FolderStore(Path(place.store)), f"night-{place.folder.name}"
-    place.store = f"s3://plans/{prefix}"
+    place.store = f"s3://{BUCKET}/{prefix}"
     store = open_store(place.store)
     for path in sorted(local.root.rglob("*")):
         key = path.relative_to(local.root).as_posix()
@@ -199,25 +203,6 @@ def in_bucket(place: Place, denied: ExitStack, damage: Damage) -> Iterator[None]
     os.environ["AWS_ENDPOINT_URL"] = denied.enter_context(faulty(direct, choose, random.Random(0)))
     denied.callback(os.environ.__setitem__, "AWS_ENDPOINT_URL", direct)
     yield
-
-
-@contextmanager
-def s3() -> Iterator[None]:
-    with moto() as url, patch.dict(os.environ, environment(url)):
-        from boto3.session import Session
-
-        Session().client("s3").create_bucket(Bucket="plans")
-        yield
-
-
-def environment(url: str) -> dict[str, str]:
-    return {
-        "AWS_ACCESS_KEY_ID": "a-key",
-        "AWS_SECRET_ACCESS_KEY": "a-secret",
-        "AWS_ENDPOINT_URL": url,
-        "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
 
 
 def plans(place: Place) -> dict[str, str]:
@@ -247,9 +232,8 @@ def show(scratch: Path, seed: int, share: float = 1.0) -> tuple[bool, list[list[
     for kind in ("folder", "S3"):
         some = damages if kind == "folder" else [one for one in damages if rng.random() < ON_S3]
         files = Files(scratch / kind, store, kind)
-        with s3() if kind == "S3" else nullcontext():
+        with bucket() if kind == "S3" else nullcontext():
             found = files.rows(some, seed)
         print(*(f"| {' | '.join(row)} |\n" for row in found), sep="", end="", flush=True)
         rows, causes = rows + found, causes + files.causes
-    print(*(f"- {cause}\n" for cause in causes), sep="", end="", flush=True)
     return not causes, rows
