@@ -136,7 +136,7 @@ def _deploy(
         gate,
         live.release if live else None,
         live_plan(live, store),
-        rolled_back=_was_rolled_back(artifact, live, model, store),
+        rolled_back=_was_rolled_back(artifact, live, model, store, by_placement=gate.nightly),
     )
     if not decision.goes_live:
         refusal = Refusal(model=model, plan_digest=artifact.digest, time=timestamp(now), decision=decision)
@@ -167,9 +167,16 @@ def _keep(refusal: Refusal, live: Live[Release] | None, store: Store) -> Deploye
     )
 
 
-def _was_rolled_back(artifact: Artifact, live: Live[Release] | None, model: str, store: Store) -> bool:
-    """Whether somebody rolled back from this plan, or from one that places the same shards."""
+def _was_rolled_back(
+    artifact: Artifact, live: Live[Release] | None, model: str, store: Store, *, by_placement: bool
+) -> bool:
+    """Whether somebody rolled back from this plan; `by_placement`: or from one that places the same shards.
+
+    A nightly run searches the same placement again with another cost model. A person who deploys by hand means it.
+    """
     digests = rolled_back_digests(live, model, store)
     if artifact.digest in digests:
         return True
+    if not by_placement:
+        return False
     return placement(artifact.value) in rolled_back_placements(digests, model, store)
