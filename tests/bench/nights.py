@@ -1,14 +1,14 @@
-"""Nights: states that once stopped every later one, two simulated months of faults, and runs of the compiled pipeline.
+"""Nights: states that once stopped every later one, two simulated months of faults, damaged files, and runs of the pipeline.
 
-    make bench-nights                        half an hour
-    make bench-nights ARGS=--quick           a few minutes: the states, two simulated weeks, and few of the kills
+    make bench-nights                        an hour and a half
+    make bench-nights ARGS=--quick           a quarter of an hour: two simulated weeks, a tenth of the files, and few kills
     make bench-nights ARGS="--only simulation --seed 7"
 
-The states and the simulation are nights in this process, on a formula's costs (nightly/). The runs are each a run of KFP's local
-runner: what was measured, and which plan is live after. There the costs are the formula's, the fleet is of nodes that a real API
-server listed (tests/fleet/nodes-recorded.json), with labels changed where a driver is; everything else is what runs every night:
-pipelines/neuroshard.yaml with its steps in processes of their own, and a store in a folder, or on a real S3 server (rclone)
-that goes away.
+The states, the simulation and the files are nights in this process, on a formula's costs (nightly/). The runs are each a run of
+KFP's local runner: what was measured, and which plan is live after. Their costs are the formula's too, and their fleet is of
+nodes that a real API server listed (tests/fleet/nodes-recorded.json), with labels changed where a driver is. Everything else is
+what runs every night: pipelines/neuroshard.yaml with its steps in processes of their own, and a store in a folder, or on a real
+S3 server (rclone) that goes away.
 """
 
 import argparse
@@ -30,9 +30,10 @@ from unittest.mock import patch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from bench.nightly import cases, simulation  # noqa: E402
+from bench.nightly import cases, files, simulation  # noqa: E402
 from bench.publishing.page import publish  # noqa: E402
 from helpers.loopback import NETLOC, url  # noqa: E402
+from helpers.nightly import age  # noqa: E402
 from helpers.servers import KEY, SECRET, free_port, serving  # noqa: E402
 from neuroshard.client import load_plan  # noqa: E402
 from neuroshard.core.errors import NotFound  # noqa: E402
@@ -138,22 +139,39 @@ def kill(group: int) -> None:
     os.killpg(group, signal.SIGKILL)
 
 
-def row(what: str, night: Night, note: str) -> None:
-    measured = ", ".join(night.measured) or "nothing"
-    searched = sum(step.startswith("deploy") for step in night.steps)  # deploy-2 after measuring
-    ended = "ended well" if night.succeeded else "failed"
-    if not night.succeeded and (told := re.findall(r"neuroshard\.core\.errors\.(\w+: .{,100})", night.log)):
-        note += f"; {told[-1]}"
-    print(f"| {what} | {ended} | {night.seconds:.0f} s | {measured} | {searched} | {note} |", flush=True)
+PUBLISHED = ["night", "run", "measured", "after it"]
+COLUMNS = ["night", "run", "took", "measured", "plans searched", "after it"]
+
+
+class Table:
+    """The rows of the runs, printed as they come. `good` until a run that should end well does not."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[str]] = []
+        self.good = True
+        print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+
+    def row(self, what: str, night: Night, note: str, may_fail: bool = False) -> None:
+        measured = ", ".join(night.measured) or "nothing"
+        searched = sum(step.startswith("deploy") for step in night.steps)  # deploy-2 after measuring
+        self.good = self.good and (night.succeeded or may_fail)
+        ended = "ended well" if night.succeeded else "killed" if may_fail else "FAILED"
+        if ended == "FAILED" and (said := re.findall(r"neuroshard\.core\.errors\.(\w+: .{,100})", night.log)):
+            note += f"; {said[-1]}"
+        self.rows.append([what, ended, f"{night.seconds:.0f} s", measured, str(searched), note])
+        print(f"| {' | '.join(self.rows[-1])} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--quick", action="store_true", help="two simulated weeks, and kills in measure and deploy only"
+        "--quick",
+        action="store_true",
+        help="two simulated weeks, a tenth of the damaged files, and kills in measure and deploy only",
     )
-    parser.add_argument("--only", choices=("states", "simulation", "runs"), help="one of the three")
-    parser.add_argument("--seed", type=int, default=0, help="of the simulation")
+    parser.add_argument("--only", choices=("states", "simulation", "files", "runs"), help="one of the four")
+    parser.add_argument("--seed", type=int, default=0, help="of the simulation and of the damaged files")
+    parser.add_argument("--share", type=float, default=1.0, help="of the damaged files, drawn from the seed")
     parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks/, and the page")
     options = parser.parse_args()
     if options.publish and options.quick:
@@ -183,8 +201,29 @@ def main() -> None:
                     rows,
                     costs="formula",
                 )
+        if options.only in (None, "files"):
+            share = 0.1 if options.quick else options.share
+            well, rows = quietly(lambda: files.show(scratch / "files", options.seed, share))
+            good = good and well
+            if options.publish:
+                publish(
+                    "nights-files",
+                    "Does the next night go on, with every plan kept, whichever object of its store is damaged?",
+                    files.COLUMNS,
+                    rows,
+                    costs="formula",
+                )
     if options.only in (None, "runs"):
-        runs(options.quick)
+        table = runs(options.quick)
+        good = good and table.good
+        if options.publish:
+            publish(
+                "nights-runs",
+                "What do nights of the compiled pipeline do when the fleet changes, the store goes away, or they are killed?",
+                PUBLISHED,
+                [[row[0], row[1], row[3], row[5]] for row in table.rows if row[1] != "killed"],
+                costs="formula",
+            )
     if not good:
         sys.exit("error: not every night could be gone on from")
 
@@ -196,41 +235,42 @@ def quietly(show: Callable[[], tuple[bool, list[list[str]]]]) -> tuple[bool, lis
         return show()
 
 
-def runs(quick: bool) -> None:
+def runs(quick: bool) -> Table:
     """Runs of the compiled pipeline."""
-    print("| night | run | took | measured | plans sought | after it |\n|---|---|---|---|---|---|")
+    table = Table()
     with tempfile.TemporaryDirectory(prefix="neuroshard-nights-") as scratch:
-        changes(Path(scratch, "changes"))
-        store_down(Path(scratch, "down"))
+        changes(table, Path(scratch, "changes"))
+        store_down(table, Path(scratch, "down"))
         before = Place(Path(scratch, "before"))
         before.fleet = H200
         if not before.night().succeeded:
             sys.exit("error: the night before the kills failed")
         for stage in ("measure", "deploy-2") if quick else STAGES:
-            killed(before, Path(scratch, f"killed-{stage}"), stage)
+            killed(table, before, Path(scratch, f"killed-{stage}"), stage)
+    return table
 
 
-def changes(folder: Path) -> None:
+def changes(table: Table, folder: Path) -> None:
     """What a platform team sees over the months."""
     place = Place(folder)
-    row("the first", place.night(), f"plan {place.live()}")
-    row("an unchanged fleet", place.night(), f"plan {place.live()}, searched anew")
+    table.row("the first", place.night(), f"plan {place.live()}")
+    table.row("an unchanged fleet", place.night(), f"plan {place.live()}, searched anew")
     place.fleet = [*H200, *H100, *A100]
-    row("a new kind of GPU, whole and as MIG slices", place.night(), f"plan {place.live()}")
+    table.row("a new kind of GPU, whole and as MIG slices", place.night(), f"plan {place.live()}")
     place.fleet = [*NEW_DRIVER, *H100, *A100]
-    row("a driver update", place.night(), f"plan {place.live()}")
+    table.row("a driver update", place.night(), f"plan {place.live()}")
     place.fleet = [*NEW_DRIVER, *A100]
     place.models = [model("ads", "h200"), model("old", "h100")]
-    row(
+    table.row(
         "a node pool removed",
         place.night(),
         f"plan {place.live()}; of a model on the pool that left: {place.live('old')}",
     )
     place.models += [model("feed", "A100-SXM4-80GB")]
-    row("a model added", place.night(), f"plans {place.live()}, {place.live('old')}, {place.live('feed')}")
+    table.row("a model added", place.night(), f"plans {place.live()}, {place.live('old')}, {place.live('feed')}")
 
 
-def store_down(folder: Path) -> None:
+def store_down(table: Table, folder: Path) -> None:
     """A real S3 server that is killed in the middle of a run, and comes back 20 s later."""
     (folder / "buckets" / "plans").mkdir(parents=True)
     port = free_port()
@@ -252,21 +292,21 @@ def store_down(folder: Path) -> None:
 
         place = Place(folder, "s3://plans/prefix", env)
         os.environ.update(env)
-        row("the store away for 20 s, in pretrain", place.night("pretrain", away), f"plan {place.live()}")
-        row("the store away for 20 s, in search", place.night("search", away), f"plan {place.live()}")
+        table.row("the store away for 20 s, in pretrain", place.night("pretrain", away), f"plan {place.live()}")
+        table.row("the store away for 20 s, in search", place.night("search", away), f"plan {place.live()}")
 
 
-def killed(before: Place, folder: Path, stage: str) -> None:
+def killed(table: Table, before: Place, folder: Path, stage: str) -> None:
     """A new driver is rolled out and less memory is asked for, the run is killed in `stage`, and run again."""
     shutil.copytree(before.folder, folder)
     place = Place(folder)
     place.fleet, place.models = NEW_DRIVER, [model("ads", "h200", "36GiB")]
     first = place.night(stage, kill)
     between = "the plan from before is live" if place.live() == before.live() else f"plan {place.live()}"
-    row(f"killed in {stage}", first, between)
+    table.row(f"killed in {stage}", first, between, may_fail=True)
+    age(Path(place.store), days=1)  # a killed run's leases last ten minutes
     second = place.night()
-    kept = second.log.count("was measured to its end before")
-    row("… and run again", second, f"plan {place.live()}; {kept} of 2 shares were there already")
+    table.row(f"killed in {stage}, and run again", second, f"plan {place.live()}")
 
 
 if __name__ == "__main__":

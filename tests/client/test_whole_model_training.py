@@ -22,6 +22,8 @@ from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 
+pytestmark = pytest.mark.slow
+
 STEPS, LOCAL_BATCH, LEARNING_RATE, LONGEST = 4, 5, 0.05, 4
 ROWS, DIM = 40, 8
 MODULES = {"a": ("user", "ad"), "b.c": ("ad",), "e": ("page", "query", "shop")}  # the tables of each

@@ -14,7 +14,7 @@ from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.deploy.bundles import Asked, promote_model, publish_model
 from neuroshard.deploy.gc import gc
-from neuroshard.deploy.golive import mend_pointer, roll_back
+from neuroshard.deploy.golive import mend_live, roll_back
 from neuroshard.deploy.run import deploy
 from neuroshard.deploy.tracks import track_of
 from neuroshard.models.open import open_cost_model
@@ -406,8 +406,8 @@ def test_a_pointer_of_garbage_is_mended_from_the_history_and_kept(store, folders
         for path in (store.root / NAME / "releases").iterdir():
             path.unlink()
 
-    assert "not JSON" in mend_pointer(store, LINE)
-    assert mend_pointer(store, LINE) is None
+    assert "not JSON" in mend_live(store, LINE)
+    assert mend_live(store, LINE) is None
     assert [path.read_bytes() for path in (store.root / NAME / "aside").iterdir()] == [b"garbage"]
     assert not history or (store.root / LINE.live_key).read_bytes() == good
     publish(store, folders, MODELS[2])
@@ -417,7 +417,7 @@ def test_a_pointer_of_garbage_is_mended_from_the_history_and_kept(store, folders
 def test_a_pointer_of_a_newer_version_is_left_alone(store, folders):
     publish(store, folders, MODELS[0])
     (store.root / LINE.live_key).write_bytes(b'{"format_version": 999}')
-    assert mend_pointer(store, LINE) is None
+    assert mend_live(store, LINE) is None
     assert (store.root / LINE.live_key).read_bytes() == b'{"format_version": 999}'
 
 

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 from helpers.limits import HANGS
 from helpers.loopback import FAMILY, HOST, NETLOC, port_of
 
-Fault = Literal["500", "503", "reset", "lost", "hang", "truncate", "corrupt"]
-FAULTS: tuple[Fault, ...] = get_args(Fault)
+Fault = Literal["403", "500", "503", "reset", "lost", "hang", "truncate", "corrupt"]
+FAULTS: tuple[Fault, ...] = tuple(fault for fault in get_args(Fault) if fault != "403")  # those that pass
+SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 Choose = Callable[[bytes], Fault | None]  # from a request's head
 
 
@@ -22,8 +23,8 @@ Choose = Callable[[bytes], Fault | None]  # from a request's head
 def faulty(url: str, choose: Choose, rng: random.Random) -> Iterator[str]:
     """The URL of a proxy to `url`. What `choose` names happens to a request:
 
-    500, 503: that answer, and the server never sees it; reset: the same, without an answer; lost: the server does it, and the
-    answer is lost; hang: never an answer; truncate: half the answer; corrupt: one byte of its body is another.
+    403, 500, 503: that answer, and the server never sees it; reset: the same, without an answer; lost: the server does it, and
+    the answer is lost; hang: never an answer; truncate: half the answer; corrupt: one byte of its body is another.
     """
     upstream = urlsplit(url)
     closing = threading.Event()
@@ -37,10 +38,10 @@ def faulty(url: str, choose: Choose, rng: random.Random) -> Iterator[str]:
                 if request is None:
                     return
                 fault = choose(request.partition(b"\r\n\r\n")[0])
-                if fault in ("500", "503"):
-                    self.request.sendall(
-                        b"HTTP/1.1 %s x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % fault.encode()
-                    )
+                if fault in ("403", "500", "503"):
+                    body = SLOW_DOWN if fault == "503" else b""
+                    head = b"HTTP/1.1 %s x\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+                    self.request.sendall(head % (fault.encode(), len(body)) + body)
                 elif fault == "reset":
                     self.reset()
                 elif fault == "hang":

@@ -77,10 +77,7 @@ class Place:
 
     def a_day_goes_by(self, days: float = 1.0) -> None:
         self.now += timedelta(days=days)
-        for path in Path(self.store).rglob("*"):
-            if path.is_file():
-                earlier = path.stat().st_mtime - 86400 * days
-                os.utime(path, (earlier, earlier))
+        age(Path(self.store), days)
 
     def _nightly_run(self, request: Request) -> NightlyRun:
         (self.folder / "nodes.json").write_text(json.dumps({"items": self.nodes}))
@@ -96,20 +93,28 @@ class Place:
             )
             found = survey(json.dumps(self.models), self.store, settings)
             works = tuple(work.hardware.name for work in found.works)
-            for name in planned_at_once(found, self.store):
-                verdicts[name] = self._plan(found, name)
+            self._plan_all(found, planned_at_once(found, self.store), verdicts)
             if found.works:
                 self._renew(found)
-                for name in planned_after(found):
-                    verdicts[name] = self._plan(found, name)
+                self._plan_all(found, planned_after(found), verdicts)
                 conclude(found, self.store)
-            for verdict in verdicts.values():
-                check_red(found, verdict)
         except NeuroshardError as error:
             return NightlyRun(str(error), verdicts, works)
         except Killed:
             return NightlyRun("", verdicts, works, killed=True)
         return NightlyRun("", verdicts, works)
+
+    def _plan_all(self, found: Survey, names: Sequence[str], verdicts: dict[str, Verdict]) -> None:
+        """As in a loop of the pipeline, one that fails stops no other. Raises NeuroshardError at the end if any failed."""
+        errors = []
+        for name in names:
+            try:
+                verdicts[name] = self._plan(found, name)
+                check_red(found, verdicts[name])
+            except NeuroshardError as error:
+                errors.append(str(error))
+        if errors:
+            raise NeuroshardError("; ".join(errors))
 
     def _renew(self, found: Survey) -> None:
         for job in augment(found, self.store):
@@ -145,6 +150,14 @@ class Place:
         return Path(tempfile.mkdtemp(dir=self.folder), name)
 
 
+def age(store: Path, days: float) -> None:
+    """Let so many days go by on the clock of a store in a folder."""
+    for path in store.rglob("*"):
+        if path.is_file():
+            earlier = path.stat().st_mtime - 86400 * days
+            os.utime(path, (earlier, earlier))
+
+
 @contextmanager
 def clocks_at(now: datetime) -> Iterator[None]:
     """This machine's clock, as far as nightly runs look at it."""
@@ -157,6 +170,22 @@ def clocks_at(now: datetime) -> Iterator[None]:
     with ExitStack() as stack:
         for module in CLOCKS:
             stack.enter_context(patch(f"neuroshard.{module}.datetime", Clock))
+        yield
+
+
+@contextmanager
+def at_write(number: int, do: Callable[[], None]) -> Iterator[None]:
+    """At this write to a store in a folder somebody else does something whole."""
+    count = [number]
+    create = FolderStore.create
+
+    def write(store: FolderStore, key: str, data: bytes) -> bool:
+        count[0] -= 1
+        if count[0] == -1:
+            do()
+        return create(store, key, data)
+
+    with patch.object(FolderStore, "create", write):
         yield
 
 

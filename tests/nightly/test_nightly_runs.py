@@ -11,6 +11,7 @@ import pytest
 from helpers.nightly import NightlyRun, Place, clocks_at, killed_after
 from helpers.nodes import node
 from neuroshard.client import load_plan
+from neuroshard.core.case import Cases
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.nightly import Request
 from neuroshard.core.plan import Plan
@@ -536,3 +537,107 @@ def test_modules_that_tell_the_time_are_those_that_a_test_can_set() -> None:
     with clocks_at(datetime(2030, 1, 1, tzinfo=UTC)):
         assert vars(survey_module)["datetime"].now(UTC).year == 2030
     assert augment is not None
+
+
+def rolled_back_place(place: Place) -> tuple[Plan, Plan]:
+    """A plan that a person went back to, and the one that was rolled back, which each night finds again."""
+    well(place.nightly_run())
+    good = load_plan(place.store, "ads")
+    place.models = [order(place, memory="7GiB")]
+    well(place.nightly_run())
+    bad = load_plan(place.store, "ads")
+    roll_back(store_of(place), plans_of("ads"), now=datetime.now(UTC))
+    night = place.nightly_run()
+    assert (night.ends, load_plan(place.store, "ads").digest()) == ({"ads": "kept"}, good.digest())
+    return good, bad
+
+
+def test_a_rolled_back_plan_does_not_return_where_the_live_one_is_damaged(place: Place) -> None:
+    good, bad = rolled_back_place(place)
+    spoil(place, f"ads/plans/{good.digest()}.json", b"damaged")
+    for night in (place.nightly_run(), place.nightly_run(), place.nightly_run()):
+        assert night.error == ""
+        found = load_plan(place.store, "ads", cache_dir=False)
+        assert set(found.shards) not in (set(bad.shards), set(good.shards))
+    assert "was rolled back before, so this one is by " in found.provenance.instead
+
+
+def test_a_rolled_back_plan_does_not_return_as_the_same_placement_of_another_seed(place: Place) -> None:
+    good, _ = rolled_back_place(place)
+    night = place.nightly_run(seed=1)  # the seed is in the plan, so this one has another digest
+    assert (night.ends, load_plan(place.store, "ads").digest()) == ({"ads": "kept"}, good.digest())
+
+
+def test_a_model_whose_every_plan_was_rolled_back_is_red_where_none_can_be_loaded(place: Place) -> None:
+    place.models = [order(place, devices=1)]
+    well(place.nightly_run())
+    good = load_plan(place.store, "ads")
+    place.models = [order(place, devices=1, memory="7GiB")]
+    well(place.nightly_run())
+    roll_back(store_of(place), plans_of("ads"), now=datetime.now(UTC))
+    spoil(place, f"ads/plans/{good.digest()}.json", b"damaged")
+    night = place.nightly_run()
+    assert night.ends == {"ads": "red"}
+    assert "was rolled back" in night.error
+
+
+@pytest.mark.parametrize("lost", ["cases.json", "compute.parquet"])
+def test_a_draw_whose_cases_are_lost_keeps_the_tables_that_it_held_out(place: Place, lost: str) -> None:
+    well(place.nightly_run())
+    [folder] = works(place)
+    [before] = read_draws(store_of(place), folder).values()
+    next(Path(place.store, folder).rglob(f"cases/{lost}")).unlink()
+    place.models = [order(place, devices=8)]
+    well(place.nightly_run())
+    first, second = read_draws(store_of(place), folder).values()
+    assert {case.case_id for case in first.compute} == {case.case_id for case in before.compute}
+    assert held_out(second) <= held_out(before)
+    assert 8 in live_model(place).model.manifest.device_counts
+
+
+def held_out(cases: Cases) -> set[str]:
+    return {table.name for case in cases.compute if case.split == "test_tables" for table in case.tables}
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", b'{"format_version": 999}'])
+def test_a_damaged_copy_of_the_live_release_is_written_again(place: Place, data: bytes) -> None:
+    well(place.nightly_run())
+    live = Path(place.store, "ads", "live.json").read_bytes()
+    copy = Path(place.store, "ads", "releases", "00000001.json")
+    copy.write_bytes(data)
+    night = place.nightly_run()
+    assert (night.error, night.ends) == ("", {"ads": "live"})
+    assert "was not the live release 1; it was put there" in night.instead
+    assert copy.read_bytes() == live
+    assert [path.read_bytes() for path in Path(place.store, "ads", "aside").iterdir()] == [data]
+    assert well(place.nightly_run()).instead == ""
+
+
+@pytest.mark.parametrize("key", ["feed/live.json", "feed/releases/00000001.json", "_nightly/feed.json", "hardware"])
+def test_an_object_that_may_not_be_read_costs_no_other_model_its_plan(
+    place: Place, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.models = [order(place), order(place, "feed", hardware="h100")]
+    place.nodes = [H200, H100]
+    well(place.nightly_run(), ads="live", feed="live")
+    if key == "hardware":
+        pointers = sorted(Path(place.store, "hardware").rglob("live.json"))
+        (denied,) = [path for path in pointers if "H100" in json.loads(path.read_text())["device_name"]]
+    else:
+        denied = Path(place.store, key)
+    opened = os.open
+
+    def open_(path: Any, *rest: Any, **options: Any) -> int:
+        if str(path) == str(denied):
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *rest, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("neuroshard.store.folder.os.open", open_)
+        night = place.nightly_run()
+    assert night.verdicts["ads"].end in ("live", "kept")
+    assert night.verdicts["ads"].doubts == ()
+    assert (night.error == "") == (key != "feed/live.json")
+    assert key != "feed/live.json" or "feed/live.json: cannot read it: Permission denied" in night.error
+    after = well(place.nightly_run())
+    assert all(end in ("live", "kept") for end in after.ends.values())

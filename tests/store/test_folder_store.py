@@ -147,3 +147,20 @@ def test_without_hard_links_a_key_is_still_written_once_and_by_one_writer(store,
         store.create("m/a", b"two")
     assert store.read("m/a") == b"one"
     assert files(store) == {"m/a", "m/.lock"}
+
+
+@pytest.mark.parametrize("write", ["create", "swap", "delete"])
+def test_a_folder_where_an_object_belongs_is_no_object_and_in_nobodys_way(tmp_path: Path, write: str) -> None:
+    store = FolderStore(tmp_path)
+    (tmp_path / "m" / "live.json").mkdir(parents=True)
+    (tmp_path / "m" / "live.json" / "notes").write_bytes(b"somebody's")
+    with pytest.raises(NotFound, match=r"live\.json: is a folder, not an object"):
+        store.read("m/live.json")
+    if write == "create":
+        assert store.create("m/live.json", b"1")
+    elif write == "swap":
+        store.swap("m/live.json", b"1", None)
+    else:
+        store.delete("m/live.json")
+    assert [entry.key for entry in store.list("m/")] == ([] if write == "delete" else ["m/live.json"])
+    assert [path.read_bytes() for path in tmp_path.rglob("notes")] == [b"somebody's"]

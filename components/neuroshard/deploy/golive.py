@@ -95,30 +95,57 @@ def go_live(release: R, live: Live[R] | None, store: Store, track: ReleaseTrack[
     return release
 
 
-def mend_pointer(store: Store, track: ReleaseTrack[R]) -> str | None:
-    """Replace a live pointer that nobody can read by the newest release of the history. Returns what was done, or None.
+def mend_live(store: Store, track: ReleaseTrack[R]) -> str | None:
+    """Make the live pointer and its copy in the history agree, so that releases can follow. Returns what was done, or None.
 
-    The unreadable pointer is kept under aside/. A pointer of a newer version is left alone, since newer trainers can read it.
-    Raises StoreError, and Conflict where somebody else changed the pointer in between.
+    A pointer that nobody can read is replaced by the newest release of the history. If the history has something else under the
+    number of the live release, it is replaced by that. What is replaced is kept under aside/. A pointer of a newer version is
+    left alone, since newer trainers can read it. Raises StoreError, and Conflict where somebody else changed the pointer in
+    between.
     """
     try:
-        read_pointer(store, track)
-        return None
+        live = read_pointer(store, track)
     except (NotFound, NewerFormat):
         return None
     except InvalidInput as error:
-        fault = str(error).partition("; if that is")[0]
-    data, token = store.read_versioned(track.live_key)
-    kept = f"{track.name}/aside/live-{sha256(data)[:16]}.json"
-    with suppress(Conflict):
-        store.create(kept, data)
+        return _mend_pointer(store, track, str(error).partition("; if that is")[0])
+    key = track.release_key(live.release.number)
+    try:
+        store.create(key, live.data)
+        return None
+    except (Conflict, InvalidInput):  # other bytes, or too many
+        kept = _replace(store, track, key, live.data)
+    return f"{store.url}/{key}: was not the live release {live.release.number}; it was put there, and {kept}"
+
+
+def _mend_pointer(store: Store, track: ReleaseTrack[R], fault: str) -> str:
     for number in reversed(history(store, track)):
-        with suppress(InvalidInput):
+        with suppress(InvalidInput, NotFound):
             read_past(store, track, number)
-            store.swap(track.live_key, store.read(track.release_key(number)), token)
-            return f"{fault}; release {number} was put in its place, and it is kept as {kept}"
-    store.delete(track.live_key)
-    return f"{fault}; it was deleted, as its history has no release, and is kept as {kept}"
+            kept = _replace(store, track, track.live_key, store.read(track.release_key(number)))
+            return f"{fault}; release {number} was put in its place, and {kept}"
+    kept = _replace(store, track, track.live_key, None)
+    return f"{fault}; it was deleted, as its history has no release, and {kept}"
+
+
+def _replace(store: Store, track: ReleaseTrack[R], key: str, data: bytes | None) -> str:
+    """Put `data` in place of an object (None: nothing), and keep that under aside/; what became of it, in words."""
+    try:
+        there, token = store.read_versioned(key)
+    except InvalidInput:  # no object of ours is so large
+        store.delete(key)
+        if data is not None:
+            store.create(key, data)
+        return "what was there was too large to keep"
+    name = key.removeprefix(f"{track.name}/").replace("/", "-").removesuffix(".json")
+    kept = f"{track.name}/aside/{name}-{sha256(there)[:16]}.json"
+    with suppress(Conflict):
+        store.create(kept, there)
+    if data is None:
+        store.delete(key)
+    else:
+        store.swap(key, data, token)
+    return f"what was there is kept as {kept}"
 
 
 def delete_damaged(store: Store, track: ReleaseTrack[R], digest: str) -> str | None:

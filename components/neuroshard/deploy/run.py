@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import NotFound, Refused
+from neuroshard.core.errors import Refused
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Decision, Refusal, Release
 from neuroshard.core.value import sha256
 from neuroshard.deploy.gate import Gate, decide
 from neuroshard.deploy.golive import claim, go_live, next_number, put, remember, timestamp
+from neuroshard.deploy.rolled_back import placement, rolled_back_digests, rolled_back_placements
 from neuroshard.files.plan import read_plan as read_plan_file
 from neuroshard.files.tables import read_tables
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
-from neuroshard.store.releases import live_plan, plans_of, read_release, refusal_key
+from neuroshard.store.releases import live_plan, plans_of, refusal_key
 from neuroshard.store.track import Artifact, Live, find_artifact, live_or_none, read_artifact
 
 
@@ -135,7 +136,7 @@ def _deploy(
         gate,
         live.release if live else None,
         live_plan(live, store),
-        rolled_back=_was_rolled_back(artifact.digest, live, store),
+        rolled_back=_was_rolled_back(artifact, live, model, store, by_placement=gate.nightly),
     )
     if not decision.goes_live:
         refusal = Refusal(model=model, plan_digest=artifact.digest, time=timestamp(now), decision=decision)
@@ -166,14 +167,16 @@ def _keep(refusal: Refusal, live: Live[Release] | None, store: Store) -> Deploye
     )
 
 
-def _was_rolled_back(digest: str, live: Live[Release] | None, store: Store) -> bool:
-    """Whether the live release is a rollback, or one of several in a row, from this plan."""
-    release = live.release if live else None
-    while release and release.action == "rollback":
-        if release.previous_digest == digest:
-            return True
-        try:
-            release = read_release(store, release.model, release.number - 1)
-        except NotFound:  # gc deleted it
-            return False
-    return False
+def _was_rolled_back(
+    artifact: Artifact, live: Live[Release] | None, model: str, store: Store, *, by_placement: bool
+) -> bool:
+    """Whether somebody rolled back from this plan; `by_placement`: or from one that places the same shards.
+
+    A nightly run searches the same placement again with another cost model. A person who deploys by hand means it.
+    """
+    digests = rolled_back_digests(live, model, store)
+    if artifact.digest in digests:
+        return True
+    if not by_placement:
+        return False
+    return placement(artifact.value) in rolled_back_placements(digests, model, store)

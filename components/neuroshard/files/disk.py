@@ -66,10 +66,12 @@ def check_can_write(path: Path, *, folder: bool = False) -> None:
 
 
 def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """The whole file. Raises InvalidInput where it is missing or larger than `max_bytes`."""
+    """The whole file. Raises InvalidInput where it is missing, a folder, or larger than `max_bytes`."""
     with disk_errors(path, "read it"):
         if not path.exists():
             raise InvalidInput(f"{path}: no such file")
+        if path.is_dir():
+            raise InvalidInput(f"{path}: cannot read it: Is a directory")
         if path.stat().st_size > max_bytes:
             raise InvalidInput(
                 f"{path}: {path.stat().st_size:,} bytes, more than the {max_bytes:,} that such a file may have"

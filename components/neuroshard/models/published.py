@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound, UsageError
+from neuroshard.core.errors import InvalidInput, NeuroshardError, StoreError, Unreachable, UsageError
 from neuroshard.core.release import BUNDLE_FILES, ModelRelease
 from neuroshard.core.value import check_format, decode_json, sha256
 from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model
@@ -98,7 +98,9 @@ def _live(store: Store, track: ReleaseTrack[ModelRelease]) -> tuple[Live[ModelRe
     """What is live, if anything; or why nobody can know."""
     try:
         return live_or_none(store, track), ""
-    except InvalidInput as error:
+    except Unreachable:
+        raise
+    except (InvalidInput, StoreError) as error:
         return None, str(error)
 
 
@@ -107,7 +109,9 @@ def _manifest(store: Store, key: str) -> tuple[Manifest | None, str]:
     try:
         raw = check_format(decode_json(store.read(key, MAX_ARTIFACT_BYTES), where), MANIFEST_VERSIONS, where)
         return Manifest.parse(raw, where), ""
-    except (InvalidInput, NotFound) as error:
+    except Unreachable:
+        raise
+    except (InvalidInput, StoreError) as error:
         return None, str(error)
 
 

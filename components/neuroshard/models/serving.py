@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
-from neuroshard.core.errors import InvalidInput, NotFound
+from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable
 from neuroshard.core.release import ModelRelease, in_the_future
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import predicts
@@ -73,12 +73,16 @@ def known_models(store: Store) -> tuple[dict[ModelKey, Known], tuple[str, ...]]:
             release = read_pointer(store, track).release
         except NotFound:  # published, none of them live
             continue
-        except InvalidInput as error:
+        except Unreachable:
+            raise
+        except (InvalidInput, StoreError) as error:  # damaged, or this key may not be read
             notes.append(f"hardware {key.fingerprint} counts as without a cost model at this batch size: {error}")
             continue
         try:
             known[key] = Known(release, open_bundle(store, track, release.bundle_digest))
-        except (NotFound, InvalidInput) as error:
+        except Unreachable:
+            raise
+        except (InvalidInput, StoreError) as error:
             known[key] = Known(release, None, str(error))
     return known, tuple(notes)
 

@@ -8,6 +8,7 @@ costs of all draws form one set.
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,14 +20,15 @@ from neuroshard.augment.settings import AugmentSettings
 from neuroshard.augment.source import load_tables
 from neuroshard.core.case import FEWEST_TRAIN_ALL_TO_ALLS, TRAIN_SHARE, Cases, ComputeCase
 from neuroshard.core.clean import log
-from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, StoreError
+from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, Unreachable
 from neuroshard.core.nightly import Job, Order, Request, Survey, Work
-from neuroshard.core.table import MAX_NAME, Table
+from neuroshard.core.table import DIM_STEP, MAX_NAME, Table
 from neuroshard.core.value import sha256
 from neuroshard.files.cases import read_cases, write_cases
+from neuroshard.files.costs import read_costs
 from neuroshard.store.folders import delete_folder, fetch_folder, patiently
 from neuroshard.store.lease import LeaseHeld, leased
-from neuroshard.store.measuring import FAILED, age_out, cases_of, left_of, measuring, note_failure, set_aside
+from neuroshard.store.measuring import FAILED, Share, age_out, cases_of, left_of, measuring, note_failure, set_aside
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 
@@ -54,7 +56,8 @@ class Lacking(NamedTuple):
 def run(survey: Survey, store_url: str, *, single_writer: bool = False) -> list[Job]:
     """Draw what the works of a survey lack into the store, and return the jobs that measure what is left to measure.
 
-    Where the cases of a kind cannot be drawn, the failure is recorded and the other kinds go on. Raises StoreError.
+    Where the cases of a kind cannot be drawn, the failure is recorded and the other kinds go on. Raises StoreError where the
+    store cannot be listed, or does not answer.
     """
     jobs = []
     store = open_store(store_url, single_writer=single_writer)
@@ -68,7 +71,7 @@ def run(survey: Survey, store_url: str, *, single_writer: bool = False) -> list[
             extend(store, work, survey.request, tables, survey.owner)
         except (LeaseHeld, Conflict) as error:  # another run draws the same cases
             log(f"note: {error}")
-        except StoreError:
+        except Unreachable:
             raise
         except NeuroshardError as error:
             note_failure(store, work.folder, "augment", str(error))
@@ -80,29 +83,59 @@ def extend(store: Store, work: Work, request: Request, tables: Sequence[Table], 
     """Add a draw with what the work lacks, if it lacks anything. Raises LeaseHeld, StoreError, and what `augment` raises."""
     with leased(store, f"{work.folder}/lease-augment.json", owner):
         earlier = read_draws(store, work.folder)
+        for number in earlier.keys() - set(measuring(store, work.folder).draws):
+            _put(earlier[number], store, work.folder, number)
         named = renamed(tables, earlier.values())
         missing = lacking(work, request, named, list(earlier.values()))
         if not missing:
             return
         if not named:
             raise InvalidInput("the tables of no model can be read, so no cases can be drawn")
-        number = max((0, *earlier, *measuring(store, work.folder).draws)) + 1
+        number = max((0, *earlier, *measuring(store, work.folder).numbers)) + 1
         cases = _drawn(work, request, named, list(earlier.values()), missing, number)
         if cases.compute or cases.collective:  # without either, every new case would repeat an earlier one
             _put(cases, store, work.folder, number)
 
 
 def read_draws(store: Store, folder: str) -> dict[int, Cases]:
-    """The complete draws of a work, by number. A damaged draw is set aside; the costs measured for it stay."""
+    """The draws of a work, by number. A damaged draw is set aside.
+
+    The costs measured for a draw that is damaged or gone stay, so its cases are then those of its costs: a table that was held
+    out in it must stay held out.
+    """
     found = {}
-    for draw in measuring(store, folder).draws:
+    now = measuring(store, folder)
+    for draw in now.draws:
         with tempfile.TemporaryDirectory(prefix="neuroshard-cases-") as scratch:
             fetch_folder(store, f"{folder}/{cases_of(draw)}", Path(scratch))
             try:
                 found[draw] = read_cases(Path(scratch))
             except InvalidInput as error:
                 set_aside(store, folder, cases_of(draw), str(error).replace(scratch, cases_of(draw)))
+    for draw in sorted({share.draw for share in now.shares} - set(found)):
+        if cases := _measured_cases(store, folder, [share for share in now.shares if share.draw == draw]):
+            found[draw] = cases
     return found
+
+
+def _measured_cases(store: Store, folder: str, shares: Sequence[Share]) -> Cases | None:
+    """The cases of a draw that have costs; None where no share can be read. Merging sets such shares aside."""
+    read = []
+    for share in shares:
+        with tempfile.TemporaryDirectory(prefix="neuroshard-costs-") as scratch, suppress(InvalidInput):
+            fetch_folder(store, f"{folder}/{share.costs}", Path(scratch))
+            read.append(read_costs(Path(scratch)))
+    compute = {case.case_id: case for costs in read for case, _ in costs.compute}
+    collective = {case.case_id: case for costs in read for case, _ in costs.collective}
+    if not compute and not collective:
+        return None
+    return Cases(
+        tables=tuple({table.name: table for costs in read for table in costs.tables}.values()),
+        compute=tuple(compute.values()),
+        collective=tuple(collective.values()),
+        max_dim=max((table.dim for case in compute.values() for table in case.tables), default=DIM_STEP),
+        seed=0,  # of no draw: these were not drawn
+    )
 
 
 def lacking(work: Work, request: Request, tables: Sequence[Table], earlier: Sequence[Cases]) -> Lacking:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from neuroshard.core.clean import log
 from neuroshard.core.cost import Hardware
-from neuroshard.core.errors import InvalidInput, NotFound
+from neuroshard.core.errors import InvalidInput, StoreError, Unreachable
 from neuroshard.core.hardware_names import is_part_of_name, is_same_name
 from neuroshard.core.nightly import Order, Searched, Survey, work_folder
 from neuroshard.costmodel.analytic import SPREAD, analytic_for
@@ -41,7 +41,9 @@ def choose(survey: Survey, order: Order, store: Store) -> Searched:
     for candidate in candidates(survey, order, store, live):
         try:
             model = open_cost_model(candidate.spec, survey.request.batch_size)
-        except (InvalidInput, NotFound) as error:
+        except Unreachable:
+            raise
+        except (InvalidInput, StoreError) as error:
             log(f"note: cost model {candidate.spec} cannot be used: {error}")
             continue
         if not predicts(model, order.devices):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from neuroshard import __version__
 from neuroshard.core.clean import log
-from neuroshard.core.errors import Conflict, NeuroshardError, Refused, StoreError
+from neuroshard.core.errors import Conflict, NeuroshardError, Refused, Unreachable
 from neuroshard.core.nightly import Survey, Work
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.measure.workers.job import merge_shares
@@ -24,7 +24,7 @@ def run(
 ) -> TrainedCostModel | None:
     """Merge the shares into `costs`, train into `cost_model`, and make it live. None where no cost model could be trained.
 
-    Raises StoreError where the store cannot be written.
+    Raises StoreError where the store cannot be listed, or does not answer.
     """
     store = open_store(store_url, single_writer=single_writer)
     model: TrainedCostModel | None = None
@@ -41,7 +41,7 @@ def run(
         note_failure(store, work.folder, step, str(error))
     except Conflict as error:  # another run published first, a cost model that is as good
         log(f"note: {error}")
-    except StoreError:
+    except Unreachable:
         raise
     except NeuroshardError as error:
         if step == "pretrain":  # these costs are not enough to learn from

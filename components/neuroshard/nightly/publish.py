@@ -10,7 +10,7 @@ from neuroshard.core.release import ModelRelease
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.costmodel.protocol import predicts
 from neuroshard.deploy.bundles import MAX_ERROR, Asked, publish_model
-from neuroshard.deploy.golive import delete_damaged, mend_pointer
+from neuroshard.deploy.golive import delete_damaged, mend_live
 from neuroshard.models.serving import known_models
 from neuroshard.store.bundles import ModelKey, models_of
 from neuroshard.store.folders import patiently
@@ -33,7 +33,7 @@ def publish(
     """
     store = open_store(store_url, single_writer=single_writer)
     track = models_of(work.hardware.fingerprint, request.batch_size)
-    if mended := patiently(lambda: mend_pointer(store, track)):
+    if mended := patiently(lambda: mend_live(store, track)):
         log(f"note: {mended}")
     now = datetime.now(UTC)
     if less := patiently(lambda: _serves_less(store, work, request, cost_model)):

@@ -15,10 +15,18 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NewerFormat, NotFound, Refused
+from neuroshard.core.errors import (
+    Conflict,
+    InvalidInput,
+    NeuroshardError,
+    NewerFormat,
+    Refused,
+    StoreError,
+    Unreachable,
+)
 from neuroshard.core.nightly import VERDICTS_FOLDER, Searched, Survey
 from neuroshard.core.value import Value
-from neuroshard.deploy.golive import delete_damaged, mend_pointer
+from neuroshard.deploy.golive import delete_damaged, mend_live
 from neuroshard.deploy.run import Deployed, DeploySettings
 from neuroshard.deploy.run import run as deploy
 from neuroshard.files.plan import read_plan
@@ -27,7 +35,7 @@ from neuroshard.store.folders import patiently
 from neuroshard.store.measuring import FAILED, read_record, write_record
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
-from neuroshard.store.releases import plans_of
+from neuroshard.store.releases import live_plan, plans_of
 from neuroshard.store.releases import read_plan as read_live_plan
 from neuroshard.store.track import live_or_none
 
@@ -68,17 +76,36 @@ class ReleaseFiles(NamedTuple):
 def run(
     survey: Survey, name: str, searched: Searched, files: ReleaseFiles, store_url: str, settings: DeploySettings
 ) -> Verdict:
-    """Deploy the plan of the model `name`, draw its page, and record the verdict in the store. Raises StoreError."""
+    """Deploy the plan of the model `name`, draw its page, and record the verdict in the store.
+
+    Raises Unreachable where the store does not answer, and StoreError where a red verdict cannot be recorded.
+    """
     store = open_store(store_url, single_writer=settings.single_writer)
-    mended = patiently(lambda: mend_pointer(store, plans_of(name)))
-    doubts = [*survey.notes, *([mended] if mended else [])]
-    verdict = _verdict(survey, name, searched, files, store_url, settings, doubts)
+    try:
+        mended = patiently(lambda: mend_live(store, plans_of(name)))
+        doubts = [*survey.notes, *([mended] if mended else [])]
+        verdict = _verdict(survey, name, searched, files, store_url, settings, doubts)
+    except Unreachable:
+        raise
+    except StoreError as error:  # a full disk, or a key that may not be read
+        verdict = _without_plan(store, survey, name, str(error), survey.notes)
     _draw(files, searched, f"{store_url}#{name}", verdict)
     if not files.release.exists():
         files.release.write_bytes(verdict.canonical_json())
-    write_record(store, f"{VERDICTS_FOLDER}/{name}.json", verdict.model_dump(mode="json"))
     log(*verdict.text.splitlines())
+    _record(store, verdict)
     return verdict
+
+
+def _record(store: Store, verdict: Verdict) -> None:
+    try:
+        write_record(store, f"{VERDICTS_FOLDER}/{verdict.model}.json", verdict.model_dump(mode="json"))
+    except Unreachable:
+        raise
+    except StoreError as error:
+        if verdict.end == "red":  # `conclude` would not know
+            raise StoreError(f"{verdict.text}; {error}") from None
+        log(f"note: the verdict could not be recorded: {error}")
 
 
 def _verdict(
@@ -111,6 +138,12 @@ def _verdict(
     except (Refused, InvalidInput, Conflict) as error:
         return _without_plan(store, survey, name, str(error), doubts)
     decision, release = deployed.decision, deployed.release
+    if (
+        decision
+        and not decision.goes_live
+        and patiently(lambda: live_plan(live_or_none(store, plans_of(name)), store)) is None
+    ):
+        return _without_plan(store, survey, name, decision.finding, doubts)
     end: End = "kept" if decision and not decision.goes_live else "live"
     why = decision.finding if decision else "this plan is live already"
     files.release.write_bytes(release.canonical_json())
@@ -128,7 +161,9 @@ def conclude(survey: Survey, store_url: str) -> tuple[str, ...]:
         raw = read_record(store, f"{VERDICTS_FOLDER}/{order.name}.json")
         verdict = Verdict.parse(raw, order.name) if raw and raw.get("run") == survey.owner else None
         if verdict is None:
-            lines.append(f"{order.name}: another nightly run has planned it since")
+            lines.append(
+                f"{order.name}: this run's verdict is not in the store; another nightly run may have planned it since"
+            )
         elif verdict.end == "red":
             red.append(verdict.text)
         elif verdict.doubts or verdict.end == "no plan":
@@ -160,7 +195,9 @@ def _without_plan(store: Store, survey: Survey, name: str, why: str, doubts: Seq
             patiently(lambda: read_live_plan(store, name, live.release.plan_digest))
     except NewerFormat as error:  # newer trainers can read it
         doubts = [*doubts, str(error)]
-    except (InvalidInput, NotFound) as error:
+    except Unreachable:
+        raise
+    except (InvalidInput, StoreError) as error:
         end, why = "red", f"{why}; and the live plan cannot be loaded: {error}"
     return Verdict(run=survey.owner, model=name, end=end, why=why, doubts=(*doubts, why), release=number)
 

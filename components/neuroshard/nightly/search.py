@@ -1,17 +1,24 @@
 """A model's order -> its plan for today's tables, with the best cost model there is.
 
-The plan obeys the order's constraints. With a move budget it is searched from the live plan.
+The plan obeys the order's constraints. With a move budget it is searched from the live plan. A plan that was rolled back does
+not return by itself, and while the live plan can be loaded, the live plan stays. If it cannot, other algorithms are tried.
 """
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from neuroshard.augment.source import run as load_tables
 from neuroshard.core.clean import log
-from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound, StoreError
+from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError, NotFound, Unreachable
 from neuroshard.core.nightly import Searched, Survey
+from neuroshard.core.parameters import ALGORITHMS
 from neuroshard.core.plan import Plan
+from neuroshard.core.release import Release
+from neuroshard.deploy.rolled_back import Placement, placement, rolled_back_digests, rolled_back_placements
 from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.nightly.fallbacks import choose
 from neuroshard.search.run import SearchSettings
@@ -20,6 +27,7 @@ from neuroshard.store.folders import patiently
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import live_plan, read_live
+from neuroshard.store.track import Live
 
 
 def run(
@@ -28,7 +36,7 @@ def run(
     """Write the model's tables as tables.json, and its plan as plan.json; the plan, and the cost model it was searched with.
 
     `memory_margin` is the share of each device's memory that the plan leaves free. Where there is no plan, both files hold
-    the reason, as JSON. Raises StoreError where the store cannot be read.
+    the reason, as JSON. Raises Unreachable where the store does not answer.
     """
     reason = survey.no_plan.get(name, "")
     try:
@@ -36,7 +44,7 @@ def run(
             store = open_store(store_url)
             patiently(lambda: load_tables(survey.order(name).tables, tables))
             return patiently(lambda: search_plan(survey, name, store, tables, out, algorithm, memory_margin))
-    except StoreError:
+    except Unreachable:
         raise
     except NeuroshardError as error:
         reason = str(error)
@@ -56,26 +64,62 @@ def search_plan(
     Raises what search/run.py raises, StoreError, and InvalidInput for invalid constraints.
     """
     order = survey.order(name)
-    live = None
-    if order.move_budget:
-        with suppress(NotFound, InvalidInput):  # without a readable live plan, every table may be placed anywhere
-            live = live_plan(read_live(store, name), store)
+    pointer = _live(store, name)
+    live = live_plan(pointer, store)
     searched = choose(survey, order, store)
     constraints = ConstraintsFile.parse(order.constraints, f"constraints of model {name!r}")
     margin_bytes = math.ceil(memory_margin * max(order.memory_bytes))
-    plan = search(
+    start = live if order.move_budget else None  # without a readable live plan, every table may be placed anywhere
+    settings = SearchSettings(
+        algorithm=algorithm,
+        seed=survey.request.seed,
+        move_budget_bytes=order.move_budget_bytes if start else None,
+    )
+    search_by = partial(
+        search,
         tables,
         searched.model,
         out,
-        SearchSettings(
-            algorithm=algorithm,
-            seed=survey.request.seed,
-            move_budget_bytes=order.move_budget_bytes if live else None,
-        ),
         memory_bytes=order.memory_bytes,
         batch_size=survey.request.batch_size,
         constraints=constraints.model_copy(update={"reserve": max(constraints.reserve, margin_bytes)}),
-        previous=live,
-        instead=searched.instead,
+        previous=start,
     )
+    plan = search_by(settings, instead=searched.instead)
+    if live is None and (barred := _rolled_back(pointer, name, store)):
+        plan, searched = _another(plan, searched, barred, settings, search_by)
     return plan, searched
+
+
+def _live(store: Store, name: str) -> Live[Release] | None:
+    with suppress(NotFound, InvalidInput):
+        return read_live(store, name)
+    return None
+
+
+def _rolled_back(pointer: Live[Release] | None, name: str, store: Store) -> frozenset[Placement]:
+    return rolled_back_placements(rolled_back_digests(pointer, name, store), name, store)
+
+
+def _another(
+    plan: Plan,
+    searched: Searched,
+    barred: frozenset[Placement],
+    settings: SearchSettings,
+    search_by: Callable[..., Plan],
+) -> tuple[Plan, Searched]:
+    """A plan that nobody rolled back, by another algorithm if it must be, for a model without a live plan to keep.
+
+    `plan` itself if every algorithm finds plans that were rolled back.
+    """
+    why = ""
+    for other in (one for one in ALGORITHMS if one not in (settings.algorithm, "random")):
+        if placement(plan) not in barred:
+            break
+        said = "the live plan cannot be loaded, and the plan that was found was rolled back before"
+        why = "; ".join(filter(None, [searched.instead, f"{said}, so this one is by {other}"]))
+        with suppress(Infeasible):
+            plan = search_by(replace(settings, algorithm=other), instead=why)
+    if placement(plan) in barred:
+        return search_by(settings, instead=searched.instead), searched
+    return plan, searched.model_copy(update={"instead": why or searched.instead})

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from neuroshard import __version__
 from neuroshard.core.clean import log
-from neuroshard.core.errors import NeuroshardError, UsageError
+from neuroshard.core.errors import NeuroshardError, StoreError, Unreachable, UsageError
 from neuroshard.core.nightly import Order, Survey, Work, read_orders
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.fleet.cluster import in_cluster
@@ -116,7 +116,12 @@ def _pending_works(
     covered = {one.kind.fingerprint: one for one in kinds}
     pending, notes = [], []
     for work in works:
-        left, why = _pending(store, work, tables, covered[work.hardware.fingerprint], settings)
+        try:
+            left, why = _pending(store, work, tables, covered[work.hardware.fingerprint], settings)
+        except Unreachable:
+            raise
+        except StoreError as error:  # what is there may not be read; the other kinds go on
+            left, why = None, f"nothing can be measured for it: {error}"
         if left is not None:
             pending.append(left)
         else:

@@ -35,6 +35,9 @@ class FolderStore:
 
     Names that start with a dot are scratch: `.lock`, and temporary files, which a killed writer may leave behind. The file
     system must have flock, as local disks and NFS do. Without hard links (vfat, some FUSE), writers use the lock alone.
+
+    A folder under the key of an object is no object: it is not found, and what is written there moves it aside, to a name
+    that starts with a dot.
     """
 
     def __init__(self, root: Path) -> None:
@@ -60,6 +63,7 @@ class FolderStore:
     def create(self, key: str, data: bytes) -> bool:
         path = self._path(key)
         with _errors(path, "write it"), _temporary(path, data) as temporary:
+            _move_folder_aside(path)
             try:
                 _take_name(temporary, path)
             except FileExistsError:
@@ -73,9 +77,10 @@ class FolderStore:
     def swap(self, key: str, data: bytes, expected: str | None) -> None:
         path = self._path(key)
         with _errors(path, "write it"), _temporary(path, data) as temporary, _lock(path.parent):
-            current = sha256(_bytes_of(path, MAX_BYTES)) if path.exists() else None
+            current = sha256(_bytes_of(path, MAX_BYTES)) if path.exists() and not path.is_dir() else None
             if current != expected:
                 raise Conflict(f"{path}: somebody else changed it in between")
+            _move_folder_aside(path)
             temporary.replace(path)
             _sync_folder(path.parent)
 
@@ -96,6 +101,7 @@ class FolderStore:
     def delete(self, key: str) -> None:
         path = self._path(key)
         with suppress(NotFound), _errors(path, "delete it"):
+            _move_folder_aside(path)
             path.unlink()
             _sync_folder(path.parent)
 
@@ -120,6 +126,12 @@ def _files_under(folder: Path) -> Iterator[Path]:
         yield from (Path(above, name) for name in names)
 
 
+def _move_folder_aside(path: Path) -> None:
+    """Rename a folder that is where an object belongs, and nothing else. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        path.rename(path.with_name(f".{path.name}.{uuid4().hex}"))
+
+
 def _bytes_of(path: Path, max_bytes: int) -> bytes:
     """A file's bytes. Raises OSError, and InvalidInput for too many bytes, or for a pipe, which would block for ever."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -137,6 +149,8 @@ def _errors(path: Path, doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(error, IsADirectoryError) and doing != "write it":
+            raise NotFound(f"{path}: is a folder, not an object") from None
         if isinstance(error, FileNotFoundError) and doing != "write it":  # a write creates its folders
             raise NotFound(f"{path}: does not exist") from None
         kind = Unreachable if error.errno in GONE else StoreError

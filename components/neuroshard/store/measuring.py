@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError
+from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
 from neuroshard.core.value import canonical_json, decode_json, sha256
 from neuroshard.store.folders import delete_folder, patiently
 from neuroshard.store.lease import expired
@@ -64,6 +64,11 @@ class Measuring(NamedTuple):
     leases: dict[Share, ObjectInfo]
     others: frozenset[str]
 
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The numbers of all draws with cases, costs or records: what is measured of one must not count for another."""
+        return frozenset((*self.draws, *(share.draw for share in (*self.shares, *self.ended, *self.leases))))
+
 
 def measuring(store: Store, folder: str) -> Measuring:
     """List the folder of a work. Raises StoreError."""
@@ -101,10 +106,12 @@ def measuring(store: Store, folder: str) -> Measuring:
 
 
 def read_record(store: Store, key: str) -> dict[str, Any] | None:
-    """A small JSON object; None where it is missing or cannot be read, since a record only saves work."""
+    """A small JSON object; None where it is missing or cannot be read, since a record only saves work. Raises Unreachable."""
     try:
         raw = decode_json(patiently(lambda: store.read(key)), f"{store.url}/{key}")
-    except (NotFound, InvalidInput):
+    except Unreachable:
+        raise
+    except (StoreError, InvalidInput):
         return None
     return raw if isinstance(raw, dict) else None
 
@@ -125,6 +132,12 @@ def _put(store: Store, key: str, data: bytes) -> None:
     try:
         there, token = store.read_versioned(key)
     except NotFound:
+        store.create(key, data)
+        return
+    except Unreachable:
+        raise
+    except (StoreError, InvalidInput):  # not to be read, or too large: what a record says can be lost
+        store.delete(key)
         store.create(key, data)
         return
     if there != data:

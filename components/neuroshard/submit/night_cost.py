@@ -1,4 +1,4 @@
-"""What a nightly run costs on a cluster: its pods, and how long they take one after another, by the items of its loops.
+"""What a nightly run costs on a cluster: its pods, how many there are at once, and how long they take one after another.
 
 Kubeflow Pipelines makes two pods of a step (a driver, then the step itself) and a driver of every pipeline inside of it, of
 every loop and of every item of a loop.
@@ -6,6 +6,7 @@ every loop and of every item of a loop.
 
 import math
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from neuroshard.submit.steps import loop_source
@@ -15,11 +16,14 @@ POD_SECONDS = 10.0  # from one pod to the next, the shortest: Argo looks every 1
 
 
 class NightCost(NamedTuple):
-    """The pods of a run, and the most of them that go one after another; the items of a loop run at
-    once, as many as its iteratorPolicy allows."""
+    """The pods of a run, the most of them that go one after another, and the most that there are at once.
+
+    The items of a loop run at once, as many as its iteratorPolicy allows.
+    """
 
     pods: int
     in_a_row: int
+    at_once: int
 
     @property
     def seconds(self) -> float:
@@ -33,7 +37,7 @@ def night_cost(spec: Mapping[str, Any], items: Mapping[str, int]) -> NightCost:
     Steps on a condition count where RENEW is among the items and not 0.
     """
     inside = _dag(spec, spec["root"]["dag"], {}, items)
-    return NightCost(1 + inside.pods, 1 + inside.in_a_row)  # the root has a driver too
+    return NightCost(1 + inside.pods, 1 + inside.in_a_row, inside.at_once)  # the root has a driver too
 
 
 def _dag(
@@ -48,7 +52,25 @@ def _dag(
             ends[name] = max(map(end, before), default=0) + costs[name].in_a_row
         return ends[name]
 
-    return NightCost(sum(cost.pods for cost in costs.values()), max(map(end, costs), default=0))
+    pods, in_a_row = sum(cost.pods for cost in costs.values()), max(map(end, costs), default=0)
+    return NightCost(pods, in_a_row, _at_once(dag, {name: cost.at_once for name, cost in costs.items()}))
+
+
+def _at_once(dag: Mapping[str, Any], pods: Mapping[str, int]) -> int:
+    """The most pods of tasks of which none waits for another. A pipeline has a handful of tasks, so all sets are tried."""
+    before: dict[str, set[str]] = {}
+
+    def all_before(name: str) -> set[str]:
+        if name not in before:
+            direct = set(dag["tasks"][name].get("dependentTasks", ()))
+            before[name] = direct.union(*map(all_before, direct))
+        return before[name]
+
+    def apart(names: tuple[str, ...]) -> bool:
+        return not any(one in all_before(other) for one in names for other in names)
+
+    sets = (names for size in range(1, len(pods) + 1) for names in combinations(pods, size))
+    return max((sum(pods[name] for name in names) for names in sets if apart(names)), default=1)
 
 
 def _task(
@@ -56,13 +78,17 @@ def _task(
 ) -> NightCost:
     component = spec["components"].get(task["componentRef"]["name"], {})
     if "dag" not in component:
-        return NightCost(2, 2)
+        return NightCost(2, 2, 1)
     if "condition" in task.get("triggerPolicy", {}) and not items.get(RENEW):
-        return NightCost(1, 1)  # the driver finds that there is nothing to do
+        return NightCost(1, 1, 1)  # the driver finds that there is nothing to do
     inputs, source = loop_source(task, outer)
     one = _dag(spec, component["dag"], inputs, items)
     if source is None:
-        return NightCost(1 + one.pods, 1 + one.in_a_row)
+        return NightCost(1 + one.pods, 1 + one.in_a_row, one.at_once)
     count = items[source]
     limit = task.get("iteratorPolicy", {}).get("parallelismLimit") or max(count, 1)
-    return NightCost(1 + count * (1 + one.pods), 1 + math.ceil(count / limit) * (1 + one.in_a_row))
+    return NightCost(
+        1 + count * (1 + one.pods),
+        1 + math.ceil(count / limit) * (1 + one.in_a_row),
+        max(min(count, limit) * one.at_once, 1),
+    )

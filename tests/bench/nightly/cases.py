@@ -3,17 +3,24 @@
 Nights in this process, on the synthetic backend, with few cases and epochs: it is about who goes on, not how good a model is.
 """
 
+import errno
 import json
 import os
-from collections.abc import Callable
-from datetime import UTC, datetime
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from helpers.nightly import NightlyRun, Place, killed_after
+from bench.nightly.buckets import bucket
+from helpers.faults import faulty
+from helpers.nightly import NightlyRun, Place, at_write, clocks_at, killed_after
 from helpers.nodes import node
 from neuroshard.core.errors import MeasureError
+from neuroshard.core.nightly import Request
 from neuroshard.core.table import Table
 from neuroshard.deploy.gc import run as gc
 from neuroshard.deploy.golive import roll_back
@@ -21,6 +28,8 @@ from neuroshard.files.tables import write_tables
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run as measure_run
 from neuroshard.measure.workers import job as job_module
+from neuroshard.nightly.search import run as search_run
+from neuroshard.store import folder as folder_module
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.releases import plans_of
 
@@ -164,6 +173,13 @@ def rolled_back(place: Place) -> list[NightlyRun]:
     return [first, second, place.nightly_run(), place.nightly_run()]
 
 
+def rolled_back_and_damaged(place: Place) -> list[NightlyRun]:
+    nights = rolled_back(place)
+    live = json.loads(Path(place.store, "ads", "live.json").read_text())["plan_digest"]
+    Path(place.store, "ads", "plans", f"{live}.json").write_bytes(b"damaged")
+    return [*nights, place.nightly_run(), place.nightly_run()]
+
+
 def two_seeds(place: Place) -> list[NightlyRun]:
     return [place.nightly_run(seed=0), place.nightly_run(seed=1), place.nightly_run(seed=0)]
 
@@ -219,6 +235,101 @@ def renamed(place: Place) -> list[NightlyRun]:
     return [first, place.nightly_run(), place.nightly_run()]
 
 
+def disk_full(part: str) -> Case:
+    """One night on a disk that has no room for any object whose key holds `part`."""
+    temporary = folder_module._temporary
+
+    @contextmanager
+    def full(path: Path, data: bytes) -> Iterator[Path]:
+        if part in path.as_posix():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with temporary(path, data) as written:
+            yield written
+
+    def case(place: Place) -> list[NightlyRun]:
+        place.models = [order(place), order(place, "feed", "two.json", devices=2)]
+        with patch.object(folder_module, "_temporary", full):
+            first = place.nightly_run()
+        return [first, place.nightly_run(), place.nightly_run()]
+
+    return case
+
+
+def half_unreadable(place: Place) -> list[NightlyRun]:
+    place.models = [order(place), order(place, "feed", "two.json", devices=2)]
+    first = place.nightly_run()
+    opened = os.open
+
+    def denied(path: Any, *rest: Any, **options: Any) -> int:
+        if not Path(path).name.startswith(".") and Path(path).is_file() and len(Path(path).as_posix()) % 2:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *rest, **options)
+
+    with patch.object(os, "open", denied):
+        second = place.nightly_run()
+    return [first, second, place.nightly_run(), place.nightly_run()]
+
+
+def clocks_apart(place: Place) -> list[NightlyRun]:
+    """Another machine's night, an hour ahead, in the middle of a night, first where all is measured, then where nothing is."""
+    ahead = place.now + timedelta(hours=1)
+
+    def another() -> None:
+        with clocks_at(ahead):
+            place._nightly_run(Request.parse({**place.request, "seed": 1}, "request"))
+
+    nights = []
+    for write in (6, 2):
+        with at_write(write, another):
+            nights.append(place.nightly_run())
+        place.models = [order(place, devices=8)]
+    return [*nights, place.nightly_run()]
+
+
+def tables_replaced(place: Place) -> list[NightlyRun]:
+    """A file of tables is replaced between the survey and the search."""
+    first, search = place.nightly_run(), search_run
+
+    def replaced(*arguments: Any, **options: Any) -> Any:
+        write_tables(place.folder / "six.json", tables(5, rows=1300))
+        return search(*arguments, **options)
+
+    with patch("helpers.nightly.plan", replaced):
+        second = place.nightly_run()
+    return [first, second, place.nightly_run(), place.nightly_run()]
+
+
+def model_renamed(place: Place) -> list[NightlyRun]:
+    first = place.nightly_run()
+    place.models = [order(place, "adverts")]
+    return [first, place.nightly_run(), place.nightly_run()]
+
+
+def in_bucket(choose: Callable[[bytes], Any]) -> Case:
+    """A night on S3, with what `choose` does to each of its requests; then one without."""
+
+    def case(place: Place) -> list[NightlyRun]:
+        with bucket() as url:
+            place.store = f"{url}/prefix"
+            first = place.nightly_run()
+            direct = os.environ["AWS_ENDPOINT_URL"]
+            with faulty(direct, choose, random.Random(0)) as proxy, patch.dict(os.environ, AWS_ENDPOINT_URL=proxy):
+                place.models = [order(place), order(place, "feed", "two.json", devices=2)]
+                second = place.nightly_run()
+            return [first, second, place.nightly_run()]
+
+    return case
+
+
+def slow(_: bytes) -> None:
+    time.sleep(2)
+
+
+def slow_down() -> Callable[[bytes], Any]:
+    rng = random.Random(0)
+    return lambda _: "503" if rng.random() < 0.3 else None
+
+
 CASES: dict[str, Case] = {
     "4 devices, then 8": more_devices,
     "20 all-to-alls asked for": few_all_to_alls,
@@ -237,6 +348,7 @@ CASES: dict[str, Case] = {
     "a model's live.json is garbage": foreign(b"garbage", "model"),
     "a model's live.json is of a newer version": foreign(b'{"format_version": 999}', "model"),
     "a rolled back plan": rolled_back,
+    "a rolled back plan, and the live one is damaged": rolled_back_and_damaged,
     "seeds 0 and 1 on one store": two_seeds,
     "killed while it measures": killed,
     "hardware is misspelt, then not": misspelt,
@@ -245,6 +357,17 @@ CASES: dict[str, Case] = {
     "gc takes the measuring, then 8 devices": collected,
     "models leave the list and come back": comes_and_goes,
     "the hardware is renamed": renamed,
+    "no room on the disk for a draw": disk_full("/cases/"),
+    "no room on the disk for costs": disk_full("/costs-"),
+    "no room on the disk for a cost model": disk_full("/hardware/"),
+    "no room on the disk for plans": disk_full("/plans/"),
+    "no room on the disk for verdicts": disk_full("/_nightly/"),
+    "half of the objects cannot be read for a night": half_unreadable,
+    "two writers, their clocks an hour apart": clocks_apart,
+    "tables are replaced between survey and search": tables_replaced,
+    "a model is renamed": model_renamed,
+    "S3 takes 2 s for each request": in_bucket(slow),
+    "S3 answers 503 SlowDown to 30 % of requests": in_bucket(slow_down()),
 }
 
 

@@ -11,7 +11,7 @@ are damaged. Every week is followed by quiet nights.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bench.nightly.cases import order, tables
-from helpers.nightly import Killed, NightlyRun, Place, killed_after
+from helpers.nightly import Killed, NightlyRun, Place, at_write, killed_after
 from helpers.nodes import node
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.files.tables import write_tables
@@ -75,8 +75,9 @@ class Months:
         if self.chance(0.08):
             place.now += timedelta(days=rng.choice((-400, 5000)))
         kill = killed_after(rng.randrange(rng.choice((3, 6, 15, 70)))) if self.chance(0.4) else nullcontext()
-        meanwhile = self.another_night if self.chance(0.15) else None
-        with kill, at_write(rng.randrange(rng.choice((3, 10, 40))), meanwhile):
+        meets = self.chance(0.15)
+        write = rng.randrange(rng.choice((3, 10, 40)))
+        with kill, at_write(write, self.another_night) if meets else nullcontext():
             self.night()
         place.now, place.budget_seconds = before + timedelta(days=1), None
 
@@ -154,22 +155,6 @@ class Months:
     def count(self, what: str, why: str) -> None:
         self.found[what] += 1
         self.causes.append(f"{what}, day {self.place.now:%Y-%m-%d}: {why}")
-
-
-@contextmanager
-def at_write(number: int, do: Callable[[], None] | None) -> Iterator[None]:
-    """At this write to the store somebody else does something whole."""
-    count = [number]
-    create = FolderStore.create
-
-    def write(store: FolderStore, key: str, data: bytes) -> bool:
-        count[0] -= 1
-        if count[0] == -1 and do is not None:
-            do()
-        return create(store, key, data)
-
-    with patch.object(FolderStore, "create", write) if do else nullcontext():
-        yield
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from neuroshard.core.case import Cases
 from neuroshard.core.clean import log
-from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, StoreError
+from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, Unreachable
 from neuroshard.core.nightly import Job, Work
 from neuroshard.files.cases import read_cases, write_cases
 from neuroshard.files.costs import BROKEN, read_costs, read_manifest
@@ -50,7 +50,7 @@ def run(
     """Measure the rest of a job's share of every draw into the store, newest draw first, for at most `budget_seconds`.
 
     A failure is noted in the store, for the next night and for the end of this one: other kinds of hardware go on. Raises
-    StoreError where the store cannot be written.
+    StoreError where the store cannot be listed, or does not answer.
     """
     store = open_store(store_url, single_writer=single_writer)
     settings = MeasureSettings(batch_size=batch_size, seed=seed, hardware=job.work.hardware)
@@ -73,7 +73,7 @@ def run(
             write_record(store, f"{job.work.folder}/{share.ended}", record)
         except (LeaseHeld, Conflict) as error:
             log(f"note: {error}")
-        except StoreError:
+        except Unreachable:
             raise
         except NeuroshardError as error:
             note_failure(store, job.work.folder, "measure", str(error))
