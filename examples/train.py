@@ -242,7 +242,8 @@ def time_embeddings(model: nn.Module, features: Features, steps: int) -> list[fl
         dist.barrier()
         began = time.perf_counter()
         outputs = model(features)
-        torch.autograd.backward(outputs, [torch.zeros_like(each) for each in outputs])  # zeros cost as much, change nothing
+        # gradients of zeros cost as much, and change nothing
+        torch.autograd.backward(outputs, [torch.zeros_like(each) for each in outputs])
         taken.append(1000 * (time.perf_counter() - began))
     of_ranks = [torch.zeros(1) for _ in range(dist.get_world_size())]
     dist.all_gather(of_ranks, torch.tensor([statistics.median(taken)]))
