@@ -274,8 +274,7 @@ def test_a_collection_believes_the_time_of_its_own_mark_where_the_clock_is_ahead
 def test_whoever_meets_a_collection_and_dies_what_is_live_is_there(others):
     outcomes = Counter(meet(("gc", *others), random.Random(seed)) for seed in range(150))
 
-    assert outcomes["someone died"] > 20
-    assert outcomes["all ended well"] > 20
+    assert min(outcomes["someone died"], outcomes["all ended well"]) > 10  # else the draws show little
 
 
 def test_a_collection_on_s3_keeps_what_is_young(aws, moto):

@@ -15,7 +15,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.compute_net import THRESHOLDS, Layer
 from neuroshard.costmodel.given import Given, GivenCosts
-from neuroshard.costmodel.protocol import CostModel
+from neuroshard.costmodel.protocol import Bending, CostModel
 from neuroshard.search.run import SearchSettings, search
 
 
@@ -133,7 +133,8 @@ def test_where_costs_bend_both_ways_the_bound_is_below_the_best_of_all_placement
     )  # dearer: no bound is above its plan
 
     assert model.bounded
-    assert len(vars(model)["dips"].bias)
+    assert isinstance(model, Bending)
+    assert len(model.dips.bias)
     assert plan.lower_bound_ms is not None
     assert 0.1 * optimum < plan.lower_bound_ms <= optimum * (1 + 1e-9)
 

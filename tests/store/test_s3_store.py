@@ -6,7 +6,7 @@ import pytest
 from botocore.config import Config
 
 from helpers.servers import SECRET, answering, nobody
-from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable
+from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable, Unsafe
 from neuroshard.store import s3
 from neuroshard.store.open import open_store
 from neuroshard.store.s3_errors import ATTEMPTS
@@ -41,7 +41,7 @@ def test_a_store_that_ignores_conditions_is_refused_before_the_first_write(aws, 
     store: Any = open_store(aws(rclone))
 
     for use in (lambda: store.create("m/a", b""), lambda: store.swap("m/a", b"", None)):
-        fails(use, StoreError, store.url, "If", "--single-writer")
+        fails(use, Unsafe, store.url, "If", "--single-writer")
     assert [entry.key for entry in store.list("m/")] == ["m/probe"]
 
 

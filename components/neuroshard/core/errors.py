@@ -64,6 +64,10 @@ class Unreachable(StoreError):
     """The store does not answer, or answers that it cannot now. What it holds is unknown."""
 
 
+class Unsafe(StoreError):
+    """The store ignores conditional writes, so it cannot keep two writers apart."""
+
+
 class NotFound(StoreError):
     """The store answers, but holds no such bucket, key or release."""
 

@@ -20,7 +20,7 @@ from neuroshard.augment.settings import AugmentSettings
 from neuroshard.augment.source import load_tables
 from neuroshard.core.case import FEWEST_TRAIN_ALL_TO_ALLS, TRAIN_SHARE, Cases, ComputeCase
 from neuroshard.core.clean import log
-from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, Unreachable
+from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, Unreachable, Unsafe
 from neuroshard.core.nightly import Job, Order, Request, Survey, Work
 from neuroshard.core.table import DIM_STEP, MAX_NAME, Table
 from neuroshard.core.value import sha256
@@ -71,7 +71,7 @@ def run(survey: Survey, store_url: str, *, single_writer: bool = False) -> list[
             extend(store, work, survey.request, tables, survey.owner)
         except (LeaseHeld, Conflict) as error:  # another run draws the same cases
             log(f"note: {error}")
-        except Unreachable:
+        except (Unreachable, Unsafe):
             raise
         except NeuroshardError as error:
             note_failure(store, work.folder, "augment", str(error))

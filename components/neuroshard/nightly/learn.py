@@ -7,7 +7,7 @@ from pathlib import Path
 
 from neuroshard import __version__
 from neuroshard.core.clean import log
-from neuroshard.core.errors import Conflict, NeuroshardError, Refused, Unreachable
+from neuroshard.core.errors import Conflict, NeuroshardError, Refused, Unreachable, Unsafe
 from neuroshard.core.nightly import Survey, Work
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.measure.workers.job import merge_shares
@@ -41,7 +41,7 @@ def run(
         note_failure(store, work.folder, step, str(error))
     except Conflict as error:  # another run published first, a cost model that is as good
         log(f"note: {error}")
-    except Unreachable:
+    except (Unreachable, Unsafe):
         raise
     except NeuroshardError as error:
         if step == "pretrain":  # these costs are not enough to learn from

@@ -23,6 +23,7 @@ from neuroshard.core.errors import (
     Refused,
     StoreError,
     Unreachable,
+    Unsafe,
 )
 from neuroshard.core.nightly import VERDICTS_FOLDER, Searched, Survey
 from neuroshard.core.value import Value
@@ -85,7 +86,7 @@ def run(
         mended = patiently(lambda: mend_live(store, plans_of(name)))
         doubts = [*survey.notes, *([mended] if mended else [])]
         verdict = _verdict(survey, name, searched, files, store_url, settings, doubts)
-    except Unreachable:
+    except (Unreachable, Unsafe):
         raise
     except StoreError as error:  # a full disk, or a key that may not be read
         verdict = _without_plan(store, survey, name, str(error), survey.notes)
@@ -100,7 +101,7 @@ def run(
 def _record(store: Store, verdict: Verdict) -> None:
     try:
         write_record(store, f"{VERDICTS_FOLDER}/{verdict.model}.json", verdict.model_dump(mode="json"))
-    except Unreachable:
+    except (Unreachable, Unsafe):
         raise
     except StoreError as error:
         if verdict.end == "red":  # `conclude` would not know

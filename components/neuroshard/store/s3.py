@@ -23,7 +23,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
-from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound, StoreError
+from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound, StoreError, Unsafe
 from neuroshard.store.deadline import too_late, within
 from neuroshard.store.protocol import MAX_BYTES, ObjectInfo, check_key, is_key
 from neuroshard.store.s3_errors import ATTEMPTS, BROKEN_OFF, Busy, request_errors
@@ -251,7 +251,7 @@ class S3Store:
         self._refuses(scratch, IfNoneMatch="*")  # the scratch object exists after this
         for condition in ({"IfNoneMatch": "*"}, {"IfMatch": '"00000000000000000000000000000000"'}):
             if not self._refuses(scratch, **condition):
-                raise StoreError(
+                raise Unsafe(
                     f"{self.url}: this store ignores conditional writes ({next(iter(condition))}), so two deployers could "
                     "overwrite each other's release; if nobody else deploys here, give --single-writer"
                 )

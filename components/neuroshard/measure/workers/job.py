@@ -12,7 +12,7 @@ from pathlib import Path
 
 from neuroshard.core.case import Cases
 from neuroshard.core.clean import log
-from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, Unreachable
+from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, Unreachable, Unsafe
 from neuroshard.core.nightly import Job, Work
 from neuroshard.files.cases import read_cases, write_cases
 from neuroshard.files.costs import BROKEN, read_costs, read_manifest
@@ -73,7 +73,7 @@ def run(
             write_record(store, f"{job.work.folder}/{share.ended}", record)
         except (LeaseHeld, Conflict) as error:
             log(f"note: {error}")
-        except Unreachable:
+        except (Unreachable, Unsafe):
             raise
         except NeuroshardError as error:
             note_failure(store, job.work.folder, "measure", str(error))
