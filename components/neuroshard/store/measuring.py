@@ -174,9 +174,14 @@ def set_aside(store: Store, folder: str, name: str, why: str) -> None:
 
 
 def set_aside_share(store: Store, folder: str, share: Share, why: str) -> None:
-    """Set the costs of a share aside, so that its cases are measured again."""
+    """Set the costs of a share aside, so that its cases are measured again.
+
+    Other shares of the draw, of a night with more or fewer pods, may have ended because this one had measured their cases. So
+    none of them counts as ended any more.
+    """
     set_aside(store, folder, share.costs, why)
-    patiently(lambda: store.delete(f"{folder}/{share.ended}"))
+    for ended in {share, *(one for one in measuring(store, folder).ended if one.draw == share.draw)}:
+        patiently(lambda ended=ended: store.delete(f"{folder}/{ended.ended}"))  # type: ignore[misc]
 
 
 def age_out(store: Store, folder: str, oldest_seconds: float) -> None:
