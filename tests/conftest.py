@@ -24,13 +24,15 @@ settings.load_profile("facts")
 
 
 # Whoever asks for one of these starts the command, a server or a browser: marked slow with those that say so themselves.
-SLOW = {"chromium", "moto", "neuroshard", "rclone", "run_local"}
+SLOW = {"chromium", "kfp_stub", "moto", "neuroshard", "rclone", "run_local"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`make test-fast` leaves out what is slow."""
     for item in items:
-        if SLOW & set(getattr(item, "fixturenames", ())):
+        of_parameters = getattr(item, "callspec", None)
+        asked = {*getattr(item, "fixturenames", ()), *map(str, of_parameters.params.values() if of_parameters else ())}
+        if SLOW & asked:
             item.add_marker(pytest.mark.slow)
 
 

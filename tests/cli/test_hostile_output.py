@@ -146,7 +146,8 @@ def test_warnings_of_libraries_and_errors_are_clean(neuroshard, tmp_path, endpoi
 
 
 def test_the_report_is_clean_too(folder):
-    printed(folder, ["report", "old.json", "-o", "report.html", "--live", "new.json", "--model", "model"])
+    done, said = printed(folder, ["report", "old.json", "-o", "report.html", "--live", "new.json"])
+    assert done.exit_code == 0, said
     page = (folder / "report.html").read_text()
     block = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     assert block is not None

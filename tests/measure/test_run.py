@@ -278,6 +278,7 @@ def children(process_id: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_it_goes_on_with_no_row_lost_or_doubled(cases: Cases, tmp_path: Path) -> None:
     """Killed with -9 in mid-measurement on the real CPU backend; its workers die with it."""
     more = (cases.tables[0].model_copy(update={"rows": 1000 + n}) for n in range(100))
