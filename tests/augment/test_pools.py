@@ -24,13 +24,18 @@ def table(name: str, rows: int = 1000, dim: int = 64, pooling: float = 2.0) -> T
     ],
 )
 def test_a_table_comes_at_all_widths_and_at_its_own_and_its_halves(dim, max_dim, wanted):
-    assert widths(dim, max_dim) == wanted
+    assert widths(table("t", dim=dim), max_dim) == wanted
+
+
+@pytest.mark.parametrize(("dim", "wanted"), [(128, [64, 128]), (12, [12])])
+def test_a_sequence_comes_at_its_own_width_and_half_of_it(dim, wanted):
+    assert widths(table("t", dim=dim).model_copy(update={"pooling": "none"}), 16) == wanted
 
 
 @settings(deadline=None)
 @given(st.integers(1, 2**14), st.integers(1, 64))
 def test_widths_are_multiples_of_4_and_the_own_one_is_among_them(quarter, max_quarter):
-    made = widths(4 * quarter, 4 * max_quarter)
+    made = widths(table("t", dim=4 * quarter), 4 * max_quarter)
     assert all(width % 4 == 0 for width in made)
     assert 4 * quarter in made
     assert len(set(made)) == len(made)

@@ -15,7 +15,7 @@ from neuroshard.client.torchrec import to_torchrec
 from neuroshard.files.plan import read_plan
 
 SEARCH = "search tables.json --model analytic:h100 --batch-size 8192 --devices 4 --memory 4GiB --min-dim 64 --rounds 2"
-HEAVY = {"name": "heavy", "rows": 1_000_003, "dim": 16, "pooling_factor": 400.0}
+HEAVY = {"name": "heavy", "rows": 1_000_003, "dim": 16, "pooling_factor": 2000.0}
 LIGHT = [{"name": f"t{i}", "rows": 5000, "dim": 32, "pooling_factor": 1.0 + i} for i in range(6)]
 
 

@@ -20,6 +20,7 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 
 from helpers.limits import HANGS
 from helpers.plans import TABLES, make_plan, row_plan
+from helpers.refusals import refused
 from neuroshard.client.torchrec import ShardingWarning, check_same_digest, from_torchrec, to_torchrec
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
@@ -441,18 +442,30 @@ def test_other_optimizers_are_not_warned_of(optimizer):
     to_torchrec(make_plan(), collection(*TABLES), optimizer=optimizer)
 
 
-def test_a_sequence_collection_is_warned_of():
-    sequence = EmbeddingCollection(
-        tables=[EmbeddingConfig(name="seq", num_embeddings=5, embedding_dim=4, feature_names=["seq"])],
-        device=torch.device("meta"),
-    )
-    with pytest.warns(ShardingWarning, match="module 's' is an EmbeddingCollection"):
-        got = to_torchrec(make_plan(), nn.ModuleDict({"a": collection(*TABLES), "s": sequence}))
-
-    assert set(got.plan) == {"a"}
+def sequences(*names: str) -> EmbeddingCollection:
+    configs = [EmbeddingConfig(name=n, num_embeddings=8, embedding_dim=16, feature_names=[n]) for n in names]
+    return EmbeddingCollection(tables=configs, device=torch.device("meta"))
 
 
-def test_a_table_that_several_features_read_is_placed_and_warned_of():
+def test_a_plan_without_the_model_s_sequences_is_refused():
+    with refused(InvalidInput, "'seq'", "lacks"):
+        to_torchrec(make_plan(), nn.ModuleDict({"a": collection(*TABLES), "s": sequences("seq")}))
+
+
+def test_sequences_cut_into_two_widths_on_a_rank_are_refused():
+    a, b = (Table(name=name, rows=8, dim=16, pooling_factor=2.0, pooling="none") for name in "ab")
+    shards = [
+        Shard(table=table.name, rows=8, column_offset=at, dim=dim, device=device)
+        for table, parts in ((a, ((0, 8), (8, 8))), (b, ((0, 4), (4, 12))))
+        for device, (at, dim) in enumerate(parts)
+    ]
+    task = ShardingTask(tables=(a, b), device_memory_bytes=(10**6,) * 2, batch_size=8)
+    plan = Plan(task=task, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    with refused(InvalidInput, "'a'", "'b'", "rank 0", 8, 4):
+        to_torchrec(plan, sequences("a", "b"))
+
+
+def test_a_table_that_several_features_read_is_placed_and_another_number_of_them_warned_of():
     module = EmbeddingBagCollection(
         tables=[
             EmbeddingBagConfig(name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=features)
@@ -460,7 +473,7 @@ def test_a_table_that_several_features_read_is_placed_and_warned_of():
         ],
         device=torch.device("meta"),
     )
-    with pytest.warns(ShardingWarning, match=r"'user' by 2.*counts 16 columns of 'user', not 32"):
+    with pytest.warns(ShardingWarning, match=r"'user' is read by 2 features .* searched for 1"):
         got = to_torchrec(make_plan(), module)
 
     assert got == to_torchrec(make_plan(), collection(*TABLES))

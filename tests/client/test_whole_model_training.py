@@ -1,4 +1,4 @@
-"""A model of several modules on gloo: two collections with tables of one name, and position weights that are learned."""
+"""A model of several modules on gloo: two collections with tables of one name, position weights that are learned, sequences."""
 
 import warnings
 from collections.abc import Iterator
@@ -8,8 +8,15 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.modules.feature_processor_ import PositionWeightedModule, PositionWeightedModuleCollection
@@ -19,14 +26,21 @@ from helpers.gloo import on_ranks
 from helpers.plans import row_wise as row_wise_shards
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.core.plan import Plan, Provenance, Shard
-from neuroshard.core.table import Table
+from neuroshard.core.table import Feature, Table
 from neuroshard.core.task import ShardingTask
 
 pytestmark = pytest.mark.slow
 
 STEPS, LOCAL_BATCH, LEARNING_RATE, LONGEST = 4, 5, 0.05, 4
 ROWS, DIM = 40, 8
-MODULES = {"a": ("user", "ad"), "b.c": ("ad",), "e": ("page", "query", "shop")}  # the tables of each
+MODULES = {"a": ("user", "ad"), "b.c": ("ad",), "e": ("page", "query", "shop")}  # the tables of each, and
+SEQUENCES = {
+    "past": ("viewed", "bought"),
+    "pair": ("left",),
+    "tall": ("deep",),
+    "path": ("step",),
+}  # of "s", with their features
+READ = tuple(feature for features in SEQUENCES.values() for feature in features)
 
 
 def bags(names: tuple[str, ...], weighted: bool, device: str) -> EmbeddingBagCollection:
@@ -36,8 +50,17 @@ def bags(names: tuple[str, ...], weighted: bool, device: str) -> EmbeddingBagCol
     return EmbeddingBagCollection(tables=configs, is_weighted=weighted, device=torch.device(device))
 
 
+def sequences(device: str) -> EmbeddingCollection:
+    configs = [
+        EmbeddingConfig(name=name, num_embeddings=ROWS, embedding_dim=DIM, feature_names=list(features))
+        for name, features in SEQUENCES.items()
+    ]
+    return EmbeddingCollection(tables=configs, device=torch.device(device))
+
+
 class Model(nn.Module):
-    """Everything that is pooled, by module and table, through one dense layer that all ranks train together."""
+    """Everything that is pooled, by module and table, and the sums of sequences by feature, through one dense layer that all
+    ranks train together."""
 
     def __init__(self, device: str, as_collection: bool) -> None:
         super().__init__()
@@ -49,6 +72,7 @@ class Model(nn.Module):
             else {name: PositionWeightedModule(LONGEST) for name in MODULES["e"]}
         )
         self.e = FeatureProcessedEmbeddingBagCollection(bags(MODULES["e"], True, device), positions)
+        self.s = sequences(device)
         self.also_b = nn.ModuleDict({"c": self.b["c"]})  # a second name, in another module
         self.dense = nn.Linear(DIM, 1)
 
@@ -62,6 +86,12 @@ class Model(nn.Module):
         values = [
             each[name] for each, module in pooled for name in MODULES[module]
         ]  # the plan decides the order of keys
+        looked_up = self.s(features["s"])
+        for jagged in (looked_up[feature] for feature in READ):
+            place = (1 + torch.arange(len(jagged.values())) % 3).unsqueeze(
+                1
+            ) / 3  # so that the order of lookups matters
+            values.append(torch.segment_reduce(jagged.values() * place, "sum", lengths=jagged.lengths()))
         return torch.cat([self.dense(value) for value in values], dim=1)
 
 
@@ -80,7 +110,14 @@ def plan(devices: int) -> Plan:
             Shard(table=name, rows=ROWS, column_offset=at, dim=DIM // 2, device=at % devices) for at in (0, DIM // 2)
         ]
 
+    def sequence(name: str) -> Table:
+        features = tuple(Feature(name=feature, pooling_factor=2.0) for feature in SEQUENCES[name])
+        return Table.model_validate(
+            {"name": name, "module": "s", "rows": ROWS, "dim": DIM, "pooling": "none", "features": features}
+        )
+
     tables = {(module, name): table(module, name) for module, names in MODULES.items() for name in names}
+    tables |= {("s", name): sequence(name) for name in SEQUENCES}
     shards = [
         *cut("user"),
         *whole("a.ad", 1),
@@ -88,6 +125,10 @@ def plan(devices: int) -> Plan:
         *whole("page", 1),
         *cut("query"),
         *row_wise_shards(tables["e", "shop"], devices),
+        *whole("past", 1),
+        *cut("pair"),
+        *row_wise_shards(tables["s", "tall"], devices),
+        *cut("path"),
     ]
     return Plan(
         task=ShardingTask(
@@ -108,7 +149,7 @@ def batch(rank: int, step: int) -> dict[str, KeyedJaggedTensor]:
             keys=list(names), values=ids, lengths=lengths, weights=torch.ones(len(ids)) if weighted else None
         )
 
-    return {module: jagged(names, module == "e") for module, names in MODULES.items()}
+    return {"s": jagged(READ, False)} | {module: jagged(names, module == "e") for module, names in MODULES.items()}
 
 
 def parts(model: nn.Module) -> Iterator[tuple[str, tuple[slice, ...], Tensor]]:
@@ -137,14 +178,22 @@ def train(rank: int, ranks: int, as_collection: bool) -> dict[str, float]:
         env=ShardingEnv.from_process_group(dist.group.WORLD),
         device=torch.device("cpu"),
         plan=to_torchrec(plan(ranks), unsharded),
-        sharders=[of_bags, FeatureProcessedEmbeddingBagCollectionSharder(of_bags)],
+        sharders=[
+            of_bags,
+            FeatureProcessedEmbeddingBagCollectionSharder(of_bags),
+            EmbeddingCollectionSharder(fused_params=fused),
+        ],
     )
     whole = {name: value.clone() for name, value in reference.state_dict().items()}
     for name, place, part in parts(model):
         part.copy_(whole[name][place])
 
     def dense() -> list[nn.Parameter]:
-        return [value for name, value in model.named_parameters() if "embedding_bags" not in name]
+        return [
+            value
+            for name, value in model.named_parameters()
+            if not name.startswith(("a.", "b.", "also_b.", "e._embedding_bag", "s."))
+        ]
 
     found: dict[str, float] = {"outputs": 0.0}
     for step in range(STEPS):
@@ -181,4 +230,5 @@ def test_tables_of_one_name_are_told_by_their_modules():
         "a": {"user": "column_wise", "ad": "column_wise"},
         "b.c": {"ad": "row_wise"},
         "e": {"page": "column_wise", "query": "column_wise", "shop": "row_wise"},
+        "s": {"past": "table_wise", "pair": "column_wise", "tall": "row_wise", "path": "column_wise"},
     }

@@ -44,14 +44,36 @@ GOOD = {"name": "a", "rows": 1000, "dim": 64, "pooling_factor": 2.0}
         ({"reuse_bins": [-1.0, 2.0] + [0.0] * 15}, "not be negative"),
         ({"reuse_bins": [math.nan] * REUSE_BINS}, "finite"),
         ({"reuse_batch_size": 0}, "greater than 0"),
-        ({"pooling": "max"}, "'sum' or 'mean'"),
+        ({"pooling": "max"}, "'sum', 'mean' or 'none'"),
         ({"weighted": "sometimes"}, "valid boolean"),
+        ({"pooling": "none", "weighted": True}, "no weighted lookups"),
+        ({"features": [{"name": "x", "pooling_factor": 1.5}]}, "sum up to 1.5"),
+        ({"features": [{"name": "x", "pooling_factor": 1.0}] * 2}, "'x' is there twice"),
+        ({"features": [{"name": "x", "pooling_factor": -1.0}]}, "greater than or equal to 0"),
+        ({"features": [{"name": "x"}]}, "required"),
+        ({"features": 3}, "valid tuple"),
         ({"optimizer_bytes_per_row": -4}, "greater than or equal to 0"),
     ],
 )
 def test_a_broken_rule_is_refused(change, message):
     with pytest.raises(ValidationError, match=message):
         Table(**{**GOOD, **change})
+
+
+def test_a_table_of_several_features_sends_its_columns_once_for_each() -> None:
+    features = [{"name": "x", "pooling_factor": 1.5}, {"name": "y", "pooling_factor": 0.5}]
+    table = Table.model_validate({"name": "t", "rows": 100, "dim": 8, "features": features})
+    assert (table.pooling_factor, table.vectors, table.sent_columns) == (2.0, 2.0, 16.0)
+    half = table.part(50, 4)
+    assert [feature.pooling_factor for feature in half.features] == [0.75, 0.25]
+    assert Table.model_validate(half.model_dump()) == half
+
+
+def test_a_sequence_sends_its_columns_once_for_each_lookup() -> None:
+    table = Table(**{**GOOD, "dim": 64, "pooling_factor": 12.5, "pooling": "none"})
+    assert (table.sent_columns, table.part(table.rows // 2, 64).sent_columns) == (800.0, 400.0)
+    assert (table.narrowest_cut, table.with_dim(12).narrowest_cut) == (32, 12)
+    assert table.model_copy(update={"pooling_factor": 0.0}).sent_columns > 0
 
 
 def test_a_table_without_reuse_bins_is_read_uniformly():

@@ -22,6 +22,7 @@ class AnalyticModel:
     error_on_unseen_tables = None
     manifest = None
     stand_ins: tuple[str, ...] = ()
+    operator_ms = 0.03
 
     def __init__(self, batch_size: int = 65536) -> None:
         self.batch_size = batch_size

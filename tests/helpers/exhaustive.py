@@ -1,6 +1,7 @@
 """Every plan of a tiny task, priced: the exact optimum, and what a search must do beside it."""
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -8,19 +9,32 @@ from hypothesis import strategies as st
 
 from helpers.analytic import AnalyticModel
 from neuroshard.core.errors import Infeasible
+from neuroshard.core.launches import group_of, launches, operators_of
+from neuroshard.core.plan import Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.protocol import CostModel, device_costs
+from neuroshard.costmodel.pricing import launch_ms
+from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
 from neuroshard.search.run import SearchSettings, search
 
+
+def _tiny_table(name: str, rows: int, units: int, lookups: float, pooling: str, features: int, per_row: int) -> Table:
+    each = [{"name": str(number), "pooling_factor": lookups / features} for number in range(features)]
+    return Table.model_validate(
+        {"name": name, "rows": rows, "dim": 4 * units, "pooling_factor": lookups, "pooling": pooling, "features": each}
+        | {"reuse_bins": (0.0,) * 17, "optimizer_bytes_per_row": per_row}
+    )
+
+
 tiny_tables = st.builds(
-    Table,
+    _tiny_table,
     name=st.uuids().map(str),
     rows=st.integers(1, 1000),
-    dim=st.integers(1, 3).map(lambda units: 4 * units),
-    pooling_factor=st.floats(0, 200),
-    reuse_bins=st.just((0.0,) * 17),
-    optimizer_bytes_per_row=st.sampled_from([0, 4, 16]),
+    units=st.integers(1, 3),
+    lookups=st.floats(0, 200),
+    pooling=st.sampled_from(["sum", "sum", "mean", "none"]),
+    features=st.sampled_from([1, 1, 3]),
+    per_row=st.sampled_from([0, 4, 16]),
 )
 
 
@@ -43,9 +57,12 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
     constraints = task.constraints
     rules, together = constraints.rules(), {name: group for group in constraints.together for name in group}
     row_wise = set(constraints.may_split_rows(task.tables, task.devices))
-    vectors, columns, nbytes = [], [], []  # of each table: (ways, devices, K), (ways, devices) and (ways, devices)
+    # of each table: its shards by way; vectors (ways, devices, K); columns as they are sent and bytes, (ways, devices) each
+    shards: list[list[list[Shard]]] = []
+    vectors, columns, nbytes = [], [], []
     for table in task.tables:
         least, most = constraints.allowed(rules.get(table.name), table.dim)
+        least = max(least, table.narrowest_cut)
         most = 1 if table.name in together else most or task.devices
         rule = rules.get(table.name)
         pinned = range(task.devices) if rule is None or rule.devices is None else rule.devices
@@ -60,12 +77,15 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
             rectangles.append([(rows, table.dim) for _, rows in table.row_blocks(task.devices)])
         if not rectangles:
             return float("inf")
+        shards.append([_shards(table, way) for way in rectangles])
         flat = [one for way in rectangles for one in way]
         dims = np.array([dim for _, dim in flat])
         parts = model.table_vectors([table.part(rows, table.dim) for rows, _ in flat], np.maximum(dims, 4))
         shape = (len(rectangles), task.devices)
         vectors.append((parts * (dims > 0)[:, None]).reshape(*shape, -1))
-        columns.append(dims.reshape(shape))
+        block = table.block_rows(task.devices)  # every device with a block is taken to send as much as the first
+        sent = [table.part(rows if rows == table.rows else block, dim).sent_columns for rows, dim in flat]
+        columns.append(np.array(sent).reshape(shape))
         nbytes.append(np.array([table.shard_bytes(rows, dim) if dim else 0 for rows, dim in flat]).reshape(shape))
     ways = np.array(list(itertools.product(*(range(len(one)) for one in columns))))
     names = [table.name for table in task.tables]
@@ -75,5 +95,29 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
     sums, dims, used = (
         sum(one[ways[:, i]] for i, one in enumerate(of_tables)) for of_tables in (vectors, columns, nbytes)
     )
-    cost = np.sum(device_costs(model, sums, dims.astype(float)), axis=0).max(axis=-1)
+    cost = np.sum(device_costs(model, sums, dims), axis=0).max(axis=-1) + _launched_ms(task, model, shards, ways)
     return float(cost[(used <= task.usable_bytes).all(axis=-1)].min(initial=np.inf))
+
+
+def _shards(table: Table, way: Sequence[tuple[int, int]]) -> list[Shard]:
+    """Shards of these rows and columns, one a device, none of no columns; where they begin does not matter here."""
+    return [Shard(table=table.name, rows=rows, dim=int(dim), device=d) for d, (rows, dim) in enumerate(way) if dim]
+
+
+def _launched_ms(
+    task: ShardingTask, model: CostModel, shards: Sequence[Sequence[Sequence[Shard]]], ways: Ints
+) -> Floats:
+    """What launches take in each of these ways (W, T): (W,)."""
+    tables = {table.name: table for table in task.tables}
+    known: dict[object, float] = {}
+    kinds = [[group_of(t, way, task.devices) for way in of] for t, of in zip(task.tables, shards, strict=True)]
+    found = []
+    for way in ways.tolist():
+        key = tuple(kinds[table][one] for table, one in enumerate(way))
+        if key not in known:
+            held = [shard for table, one in enumerate(way) for shard in shards[table][one]]
+            counted = launches(tables, held, task.devices)
+            more = counted.kinds_of_operators - operators_of(task.tables)
+            known[key] = launch_ms(model, task.devices, more, counted.outputs - 1).total_ms
+        found.append(known[key])
+    return np.array(found)

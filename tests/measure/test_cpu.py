@@ -98,6 +98,24 @@ def test_a_larger_batch_is_more_work_and_tables_that_cannot_share_an_operator_ar
     assert shapes == [[(256, 32)] * 4, [(256, 128)], [(32768, 32)]]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of FBGEMM
+def test_features_are_pooled_each_by_itself_and_sequences_not_at_all() -> None:
+    """Of a table with three features a sample has three vectors; of a sequence one a lookup, in an operator of its width."""
+    shared = table("f", features=[{"name": name, "pooling_factor": 8.0} for name in "xyz"], pooling_factor=24.0)
+    sequences = [table("s", pooling="none"), table("n", pooling="none", dim=16), table("t", pooling="none")]
+    case = ComputeCase(tables=(shared, *sequences))
+    sets = TableBatchedEmbedding("cpu", 0, SETTINGS, None, *buffer_bytes([case], SETTINGS.optimizer, None))
+    forward, backward = sets.steps(case)
+
+    outputs = forward()
+
+    lookups = 256 * round(sequences[0].pooling_factor)
+    assert [tuple(one.shape) for one in outputs] == [(256, 3 * 32), (2 * lookups, 32), (lookups, 16)]
+    assert float(outputs[0].detach().sum()) == pytest.approx(256 * 24 * 32 * WEIGHT, rel=1e-3)
+    assert float(outputs[1].detach().min()) == float(outputs[1].detach().max()) == WEIGHT
+    backward(outputs)
+
+
 def test_a_measured_set_takes_time_forward_and_backward(backend: OnMachine) -> None:
     cost = backend.compute(MANY, 0)
     assert (cost.forward_ms or 0) > 0

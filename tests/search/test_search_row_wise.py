@@ -13,6 +13,7 @@ from helpers.costs import random_model
 from helpers.exhaustive import check_against_optimum, optimum_ms, tiny_tables
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
+from neuroshard.core.launches import launches
 from neuroshard.core.moves import moved_bytes, moves
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
@@ -21,6 +22,7 @@ from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.compute_net import THRESHOLDS
 from neuroshard.costmodel.features import FEATURES
 from neuroshard.costmodel.given import Given, GivenCosts
+from neuroshard.costmodel.pricing import launch_ms
 from neuroshard.costmodel.protocol import CostModel, device_costs
 from neuroshard.files.constraints import ConstraintsFile, resolve, with_flags
 from neuroshard.measure.formula import Formula
@@ -57,7 +59,9 @@ def plainly(plan: Plan, model: CostModel) -> np.ndarray:
     sums, columns = np.zeros((plan.task.devices, vectors.shape[1])), np.zeros(plan.task.devices)
     np.add.at(sums, devices, vectors)
     np.add.at(columns, devices, dims)
-    return np.sum(device_costs(model, sums, columns), axis=0)
+    counted = launches(by_name, plan.shards, plan.task.devices)
+    launched = launch_ms(model, plan.task.devices, counted.kinds_of_operators - 1, counted.outputs - 1)
+    return np.sum(device_costs(model, sums, columns), axis=0) + launched.total_ms
 
 
 def test_a_table_that_outweighs_all_else_is_split_row_wise_and_the_plan_costs_a_fraction(make_task, model):

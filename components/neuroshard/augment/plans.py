@@ -58,7 +58,7 @@ def draw_device(
     """
     chosen = _draw_tables(pool, tables, devices, memory_bytes, vary_share, rng)
     dims = _draw_dims(chosen, max_dim, rng)
-    narrowest = max(table.with_dim(DIM_STEP).memory_bytes for table in chosen)
+    narrowest = max(table.with_dim(table.narrowest_cut).memory_bytes for table in chosen)
     if rng.random() < TIGHT_SHARE:
         tight = sum(table.memory_bytes for table in chosen) * rng.uniform(TIGHTEST, LOOSEST) / devices
         memory_bytes = min(memory_bytes, max(int(tight), narrowest))
@@ -85,7 +85,7 @@ def _draw_tables(
     for place, vary in zip(places.tolist(), (rng.random(count) < vary_share).tolist(), strict=True):
         table, rows_needed = pool.tables[place].shard, pool.tables[place].rows_needed
         if vary:  # at the narrowest width, of which a shard must fit a device
-            other = varied(Choice(table.with_dim(DIM_STEP), rows_needed), memory_bytes, rng)
+            other = varied(Choice(table.with_dim(table.narrowest_cut), rows_needed), memory_bytes, rng)
             table = other.with_dim(table.dim)
         chosen.append(table)
     return chosen
@@ -106,12 +106,14 @@ def _draw_count(tables: int, devices: int, rng: np.random.Generator) -> int:
 
 
 def _draw_dims(tables: Sequence[Table], max_dim: int, rng: np.random.Generator) -> Ints:
-    """Columns of each table (T,): each table's own width, or log-uniform up to `max_dim`."""
+    """Columns of each table (T,): each table's own width, or log-uniform up to `max_dim`. Sequences keep their own."""
+    own = np.array([table.dim for table in tables], dtype=np.int64)
     if rng.random() < OWN_WIDTHS_SHARE:
-        return np.array([table.dim for table in tables], dtype=np.int64)
+        return own
     most = max_dim // DIM_STEP
     steps = np.exp(rng.uniform(0, np.log(most + 1), len(tables))).astype(np.int64)
-    return DIM_STEP * np.minimum(steps, most)
+    sequences = np.array([table.pooling == "none" for table in tables])
+    return np.where(sequences, own, DIM_STEP * np.minimum(steps, most))
 
 
 def _row_wise(tables: Sequence[Table], dims: Ints, devices: int, room: int, rng: np.random.Generator) -> list[int]:
@@ -152,7 +154,9 @@ def _cut(
         (memory_bytes // t.rows - a_row) // (DIM_STEP * element) for t in tables for element, a_row in [_bytes(t)]
     ]
     pieces = np.maximum(pieces, -(-steps // np.minimum(fitting, MAX_DIM)))
-    pieces = np.clip(pieces, 1, steps).astype(np.int64)
+    sequences = np.array([table.pooling == "none" for table in tables], dtype=bool)
+    most = np.where(sequences, [table.dim // table.narrowest_cut for table in tables], steps)  # halves at most
+    pieces, even = np.clip(pieces, 1, most).astype(np.int64), even | sequences
     widths = [_widths(*one, rng) for one in zip(steps.tolist(), pieces.tolist(), even.tolist(), strict=True)]
     table, dim = np.repeat(np.arange(len(tables)), pieces), DIM_STEP * np.concatenate([steps[:0], *widths])
     amounts = _amounts(of[table], dim)

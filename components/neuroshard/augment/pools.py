@@ -32,7 +32,7 @@ class Pool:
         choices = [
             Choice(shard, table.rows_needed)
             for table in whole
-            for dim in widths(table.shard.dim, max_dim)
+            for dim in widths(table.shard, max_dim)
             if (shard := table.shard.with_dim(dim)).memory_bytes <= memory_bytes
         ]
         choices.sort(key=lambda choice: choice.shard.memory_bytes)
@@ -45,9 +45,12 @@ class Pool:
         return max((choice.shard.dim for choice in self.choices), default=0)
 
 
-def widths(dim: int, max_dim: int) -> list[int]:
-    """4, 8, … max_dim; and for a wider table its own width and the halves of it, as a search splits it."""
-    wider = set()
+def widths(table: Table, max_dim: int) -> list[int]:
+    """4, 8, … max_dim; and for a wider table its own width and the halves of it, as a search splits it. For a sequence its own
+    width and the half of it, which is all that a plan can have."""
+    dim, wider = table.dim, set()
+    if table.pooling == "none":
+        return sorted({table.narrowest_cut, dim})
     while dim > max_dim and dim % DIM_STEP == 0:
         wider.add(dim)
         dim //= 2

@@ -5,6 +5,7 @@
 The cases are in random order, so a run of `measure` that ends early has measured a fair sample of them.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -61,8 +62,8 @@ def augment(
     if acquire_for is not None:
         rng = np.random.default_rng([settings.seed, int(sha256(acquire_for.name.encode())[:15], 16)])
     seen, unseen = (Pool.of(some, settings.max_dim, settings.memory_bytes) for some in (train_tables, test_tables))
-    dims = np.array([table.dim for table in tables], dtype=np.int64)
-    draw = Draw(settings, seen, unseen, dims, len(fitting), rng)
+    sent = [DIM_STEP * math.ceil(table.sent_columns / DIM_STEP) for table in tables]
+    draw = Draw(settings, seen, unseen, np.array(sent, dtype=np.int64), len(fitting), rng)
 
     splits = _splits(settings.compute_cases, TEST_TABLES_SHARE if test_tables else 0.0, rng)
     counts = _device_counts(settings.collective_cases, settings.devices, rng)
@@ -97,13 +98,17 @@ def run(tables_path: Path, out: Path, settings: AugmentSettings, *, acquire_for:
 
 
 def _fitting(tables: Sequence[Table], memory_bytes: int) -> list[Table]:
-    """The tables of which at least 4 columns fit a device. Raises Infeasible if no table does."""
-    fitting = [table for table in tables if table.with_dim(DIM_STEP).memory_bytes <= memory_bytes]
+    """The tables of which the narrowest shard fits a device. Raises Infeasible if no table does."""
+
+    def needs(table: Table) -> int:
+        return table.with_dim(table.narrowest_cut).memory_bytes
+
+    fitting = [table for table in tables if needs(table) <= memory_bytes]
     if not fitting:
-        smallest = min(tables, key=lambda table: table.with_dim(DIM_STEP).memory_bytes)
-        need = smallest.with_dim(DIM_STEP).memory_bytes
+        smallest = min(tables, key=needs)
         raise Infeasible(
-            f"no table fits a device: {DIM_STEP} columns of the smallest one, {smallest.name!r}, need {format_bytes(need)} of "
+            f"no table fits a device: {smallest.narrowest_cut} columns of the smallest one, {smallest.name!r}, need "
+            f"{format_bytes(needs(smallest))} of "
             f"{format_bytes(memory_bytes)}; give more --memory"
         )
     return fitting

@@ -76,9 +76,7 @@ def varied(choice: Choice, room: int, rng: np.random.Generator) -> Table:
     least_scale = max(1 / MAX_POOLING_CHANGE, 1 / table.pooling_factor if table.pooling_factor >= 1 else 0.0)
     scale = log_uniform(least_scale, min(MAX_POOLING_CHANGE, most / needed if needed else np.inf), rng)
     rows = log_uniform(max(table.rows * MIN_ROWS_FACTOR, needed * scale, 1), most, rng)
-    return table.model_copy(
-        update={"rows": min(max(round(rows), 1), most), "pooling_factor": table.pooling_factor * scale}
-    )
+    return table.resized(min(max(round(rows), 1), most), table.dim, table.pooling_factor * scale)
 
 
 def log_uniform(low: float, high: float, rng: np.random.Generator) -> float:

@@ -127,7 +127,7 @@ def tables(
     if check:
         say_text(findings_json(findings) if as_json else findings_text(findings, len(found.entries)))
     if out is not None:
-        imported = found.tables()
+        imported = found.tables(sequences=costs_out is None)
         note(imported.notes)
         if found.printed is not None and plan_out is not None:
             memory_bytes = None if memory is None else parse_bytes(memory)

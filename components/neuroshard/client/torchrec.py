@@ -3,7 +3,6 @@
 TorchRec's DistributedModelParallel shards nothing if a module's path is wrong, ignores tables that it does not know, and dies
 inside a collective if shapes or ranks do not match (seen with torchrec 1.8). So all of that is checked here.
 client/torchrec_module.py compares a plan with the model; client/torchrec_shards.py converts the shards of a table.
-Not covered: EmbeddingCollections (sequences).
 """
 
 import warnings
@@ -31,10 +30,10 @@ from neuroshard.client.torchrec_module import (
     Place,
     ShardingWarning,
     check_memory,
+    check_widths_of_sequences,
+    collections_of,
     divided_twice,
-    find_pooled,
     match_tables,
-    warn_of_shared_tables,
     warn_of_split_state,
 )
 from neuroshard.client.torchrec_shards import (
@@ -72,7 +71,7 @@ def to_torchrec(
     world_size: int | None = None,
     optimizer: str | None = None,
 ) -> ShardingPlan:
-    """The `plan` for DistributedModelParallel, for the EmbeddingBagCollections in `module` (the whole model).
+    """The `plan` for DistributedModelParallel, for the embedding collections in `module` (the whole model).
 
     Device d of the plan is rank d, on host d // `local_world_size` (by default as LOCAL_WORLD_SIZE says, which torchrun sets);
     with `device_type` cuda it is GPU d % `local_world_size`. `world_size` is by default torch.distributed's, if initialised.
@@ -92,7 +91,7 @@ def to_torchrec(
 
     whose = f"plan {plan.digest()[:12]}"
     plan = Plan.parse(plan.model_dump(), whose)  # pydantic's model_copy and model_construct check nothing
-    places = match_tables(plan.task.tables, find_pooled(module), whose)
+    places = match_tables(plan.task.tables, collections_of(module), whose)
     if world_size is None and dist.is_available() and dist.is_initialized():
         world_size = dist.get_world_size()
     if world_size is not None:
@@ -101,7 +100,7 @@ def to_torchrec(
     kinds = _sharding_types(plan, shards, places)
     if dist.is_available() and dist.is_initialized():
         check_hosts(shards, kinds, plan.task.devices)
-    warn_of_shared_tables(places)
+    check_widths_of_sequences(shards, kinds, places, whose)
     if optimizer is not None:
         check_memory(plan, optimizer, whose)
         warn_of_split_state(shards, optimizer)
@@ -127,14 +126,14 @@ def _sharding_types(plan: Plan, shards: Mapping[str, list[Shard]], places: Mappi
 
     TorchRec runs an operator and its all-to-alls for each sharding type of a module. So whole tables of a module that has cut
     ones are called column-wise, in one shard: the same bytes in half as many launches (torchrec 1.8, 4 gloo ranks, 8 small
-    tables: 17 instead of 22 ms a step).
+    tables: 17 instead of 22 ms a step). Not so sequences: an operator of theirs has rows of one width.
     """
     kinds = {
         table.name: sharding_type(table, shards[table.name], plan.task.devices).value for table in plan.task.tables
     }
     cut = {places[name].path for name, kind in kinds.items() if kind == ShardingType.COLUMN_WISE.value}
     for name, kind in kinds.items():
-        if kind == ShardingType.TABLE_WISE.value and places[name].path in cut:
+        if kind == ShardingType.TABLE_WISE.value and places[name].path in cut and places[name].pooling != "none":
             kinds[name] = ShardingType.COLUMN_WISE.value
     return kinds
 
@@ -194,7 +193,7 @@ def from_torchrec(
     batch_size: int,
     tables: Iterable[Table] | None = None,
 ) -> Plan:
-    """A TorchRec plan for the EmbeddingBagCollections in `module` (which may be on the meta device), as a Plan.
+    """A TorchRec plan for the embedding collections in `module` (which may be on the meta device), as a Plan.
 
     Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. TorchRec's plan says nothing about
     lookups: give `tables` (from a tables.json, say) for the pooling factors; by default a table has one uniform lookup a feature.
@@ -204,12 +203,12 @@ def from_torchrec(
     devices, too little memory.
     """
     device_memory_bytes = tuple(device_memory_bytes)
-    collections = find_pooled(module)
+    collections = collections_of(module)
     found = {path: name for path in collections for name in (path, f"module.{path}") if name in sharding_plan.plan}
     unknown = sharding_plan.plan.keys() - set(found.values())
     if unknown:
         raise InvalidInput(
-            f"the sharding plan shards module {min(unknown)!r}, which is no EmbeddingBagCollection of the model"
+            f"the sharding plan shards module {min(unknown)!r}, which is no embedding collection of the model"
         )
     own = [table.model_copy(update={"module": path}) for path, ebc in collections.items() for table in tables_of(ebc)]
     known = tuple(with_modules_in_repeated_names(own)[0] if tables is None else tables)

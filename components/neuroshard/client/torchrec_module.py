@@ -1,26 +1,30 @@
-"""Checks of a plan against a model's EmbeddingBagCollections. Needs torch and torchrec."""
+"""Checks of a plan against a model's embedding collections. Needs torch and torchrec."""
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from torch import nn
 from torchrec.distributed.types import ShardingType
-from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig, PoolingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.shapes import difference, shapes_of
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
-from neuroshard.core.text import agreeing, counted
+from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.files.importers.torchrec_collections import find_collections
+from neuroshard.files.importers.torchrec_tables import configs_of
 
 DIVIDED = (
     ShardingType.ROW_WISE.value,
     ShardingType.TABLE_ROW_WISE.value,
 )  # sharding types whose sums the collection divides at the end, for mean pooling
+
+
+Collection: TypeAlias = EmbeddingBagCollection | EmbeddingCollection
 
 
 class ShardingWarning(UserWarning):
@@ -31,29 +35,31 @@ class Place(NamedTuple):
     """Where a table of a plan lies in the model."""
 
     path: str  # of the module, as TorchRec's plan wants it
-    config: EmbeddingBagConfig
+    config: EmbeddingBagConfig | EmbeddingConfig
     weighted: bool
 
+    @property
+    def pooling(self) -> str:
+        """sum, mean, or none for a sequence."""
+        return self.config.pooling.name.lower() if isinstance(self.config, EmbeddingBagConfig) else "none"
 
-def find_pooled(module: nn.Module) -> dict[str, EmbeddingBagCollection]:
-    """The collections of a model that plans cover, by path. Raises InvalidInput without one, and for a module with tables that
-    a plan must not touch; warns of sequences."""
+    @property
+    def features(self) -> int:
+        return max(len(self.config.feature_names), 1)
+
+
+def collections_of(module: nn.Module) -> dict[str, Collection]:
+    """The collections of a model, by path. Raises InvalidInput without one, and for a module with tables that no plan covers."""
     found = find_collections(module)
-    if found.sequences:
-        warnings.warn(
-            f"module {next(iter(found.sequences))!r} is an EmbeddingCollection, which plans do not cover: it is not in the "
-            "sharding plan, so every rank holds all its tables",
-            ShardingWarning,
-            stacklevel=3,
+    every = {**found.pooled, **found.sequences}
+    if not every:
+        raise InvalidInput(
+            f"the {type(module).__name__} has no EmbeddingBagCollection and no EmbeddingCollection in it to shard"
         )
-    if not found.pooled:
-        raise InvalidInput(f"the {type(module).__name__} has no EmbeddingBagCollection in it to shard")
-    return found.pooled
+    return every
 
 
-def match_tables(
-    tables: Sequence[Table], collections: Mapping[str, EmbeddingBagCollection], whose: str
-) -> dict[str, Place]:
+def match_tables(tables: Sequence[Table], collections: Mapping[str, Collection], whose: str) -> dict[str, Place]:
     """Where each of the tables lies in the model, by its name.
 
     A table is the one of its name in its module; the model may have come by a longer path since. Where only one module of the
@@ -62,8 +68,9 @@ def match_tables(
     """
     there: dict[str, list[Place]] = {}
     for path, collection in collections.items():
-        for config in collection.embedding_bag_configs():
-            there.setdefault(config.name, []).append(Place(path, config, collection.is_weighted()))
+        weighted = isinstance(collection, EmbeddingBagCollection) and collection.is_weighted()
+        for config in configs_of(collection):
+            there.setdefault(config.name, []).append(Place(path, config, weighted))
     places: dict[str, Place] = {}
     for table in tables:
         if (place := _place_of(table, there, whose)) is not None:
@@ -120,20 +127,25 @@ def _check_shapes(
 
 
 def _check_how_read(tables: Sequence[Table], places: Mapping[str, Place], whose: str) -> None:
-    """Warn of tables that the model pools otherwise than they were priced."""
+    """Warn of tables that the model reads otherwise than they were priced."""
     otherwise = []
     for table in tables:
-        path, config, weighted = places[table.name]
-        if (config.pooling.name.lower(), weighted) != (table.pooling, table.weighted):
+        place, features = places[table.name], max(len(table.features), 1)
+        if (place.pooling, place.weighted) != (table.pooling, table.weighted):
             otherwise.append(
-                f"table {table.name!r} is pooled by {config.pooling.name.lower()}{' with weights' * weighted} in module "
-                f"{path!r}, but {whose} was searched for {table.pooling}{' with weights' * table.weighted}"
+                f"table {table.name!r} is pooled by {place.pooling}{' with weights' * place.weighted} in module "
+                f"{place.path!r}, but {whose} was searched for {table.pooling}{' with weights' * table.weighted}"
+            )
+        elif place.features != features:
+            otherwise.append(
+                f"table {table.name!r} is read by {counted(place.features, 'feature')} in module {place.path!r}, but {whose} was "
+                f"searched for {features}"
             )
     if otherwise:
         more = f" (and {len(otherwise) - 1} more tables differ)" if len(otherwise) > 1 else ""
         warnings.warn(
-            f"{otherwise[0]}{more}: it trains rightly, but its cost was predicted for other tables; say `pooling` and "
-            "`weighted` in tables.json",
+            f"{otherwise[0]}{more}: it trains rightly, but its cost was predicted for other tables; say `pooling`, `weighted` "
+            "and `features` in tables.json",
             ShardingWarning,
             stacklevel=4,
         )
@@ -147,8 +159,8 @@ def divided_twice(kinds: Mapping[str, str], places: Mapping[str, Place]) -> tupl
     `_create_mean_pooling_divisor`). `kinds` is the sharding type by table.
     """
     for path in dict.fromkeys(place.path for place in places.values()):
-        here = {name: place.config for name, place in places.items() if place.path == path}
-        means = [name for name, c in here.items() if kinds[name] in DIVIDED and c.pooling is PoolingType.MEAN]
+        here = {name: place for name, place in places.items() if place.path == path}
+        means = [name for name, place in here.items() if kinds[name] in DIVIDED and place.pooling == "mean"]
         others = [name for name in here if kinds[name] not in DIVIDED]
         if means and others:
             return means[0], others[0], path
@@ -187,15 +199,18 @@ def warn_of_split_state(shards: dict[str, list[Shard]], optimizer: str) -> None:
         )
 
 
-def warn_of_shared_tables(places: Mapping[str, Place]) -> None:
-    """Warn of tables that several features read: TorchRec sends their columns once a feature, plans count them once."""
-    shared = [(name, place.config) for name, place in places.items() if len(place.config.feature_names) > 1]
-    if shared:
-        (first, config), features = shared[0], len(shared[0][1].feature_names)
-        warnings.warn(
-            f"{agreeing(len(shared), 'table', 'is', 'are')} read by several features ({first!r} by {features}): the plan is "
-            f"right, but its predicted all-to-all counts {config.embedding_dim} columns of {first!r}, not "
-            f"{config.embedding_dim * features}",
-            ShardingWarning,
-            stacklevel=3,
-        )
+def check_widths_of_sequences(
+    shards: Mapping[str, list[Shard]], kinds: Mapping[str, str], places: Mapping[str, Place], whose: str
+) -> None:
+    """Raise InvalidInput where column shards of a module's sequences on one rank are not equally wide: they are in one operator,
+    and FBGEMM has none for unpooled rows of several widths."""
+    widths: dict[tuple[str, int], tuple[str, int]] = {}
+    for name, place in places.items():
+        if place.pooling == "none" and kinds[name] == ShardingType.COLUMN_WISE.value:
+            for shard in shards[name]:
+                other, dim = widths.setdefault((place.path, shard.device), (name, shard.dim))
+                if dim != shard.dim:
+                    raise InvalidInput(
+                        f"tables {other!r} and {name!r} of module {place.path!r} are sequences with shards of {dim} and "
+                        f"{shard.dim} columns on rank {shard.device}, which no operator takes; {whose} must cut them alike"
+                    )

@@ -41,8 +41,9 @@ class ComputeCase(Value):
 
 def _shape(table: Table) -> list[Any]:
     shape = [table.name, table.rows, table.dim, table.pooling_factor, table.element_bytes, *table.reuse_bins]
-    plain = table.pooling == "sum" and not table.weighted
-    return shape if plain else [*shape, table.pooling, table.weighted]
+    if table.pooling != "sum" or table.weighted:
+        shape += [table.pooling, table.weighted]
+    return [*shape, [feature.pooling_factor for feature in table.features]] if len(table.features) > 1 else shape
 
 
 class CollectiveCase(Value):

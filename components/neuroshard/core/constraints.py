@@ -141,7 +141,7 @@ class Constraints(Value):
             return (
                 everywhere
                 and (most is None or most >= devices)
-                and table.pooling == "sum"
+                and table.pooling != "mean"
                 and table.has_rows_for(devices)
             )
 

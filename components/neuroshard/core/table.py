@@ -17,8 +17,24 @@ MAX_DIM = 2**16
 OPTIMIZER_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2}
 
-Pooling = Literal["sum", "mean"]
+MOST_LOOKUPS = 1e9  # a sample
+MOST_FEATURES = 4096  # of one table
+VECTOR_STEPS = 256  # vectors a sample are counted in steps of 1/256, so that sums of columns are exact in any order
+
+Pooling = Literal["sum", "mean", "none"]
 _UNSAID = {"pooling": "sum", "weighted": False, "module": ""}  # left out of JSON where they say no more than this
+
+
+class Feature(Value):
+    """A feature that reads a table, with its mean number of lookups a sample."""
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    pooling_factor: Annotated[Number, Field(ge=0, le=MOST_LOOKUPS)]
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        return _of_one_line(name)
 
 
 class Table(Value):
@@ -26,10 +42,12 @@ class Table(Value):
 
     `pooling_factor` is the mean number of lookups a sample. `reuse_bins` (see core/reuse.py) were counted on a batch of
     `reuse_batch_size`; a table that comes without them is taken to be read uniformly. Memory counts the weights and the
-    optimizer's state, by default row-wise Adagrad's: 4 bytes a row. `pooling` is what the rows of a sample are made into;
-    `weighted` says that each lookup comes with a weight of its own (TorchRec's `is_weighted`). `module` is the path of the
-    module that holds the table in the trainer's model, "" where that is not known; where two modules hold tables of one name,
-    `name` is the path, a dot and that name.
+    optimizer's state, by default row-wise Adagrad's: 4 bytes a row. `pooling` is what the rows of a sample are made into: "none"
+    is a sequence, whose every lookup is sent (TorchRec's EmbeddingCollection). `features` read the table; they are pooled each
+    by itself, and `pooling_factor` is the sum of theirs. Without them it is one feature, whose name does not matter. `weighted`
+    says that each lookup comes with a weight of its own (TorchRec's `is_weighted`). `module` is the path of the module that
+    holds the table in the trainer's model, "" where that is not known; where two modules hold tables of one name, `name` is the
+    path, a dot and that name.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
@@ -44,15 +62,22 @@ class Table(Value):
     pooling: Pooling = "sum"
     weighted: bool = False
     module: Annotated[str, Field(max_length=MAX_NAME)] = ""
+    features: Annotated[tuple[Feature, ...], Field(max_length=MOST_FEATURES)] = ()
 
     @model_serializer(mode="wrap")
     def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), _UNSAID)
+        data = without_defaults(fields(self), _UNSAID)
+        if not self.features:
+            del data["features"]
+        return data
 
     @model_validator(mode="before")
     @classmethod
     def _read_uniformly_unless_said(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.get("reuse_bins") is not None:
+        if not isinstance(data, dict):
+            return data
+        data = _with_pooling_factor_of_features(data)
+        if data.get("reuse_bins") is not None:
             return data
         try:
             rows, pooling, batch = (
@@ -69,10 +94,7 @@ class Table(Value):
     @field_validator("name", "module")
     @classmethod
     def _name(cls, name: str) -> str:
-        # messages and reports are of lines, and a terminal obeys control characters, those beyond ASCII too
-        if any(char < " " or "\x7f" <= char < "\xa0" or char in "\u2028\u2029" for char in name):
-            raise ValueError(f"must have no line breaks or control characters, not {name!r:.80}")
-        return name
+        return _of_one_line(name)
 
     @field_validator("rows")
     @classmethod
@@ -95,7 +117,7 @@ class Table(Value):
     @field_validator("pooling_factor")
     @classmethod
     def _pooling_factor(cls, pooling_factor: float) -> float:
-        if not 0 <= pooling_factor <= 1e9:
+        if not 0 <= pooling_factor <= MOST_LOOKUPS:
             raise ValueError(f"must be between 0 and 1e9 lookups a sample, not {pooling_factor}")
         return pooling_factor
 
@@ -119,15 +141,54 @@ class Table(Value):
         # only what is off is scaled: a table read back has the very bins, and so the digest, that was written
         return tuple(b / total for b in bins) if total and abs(total - 1) > 1e-9 else bins
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.pooling == "none" and self.weighted:
+            raise ValueError("a sequence (pooling none) has no weighted lookups")
+        if not self.features:
+            return self
+        names = [feature.name for feature in self.features]
+        if len(set(names)) < len(names):
+            raise ValueError(f"feature {next(n for n in names if names.count(n) > 1)!r} is there twice")
+        total = math.fsum(feature.pooling_factor for feature in self.features)
+        if not math.isclose(total, self.pooling_factor, rel_tol=1e-6, abs_tol=1e-9):
+            raise ValueError(
+                f"pooling_factor is {self.pooling_factor:g}, but its features' sum up to {total:g}; leave pooling_factor out, or "
+                "make them agree"
+            )
+        return self
+
     @property
     def name_in_module(self) -> str:
         """The name that the module knows the table by."""
         return self.name.removeprefix(f"{self.module}.") if self.module else self.name
 
     @property
-    def operator_key(self) -> tuple[int, Pooling, bool]:
-        """Tables of a device with the same key share one fused operator, as TorchRec groups them."""
-        return self.element_bytes, self.pooling, self.weighted
+    def operator_key(self) -> tuple[int, Pooling, bool, int]:
+        """Tables of a device with the same key share one fused operator, as TorchRec groups them; an operator of sequences
+        has rows of one width."""
+        return self.element_bytes, self.pooling, self.weighted, self.dim if self.pooling == "none" else 0
+
+    @property
+    def vectors(self) -> float:
+        """Vectors of `dim` columns that the table gives for a sample: one a lookup of a sequence, else one a feature. A multiple
+        of 1/256, and at least that."""
+        if self.pooling == "none":
+            return max(round(self.pooling_factor * VECTOR_STEPS), 1) / VECTOR_STEPS
+        return float(max(len(self.features), 1))
+
+    @property
+    def sent_columns(self) -> float:
+        """Columns that a device which holds the table sends for a sample."""
+        return self.dim * self.vectors
+
+    @property
+    def narrowest_cut(self) -> int:
+        """Columns of the narrowest shard that a search cuts the table into. Sequences are cut into halves at most: shards of one
+        operator must be equally wide."""
+        if self.pooling != "none":
+            return DIM_STEP
+        return self.dim // 2 if self.dim % (2 * DIM_STEP) == 0 else self.dim
 
     def with_dim(self, dim: int) -> Self:
         """The same table cut to `dim` columns. The caller answers for the multiple of 4."""
@@ -138,8 +199,17 @@ class Table(Value):
         were looked up alike. The caller answers for the multiple of 4."""
         if rows == self.rows:
             return self.with_dim(dim)
-        share = {"rows": rows, "dim": dim, "pooling_factor": self.pooling_factor * rows / self.rows}
-        return self.model_copy(update=share)
+        return self.resized(rows, dim, self.pooling_factor * rows / self.rows)
+
+    def resized(self, rows: int, dim: int, pooling_factor: float) -> Self:
+        """The same table of another size, with other lookups, of which its features have the same shares. The caller answers
+        for the values."""
+        size = {"rows": rows, "dim": dim, "pooling_factor": pooling_factor}
+        if not self.features:
+            return self.model_copy(update=size)
+        share = pooling_factor / self.pooling_factor if self.pooling_factor else 0.0
+        features = (one.model_copy(update={"pooling_factor": one.pooling_factor * share}) for one in self.features)
+        return self.model_copy(update={**size, "features": tuple(features)})
 
     def row_blocks(self, devices: int) -> list[tuple[int, int]]:
         """First row and number of rows of each device where all share the rows, as TorchRec's ROW_WISE deals them out: blocks of
@@ -168,6 +238,25 @@ class Table(Value):
     def shard_bytes(self, rows: int, dim: int) -> int:
         """What a rectangle of this table occupies. Row-wise state is kept once by every column shard."""
         return rows * (dim * (self.element_bytes + self.optimizer_bytes_per_element) + self.optimizer_bytes_per_row)
+
+
+def _of_one_line(name: str) -> str:
+    # messages and reports are of lines, and a terminal obeys control characters, those beyond ASCII too
+    if any(char < " " or "\x7f" <= char < "\xa0" or char in "\u2028\u2029" for char in name):
+        raise ValueError(f"must have no line breaks or control characters, not {name!r:.80}")
+    return name
+
+
+def _with_pooling_factor_of_features(data: dict[str, Any]) -> dict[str, Any]:
+    """The same fields with the features' lookups summed, where no `pooling_factor` is there."""
+    features = data.get("features")
+    if data.get("pooling_factor") is not None or not isinstance(features, list | tuple) or not features:
+        return data
+    each = [f.get("pooling_factor") if isinstance(f, dict) else getattr(f, "pooling_factor", None) for f in features]
+    numbers = [
+        one for one in each if isinstance(one, int | float)
+    ]  # where one is none, its own check has the better message
+    return {**data, "pooling_factor": math.fsum(numbers)}
 
 
 def check_distinct(tables: tuple[Table, ...]) -> tuple[Table, ...]:

@@ -100,9 +100,13 @@ class Analytic:
     def device_name(self) -> str:
         return self.sheet.device_name
 
+    @property
+    def operator_ms(self) -> float:
+        return self.sheet.forward_launch_ms + self.sheet.backward_launch_ms
+
     def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
         """(N,) tables cut to dims (N,) -> (N, 4) ms."""
-        rows, pooling, element, counted_on, state, row_state = (
+        rows, pooling, element, counted_on, state, row_state, vectors = (
             np.array([getattr(table, name) for table in tables], dtype=np.float64)
             for name in (
                 "rows",
@@ -111,6 +115,7 @@ class Analytic:
                 "reuse_batch_size",
                 "optimizer_bytes_per_element",
                 "optimizer_bytes_per_row",
+                "vectors",
             )
         )
         bins = np.array([table.reuse_bins for table in tables], dtype=np.float64).reshape(len(tables), -1)
@@ -118,7 +123,7 @@ class Analytic:
         columns, sector = np.asarray(dims, dtype=np.float64), self.sheet.sector_bytes
         row = _whole(columns * element, sector) * self._narrow(columns)
         state_row = _whole(columns * state, sector) + _whole(row_state, sector)
-        output = self.batch_size * columns * OUTPUT_BYTES
+        output = self.batch_size * vectors * columns * OUTPUT_BYTES
         passes = np.ceil(np.log2(np.maximum(rows, 2)) / 8)
 
         forward = distinct * row + output + lookups * INDEX_BYTES

@@ -85,6 +85,10 @@ class TrainedCostModel:
     def stand_ins(self) -> tuple[str, ...]:
         return self.report.stand_ins
 
+    @cached_property
+    def operator_ms(self) -> float:
+        return max(float(self.compute_ms(np.zeros(self.nets.compute.width))), 0.0)
+
     @property
     def head(self) -> MeanHead:
         return self.nets.compute.mean

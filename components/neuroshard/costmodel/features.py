@@ -35,13 +35,14 @@ FEATURES: Final = (
     "million_distinct_rows",
     "gib_looked_up",  # read from memory if no lookup hits a cache
     "gib_distinct",  # read from memory if every lookup but a row's first hits a cache
-    "gib_pooled",  # bytes written, fp32
+    "gib_pooled",  # bytes written, fp32: a vector a feature, or a lookup of a sequence
     "log2_batch_size",
     "log2_element_bytes",
-    "mean_pooling",  # 1, or 0 where rows are summed
+    "mean_pooling",  # 1, 0 where rows are summed, -1 where nothing is pooled
     "weighted",  # 1 where each lookup has a weight of its own
 )
 SHARE_COLUMNS: Final = slice(3, 3 + REUSE_BINS)
+_POOLING: Final = {"sum": 0.0, "mean": 1.0, "none": -1.0}
 _PLACE: Final = {name: place for place, name in enumerate(FEATURES)}
 ROW_COLUMN: Final = _PLACE["log2_rows"]
 TOUCHED_COLUMN: Final = _PLACE["gib_distinct"]
@@ -94,8 +95,11 @@ def split_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) 
     place = {key: index for index, key in enumerate(distinct)}
     index = np.fromiter(map(place.__getitem__, keys), dtype=np.intp, count=len(keys))
 
-    of_table = [(t.rows, t.pooling_factor, t.element_bytes, t.reuse_batch_size, t.weighted) for t in distinct.values()]
-    rows, pooling, element_bytes, counted_on, weighted = np.array(of_table, dtype=np.float64).reshape(-1, 5).T
+    of_table = [
+        (t.rows, t.pooling_factor, t.element_bytes, t.reuse_batch_size, t.weighted, t.vectors)
+        for t in distinct.values()
+    ]
+    rows, pooling, element_bytes, counted_on, weighted, vectors = np.array(of_table, dtype=np.float64).reshape(-1, 6).T
     bins = np.array([t.reuse_bins for t in distinct.values()], dtype=np.float64).reshape(-1, REUSE_BINS)
     lookups = pooling * batch
     touched = distinct_rows(rows, pooling, bins, counted_on, batch)
@@ -111,7 +115,7 @@ def split_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) 
         "million_distinct_rows": touched / 1e6,
         "log2_batch_size": np.log2(batch),
         "log2_element_bytes": np.log2(element_bytes),
-        "mean_pooling": [t.pooling == "mean" for t in distinct.values()],
+        "mean_pooling": [_POOLING[t.pooling] for t in distinct.values()],
         "weighted": weighted,
     }
     for name, column in columns.items():
@@ -127,7 +131,7 @@ def split_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) 
     by_width[:, 1] = np.log2(row_bytes) + log_rows[index]
     by_width[:, 2] = lookups[index] * row_bytes / 2**30
     by_width[:, 3] = touched[index] * row_bytes / 2**30
-    by_width[:, 4] = batch[index] * dim * 4 / 2**30
+    by_width[:, 4] = (batch * vectors)[index] * dim * 4 / 2**30
     return SplitFeatures(fixed, index, by_width)
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.launches import launches, operators_of
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
@@ -17,6 +18,33 @@ def check_searched_with(plan: Plan, model: CostModel, begins: str) -> None:
     if by != model.name:
         had = f"cost model {by[:12]}" if by else "no cost model"
         raise InvalidInput(f"{begins} {model.name[:12]}, but the plan was searched with {had}")
+
+
+class LaunchMs(NamedTuple):
+    """Ms of launches on every device: operators, forward and backward together, and collectives each way."""
+
+    compute_ms: float
+    forward_ms: float
+    backward_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        return sum(self)
+
+
+def launch_ms(model: CostModel, devices: int, operators: int, outputs: int) -> LaunchMs:
+    """What so many operators, and collectives of outputs each way, take that have nothing to do.
+
+    A cost model predicts one exchange, and the operators of the element types and poolings that a device holds. What TorchRec
+    launches beyond that (core/launches.py), since it runs each collection and sharding type by itself, is priced by this. Its
+    bytes are part of the one exchange. Every device is taken to run every operator of the plan.
+    """
+    if devices == 1:
+        return LaunchMs(operators * model.operator_ms, 0.0, 0.0)
+    nothing = np.zeros(devices)
+    each = (model.forward_collective_ms(nothing, nothing), model.backward_collective_ms(nothing))
+    forward, backward = (max(float(ms.max()), 0.0) for ms in each)
+    return LaunchMs(operators * model.operator_ms, outputs * forward, outputs * backward)
 
 
 class Prices(NamedTuple):
@@ -50,11 +78,20 @@ def price_shards(model: CostModel, tables: Mapping[str, Table], shards: Sequence
     kinds = [shapes.setdefault((shard.table, shard.rows, shard.dim), len(shapes)) for shard in shards]
     parts = [tables[table].part(rows, tables[table].dim) for table, rows, _ in shapes]
     vectors = model.table_vectors(parts, np.array([dim for _, _, dim in shapes]))[kinds]
-    dims = np.array([shard.dim for shard in shards])
+    sent = np.array([part.with_dim(dim).sent_columns for part, (_, _, dim) in zip(parts, shapes, strict=True)])[kinds]
     holders = np.array([shard.device for shard in shards])
-    sums, device_dims = np.zeros((devices, vectors.shape[1])), np.zeros(devices, dims.dtype)
+    sums, device_dims = np.zeros((devices, vectors.shape[1])), np.zeros(devices)
     np.add.at(sums, holders, vectors)
-    np.add.at(device_dims, holders, dims)
+    np.add.at(device_dims, holders, sent)
     compute, forward, backward = device_costs(model, sums, device_dims)
-    others = np.where(device_dims[holders] > dims, model.compute_ms(sums[holders] - vectors), 0.0)
-    return Prices(compute, forward, backward, model.compute_ms(vectors), compute[holders] - others)
+    counted = launches(tables, shards, devices)
+    held = (tables[name] for name in {shard.table for shard in shards})
+    more = launch_ms(model, devices, counted.kinds_of_operators - operators_of(held), counted.outputs - 1)
+    others = np.where(device_dims[holders] > sent, model.compute_ms(sums[holders] - vectors), 0.0)
+    return Prices(
+        compute_ms=compute + more.compute_ms,
+        forward_collective_ms=forward + more.forward_ms,
+        backward_collective_ms=backward + more.backward_ms,
+        alone_ms=model.compute_ms(vectors),
+        adds_ms=compute[holders] - others,
+    )

@@ -77,6 +77,10 @@ class CostModel(Protocol):
         - the forward all-to-all is waiting plus transfer, where waiting = latest start - own start.
         """
 
+    @property
+    def operator_ms(self) -> float:
+        """Ms that one embedding operator takes, forward and backward, with nothing to look up; 0 where costs are given."""
+
     def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
         """A line for each cost of a plan of these tables on so many devices that lies beyond what was measured."""
 

@@ -26,7 +26,9 @@ _SIZES: Final[dict[str, Callable[[float], str]]] = {
 # Features of kinds. A net that saw one kind alone takes every other for it.
 _KINDS: Final[dict[str, Callable[[float], str]]] = {
     "log2_element_bytes": lambda log2: "fp32 elements" if log2 > 1 else "fp16 elements",
-    "mean_pooling": lambda mean: "mean pooling" if mean else "sum pooling",
+    "mean_pooling": lambda mean: (
+        "mean pooling" if mean > 0 else "no pooling (sequences)" if mean < 0 else "sum pooling"
+    ),
     "weighted": lambda weighted: "weighted lookups" if weighted else "lookups without weights",
 }
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.table import Table
+from neuroshard.core.table import MOST_LOOKUPS, Table
 from neuroshard.core.value import Value, check_format, decode_json, explain, shown
 from neuroshard.files import parquet
 from neuroshard.files.disk import disk_errors, read_bytes, write_bytes, writing
@@ -128,11 +128,11 @@ def compute_case_from_row(row: Mapping[str, Any], base: Mapping[str, Table], whe
     try:
         tables = [
             # the base table is valid, and of its rules only those of these three fields matter, checked below
-            base[name].model_copy(update={"rows": rows, "dim": dim, "pooling_factor": pooling})
+            base[name].resized(rows, dim, pooling)
             for name, rows, dim, pooling in zip(*columns, strict=True)
         ]
         for table in tables:
-            if table.rows < 1 or table.dim < 4 or table.dim % 4 or not 0 <= table.pooling_factor <= 1e9:
+            if table.rows < 1 or table.dim < 4 or table.dim % 4 or not 0 <= table.pooling_factor <= MOST_LOOKUPS:
                 raise InvalidInput(
                     f"{where}: table {table.name!r} has {table.rows} rows, dim {table.dim}, pooling {table.pooling_factor}"
                 )

@@ -51,7 +51,7 @@ def evaluate(
     if rounds < 1:
         raise UsageError(f"rounds must be at least 1, not {rounds}")
     sets = device_tables(plan)
-    dims = tuple(sum(table.dim for table in tables) for tables in sets)
+    dims = tuple(round(sum(table.sent_columns for table in tables)) for tables in sets)
     by_device = [ComputeCase(tables=tuple(tables)) if tables else None for tables in sets]
     all_to_all = CollectiveCase(device_dims=dims, start_delays_ms=(0.0,) * len(dims)) if len(dims) > 1 else None
     if backend != "synthetic" and len(dims) > most_processes:

@@ -46,8 +46,8 @@ PEER_LATENCY_MS = 0.002
 SHARED_WAIT = 0.7  # share of a transfer that is the slowest device's; the rest is the device's own
 
 OPERATORS = tuple(
-    product(ELEMENT_BYTES.values(), ("sum", "mean"), (False, True))
-)  # Table.operator_key: one launch each
+    product(ELEMENT_BYTES.values(), ("sum", "mean", "none"), (False, True))
+)  # Table.operator_key, whatever the width: one launch each
 
 TERMS = (
     "tables",
@@ -70,9 +70,9 @@ LONGEST = 8
 
 def table_terms(tables: Sequence[Table], dims: Ints, batch_size: int) -> Floats:
     """Terms of `tables[i]` cut to `dims[i]` columns: (N,) and (N,) -> (N, len(TERMS)). A set has the sum of its tables' terms."""
-    rows, pooling, element_bytes, counted_on = (
+    rows, pooling, element_bytes, counted_on, vectors = (
         np.array([getattr(table, name) for table in tables], dtype=np.float64)
-        for name in ("rows", "pooling_factor", "element_bytes", "reuse_batch_size")
+        for name in ("rows", "pooling_factor", "element_bytes", "reuse_batch_size", "vectors")
     )
     bins = np.array([table.reuse_bins for table in tables]).reshape(-1, REUSE_BINS)
     distinct = distinct_rows(rows, pooling, bins, counted_on, batch_size)
@@ -83,20 +83,20 @@ def table_terms(tables: Sequence[Table], dims: Ints, batch_size: int) -> Floats:
     )
     terms = {
         "tables": np.ones(len(tables)),
-        "bags": np.full(len(tables), float(batch_size)),
+        "bags": batch_size * vectors,
         "lookups": lookups,
         "distinct_bytes": distinct * row_bytes,
         "repeated_bytes": (lookups - distinct) * row_bytes,
-        "output_bytes": batch_size * dims * 4.0,
+        "output_bytes": batch_size * vectors * dims * 4.0,
         "gradient_bytes": lookups * dims * 4.0,
         "state_bytes": distinct * 2.0 * SECTOR_BYTES,
         "vectors": lookups * _whole(dims, VECTOR_COLUMNS) / VECTOR_COLUMNS,
         "rows": rows,
-        "pooling_to_the_8th": pooling**LONGEST,
+        "pooling_to_the_8th": (pooling / vectors) ** LONGEST,
         "sample_weight_bytes": weighted * lookups * 4.0,
-        "mean_bytes": mean * batch_size * dims * 2 * 4.0,
+        "mean_bytes": mean * batch_size * vectors * dims * 2 * 4.0,
     }
-    operators = np.array([OPERATORS.index(table.operator_key) for table in tables], dtype=np.int64)
+    operators = np.array([OPERATORS.index(table.operator_key[:3]) for table in tables], dtype=np.int64)
     return np.column_stack([*terms.values(), np.eye(len(OPERATORS))[operators]])
 
 
@@ -198,6 +198,7 @@ class Formula:
     error_on_unseen_tables = None
     manifest = None  # nothing was learned
     stand_ins: tuple[str, ...] = ()
+    operator_ms = FORWARD_LAUNCH_MS + BACKWARD_LAUNCH_MS
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size

@@ -76,7 +76,7 @@ class _Doubts:
     ready: Floats
     spread: Floats
     idle_ready: float  # ms at which the last device that holds nothing is ready
-    ahead: float  # ms of the forward all-to-all
+    ahead: float  # ms of the forward all-to-all and of launches
 
     @classmethod
     def of(cls, state: State) -> "_Doubts":
@@ -113,5 +113,5 @@ class _Doubts:
             ready=ready[devices],
             spread=spread[devices],
             idle_ready=float(ready[~busy].max(initial=0.0)),
-            ahead=float(state.forward.max()),
+            ahead=float(state.forward.max()) + problem.launched_ms,
         )

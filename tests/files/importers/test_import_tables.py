@@ -91,11 +91,18 @@ def test_pooling_and_weights_are_read(tmp_path, suffix):
 
 
 @every_format
-def test_sequence_tables_are_left_out_and_counted(tmp_path, suffix):
-    rows = [{**ROW, "sequence": False}, {**ROW, "sequence": True}, {**ROW, "sequence": True, "dim": 6}]
+def test_a_sequence_is_a_table_that_is_not_pooled(tmp_path, suffix):
+    rows = [{**ROW, "sequence": False}, {**ROW, "name": "s", "sequence": True}, {**ROW, "name": "n", "pooling": "NONE"}]
     one = imported(tmp_path, suffix, rows)
-    assert one.tables == (Table(**ROW),)
-    assert one.notes == (f"{tmp_path}/t.{suffix}: 2 sequence tables left out: only pooled ones are sharded",)
+    assert [(table.name, table.pooling) for table in one.tables] == [(ROW["name"], "sum"), ("s", "none"), ("n", "none")]
+    assert one.notes == ()
+
+
+@every_format
+def test_a_number_of_features_shares_the_lookups_equally(tmp_path, suffix):
+    (table,) = imported(tmp_path, suffix, [{**ROW, "num_features": 4}]).tables
+    assert [feature.pooling_factor for feature in table.features] == [table.pooling_factor / 4] * 4
+    assert table.sent_columns == 4 * table.dim
 
 
 @every_format
@@ -157,8 +164,7 @@ def test_a_table_at_fault_is_named_by_place_and_name(tmp_path, suffix, change, m
 
 @every_format
 def test_a_list_without_tables_is_refused(tmp_path, suffix):
-    message = fault(tmp_path, suffix, [{**ROW, "sequence": True}])
-    assert message == "the list of tables is empty (1 sequence table left out)"
+    assert fault(tmp_path, suffix, []) in ("the list of tables is empty", "column 'name' is missing; there are ''")
 
 
 def test_json_is_a_list_or_an_object_with_one(tmp_path):
@@ -271,5 +277,5 @@ def test_what_a_published_set_says_in_words_of_its_own_is_pointed_at(tmp_path):
     path.write_text(json.dumps({"bytes_per_element": 2, "tables": tables}))
     found = import_tables(path)
     assert [table.element_bytes for table in found.tables] == [4, 4]
-    assert found.notes[1] == f"{path}: bytes_per_element (2) is not read: say it as element_bytes, or by --dtype"
-    assert found.notes[2].startswith(f"{path}: read by several features: 1 table; all their lookups are counted")
+    assert f"{path}: bytes_per_element (2) is not read: say it as element_bytes, or by --dtype" in found.notes
+    assert [len(table.features) for table in found.tables] == [3, 0]

@@ -191,7 +191,8 @@ def test_rows_that_are_split_become_rectangles_and_copies_are_left_out(mixed):
     assert sorted(s.device for s in grid) == list(range(8))
     assert [s.rows for s in tall] == [250_001, 250_001, 250_001, 249_998]
     assert len({s.device // 4 for s in tall}) == 1
-    assert {table.name for table in plan.task.tables} == {"grid", "tall"}
+    assert {table.name for table in plan.task.tables} == {"grid", "tall", "seq"}
+    assert [shard.rows for shard in plan.shards if shard.table == "seq"] == [12_500] * 8
     assert any("1 data-parallel table left out" in note for note in plan.provenance.notes)
 
 
@@ -218,6 +219,7 @@ def test_element_types_are_inferred_from_what_is_stored(mixed):
         "copied": (4, False),
         "grid": (2, False),
         "tall": (4, True),
+        "seq": (4, False),
     }
     assert any("elements of 2 bytes" in note for note in found.notes)
     assert {table.element_bytes for table in read(mixed, dtype="fp16").tables} == {2}

@@ -101,18 +101,22 @@ def test_terabytes_of_tables_are_read_without_weights_on_whatever_device(user_mo
         ("user", 10**10, 128, 21.0, 4, "sum", False),
         ("ad", 10**8, 64, 1.0, 2, "mean", False),
         ("tag", 10**9, 32, 3.5, 4, "sum", True),
+        ("seq", 10**9, 128, 1.0, 4, "none", False),
+    ]
+    assert [(feature.name, feature.pooling_factor) for feature in found.tables[0].features] == [
+        ("id", 1.0),
+        ("friend", 20.0),
     ]
     assert [note.split(": ", 1)[1][:31] for note in found.notes] == [
-        "1 sequence table left out: only",
-        "user, ad have no pooling factor",
-        "read by several features: user ",
+        "user, ad, seq have no pooling f",
     ]
     assert capsys.readouterr().out == ""
 
 
 def test_a_table_s_own_pooling_factor_counts_before_its_features_and_a_default(user_model):
     found = read(f"{user_model}:make", factors={"user": 50.0}, default=2.0).tables()
-    assert [table.pooling_factor for table in found.tables] == [50.0, 2.0, 2.0]
+    assert [table.pooling_factor for table in found.tables] == [50.0, 2.0, 2.0, 2.0]
+    assert [feature.pooling_factor for feature in found.tables[0].features] == [25.0, 25.0]
     assert not any("no pooling factor" in note for note in found.notes)
 
 

@@ -23,8 +23,9 @@ ITEM = EmbeddingBagConfig(
 
 def test_tables_of_a_module_on_the_meta_device():
     module = EmbeddingBagCollection(tables=[USER, ITEM], device=torch.device("meta"))
+    features = [{"name": name, "pooling_factor": 1.0} for name in ("id", "friend")]
     wanted = (
-        Table(name="user", rows=10**9, dim=64, pooling_factor=2.0),
+        Table.model_validate({"name": "user", "rows": 10**9, "dim": 64, "features": features}),
         Table(name="item", rows=100, dim=8, pooling_factor=7.5, element_bytes=2),
     )
     assert tables_of(module, {"item": 7.5}) == tables_of([USER, ITEM], {"item": 7.5}) == wanted

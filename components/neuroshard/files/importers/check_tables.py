@@ -9,7 +9,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.text import counted, wrapped
 from neuroshard.core.units import format_bytes
-from neuroshard.files.importers.imported import Defaults, TableEntry, is_true
+from neuroshard.files.importers.imported import Defaults, TableEntry
 
 CACHE_LINE_BYTES = 64  # of CPUs; two of the sectors of 32 bytes that a GPU fetches
 WASTED_SHARE = 0.25
@@ -28,7 +28,7 @@ class Finding(NamedTuple):
 
 
 def check_entries(entries: Sequence[TableEntry], defaults: Defaults) -> tuple[Finding, ...]:
-    """All findings, in the order of the entries. Sequence tables are checked for their names alone."""
+    """All findings, in the order of the entries."""
     names = Counter(str(entry.fields.get("name")) for entry in entries)
     findings: list[Finding] = []
     for name, count in names.items():
@@ -43,13 +43,6 @@ def check_entries(entries: Sequence[TableEntry], defaults: Defaults) -> tuple[Fi
             )
     for entry in entries:
         name = str(entry.fields.get("name"))
-        if is_true(entry.fields.get("sequence")):
-            findings.append(
-                Finding(
-                    name, "odd", "sequence", "a sequence table (not pooled): left out, only pooled ones are sharded"
-                )
-            )
-            continue
         try:
             table = defaults.table(entry.fields, entry.where)
         except InvalidInput as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
-from neuroshard.core.text import counted, first_few
+from neuroshard.core.text import first_few
 from neuroshard.core.units import parse_number
 from neuroshard.core.value import shown
 from neuroshard.files import parquet
@@ -27,13 +27,12 @@ from neuroshard.files.importers.imported import (
     WIDTH,
     Imported,
     TableEntry,
-    pooled_tables,
+    checked_tables,
     read_json,
-    several_features,
     table_defaults,
 )
 
-NUMBERS = Table.model_fields.keys() - {"name", "reuse_bins", "pooling", "weighted", "module"}
+NUMBERS = Table.model_fields.keys() - {"name", "reuse_bins", "pooling", "weighted", "module", "features"}
 
 
 def import_tables(
@@ -46,14 +45,15 @@ def import_tables(
 ) -> Imported:
     """Tables of a .json, .csv, .parquet, .pt or .pt.gz file, with notes on what was left out, renamed or assumed.
 
-    The file wins over the options. `dim` is for .pt files, which have no dims. Repeated names are numbered, and sequence tables
-    (`sequence: true`) left out. Raises UsageError for an unknown option or suffix, and InvalidInput for a fault in the file.
+    The file wins over the options. `dim` is for .pt files, which have no dims. Repeated names are numbered. `sequence: true` is
+    `pooling: none`, and `num_features` are features that share the lookups equally. Raises UsageError for an unknown option or
+    suffix, and InvalidInput for a fault in the file.
     """
     defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
     if path.name.lower().endswith((".pt", ".pt.gz")):
         return read_dlrm_dataset(path, dim=dim, defaults=defaults)
     entries, notes = read_entries(path)
-    return pooled_tables(entries, defaults, str(path), notes)
+    return checked_tables(entries, defaults, str(path), notes)
 
 
 def read_entries(path: Path) -> tuple[list[TableEntry], tuple[str, ...]]:
@@ -71,9 +71,6 @@ def _hints(entries: Sequence[TableEntry]) -> list[str]:
     hints = []
     if widths := {shown(entry.fields[WIDTH]) for entry in entries if WIDTH in entry.fields}:
         hints.append(f"{WIDTH} ({first_few(sorted(widths))}) is not read: say it as element_bytes, or by --dtype")
-    features = [entry.fields.get("num_features") for entry in entries]
-    if shared := sum(isinstance(count, int) and count > 1 for count in features):
-        hints.append(several_features(counted(shared, "table")))
     return hints
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.table import ELEMENT_BYTES, MAX_NAME, OPTIMIZER_BYTES, Table
+from neuroshard.core.table import ELEMENT_BYTES, MAX_NAME, MOST_FEATURES, OPTIMIZER_BYTES, Table
 from neuroshard.core.text import counted, first_few
+from neuroshard.core.units import parse_number
 from neuroshard.core.value import check_format, decode_json, shown
 from neuroshard.files.access import BinsOf, access_bins
 from neuroshard.files.disk import read_bytes
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # traces need safetensors; to_torchrec imports this file in t
     from neuroshard.files.traces import Traces
 
 REQUIRED = ("name", "rows", "dim", "pooling_factor")
-KNOWN = Table.model_fields.keys() | {"sequence"}
+KNOWN = Table.model_fields.keys() | {"sequence", "num_features"}
 WIDTH = "bytes_per_element"  # key of some published table sets, of a table or of all at once
 ALIASES = {"num_embeddings": "rows", "embedding_dim": "dim", "is_weighted": "weighted"}
 
@@ -47,8 +48,17 @@ class TableEntry(NamedTuple):
         aliased = {ALIASES[name]: said.pop(name) for name in ALIASES if name in said}
         fields = {**aliased, **said}
         if isinstance(fields.get("pooling"), str):
-            fields["pooling"] = fields["pooling"].lower()  # TorchRec's PoolingType is SUM or MEAN
+            fields["pooling"] = fields["pooling"].lower()  # TorchRec's PoolingType is SUM, MEAN or NONE
+        if is_true(fields.pop("sequence", False)):
+            fields["pooling"] = "none"
+        count = parse_number(str(fields.pop("num_features", 1)))
+        if count is not None and 1 < count <= MOST_FEATURES and "features" not in fields:
+            fields["features"] = equal_features(int(count), fields.get("pooling_factor"))
         return cls(where, fields)
+
+    @property
+    def is_sequence(self) -> bool:
+        return self.fields.get("pooling") == "none"
 
 
 @dataclass(frozen=True)
@@ -67,23 +77,25 @@ class Defaults:
         return table.model_copy(update={"reuse_bins": bins})
 
 
-def pooled_tables(entries: Sequence[TableEntry], defaults: Defaults, where: str, notes: Sequence[str] = ()) -> Imported:
+def checked_tables(
+    entries: Sequence[TableEntry], defaults: Defaults, where: str, notes: Sequence[str] = (), *, sequences: bool = True
+) -> Imported:
     """The tables of the entries, and `notes` plus what was changed: repeated names become those of module and table where the
-    source says modules, and are numbered where it does not; sequence tables are left out.
+    source says modules, and are numbered where it does not. Without `sequences`, those are left out.
 
     Raises InvalidInput if an entry breaks a rule, or if no table is left.
     """
-    pooled = [entry for entry in entries if not is_true(entry.fields.get("sequence"))]
-    left_out = len(entries) - len(pooled)
-    if not pooled:
+    kept = [entry for entry in entries if sequences or not entry.is_sequence]
+    left_out = len(entries) - len(kept)
+    if not kept:
         why = f" ({counted(left_out, 'sequence table')} left out)" if left_out else ""
         raise InvalidInput(f"{where}: the list of tables is empty{why}")
-    tables = [defaults.table(entry.fields, entry.where) for entry in pooled]
+    tables = [defaults.table(entry.fields, entry.where) for entry in kept]
     tables, more = with_modules_in_repeated_names(tables)
     names, numbered = number_repeats([table.name for table in tables])
     more += numbered
     if left_out:
-        more.append(f"{counted(left_out, 'sequence table')} left out: only pooled ones are sharded")
+        more.append(f"{counted(left_out, 'sequence table')} left out: their printed cost is a fixed one of all ranks")
     return Imported(
         tuple(table.model_copy(update={"name": name}) for table, name in zip(tables, names, strict=True)),
         notes=tuple(f"{where}: {note}" for note in (*more, *notes)),
@@ -103,12 +115,10 @@ def with_modules_in_repeated_names(tables: Sequence[Table]) -> tuple[list[Table]
     return named, [f"names that two modules use got the module's path: {first_few(changed)}"] if changed else []
 
 
-def several_features(which: str) -> str:
-    """The note on tables that several features read."""
-    return (
-        f"read by several features: {which}; all their lookups are counted, but TorchRec sends the table's columns once a "
-        "feature, and our all-to-all counts them once"
-    )
+def equal_features(count: int, pooling_factor: Any) -> list[dict[str, Any]]:
+    """Features without names of their own, each with its share of a table's lookups."""
+    total = parse_number(str(pooling_factor)) or 0.0
+    return [{"name": str(number), "pooling_factor": total / count} for number in range(1, count + 1)]
 
 
 def is_true(value: Any) -> bool:

@@ -16,9 +16,9 @@ GIVEN_FORMAT = 1
 
 
 def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_bytes: int | None = None) -> Plan:
-    """The printed plan of the printed pooled `tables`, in their order (names may have been numbered).
+    """The printed plan of the printed `tables`, in their order (names may have been numbered): of all, or of the pooled ones.
 
-    Sequence tables and data-parallel tables are left out. A device has `memory_bytes`, or what the planner used, less what these
+    Data-parallel tables are left out. A device has `memory_bytes`, or what the planner used, less what these
     take. Predicted milliseconds are the planner's own, of all tables. Raises UsageError if the memory is unknown, and
     InvalidInput for an invalid plan.
     """
@@ -33,13 +33,14 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
         raise UsageError(
             f"{where}: does not say what memory the planner planned with; give --memory, as in --memory 80GiB"
         )
-    pooled = [table for table in printed.tables if table.pooled]
-    held = [(table, ours) for table, ours in zip(pooled, tables, strict=True) if table.sharding != "DP"]
+    all_of_them = len(tables) == len(printed.tables)
+    wanted = [table for table in printed.tables if all_of_them or table.pooled]
+    held = [(table, ours) for table, ours in zip(wanted, tables, strict=True) if table.sharding != "DP"]
     if not held:
         raise InvalidInput(f"{where}: every table is data-parallel, copied to every rank; there is nothing to place")
     limit = memory_bytes if memory_bytes is not None else round((printed.memory_gib or 0) * GIB)
     free = [limit] * printed.ranks
-    others = [table for table in printed.tables if not table.pooled or table.sharding == "DP"]
+    others = [table for table in printed.tables if table not in wanted or table.sharding == "DP"]
     for table in others:
         for rank in table.ranks:
             free[rank] -= round(table.storage_gib * GIB / len(table.ranks))
@@ -95,13 +96,17 @@ def given_costs(printed: Printed, tables: Sequence[Table], where: str) -> dict[s
         raise InvalidInput(
             f"{where}: sequence table {uneven!r} lies on some ranks only, so its cost is not a fixed one of all"
         )
-    pooled = [table for table in printed.tables if table.pooled]
+    pairs = zip(
+        (table for table in printed.tables if table.pooled),
+        (table for table in tables if table.pooling != "none"),
+        strict=True,
+    )
     return {
         "format_version": GIVEN_FORMAT,
         "batch_size": printed.batch_size * max(1, printed.ranks),
         "fixed_ms": sum(table.perf_ms for table in others) / max(1, printed.ranks),
         "device_name": "as TorchRec's planner printed",
-        "tables": [{"name": ours.name, "cost_ms": table.perf_ms} for table, ours in zip(pooled, tables, strict=True)],
+        "tables": [{"name": ours.name, "cost_ms": table.perf_ms} for table, ours in pairs],
     }
 
 

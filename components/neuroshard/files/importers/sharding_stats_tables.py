@@ -1,7 +1,7 @@
 """The tables of a printout of TorchRec's planner (files/importers/sharding_stats.py), with what it does not print inferred."""
 
 from neuroshard.core.text import counted
-from neuroshard.files.importers.imported import TableEntry, several_features
+from neuroshard.files.importers.imported import TableEntry, equal_features
 from neuroshard.files.importers.sharding_stats import GIB, Printed, PrintedTable
 
 ROUNDING_GIB = 0.0006  # three digits after the point
@@ -20,17 +20,20 @@ def stats_entries(printed: Printed, element_bytes: int | None = None) -> tuple[l
                 "pooling_factor": table.lookups,
                 "weighted": table.weighted,
                 "element_bytes": size,
-                "sequence": not table.pooled,
+                "pooling": "sum" if table.pooled else "none",
+                "features": equal_features(table.features, table.lookups) if table.features > 1 else [],
             },
         )
         for table, size in zip(printed.tables, inferred, strict=True)
     ]
-    shared = sum(table.features > 1 and table.pooled for table in printed.tables)
+    shared = sum(table.features > 1 for table in printed.tables)
     notes = [how, "whether a table pools by sum or mean is not printed: sum is taken"]
     if printed.printouts > 1:
         notes.append(f"{printed.printouts} printouts are in the file; the last one counts")
     if shared:
-        notes.append(several_features(counted(shared, "table")))
+        notes.append(
+            f"read by several features: {counted(shared, 'table')}; each feature is given an equal share of the lookups"
+        )
     if all(table.lookups == table.features for table in printed.tables):
         notes.append(
             "every feature has 1 lookup, as where the planner was not told pooling factors: costs grow with them"

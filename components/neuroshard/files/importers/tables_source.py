@@ -7,7 +7,7 @@ from pathlib import Path
 from neuroshard.core.table import ELEMENT_BYTES, Table
 from neuroshard.files.importers.check_tables import Finding, check_entries
 from neuroshard.files.importers.import_tables import import_tables, read_entries
-from neuroshard.files.importers.imported import Defaults, Imported, TableEntry, pooled_tables, table_defaults
+from neuroshard.files.importers.imported import Defaults, Imported, TableEntry, checked_tables, table_defaults
 from neuroshard.files.importers.presets import preset
 from neuroshard.files.importers.sharding_stats import Printed, read_stats
 from neuroshard.files.importers.sharding_stats_tables import stats_entries
@@ -25,9 +25,9 @@ class Source:
     traces: Traces | None = None
     printed: Printed | None = None
 
-    def tables(self) -> Imported:
-        """The tables, checked. Repeated names are numbered, sequence tables left out. Raises InvalidInput."""
-        return pooled_tables(self.entries, self.defaults, self.where, self.notes)
+    def tables(self, *, sequences: bool = True) -> Imported:
+        """The tables, checked, with or without `sequences`. Repeated names are numbered. Raises InvalidInput."""
+        return checked_tables(self.entries, self.defaults, self.where, self.notes, sequences=sequences)
 
     def findings(self) -> tuple[Finding, ...]:
         """What is odd about each table, faults included."""

@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
     from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 
-COVERED = (EmbeddingBagCollection, FeatureProcessedEmbeddingBagCollection)
+COVERED = (EmbeddingBagCollection, FeatureProcessedEmbeddingBagCollection, EmbeddingCollection)
 INTERFACES = (EmbeddingBagCollectionInterface, EmbeddingCollectionInterface)
 MANAGED_COLLISIONS = (ManagedCollisionCollection, ManagedCollisionModule)
 CONTAINERS = (
@@ -100,7 +100,7 @@ def _is_sharded(module: nn.Module) -> bool:
 
 def _refuse(module: nn.Module, path: str) -> NoReturn:
     name = type(module).__name__
-    bases = [kind for kind in type(module).__mro__[1:] if kind in (*COVERED, EmbeddingCollection)]
+    bases = [kind for kind in type(module).__mro__[1:] if kind in COVERED]
     if any(_is_sharded(each) for each in module.modules()):
         why = "which is sharded already; give the model as it is before DistributedModelParallel"
     elif any(isinstance(each, MANAGED_COLLISIONS) for each in module.modules()):

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from torch.utils._device import _device_constructors
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.text import one_line
 from neuroshard.core.value import shown
-from neuroshard.files.importers.imported import TableEntry, several_features
-from neuroshard.files.importers.torchrec_tables import config_fields
+from neuroshard.files.importers.imported import TableEntry
+from neuroshard.files.importers.torchrec_tables import config_fields, configs_of
 
 EXAMPLE = "as in my_package.model:make_model"
 
@@ -39,42 +39,44 @@ def torchrec_entries(
     model = make_on_meta(spec)
     entries: list[TableEntry] = []
     assumed: list[str] = []
-    shared: list[str] = []
     known: set[str] = set()
-    for path, collection, configs in _collections(model, spec):
-        sequence = not hasattr(collection, "embedding_bag_configs")
-        weighted = not sequence and bool(collection.is_weighted())
-        for config in configs:
+    for path, collection in _collections(model, spec):
+        weighted = hasattr(collection, "is_weighted") and bool(collection.is_weighted())
+        for config in configs_of(collection):
             features = list(config.feature_names) or [config.name]
             full = f"{path}.{config.name}" if path else config.name
             known |= {config.name, full, *features}
             own = pooling_factors.get(full, pooling_factors.get(config.name))
             each = [pooling_factors.get(feature, default_pooling_factor) for feature in features]
-            assumed += [config.name] if own is None and None in each and not sequence else []
-            shared += [f"{config.name} by {len(features)}"] if len(features) > 1 and not sequence else []
-            total = sum(1.0 if one is None else one for one in each) if own is None else own
-            fields = {"name": config.name} if sequence else config_fields(config, total, weighted)
-            entries.append(TableEntry(f"{spec}: {full}", {**fields, "module": path, "sequence": sequence}))
+            assumed += [config.name] if own is None and None in each else []
+            fields = config_fields(config, _lookups(each, own), weighted)
+            entries.append(TableEntry(f"{spec}: {full}", {**fields, "module": path}))
     if not entries:
-        raise InvalidInput(f"{spec}: the model holds no EmbeddingBagCollection")
+        raise InvalidInput(f"{spec}: the model holds no EmbeddingBagCollection and no EmbeddingCollection")
     unknown = sorted(pooling_factors.keys() - known)
     if unknown:
         raise InvalidInput(
             f"{spec}: a pooling factor is given for {unknown[0]!r}, which is no table or feature of the model"
         )
-    return entries, _notes(assumed, shared)
+    return entries, _notes(assumed)
 
 
-def _notes(assumed: list[str], shared: list[str]) -> list[str]:
-    notes = []
-    if assumed:
-        notes.append(
-            f"{_some(assumed)} have no pooling factor and are taken to have 1 lookup a feature and sample; say what is true "
-            "with --pooling-factor NAME=LOOKUPS or --pooling-factors FILE, for costs grow with it"
-        )
-    if shared:
-        notes.append(several_features(_some(shared)))
-    return notes
+def _lookups(each: Sequence[float | None], total: float | None) -> list[float]:
+    """Lookups a sample of each feature of a table: what is known of it, or 1; scaled to the table's `total`, if that is known."""
+    known = [1.0 if one is None else one for one in each]
+    if total is None:
+        return known
+    whole = sum(known)
+    return [one * total / whole if whole else total / len(known) for one in known]
+
+
+def _notes(assumed: list[str]) -> list[str]:
+    if not assumed:
+        return []
+    return [
+        f"{_some(assumed)} have no pooling factor and are taken to have 1 lookup a feature and sample; say what is true "
+        "with --pooling-factor NAME=LOOKUPS or --pooling-factors FILE, for costs grow with it"
+    ]
 
 
 def _some(names: list[str], most: int = 4) -> str:
@@ -82,8 +84,8 @@ def _some(names: list[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _collections(model: nn.Module, spec: str) -> Iterator[tuple[str, Any, Iterable[Any]]]:
-    """Path, module and configs of every collection, pooled ones first. Raises InvalidInput for one that no plan covers."""
+def _collections(model: nn.Module, spec: str) -> Iterator[tuple[str, Any]]:
+    """Path and module of every collection, pooled ones first. Raises InvalidInput for one that no plan covers."""
     if "torchrec" not in sys.modules:  # then no module is one of its collections
         return
     from neuroshard.files.importers.torchrec_collections import find_collections
@@ -92,10 +94,8 @@ def _collections(model: nn.Module, spec: str) -> Iterator[tuple[str, Any, Iterab
         found = find_collections(model)
     except InvalidInput as error:
         raise InvalidInput(f"{spec}: {error}") from None
-    for path, collection in found.pooled.items():
-        yield path, collection, collection.embedding_bag_configs()
-    for path, sequences in found.sequences.items():
-        yield path, sequences, sequences.embedding_configs()
+    yield from found.pooled.items()
+    yield from found.sequences.items()
 
 
 def make_on_meta(spec: str) -> nn.Module:

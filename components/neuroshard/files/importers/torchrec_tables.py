@@ -1,5 +1,6 @@
 """The tables of a TorchRec model: `tables_of(ebc)`, also where the module is on the meta device. Needs no torchrec itself."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,18 +19,14 @@ def tables_of(
     access: str = "uniform",
     optimizer: str = "rowwise_adagrad",
 ) -> tuple[Table, ...]:
-    """Tables of an EmbeddingBagCollection, or of a sequence of its EmbeddingBagConfigs.
+    """Tables of an EmbeddingBagCollection or an EmbeddingCollection, or of a sequence of their configs.
 
-    `pooling_factors` are lookups a sample by table name, over all features of the table; by default one lookup a feature, as in
-    TorchRec's planner. `weighted` is by default the collection's own; configs do not say, so for them it is False. Raises
-    InvalidInput for a data type other than FP32 and FP16, and for a pooling factor of an unknown table; UsageError for an unknown
-    access or optimizer.
+    `pooling_factors` are lookups a sample by table name, over all features of the table, which share them equally; by default one
+    lookup a feature, as in TorchRec's planner. `weighted` is by default the collection's own; configs do not say, so for them it
+    is False. Raises InvalidInput for a data type other than FP32 and FP16, and for a pooling factor of an unknown table;
+    UsageError for an unknown access or optimizer.
     """
-    configs: Sequence[Any] = (
-        module_or_configs.embedding_bag_configs()
-        if hasattr(module_or_configs, "embedding_bag_configs")
-        else module_or_configs
-    )
+    configs: Sequence[Any] = configs_of(module_or_configs)
     given = dict(pooling_factors or {})
     unknown = given.keys() - {config.name for config in configs}
     if unknown:
@@ -38,14 +35,31 @@ def tables_of(
         weighted = bool(module_or_configs.is_weighted()) if hasattr(module_or_configs, "is_weighted") else False
     return tuple(
         table_defaults(access=access, optimizer=optimizer).table(
-            config_fields(config, given.get(config.name), weighted), f"table {config.name!r}"
+            config_fields(config, _equal_shares(config, given.get(config.name)), weighted), f"table {config.name!r}"
         )
         for config in configs
     )
 
 
-def config_fields(config: Any, pooling_factor: float | None, weighted: bool) -> dict[str, Any]:
-    """Fields of Table as an EmbeddingBagConfig has them. Raises InvalidInput for a data type that we do not know."""
+def configs_of(module_or_configs: Any) -> Sequence[Any]:
+    """The configs of a collection's tables; configs themselves are returned as they are."""
+    for name in ("embedding_bag_configs", "embedding_configs"):
+        if hasattr(module_or_configs, name):
+            configs: Sequence[Any] = getattr(module_or_configs, name)()
+            return configs
+    given: Sequence[Any] = module_or_configs
+    return given
+
+
+def _equal_shares(config: Any, total: float | None) -> list[float]:
+    """Lookups of each feature of a table, of `total` or of one a feature."""
+    count = len(config.feature_names)
+    return [(count if total is None else total) / max(count, 1)] * max(count, 1)
+
+
+def config_fields(config: Any, pooling_factors: Sequence[float], weighted: bool) -> dict[str, Any]:
+    """Fields of Table as an EmbeddingBagConfig or EmbeddingConfig has them, whose features have these lookups a sample each.
+    Raises InvalidInput for a data type that we do not know."""
     dtype = _DTYPES.get(config.data_type.name)
     if dtype is None:
         raise InvalidInput(f"table {config.name!r}: data_type {config.data_type.name} is neither FP32 nor FP16")
@@ -53,8 +67,14 @@ def config_fields(config: Any, pooling_factor: float | None, weighted: bool) -> 
         "name": config.name,
         "rows": config.num_embeddings,
         "dim": config.embedding_dim,
-        "pooling_factor": float(len(config.feature_names) if pooling_factor is None else pooling_factor),
-        "pooling": config.pooling.name.lower(),
+        "pooling_factor": math.fsum(pooling_factors),
+        "features": [
+            {"name": name, "pooling_factor": factor}
+            for name, factor in zip(config.feature_names, pooling_factors, strict=True)
+        ]
+        if len(config.feature_names) > 1
+        else [],
+        "pooling": config.pooling.name.lower() if hasattr(config, "pooling") else "none",
         "weighted": weighted,
         "element_bytes": ELEMENT_BYTES[dtype],
     }

@@ -1,6 +1,7 @@
 """The steps of a table set: FBGEMM's table-batched embedding operator, forward and backward.
 
-One operator serves all tables of a device that have the same element type, pooling and weighting, as TorchRec groups them.
+One operator serves all tables of a device that have the same element type, pooling and weighting, as TorchRec groups them, and
+of sequences those of one width. A table of several features is looked up once for each.
 Forward runs the operators of a device one after another, as a trainer does, and so does backward, which includes the optimizer
 that FBGEMM fuses into it. Weights are on the device that is measured: HOST for the CPU, DEVICE for CUDA.
 """
@@ -30,7 +31,7 @@ MOMENT = 1.0
 SAMPLE_WEIGHT = 0.5  # of each lookup of a weighted table
 
 ALIGNED = 16  # floats in a cache line; torch begins each of its own buffers on one
-MOST_OPERATORS = 8  # of a device: for fp32 or fp16, sums or means, weighted or not
+MOST_OPERATORS = 256  # of a device: for fp32 or fp16, sums or means, weighted or not; for sequences of each width
 
 
 class HostBuffers:
@@ -98,8 +99,8 @@ class TableBatchedEmbedding:
         operators = [self._operator(*group) for group in zip(groups, rows, strict=True)]
         batches = [self._batch(*group, batch_size) for group in zip(groups, rows, strict=True)]
         gradients = [
-            torch.full((batch_size, sum(t.dim for t in tables)), GRADIENT, device=self.device.torch)
-            for tables in groups
+            torch.full(_output_shape(tables, batch, batch_size), GRADIENT, device=self.device.torch)
+            for tables, batch in zip(groups, batches, strict=True)
         ]
 
         def forward() -> "list[torch.Tensor]":
@@ -139,7 +140,8 @@ class TableBatchedEmbedding:
             weights_precision=SparseType.FP32 if tables[0].element_bytes == ELEMENT_BYTES["fp32"] else SparseType.FP16,
             optimizer=optimizers[optimizer],
             learning_rate=LEARNING_RATE,
-            pooling_mode=PoolingMode.SUM if tables[0].pooling == "sum" else PoolingMode.MEAN,
+            feature_table_map=[place for place, table in enumerate(tables) for _ in range(max(len(table.features), 1))],
+            pooling_mode=PoolingMode[tables[0].pooling.upper()],
             bounds_check_mode=BoundsCheckMode.NONE,
             device=self.device.torch,
             **buffers,
@@ -147,7 +149,7 @@ class TableBatchedEmbedding:
         return operator
 
     def _batch(self, tables: Sequence[Table], rows: Sequence[int], batch_size: int) -> "tuple[torch.Tensor, ...]":
-        """Indices and offsets of one batch, table after table, on the device; with a weight for each lookup if weighted."""
+        """Indices and offsets of one batch, feature after feature, on the device; with a weight for each lookup if weighted."""
         import torch
 
         drawn = [self.lookups.of(table, count, batch_size) for table, count in zip(tables, rows, strict=True)]
@@ -155,6 +157,13 @@ class TableBatchedEmbedding:
         offsets = np.concatenate([[0], np.cumsum(np.concatenate([lengths for _, lengths in drawn]))])
         weights = [np.full(len(indices), SAMPLE_WEIGHT, dtype=np.float32)] if tables[0].weighted else []
         return tuple(torch.from_numpy(array).to(self.device.torch) for array in (indices, offsets, *weights))
+
+
+def _output_shape(tables: Sequence[Table], batch: "tuple[torch.Tensor, ...]", batch_size: int) -> tuple[int, int]:
+    """The shape of an operator's output: a row a sample, or a lookup of sequences."""
+    if tables[0].pooling == "none":
+        return len(batch[0]), tables[0].dim
+    return batch_size, round(sum(table.sent_columns for table in tables))
 
 
 def host_share_bytes() -> int:

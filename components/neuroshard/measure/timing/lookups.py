@@ -27,8 +27,12 @@ class TableLookups:
         self.kept_bytes = 0
 
     def of(self, table: Table, rows: int, batch_size: int) -> tuple[Ints, Ints]:
-        """Row indices (L,), folded into the first `rows` rows, and lookups of each sample (batch_size,)."""
-        key = sha256(canonical_json([batch_size, table.name, table.rows, table.pooling_factor, *table.reuse_bins]))
+        """Row indices (L,), folded into the first `rows` rows, and lookups of each sample (batch_size,): of one feature after
+        the other where the table has several, (features x batch_size,)."""
+        shares = [feature.pooling_factor for feature in table.features[1:]]
+        key = sha256(
+            canonical_json([batch_size, table.name, table.rows, table.pooling_factor, *table.reuse_bins, *shares])
+        )
         if key not in self.kept:
             self._keep(key, self._draw(table, batch_size, key))
         self.kept.move_to_end(key)
@@ -40,8 +44,10 @@ class TableLookups:
 
         rng = np.random.default_rng([self.seed, int(key[:16], 16)])
         if self.traces is None:
-            return draw_lookups(table, batch_size, rng)
-        return trace_lookups(self.traces, table, batch_size, rng)
+            drawn = draw_lookups(table, batch_size, rng)
+        else:
+            drawn = trace_lookups(self.traces, table, batch_size, rng)
+        return drawn if len(table.features) < 2 else by_feature(table, *drawn, rng)
 
     def _keep(self, key: str, drawn: tuple[Ints, Ints]) -> None:
         self.kept[key] = drawn
@@ -49,3 +55,15 @@ class TableLookups:
         while self.kept_bytes > self.cache_bytes and len(self.kept) > 1:
             _, dropped = self.kept.popitem(last=False)
             self.kept_bytes -= sum(array.nbytes for array in dropped)
+
+
+def by_feature(table: Table, indices: Ints, lengths: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """A table's lookups (L,), of samples with these lengths (B,), dealt out to its features by their shares: the same lookups,
+    one feature after the other, and lengths (features x B,). So all features together read rows as often as the table says."""
+    shares = np.array([feature.pooling_factor for feature in table.features])
+    upto = np.concatenate([[0.0], shares.cumsum() / max(shares.sum(), 1e-30)])
+    upto[-1] = 1.0
+    ends = np.floor(upto[:, None] * lengths + rng.random(len(lengths))).astype(np.int64)
+    each = np.diff(ends, axis=0)  # (features, B)
+    feature = np.repeat(np.tile(np.arange(len(shares)), len(lengths)), each.T.ravel())
+    return indices[np.argsort(feature, kind="stable")], each.ravel()

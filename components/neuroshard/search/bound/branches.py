@@ -24,9 +24,10 @@ class Branch:
 
     What plans cost at least, in ms: `alone` (S,) is compute and backward all-to-all of a device with this shard and the blocks of
     `sure`; `block_alone` (P,) the same with a block of this group. Both are infinite where they do not fit or are not allowed.
-    `ahead` is the forward all-to-all and `back` the mean backward all-to-all, without waiting. `all_to_all` (P,) is what one more
-    row-wise group adds to both, summed over the devices. `of_used` (D,) is the mean of both over the used devices, if 1, 2, … are
-    used and no table is row-wise. `all_to_all_ms` is the sum of both for a device with 0, 4, 8, … columns.
+    `back` is the mean backward all-to-all, without waiting. `all_to_all` (P,) is what one more row-wise group adds to both
+    all-to-alls, summed over the devices. Three have what launches take in them: `ahead`, the forward all-to-all; `of_used` (D,),
+    the mean of both over the used devices, if 1, 2, … are used and no table is row-wise; `all_to_all_ms`, the sum of both for a
+    device with 0, 4, 8, … columns.
 
     All devices hold `columns` of the blocks of `sure`, and at least `beside` (K,) of each vector component. `blocks` (P, K) are
     the vectors of all blocks of each group, summed.
@@ -36,7 +37,7 @@ class Branch:
     sure: Ints  # places among the P
     alone: Floats
     block_alone: Floats
-    columns: int
+    columns: float
     beside: Floats
     all_to_all_ms: Floats
     ahead: float
@@ -100,8 +101,8 @@ class Branches:
         """At least the first `count` groups are row-wise; with `next_not`, the next one is not."""
         problem, rows, devices = self.problem, self.problem.row_blocks, self.problem.devices
         sure = self.order[:count]
-        columns = int(rows.dims[sure].sum())
-        mean = problem.mean_columns + columns * (1 - 1 / devices)
+        columns = float(rows.dims[sure].sum())
+        mean = problem.mean_columns + float(rows.more[sure].sum())
         forward, backward = transfers(problem, np.full(devices, mean))
         memory, beside, block_alone = problem.memory, np.zeros(problem.vectors.shape[1]), np.zeros(0)
         if len(rows.groups):
@@ -119,8 +120,10 @@ class Branches:
         alone[~self.may_be | (problem.nbytes > room) | np.isin(problem.group, rows.groups[sure])] = np.inf
         if next_not:
             block_alone[self.order[count]] = np.inf
-        all_to_all = ((devices - 1) * self._column_ms(mean)) * rows.dims.astype(np.float64)
+        all_to_all = (devices * self._column_ms(mean)) * rows.more
         all_to_all[sure] = 0.0
+        launched = problem.launches.least(rows.groups[sure], rows.groups)
+        own_all_to_all = self._all_to_all_ms(mean)
         return Branch(
             problem=problem,
             sure=sure,
@@ -128,10 +131,10 @@ class Branches:
             block_alone=block_alone,
             columns=columns,
             beside=beside,
-            all_to_all_ms=self._all_to_all_ms(mean),
-            ahead=float(forward.mean()),
+            all_to_all_ms=own_all_to_all + launched,
+            ahead=float(forward.mean()) + launched,
             back=float(backward.mean()),
-            of_used=self.of_used,
+            of_used=self.of_used + launched,
             blocks=self.blocks,
             all_to_all=all_to_all,
         )
@@ -166,7 +169,7 @@ class Branches:
         both = (forward + backward).mean(axis=-1)
         return max(float(both[1] - both[0]) / (0.01 * mean) * (1 - 1e-6), 0.0)
 
-    def _backward_ms(self, dims: Ints, mean: float) -> Floats:
+    def _backward_ms(self, dims: Floats, mean: float) -> Floats:
         """The least backward all-to-all of a device with at least `dims` columns, (N,) -> (N,), if all hold `mean` on average.
 
         It is convex in the device's own columns, so its least value holds for all numbers of columns below where it is taken.

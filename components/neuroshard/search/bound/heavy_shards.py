@@ -22,9 +22,11 @@ class HeavyShards:
 
     def __init__(self, problem: Problem, convex: CostModel, cost_ms: float, settings: BoundSettings) -> None:
         self.problem, self.convex, self.cost_ms, self.share = problem, convex, cost_ms, settings.heavy_share
-        self.most = (
-            min(settings.heavy_most, settings.heavy_cells // len(problem.vectors)) if settings.heavy_shards else 0
-        )
+        in_steps = not (
+            problem.dims % DIM_STEP
+        ).any()  # the columns beside a shard are gone through in steps of as many
+        wanted = settings.heavy_shards and in_steps
+        self.most = min(settings.heavy_most, settings.heavy_cells // len(problem.vectors)) if wanted else 0
 
     def raised(self, branch: Branch) -> Branch:
         """The branch with what its heavy shards cost alone raised by the columns beside them."""
@@ -37,7 +39,7 @@ class HeavyShards:
         compute, convex = problem.model.compute_ms(sums), self.convex.compute_ms(sums)
         slopes = np.maximum(self.convex.compute_slope(sums), 0.0)
         for place, shard in enumerate(heavy.tolist()):
-            all_to_all = branch.all_to_all_ms[(branch.columns + int(problem.dims[shard])) // DIM_STEP :]
+            all_to_all = branch.all_to_all_ms[int(branch.columns + problem.dims[shard]) // DIM_STEP :]
             if len(all_to_all):
                 adds = self._added_ms(branch, int(problem.group[shard]), slopes[place], len(all_to_all))
                 least = (np.maximum(compute[place], convex[place] + adds) + all_to_all[: len(adds)]).min()

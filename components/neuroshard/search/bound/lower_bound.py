@@ -2,7 +2,7 @@
 
 What a plan costs. Device d holds shards whose vectors sum to s_d. It computes for f(s_d) ms, nothing if it is empty; its
 backward all-to-all takes b_d ms and its forward one a_d ms. A device waits for the last one, so the plan costs
-max(f(s_d) + b_d) + max(a_d).
+max(f(s_d) + b_d) + max(a_d). Operators and collectives beyond the first take a constant more; here it is part of a_d.
 
 The proof, for all plans that cost at most C:
 

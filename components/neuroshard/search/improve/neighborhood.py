@@ -33,7 +33,7 @@ class Neighborhood:
         )
         self.may_split = plans.shards[plan[job], group] < problem.max_shards.take(group)
         shards = problem.slot_shards.take(self.slot + self.mine)
-        self.nbytes, self.columns = problem.nbytes.take(shards), problem.dims.take(shards).astype(np.float64)
+        self.nbytes, self.columns = problem.nbytes.take(shards), problem.dims.take(shards)
         self.unit = self.columns / self.mine  # columns
 
         devices = np.concatenate([receivers, source[:, None]], axis=1)

@@ -58,7 +58,7 @@ class _Offers:
             fits &= problem.allowed[take, source]
         comes = plans.added_each(of_job, source, take, theirs)
         goes = plans.added_each(of_job, to, take, theirs)
-        dims = problem.dims.take(shards).astype(np.float64)
+        dims = problem.dims.take(shards)
         return cls(
             take=take,
             column=column,

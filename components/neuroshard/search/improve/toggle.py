@@ -18,14 +18,14 @@ class _Linearized(NamedTuple):
     soft: SoftMaximum
     slope: Floats
 
-    def change(self, load: Floats, dims: Ints) -> Floats:
+    def change(self, load: Floats, dims: Floats) -> Floats:
         """What the objective changes by if every device gets so many ms and columns more: two (C, D) -> (C,)."""
         amounts = np.stack([(self.soft.load[0] + load).T, (self.state.dims + dims).T])
         change: Floats = self.soft.added(amounts, np.zeros(1, dtype=np.int64))
         change -= self.soft.counts[0].sum()
         return change
 
-    def blocks(self, groups: Ints) -> tuple[Floats, Ints]:
+    def blocks(self, groups: Ints) -> tuple[Floats, Floats]:
         """Ms (C, D) and columns (C, 1) that the row blocks of these groups are on each device."""
         blocks = self.state.problem.row_blocks
         positions = blocks.positions(groups)

@@ -46,7 +46,7 @@ def feasible(task: ShardingTask, model: CostModel, tuning: Tuning = TUNING) -> P
 def _lacking(problem: Problem, narrowest: Ints, group: int) -> str:
     """Which shard no device can hold, in words."""
     shard, members = int(narrowest[group]), problem.tables[group]
-    of = f" ({members[0].rows:,} rows x {problem.dims[shard]} columns)" * (len(members) == 1)
+    of = f" ({members[0].rows:,} rows x {problem.columns[shard]} columns)" * (len(members) == 1)
     where = "no device" if problem.allowed[group].all() else "no device that it is allowed on"
     return (
         f"{problem.name(group)} has a shard that {where} can hold: cut as far as it may be, its widest{of} needs "
@@ -64,7 +64,7 @@ def misfit(problem: Problem, placement: Placement) -> str:
     more = f" and {len(left) - DEVICES_SHOWN} more" if len(left) > DEVICES_SHOWN else ""
     others = f" (and {len(lost) - 1} more shards)" if len(lost) > 1 else ""
     return (
-        f"{problem.dims[largest]} columns of {problem.name(problem.group[largest])}{others} could not be placed: they need "
+        f"{problem.columns[largest]} columns of {problem.name(problem.group[largest])}{others} could not be placed: they need "
         f"{format_bytes(problem.nbytes[largest])}, left on the devices are {shown}{more}"
     )
 

@@ -138,7 +138,7 @@ class CurrentPlacement:
 
     def _unit(self, group: int) -> int:
         """Columns of a group's unit."""
-        return int(self.problem.dims[self.problem.first[group] + 1])
+        return int(self.problem.columns[self.problem.first[group] + 1])
 
     def moving_bytes(self, problem: Problem, widths: Widths) -> int:
         """Bytes that must move for a plan (G, D) of a problem that has the same tables, some row-wise."""
@@ -188,7 +188,7 @@ class CurrentPlacement:
     def _dim(self, table: Table, group: int, units: int) -> int:
         if len(self.problem.tables[group]) > 1:
             return table.dim
-        return int(self.problem.dims[self.problem.first[group] + units])
+        return int(self.problem.columns[self.problem.first[group] + units])
 
     def _arriving_in(self, group: int, widths: Widths) -> int:
         """Bytes that devices must receive for these units (D,) of a group, of tables that the current plan has."""

@@ -28,7 +28,7 @@ class Shares:
         vectors[problem.row_wise] = 0.0
         base = problem.base.mean(axis=0)
         slope = problem.model.compute_slope(vectors.sum(axis=0) / problem.devices + base)
-        dims = problem.dims[problem.whole].astype(np.float64)
+        dims = problem.dims[problem.whole]
         of_column = column_ms(problem, problem.mean_columns)
         ms = np.maximum(vectors @ slope, 0.0) + of_column * dims
         base_ms = max(float(base @ slope), 0.0) + of_column * problem.base_dims

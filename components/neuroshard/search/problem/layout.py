@@ -76,7 +76,7 @@ def lay_out(problem: Problem, placement: Placement, current: CurrentPlacement | 
     for shard, device in zip(placement.shards[order].tolist(), placement.devices[order].tolist(), strict=True):
         together = problem.tables[problem.group[shard]]
         for table in together:
-            laid, dim = shards[table.name], table.dim if len(together) > 1 else int(problem.dims[shard])
+            laid, dim = shards[table.name], table.dim if len(together) > 1 else int(problem.columns[shard])
             offset = laid[-1].column_offset + laid[-1].dim if laid else 0
             laid.append(Shard(table=table.name, rows=table.rows, column_offset=offset, dim=dim, device=device))
     return tuple(shard for laid in shards.values() for shard in laid)
@@ -85,7 +85,7 @@ def lay_out(problem: Problem, placement: Placement, current: CurrentPlacement | 
 def caveats(problem: Problem, placement: Placement) -> list[str]:
     """A line for each thing that the plan asks of the cost model and that was not measured for it."""
     notes = []
-    model, dims = problem.model, problem.dims[placement.shards]
+    model, dims = problem.model, problem.columns[placement.shards]
     if (wide := dims > model.max_dim).any():
         notes.append(
             f"{wide.sum()} of {len(dims)} shards are wider than the {model.max_dim} columns that the cost model has seen "

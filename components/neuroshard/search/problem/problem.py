@@ -13,6 +13,7 @@ from neuroshard.core.plan import MOST_PREDICTED_MS
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
+from neuroshard.search.problem.launches import LaunchCosts
 from neuroshard.search.problem.row_blocks import RowBlocks
 from neuroshard.search.tuning import TUNING, Tuning
 
@@ -39,9 +40,10 @@ class Problem:
     alike, so its shards differ by width only: shard `first[g] + u` is the shard of group `g` that is `u` units wide. A unit is
     4 columns, or the whole group if it is never cut. Shard 0 stands for no shard: no columns, no bytes, a vector of zeros.
 
-    Per shard (S,): `group`, `units`, `dims` (columns), `nbytes` (weights and optimizer state), `vectors` (S, K) once `price`
-    was called for it. Per group (G,): `tables`, `all_units`, `whole` (its widest shard), `min_units` and `max_units` of a
-    shard, `max_shards`, `allowed` devices (G, D), `max_devices` (that can hold a shard of it at the same time).
+    Per shard (S,): `group`, `units`, `columns` (its width), `dims` (columns that it sends for a sample: its width once a feature,
+    or a lookup of a sequence), `nbytes` (weights and optimizer state), `vectors` (S, K) once `price` was called for it. Per group
+    (G,): `tables`, `all_units`, `whole` (its widest shard), `min_units` and `max_units` of a shard, `max_shards`, `allowed`
+    devices (G, D), `max_devices` (that can hold a shard of it at the same time).
 
     Groups that may be split row-wise are those of `row_blocks`. In one Problem a fixed set of them is (`row_wise`): none here.
     `with_row_wise` gives the problem for another set: every device holds their blocks beforehand (`base`, and less `memory`),
@@ -57,7 +59,8 @@ class Problem:
         never = np.array([len(tables) > 1 or most == 1 for tables, (_, most) in zip(self.tables, cuts, strict=True)])
         steps = np.array([tables[0].dim // DIM_STEP for tables in self.tables])
         self.all_units: Ints = np.where(never, 1, steps)
-        self.min_units: Ints = np.where(never, 1, [-(-least // DIM_STEP) for least, _ in cuts])
+        least_columns = np.maximum([least for least, _ in cuts], [tables[0].narrowest_cut for tables in self.tables])
+        self.min_units: Ints = np.where(never, 1, -(-least_columns // DIM_STEP))
         self.max_shards: Ints = np.where(never, 1, [self.devices if most is None else most for _, most in cuts])
 
         first = np.concatenate([[0], np.cumsum(self.all_units)[:-1]])
@@ -65,8 +68,11 @@ class Problem:
         self.group = np.concatenate([[0], np.repeat(np.arange(len(first)), self.all_units)])
         self.units: Ints = np.arange(len(self.group)) - first[self.group]
         self.whole: Ints = first + self.all_units
-        dims = np.array([sum(table.dim for table in tables) for tables in self.tables])
-        self.dims: Ints = self.units * np.where(never, dims, DIM_STEP)[self.group]
+        columns = np.array([sum(table.dim for table in tables) for tables in self.tables])
+        self.columns: Ints = self.units * np.where(never, columns, DIM_STEP)[self.group]
+        sent = np.array([sum(table.sent_columns for table in tables) for tables in self.tables])
+        of_step = DIM_STEP * np.array([tables[0].vectors for tables in self.tables])
+        self.dims: Floats = self.units * np.where(never, sent, of_step)[self.group]
         self.nbytes = self._count_bytes(never)
         self.memory = _counted(task.usable_bytes)
 
@@ -82,7 +88,8 @@ class Problem:
         # Wider shards than the cost model has seen only where a table has too many columns for narrower ones
         self.max_devices: Ints = np.minimum(self.allowed.sum(axis=1), self.max_shards)
         fewest_units = -(-self.all_units // self.max_devices)
-        self.max_units: Ints = np.minimum(self.all_units, np.maximum(model.max_dim // DIM_STEP, fewest_units))
+        widest = np.maximum(np.maximum(model.max_dim // DIM_STEP, fewest_units), self.min_units)
+        self.max_units: Ints = np.minimum(self.all_units, widest)
         self.max_units[never] = 1
 
         splittable = set(constraints.may_split_rows(task.tables, self.devices))
@@ -97,7 +104,9 @@ class Problem:
         self.root = self
         self.row_wise: Ints = np.zeros(0, dtype=np.int64)
         self.mean_columns = float(self.dims[self.whole].sum()) / self.devices
-        self.base_dims, self._base = 0, np.zeros((1, 1))
+        self.base_dims, self._base = 0.0, np.zeros((1, 1))
+        self.launches = LaunchCosts(self.tables, self.devices, model)
+        self._launched_ms: float | None = None
 
         self.vectors: Floats = np.zeros((len(self.group), 0))
         self._priced = np.zeros(len(self.group), dtype=bool)
@@ -133,6 +142,13 @@ class Problem:
         return self.task.devices
 
     @property
+    def launched_ms(self) -> float:
+        """Ms of launches in every plan with these groups row-wise. Raises what the cost model raises for unknown devices."""
+        if self._launched_ms is None:
+            self._launched_ms = self.root.launches.of(self.row_wise).total_ms
+        return self._launched_ms
+
+    @property
     def base(self) -> Floats:
         """Sum of the vectors (D, K) of the row blocks that each device holds."""
         return np.broadcast_to(self._base, (self.devices, self.vectors.shape[1]))
@@ -151,6 +167,7 @@ class Problem:
         root.price(root.first + root.max_units)
         new = copy.copy(root)
         new.row_wise, new.memory = np.sort(groups), root.memory - nbytes
+        new._launched_ms = None
         new._base, new.base_dims = base, columns
         new.whole = root.whole.copy()
         new.whole[groups] = 0
@@ -201,7 +218,7 @@ class Problem:
 
     def _vectors_of(self, shards: Ints) -> Floats:
         """Vectors of shards, or sums of the vectors of tables kept together: (N, K)."""
-        groups, dims, row = self.group[shards], self.dims[shards], np.arange(len(shards))
+        groups, dims, row = self.group[shards], self.columns[shards], np.arange(len(shards))
         counts = self._count[groups]
         tables = [table for group in groups.tolist() for table in self.tables[group]]
         if counts.max() > 1:
@@ -227,13 +244,13 @@ class Problem:
         if invalid.any():
             bad = shards[invalid][0]
             raise InvalidInput(
-                f"cost model {self.model.name} predicts {alone[invalid][0]} ms for {self.dims[bad]} columns of "
+                f"cost model {self.model.name} predicts {alone[invalid][0]} ms for {self.columns[bad]} columns of "
                 f"{self.name(self.group[bad])}; train it again"
             )
         return alone
 
     def sums(self, placement: Placement) -> tuple[Floats, Floats, Ints]:
-        """What each device holds: sum of vectors (D, K), columns (D,), bytes (D,) of what is not row-wise."""
+        """What each device holds: sum of vectors (D, K), columns sent (D,), bytes (D,) of what is not row-wise."""
         self.price(placement.shards)
         order = np.argsort(placement.devices, kind="stable")
         shards, devices = placement.shards[order], placement.devices[order]
@@ -252,7 +269,16 @@ class Problem:
     def costs(self, placements: Sequence[Placement]) -> tuple[Floats, Floats, Floats]:
         """Compute, forward all-to-all and backward all-to-all ms of P placements that fit, in one batch: three (P, D)."""
         sums = [self.sums(placement) for placement in placements]
-        return device_costs(self.model, np.stack([s[0] for s in sums]), np.stack([s[1] for s in sums]))
+        each = device_costs(self.model, np.stack([s[0] for s in sums]), np.stack([s[1] for s in sums]))
+        more = np.array([self.launches.of(placement.row_wise, self._cut(placement)) for placement in placements])
+        compute, forward, backward = (ms + more[:, part, None] for part, ms in enumerate(each))
+        return compute, forward, backward
+
+    def _cut(self, placement: Placement) -> Ints:
+        """The table groups of which a placement has shards that are not whole."""
+        groups = self.group[placement.shards]
+        cut: Ints = np.unique(groups[self.units[placement.shards] < self.all_units[groups]])
+        return cut
 
     def worst_ms(self, placements: Sequence[Placement]) -> Floats:
         """Predicted ms of the slowest device of P placements that fit: (P,)."""
@@ -276,7 +302,7 @@ class Problem:
         rows = np.array([tables[0].rows for tables in self.tables])[self.group]
         element = np.array([t[0].element_bytes + t[0].optimizer_bytes_per_element for t in self.tables])
         per_row = np.array([tables[0].optimizer_bytes_per_row for tables in self.tables])
-        nbytes: Ints = rows * (self.dims * element[self.group] + per_row[self.group])
+        nbytes: Ints = rows * (self.columns * element[self.group] + per_row[self.group])
         nbytes[0] = 0
         nbytes[self.whole[never]] = [sum(t.memory_bytes for t in self.tables[g]) for g in np.flatnonzero(never)]
         return nbytes

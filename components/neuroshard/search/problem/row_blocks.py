@@ -1,7 +1,8 @@
 """Tables split row-wise over all devices: what each device holds of them.
 
 Every device has a block of a table's rows at full width, as TorchRec's ROW_WISE deals them out; the last has what is left. A
-block is priced as a table of its own (`Table.part`). Every device has sums for all samples, so it sends all columns.
+block is priced as a table of its own (`Table.part`). Of a pooled table every device has sums for all samples, so it sends all
+columns; of a sequence it sends what it looked up, which is taken to be the same everywhere.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 class RowBlocks:
     """The blocks of P tables on D devices. `groups` (P,), in order, are the numbers of their table groups in the problem.
 
-    Of each table: `nbytes` (P, 2), of a block and of the last; `dims` (P,), columns; `vectors` (P, 2, K).
+    Of each table: `nbytes` (P, 2), of a block and of the last; `dims` (P,), columns that a device sends for a sample, and `more`
+    (P,), how many that are on average beyond those of the whole table; `vectors` (P, 2, K).
     """
 
     def __init__(self, groups: Ints, tables: Sequence[Table], devices: int, model: CostModel) -> None:
@@ -25,7 +27,10 @@ class RowBlocks:
         rows = np.array([table.rows for table in tables], dtype=np.int64)
         block = np.array([table.block_rows(devices) for table in tables], dtype=np.int64)
         self.rows: Ints = np.stack([block, rows - block * (devices - 1)], axis=1)
-        self.dims: Ints = np.array([table.dim for table in tables], dtype=np.int64)
+        self.widths: Ints = np.array([table.dim for table in tables], dtype=np.int64)
+        blocks = [t.part(n, t.dim).sent_columns for t, n in zip(tables, block.tolist(), strict=True)]
+        self.dims: Floats = np.array(blocks, dtype=np.float64)
+        self.more: Floats = self.dims - np.array([table.sent_columns for table in tables], dtype=np.float64) / devices
         sizes = [[t.shard_bytes(n, t.dim) for n in pair] for t, pair in zip(tables, self.rows.tolist(), strict=True)]
         self.nbytes: Ints = np.array(sizes, dtype=np.int64).reshape(-1, 2)
         self._vectors: Floats | None = None
@@ -35,7 +40,7 @@ class RowBlocks:
         """Priced in one batch when first needed. Raises InvalidInput where the cost model predicts no finite cost."""
         if self._vectors is None:
             parts = [t.part(n, t.dim) for t, pair in zip(self.tables, self.rows.tolist(), strict=True) for n in pair]
-            vectors = self.model.table_vectors(parts, np.repeat(self.dims, 2))
+            vectors = self.model.table_vectors(parts, np.repeat(self.widths, 2))
             if not np.isfinite(vectors).all():
                 bad = int(np.flatnonzero(~np.isfinite(vectors).all(axis=-1))[0])
                 raise InvalidInput(
@@ -49,11 +54,11 @@ class RowBlocks:
         """Where these table groups stand among the P."""
         return np.searchsorted(self.groups, groups)
 
-    def load(self, groups: Ints) -> tuple[Floats, int, Ints]:
-        """What the blocks of these table groups add to each device: vectors (D, K), columns, bytes (D,)."""
+    def load(self, groups: Ints) -> tuple[Floats, float, Ints]:
+        """What the blocks of these table groups add to each device: vectors (D, K), columns sent, bytes (D,)."""
         chosen = self.positions(groups)
         on = np.append(np.zeros(self.devices - 1, dtype=np.int64), 1)
-        return self.vectors[chosen].sum(axis=0)[on], int(self.dims[chosen].sum()), self.nbytes[chosen].sum(axis=0)[on]
+        return self.vectors[chosen].sum(axis=0)[on], float(self.dims[chosen].sum()), self.nbytes[chosen].sum(axis=0)[on]
 
 
 def row_shards(table: Table, devices: int) -> list[Shard]:

@@ -16,7 +16,7 @@ class State:
 
     Per device: `sums` of vectors (D, K), `dims` (columns), `free` bytes, ms of `compute`, `forward` and `backward` all-to-all,
     and `ready`, compute + backward. Per group: the number of its `shards` (G,). A device waits for the last one, by rule, so
-    all end at `cost` = max(ready) + max(forward), in ms. Raises InvalidInput where that is no cost.
+    all end at `cost` = max(ready) + max(forward) + what launches take, in ms. Raises InvalidInput where that is no cost.
     """
 
     def __init__(self, problem: Problem, widths: Widths) -> None:
@@ -54,7 +54,7 @@ class State:
         self.shards = np.count_nonzero(widths, axis=1)
         self.compute, self.forward, self.backward = compute, forward, backward
         self.ready = compute + backward
-        self.cost = float(self.ready.max() + forward.max())
+        self.cost = float(self.ready.max() + forward.max()) + problem.launched_ms
         if not 0 <= self.cost <= MOST_PREDICTED_MS:
             raise InvalidInput(f"cost model {problem.model.name} predicts {self.cost} ms for a plan; train it again")
 

@@ -32,7 +32,7 @@ def _size(problem: Problem, shards: Ints, rng: np.random.Generator) -> Floats:
 
 
 def _dim(problem: Problem, shards: Ints, rng: np.random.Generator) -> Floats:
-    return np.asarray(problem.dims[shards], dtype=np.float64)
+    return np.asarray(problem.columns[shards], dtype=np.float64)
 
 
 def _lookup(problem: Problem, shards: Ints, rng: np.random.Generator) -> Floats:

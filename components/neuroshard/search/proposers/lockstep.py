@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from neuroshard.core.table import VECTOR_STEPS
 from neuroshard.costmodel.faster import summands
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.problem import Problem
@@ -17,7 +18,7 @@ from neuroshard.search.problem.state import transfers
 
 # Load of a device from the sum of its shards' vectors: (…, K) -> (…). A cost model's compute_ms, or a plain sum.
 Weigh = Callable[[Floats], Floats]
-NO_CAP = 2**60  # columns
+NO_CAP = 2**60  # steps of columns
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,13 @@ class Placed:
 def place(
     vectors: Floats,
     orders: Ints,
-    dims: Ints,
+    dims: Floats | Ints,
     nbytes: Ints,
     caps: Floats,
     memory: Ints,
     weigh: Weigh,
     allowed: NDArray[np.bool_] | None = None,
-    base: tuple[Floats, int] | None = None,
+    base: tuple[Floats, float] | None = None,
     soft: bool = False,
     apart: Ints | None = None,
 ) -> Placed:
@@ -54,19 +55,20 @@ def place(
     (batch, grid), steps = caps.shape, orders.shape[1]
     rows, count = batch * grid, len(memory)
     sums, load = np.zeros((rows * count, vectors.shape[1])), np.zeros((rows, count))
-    left = np.empty((2, rows, count), dtype=np.int64)  # bytes, and columns under the cap
-    left[0], left[1] = memory, np.minimum(caps, NO_CAP).astype(np.int64).reshape(rows, 1)
+    left = np.empty((2, rows, count), dtype=np.int64)  # bytes, and steps of columns under the cap
+    left[0], left[1] = memory, np.minimum(caps * VECTOR_STEPS, NO_CAP).astype(np.int64).reshape(rows, 1)
     columns = left[1].copy()
     if base is not None:
         sums.reshape(rows, count, -1)[:] = base[0]
         load += weigh(base[0]) if base[1] else 0.0
-        left[1] -= base[1]
+        left[1] -= round(base[1] * VECTOR_STEPS)
     devices = np.empty((steps, rows), dtype=np.int64)
     fits = np.ones(rows, dtype=bool)
     free, spare, loads = left[0], left.reshape(-1), load.reshape(-1)  # views
     begins = count * np.arange(2 * rows).reshape(2, rows)
     placing = np.repeat(orders.T, grid, axis=1)  # (S, rows)
-    needs = np.stack([nbytes[placing], dims[placing]], axis=1)  # (S, 2, rows)
+    sent = np.rint(dims * VECTOR_STEPS).astype(np.int64)
+    needs = np.stack([nbytes[placing], sent[placing]], axis=1)  # (S, 2, rows)
     padding = (needs[:, 1] == 0).any(axis=1).tolist()
     held = None if apart is None else np.zeros((rows * count, int(apart.max(initial=0)) + 1), dtype=bool)
 
@@ -114,7 +116,7 @@ def place(
         devices.T.reshape(*shape, steps),
         fits.reshape(shape),
         load.reshape(*shape, count),
-        columns.reshape(*shape, count).astype(np.float64),
+        columns.reshape(*shape, count) / VECTOR_STEPS,
     )
 
 
@@ -164,5 +166,5 @@ def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: boo
         soft,
     )
     forward, backward = transfers(problem, placed.dims)
-    costs = (placed.load + backward).max(axis=-1) + forward.max(axis=-1)
+    costs = (placed.load + backward).max(axis=-1) + forward.max(axis=-1) + problem.launched_ms
     return placed, np.where(placed.fits, costs, np.inf)

@@ -95,7 +95,7 @@ class _SetCosts:
         self.vectors = problem.vectors[widest] * (problem.all_units / problem.max_units)[:, None]
         self.all_blocks: Floats = blocks.vectors[:, 0] * (devices - 1) + blocks.vectors[:, 1]
         slope = problem.model.compute_slope(self.vectors.sum(axis=0) / devices)
-        all_to_all = (devices - 1) * column_ms(problem, problem.mean_columns) * blocks.dims
+        all_to_all = devices * column_ms(problem, problem.mean_columns) * blocks.more
         self.saved_ms: Floats = (self.vectors[blocks.groups] - self.all_blocks) @ slope - all_to_all
 
     def costs(self, order: Ints, counts: Ints) -> Floats:
@@ -110,7 +110,7 @@ class _SetCosts:
         block = problem.row_blocks.vectors[positions, 0].cumsum(axis=0)[last]
         more = (self.all_blocks[positions] - self.vectors[order]).cumsum(axis=0)[last]
         mean = model.compute_ms((self.vectors.sum(axis=0) + more) / devices)
-        columns = problem.mean_columns + problem.row_blocks.dims[positions].cumsum()[last] * (1 - 1 / devices)
+        columns = problem.mean_columns + problem.row_blocks.more[positions].cumsum()[last]
         forward, backward = transfers(problem, np.repeat(columns[:, None], devices, axis=1))
 
         others = np.delete(np.arange(len(self.narrow)), order)
@@ -120,5 +120,6 @@ class _SetCosts:
         )
         heavy = problem.vectors[self.narrow[worst]] * (worst >= 0)[:, None]
         heaviest = np.where(np.isfinite(self.narrow_ms[worst]) | (worst < 0), model.compute_ms(block + heavy), np.inf)
-        costs: Floats = np.maximum(mean, heaviest) + (forward + backward).mean(axis=-1)
+        launched = [problem.launches.of(order[:count]).total_ms for count in counts.tolist()]
+        costs: Floats = np.maximum(mean, heaviest) + (forward + backward).mean(axis=-1) + launched
         return np.where(fits, costs, np.inf)

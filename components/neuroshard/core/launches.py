@@ -1,0 +1,71 @@
+"""The operators and collectives that TorchRec runs for a plan in each step.
+
+TorchRec runs one embedding operator for each (collection x sharding type x element type x pooling), on each device that has
+tables of it; and for each (collection x sharding type) three all-to-alls of the input (how many lookups go where, their lengths,
+the ids; a fourth for the weights of weighted lookups), one collective of the output forward and one backward (torchrec 1.8,
+distributed/embeddingbag.py and embedding.py; counted on gloo in tests/client/test_launches.py).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from neuroshard.core.plan import Shard
+from neuroshard.core.table import Table
+
+INPUT_ALL_TO_ALLS = 3  # of a group; one more for weights
+
+
+class Group(NamedTuple):
+    """Tables of one collection that have one sharding type. A collection is known by its module, and by what all its tables
+    share: weights, and whether they are sequences."""
+
+    module: str
+    weighted: bool
+    sequences: bool
+    kind: str  # "columns", whole tables included; of sequences "whole" or "columns"; "rows", "host rows", "grid"
+
+
+@dataclass(frozen=True)
+class Launches:
+    """`operators` of each device (D,), forward and backward each. Of every step on every device: `outputs`, collectives forward
+    and as many backward, and `inputs`, all-to-alls before the operators."""
+
+    operators: tuple[int, ...]
+    outputs: int
+    inputs: int
+    kinds_of_operators: int  # those of all devices together
+
+
+def launches(tables: Mapping[str, Table], shards: Sequence[Shard], devices: int) -> Launches:
+    """What is launched for these shards of `tables`."""
+    of_table: dict[str, list[Shard]] = {}
+    for shard in shards:
+        of_table.setdefault(shard.table, []).append(shard)
+    groups = {name: group_of(tables[name], held, devices) for name, held in of_table.items()}
+    on_device: list[set[object]] = [set() for _ in range(devices)]
+    for shard in shards:
+        table = tables[shard.table]
+        on_device[shard.device].add((groups[shard.table], table.element_bytes, table.pooling))
+    return Launches(
+        operators=tuple(map(len, on_device)),
+        outputs=len(set(groups.values())),
+        inputs=sum(INPUT_ALL_TO_ALLS + group.weighted for group in set(groups.values())),
+        kinds_of_operators=len(set().union(*on_device)),
+    )
+
+
+def group_of(table: Table, shards: Sequence[Shard], devices: int) -> Group:
+    """The group of a table that lies in these shards."""
+    rows, columns = any(s.rows < table.rows for s in shards), any(s.dim < table.dim for s in shards)
+    sequences = table.pooling == "none"
+    if rows:
+        kind = "grid" if columns else "rows" if len(shards) == devices else "host rows"
+    else:
+        kind = "whole" if sequences and not columns else "columns"
+    return Group(table.module, table.weighted, sequences, kind)
+
+
+def operators_of(tables: Iterable[Table]) -> int:
+    """Operators of a device that holds such tables, were they all of one collection: what compute costs are measured with."""
+    return len({(table.element_bytes, table.pooling, table.weighted) for table in tables})

@@ -1,0 +1,178 @@
+"""What core/launches.py counts for a plan, against what TorchRec launches for it on gloo."""
+
+import random
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+from torch import nn
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
+from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.modules.embedding_configs import DataType, PoolingType
+
+from helpers.gloo import on_ranks
+from helpers.plans import row_wise
+from neuroshard.client.torchrec import to_torchrec
+from neuroshard.core.launches import launches
+from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+
+pytestmark = pytest.mark.slow
+
+MODELS, RANKS, LOCAL_BATCH, ROWS, DIM = 20, 2, 3, 16, 8
+COLLECTIVES = ("all_to_all_single", "reduce_scatter_tensor", "all_gather_into_tensor", "all_reduce", "all_gather")
+
+
+def random_tables(rng: random.Random) -> tuple[Table, ...]:
+    """Of up to four collections: pooled ones, weighted or not, and sequences."""
+    tables = []
+    for module in range(rng.randint(1, 4)):
+        sequences = rng.random() < 0.3
+        weighted = not sequences and rng.random() < 0.3
+        for place in range(rng.randint(1, 4)):
+            features = rng.choice([1, 1, 2])
+            tables.append(
+                Table.model_validate(
+                    {
+                        "name": f"m{module}t{place}",
+                        "module": f"m{module}",
+                        "rows": ROWS,
+                        "dim": DIM,
+                        "pooling": "none" if sequences else rng.choice(["sum", "sum", "mean"]),
+                        "weighted": weighted,
+                        "element_bytes": 4 if sequences else rng.choice([4, 2]),
+                        "features": [
+                            {"name": f"m{module}t{place}f{f}", "pooling_factor": 2.0} for f in range(features)
+                        ],
+                    }
+                )
+            )
+    return tuple(tables)
+
+
+def random_shards(tables: tuple[Table, ...], rng: random.Random) -> list[Shard]:
+    """Whole, cut or row-wise; means not row-wise, which TorchRec computes wrongly."""
+    shards: list[Shard] = []
+    for table in tables:
+        how = rng.choice(["whole", "cut", "rows"])
+        if how == "rows" and table.pooling != "mean":
+            shards += row_wise(table, RANKS)
+        elif how == "cut":
+            shards += [
+                Shard(table=table.name, rows=ROWS, column_offset=at, dim=DIM // 2, device=rng.randrange(RANKS))
+                for at in (0, DIM // 2)
+            ]
+        else:
+            shards.append(Shard(table=table.name, rows=ROWS, dim=DIM, device=rng.randrange(RANKS)))
+    return shards
+
+
+def module_of(tables: tuple[Table, ...]) -> nn.Module:
+    made, meta = nn.ModuleDict(), torch.device("meta")
+    for path in dict.fromkeys(table.module for table in tables):
+        held = [table for table in tables if table.module == path]
+        shape = [
+            {
+                "name": t.name,
+                "num_embeddings": t.rows,
+                "embedding_dim": t.dim,
+                "feature_names": [f.name for f in t.features],
+            }
+            | {"data_type": DataType.FP16 if t.element_bytes == 2 else DataType.FP32}
+            for t in held
+        ]
+        if held[0].pooling == "none":
+            made[path] = EmbeddingCollection(tables=[EmbeddingConfig(**one) for one in shape], device=meta)
+        else:
+            configs = [
+                EmbeddingBagConfig(**one, pooling=PoolingType[table.pooling.upper()])
+                for one, table in zip(shape, held, strict=True)
+            ]
+            made[path] = EmbeddingBagCollection(tables=configs, is_weighted=held[0].weighted, device=meta)
+    return made
+
+
+def counting(counts: Counter[str]) -> None:
+    """From here on, count calls of collectives and of operators."""
+
+    def count(owner: object, name: str, as_name: str) -> None:
+        real = getattr(owner, name)
+
+        def counted(*arguments: object, **named: object) -> object:
+            counts[as_name] += 1
+            return real(*arguments, **named)
+
+        setattr(owner, name, counted)
+
+    for name in COLLECTIVES:
+        count(dist, name, name)
+    count(SplitTableBatchedEmbeddingBagsCodegen, "forward", "operators")
+
+
+def count_steps(rank: int, plans: list[Plan]) -> list[Counter[str]]:
+    """What this rank launches in a step of each plan."""
+    warnings.simplefilter("ignore")
+    counts: Counter[str] = Counter()
+    counting(counts)
+    fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1}
+    found = []
+    for plan in plans:
+        unsharded = module_of(plan.task.tables)
+        model = DistributedModelParallel(
+            unsharded,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=torch.device("cpu"),
+            plan=to_torchrec(plan, unsharded),
+            sharders=[
+                EmbeddingBagCollectionSharder(fused_params=fused),
+                EmbeddingCollectionSharder(fused_params=fused),
+            ],
+        )
+        counts.clear()
+        total = torch.zeros(())
+        for path, module in model.module.items():
+            held = [table for table in plan.task.tables if table.module == path]
+            names = [feature.name for table in held for feature in table.features]
+            ids = torch.zeros(len(names) * LOCAL_BATCH * 2, dtype=torch.int64)
+            weights = torch.ones(len(ids)) if held[0].weighted else None
+            lengths = torch.full((len(names) * LOCAL_BATCH,), 2)
+            output = module(KeyedJaggedTensor(keys=names, values=ids, lengths=lengths, weights=weights))
+            total = total + sum(
+                one.values().sum() for one in (output.values() if held[0].pooling == "none" else [output])
+            )
+        total.backward()
+        found.append(Counter(counts))
+    return found
+
+
+def test_a_plan_launches_what_was_counted_for_it(tmp_path) -> None:
+    rng = random.Random(7)
+    plans = []
+    for _ in range(MODELS):
+        tables = random_tables(rng)
+        task = ShardingTask(tables=tables, device_memory_bytes=(2**20,) * RANKS, batch_size=LOCAL_BATCH * RANKS)
+        provenance = Provenance(neuroshard_version="0", algorithm="by hand")
+        plans.append(Plan(task=task, shards=tuple(random_shards(tables, rng)), provenance=provenance))
+
+    found = on_ranks(RANKS, tmp_path, count_steps, plans)
+
+    for plan, *of_ranks in zip(plans, *found, strict=True):
+        counted = launches({table.name: table for table in plan.task.tables}, plan.shards, RANKS)
+        for rank, counts in enumerate(of_ranks):
+            operators = counts.pop("operators", 0)
+            assert operators == counted.operators[rank]
+            assert counts.total() == counted.inputs + 2 * counted.outputs, (counts, plan.shards)
+    assert len({plan.digest() for plan in plans}) == MODELS
