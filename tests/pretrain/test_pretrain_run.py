@@ -346,7 +346,7 @@ def test_table_sets_that_are_too_few_are_stood_in_for_and_the_scale_is_theirs(me
     whole = few(compute=60)
     train = [row for row in whole.compute if row[0].split == "train"]
     costs = whole.model_copy(update={"compute": tuple(train[:measured]), "tables": random_tables(20)})
-    model = pretrain(costs)
+    model = pretrain(costs, epochs=30)
 
     (stand_in,) = model.report.stand_ins
     assert stand_in.startswith("compute costs are those of analytic:h100, ")
