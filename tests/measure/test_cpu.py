@@ -55,13 +55,14 @@ def cases_of(*compute: ComputeCase, collective: tuple[CollectiveCase, ...] = ())
 FEW = ComputeCase(tables=(table("a"),))
 MANY = ComputeCase(tables=(table("b", pooling_factor=256.0),))
 WIDE = ComputeCase(tables=(table("c", dim=128, pooling_factor=256.0),))
-LARGE = ComputeCase(tables=(table("d", rows=10_000_000),))
+LARGE = ComputeCase(tables=(table("d", rows=1_000_000),))  # 128 MB: more than the limit
 ALL_TO_ALL = CollectiveCase(device_dims=(64, 64), start_delays_ms=(0, 0))
 ALL = cases_of(FEW, MANY, WIDE, LARGE, collective=(ALL_TO_ALL,))
 
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[OnMachine]:
+    """Another run that goes on with this one's bench starts no workers to find how calm the machine is."""
     opened = cpu(ALL, SETTINGS, None)
     yield opened
     opened.close()
@@ -121,10 +122,13 @@ def test_a_killed_worker_is_replaced(backend: OnMachine) -> None:
     assert backend.compute(FEW, 0).error is None
 
 
-def test_sets_side_by_side_are_each_measured_on_a_worker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_side_by_side_are_each_measured_on_a_worker_of_its_own(
+    backend: OnMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on several GPUs: here two workers share a CPU. One of them is killed, and the run goes on with another."""
     monkeypatch.setattr(CpuMachine, "concurrency", lambda self: 2)
-    opened = cpu(cases_of(FEW, MANY), MeasureSettings(batch_size=64, repeats=3, timeout_seconds=HANGS), None)
+    settings = MeasureSettings(batch_size=64, repeats=3, timeout_seconds=HANGS)
+    opened = cpu(cases_of(FEW, MANY), settings, backend.bench)
     try:
         steps = [Step(FEW, 0), Step(MANY, 0), Step(FEW, 1)]
         costs = [cost for _, cost in measure(steps, opened)]
@@ -235,9 +239,11 @@ def test_table_sets_are_measured_even_if_ranks_are_always_lost(
     assert "all are left out: worker died (exit code 1): no network interface" in capsys.readouterr().err
 
 
-def test_processes_that_memory_does_not_hold_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_memory_does_not_hold_at_once_take_turns(
+    backend: OnMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(CpuMachine, "apart", lambda self, buffer_bytes, ranks: True)
-    opened = cpu(cases_of(FEW, collective=(ALL_TO_ALL,)), SETTINGS, None)
+    opened = cpu(cases_of(FEW, collective=(ALL_TO_ALL,)), SETTINGS, backend.bench)
     try:
         assert opened.compute(FEW, 0).error is None
         assert (len(opened.set_workers.workers), len(opened.rank_workers.workers)) == (1, 0)
@@ -312,7 +318,7 @@ def test_a_set_of_every_kind_of_operator_fits_the_computed_memory() -> None:
         assert [tuple(output.shape) for output in outputs] == [(4, 4)] * 8
 
 
-def test_traces_are_looked_up_as_they_are(tmp_path: Path) -> None:
+def test_traces_are_looked_up_as_they_are(backend: OnMachine, tmp_path: Path) -> None:
     """The recorded rows, not drawn ones: all of them one row here."""
     hot = Lookups(np.zeros(256 * 256, dtype=np.int64), np.full(256, 256))
     write_traces(tmp_path / "traces.safetensors", Traces({"c": hot}))
@@ -323,7 +329,7 @@ def test_traces_are_looked_up_as_they_are(tmp_path: Path) -> None:
     table = WIDE.tables[0]
     assert set(traced.lookups.of(table, table.rows, 256)[0].tolist()) == {0}
     assert len(set(drawn.lookups.of(table, table.rows, 256)[0].tolist())) > 256
-    opened = cpu(cases_of(WIDE), settings, None)
+    opened = cpu(cases_of(WIDE), settings, backend.bench)
     try:
         assert opened.compute(WIDE, 0).error is None
         assert "lookups from traces" in opened.bench.notes
@@ -340,10 +346,9 @@ def test_more_memory_than_the_machine_has_is_refused_before_it_is_allocated() ->
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_other_optimizers_are_measured_too(optimizer: str) -> None:
-    opened = cpu(
-        cases_of(FEW), MeasureSettings(batch_size=64, repeats=3, timeout_seconds=HANGS, optimizer=optimizer), None
-    )
+def test_other_optimizers_are_measured_too(backend: OnMachine, optimizer: str) -> None:
+    settings = MeasureSettings(batch_size=64, repeats=3, timeout_seconds=HANGS, optimizer=optimizer)
+    opened = cpu(cases_of(FEW), settings, backend.bench)
     try:
         assert opened.compute(FEW, 0).error is None
         assert opened.bench.optimizer == optimizer
