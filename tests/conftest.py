@@ -3,13 +3,16 @@
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from helpers import commands, servers, skipped
+
+if TYPE_CHECKING:
+    from neuroshard.store.folder import FolderStore
 
 CommandLine = Callable[..., "commands.Done[str]"]
 
@@ -84,6 +87,14 @@ def neuroshard() -> CommandLine:
 def neuroshard_process() -> CommandLine:
     """The same in a process of its own, for what is about the process: its streams, its environment, its end."""
     return commands.in_its_own_process
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> "FolderStore":
+    """A store in a folder, where nothing is yet."""
+    from neuroshard.store.folder import FolderStore
+
+    return FolderStore(tmp_path / "store")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from threading import Barrier
 
 import pytest
 
-from helpers.plans import make_plan
+from helpers.plans import NOW, make_plan
 from neuroshard.client import load_plan
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, UsageError
 from neuroshard.deploy.golive import roll_back
@@ -15,8 +15,6 @@ from neuroshard.deploy.run import deploy
 from neuroshard.store.open import open_store
 from neuroshard.store.releases import plans_of
 from neuroshard.store.track import all_releases
-
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 
 
 @pytest.fixture(params=["folder", "moto", "rclone"])

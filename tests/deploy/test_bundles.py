@@ -9,6 +9,7 @@ import pytest
 
 from helpers.costs import BENCH, random_model, with_error
 from helpers.kills import killed_everywhere
+from helpers.plans import NOW
 from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound, Refused, UsageError
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import save_cost_model
@@ -25,7 +26,6 @@ from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.track import all_releases, read_pointer
 
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 FINGERPRINT = BENCH.hardware.fingerprint
 BATCH = BENCH.batch_size
 NAME = f"hardware/{FINGERPRINT}/{BATCH}"
@@ -47,11 +47,6 @@ def folders(tmp_path):
         made[model.name] = tmp_path / "models" / model.name
         save_cost_model(made[model.name], model)
     return made
-
-
-@pytest.fixture
-def store(tmp_path) -> FolderStore:
-    return FolderStore(tmp_path / "store")
 
 
 def publish(store, folders, *models):

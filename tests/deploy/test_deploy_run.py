@@ -1,12 +1,12 @@
 """Deploying, rolling back, listing: what is live, what is remembered, what is refused."""
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from helpers.plans import make_plan
+from helpers.plans import NOW, make_plan
 from neuroshard.client import load_plan
 from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound, StoreError, UsageError
 from neuroshard.core.release import SEAL, Decision, Release
@@ -19,13 +19,7 @@ from neuroshard.store.folder import FolderStore
 from neuroshard.store.releases import live_key, plan_key, plans_of, release_key
 from neuroshard.store.track import all_releases
 
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B, C, D = (make_plan(note) for note in "ABCD")
-
-
-@pytest.fixture
-def store(tmp_path) -> FolderStore:
-    return FolderStore(tmp_path / "store")
 
 
 def at(hour: int) -> datetime:

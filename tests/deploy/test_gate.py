@@ -1,13 +1,13 @@
 """What goes live and what does not: today's tables, memory, the cost model's error, the gain over the live plan."""
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from helpers.analytic import AnalyticModel
-from helpers.plans import TABLES, make_plan, row_plan
+from helpers.plans import NOW, TABLES, make_plan, row_plan
 from neuroshard.client import load_plan
 from neuroshard.core.errors import Refused, UsageError
 from neuroshard.core.moves import moved_bytes
@@ -26,13 +26,7 @@ from neuroshard.store.folder import FolderStore
 from neuroshard.store.releases import plans_of, read_refusals
 from neuroshard.store.track import all_releases
 
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 USER, ITEM, COUNTRY = TABLES
-
-
-@pytest.fixture
-def store(tmp_path) -> FolderStore:
-    return FolderStore(tmp_path / "store")
 
 
 def plan_of(cost_ms: float, *, cost_model: str | None = "a", error: float | None = None, **fields: Any) -> Plan:

@@ -1,12 +1,12 @@
 """What a deployer is told whose swap got no answer, or the wrong one: what is true, as far as it can be known."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
 from helpers.memory_store import MemoryStore
-from helpers.plans import make_plan
+from helpers.plans import NOW, make_plan
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
 from neuroshard.deploy import golive
 from neuroshard.deploy.golive import roll_back
@@ -14,7 +14,6 @@ from neuroshard.deploy.run import deploy
 from neuroshard.store.releases import live_key, plans_of, release_key
 from neuroshard.store.track import all_releases
 
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B, C = (make_plan(note) for note in "ABC")
 NO_ANSWER = Unreachable("memory/m/live.json: cannot reach the store")
 LOST = Conflict("memory/m/live.json: somebody else changed it in between")

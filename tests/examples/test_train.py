@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import warnings
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +17,7 @@ from types import ModuleType
 import pytest
 
 from helpers.limits import HANGS
-from helpers.plans import TABLES, make_plan, row_plan, row_wise
+from helpers.plans import NOW, TABLES, make_plan, row_plan, row_wise
 from helpers.processes import alive, needs_proc, new_mark, wait_until
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Shard
@@ -28,7 +27,6 @@ from neuroshard.store.folder import FolderStore
 pytestmark = pytest.mark.slow
 
 
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 TRAIN = Path(__file__).parents[2] / "examples" / "train.py"
 
 

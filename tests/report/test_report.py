@@ -15,9 +15,8 @@ import pytest
 
 from helpers.costs import random_model
 from helpers.hostile import HOSTILE
-from helpers.plans import make_plan, row_plan
+from helpers.plans import NOW, make_plan, row_plan
 from helpers.refusals import refused
-from helpers.releasing import NOW
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes
 from neuroshard.core.plan import Shard

@@ -13,11 +13,6 @@ from neuroshard.store import folder
 from neuroshard.store.folder import FolderStore
 
 
-@pytest.fixture
-def store(tmp_path) -> FolderStore:
-    return FolderStore(tmp_path / "store")
-
-
 def files(store: FolderStore) -> set[str]:
     return {str(path.relative_to(store.root)) for path in store.root.rglob("*") if path.is_file()}
 

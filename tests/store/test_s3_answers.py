@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from helpers.faults import faulty
-from helpers.plans import make_plan
+from helpers.plans import NOW, make_plan
 from helpers.servers import answering
 from neuroshard.client import load_plan
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
@@ -26,7 +25,6 @@ from neuroshard.store.releases import plans_of, read_live
 from neuroshard.store.s3 import S3Store
 from neuroshard.store.track import all_releases
 
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B = make_plan("a"), make_plan("b")
 
 
