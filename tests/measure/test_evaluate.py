@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.limits import HANGS
+from helpers.refusals import refused
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import DeviceCost, Plan, Provenance, Shard
 from neuroshard.core.table import Table
@@ -148,7 +149,7 @@ def test_notes_of_the_plan_on_its_predictions_are_printed() -> None:
 
 
 def test_no_rounds_are_refused() -> None:
-    with pytest.raises(UsageError, match="rounds must be at least 1, not 0"):
+    with refused(UsageError, "rounds", 1, 0):
         evaluate(plan_of(), "synthetic", settings(), rounds=0)
 
 
