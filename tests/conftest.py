@@ -1,5 +1,6 @@
 """Fixtures that several rooms' tests share."""
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,6 +112,14 @@ def rclone(tmp_path_factory) -> Iterator[str]:
         yield url
 
 
+@functools.cache
+def _read_once(data_path: str | None) -> Any:
+    """What botocore reads of its own files, once for all sessions: most of the CPU time of a client is reading them."""
+    from botocore.loaders import create_loader
+
+    return create_loader(data_path)
+
+
 @pytest.fixture
 def aws(monkeypatch, tmp_path) -> Callable[[str], str]:
     """Points boto3's environment at an endpoint and makes a bucket there: `aws(moto)` returns `s3://<bucket>/runs`."""
@@ -127,6 +136,7 @@ def aws(monkeypatch, tmp_path) -> Callable[[str], str]:
 
         import boto3
 
+        monkeypatch.setattr("botocore.session.create_loader", _read_once)
         bucket = f"bucket-{uuid4().hex}"
         boto3.client("s3").create_bucket(Bucket=bucket)
         return f"s3://{bucket}/runs"

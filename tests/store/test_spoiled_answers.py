@@ -16,7 +16,7 @@ from neuroshard.store.open import open_store
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_spoiled_answer_never_makes_a_wrong_plan(aws, moto, monkeypatch, fault):
     direct = open_store(aws(moto))
-    wait = 0.5 if fault == "hang" else HANGS
+    wait = 0.25 if fault == "hang" else HANGS
     quick = Config(connect_timeout=wait, read_timeout=wait, retries={"mode": "standard", "total_max_attempts": 2})
     monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(quick))
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))  # before it asks again
