@@ -1,20 +1,21 @@
 """Fixtures that several rooms' tests share."""
 
+import functools
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from helpers import servers, skipped
-from helpers.limits import HANGS
+from helpers import commands, servers, skipped
 
-CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
+if TYPE_CHECKING:
+    from neuroshard.store.folder import FolderStore
+
+CommandLine = Callable[..., "commands.Done[str]"]
 
 # The same examples on every machine, however long each takes there, and nothing kept in the working directory.
 settings.register_profile(
@@ -23,8 +24,9 @@ settings.register_profile(
 settings.load_profile("facts")
 
 
-# Whoever asks for one of these starts the command, a server or a browser: marked slow with those that say so themselves.
-SLOW = {"chromium", "kfp_stub", "moto", "neuroshard", "rclone", "run_local"}
+# Whoever asks for one of these starts a process, a server or a browser, or trains nets: marked slow with those that say so
+# themselves.
+SLOW = {"chain", "chromium", "kfp_stub", "made", "moto", "neuroshard_process", "rclone", "run_local"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -78,20 +80,22 @@ def _a_short_look() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def neuroshard() -> CommandLine:
-    """Runs the real command in a process of its own: `neuroshard("show", plan)`."""
+    """Runs the command as it is typed, in this process: `neuroshard("show", plan)`."""
+    return commands.in_this_process
 
-    def run(*arguments: object, cwd: Path | None = None, **env: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "neuroshard.cli", *map(str, arguments)],
-            cwd=cwd,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=HANGS,
-        )
 
-    return run
+@pytest.fixture(scope="session")
+def neuroshard_process() -> CommandLine:
+    """The same in a process of its own, for what is about the process: its streams, its environment, its end."""
+    return commands.in_its_own_process
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> "FolderStore":
+    """A store in a folder, where nothing is yet."""
+    from neuroshard.store.folder import FolderStore
+
+    return FolderStore(tmp_path / "store")
 
 
 @pytest.fixture(scope="session")
@@ -106,6 +110,14 @@ def rclone(tmp_path_factory) -> Iterator[str]:
     """URL of `rclone serve s3`: checks signatures, ignores conditions, so only a single writer may use it."""
     with servers.rclone(tmp_path_factory.mktemp("rclone")) as url:
         yield url
+
+
+@functools.cache
+def _read_once(data_path: str | None) -> Any:
+    """What botocore reads of its own files, once for all sessions: most of the CPU time of a client is reading them."""
+    from botocore.loaders import create_loader
+
+    return create_loader(data_path)
 
 
 @pytest.fixture
@@ -124,6 +136,7 @@ def aws(monkeypatch, tmp_path) -> Callable[[str], str]:
 
         import boto3
 
+        monkeypatch.setattr("botocore.session.create_loader", _read_once)
         bucket = f"bucket-{uuid4().hex}"
         boto3.client("s3").create_bucket(Bucket=bucket)
         return f"s3://{bucket}/runs"

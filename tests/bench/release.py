@@ -40,8 +40,8 @@ from helpers.damage import CHECKS, fuzz
 from helpers.faults import FAULTS, Fault
 from helpers.kills import killed_everywhere
 from helpers.meetings import meet
-from helpers.plans import make_plan
-from helpers.releasing import COMMANDS, NOW, check_works_on, live, prepare
+from helpers.plans import NOW, make_plan
+from helpers.releasing import COMMANDS, check_works_on, live, prepare
 from helpers.spoiled import spoiled_day
 from neuroshard.client import load_plan
 from neuroshard.client.cache import cache_of
@@ -400,7 +400,7 @@ from pathlib import Path
 step, root = sys.argv[1], Path(sys.argv[2])
 sys.path.insert(0, sys.argv[3])
 if step == "publish":
-    from helpers.plans import make_plan
+    from helpers.plans import NOW, make_plan
     from neuroshard.core.table import Table
     from neuroshard.core.plan import Plan, Shard
     from neuroshard.core.task import ShardingTask

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.limits import HANGS
+from helpers.shared import copy_of_made
 from neuroshard.files.costs import read_costs
 
 GOOD = {"name": "a", "rows": 1000, "dim": 64, "pooling_factor": 2.0}
@@ -32,19 +33,21 @@ def write_tables(path: Path, *tables: object) -> Path:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, neuroshard) -> Path:
     """A folder with good tables.json, cases, costs, model and plan.json, made small."""
-    folder = tmp_path_factory.mktemp("made")
     tables = [{**GOOD, "name": f"t{i}", "rows": 1000 * (i + 1), "dim": 16 * (1 + i % 4)} for i in range(6)]
-    write_tables(folder / "tables.json", *tables)
     steps = [
         "augment tables.json --compute-cases 60 --collective-cases 40 --devices 2 --memory 1GiB -o cases",
         "measure cases --backend synthetic -o costs",
         "pretrain costs --epochs 3 -o model",
         "search tables.json --model model --devices 2 --memory 1GiB -o plan.json",
     ]
-    for step in steps:
-        done = neuroshard(*step.split(), cwd=folder)
-        assert done.returncode == 0, done.stderr
-    return folder
+
+    def fill(folder: Path) -> None:
+        write_tables(folder / "tables.json", *tables)
+        for step in steps:
+            done = neuroshard(*step.split(), cwd=folder)
+            assert done.returncode == 0, done.stderr
+
+    return copy_of_made(tmp_path_factory, "made", fill)
 
 
 @pytest.mark.parametrize(

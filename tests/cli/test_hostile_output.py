@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers.costs import random_model
-from helpers.plans import TABLES, make_plan
+from helpers.plans import NOW, TABLES, make_plan
 from neuroshard.cli import app
 from neuroshard.core.errors import Refused
 from neuroshard.core.plan import Baseline, Plan
@@ -26,7 +25,6 @@ from neuroshard.store.folder import FolderStore
 EVIL = "x\x1b]0;title\x07\x9b2J\u202e\u2066\u200b\ufeff\r\nFORGED line http://admin:s3cretpw@host/?token=s3cretpw "
 NAME = "\u202e\u200b http://admin:s3cretpw@host "  # of a table; other characters are refused there
 HIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 
 
 def hostile_plan(note: str) -> Plan:

@@ -154,8 +154,8 @@ def test_one_shard_that_moves_is_one_piece(tmp_path):
     assert "to move in 1 piece\n" in run(tmp_path, "diff old.json new.json").stdout
 
 
-def test_text_that_the_terminal_cannot_show_is_no_traceback(folder, neuroshard):
-    done = neuroshard("show", "old.json", cwd=folder, PYTHONIOENCODING="latin-1")
+def test_text_that_the_terminal_cannot_show_is_no_traceback(folder, neuroshard_process):
+    done = neuroshard_process("show", "old.json", cwd=folder, PYTHONIOENCODING="latin-1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "predicted ms: ? compute" in done.stdout
 

@@ -7,7 +7,8 @@ from threading import Barrier
 
 import pytest
 
-from helpers.plans import make_plan
+from helpers.plans import NOW, make_plan
+from helpers.refusals import refused
 from neuroshard.client import load_plan
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, UsageError
 from neuroshard.deploy.golive import roll_back
@@ -15,8 +16,6 @@ from neuroshard.deploy.run import deploy
 from neuroshard.store.open import open_store
 from neuroshard.store.releases import plans_of
 from neuroshard.store.track import all_releases
-
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 
 
 @pytest.fixture(params=["folder", "moto", "rclone"])
@@ -47,7 +46,7 @@ class TestStore:
 
     def test_what_was_created_is_never_overwritten(self, store):
         store.create("m/a", b"one")
-        with pytest.raises(Conflict, match="m/a"):
+        with refused(Conflict, "m/a"):
             store.create("m/a", b"two")
 
         assert store.read("m/a") == b"one"
@@ -55,12 +54,12 @@ class TestStore:
     def test_a_missing_key_is_named(self, store):
         store.create("m/a", b"one")
         for read in (store.read, store.read_versioned):
-            with pytest.raises(NotFound, match="m/b"):
+            with refused(NotFound, "m/b"):
                 read("m/b")
 
     def test_a_swap_from_nothing_creates_once(self, store):
         store.swap("m/live.json", b"one", None)
-        with pytest.raises(Conflict, match=r"m/live\.json"):
+        with refused(Conflict, "m/live.json"):
             store.swap("m/live.json", b"two", None)
 
         assert store.read("m/live.json") == b"one"
@@ -77,7 +76,7 @@ class TestStore:
         store.swap("m/live.json", b"one", None)
         old = store.read_versioned("m/live.json")[1]
         store.swap("m/live.json", b"two", old)
-        with pytest.raises(Conflict, match=r"m/live\.json"):
+        with refused(Conflict, "m/live.json"):
             store.swap("m/live.json", b"three", old)
 
         assert store.read("m/live.json") == b"two"
@@ -85,7 +84,7 @@ class TestStore:
     def test_a_swap_of_what_is_not_there_is_a_conflict(self, store):
         store.swap("m/live.json", b"one", None)
         token = store.read_versioned("m/live.json")[1]
-        with pytest.raises(Conflict, match=r"n/live\.json"):
+        with refused(Conflict, "n/live.json"):
             store.swap("n/live.json", b"two", token)
 
         with pytest.raises(NotFound):
@@ -110,21 +109,21 @@ class TestStore:
             store.delete("m/a")
 
         assert [entry.key for entry in store.list("m/") if entry.key != "m/probe"] == ["m/b"]
-        with pytest.raises(NotFound, match="m/a"):
+        with refused(NotFound, "m/a"):
             store.read("m/a")
 
     def test_an_object_larger_than_allowed_is_not_read(self, store):
         store.create("m/a", b"x" * 1001)
 
         assert store.read("m/a", max_bytes=1001) == b"x" * 1001
-        with pytest.raises(InvalidInput, match="m/a: more than the 1,000 bytes"):
+        with refused(InvalidInput, "m/a", "1,000"):
             store.read("m/a", max_bytes=1000)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("key", ["", "/etc/passwd", "../a", "m/../../a", "m//a", "m/", "m/.lock", "m/a\n", "m\\a"])
     def test_a_key_that_leads_elsewhere_is_refused(self, store, key):
         for use in (store.read, lambda k: store.create(k, b""), lambda k: store.swap(k, b"", None)):
-            with pytest.raises(UsageError, match="not a usable key"):
+            with refused(UsageError, "usable key"):
                 use(key)
 
     def test_deploys_and_rollbacks_are_what_trainers_load(self, store, url):

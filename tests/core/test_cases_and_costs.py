@@ -43,7 +43,7 @@ def test_an_all_to_all_has_two_devices_or_more_and_a_delay_for_each():
 
 
 def test_a_case_has_tables_and_a_known_split():
-    with pytest.raises(ValidationError, match="at least 1 item"):
+    with refused(ValidationError, "tables"):
         ComputeCase(tables=())
     with refused(ValidationError, "test_tables"):
         ComputeCase(tables=(TABLE,), split="holiday")
@@ -59,10 +59,10 @@ def test_a_case_has_tables_and_a_known_split():
     ],
 )
 def test_a_cost_is_both_times_or_an_error(times):
-    with pytest.raises(ValidationError, match="both times or an error"):
+    with refused(ValidationError, "error"):
         ComputeCost(case_id="c", **times)
     vectors = {name: (value,) if name != "error" else value for name, value in times.items()}
-    with pytest.raises(ValidationError, match="both times or an error"):
+    with refused(ValidationError, "error"):
         CollectiveCost(case_id="c", **vectors)
 
 

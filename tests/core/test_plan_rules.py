@@ -83,17 +83,14 @@ def test_no_device_is_over_its_memory(plan):
 @given(plans(), st.data())
 def test_a_plan_without_one_of_its_shards_has_a_gap(plan, data):
     missing = data.draw(st.integers(0, len(plan.shards) - 1))
-    with pytest.raises(ValidationError, match=f"table '{plan.shards[missing].table}' has a gap"):
+    with refused(ValidationError, f"'{plan.shards[missing].table}'", "gap"):
         rebuilt(plan, plan.shards[:missing] + plan.shards[missing + 1 :])
 
 
 @given(plans(), st.data())
 def test_a_shard_that_is_there_twice_overlaps(plan, data):
     twice = data.draw(st.sampled_from(plan.shards))
-    with pytest.raises(
-        ValidationError,
-        match=r"overlapping shards: .*columns \d+-\d+ of device \d+ and .*columns \d+-\d+ of device \d+",
-    ):
+    with refused(ValidationError, "overlapping", f"device {twice.device}"):
         rebuilt(plan, (*plan.shards, twice))
 
 
@@ -103,7 +100,7 @@ def test_a_byte_too_little_on_one_device_is_too_little(plan, data):
     memory = [used + (other != device) for other, used in enumerate(plan.memory_bytes())]
     memory[device] -= 1
     task = plan.task.model_copy(update={"device_memory_bytes": tuple(memory)})
-    with pytest.raises(ValidationError, match=rf"device {device} needs .* \(1 bytes too many\); raise its memory"):
+    with refused(ValidationError, f"device {device}", "1 bytes"):
         Plan(task=task, shards=plan.shards, provenance=BY_HAND)
 
 
@@ -192,14 +189,12 @@ def test_a_plan_of_another_task_is_found_out():
 
 
 def test_a_plan_from_the_future_asks_for_an_upgrade():
-    with pytest.raises(NewerFormat, match="upgrade"):
+    with refused(NewerFormat, "plan.json", 2):
         Plan.from_json(canonical_json({**whole_plan().model_dump(mode="json"), "format_version": 2}), "plan.json")
 
 
 def test_what_is_no_plan_is_said_to_be_none_whatever_its_version():
-    with pytest.raises(
-        InvalidInput, match=r"model.json: no plan; .* this has 'features', 'format_version', 'hardware', …"
-    ):
+    with refused(InvalidInput, "model.json", "'features'", "'hardware'"):
         Plan.from_json(b'{"format_version": 2, "features": [], "hardware": {}, "x": 1}', "model.json")
 
 

@@ -72,7 +72,7 @@ def test_a_share_says_which_of_how_many():
 
 @pytest.mark.parametrize("text", ["", "2", "0/8", "9/8", "1/0", "-1/2", "1/2/3", "a/b", "1 /2"])
 def test_what_is_no_share_is_quoted(text):
-    with pytest.raises(UsageError, match="as in 2/8"):
+    with refused(UsageError, "2/8"):
         parse_share(text)
 
 
@@ -83,7 +83,7 @@ def test_counts_are_whole_numbers_separated_by_commas():
 
 @pytest.mark.parametrize("text", ["", "0", "4,", "-4", "4.0", "²", "9" * 5000, "4294967296"])
 def test_what_are_no_counts_names_the_option(text):
-    with pytest.raises(UsageError, match="--devices"):
+    with refused(UsageError, "--devices"):
         parse_counts(text, "--devices")
 
 

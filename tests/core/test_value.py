@@ -24,7 +24,7 @@ def test_canonical_json_does_not_depend_on_the_order_of_keys():
 
 
 def test_nan_is_no_json():
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with refused(ValueError, "JSON"):
         canonical_json({"a": float("nan")})
 
 
@@ -34,7 +34,7 @@ def test_a_value_has_the_digest_of_its_contents():
 
 
 def test_a_value_cannot_be_changed():
-    with pytest.raises(ValueError, match="frozen"):
+    with refused(ValueError, "rows"):
         Table(**TABLE).rows = 3  # type: ignore[misc]
 
 
@@ -83,7 +83,7 @@ def test_no_format_version_means_the_first():
 
 @pytest.mark.parametrize("version", [0, -1, "1", True, 1.0, None])
 def test_a_format_version_is_a_positive_whole_number(version):
-    with pytest.raises(InvalidInput, match="not a positive whole number"):
+    with refused(InvalidInput, "x", "format_version"):
         check_format({"format_version": version}, 1, "x")
 
 

@@ -12,6 +12,7 @@ from helpers.later import Later
 from helpers.meetings import meet
 from helpers.memory_store import MemoryStore
 from helpers.plans import make_plan
+from helpers.refusals import refused
 from helpers.releasing import live
 from neuroshard.client import load_plan
 from neuroshard.core.errors import Conflict, NotFound, StoreError, UsageError
@@ -121,7 +122,7 @@ def test_rollbacks_still_reach_what_is_kept_and_are_told_where_it_ends(store):
     collect(store, keep=2)
     for number in (6, 5):
         assert roll_back(store, plans_of("m"), now=NOW).plan_digest == PLANS[number].digest()
-    with pytest.raises(NotFound, match=r"releases/00000005\.json: does not exist; `neuroshard gc` may have taken it"):
+    with refused(NotFound, "m/releases/00000005.json", "`neuroshard gc`"):
         roll_back(store, plans_of("m"), now=NOW)
     assert load_plan(store.url, "m") == PLANS[5]
 
@@ -153,7 +154,7 @@ def test_other_models_are_left_alone(store):
 def test_without_a_live_release_nothing_is_deleted(store):
     (store.root / "m" / "live.json").unlink()
     before = keys(store)
-    with pytest.raises(NotFound, match=r"live\.json"):
+    with refused(NotFound, "live.json"):
         collect(store)
 
     assert keys(store) == before
@@ -161,7 +162,7 @@ def test_without_a_live_release_nothing_is_deleted(store):
 
 @pytest.mark.parametrize(("keep", "days", "word"), [(0, 1, "--keep"), (3, 0.01, "--older-than")])
 def test_too_eager_a_collection_is_refused(store, keep, days, word):
-    with pytest.raises(UsageError, match=word):
+    with refused(UsageError, word):
         collect(store, keep=keep, days=days)
 
 
@@ -178,9 +179,7 @@ def test_what_a_collection_is_deleting_cannot_go_live_until_it_is_done(store):
         def delete(self, key: str) -> None:
             if key == plan_key("m", orphan.digest()):
                 for use in (lambda: promote(store, "m", orphan.digest(), now=NOW), lambda: publish(orphan, store, "m")):
-                    with pytest.raises(
-                        Conflict, match=f"begun at .* is deleting plan {orphan.digest()[:12]} of 'm'"
-                    ) as one:
+                    with refused(Conflict, orphan.digest()[:12], "'m'") as one:
                         use()
                     told.append(str(one.value))
             store.delete(key)
@@ -221,7 +220,7 @@ def test_a_collection_that_takes_too_long_deletes_no_more(store, monkeypatch):
     clock = iter(range(0, 100_000, 700))
     with monkeypatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: next(clock))
-        with pytest.raises(StoreError, match="longer than 30 min"):
+        with refused(StoreError, "30 min"):
             collect(store)
 
     assert load_plan(store.url, "m") == PLANS[7]
@@ -346,7 +345,7 @@ def test_a_night_that_begins_between_listing_and_deleting_keeps_its_measuring(me
 
 @pytest.mark.parametrize("name", ["_measuring/", "_measuring/h200", "_measuring/../ads"])
 def test_the_name_of_measuring_is_a_fingerprint(measured, name):
-    with pytest.raises(UsageError, match="is not the name of measuring"):
+    with refused(UsageError, repr(name)):
         collector.run(measured.url, name, keep=1, age_seconds=DAY)
-    with pytest.raises(UsageError, match="--older-than must be at least 1h"):
+    with refused(UsageError, "--older-than", "1h"):
         collector.run(measured.url, LEFT, keep=1, age_seconds=60)

@@ -2,13 +2,13 @@
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from helpers.costs import random_model
 from helpers.nodes import mixed_fleet, node
+from helpers.plans import NOW
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.nightly import Order, Request, read_orders
@@ -22,15 +22,13 @@ from neuroshard.fleet.survey import Surveyed, SurveySettings, backends_view, sur
 from neuroshard.models.serving import Known
 from neuroshard.store.bundles import ModelKey
 
-NOW = datetime(2026, 1, 11, tzinfo=UTC)
-
 
 def fleet(*nodes: dict[str, Any]) -> Fleet:
     kinds, _ = kinds_of([Node.from_json(one, "n") for one in nodes], {}, TOLERATIONS)
     return Fleet(source="test", kinds=kinds)
 
 
-def known(hardware: Hardware, number: int = 1, time: str = "2026-01-10T00:00:00Z") -> dict[ModelKey, Known]:
+def known(hardware: Hardware, number: int = 1, time: str = "2025-11-19T12:00:00Z") -> dict[ModelKey, Known]:
     release = ModelRelease(
         fingerprint=hardware.fingerprint,
         bundle_digest=f"{number:064x}",
@@ -102,7 +100,7 @@ def test_while_drivers_are_rolled_out_a_plan_follows_most_nodes() -> None:
 
 
 def test_a_pool_that_has_left_is_still_planned_for_by_its_newest_model() -> None:
-    old = known(hardware(driver="560.1"), time="2026-01-01T00:00:00Z")
+    old = known(hardware(driver="560.1"), time="2025-11-10T12:00:00Z")
     got = found(fleet(node("l", product="NVIDIA-L40S")), {**old, **known(hardware())})
     assert got.hardware == {"ads": hardware().fingerprint}
     assert [work.hardware.name for work in got.works] == ["NVIDIA-L40S"]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from helpers.memory_store import MemoryStore
 from helpers.mutations import NOTHING, mutated
-from helpers.plans import make_plan
-from helpers.releasing import NOW, A, B, live
+from helpers.plans import NOW, make_plan
+from helpers.releasing import A, B, live
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
 from neuroshard.deploy.gate import Gate, decide

@@ -1,9 +1,12 @@
 """Small valid plans."""
 
+from datetime import UTC, datetime
+
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 
+NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)  # when plans are deployed
 TABLES = (
     Table(name="user", rows=1000, dim=16, pooling_factor=2.5),
     Table(name="item", rows=300, dim=8, pooling_factor=1),

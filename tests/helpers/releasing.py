@@ -1,11 +1,11 @@
 """The commands that change a store, each with the store it starts from and the plan that is live after it."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import NamedTuple
 
 from helpers.later import Later
-from helpers.plans import make_plan
+from helpers.plans import NOW, make_plan
 from neuroshard.core.errors import NotFound
 from neuroshard.core.plan import Plan
 from neuroshard.deploy.gate import Gate
@@ -16,7 +16,6 @@ from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of, read_live, read_plan
 from neuroshard.store.track import all_releases
 
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B, C, NEXT = (make_plan(note) for note in ("A", "B", "C", "next"))
 
 

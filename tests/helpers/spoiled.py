@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from helpers.faults import Fault, faulty
 from helpers.later import Later
-from helpers.plans import make_plan
-from helpers.releasing import NOW, live
+from helpers.plans import NOW, make_plan
+from helpers.releasing import live
 from neuroshard.client import load_plan
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.deploy.gc import gc

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.refusals import refused
 from neuroshard.core.case import Cases
 from neuroshard.core.errors import InvalidInput
 from neuroshard.files.cases import write_cases
@@ -91,7 +92,7 @@ def test_two_tables_of_one_name_are_not_merged(cases: Cases, cases_folder: Path,
 
 def test_what_is_there_is_not_written_over(cases_folder: Path, tmp_path: Path) -> None:
     one = share(cases_folder, tmp_path / "one")
-    with pytest.raises(InvalidInput, match="one: exists already; give another -o"):
+    with refused(InvalidInput, one, "-o"):
         merge.run([one], one)
 
 

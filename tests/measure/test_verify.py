@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.refusals import refused
 from neuroshard.core.cost import Costs
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.files.costs import CostWriter, read_costs, read_manifest
@@ -89,9 +90,9 @@ def test_nothing_to_verify_is_an_error(costs: Path, tmp_path: Path) -> None:
     _, writer = changed(costs, tmp_path / "empty")
     with writer:
         pass
-    with pytest.raises(InvalidInput, match="holds no label to verify"):
+    with refused(InvalidInput, tmp_path / "empty"):
         verify.run(tmp_path / "empty", count=3)
-    with pytest.raises(UsageError, match="at least 1, not 0"):
+    with refused(UsageError, 1, 0):
         verify.run(costs, count=0)
 
 

@@ -1,11 +1,11 @@
 """The search of a nightly run: constraints and a move budget of the order, the live plan as the start."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from helpers.costs import random_model, random_tables
+from helpers.plans import NOW
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import moved_bytes
 from neuroshard.core.nightly import Order, Request, Survey
@@ -15,8 +15,6 @@ from neuroshard.deploy.run import deploy
 from neuroshard.files.tables import write_tables
 from neuroshard.nightly.search import search_plan
 from neuroshard.store.folder import FolderStore
-
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The pipeline run on the synthetic backend."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.limits import HANGS
+from helpers.shared import made_once
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -31,3 +33,16 @@ def run_local() -> Run:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def ran(run_local, tmp_path_factory) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
+    """The folder of a run of model `ads` that went well, for reading only, and how it ended."""
+
+    def make(folder: Path) -> None:
+        ended = run_local(folder / "out", "--model", "ads")
+        assert ended.returncode == 0, ended.stderr
+        (folder / "ended.json").write_text(json.dumps([0, ended.stdout, ended.stderr]))
+
+    folder = made_once(tmp_path_factory, "ran", make)
+    return folder / "out", subprocess.CompletedProcess([], *json.loads((folder / "ended.json").read_text()))

@@ -104,7 +104,10 @@ def test_a_signal_to_the_run_alone_ends_its_step_and_all_workers(start: Start, n
     assert run.scratch() == []
 
 
-def test_a_killed_run_takes_everything_with_it_and_the_next_cleans_up_after_it_alone(start: Start, run_local) -> None:
+def test_a_killed_run_takes_everything_with_it_and_the_next_cleans_up_after_it_alone(
+    start: Start, run_local, ran, tmp_path: Path
+) -> None:
+    shutil.copytree(ran[0] / "store", tmp_path / "out" / "store")  # the other runs, on a formula, need not train again
     run = start()
     run.wait_for_workers(3)
     [scratch] = run.out.glob("*/.scratch")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,14 @@ from pipelines.run_local import OUTPUTS, Log, set_aside
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def done(run_local, tmp_path_factory):
-    """The folder of a run that went well, and how it ended."""
-    out = tmp_path_factory.mktemp("run")
-    ended = run_local(out, "--model", "ads")
-    assert ended.returncode == 0, ended.stderr
-    return out, ended
+@pytest.fixture
+def out(ran, tmp_path) -> Path:
+    """A copy of that folder, for more runs."""
+    return shutil.copytree(ran[0], tmp_path / "run")
 
 
-def test_the_live_plan_is_the_one_that_was_searched(done) -> None:
-    out, _ = done
+def test_the_live_plan_is_the_one_that_was_searched(ran) -> None:
+    out, _ = ran
     [plan] = out.glob("2*/plan.json")
     live = load_plan(str(out / "store"), "ads")
     assert live == read_plan(plan)
@@ -33,16 +31,16 @@ def test_the_live_plan_is_the_one_that_was_searched(done) -> None:
     assert live.provenance.cost_model_backend == "synthetic"
 
 
-def test_every_output_is_kept_and_nothing_else(done) -> None:
-    out, _ = done
+def test_every_output_is_kept_and_nothing_else(ran) -> None:
+    out, _ = ran
     [folder] = out.glob("2*")
     kept = {path.name for path in folder.iterdir()}
     assert kept == {"tables.json", "costs", "cost_model", "plan.json", "release.json", "report.html", "log.txt"}
     assert json.loads((folder / "release.json").read_bytes())["number"] == 1
 
 
-def test_progress_is_told_on_stderr_and_the_summary_on_stdout(done) -> None:
-    out, ended = done
+def test_progress_is_told_on_stderr_and_the_summary_on_stdout(ran) -> None:
+    out, ended = ran
     assert "Executing task 'measure'" in ended.stderr
     assert "to measure: 1 of 1 kinds of hardware" in ended.stderr
     assert re.search(r"    measure on .*, by a formula: ", ended.stderr)
@@ -52,8 +50,7 @@ def test_progress_is_told_on_stderr_and_the_summary_on_stdout(done) -> None:
     assert "executor_input" not in ended.stderr
 
 
-def test_an_unchanged_fleet_measures_nothing_and_still_gets_a_plan(done, run_local) -> None:
-    out, _ = done
+def test_an_unchanged_fleet_measures_nothing_and_still_gets_a_plan(out: Path, run_local) -> None:
     before = {path.name for path in out.glob("2*")}
     models = sorted((out / "store" / "hardware").rglob("model.json"))
     ended = run_local(out, "--model", "feed")
@@ -67,8 +64,7 @@ def test_an_unchanged_fleet_measures_nothing_and_still_gets_a_plan(done, run_loc
     assert sorted((out / "store" / "hardware").rglob("model.json")) == models
 
 
-def test_a_step_that_fails_is_one_line_and_leaves_the_live_plan(done, run_local) -> None:
-    out, _ = done
+def test_a_step_that_fails_is_one_line_and_leaves_the_live_plan(out: Path, run_local) -> None:
     before = {path: path.read_bytes() for path in (out / "store" / "ads").rglob("*") if path.is_file()}
     ended = run_local(out, "--model", "new", "--memory", "1MiB")
     assert (ended.returncode, ended.stdout) == (1, "")

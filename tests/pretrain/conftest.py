@@ -3,8 +3,9 @@
 import pytest
 
 from helpers.costs import formula_costs, random_tables
+from helpers.shared import made_once
 from neuroshard.core.cost import Costs
-from neuroshard.costmodel.bundle import TrainedCostModel
+from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model, save_cost_model
 from neuroshard.pretrain.run import pretrain
 
 
@@ -15,5 +16,7 @@ def costs() -> Costs:
 
 
 @pytest.fixture(scope="session")
-def model(costs) -> TrainedCostModel:
-    return pretrain(costs, epochs=120)
+def model(costs, tmp_path_factory) -> TrainedCostModel:
+    return load_cost_model(
+        made_once(tmp_path_factory, "model", lambda folder: save_cost_model(folder, pretrain(costs, epochs=90)))
+    )

@@ -145,7 +145,7 @@ def test_all_to_alls_between_more_devices_than_were_measured_are_foreseen(model,
 
 
 def test_one_net_serves_batch_sizes_of_which_it_saw_only_some():
-    sets = formula_costs(random_tables(30), 600, twice=0).compute
+    sets = formula_costs(random_tables(30), 300, twice=0).compute
     rng, sizes = np.random.default_rng(0), (8192, 16384, 65536)
     compute = []
     for case, _ in sets:
@@ -154,7 +154,7 @@ def test_one_net_serves_batch_sizes_of_which_it_saw_only_some():
         ms = formula.compute_ms(case.tables, size)
         compute.append((case, ComputeCost(case_id=case.case_id, forward_ms=ms / 3, backward_ms=ms * 2 / 3)))
 
-    model = pretrain(Costs(bench=BENCH, compute=tuple(compute), collective=()), epochs=100)
+    model = pretrain(Costs(bench=BENCH, compute=tuple(compute), collective=()), epochs=60)
 
     assert model.manifest.batch_sizes == sizes
     for size in (8192, 32768):
@@ -346,7 +346,7 @@ def test_table_sets_that_are_too_few_are_stood_in_for_and_the_scale_is_theirs(me
     whole = few(compute=60)
     train = [row for row in whole.compute if row[0].split == "train"]
     costs = whole.model_copy(update={"compute": tuple(train[:measured]), "tables": random_tables(20)})
-    model = pretrain(costs)
+    model = pretrain(costs, epochs=30)
 
     (stand_in,) = model.report.stand_ins
     assert stand_in.startswith("compute costs are those of analytic:h100, ")
@@ -383,7 +383,7 @@ def test_a_net_of_few_cases_that_the_scaled_datasheet_beats_is_not_used():
 
 
 def test_without_costs_and_tables_there_is_nothing_to_learn():
-    with pytest.raises(InvalidInput, match="nothing was measured, and the costs name no tables"):
+    with refused(InvalidInput, "tables"):
         pretrain(Costs(bench=BENCH, compute=(), collective=()))
 
 

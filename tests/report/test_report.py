@@ -15,9 +15,8 @@ import pytest
 
 from helpers.costs import random_model
 from helpers.hostile import HOSTILE
-from helpers.plans import make_plan, row_plan
+from helpers.plans import NOW, make_plan, row_plan
 from helpers.refusals import refused
-from helpers.releasing import NOW
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes
 from neuroshard.core.plan import Shard
@@ -223,7 +222,7 @@ def test_the_evaluation_of_another_plan_is_refused(tmp_path, parts):
     write_plan(tmp_path / "plan.json", parts["plan"])
     write_plan(tmp_path / "live.json", parts["live"])
     evaluate(tmp_path / "live.json", tmp_path / "evaluation.json", backend="synthetic")
-    with pytest.raises(InvalidInput, match="is of plan"):
+    with refused(InvalidInput, tmp_path / "evaluation.json", parts["live"].digest()[:12]):
         run(tmp_path / "plan.json", tmp_path / "report.html", evaluation=tmp_path / "evaluation.json")
     assert not (tmp_path / "report.html").exists()
 
@@ -236,14 +235,14 @@ def test_where_nothing_is_live_yet_the_page_says_so(tmp_path):
 
 
 def test_another_cost_model_than_the_plans_is_refused(parts):
-    with pytest.raises(InvalidInput, match="but the plan was searched with cost model"):
+    with refused(InvalidInput, parts["model"].name[:12]):
         report(parts["plan"], model=random_model(4))
 
 
 def test_costs_of_another_machine_are_refused(parts):
     hardware = parts["costs"].bench.hardware.model_copy(update={"name": "another"})
     bench = parts["costs"].bench.model_copy(update={"hardware": hardware})
-    with pytest.raises(InvalidInput, match="measured on another"):
+    with refused(InvalidInput, "another"):
         report(parts["plan"], model=parts["model"], costs=parts["costs"].model_copy(update={"bench": bench}))
 
 

@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,7 +13,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from helpers.faults import faulty
-from helpers.plans import make_plan
+from helpers.plans import NOW, make_plan
+from helpers.refusals import refused
 from helpers.servers import answering
 from neuroshard.client import load_plan
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
@@ -26,7 +26,6 @@ from neuroshard.store.releases import plans_of, read_live
 from neuroshard.store.s3 import S3Store
 from neuroshard.store.track import all_releases
 
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B = make_plan("a"), make_plan("b")
 
 
@@ -93,7 +92,7 @@ def test_an_error_is_told_for_what_it_is(answered, answer, kind, words):
 
 @pytest.mark.parametrize("body", ["<html>please log in</html>", "", "\x1f\x8b"])
 def test_what_is_no_release_is_not_taken_for_one(answered, body):
-    with answered(said("200 OK", body, 'ETag: "x"')) as store, pytest.raises(InvalidInput, match=r"live\.json: not"):
+    with answered(said("200 OK", body, 'ETag: "x"')) as store, refused(InvalidInput, "live.json"):
         load_plan(store.url, "m", cache_dir=False)
 
 
@@ -141,7 +140,7 @@ def test_a_listing_that_may_not_be_whole_is_not_taken_for_one(answered, body):
 
 @pytest.mark.parametrize("body", ["<<<", "{}", "<!DOCTYPE l [<!ENTITY a 'b'>]><l>&a;</l"])
 def test_a_listing_that_is_no_xml_is_an_error(answered, body):
-    with answered(said("200 OK", body)) as store, pytest.raises(StoreError, match="answered 500"):  # as botocore has it
+    with answered(said("200 OK", body)) as store, refused(StoreError, 500):  # as botocore has it
         store.list("m/")
 
 
@@ -152,7 +151,7 @@ def test_a_listing_that_does_not_end_is_ended(answered, monkeypatch):
         store.client.meta.events.register(
             "after-call.s3.ListObjectsV2", lambda parsed, **_: parsed.update(NextContinuationToken=str(next(pages)))
         )
-        with pytest.raises(StoreError, match="does not end after 2 pages"):
+        with refused(StoreError, "2 pages"):
             store.list("m/")
 
 
@@ -163,7 +162,7 @@ def test_an_answer_that_trickles_is_given_up_in_bounded_time(aws, moto, monkeypa
     deploy(A, store, "m", now=NOW)
     monkeypatch.setattr(s3, "REQUEST_SECONDS", 0.3)
     monkeypatch.setattr(store.client, "get_object", lambda **_: {"Body": Trickle(), "ETag": '"x"'})
-    with pytest.raises(Unreachable, match=r"m/live\.json: no answer within 0\.3 s$"):
+    with refused(Unreachable, "m/live.json", "0.3 s"):
         read_live(store, "m")
 
 
@@ -217,9 +216,7 @@ def test_a_swap_while_another_is_under_way_is_tried_again_by_the_same_condition(
 
 def test_a_pointer_that_stays_busy_is_told_as_that(busy):
     store = busy(100)
-    with pytest.raises(
-        Conflict, match=r"another write of it is under way \(409 .*; but what is live there is as it was"
-    ):
+    with refused(Conflict, "409"):
         deploy(B, store, "m", now=NOW)
 
     assert load_plan(store.url, "m", cache_dir=False) == A

@@ -1,14 +1,13 @@
 """Credentials by boto3's own chain, buckets encrypted with KMS, and no secret in any log."""
 
 import logging
-from datetime import UTC, datetime
 from typing import Any
 
 import boto3
 import pytest
 from botocore.config import Config
 
-from helpers.plans import make_plan
+from helpers.plans import NOW, make_plan
 from helpers.servers import KEY, SECRET, answering
 from neuroshard.client import load_plan
 from neuroshard.core.errors import Conflict, NeuroshardError, StoreError
@@ -18,7 +17,6 @@ from neuroshard.store import s3
 from neuroshard.store.open import open_store
 from neuroshard.store.releases import plans_of
 
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B = make_plan("a"), make_plan("b")
 
 

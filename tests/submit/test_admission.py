@@ -72,18 +72,18 @@ def test_without_a_way_to_a_cluster_nothing_is_known() -> None:
 
 
 def test_the_command_submits_nothing_under_an_account_that_is_not_there(
-    kfp_stub: KfpStub, neuroshard, tmp_path: Path
+    kfp_stub: KfpStub, neuroshard_process, tmp_path: Path
 ) -> None:
     with serving(FakeApiServer([], accounts=(RUNNER,))) as server:
         config = server.kubeconfig(tmp_path / "kubeconfig")
         command = ["submit", "--endpoint", kfp_stub.url, "--service-account", "nobody"]
-        ended = neuroshard(*command, KUBECONFIG=str(config))
+        ended = neuroshard_process(*command, KUBECONFIG=str(config))
         assert ended.returncode == 1
         assert ended.stderr.startswith(
             f"error: nothing was submitted: {server.url} refuses a pod of a run under kubeflow/nobody"
         )
         assert kfp_stub.runs == []
-        assert neuroshard(*command, "--no-check", KUBECONFIG=str(config)).returncode == 0
+        assert neuroshard_process(*command, "--no-check", KUBECONFIG=str(config)).returncode == 0
     assert len(kfp_stub.runs) == 1
 
 
