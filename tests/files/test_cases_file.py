@@ -9,6 +9,7 @@ import pytest
 from helpers.refusals import refused
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NewerFormat
+from neuroshard.core.table import Table
 from neuroshard.files.cases import COMPUTE_CASE_FIELDS, read_cases, read_rows, write_cases, write_rows
 
 
@@ -34,6 +35,18 @@ def cases(tables) -> Cases:
 def test_cases_read_back_are_the_cases_that_were_written(tmp_path, cases):
     write_cases(tmp_path, cases)
     assert read_cases(tmp_path) == cases
+
+
+def test_a_case_of_sequences_and_of_tables_with_several_features_is_found_by_its_id(tmp_path, cases):
+    """Also where its lookups were changed twice: varied, and then a block of the rows."""
+    features = [{"name": name, "pooling_factor": share} for name, share in (("x", 0.1), ("y", 7 / 3))]
+    shared = Table.model_validate({"name": "shared", "rows": 9000, "dim": 8, "features": features})
+    sequence = Table(name="sequence", rows=9000, dim=8, pooling_factor=3.0, pooling="none")
+    made = [table.resized(8191, 8, table.pooling_factor * 1.7).part(1237, 4) for table in (shared, sequence)]
+    own = ComputeCase(tables=tuple(made))
+    written = cases.model_copy(update={"tables": (*cases.tables, shared, sequence), "compute": (*cases.compute, own)})
+    write_cases(tmp_path, written)
+    assert read_cases(tmp_path).compute[-1].case_id == own.case_id
 
 
 def test_a_case_keeps_its_batch_size(tmp_path, cases, tables):

@@ -43,7 +43,10 @@ def _shape(table: Table) -> list[Any]:
     shape = [table.name, table.rows, table.dim, table.pooling_factor, table.element_bytes, *table.reuse_bins]
     if table.pooling != "sum" or table.weighted:
         shape += [table.pooling, table.weighted]
-    return [*shape, [feature.pooling_factor for feature in table.features]] if len(table.features) > 1 else shape
+    if len(table.features) > 1 and table.pooling_factor:
+        # shares, rounded: a table read back from its row has its features' lookups by another multiplication
+        shape += [[round(feature.pooling_factor / table.pooling_factor, 6) for feature in table.features]]
+    return shape
 
 
 class CollectiveCase(Value):
