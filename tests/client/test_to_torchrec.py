@@ -2,6 +2,7 @@
 
 import multiprocessing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -434,7 +435,7 @@ def test_memory_counts_what_a_step_needs_beside_that_state_and_a_reserve():
 
 def test_from_torchrec_counts_what_a_step_needs_where_it_is_given_a_pipeline():
     sharding, module = to_torchrec(make_plan(), collection(*TABLES)), collection(*TABLES)
-    memory = {"device_memory_bytes": [2**20] * 2, "batch_size": 64, "tables": TABLES}
+    memory: dict[str, Any] = {"device_memory_bytes": [2**20] * 2, "batch_size": 64, "tables": TABLES}
     counted = from_torchrec(sharding, module, pipeline="prefetch", **memory)
     assert [used.step for used in counted.device_memory()] == [3 * 64 * 8 * 6] * 2
     assert from_torchrec(sharding, module, **memory).device_memory()[0].step == 0
