@@ -124,6 +124,16 @@ def test_a_broken_tables_file_is_told_apart(tmp_path, neuroshard, text, words):
         ("search tables.json --model model --devices 2 --memory 1GiB,1GiB,1GiB -o x", 2, ["3", "2"]),
         ("search tables.json --model model --devices 3 --memory 1GiB -o x", 1, ["3", "2"]),
         ("search tables.json --model nowhere --devices 2 --memory 1GiB -o x", 1, ["nowhere"]),
+        (
+            "search tables.json --model model --devices 2 --memory 1GiB --pipeline fast -o x",
+            1,
+            ["pipeline", "'none', 'sparse-dist' or 'prefetch'", "'fast'"],
+        ),
+        (
+            "search tables.json --model model --devices 2 --memory 1GiB --reserve 100% -o x",
+            2,
+            ["reserve", "'100%'", "15%"],
+        ),
         ("show nowhere.json", 1, ["nowhere.json"]),
         ("deploy plan.json --store store --name ../evil", 2, ["../evil"]),
         ("deploy plan.json --store http://x --name m", 2, ["http"]),

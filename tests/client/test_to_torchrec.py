@@ -2,6 +2,7 @@
 
 import multiprocessing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from helpers.limits import HANGS
 from helpers.plans import TABLES, make_plan, row_plan
 from helpers.refusals import refused
 from neuroshard.client.torchrec import ShardingWarning, check_same_digest, from_torchrec, to_torchrec
+from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
@@ -416,6 +418,31 @@ def test_the_world_size_is_that_of_torch_distributed(tmp_path):
         torch.distributed.destroy_process_group()
 
 
+def test_memory_counts_what_a_step_needs_beside_that_state_and_a_reserve():
+    """Rank 1 holds as much of user, and item: 41,600 bytes of weights, 83,200 of Adam's moments, and for two batches of 64 the
+    lookups of two shards of user and one of item: 6,144 bytes."""
+    used = 41_600 + 83_200 + 2 * 64 * 8 * (2.5 * 2 + 1)
+    plan = make_plan(memory_bytes=int(used) + 1000)
+
+    def with_step(reserve_bytes: int) -> Plan:
+        update = {"pipeline": "sparse-dist", "constraints": Constraints(reserve_bytes=reserve_bytes)}
+        return Plan(task=plan.task.model_copy(update=update), shards=plan.shards, provenance=plan.provenance)
+
+    to_torchrec(with_step(1000), collection(*TABLES), optimizer="adam")
+    with pytest.raises(InvalidInput, match="rank 1 needs"):
+        to_torchrec(with_step(1001), collection(*TABLES), optimizer="adam")
+
+
+def test_from_torchrec_counts_what_a_step_needs_where_it_is_given_a_pipeline():
+    sharding, module = to_torchrec(make_plan(), collection(*TABLES)), collection(*TABLES)
+    memory: dict[str, Any] = {"device_memory_bytes": [2**20] * 2, "batch_size": 64, "tables": TABLES}
+    counted = from_torchrec(sharding, module, pipeline="prefetch", **memory)
+    assert [used.step for used in counted.device_memory()] == [3 * 64 * 8 * 6] * 2
+    assert from_torchrec(sharding, module, **memory).device_memory()[0].step == 0
+    with pytest.raises(InvalidInput, match=r"pipeline: must be 'none', 'sparse-dist' or 'prefetch', not 'x'$"):
+        from_torchrec(sharding, module, pipeline="x", **memory)
+
+
 def test_memory_counts_the_state_of_the_trainers_optimizer():
     """Rank 0 holds 1000 x 8 of user and 7 x 4 of country: 32,112 bytes of weights, 64,224 of Adam's moments."""
     plan = make_plan(memory_bytes=60_000)
@@ -489,7 +516,7 @@ def test_a_plan_taken_over_is_shown_and_deployed_and_ours_is_weighed_against_it(
     theirs = from_torchrec(
         ShardingPlan(plan={"": EmbeddingModuleShardingPlan(lopsided)}),
         module,
-        device_memory_bytes=(2**24,) * 2,
+        device_memory_bytes=(2**26,) * 2,
         batch_size=65536,
         tables=tables,
     )
@@ -504,7 +531,7 @@ def test_a_plan_taken_over_is_shown_and_deployed_and_ours_is_weighed_against_it(
     place = ("--store", "store", "--name", "m", "--tables", "tables.json")
     assert "by torchrec" in step("show", "theirs.json")
     assert "m release 1 is live" in step("deploy", "theirs.json", *place)
-    step("search", "tables.json", "--model", "analytic:h100", "--devices", 2, "--memory", "16MiB", "--batch-size", 65536, "-o",
+    step("search", "tables.json", "--model", "analytic:h100", "--devices", 2, "--memory", "64MiB", "--batch-size", 65536, "-o",
         "ours.json")  # fmt: skip
     said = step("deploy", "ours.json", *place, "--model", "analytic:h100")
     assert "m release 2 is live" in said

@@ -10,6 +10,7 @@ from helpers.analytic import AnalyticModel
 from helpers.plans import NOW, TABLES, make_plan, row_plan
 from helpers.refusals import refused
 from neuroshard.client import load_plan
+from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import Refused, UsageError
 from neuroshard.core.moves import moved_bytes
 from neuroshard.core.plan import MOST_PREDICTED_MS, Plan, Shard
@@ -184,11 +185,21 @@ def test_every_fault_is_recorded(store):
 BIGGER = (USER.model_copy(update={"rows": 1100}), ITEM, COUNTRY)
 
 
+# a byte too little is left for the live plan: what its task reserves does not count
+RESERVING = Plan(
+    task=row_plan().task.model_copy(update={"constraints": Constraints(reserve_bytes=2**20 - 50_799)}),
+    shards=row_plan().shards,
+    predicted_ms=(90.0, 0.0),
+    provenance=plan_of(90.0).provenance,
+)
+
+
 @pytest.mark.parametrize(
     ("new", "why"),
     [
         (plan_of(90.0, tables=BIGGER), "the live plan has table 'user' with 1,000 rows"),
         (plan_of(90.0, memory_bytes=2**21), "the live plan is for devices of other memory"),
+        (RESERVING, "the live plan does not fit today's task: device 1 needs 49.7 KiB of 49.6 KiB"),
     ],
 )
 def test_a_plan_goes_live_whatever_it_costs_where_the_live_one_is_not_for_today(store, new, why):

@@ -6,7 +6,9 @@ import pytest
 
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.files.constraints import ConstraintsFile, read_constraints, resolve, with_flags
 
 
 @pytest.mark.parametrize(
@@ -25,9 +27,10 @@ from neuroshard.files.constraints import ConstraintsFile, read_constraints, with
         ({"together": "a,b"}, "together: must be a list, not 'a,b'"),
         ({"max_shards": True}, "max_shards: must be a whole number, not true"),
         ({"min_dim": 6}, "min_dim: must be a multiple of 4, not 6"),
-        ({"reserve": True}, "reserve: must be bytes or a text with a unit, as in 2GiB, not True"),
-        ({"reserve": -1}, "reserve: must be bytes or a text with a unit, as in 2GiB, not -1"),
-        ({"reserve": 1.5}, "reserve: must be bytes or a text with a unit, as in 2GiB, not 1.5"),
+        ({"reserve": True}, "reserve: must be bytes or a text with a unit, as in 2GiB, or a percentage, as in 15%, not True"),
+        ({"reserve": -1}, "reserve: must be bytes or a text with a unit, as in 2GiB, or a percentage, as in 15%, not -1"),
+        ({"reserve": 1.5}, "reserve: must be bytes or a text with a unit, as in 2GiB, or a percentage, as in 15%, not 1.5"),
+        ({"reserve": "100%"}, "reserve: '100%' leaves nothing; write a share below 100%, as in 15%"),
         ({"reserve": "2 gigs"}, "reserve: '2 gigs' is not an amount of memory; write bytes or a unit, as in 32GiB or 80GB"),
     ],
 )  # fmt: skip
@@ -44,6 +47,21 @@ def test_an_amount_to_reserve_is_bytes_or_a_text(tmp_path, written, reserve):
     path = tmp_path / "constraints.json"
     path.write_text(json.dumps({"reserve": written}))
     assert read_constraints(path)[0].reserve == reserve
+
+
+def test_a_percentage_to_reserve_is_of_each_device_and_a_flag_replaces_it(tmp_path):
+    path = tmp_path / "constraints.json"
+    path.write_text(json.dumps({"reserve": "12.5%"}))
+    given = read_constraints(path)[0]
+    tables = (Table(name="a", rows=8, dim=4, pooling_factor=1),)
+
+    reserved = resolve(given, tables, "constraints")
+    task = ShardingTask(tables=tables, device_memory_bytes=(8000, 801), batch_size=1, constraints=reserved)
+    assert task.usable_bytes == (7000, 700)
+    assert ShardingTask.parse(task.model_dump(), "the task") == task
+    in_bytes = resolve(with_flags(given, reserve="1KiB"), tables, "constraints")
+    assert (in_bytes.reserved(8000), in_bytes.reserved(801)) == (1024, 1024)
+    assert resolve(with_flags(with_flags(given, reserve="1KiB"), reserve="50%"), tables, "constraints").reserved(9) == 5
 
 
 def test_keys_that_nobody_reads_are_told_for_a_misspelt_rule_constrains_nothing(tmp_path):

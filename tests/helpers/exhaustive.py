@@ -11,6 +11,7 @@ from helpers.analytic import AnalyticModel
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.launches import group_of, launches, operators_of
 from neuroshard.core.plan import Shard
+from neuroshard.core.step_memory import BATCHES, Pipeline, step_bytes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.pricing import launch_ms
@@ -36,6 +37,18 @@ tiny_tables = st.builds(
     features=st.sampled_from([1, 1, 3]),
     per_row=st.sampled_from([0, 4, 16]),
 )
+
+
+pipelines = st.none() | st.sampled_from(list(BATCHES))
+
+
+def memory_of_devices(
+    draw: st.DrawFn, tables: Sequence[Table], shares: Sequence[float], batch_size: int, pipeline: Pipeline | None
+) -> tuple[int, ...]:
+    """Memory of devices with these shares of it: little to spare, or too little."""
+    need = sum(t.memory_bytes + step_bytes(t, batch_size, pipeline).of(t.dim) for t in tables)
+    room = draw(st.floats(0.8, 1.8)) * need
+    return tuple(int(room * share / sum(shares)) + 1 for share in shares)
 
 
 def check_against_optimum(task: ShardingTask) -> None:
@@ -86,7 +99,9 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
         block = table.block_rows(task.devices)  # every device with a block is taken to send as much as the first
         sent = [table.part(rows if rows == table.rows else block, dim).sent_columns for rows, dim in flat]
         columns.append(np.array(sent).reshape(shape))
-        nbytes.append(np.array([table.shard_bytes(rows, dim) if dim else 0 for rows, dim in flat]).reshape(shape))
+        blocks = [1 if rows == table.rows else task.devices for rows, _ in flat]
+        sizes = [task.shard_bytes(table, *one, of) if one[1] else 0 for one, of in zip(flat, blocks, strict=True)]
+        nbytes.append(np.array(sizes).reshape(shape))
     ways = np.array(list(itertools.product(*(range(len(one)) for one in columns))))
     names = [table.name for table in task.tables]
     for group in constraints.together:

@@ -8,7 +8,7 @@ from helpers.costs import random_model, random_tables
 from helpers.plans import NOW
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import moved_bytes
-from neuroshard.core.nightly import Order, Request, Survey
+from neuroshard.core.nightly import Order, Request, Survey, read_orders
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.deploy.bundles import Asked, publish_model
 from neuroshard.deploy.run import deploy
@@ -46,6 +46,16 @@ def test_an_order_may_have_constraints(plan_of):
     assert {shard.device for shard in found.shards} == {1, 3}
     with pytest.raises(InvalidInput, match="constraints of model 'ads': min_dim"):
         plan_of(constraints={"min_dim": 6})
+
+
+def test_an_order_may_name_its_trainers_pipeline(plan_of):
+    found, usual = plan_of(pipeline="prefetch"), plan_of()
+    assert (found.task.pipeline, usual.task.pipeline) == ("prefetch", "sparse-dist")
+    assert sum(memory.step for memory in found.device_memory()) > sum(memory.step for memory in usual.device_memory())
+    with pytest.raises(
+        InvalidInput, match=r"^models\[0\]: pipeline: must be 'none', 'sparse-dist' or 'prefetch', not 'x'$"
+    ):
+        read_orders('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "pipeline": "x"}]')
 
 
 def test_with_a_move_budget_the_search_starts_from_the_live_plan(plan_of):

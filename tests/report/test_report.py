@@ -17,9 +17,10 @@ from helpers.costs import random_model
 from helpers.hostile import HOSTILE
 from helpers.plans import NOW, make_plan, row_plan
 from helpers.refusals import refused
+from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes
-from neuroshard.core.plan import Shard
+from neuroshard.core.plan import Plan, Shard
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.costmodel.given import Given, GivenCosts
@@ -31,7 +32,7 @@ from neuroshard.measure.evaluate import run as evaluate
 from neuroshard.report import placement
 from neuroshard.report.live import LivePlan, open_live
 from neuroshard.report.run import report, run
-from neuroshard.report.text import plan_text
+from neuroshard.report.text import plan_json, plan_text
 from neuroshard.store.open import open_store
 
 
@@ -321,6 +322,27 @@ def test_the_files_that_were_read_are_named_with_their_digests(tmp_path, parts):
 
     assert size == Path(tmp_path / "report.html").stat().st_size
     assert re.search(r"sha256 of model/model\.json</dt><dd>" + parts["model"].name, text)
+
+
+def test_a_devices_memory_is_split_into_weights_optimizer_step_and_reserve():
+    update = {"pipeline": "sparse-dist", "constraints": Constraints(reserve_share=0.25), "batch_size": 3200}
+    plan = Plan(
+        task=row_plan().task.model_copy(update=update), shards=row_plan().shards, provenance=make_plan().provenance
+    )
+    weights = 500 * 16 * 4 + 300 * 4 * 4
+    step = 2 * 8 * (3200 * 5 // 4 + 3200)  # half of the user's 2.5 lookups a sample, and all of the item's
+    split = {"weight_bytes": weights, "optimizer_bytes": 4 * 800, "step_bytes": step, "reserve_bytes": 2**18}
+
+    first = plan_json(plan)["devices"][0]
+    assert {name: first[name] for name in split} == split
+    assert first["memory_bytes"] == weights + 4 * 800 + step
+    text = plan_text(plan)
+    assert "device     weights   optimizer        step     reserve        left          of" in text
+    assert "     0    35.9 KiB     3.1 KiB   112.5 KiB   256.0 KiB   616.4 KiB     1.0 MiB" in text
+    assert "a step's inputs and outputs by pipeline sparse-dist)" in " ".join(text.split())
+    data = data_of(report(plan))["devices"]
+    assert [data[name][0] for name in ("weights", "optimizer", "step", "limit")] == [weights, 3200, step, 3 * 2**18]
+    assert "and nothing of what a step needs" in " ".join(plan_text(make_plan()).split())
 
 
 def test_a_less_certain_plan_says_so_first(tmp_path):

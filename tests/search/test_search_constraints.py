@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.analytic import AnalyticModel
-from helpers.exhaustive import check_against_optimum, tiny_tables
+from helpers.exhaustive import check_against_optimum, memory_of_devices, pipelines, tiny_tables
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
@@ -51,7 +51,7 @@ def constrained_tasks(draw: st.DrawFn) -> ShardingTask:
     """Few tables on two or three devices with little memory to spare, or too little."""
     chosen = draw(st.lists(tiny_tables, min_size=1, max_size=3, unique_by=lambda table: table.name))
     shares = draw(st.lists(st.floats(0.3, 1), min_size=2, max_size=3))
-    room = draw(st.floats(0.8, 1.8)) * sum(table.memory_bytes for table in chosen)
+    pipeline = draw(pipelines)
     devices = st.lists(st.integers(0, len(shares) - 1), min_size=1, unique=True).map(tuple)
     rules = tuple(
         TableRule(
@@ -68,8 +68,9 @@ def constrained_tasks(draw: st.DrawFn) -> ShardingTask:
     )
     return ShardingTask(
         tables=tuple(chosen),
-        device_memory_bytes=tuple(int(room * share / sum(shares)) + 1 for share in shares),
+        device_memory_bytes=memory_of_devices(draw, chosen, shares, 1024, pipeline),
         batch_size=1024,
+        pipeline=pipeline,
         constraints=Constraints(tables=rules, together=together, max_shards=draw(st.none() | st.integers(1, 2))),
     )
 

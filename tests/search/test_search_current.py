@@ -152,6 +152,34 @@ def test_a_table_that_lies_in_pieces_on_a_device_stays_in_them_within_a_budget(t
     assert freed.cost_ms < same.cost_ms
 
 
+def test_pieces_on_a_device_each_take_what_a_step_needs(task, old):
+    """A new table finds room beside them to the byte, or none."""
+    pieces = [
+        Shard(table=table.name, rows=table.rows, column_offset=at, dim=16, device=at // 16 % 4)
+        for table in task.tables
+        for at in range(0, table.dim, 16)
+    ]
+    counted = task.model_copy(update={"pipeline": "none", "device_memory_bytes": (2**40,) * 4})
+    theirs = Plan(task=counted, shards=tuple(pieces), provenance=old.provenance)
+    new = Table(name="new", rows=10, dim=4, pooling_factor=1)
+    need = counted.shard_bytes(new, new.rows, new.dim)
+
+    def with_new(memory: int) -> ShardingTask:
+        update = {
+            "tables": (*task.tables, new),
+            "device_memory_bytes": (memory, *theirs.memory_bytes()[1:]),
+            "constraints": Constraints(tables=(TableRule(table="new", devices=(0,)),)),
+        }
+        return counted.model_copy(update=update)
+
+    settings = SearchSettings(rounds=2, move_budget_bytes=1)
+    enough = theirs.memory_bytes()[0] + need
+    plan = search(with_new(enough), AnalyticModel(), settings, previous=theirs)
+    assert plan.memory_bytes() == (enough, *theirs.memory_bytes()[1:])
+    with pytest.raises(Infeasible, match="the least found to move"):
+        search(with_new(enough - 1), AnalyticModel(), settings, previous=theirs)
+
+
 def test_a_plan_for_other_tables_is_told_in_one_line(task, make_task):
     other = make_task([(10, 4, 1.0)], [1])
     renamed = other.model_copy(update={"tables": (other.tables[0].model_copy(update={"name": "else"}),)})

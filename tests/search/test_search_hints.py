@@ -121,6 +121,17 @@ def devices(count: int) -> Callable[[ShardingTask], ShardingTask]:
             id="reserved",
         ),
         pytest.param(
+            [BIG, SMALL],
+            [600, 600],
+            {"reserve_share": 0.5, "max_shards": 1},
+            {
+                "give each device 392.0 MiB more": each("392MiB"),
+                "reserve 17% instead of 50%": rules(reserve_share=0.17),
+            },
+            rules(reserve_share=0.18),
+            id="reserved in percent",
+        ),
+        pytest.param(
             [BIG, BIG],
             [800, 800],
             {"together": (("t0", "t1"),)},

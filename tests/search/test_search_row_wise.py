@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helpers.analytic import AnalyticModel
 from helpers.costs import random_model
-from helpers.exhaustive import check_against_optimum, optimum_ms, tiny_tables
+from helpers.exhaustive import check_against_optimum, memory_of_devices, optimum_ms, pipelines, tiny_tables
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.launches import launches
@@ -191,7 +191,7 @@ def tasks(draw: st.DrawFn) -> ShardingTask:
     """Few tables, some of which may be split row-wise, on two or three devices with little memory to spare, or too little."""
     chosen = draw(st.lists(tiny_tables, min_size=1, max_size=3, unique_by=lambda table: table.name))
     shares = draw(st.lists(st.floats(0.5, 1), min_size=2, max_size=3))
-    room = draw(st.floats(0.8, 1.8)) * sum(table.memory_bytes for table in chosen)
+    pipeline = draw(pipelines)
     rules = tuple(
         TableRule(
             table=table.name,
@@ -202,8 +202,9 @@ def tasks(draw: st.DrawFn) -> ShardingTask:
     )
     return ShardingTask(
         tables=tuple(chosen),
-        device_memory_bytes=tuple(int(room * share / sum(shares)) + 1 for share in shares),
+        device_memory_bytes=memory_of_devices(draw, chosen, shares, 1024, pipeline),
         batch_size=1024,
+        pipeline=pipeline,
         constraints=Constraints(tables=rules, row_wise=draw(st.booleans())),
     )
 

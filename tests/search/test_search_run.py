@@ -27,11 +27,11 @@ def write_tables(folder, *tables):
 
 def test_the_plan_is_written_as_it_is_returned(tmp_path, bundle):
     tables = write_tables(tmp_path, TABLE, {**TABLE, "name": "b", "colour": "red"})
-    plan = run(tables, bundle, tmp_path / "plan.json", SearchSettings(seed=3), memory_bytes=(2**20, 2**21))
+    plan = run(tables, bundle, tmp_path / "plan.json", SearchSettings(seed=3), memory_bytes=(2**23, 2**24))
 
     model = random_model(2, 4)
     assert read_plan(tmp_path / "plan.json") == plan
-    assert plan.task.device_memory_bytes == (2**20, 2**21)
+    assert plan.task.device_memory_bytes == (2**23, 2**24)
     assert plan.task.batch_size == model.batch_size
     assert (plan.provenance.cost_model, plan.provenance.seed) == (model.name, 3)
     assert plan.provenance.cost_model_error == model.report.unseen_tables_error
@@ -48,7 +48,7 @@ def test_a_batch_size_that_was_not_measured_is_refused(tmp_path, bundle):
 
 
 def test_more_devices_than_were_measured_are_planned_for_and_noted(tmp_path, bundle):
-    plan = run(write_tables(tmp_path, TABLE), bundle, tmp_path / "plan.json", memory_bytes=(2**20,) * 6)
+    plan = run(write_tables(tmp_path, TABLE), bundle, tmp_path / "plan.json", memory_bytes=(2**23,) * 6)
 
     assert "costs of an all-to-all between 6 devices are extrapolated: 2 to 4 were measured" in plan.provenance.notes
 
@@ -56,9 +56,14 @@ def test_more_devices_than_were_measured_are_planned_for_and_noted(tmp_path, bun
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"memory_bytes": (2**20,) * 3}, InvalidInput, "for 2 devices, not (of )?3"),
-        ({"memory_bytes": (1000, 1000)}, Infeasible, "66.4 KiB, devices have 2.0 KiB together"),
+        ({"memory_bytes": (2**23,) * 3}, InvalidInput, "for 2 devices, not (of )?3"),
+        (
+            {"memory_bytes": (1000, 1000)},
+            Infeasible,
+            r"2.1 MiB \(2.0 MiB of it in a step, pipeline sparse-dist\), devices have 2.0 KiB together",
+        ),
         ({"settings": SearchSettings(algorithm="guess")}, UsageError, "unknown algorithm 'guess'"),
+        ({"pipeline": "fast"}, InvalidInput, "pipeline: must be 'none', 'sparse-dist' or 'prefetch', not 'fast'"),
         ({"batch_size": 0}, InvalidInput, "a batch of 65,536 samples, not 0"),
     ],
 )
@@ -66,5 +71,5 @@ def test_where_there_is_no_plan_nothing_is_written(tmp_path, bundle, change, err
     save_cost_model(bundle, random_model(2))
     tables = write_tables(tmp_path, TABLE)
     with pytest.raises(error, match=words):
-        run(tables, bundle, tmp_path / "plan.json", **{"memory_bytes": (2**20,) * 2, **change})
+        run(tables, bundle, tmp_path / "plan.json", **{"memory_bytes": (2**23,) * 2, **change})
     assert not (tmp_path / "plan.json").exists()

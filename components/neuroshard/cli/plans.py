@@ -9,6 +9,7 @@ from neuroshard.cli.app import command, note, say, say_text
 from neuroshard.cli.interrupt import asked_to_stop
 from neuroshard.cli.options import AsJson, Seed, out_file
 from neuroshard.core.errors import UsageError
+from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.units import format_bytes, parse_bytes, parse_duration, parse_memory
 
 Memory = Annotated[
@@ -60,7 +61,13 @@ def search(
     constraints: Annotated[
         Path | None, typer.Option(help="constraints.json: pins, tables kept together, least widths (docs/formats.md).")
     ] = None,
-    reserve: Annotated[str | None, typer.Option(help="Memory of every device that is not for tables: 2GiB.")] = None,
+    pipeline: Annotated[
+        str,
+        typer.Option(help="The trainer's, which says what a step needs of memory: none, sparse-dist or prefetch."),
+    ] = DEFAULT_PIPELINE,
+    reserve: Annotated[
+        str | None, typer.Option(help="Memory of every device that is not for tables: 2GiB, or 15% of it.")
+    ] = None,
     min_dim: Annotated[int | None, typer.Option(help="Least columns of a shard, a multiple of 4 [default: 4].")] = None,
     max_shards: Annotated[int | None, typer.Option(help="Most shards of a table.")] = None,
     never_split: Annotated[
@@ -103,6 +110,7 @@ def search(
             ),
             memory_bytes=parse_memory(memory, devices),
             batch_size=batch_size,
+            pipeline=pipeline,
             constraints=with_flags(
                 given,
                 reserve=reserve,

@@ -192,10 +192,12 @@ def from_torchrec(
     device_memory_bytes: Sequence[int],
     batch_size: int,
     tables: Iterable[Table] | None = None,
+    pipeline: str | None = None,
 ) -> Plan:
     """A TorchRec plan for the embedding collections in `module` (which may be on the meta device), as a Plan.
 
-    Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. TorchRec's plan says nothing about
+    Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. With the
+    trainer's `pipeline` (none, sparse-dist, prefetch) memory counts what a step needs. TorchRec's plan says nothing about
     lookups: give `tables` (from a tables.json, say) for the pooling factors; by default a table has one uniform lookup a feature.
     The plan carries no predicted cost. Its notes name table-row-wise and grid tables; `to_torchrec` refuses grids. Raises
     InvalidInput, which names table, rank and value, for missing or unknown tables, for data-parallel ones, for row blocks that
@@ -230,6 +232,7 @@ def from_torchrec(
         "tables": [table.model_dump() for table in known],
         "device_memory_bytes": device_memory_bytes,
         "batch_size": batch_size,
+        "pipeline": pipeline,
     }
     parsed = ShardingTask.parse(task, "the sharding plan's task")
     plan = Plan.parse(

@@ -10,7 +10,7 @@ from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagC
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.plan import Plan, Shard, device_memory, shard_memory
 from neuroshard.core.shapes import difference, shapes_of
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.text import counted
@@ -168,21 +168,19 @@ def divided_twice(kinds: Mapping[str, str], places: Mapping[str, Place]) -> tupl
 
 
 def check_memory(plan: Plan, optimizer: str, whose: str) -> None:
-    """Raise InvalidInput if a rank lacks memory for the weights and the state of this optimizer."""
+    """Raise InvalidInput if a rank lacks memory for the weights, the state of this optimizer and what a step needs."""
     per_row, per_element = OPTIMIZER_BYTES[optimizer]
     update = {"optimizer_bytes_per_row": per_row, "optimizer_bytes_per_element": per_element}
-    tables = {table.name: table.model_copy(update=update) for table in plan.task.tables}
-    used = [0] * plan.task.devices
-    for shard in plan.shards:
-        used[shard.device] += tables[shard.table].shard_bytes(shard.rows, shard.dim)
-    for rank, (needed, limit) in enumerate(zip(used, plan.task.device_memory_bytes, strict=True)):
-        if needed > limit:
-            largest = max(
-                (s for s in plan.shards if s.device == rank), key=lambda s: tables[s.table].shard_bytes(s.rows, s.dim)
-            )
+    tables = tuple(table.model_copy(update=update) for table in plan.task.tables)
+    task = plan.task.model_copy(update={"tables": tables})
+    ranks = zip(device_memory(task, plan.shards), plan.task.usable_bytes, strict=True)
+    for rank, (needed, limit) in enumerate(ranks):
+        if needed.total > limit:
+            shards = zip(shard_memory(task, plan.shards), plan.shards, strict=True)
+            _, largest = max((memory.total, shard.table) for memory, shard in shards if shard.device == rank)
             raise InvalidInput(
-                f"{whose}: rank {rank} needs {format_bytes(needed)} of {format_bytes(limit)} with the state of {optimizer}, "
-                f"most of it for table {largest.table!r}; search a plan for tables that count it"
+                f"{whose}: rank {rank} needs {format_bytes(needed.total)} of {format_bytes(limit)} with the state of "
+                f"{optimizer}, most of it for table {largest!r}; search a plan for tables that count it"
             )
 
 

@@ -1,5 +1,6 @@
 """What a plan must respect beyond memory: pins, tables kept together, how far a table may be cut, and whether row-wise."""
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Self
 
@@ -7,6 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.text import counted
+from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value, Whole, without_defaults
 
 LeastDim = Annotated[Whole, Field(ge=DIM_STEP, multiple_of=DIM_STEP)]
@@ -40,12 +42,14 @@ class TableRule(Value):
 class Constraints(Value):
     """Rules of a sharding task, table by table.
 
-    `reserve_bytes` of every device are not for tables. `min_dim` and `max_shards` hold for tables without a rule of their own;
-    a table of fewer columns than `min_dim` stays whole. The tables of each set in `together` lie whole on one device. `row_wise`
-    lets a search split any table row-wise over all devices that no other rule keeps from it; it forbids no plan.
+    `reserve_bytes` of every device, or `reserve_share` of its memory if that is more, are not for tables. `min_dim` and
+    `max_shards` hold for tables without a rule of their own; a table of fewer columns than `min_dim` stays whole. The tables of
+    each set in `together` lie whole on one device. `row_wise` lets a search split any table row-wise over all devices that no
+    other rule keeps from it; it forbids no plan.
     """
 
     reserve_bytes: Annotated[int, Field(ge=0)] = 0
+    reserve_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     min_dim: LeastDim = DIM_STEP
     max_shards: MostShards | None = None
     tables: tuple[TableRule, ...] = ()
@@ -54,15 +58,26 @@ class Constraints(Value):
 
     @model_serializer(mode="wrap")
     def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"row_wise": False})
+        return without_defaults(fields(self), {"row_wise": False, "reserve_share": 0.0})
+
+    def reserved(self, memory_bytes: int) -> int:
+        """Bytes of a device of so much memory that are not for tables."""
+        return max(self.reserve_bytes, math.ceil(self.reserve_share * memory_bytes))
+
+    @property
+    def reserve_in_words(self) -> str:
+        """`2.0 GiB`, `15%`, or both; empty where nothing is reserved."""
+        share = f"{100 * self.reserve_share:g}%" if self.reserve_share else ""
+        return " or ".join(filter(None, [format_bytes(self.reserve_bytes) if self.reserve_bytes else "", share]))
 
     def check(self, names: Collection[str], device_memory_bytes: Collection[int]) -> None:
         """Raise ValueError for a table or device that is not there, and for rules that contradict each other."""
         known, devices = set(names), len(device_memory_bytes)
-        if self.reserve_bytes >= min(device_memory_bytes):
+        smallest = min(device_memory_bytes)
+        if self.reserved(smallest) >= smallest:
             raise ValueError(
-                f"{self.reserve_bytes:,} bytes are reserved on every device, but the smallest has "
-                f"{min(device_memory_bytes):,}; reserve less"
+                f"{self.reserved(smallest):,} bytes are reserved on every device, but the smallest has {smallest:,}; "
+                "reserve less"
             )
         ruled: set[str] = set()
         for rule in self.tables:

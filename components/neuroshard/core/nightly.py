@@ -19,6 +19,7 @@ from pydantic import Field
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.release import MODEL_NAME
+from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.units import parse_bytes, parse_memory
 from neuroshard.core.value import Value, Whole, canonical_json, decode_json, sha256
@@ -30,14 +31,16 @@ COSTS_FORMAT = 1  # costs of different formats are never merged
 class Order(Value):
     """A model that needs a plan: its name, where its tables come from, and its trainer's devices.
 
-    `hardware` is the devices' name, or a part of it (H200); it may be empty where the fleet has one kind. `constraints` has the
-    fields of a constraints.json. With a `move_budget` (50GiB) the plan is searched from the live one, and moves at most that.
+    `pipeline` is the trainer's. `hardware` is the devices' name, or a part of it (H200); it may be empty where the fleet has
+    one kind. `constraints` has the fields of a constraints.json. With a `move_budget` (50GiB) the plan is searched from the live
+    one, and moves at most that.
     """
 
     name: Annotated[str, Field(pattern=MODEL_NAME)]
     tables: str
     devices: Annotated[Whole, Field(ge=1, le=MAX_DEVICES)]
     memory: str
+    pipeline: Pipeline = DEFAULT_PIPELINE
     hardware: str = ""
     constraints: dict[str, Any] = Field(default_factory=dict)
     move_budget: str = ""

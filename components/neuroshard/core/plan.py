@@ -3,7 +3,8 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -26,6 +27,18 @@ class Shard(Value):
     column_offset: Annotated[int, Field(ge=0)] = 0
     dim: Annotated[int, Field(gt=0)]
     device: Annotated[int, Field(ge=0)]
+
+
+class Memory(NamedTuple):
+    """Bytes of shards: their weights, the optimizer's state, and what a step needs for them (core/step_memory.py)."""
+
+    weights: int
+    optimizer: int
+    step: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
 
 
 MOST_PREDICTED_MS = 1e24  # tables may be given costs of 1e9 ms, a million times as much where they are narrow
@@ -211,12 +224,12 @@ class Plan(Value):
         return tuple(counts[device] for device in range(self.task.devices))
 
     def memory_bytes(self) -> tuple[int, ...]:
-        """Weights and optimizer state on each device, in bytes."""
-        tables = {table.name: table for table in self.task.tables}
-        used = [0] * self.task.devices
-        for shard in self.shards:
-            used[shard.device] += tables[shard.table].shard_bytes(shard.rows, shard.dim)
-        return tuple(used)
+        """Weights, optimizer state and what a step needs on each device, in bytes."""
+        return tuple(memory.total for memory in self.device_memory())
+
+    def device_memory(self) -> tuple[Memory, ...]:
+        """What takes the memory of each device."""
+        return device_memory(self.task, self.shards)
 
     @property
     def cost_ms(self) -> float | None:
@@ -240,6 +253,27 @@ class Plan(Value):
         if "task_digest" not in raw:
             raise InvalidInput(f"{where}: task_digest is missing")
         return cls.parse(raw, where)
+
+
+def shard_memory(task: ShardingTask, shards: Sequence[Shard]) -> list[Memory]:
+    """What takes the memory of each of a plan's shards."""
+    tables = {table.name: table for table in task.tables}
+    row_blocks = Counter((shard.table, shard.column_offset, shard.dim) for shard in shards)
+    memory = []
+    for shard in shards:
+        table, blocks = tables[shard.table], row_blocks[shard.table, shard.column_offset, shard.dim]
+        weights = shard.rows * shard.dim * table.element_bytes
+        optimizer = table.shard_bytes(shard.rows, shard.dim) - weights
+        memory.append(Memory(weights, optimizer, task.step_bytes(table, blocks).of(shard.dim)))
+    return memory
+
+
+def device_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[Memory, ...]:
+    """What takes the memory of each device that holds these shards."""
+    used = [[0, 0, 0] for _ in range(task.devices)]
+    for shard, memory in zip(shards, shard_memory(task, shards), strict=True):
+        used[shard.device] = [sum(pair) for pair in zip(used[shard.device], memory, strict=True)]
+    return tuple(Memory(*parts) for parts in used)
 
 
 def _keys(data: dict[str, Any]) -> str:

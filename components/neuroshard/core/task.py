@@ -5,6 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from neuroshard.core.constraints import Constraints
+from neuroshard.core.step_memory import Pipeline, StepBytes, step_bytes
 from neuroshard.core.table import Table, check_distinct
 from neuroshard.core.value import Value
 
@@ -12,12 +13,16 @@ MAX_DEVICES = 4096
 
 
 class ShardingTask(Value):
-    """Tables to place on `len(device_memory_bytes)` devices; `batch_size` is the global batch of one training step."""
+    """Tables to place on `len(device_memory_bytes)` devices; `batch_size` is the global batch of one training step.
+
+    `pipeline` is the trainer's; memory then counts what a step needs (core/step_memory.py). Without one it is not counted.
+    """
 
     tables: tuple[Table, ...]
     device_memory_bytes: tuple[Annotated[int, Field(gt=0)], ...]
     batch_size: Annotated[int, Field(gt=0, le=2**31)]
     constraints: Constraints = Field(default_factory=Constraints)  # built at its first use: see core/value.py
+    pipeline: Pipeline | None = None
 
     @field_validator("tables")
     @classmethod
@@ -38,10 +43,12 @@ class ShardingTask(Value):
 
     @model_serializer(mode="wrap")
     def _without_needless_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Constraints are written only if there are any."""
+        """Constraints and the pipeline are written only if there are any."""
         data: dict[str, Any] = handler(self)
         if self.constraints == Constraints():
             del data["constraints"]
+        if self.pipeline is None:
+            del data["pipeline"]
         return data
 
     @property
@@ -51,4 +58,22 @@ class ShardingTask(Value):
     @property
     def usable_bytes(self) -> tuple[int, ...]:
         """Memory of each device that is for tables."""
-        return tuple(memory - self.constraints.reserve_bytes for memory in self.device_memory_bytes)
+        return tuple(memory - self.constraints.reserved(memory) for memory in self.device_memory_bytes)
+
+    def step_bytes(self, table: Table, row_blocks: int = 1) -> StepBytes:
+        """What a step needs for a shard of a table, one of `row_blocks` that share its rows."""
+        return step_bytes(table, self.batch_size, self.pipeline, row_blocks)
+
+    def shard_bytes(self, table: Table, rows: int, dim: int, row_blocks: int = 1) -> int:
+        """Weights, optimizer state and what a step needs of a rectangle of a table."""
+        return table.shard_bytes(rows, dim) + self.step_bytes(table, row_blocks).of(dim)
+
+    @property
+    def uncut_step_bytes(self) -> int:
+        """What a step needs for all tables uncut."""
+        return sum(self.step_bytes(table).of(table.dim) for table in self.tables)
+
+    @property
+    def need_bytes(self) -> int:
+        """What all tables need uncut. No plan needs less: cuts repeat what is kept for each shard."""
+        return sum(table.memory_bytes for table in self.tables) + self.uncut_step_bytes

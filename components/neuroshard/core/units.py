@@ -30,6 +30,18 @@ def parse_bytes(text: str) -> int:
     return int(value)
 
 
+_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
+
+
+def parse_percent(text: str) -> float | None:
+    """`"15%"` as the share 0.15; None for what is no percentage. Raises UsageError unless it is below 100 %."""
+    match = _PERCENT.fullmatch(text)
+    share = float(match.group(1)) / 100 if match else 0.0
+    if share >= 1:
+        raise UsageError(f"{text!r} leaves nothing; write a share below 100%, as in 15%")
+    return share if match else None
+
+
 def parse_memory(text: str, devices: int) -> tuple[int, ...]:
     """`--memory`: one amount for all devices, or one per device separated by commas. Returns `devices` numbers of bytes."""
     amounts = tuple(parse_bytes(part) for part in text.split(","))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.moves import moved_bytes
-from neuroshard.core.plan import Plan
+from neuroshard.core.plan import Plan, device_memory
 from neuroshard.core.release import Decision, Release
 from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.core.table import Table
@@ -165,6 +165,13 @@ def _for_other_task(plan: Plan, live_plan: Plan, gate: Gate) -> str | None:
         return f"the live plan is for {live.devices} devices, not for {today.devices}"
     if live.device_memory_bytes != today.device_memory_bytes:
         return "the live plan is for devices of other memory"
+    memory = zip(device_memory(today, live_plan.shards), today.usable_bytes, strict=True)
+    for device, (needed, limit) in enumerate(memory):
+        if needed.total > limit:
+            return (
+                f"the live plan does not fit today's task: device {device} needs {format_bytes(needed.total, 'up')} of "
+                f"{format_bytes(limit)}"
+            )
     return None
 
 

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from neuroshard.core.constraints import Constraints, DeviceNumber, LeastDim, MostShards, TableRule
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import DIM_STEP, Table
-from neuroshard.core.units import parse_bytes
+from neuroshard.core.units import parse_bytes, parse_percent
 from neuroshard.core.value import Value, check_format, decode_json, explain, shown
 from neuroshard.files.disk import read_bytes
 
@@ -45,15 +45,26 @@ class MatchedRule(Value):
 
 
 class ConstraintsFile(Value):
-    """constraints.json, with patterns in place of tables."""
+    """constraints.json, with patterns in place of tables. A `reserve` of 15% becomes the `reserve_share` 0.15."""
 
     format_version: Literal[1] = 1
     reserve: int = 0
+    reserve_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     min_dim: LeastDim = DIM_STEP
     max_shards: MostShards | None = None
     row_wise: bool = False
     tables: tuple[MatchedRule, ...] = ()
     together: tuple[tuple[Pattern, ...], ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reserve_in_percent(cls, data: Any) -> Any:
+        reserve = data.get("reserve") if isinstance(data, dict) else None
+        try:
+            share = parse_percent(reserve) if isinstance(reserve, str) else None
+        except UsageError as error:
+            raise ValueError(f"reserve: {error}") from None
+        return data if share is None else {**data, "reserve": 0, "reserve_share": share}
 
     @field_validator("reserve", mode="before")
     @classmethod
@@ -65,7 +76,9 @@ class ConstraintsFile(Value):
                 raise ValueError(str(error)) from None
         number = isinstance(reserve, int | float) and not isinstance(reserve, bool)
         if not (number and reserve >= 0 and reserve % 1 == 0):
-            raise ValueError(f"must be bytes or a text with a unit, as in 2GiB, not {shown(reserve)}")
+            raise ValueError(
+                f"must be bytes or a text with a unit, as in 2GiB, or a percentage, as in 15%, not {shown(reserve)}"
+            )
         return int(reserve)
 
 
@@ -104,6 +117,8 @@ def with_flags(
         "tables": [*given.tables, *rules],
         "together": [*given.together, *(tuple(names.split(",")) for names in together)],
     }
+    if reserve is not None:
+        changed["reserve_share"] = 0.0  # the flag replaces the file's reserve, whatever its form
     all_row_wise = True if "*" in row_wise else None
     flags = {"reserve": reserve, "min_dim": min_dim, "max_shards": max_shards, "row_wise": all_row_wise}
     for name, value in flags.items():
@@ -141,6 +156,7 @@ def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Cons
     try:
         return Constraints(
             reserve_bytes=given.reserve,
+            reserve_share=given.reserve_share,
             min_dim=given.min_dim,
             max_shards=given.max_shards,
             row_wise=given.row_wise,

@@ -82,6 +82,7 @@ def search_plan(
         out,
         memory_bytes=order.memory_bytes,
         batch_size=survey.request.batch_size,
+        pipeline=order.pipeline,
         constraints=constraints.model_copy(update={"reserve": max(constraints.reserve, margin_bytes)}),
         previous=start,
     )

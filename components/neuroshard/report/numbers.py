@@ -33,6 +33,13 @@ def cut_tables(plan: Plan) -> str:
     return f"{counted(tables, 'table')} in {counted(shards, 'shard')} ({counted(cuts, 'cut')}{split})"
 
 
+def memory_counts(plan: Plan) -> str:
+    """What a plan's memory counts, as words after "counts"."""
+    if plan.task.pipeline is None:
+        return "weights and optimizer state, and nothing of what a step needs, for the plan names no pipeline"
+    return f"weights, optimizer state, and a step's inputs and outputs by pipeline {plan.task.pipeline}"
+
+
 def percent(share: float) -> str:
     """`0.0312` -> `3.1 %`."""
     return f"{share:.1%}".replace("%", " %")

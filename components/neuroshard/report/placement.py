@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neuroshard.core.plan import Plan
+from neuroshard.core.plan import Plan, shard_memory
 from neuroshard.costmodel.pricing import Prices
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.report.evaluated import Evaluated
@@ -15,9 +15,13 @@ MOST_SHARDS = 20_000  # in a page: about 60 bytes each, as many as a browser can
 
 def device_columns(plan: Plan, live_ms: Sequence[float] | None) -> Columns:
     """A value for each device. Costs are predicted ms, memory is exact bytes; `live_ms` is of the live plan's devices."""
+    memory = plan.device_memory()
     columns: Columns = {
         "shards": list(plan.shards_by_device()),
-        "memory": list(plan.memory_bytes()),
+        "memory": [device.total for device in memory],
+        "weights": [device.weights for device in memory],
+        "optimizer": [device.optimizer for device in memory],
+        "step": [device.step for device in memory],
         "limit": list(plan.task.usable_bytes),
     }
     if plan.predicted:
@@ -45,6 +49,9 @@ def table_columns(plan: Plan, prices: Prices | None) -> Columns:
     """
     tables = plan.task.tables
     shards, row_wise = plan.by_table(), row_wise_tables(plan)
+    nbytes = dict.fromkeys(shards, 0)
+    for shard, memory in zip(plan.shards, shard_memory(plan.task, plan.shards), strict=True):
+        nbytes[shard.table] += memory.total
     columns: Columns = {
         "name": [table.name for table in tables],
         "rows": [table.rows for table in tables],
@@ -53,7 +60,7 @@ def table_columns(plan: Plan, prices: Prices | None) -> Columns:
         "element": [table.element_bytes for table in tables],
         "count": [len(shards[table.name]) for table in tables],
         "rowWise": [table.name in row_wise for table in tables],
-        "bytes": [sum(table.shard_bytes(s.rows, s.dim) for s in shards[table.name]) for table in tables],
+        "bytes": list(nbytes.values()),
         "devices": [_spans({shard.device for shard in shards[table.name]}) for table in tables],
     }
     if prices is not None:
@@ -66,8 +73,7 @@ def shard_columns(plan: Plan, prices: Prices | None) -> tuple[Columns, Columns |
 
     `table` is the index of the shard's table. `alone` and `adds` are predicted ms of compute.
     """
-    tables, place = plan.task.tables, _places(plan)
-    nbytes = [tables[table].shard_bytes(s.rows, s.dim) for table, s in zip(place, plan.shards, strict=True)]
+    place, nbytes = _places(plan), [memory.total for memory in shard_memory(plan.task, plan.shards)]
     listed = sorted(sorted(range(len(nbytes)), key=lambda shard: -nbytes[shard])[:MOST_SHARDS])
     shards = [plan.shards[shard] for shard in listed]
     columns: Columns = {

@@ -9,7 +9,7 @@ from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
 from neuroshard.core.text import counted, spanned, wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.report.bars import bar
-from neuroshard.report.numbers import against, cut_tables, row_wise_tables, source
+from neuroshard.report.numbers import against, cut_tables, memory_counts, row_wise_tables, source
 
 DEVICES_SHOWN, ROW_WISE_SHOWN = 32, 8
 BAR, MEMORY_BAR = 44, 12
@@ -22,7 +22,8 @@ def plan_text(plan: Plan) -> str:
     """
     lines = wrapped(f"less certain: {plan.provenance.instead}") if plan.provenance.instead else []
     lines += wrapped(f"plan {plan.digest()[:12]}: {_size(plan)}")
-    lines += [*_cost_lines(plan), "", *_device_lines(plan), *_bar_lines(plan), "", *_row_wise_lines(plan)]
+    lines += [*_cost_lines(plan), "", *_device_lines(plan), *_bar_lines(plan), "", *_memory_lines(plan), ""]
+    lines += _row_wise_lines(plan)
     lines += wrapped(_origin(plan))
     for note in plan.provenance.notes:
         lines += wrapped(f"note: {note}")
@@ -109,6 +110,21 @@ def _bar_lines(plan: Plan) -> list[str]:
     return lines
 
 
+def _memory_lines(plan: Plan) -> list[str]:
+    """What takes the memory of the devices, and what is left of it."""
+    lines = [
+        " ".join(["device", *(f"{part:>11}" for part in ("weights", "optimizer", "step", "reserve", "left", "of"))])
+    ]
+    memory, constraints = plan.device_memory(), plan.task.constraints
+    for device in devices_shown(plan):
+        limit = plan.task.device_memory_bytes[device]
+        parts = *memory[device], constraints.reserved(limit)
+        lines.append(
+            " ".join([f"{device:>6}", *(f"{format_bytes(n):>11}" for n in (*parts, limit - sum(parts), limit))])
+        )
+    return [*lines, *wrapped(f"       (computed; it counts {memory_counts(plan)})", indent=8)]
+
+
 def _row_wise_lines(plan: Plan) -> list[str]:
     """The tables that are split row-wise: over how many devices, and the rows on the first of them."""
     found = row_wise_tables(plan)
@@ -158,6 +174,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "shards": len(plan.shards),
         "row_wise_tables": list(row_wise_tables(plan)),
         "batch_size": plan.task.batch_size,
+        "pipeline": plan.task.pipeline,
         "cost_ms": plan.cost_ms,
         "lower_bound_ms": plan.lower_bound_ms,
         "gap": plan.gap,
@@ -168,10 +185,16 @@ def plan_json(plan: Plan) -> dict[str, Any]:
                 "shards": shards[device],
                 **(plan.predicted[device].model_dump() if plan.predicted else {}),
                 "total_ms": plan.predicted_ms[device] if plan.predicted_ms else None,
-                "memory_bytes": used,
+                "memory_bytes": memory.total,
+                "weight_bytes": memory.weights,
+                "optimizer_bytes": memory.optimizer,
+                "step_bytes": memory.step,
+                "reserve_bytes": plan.task.constraints.reserved(limit),
                 "memory_limit_bytes": limit,
             }
-            for device, (used, limit) in enumerate(zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True))
+            for device, (memory, limit) in enumerate(
+                zip(plan.device_memory(), plan.task.device_memory_bytes, strict=True)
+            )
         ],
         "baselines": [
             {"algorithm": one.algorithm, "cost_ms": one.cost_ms, "cuts": one.cuts, "error": one.error}

@@ -20,6 +20,7 @@ import numpy as np
 from neuroshard import __version__
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan, Provenance
+from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.protocol import CostModel
@@ -263,6 +264,7 @@ def run(
     *,
     memory_bytes: tuple[int, ...],
     batch_size: int | None = None,
+    pipeline: str = DEFAULT_PIPELINE,
     constraints: ConstraintsFile | None = None,
     previous: Path | Plan | None = None,
     instead: str = "",
@@ -270,10 +272,10 @@ def run(
 ) -> Plan:
     """Search a plan for a tables.json with a cost model (see models/open.py), and write it as plan.json.
 
-    `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `previous` is a
-    plan to start from, or its file; `stop`, once it is set, ends the search. `instead` says why this cost model is not the
-    one of the plan's hardware: then it may be off by no less than a guess. Raises InvalidInput, UsageError and Infeasible;
-    then nothing is written.
+    `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `pipeline` is the trainer's
+    (core/step_memory.py); `previous` is a plan to start from, or its file; `stop`, once it is set, ends the search. `instead`
+    says why this cost model is not the one of the plan's hardware: then it may be off by no less than a guess. Raises
+    InvalidInput, UsageError and Infeasible; then nothing is written.
     """
     check_can_write(out)
     tables, notes = read_tables(tables_path)
@@ -284,6 +286,7 @@ def run(
             "device_memory_bytes": memory_bytes,
             "batch_size": model.batch_size if batch_size is None else batch_size,
             "constraints": resolve(constraints or ConstraintsFile(), tables, "constraints"),
+            "pipeline": pipeline,
         },
         "the task",
     )

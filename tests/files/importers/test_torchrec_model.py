@@ -4,9 +4,13 @@ import sys
 import textwrap
 
 import pytest
+import torch
+from torch import nn
 
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.units import parse_bytes
+from neuroshard.files.importers.dense_memory import dense_bytes, reserve_notes
 from neuroshard.files.importers.tables_source import from_torchrec
 
 MODEL = """
@@ -109,8 +113,26 @@ def test_terabytes_of_tables_are_read_without_weights_on_whatever_device(user_mo
     ]
     assert [note.split(": ", 1)[1][:31] for note in found.notes] == [
         "user, ad, seq have no pooling f",
+        "the model's dense parameters ne",
     ]
     assert capsys.readouterr().out == ""
+
+
+def test_what_to_reserve_for_the_dense_part_counts_weights_gradients_and_adams_moments(user_model):
+    note = read(f"{user_model}:make").tables().notes[-1]
+    assert note.endswith(
+        "the model's dense parameters need 1.8 KiB of every rank (weights, gradients, Adam's moments): search with --reserve "
+        "1.8KiB, or more, for activations are not in it"
+    )
+    assert 4 * 4 * (10 * 10 + 10) == 1760 <= parse_bytes("1.8KiB")
+
+
+def test_frozen_parameters_need_their_weights_only_and_lazy_ones_are_not_known():
+    tables = nn.EmbeddingBag(1000, 64, device="meta")
+    frozen = nn.Linear(8, 16, bias=False, dtype=torch.float16).requires_grad_(requires_grad=False)
+    model = nn.ModuleList([tables, frozen, nn.LazyLinear(5)])
+    assert dense_bytes(model, [tables]) == 2 * 8 * 16
+    assert reserve_notes(tables, [tables]) == []
 
 
 def test_a_table_s_own_pooling_factor_counts_before_its_features_and_a_default(user_model):

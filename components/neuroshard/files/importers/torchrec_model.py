@@ -20,6 +20,7 @@ from torch.utils._device import _device_constructors
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.text import one_line
 from neuroshard.core.value import shown
+from neuroshard.files.importers.dense_memory import reserve_notes
 from neuroshard.files.importers.imported import TableEntry
 from neuroshard.files.importers.torchrec_tables import config_fields, configs_of
 
@@ -40,7 +41,8 @@ def torchrec_entries(
     entries: list[TableEntry] = []
     assumed: list[str] = []
     known: set[str] = set()
-    for path, collection in _collections(model, spec):
+    collections = list(_collections(model, spec))
+    for path, collection in collections:
         weighted = hasattr(collection, "is_weighted") and bool(collection.is_weighted())
         for config in configs_of(collection):
             features = list(config.feature_names) or [config.name]
@@ -58,7 +60,7 @@ def torchrec_entries(
         raise InvalidInput(
             f"{spec}: a pooling factor is given for {unknown[0]!r}, which is no table or feature of the model"
         )
-    return entries, _notes(assumed)
+    return entries, [*_notes(assumed), *reserve_notes(model, [collection for _, collection in collections])]
 
 
 def _lookups(each: Sequence[float | None], total: float | None) -> list[float]:

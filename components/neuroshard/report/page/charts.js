@@ -104,16 +104,25 @@ function unitFor(most) {
 
 function memorySpec(devices) {
   const unit = unitFor(Math.max(...devices.map((row) => row.limit)));
-  const values = devices.map((row) => ({ ...row, used: row.memory / unit.factor, limit: row.limit / unit.factor }));
-  const tooltip = [{ field: "device" }, { field: "memoryText", title: "memory" }, { field: "share", format: ".1%", title: "of it" }, { field: "shards" }];
+  const titles = { weights: "weights", optimizer: "optimizer state", step: "a step's inputs and outputs" };
+  const names = Object.keys(titles).filter((name) => devices.some((row) => row[name]));
+  const values = names.flatMap((name, order) => devices.map((row) => ({ ...row, part: titles[name], order, partText: bytes(row[name]), used: row[name] / unit.factor })));
+  const limits = devices.map((row) => ({ device: row.device, limit: row.limit / unit.factor, limitText: bytes(row.limit) }));
+  const tooltip = [{ field: "device" }, { field: "part" }, { field: "partText", title: "computed" }, { field: "memoryText", title: "all of it" },
+    { field: "share", format: ".1%", title: "of the limit" }, { field: "shards" }];
   return {
     data: { values },
     height: 260,
     params: [chosenParam],
-    encoding: { x: byDevice, tooltip },
+    encoding: { x: byDevice },
     layer: [
-      { mark: { type: "bar", color: colour("compute"), cursor: "pointer" }, encoding: { y: { field: "used", type: "quantitative", title: `${unit.title}, computed` }, opacity: dimOthers } },
-      { mark: { type: "tick", color: colour("alert"), thickness: 2, orient: "horizontal", bandSize: { band: 1 } }, encoding: { y: { field: "limit", type: "quantitative" } } },
+      { mark: { type: "bar", cursor: "pointer" }, encoding: {
+        y: { field: "used", type: "quantitative", title: `${unit.title}, computed` },
+        order: { field: "order" },
+        color: { field: "part", type: "nominal", title: null, scale: layers(names, titles, { weights: colour("compute"), optimizer: colour("forward"), step: colour("backward") }) },
+        opacity: dimOthers, tooltip } },
+      { data: { values: limits }, mark: { type: "tick", color: colour("alert"), thickness: 2, orient: "horizontal", bandSize: { band: 1 } },
+        encoding: { y: { field: "limit", type: "quantitative" }, tooltip: [{ field: "device" }, { field: "limitText", title: "limit" }] } },
     ],
   };
 }

@@ -15,7 +15,8 @@ from neuroshard.search.infeasible.packing import GaveUp, pack, quick_plan
 from neuroshard.search.problem.problem import Placement, Problem, Widths
 from neuroshard.search.tuning import TUNING, Tuning
 
-# Column shards repeat the optimizer's bytes of a row, at worst 9 times the memory. So all sums of bytes stay below 2^62.
+# Column shards repeat the optimizer's bytes of a row, at worst 9 times the memory, and on every device at most the bytes of a
+# step. So all sums of bytes stay below 2^62.
 MAX_TOTAL_BYTES = 2**58
 DEVICES_SHOWN = 8
 ROW_WISE_SETS_OF = 6  # tables that may be row-wise, up to which every set of them is tried: 64 packings
@@ -24,14 +25,15 @@ ROW_WISE_SETS_OF = 6  # tables that may be row-wise, up to which every set of th
 def feasible(task: ShardingTask, model: CostModel, tuning: Tuning = TUNING) -> Problem:
     """The task as arrays. Raises Infeasible if no plan can exist: too little memory in all, or a shard that no device can hold,
     however a table is cut."""
-    need, have = sum(table.memory_bytes for table in task.tables), sum(task.usable_bytes)
-    if need > MAX_TOTAL_BYTES:
-        raise Infeasible(f"tables need {format_bytes(need)}; a search counts up to {format_bytes(MAX_TOTAL_BYTES)}")
+    need, have = task.need_bytes, sum(task.usable_bytes)
+    most = need + (task.devices - 1) * task.uncut_step_bytes
+    if most > MAX_TOTAL_BYTES:
+        raise Infeasible(f"tables need {format_bytes(most)}; a search counts up to {format_bytes(MAX_TOTAL_BYTES)}")
     if need > have:
-        reserved = task.constraints.reserve_bytes
-        beside = f" beside {format_bytes(reserved)} reserved on each" if reserved else ""
+        reserved = task.constraints.reserve_in_words
+        beside = f" beside {reserved} reserved on each" if reserved else ""
         raise Infeasible(
-            f"tables need {format_bytes(need)}, devices have {format_bytes(have)} together{beside}: "
+            f"tables need {format_bytes(need)}{_of_step(task)}, devices have {format_bytes(have)} together{beside}: "
             f"{format_bytes(need - have)} short; {hints(task, model)}"
         )
     problem = Problem(task, model, tuning)
@@ -41,6 +43,12 @@ def feasible(task: ShardingTask, model: CostModel, tuning: Tuning = TUNING) -> P
     if lacking.max() > 0:
         raise Infeasible(f"{_lacking(problem, narrowest, int(lacking.argmax()))}; {hints(task, model)}")
     return problem
+
+
+def _of_step(task: ShardingTask) -> str:
+    """How much of it a step needs, in words; empty where that is not counted."""
+    step = task.uncut_step_bytes
+    return f" ({format_bytes(step)} of it in a step, pipeline {task.pipeline})" if step else ""
 
 
 def _lacking(problem: Problem, narrowest: Ints, group: int) -> str:

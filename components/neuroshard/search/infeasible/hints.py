@@ -3,6 +3,7 @@
 Every hint is tried as it is worded, with amounts rounded up. A search finds a plan wherever one is found here.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ class _Trials:
     def __init__(self, task: ShardingTask, model: CostModel) -> None:
         self.task, self.model = task, model
         self.tables = {table.name: table for table in task.tables}
-        self.need = sum(table.memory_bytes for table in task.tables)
+        self.need = task.need_bytes
         self.short = max(self.need - sum(task.usable_bytes), 0)
 
     def memory(self) -> Iterator[str]:
@@ -52,6 +53,11 @@ class _Trials:
         if reserve >= each:
             left = format_bytes(reserve - each, "down") if reserve > each else "nothing"
             yield f"reserve {left} instead of {format_bytes(reserve)}"
+        share = constraints.reserve_share
+        percents = range(math.ceil(100 * share) - 1, -1, -1)
+        less = self._first(percents, lambda percent: {"reserve_share": percent / 100})
+        if less is not None:
+            yield f"reserve {less}% instead of {constraints.reserve_in_words}"
 
     def _one_device(self, each: int) -> tuple[int, str] | None:
         """The device on which the fewest bytes more are enough, and these bytes; None if all devices are alike."""
@@ -192,7 +198,12 @@ class _Trials:
 
     def _least_bytes(self, least: int, memory: Callable[[int], tuple[int, ...]], most: int | None = None) -> int | None:
         """The fewest bytes more with which the tables fit, as a user will type them."""
-        most = self.need + self.task.constraints.reserve_bytes if most is None else most
+        constraints = self.task.constraints
+        most = (
+            math.ceil((self.need + constraints.reserve_bytes) / (1 - constraints.reserve_share))
+            if most is None
+            else most
+        )
         found = _least(max(least, 1), max(most, 1), lambda more: self._fits(memory=memory(_typed(more))), CLOSE)
         return None if found is None else _typed(found)
 
@@ -220,7 +231,7 @@ def _sound(task: ShardingTask) -> bool:
         task.constraints.check([table.name for table in task.tables], task.device_memory_bytes)
     except ValueError:
         return False
-    return sum(table.memory_bytes for table in task.tables) <= sum(task.usable_bytes)
+    return task.need_bytes <= sum(task.usable_bytes)
 
 
 def _least(low: int, high: int, fits: Callable[[int], bool], close: int) -> int | None:

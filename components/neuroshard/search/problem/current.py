@@ -98,7 +98,8 @@ class CurrentPlacement:
             allowed = len(spans) <= (most or len(spans)) and narrowest >= problem.min_units[group] * unit
             if row.any() and len(problem.tables[group]) == 1 and (more > 0).any() and allowed:
                 self._in_spans[group, row.tobytes()] = sorted(spans, key=lambda span: span[1])
-                self.reserved_bytes += more.clip(0) * table.rows * table.optimizer_bytes_per_row
+                of_shard = table.rows * table.optimizer_bytes_per_row + problem.task.step_bytes(table).per_shard
+                self.reserved_bytes += more.clip(0) * of_shard
 
     def with_spans(self, placement: Placement) -> Placement:
         """The same placement, where groups that keep several spans on a device are several shards there."""

@@ -41,7 +41,7 @@ class Problem:
     4 columns, or the whole group if it is never cut. Shard 0 stands for no shard: no columns, no bytes, a vector of zeros.
 
     Per shard (S,): `group`, `units`, `columns` (its width), `dims` (columns that it sends for a sample: its width once a feature,
-    or a lookup of a sequence), `nbytes` (weights and optimizer state), `vectors` (S, K) once `price` was called for it. Per group
+    or a lookup of a sequence), `nbytes` (as a plan counts them), `vectors` (S, K) once `price` was called for it. Per group
     (G,): `tables`, `all_units`, `whole` (its widest shard), `min_units` and `max_units` of a shard, `max_shards`, `allowed`
     devices (G, D), `max_devices` (that can hold a shard of it at the same time).
 
@@ -99,7 +99,7 @@ class Problem:
         ]  # blocks have all columns
         self.too_wide_for_row_wise = [self.tables[group][0] for group in permitted if group not in set(rows)]
         self.row_blocks = RowBlocks(
-            np.array(rows, dtype=np.int64), [self.tables[group][0] for group in rows], self.devices, model
+            np.array(rows, dtype=np.int64), [self.tables[group][0] for group in rows], task, model
         )
         self.root = self
         self.row_wise: Ints = np.zeros(0, dtype=np.int64)
@@ -298,13 +298,17 @@ class Problem:
         return Placement(self.first[groups] + widths[groups, devices], devices, self.row_wise)
 
     def _count_bytes(self, never: NDArray[np.bool_]) -> Ints:
-        """Weights and optimizer state of every shard, as int64: `feasible` refuses tasks that need more."""
-        rows = np.array([tables[0].rows for tables in self.tables])[self.group]
+        """What every shard takes, as int64: `feasible` refuses tasks that need more."""
+        rows = np.array([tables[0].rows for tables in self.tables])
         element = np.array([t[0].element_bytes + t[0].optimizer_bytes_per_element for t in self.tables])
         per_row = np.array([tables[0].optimizer_bytes_per_row for tables in self.tables])
-        nbytes: Ints = rows * (self.columns * element[self.group] + per_row[self.group])
+        step = np.array([self.task.step_bytes(tables[0]) for tables in self.tables])
+        per_column, per_shard = rows * element + step[:, 1], rows * per_row + step[:, 0]
+        nbytes: Ints = self.columns * per_column[self.group] + per_shard[self.group]
         nbytes[0] = 0
-        nbytes[self.whole[never]] = [sum(t.memory_bytes for t in self.tables[g]) for g in np.flatnonzero(never)]
+        nbytes[self.whole[never]] = [
+            sum(self.task.shard_bytes(t, t.rows, t.dim) for t in self.tables[g]) for g in np.flatnonzero(never)
+        ]
         return nbytes
 
 

@@ -12,17 +12,20 @@ import numpy as np
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Shard
 from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 
 
 class RowBlocks:
-    """The blocks of P tables on D devices. `groups` (P,), in order, are the numbers of their table groups in the problem.
+    """The blocks of P tables on the D devices of a task. `groups` (P,), in order, are the numbers of their table groups in the
+    problem.
 
     Of each table: `nbytes` (P, 2), of a block and of the last; `dims` (P,), columns that a device sends for a sample, and `more`
     (P,), how many that are on average beyond those of the whole table; `vectors` (P, 2, K).
     """
 
-    def __init__(self, groups: Ints, tables: Sequence[Table], devices: int, model: CostModel) -> None:
+    def __init__(self, groups: Ints, tables: Sequence[Table], task: ShardingTask, model: CostModel) -> None:
+        devices = task.devices
         self.groups, self.tables, self.devices, self.model = groups, tables, devices, model
         rows = np.array([table.rows for table in tables], dtype=np.int64)
         block = np.array([table.block_rows(devices) for table in tables], dtype=np.int64)
@@ -31,7 +34,8 @@ class RowBlocks:
         blocks = [t.part(n, t.dim).sent_columns for t, n in zip(tables, block.tolist(), strict=True)]
         self.dims: Floats = np.array(blocks, dtype=np.float64)
         self.more: Floats = self.dims - np.array([table.sent_columns for table in tables], dtype=np.float64) / devices
-        sizes = [[t.shard_bytes(n, t.dim) for n in pair] for t, pair in zip(tables, self.rows.tolist(), strict=True)]
+        pairs = zip(tables, self.rows.tolist(), strict=True)
+        sizes = [[task.shard_bytes(table, n, table.dim, devices) for n in pair] for table, pair in pairs]
         self.nbytes: Ints = np.array(sizes, dtype=np.int64).reshape(-1, 2)
         self._vectors: Floats | None = None
 

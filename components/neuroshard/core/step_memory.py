@@ -1,0 +1,45 @@
+"""Memory that a training step needs for the shards of a device, beside weights and optimizer state: inputs and outputs.
+
+The rules are those of TorchRec 1.8's `EmbeddingStorageEstimator` (planner/shard_estimators.py, `calculate_pipeline_io_cost`),
+for tables in device memory. They depend on the trainer's pipeline: how many batches of lookups are on the device at a time. Not
+covered: the weights of weighted lookups, copies inside the all-to-alls, and with a pipeline outputs and their gradients, which
+live only while memory is below its peak (the end of the dense forward pass). A reserve covers what is left out.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+from neuroshard.core.table import Table
+
+Pipeline = Literal["none", "sparse-dist", "prefetch"]
+DEFAULT_PIPELINE: Pipeline = "sparse-dist"  # TorchRec's TrainPipelineSparseDist, which most trainers run
+
+LOOKUP_BYTES = 8  # the operator's row indices are int64, whatever the batch holds
+BATCHES: dict[Pipeline, int] = {"none": 1, "sparse-dist": 2, "prefetch": 3}  # of lookups on the device at a time
+
+
+class StepBytes(NamedTuple):
+    """Bytes of a shard in a step: `per_shard`, however wide it is, and `per_column` for each of its columns."""
+
+    per_shard: int
+    per_column: int
+
+    def of(self, dim: int) -> int:
+        """The bytes of a shard of `dim` columns."""
+        return self.per_shard + self.per_column * dim
+
+
+def step_bytes(table: Table, batch_size: int, pipeline: Pipeline | None, row_blocks: int = 1) -> StepBytes:
+    """The bytes of a shard of this table for a global batch of `batch_size`; none where no pipeline is given.
+
+    A shard of some rows is one of `row_blocks`, and gets an equal share of the lookups, as TorchRec counts. It still has an
+    output for every sample, which the ranks sum up.
+    """
+    if pipeline is None:
+        return StepBytes(0, 0)
+    lookups = math.ceil(table.pooling_factor * batch_size / row_blocks)
+    outputs = math.ceil(min(table.pooling_factor, 1.0) * batch_size)  # TorchRec: samples without a lookup have none
+    return StepBytes(
+        per_shard=BATCHES[pipeline] * lookups * LOOKUP_BYTES,
+        per_column=outputs * table.element_bytes if pipeline == "none" else 0,
+    )
