@@ -9,7 +9,7 @@ from neuroshard.cli.app import command, note, say, say_text
 from neuroshard.cli.interrupt import asked_to_stop
 from neuroshard.cli.options import AsJson, Seed, out_file
 from neuroshard.core.errors import UsageError
-from neuroshard.core.units import format_bytes, parse_bytes, parse_duration, parse_memory
+from neuroshard.core.units import format_bytes, parse_bytes, parse_duration, parse_memory, parse_portion
 
 Memory = Annotated[
     str, typer.Option(help="Memory a device: bytes or a unit (32GiB); one, or one per device, by commas.")
@@ -80,6 +80,9 @@ def search(
     move_budget: Annotated[
         str | None, typer.Option(help="With --from: weights and optimizer state to move at most: 50GiB.")
     ] = None,
+    simplicity: Annotated[
+        str, typer.Option(help="Most that a plan may cost above the cheapest to have fewer cuts; 0 takes the cheapest.")
+    ] = "0.5%",
     seed: Seed = 0,
 ) -> None:
     """Search the plan whose slowest device is fastest, by the cost model. Ctrl-C writes the best plan so far."""
@@ -100,6 +103,7 @@ def search(
                 rounds=rounds,
                 time_budget_s=None if time_budget is None else parse_duration(time_budget),
                 move_budget_bytes=None if move_budget is None else parse_bytes(move_budget),
+                simplicity=parse_portion(simplicity),
             ),
             memory_bytes=parse_memory(memory, devices),
             batch_size=batch_size,

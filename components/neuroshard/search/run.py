@@ -21,6 +21,7 @@ from neuroshard import __version__
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import counted
 from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.constraints import ConstraintsFile, resolve
@@ -30,7 +31,8 @@ from neuroshard.files.tables import read_tables
 from neuroshard.models.open import open_cost_model
 from neuroshard.progress import progress
 from neuroshard.search.bound.lower_bound import lower_bound
-from neuroshard.search.choice import choose
+from neuroshard.search.choice import choose, simplest
+from neuroshard.search.improve.fewer_cuts import fewer_cuts
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.infeasible.feasibility import any_plan, feasible, misfit
 from neuroshard.search.problem.current import CurrentPlacement
@@ -49,6 +51,7 @@ from neuroshard.search.watch import OnImprovement, Watch
 LOCAL_SEARCH, PUBLISHED = "local-search", "neuroshard-2023"
 ALGORITHMS = (LOCAL_SEARCH, PUBLISHED, *KEYS)
 UNTIL_TIME_IS_UP = 10**6  # rounds of a search with a time budget
+MOST_SIMPLICITY = 0.1  # share of the cost that fewer cuts may take; more is a mistaken unit
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ class SearchSettings:
 
     Local search runs so many `rounds` (by default those of the `tuning`), or, with a time budget, as many as there is time for:
     then the plan depends on the machine, else on the seed alone. `width` is that of the published search. A search from a plan
-    in place moves at most `move_budget_bytes` of weights and optimizer state.
+    in place moves at most `move_budget_bytes` of weights and optimizer state. The plan may cost the share `simplicity` more than
+    the cheapest found if it then has fewer cuts.
     """
 
     algorithm: str = LOCAL_SEARCH
@@ -65,6 +69,7 @@ class SearchSettings:
     rounds: int | None = None
     time_budget_s: float | None = None
     move_budget_bytes: int | None = None
+    simplicity: float = 0.005
     width: BeamWidth = PAPER
     tuning: Tuning = TUNING
 
@@ -78,6 +83,11 @@ class SearchSettings:
             )
         if self.rounds is not None and self.rounds < 0:
             raise UsageError(f"rounds must be at least 0, not {self.rounds}")
+        if not 0 <= self.simplicity <= MOST_SIMPLICITY:
+            raise UsageError(
+                f"simplicity must be 0% to {MOST_SIMPLICITY:.0%} of the cost, not {100 * self.simplicity:.6g}%; 0 takes the "
+                "cheapest plan whatever its cuts"
+            )
         self.width.check()
         if from_a_plan and self.algorithm != LOCAL_SEARCH:
             raise UsageError(f"{self.algorithm} places all tables anew; only {LOCAL_SEARCH} starts from a plan")
@@ -147,7 +157,8 @@ def search(
         problem.memory = problem.memory - current.reserved_bytes
         notes = (*notes, *current.notes)
 
-    best = _found(problem, ProposalRequest(watch, settings.seed, current), settings)
+    best, found_notes = _found(problem, ProposalRequest(watch, settings.seed, current), settings)
+    notes = (*notes, *found_notes)
     heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
     if is_ours and previous is None and not len(problem.row_blocks.groups) and cost_model.prices_rows:
         notes = (*notes, *worth_allowing(problem, best))
@@ -180,13 +191,13 @@ def search(
     )
 
 
-def _found(problem: Problem, request: ProposalRequest, settings: SearchSettings) -> State:
-    """The plan that the algorithm finds. Raises Infeasible."""
+def _found(problem: Problem, request: ProposalRequest, settings: SearchSettings) -> tuple[State, tuple[str, ...]]:
+    """The plan that the algorithm finds, and notes on it. Raises Infeasible."""
     watch, rng = request.watch, np.random.default_rng(settings.seed)
     if settings.algorithm == LOCAL_SEARCH:
-        return _local_search(problem, request, settings.most_rounds, rng)
+        return _local_search(problem, request, settings, rng)
     if settings.algorithm != PUBLISHED:
-        return State.of(problem, baseline(problem, settings.algorithm, rng))
+        return State.of(problem, baseline(problem, settings.algorithm, rng)), ()
     with progress("search splits", total=settings.width.depth, unit="levels") as watch.bar:
         placement = beam_search(problem, settings.width, watch)
     if not placement.fits:
@@ -194,40 +205,80 @@ def _found(problem: Problem, request: ProposalRequest, settings: SearchSettings)
             f"{PUBLISHED}, which gives a device at most 1.5 x the mean columns, found no plan: "
             f"{misfit(problem, placement)}; {LOCAL_SEARCH} splits until tables fit: try it"
         )
-    return State.of(problem, placement)
+    return State.of(problem, placement), ()
 
 
-def _local_search(problem: Problem, request: ProposalRequest, rounds: int, rng: np.random.Generator) -> State:
-    """The plan to take. Raises Infeasible if nothing fits, or more bytes would have to move than may."""
-    watch, current, tuning = request.watch, request.current, problem.tuning
+def _local_search(
+    problem: Problem, request: ProposalRequest, settings: SearchSettings, rng: np.random.Generator
+) -> tuple[State, tuple[str, ...]]:
+    """The plan to take, and a note where it costs more than the cheapest for fewer cuts.
+
+    Raises Infeasible if nothing fits, or more bytes would have to move than may.
+    """
+    watch, current, tuning, rounds = request.watch, request.current, problem.tuning, settings.most_rounds
     may_split_rows = len(problem.row_blocks.groups) > 0 and tuning.row_wise
     total, unit = watch.amount((1 + may_split_rows) * rounds)
     with progress("search", total=total, unit=unit) as watch.bar:
-        starts = _starts(problem, request)
-        watch.note(min(plan.cost for plan in starts))
-        with watch.sharing(0.5 if may_split_rows else 1.0):
-            found = LocalSearch(starts, rng, watch, current).run(rounds)
-        row_wise: list[State] = []
-        if may_split_rows:
-            plans = _affordable(propose("row_wise", problem, request), current)
-            column_wise = _choose_column_wise(found, starts[0], current)
-            go_on = LocalSearch(
-                [*plans, column_wise], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise
-            )
-            row_wise = go_on.run(rounds)
+        with watch.sharing(1 - tuning.time_for_cuts if settings.simplicity else 1.0):
+            starts = _starts(problem, request)
+            watch.note(min(plan.cost for plan in starts))
+            with watch.sharing(0.5 if may_split_rows else 1.0):
+                found = LocalSearch(starts, rng, watch, current).run(rounds)
+            row_wise: list[State] = []
+            if may_split_rows:
+                plans = _affordable(propose("row_wise", problem, request), current)
+                column_wise = _choose_column_wise(found, starts[0], current)
+                go_on = LocalSearch(
+                    [*plans, column_wise], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise
+                )
+                row_wise = go_on.run(rounds)
 
-    # The choice: of column-wise plans about as cheap, the one expected to be the fastest; then whether rows are worth it.
-    found = [*found, *(plan for plan in row_wise if not len(plan.problem.row_wise))]
-    best = _choose_column_wise(found, starts[0], current)
-    if row_wise:
-        best = choose([*row_wise, best], best)
-    if current is not None and current.budget_bytes is not None:
-        return best
+        # The choice: of column-wise plans about as cheap, the one expected to be the fastest; then whether rows are worth it.
+        found = [*found, *(plan for plan in row_wise if not len(plan.problem.row_wise))]
+        best = _choose_column_wise(found, starts[0], current)
+        if row_wise:
+            best = choose([*row_wise, best], best)
 
-    # No heuristic's plan is cheaper.
-    worth_ms = best.cost * (1 - tuning.worth_moving) if current is not None else best.cost
-    cheapest = next(iter(propose("baselines", problem, request)), best)
-    return cheapest if cheapest.cost < worth_ms else best
+        # No heuristic's plan is cheaper.
+        within_budget = current is not None and current.budget_bytes is not None
+        heuristic = None if within_budget else next(iter(propose("baselines", problem, request)), None)
+        worth_ms = best.cost * (1 - tuning.worth_moving) if current is not None else best.cost
+        if heuristic is not None and heuristic.cost < worth_ms:
+            best = heuristic
+
+        if not settings.simplicity:
+            return best, ()
+        simple = _with_few_cuts(best, starts[0], heuristic, request, settings.simplicity, rng.spawn(1)[0])
+    return simple, _instead(best, simple)
+
+
+def _with_few_cuts(
+    best: State,
+    start: State,
+    heuristic: State | None,
+    request: ProposalRequest,
+    simplicity: float,
+    rng: np.random.Generator,
+) -> State:
+    """The plan with the fewest cuts that costs little more than the `best`: no more than the best heuristic's, and from a plan
+    in place, `start`, so little that moving is still worth it."""
+    current, limits = request.current, [best.cost * (1 + simplicity)]
+    if current is None:
+        limits += [] if heuristic is None else [heuristic.cost]
+    elif best is not start:
+        limits += [max(start.cost * (1 - start.problem.tuning.worth_moving), best.cost)]
+    plans = [best, *fewer_cuts(best, min(limits), rng, request.watch, current)]
+    return simplest(plans if current is None else [*plans, start], simplicity, current)
+
+
+def _instead(best: State, simple: State) -> tuple[str, ...]:
+    """A line about what fewer cuts, or fewer bytes to move, cost, if they cost anything."""
+    if simple.cost <= best.cost:
+        return ()
+    fewer = f"{counted(simple.cuts, 'cut')} instead of {best.cuts}" if simple.cuts < best.cuts else "less to move"
+    return (
+        f"{fewer}, for {simple.cost / best.cost - 1:.2%} more than the cheapest plan found (--simplicity 0 takes that one)",
+    )
 
 
 def _starts(problem: Problem, request: ProposalRequest) -> list[State]:
