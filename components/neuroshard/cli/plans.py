@@ -80,6 +80,13 @@ def search(
     move_budget: Annotated[
         str | None, typer.Option(help="With --from: weights and optimizer state to move at most: 50GiB.")
     ] = None,
+    keep_optimizer_state: Annotated[
+        bool,
+        typer.Option(
+            "--keep-optimizer-state",
+            help="With --from: keep the column cuts of tables whose optimizer has state by the row, so that it can be loaded.",
+        ),
+    ] = False,
     simplicity: Annotated[
         str, typer.Option(help="Most that a plan may cost above the cheapest to have fewer cuts; 0 takes the cheapest.")
     ] = "0.5%",
@@ -104,6 +111,7 @@ def search(
                 time_budget_s=None if time_budget is None else parse_duration(time_budget),
                 move_budget_bytes=None if move_budget is None else parse_bytes(move_budget),
                 simplicity=parse_portion(simplicity),
+                keep_optimizer_state=keep_optimizer_state,
             ),
             memory_bytes=parse_memory(memory, devices),
             batch_size=batch_size,

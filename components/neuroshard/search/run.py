@@ -21,7 +21,7 @@ from neuroshard import __version__
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.text import counted
+from neuroshard.core.text import counted, first_few
 from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.constraints import ConstraintsFile, resolve
@@ -36,7 +36,8 @@ from neuroshard.search.improve.fewer_cuts import fewer_cuts
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.infeasible.feasibility import any_plan, feasible, misfit
 from neuroshard.search.problem.current import CurrentPlacement
-from neuroshard.search.problem.layout import caveats, make_plan
+from neuroshard.search.problem.kept_cuts import WAY_OUT, KeptCuts
+from neuroshard.search.problem.layout import caveats, lay_out, make_plan
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.base import ProposalRequest
@@ -61,7 +62,8 @@ class SearchSettings:
     Local search runs so many `rounds` (by default those of the `tuning`), or, with a time budget, as many as there is time for:
     then the plan depends on the machine, else on the seed alone. `width` is that of the published search. A search from a plan
     in place moves at most `move_budget_bytes` of weights and optimizer state. The plan may cost the share `simplicity` more than
-    the cheapest found if it then has fewer cuts.
+    the cheapest found if it then has fewer cuts. With `keep_optimizer_state` tables whose optimizer has state by the row keep the
+    column cuts of the plan in place.
     """
 
     algorithm: str = LOCAL_SEARCH
@@ -70,6 +72,7 @@ class SearchSettings:
     time_budget_s: float | None = None
     move_budget_bytes: int | None = None
     simplicity: float = 0.005
+    keep_optimizer_state: bool = False
     width: BeamWidth = PAPER
     tuning: Tuning = TUNING
 
@@ -93,6 +96,10 @@ class SearchSettings:
             raise UsageError(f"{self.algorithm} places all tables anew; only {LOCAL_SEARCH} starts from a plan")
         if self.move_budget_bytes is not None and not from_a_plan:
             raise UsageError("a move budget is for a search that starts from a plan; give it with --from")
+        if self.keep_optimizer_state and not from_a_plan:
+            raise UsageError(
+                "optimizer state is kept by a search that starts from a plan; give --keep-optimizer-state with --from"
+            )
 
     @property
     def most_rounds(self) -> int:
@@ -151,20 +158,28 @@ def search(
             )
         if not is_ours:
             notes = (*notes, f"{settings.algorithm} splits tables column-wise only, not row-wise")
-    current = None
+    searched, current, kept = problem, None, None
     if previous is not None:
         current = CurrentPlacement(problem, previous, settings.move_budget_bytes)
-        problem.memory = problem.memory - current.reserved_bytes
         notes = (*notes, *current.notes)
+        if settings.keep_optimizer_state:
+            kept = KeptCuts(task, previous, cost_model.max_dim)
+            searched = _with_kept_cuts(problem, kept)
+            current = CurrentPlacement(searched, kept.plan, settings.move_budget_bytes)
+            notes = (*notes, kept.note)
+        searched.memory = searched.memory - current.reserved_bytes
 
-    best, found_notes = _found(problem, ProposalRequest(watch, settings.seed, current), settings)
+    best, found_notes = _found(searched, ProposalRequest(watch, settings.seed, current), settings)
     notes = (*notes, *found_notes)
     heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
     if is_ours and previous is None and not len(problem.row_blocks.groups) and cost_model.prices_rows:
         notes = (*notes, *worth_allowing(problem, best))
     if watch.stopped:
         notes = (*notes, "the search was stopped by hand: more of it might have found a better plan")
-    placement = best.placement
+    placement = best.placement if current is None else current.with_spans(best.placement)
+    shards = lay_out(searched, placement, current)
+    if kept is not None:
+        placement, shards = kept.placement(problem, searched, placement), kept.shards(shards)
     provenance = Provenance(
         neuroshard_version=__version__,
         algorithm=settings.algorithm,
@@ -182,13 +197,27 @@ def search(
     return make_plan(
         problem,
         placement,
-        current=current,
+        shards,
         baselines=heuristics,
         bound_ms=bound.ms,
         bound_assumptions=bound.why,
         improvements=watch.improvements,
         provenance=provenance,
     )
+
+
+def _with_kept_cuts(problem: Problem, kept: KeptCuts) -> Problem:
+    """The problem of a task whose tables keep their column cuts. Raises Infeasible where then nothing fits."""
+    try:
+        searched = feasible(kept.task, problem.model, problem.tuning)
+        any_plan(searched)
+    except Infeasible:
+        any_plan(problem)  # raises where nothing fits without the option either
+        raise Infeasible(
+            "no plan was found that keeps the column cuts of the plan to start from, those of "
+            f"{counted(len(kept.tables), 'table')} ({first_few(kept.tables)}); {WAY_OUT}, without which tables fit"
+        ) from None
+    return searched
 
 
 def _found(problem: Problem, request: ProposalRequest, settings: SearchSettings) -> tuple[State, tuple[str, ...]]:
