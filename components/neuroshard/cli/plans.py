@@ -68,8 +68,11 @@ def search(
     ] = None,
     row_wise: Annotated[
         list[str] | None,
-        typer.Option(help="Tables that may be split row-wise over all devices, '*' for all; may be repeated."),
+        typer.Option(
+            help="Tables that may be split row-wise over all devices, '*' for all; may be repeated [default: all are tried]."
+        ),
     ] = None,
+    no_row_wise: Annotated[bool, typer.Option("--no-row-wise", help="Split no table row-wise.")] = False,
     pin: Annotated[
         list[str] | None, typer.Option(help="Devices that may hold tables: 'user_*=0,1'; may be repeated.")
     ] = None,
@@ -124,6 +127,7 @@ def search(
                 pins=pin or (),
                 together=together or (),
                 row_wise=row_wise or (),
+                no_row_wise=no_row_wise,
             ),
             previous=previous,
             stop=stop,

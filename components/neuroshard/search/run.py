@@ -12,7 +12,7 @@ What comes after what is decided here and nowhere below: `_local_search` from to
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +63,8 @@ class SearchSettings:
     then the plan depends on the machine, else on the seed alone. `width` is that of the published search. A search from a plan
     in place moves at most `move_budget_bytes` of weights and optimizer state. The plan may cost the share `simplicity` more than
     the cheapest found if it then has fewer cuts. With `keep_optimizer_state` tables whose optimizer has state by the row keep the
-    column cuts of the plan in place.
+    column cuts of the plan in place. With `try_row_wise` tables may be split row-wise where the task says nothing of it, if a
+    first try is cheaper than what some rounds found.
     """
 
     algorithm: str = LOCAL_SEARCH
@@ -73,6 +74,7 @@ class SearchSettings:
     move_budget_bytes: int | None = None
     simplicity: float = 0.005
     keep_optimizer_state: bool = False
+    try_row_wise: bool = False
     width: BeamWidth = PAPER
     tuning: Tuning = TUNING
 
@@ -149,7 +151,8 @@ def search(
     settings.check(from_a_plan=previous is not None)
     is_ours = settings.algorithm == LOCAL_SEARCH
     watch = Watch(settings.time_budget_s, on_improvement, stop)
-    problem = feasible(task, cost_model, settings.tuning)
+    tried = _with_row_wise(task) if settings.try_row_wise and is_ours and cost_model.prices_rows else None
+    problem = feasible(tried or task, cost_model, settings.tuning)
     problem.alone_ms(problem.whole)  # reports costs that are none before anything is computed with them
     if len(problem.row_blocks.groups):
         if not cost_model.prices_rows:
@@ -163,16 +166,20 @@ def search(
         current = CurrentPlacement(problem, previous, settings.move_budget_bytes)
         notes = (*notes, *current.notes)
         if settings.keep_optimizer_state:
-            kept = KeptCuts(task, previous, cost_model.max_dim)
+            kept = KeptCuts(problem.task, previous, cost_model.max_dim)
             searched = _with_kept_cuts(problem, kept)
             current = CurrentPlacement(searched, kept.plan, settings.move_budget_bytes)
             notes = (*notes, kept.note)
         searched.memory = searched.memory - current.reserved_bytes
 
-    best, found_notes = _found(searched, ProposalRequest(watch, settings.seed, current), settings)
+    best, found_notes = _found(searched, ProposalRequest(watch, settings.seed, current), settings, tried is not None)
     notes = (*notes, *found_notes)
+    if tried is not None:
+        notes = (*notes, *_mean_pooled(task))
+        if not len(best.problem.row_wise):
+            problem = problem.without_row_wise(task)
     heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
-    if is_ours and previous is None and not len(problem.row_blocks.groups) and cost_model.prices_rows:
+    if is_ours and previous is None and tried is None and not len(problem.row_blocks.groups) and cost_model.prices_rows:
         notes = (*notes, *worth_allowing(problem, best))
     if watch.stopped:
         notes = (*notes, "the search was stopped by hand: more of it might have found a better plan")
@@ -206,6 +213,27 @@ def search(
     )
 
 
+def _with_row_wise(task: ShardingTask) -> ShardingTask | None:
+    """The task with all tables allowed to be row-wise that no rule keeps from it; None if there are none, or it allows some."""
+    constraints = task.constraints
+    too_few = constraints.max_shards is not None and constraints.max_shards < task.devices
+    if too_few or constraints.may_split_rows(task.tables, task.devices):
+        return None
+    tried = task.model_copy(update={"constraints": constraints.model_copy(update={"row_wise": True})})
+    return tried if tried.constraints.may_split_rows(task.tables, task.devices) else None
+
+
+def _mean_pooled(task: ShardingTask) -> tuple[str, ...]:
+    """A line about tables that are never split row-wise because their rows are averaged."""
+    names = [table.name for table in task.tables if table.pooling == "mean"]
+    if not names:
+        return ()
+    return (
+        f"{counted(len(names), 'table')} pooled by mean not tried row-wise ({first_few(names)}): TorchRec would then divide "
+        "the sums of whole tables too",
+    )
+
+
 def _with_kept_cuts(problem: Problem, kept: KeptCuts) -> Problem:
     """The problem of a task whose tables keep their column cuts. Raises Infeasible where then nothing fits."""
     try:
@@ -220,11 +248,13 @@ def _with_kept_cuts(problem: Problem, kept: KeptCuts) -> Problem:
     return searched
 
 
-def _found(problem: Problem, request: ProposalRequest, settings: SearchSettings) -> tuple[State, tuple[str, ...]]:
+def _found(
+    problem: Problem, request: ProposalRequest, settings: SearchSettings, tries_row_wise: bool
+) -> tuple[State, tuple[str, ...]]:
     """The plan that the algorithm finds, and notes on it. Raises Infeasible."""
     watch, rng = request.watch, np.random.default_rng(settings.seed)
     if settings.algorithm == LOCAL_SEARCH:
-        return _local_search(problem, request, settings, rng)
+        return _local_search(problem, request, settings, tries_row_wise, rng)
     if settings.algorithm != PUBLISHED:
         return State.of(problem, baseline(problem, settings.algorithm, rng)), ()
     with progress("search splits", total=settings.width.depth, unit="levels") as watch.bar:
@@ -238,29 +268,36 @@ def _found(problem: Problem, request: ProposalRequest, settings: SearchSettings)
 
 
 def _local_search(
-    problem: Problem, request: ProposalRequest, settings: SearchSettings, rng: np.random.Generator
+    problem: Problem, request: ProposalRequest, settings: SearchSettings, tries_row_wise: bool, rng: np.random.Generator
 ) -> tuple[State, tuple[str, ...]]:
     """The plan to take, and a note where it costs more than the cheapest for fewer cuts.
 
-    Raises Infeasible if nothing fits, or more bytes would have to move than may.
+    Where it only `tries_row_wise`, rows are split only if a first try is cheaper than what some rounds found, and for the other
+    rounds. Raises Infeasible if nothing fits, or more bytes would have to move than may.
     """
     watch, current, tuning, rounds = request.watch, request.current, problem.tuning, settings.most_rounds
     may_split_rows = len(problem.row_blocks.groups) > 0 and tuning.row_wise
-    total, unit = watch.amount((1 + may_split_rows) * rounds)
+    column_wise_rounds = min(rounds, tuning.rounds_before_rows) if tries_row_wise else rounds
+    row_wise_rounds = rounds - column_wise_rounds if tries_row_wise else rounds
+    total, unit = watch.amount(column_wise_rounds + may_split_rows * row_wise_rounds)
     with progress("search", total=total, unit=unit) as watch.bar:
         with watch.sharing(1 - tuning.time_for_cuts if settings.simplicity else 1.0):
             starts = _starts(problem, request)
             watch.note(min(plan.cost for plan in starts))
             with watch.sharing(0.5 if may_split_rows else 1.0):
-                found = LocalSearch(starts, rng, watch, current).run(rounds)
+                go_on = LocalSearch(starts, rng, watch, current)
+                found = go_on.run(column_wise_rounds)
             row_wise: list[State] = []
             if may_split_rows:
                 plans = _affordable(propose("row_wise", problem, request), current)
-                column_wise = _choose_column_wise(found, starts[0], current)
-                go_on = LocalSearch(
-                    [*plans, column_wise], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise
-                )
-                row_wise = go_on.run(rounds)
+                if tries_row_wise and not _promising([*starts, *plans], found):
+                    found = go_on.run(row_wise_rounds)
+                else:
+                    column_wise = _choose_column_wise(found, starts[0], current)
+                    go_on = LocalSearch(
+                        [*plans, column_wise], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise
+                    )
+                    row_wise = go_on.run(row_wise_rounds)
 
         # The choice: of column-wise plans about as cheap, the one expected to be the fastest; then whether rows are worth it.
         found = [*found, *(plan for plan in row_wise if not len(plan.problem.row_wise))]
@@ -279,6 +316,12 @@ def _local_search(
             return best, ()
         simple = _with_few_cuts(best, starts[0], heuristic, request, settings.simplicity, rng.spawn(1)[0])
     return simple, _instead(best, simple)
+
+
+def _promising(plans: Sequence[State], found: Sequence[State]) -> bool:
+    """Whether one of the plans has tables row-wise and costs less than all column-wise plans found."""
+    column_wise = min((plan.cost for plan in found if not len(plan.problem.row_wise)), default=math.inf)
+    return any(len(plan.problem.row_wise) and plan.cost < column_wise for plan in plans)
 
 
 def _with_few_cuts(
@@ -351,11 +394,13 @@ def run(
     """Search a plan for a tables.json with a cost model (see models/open.py), and write it as plan.json.
 
     `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `previous` is a
-    plan to start from, or its file; `stop`, once it is set, ends the search. `instead` says why this cost model is not the
+    plan to start from, or its file; `stop`, once it is set, ends the search. Row-wise tables are
+    tried unless the constraints say which may be so, or that none may. `instead` says why this cost model is not the
     one of the plan's hardware: then it may be off by no less than a guess. Raises InvalidInput, UsageError and Infeasible;
     then nothing is written.
     """
     check_can_write(out)
+    given = constraints or ConstraintsFile()
     tables, notes = read_tables(tables_path)
     model = open_cost_model(cost_model, batch_size)
     task = ShardingTask.parse(
@@ -363,7 +408,7 @@ def run(
             "tables": tables,
             "device_memory_bytes": memory_bytes,
             "batch_size": model.batch_size if batch_size is None else batch_size,
-            "constraints": resolve(constraints or ConstraintsFile(), tables, "constraints"),
+            "constraints": resolve(given, tables, "constraints"),
         },
         "the task",
     )
@@ -371,7 +416,7 @@ def run(
     plan = search(
         task,
         model,
-        settings,
+        replace(settings, try_row_wise=given.says_nothing_of_rows),
         previous=read_plan(previous) if isinstance(previous, Path) else previous,
         trust=Trust(max(own_error or 0.0, SPREAD) if instead else own_error, instead or "; ".join(model.stand_ins)),
         # The folder's name would make the digests of equal plans differ

@@ -47,6 +47,9 @@ class Tuning:
 
     # run: how the rounds are spent
     rounds: int = 40  # of perturbing and descending, where the caller gives neither rounds nor a time budget
+    # Of these, rounds before a search that only tries row-wise tables compares. A multiple of all that run in lockstep, so that a
+    # search which goes on column-wise finds what it would have found without the comparison.
+    rounds_before_rows: int = 12
     time_for_cuts: float = 0.15  # share of a time budget that is left for undoing cuts
     worth_moving: float = 1e-3  # share that a plan must gain for shards to move: less once moved 7.5 GiB for nothing
 
