@@ -174,10 +174,10 @@ def search(
 
     best, found_notes = _found(searched, ProposalRequest(watch, settings.seed, current), settings, tried is not None)
     notes = (*notes, *found_notes)
-    if tried is not None:
-        notes = (*notes, *_mean_pooled(task))
-        if not len(best.problem.row_wise):
-            problem = problem.without_row_wise(task)
+    if is_ours:
+        notes = (*notes, *_mean_pooled(task, settings.try_row_wise))
+    if tried is not None and not len(best.problem.row_wise):
+        problem = problem.without_row_wise(task)
     heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
     if is_ours and previous is None and tried is None and not len(problem.row_blocks.groups) and cost_model.prices_rows:
         notes = (*notes, *worth_allowing(problem, best))
@@ -223,13 +223,15 @@ def _with_row_wise(task: ShardingTask) -> ShardingTask | None:
     return tried if tried.constraints.may_split_rows(task.tables, task.devices) else None
 
 
-def _mean_pooled(task: ShardingTask) -> tuple[str, ...]:
-    """A line about tables that are never split row-wise because their rows are averaged."""
-    names = [table.name for table in task.tables if table.pooling == "mean"]
+def _mean_pooled(task: ShardingTask, tried: bool) -> tuple[str, ...]:
+    """A line about tables that are not split row-wise, though tried or allowed, because their rows are averaged."""
+    rules, allowed = task.constraints.rules(), tried or task.constraints.row_wise
+    said = {name: rule.row_wise for name, rule in rules.items() if rule.row_wise is not None}
+    names = [table.name for table in task.tables if table.pooling == "mean" and said.get(table.name, allowed)]
     if not names:
         return ()
     return (
-        f"{counted(len(names), 'table')} pooled by mean not tried row-wise ({first_few(names)}): TorchRec would then divide "
+        f"{counted(len(names), 'table')} pooled by mean not split row-wise ({first_few(names)}): TorchRec would then divide "
         "the sums of whole tables too",
     )
 
@@ -344,12 +346,15 @@ def _with_few_cuts(
 
 
 def _instead(best: State, simple: State) -> tuple[str, ...]:
-    """A line about what fewer cuts, or fewer bytes to move, cost, if they cost anything."""
+    """A line about what a plan with fewer cuts, or less to move, costs, if it costs anything."""
     if simple.cost <= best.cost:
         return ()
-    fewer = f"{counted(simple.cuts, 'cut')} instead of {best.cuts}" if simple.cuts < best.cuts else "less to move"
+    cuts, instead = (state.cuts - len(state.problem.row_wise) for state in (simple, best))
+    what = (
+        f"{counted(cuts, 'cut')} instead of {instead}" if cuts < instead else "fewer row-wise tables, or less to move"
+    )
     return (
-        f"{fewer}, for {simple.cost / best.cost - 1:.2%} more than the cheapest plan found (--simplicity 0 takes that one)",
+        f"{what}, for {simple.cost / best.cost - 1:.2%} more than the cheapest plan found (--simplicity 0 takes that one)",
     )
 
 
