@@ -329,6 +329,42 @@ def test_a_checkpoint_goes_from_whole_rows_to_split_ones_and_back_with_the_optim
         assert max(found.values()) < 2e-6
 
 
+def with_its_cuts_elsewhere(plan: Plan, together: str) -> Plan:
+    """The same shards, those with all rows on the next device; both shards of one table on the last device."""
+    rows = {table.name: table.rows for table in plan.task.tables}
+
+    def moved(shard: Shard) -> Shard:
+        device = plan.task.devices - 1 if shard.table == together else (shard.device + 1) % plan.task.devices
+        return shard.model_copy(update={"device": device}) if shard.rows == rows[shard.table] else shard
+
+    return plan.model_copy(update={"shards": tuple(map(moved, plan.shards))})
+
+
+def off_unsplit_tables(rank: int, plan: Plan, others: list[Plan], folder: Path) -> dict[str, float]:
+    """What the last step of training by row-wise Adagrad differs by, by table, where it goes on with other plans on its way."""
+    training = Training(rank, plan, "rowwise_adagrad")
+    for number, other in enumerate(others):
+        training.step()
+        training.step()
+        if other is not plan:
+            training.go_on_with(other, folder / str(number))
+    return training.step()
+
+
+def test_a_checkpoint_goes_to_a_plan_with_the_same_column_cuts_with_row_wise_state(tmp_path):
+    plan = mixed_plan(2)
+    cut = [table.name for table in plan.task.tables if table.name.startswith("columns")]
+    elsewhere = with_its_cuts_elsewhere(plan, cut[0])
+    assert elsewhere.shards != plan.shards
+    told = []
+    for name, others in (("alone", [plan, plan]), ("moved", [elsewhere, plan])):
+        (tmp_path / name).mkdir()
+        told.append(on_ranks(2, tmp_path / name, off_unsplit_tables, plan, others, tmp_path / name))
+    for uninterrupted, found in zip(*told, strict=True):
+        assert min(uninterrupted[name] for name in cut) > 1e-4  # two halves of a row learn at rates of their own
+        assert found == pytest.approx(uninterrupted, abs=2e-6)
+
+
 def means_beside_whole_rows(rank: int) -> float:
     """What TorchRec makes of a whole table beside one of means whose rows are split: largest difference of its sums."""
     warnings.simplefilter("ignore")

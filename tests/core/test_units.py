@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 
 from helpers.refusals import refused
 from neuroshard.core.errors import UsageError
-from neuroshard.core.units import format_bytes, parse_bytes, parse_counts, parse_duration, parse_memory, parse_share
+from neuroshard.core.units import (
+    format_bytes,
+    parse_bytes,
+    parse_counts,
+    parse_duration,
+    parse_memory,
+    parse_portion,
+    parse_share,
+)
 
 
 @pytest.mark.parametrize(
@@ -91,3 +99,14 @@ def test_what_are_no_counts_names_the_option(text):
 def test_bytes_rounded_up_are_enough_for_who_types_them_and_rounded_down_not_too_much(count):
     least, most = (parse_bytes(format_bytes(count, rounded)) for rounded in ("up", "down"))
     assert count * 0.9 - 1 <= most <= count <= least <= count * 1.1 + 1
+
+
+def test_a_portion_is_per_cent_or_a_share():
+    assert parse_portion("0.5%") == parse_portion("0.5 %") == parse_portion("0.005") == 0.005
+    assert parse_portion("0") == 0
+
+
+@pytest.mark.parametrize("text", ["", "%", "half", "0.5 per cent", "nan"])
+def test_what_is_no_portion_is_refused(text):
+    with pytest.raises(UsageError, match="is no part of a whole; write per cent or a share"):
+        parse_portion(text)

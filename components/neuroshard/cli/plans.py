@@ -10,7 +10,7 @@ from neuroshard.cli.interrupt import asked_to_stop
 from neuroshard.cli.options import AsJson, Seed, out_file
 from neuroshard.core.errors import UsageError
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
-from neuroshard.core.units import format_bytes, parse_bytes, parse_duration, parse_memory
+from neuroshard.core.units import format_bytes, parse_bytes, parse_duration, parse_memory, parse_portion
 
 Memory = Annotated[
     str, typer.Option(help="Memory a device: bytes or a unit (32GiB); one, or one per device, by commas.")
@@ -75,8 +75,11 @@ def search(
     ] = None,
     row_wise: Annotated[
         list[str] | None,
-        typer.Option(help="Tables that may be split row-wise over all devices, '*' for all; may be repeated."),
+        typer.Option(
+            help="Tables that may be split row-wise over all devices, '*' for all; may be repeated [default: all are tried]."
+        ),
     ] = None,
+    no_row_wise: Annotated[bool, typer.Option("--no-row-wise", help="Split no table row-wise.")] = False,
     pin: Annotated[
         list[str] | None, typer.Option(help="Devices that may hold tables: 'user_*=0,1'; may be repeated.")
     ] = None,
@@ -87,6 +90,16 @@ def search(
     move_budget: Annotated[
         str | None, typer.Option(help="With --from: weights and optimizer state to move at most: 50GiB.")
     ] = None,
+    keep_optimizer_state: Annotated[
+        bool,
+        typer.Option(
+            "--keep-optimizer-state",
+            help="With --from: keep the column cuts of tables whose optimizer has state by the row, so that it can be loaded.",
+        ),
+    ] = False,
+    simplicity: Annotated[
+        str, typer.Option(help="Most that a plan may cost above the cheapest to have fewer cuts; 0 takes the cheapest.")
+    ] = "0.5%",
     seed: Seed = 0,
 ) -> None:
     """Search the plan whose slowest device is fastest, by the cost model. Ctrl-C writes the best plan so far."""
@@ -107,6 +120,8 @@ def search(
                 rounds=rounds,
                 time_budget_s=None if time_budget is None else parse_duration(time_budget),
                 move_budget_bytes=None if move_budget is None else parse_bytes(move_budget),
+                simplicity=parse_portion(simplicity),
+                keep_optimizer_state=keep_optimizer_state,
             ),
             memory_bytes=parse_memory(memory, devices),
             batch_size=batch_size,
@@ -120,6 +135,7 @@ def search(
                 pins=pin or (),
                 together=together or (),
                 row_wise=row_wise or (),
+                no_row_wise=no_row_wise,
             ),
             previous=previous,
             stop=stop,

@@ -92,6 +92,14 @@ def parse_share(text: str) -> tuple[int, int]:
     return share, of
 
 
+def parse_portion(text: str) -> float:
+    """`"0.5%"` or `"0.005"` as 0.005. Raises UsageError."""
+    number = parse_number(text.removesuffix("%").rstrip())
+    if number is None:
+        raise UsageError(f"{text!r} is no part of a whole; write per cent or a share, as in 0.5% or 0.005")
+    return number / 100 if text.endswith("%") else float(number)
+
+
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 

@@ -45,14 +45,15 @@ class MatchedRule(Value):
 
 
 class ConstraintsFile(Value):
-    """constraints.json, with patterns in place of tables. A `reserve` of 15% becomes the `reserve_share` 0.15."""
+    """constraints.json, with patterns in place of tables. A `reserve` of 15% becomes the `reserve_share` 0.15. Where neither
+    `row_wise` nor a rule says which tables may be split row-wise, search tries all."""
 
     format_version: Literal[1] = 1
     reserve: int = 0
     reserve_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     min_dim: LeastDim = DIM_STEP
     max_shards: MostShards | None = None
-    row_wise: bool = False
+    row_wise: bool | None = None
     tables: tuple[MatchedRule, ...] = ()
     together: tuple[tuple[Pattern, ...], ...] = ()
 
@@ -65,6 +66,11 @@ class ConstraintsFile(Value):
         except UsageError as error:
             raise ValueError(f"reserve: {error}") from None
         return data if share is None else {**data, "reserve": 0, "reserve_share": share}
+
+    @property
+    def says_nothing_of_rows(self) -> bool:
+        """Whether it neither allows tables to be split row-wise nor forbids it for all."""
+        return self.row_wise is None and not any(rule.row_wise for rule in self.tables)
 
     @field_validator("reserve", mode="before")
     @classmethod
@@ -104,11 +110,14 @@ def with_flags(
     pins: Sequence[str] = (),
     together: Sequence[str] = (),
     row_wise: Sequence[str] = (),
+    no_row_wise: bool = False,
 ) -> ConstraintsFile:
     """The file's constraints plus flags of the command line. Pins are `PATTERN=0,1`, tables kept together `PATTERN,PATTERN`.
 
     `row_wise` with `*` applies to all tables that no other rule excludes; with another pattern it contradicts such rules.
     """
+    if no_row_wise and row_wise:
+        raise UsageError(f"--row-wise {row_wise[0]!r} and --no-row-wise contradict each other; give one of them")
     rules = [{"match": pattern, "split": False} for pattern in never_split]
     rules += [{"match": pattern, "row_wise": True} for pattern in row_wise if pattern != "*"]
     rules += [{"match": pattern, "devices": devices} for pattern, devices in map(_pin, pins)]
@@ -119,7 +128,7 @@ def with_flags(
     }
     if reserve is not None:
         changed["reserve_share"] = 0.0  # the flag replaces the file's reserve, whatever its form
-    all_row_wise = True if "*" in row_wise else None
+    all_row_wise = False if no_row_wise else True if "*" in row_wise else None
     flags = {"reserve": reserve, "min_dim": min_dim, "max_shards": max_shards, "row_wise": all_row_wise}
     for name, value in flags.items():
         if value is not None:
@@ -159,7 +168,7 @@ def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Cons
             reserve_share=given.reserve_share,
             min_dim=given.min_dim,
             max_shards=given.max_shards,
-            row_wise=given.row_wise,
+            row_wise=bool(given.row_wise),
             tables=tuple(TableRule(table=name, **rules[name]) for name in names if name in rules),
             together=tuple(group for group in groups if len(group) > 1),
         )

@@ -1,4 +1,5 @@
-"""Which of the plans found to take: the one that is expected to be fast, not the one that is predicted to be the fastest.
+"""Which of the plans found to take: the one that is expected to be fast, not the one that is predicted to be the fastest; and
+whether fewer cuts are worth a little of that.
 
 A strong search finds what its cost model gets wrong. So plans are compared under errors drawn at random: the same errors in all
 of them, since the error of a table, and of a part of it, goes wherever it goes, and plans that share them are off alike.
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.state import State, about_as_cheap
 
 
@@ -30,6 +32,21 @@ def choose(found: Sequence[State], instead: State | None = None, at_most_ms: flo
     ms = drawn_ms(plans)
     lost = np.maximum(ms - ms[-1], 0.0)
     return plans[int((ms + tuning.regret * lost).mean(axis=1).argmin())]
+
+
+def simplest(plans: Sequence[State], simplicity: float, current: CurrentPlacement | None = None) -> State:
+    """Of the plans that cost at most the share `simplicity` more than the first one, as predicted and as expected, the one with
+    the fewest cuts; of these the one that moves least, then the one expected to be the fastest."""
+    near = [state for state in plans if state.cost <= plans[0].cost * (1 + simplicity)]
+    doubt = plans[0].problem.tuning.choice_under_doubt
+    expected = drawn_ms(near).mean(axis=1) if doubt else np.array([state.cost for state in near])
+
+    def key(place: int) -> tuple[int, int, float]:
+        state = near[place]
+        moving = 0 if current is None else current.moving_bytes(state.problem, state.widths)
+        return state.cuts, moving, float(expected[place])
+
+    return near[min(np.flatnonzero(expected <= expected[0] * (1 + simplicity)).tolist(), key=key)]
 
 
 def drawn_ms(states: Sequence[State]) -> Floats:

@@ -12,7 +12,7 @@ What comes after what is decided here and nowhere below: `_local_search` from to
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import counted, first_few
 from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.constraints import ConstraintsFile, resolve
@@ -31,11 +32,13 @@ from neuroshard.files.tables import read_tables
 from neuroshard.models.open import open_cost_model
 from neuroshard.progress import progress
 from neuroshard.search.bound.lower_bound import lower_bound
-from neuroshard.search.choice import choose
+from neuroshard.search.choice import choose, simplest
+from neuroshard.search.improve.fewer_cuts import fewer_cuts
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.infeasible.feasibility import any_plan, feasible, misfit
 from neuroshard.search.problem.current import CurrentPlacement
-from neuroshard.search.problem.layout import caveats, make_plan
+from neuroshard.search.problem.kept_cuts import WAY_OUT, KeptCuts
+from neuroshard.search.problem.layout import caveats, lay_out, make_plan
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.base import ProposalRequest
@@ -50,6 +53,7 @@ from neuroshard.search.watch import OnImprovement, Watch
 LOCAL_SEARCH, PUBLISHED = "local-search", "neuroshard-2023"
 ALGORITHMS = (LOCAL_SEARCH, PUBLISHED, *KEYS)
 UNTIL_TIME_IS_UP = 10**6  # rounds of a search with a time budget
+MOST_SIMPLICITY = 0.1  # share of the cost that fewer cuts may take; more is a mistaken unit
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,10 @@ class SearchSettings:
 
     Local search runs so many `rounds` (by default those of the `tuning`), or, with a time budget, as many as there is time for:
     then the plan depends on the machine, else on the seed alone. `width` is that of the published search. A search from a plan
-    in place moves at most `move_budget_bytes` of weights and optimizer state.
+    in place moves at most `move_budget_bytes` of weights and optimizer state. The plan may cost the share `simplicity` more than
+    the cheapest found if it then has fewer cuts. With `keep_optimizer_state` tables whose optimizer has state by the row keep the
+    column cuts of the plan in place. With `try_row_wise` tables may be split row-wise where the task says nothing of it, if a
+    first try is cheaper than what some rounds found.
     """
 
     algorithm: str = LOCAL_SEARCH
@@ -66,6 +73,9 @@ class SearchSettings:
     rounds: int | None = None
     time_budget_s: float | None = None
     move_budget_bytes: int | None = None
+    simplicity: float = 0.005
+    keep_optimizer_state: bool = False
+    try_row_wise: bool = False
     width: BeamWidth = PAPER
     tuning: Tuning = TUNING
 
@@ -79,11 +89,20 @@ class SearchSettings:
             )
         if self.rounds is not None and self.rounds < 0:
             raise UsageError(f"rounds must be at least 0, not {self.rounds}")
+        if not 0 <= self.simplicity <= MOST_SIMPLICITY:
+            raise UsageError(
+                f"simplicity must be 0% to {MOST_SIMPLICITY:.0%} of the cost, not {100 * self.simplicity:.6g}%; 0 takes the "
+                "cheapest plan whatever its cuts"
+            )
         self.width.check()
         if from_a_plan and self.algorithm != LOCAL_SEARCH:
             raise UsageError(f"{self.algorithm} places all tables anew; only {LOCAL_SEARCH} starts from a plan")
         if self.move_budget_bytes is not None and not from_a_plan:
             raise UsageError("a move budget is for a search that starts from a plan; give it with --from")
+        if self.keep_optimizer_state and not from_a_plan:
+            raise UsageError(
+                "optimizer state is kept by a search that starts from a plan; give --keep-optimizer-state with --from"
+            )
 
     @property
     def most_rounds(self) -> int:
@@ -133,7 +152,8 @@ def search(
     settings.check(from_a_plan=previous is not None)
     is_ours = settings.algorithm == LOCAL_SEARCH
     watch = Watch(settings.time_budget_s, on_improvement, stop)
-    problem = feasible(task, cost_model, settings.tuning)
+    tried = _with_row_wise(task) if settings.try_row_wise and is_ours and cost_model.prices_rows else None
+    problem = feasible(tried or task, cost_model, settings.tuning)
     problem.alone_ms(problem.whole)  # reports costs that are none before anything is computed with them
     if len(problem.row_blocks.groups):
         if not cost_model.prices_rows:
@@ -142,19 +162,32 @@ def search(
             )
         if not is_ours:
             notes = (*notes, f"{settings.algorithm} splits tables column-wise only, not row-wise")
-    current = None
+    searched, current, kept = problem, None, None
     if previous is not None:
         current = CurrentPlacement(problem, previous, settings.move_budget_bytes)
-        problem.memory = problem.memory - current.reserved_bytes
         notes = (*notes, *current.notes)
+        if settings.keep_optimizer_state:
+            kept = KeptCuts(problem.task, previous, cost_model.max_dim)
+            searched = _with_kept_cuts(problem, kept)
+            current = CurrentPlacement(searched, kept.plan, settings.move_budget_bytes)
+            notes = (*notes, kept.note)
+        searched.memory = searched.memory - current.reserved_bytes
 
-    best = _found(problem, ProposalRequest(watch, settings.seed, current), settings)
+    best, found_notes = _found(searched, ProposalRequest(watch, settings.seed, current), settings, tried is not None)
+    notes = (*notes, *found_notes)
+    if is_ours:
+        notes = (*notes, *_mean_pooled(task, settings.try_row_wise))
+    if tried is not None and not len(best.problem.row_wise):
+        problem = problem.without_row_wise(task)
     heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
-    if is_ours and previous is None and not len(problem.row_blocks.groups) and cost_model.prices_rows:
+    if is_ours and previous is None and tried is None and not len(problem.row_blocks.groups) and cost_model.prices_rows:
         notes = (*notes, *worth_allowing(problem, best))
     if watch.stopped:
         notes = (*notes, "the search was stopped by hand: more of it might have found a better plan")
-    placement = best.placement
+    placement = best.placement if current is None else current.with_spans(best.placement)
+    shards = lay_out(searched, placement, current)
+    if kept is not None:
+        placement, shards = kept.placement(problem, searched, placement), kept.shards(shards)
     provenance = Provenance(
         neuroshard_version=__version__,
         algorithm=settings.algorithm,
@@ -172,7 +205,7 @@ def search(
     return make_plan(
         problem,
         placement,
-        current=current,
+        shards,
         baselines=heuristics,
         bound_ms=bound.ms,
         bound_assumptions=bound.why,
@@ -181,13 +214,52 @@ def search(
     )
 
 
-def _found(problem: Problem, request: ProposalRequest, settings: SearchSettings) -> State:
-    """The plan that the algorithm finds. Raises Infeasible."""
+def _with_row_wise(task: ShardingTask) -> ShardingTask | None:
+    """The task with all tables allowed to be row-wise that no rule keeps from it; None if there are none, or it allows some."""
+    constraints = task.constraints
+    too_few = constraints.max_shards is not None and constraints.max_shards < task.devices
+    if too_few or constraints.may_split_rows(task.tables, task.devices):
+        return None
+    tried = task.model_copy(update={"constraints": constraints.model_copy(update={"row_wise": True})})
+    return tried if tried.constraints.may_split_rows(task.tables, task.devices) else None
+
+
+def _mean_pooled(task: ShardingTask, tried: bool) -> tuple[str, ...]:
+    """A line about tables that are not split row-wise, though tried or allowed, because their rows are averaged."""
+    rules, allowed = task.constraints.rules(), tried or task.constraints.row_wise
+    said = {name: rule.row_wise for name, rule in rules.items() if rule.row_wise is not None}
+    names = [table.name for table in task.tables if table.pooling == "mean" and said.get(table.name, allowed)]
+    if not names:
+        return ()
+    return (
+        f"{counted(len(names), 'table')} pooled by mean not split row-wise ({first_few(names)}): TorchRec would then divide "
+        "the sums of whole tables too",
+    )
+
+
+def _with_kept_cuts(problem: Problem, kept: KeptCuts) -> Problem:
+    """The problem of a task whose tables keep their column cuts. Raises Infeasible where then nothing fits."""
+    try:
+        searched = feasible(kept.task, problem.model, problem.tuning)
+        any_plan(searched)
+    except Infeasible:
+        any_plan(problem)  # raises where nothing fits without the option either
+        raise Infeasible(
+            "no plan was found that keeps the column cuts of the plan to start from, those of "
+            f"{counted(len(kept.tables), 'table')} ({first_few(kept.tables)}); {WAY_OUT}, without which tables fit"
+        ) from None
+    return searched
+
+
+def _found(
+    problem: Problem, request: ProposalRequest, settings: SearchSettings, tries_row_wise: bool
+) -> tuple[State, tuple[str, ...]]:
+    """The plan that the algorithm finds, and notes on it. Raises Infeasible."""
     watch, rng = request.watch, np.random.default_rng(settings.seed)
     if settings.algorithm == LOCAL_SEARCH:
-        return _local_search(problem, request, settings.most_rounds, rng)
+        return _local_search(problem, request, settings, tries_row_wise, rng)
     if settings.algorithm != PUBLISHED:
-        return State.of(problem, baseline(problem, settings.algorithm, rng))
+        return State.of(problem, baseline(problem, settings.algorithm, rng)), ()
     with progress("search splits", total=settings.width.depth, unit="levels") as watch.bar:
         placement = beam_search(problem, settings.width, watch)
     if not placement.fits:
@@ -195,40 +267,96 @@ def _found(problem: Problem, request: ProposalRequest, settings: SearchSettings)
             f"{PUBLISHED}, which gives a device at most 1.5 x the mean columns, found no plan: "
             f"{misfit(problem, placement)}; {LOCAL_SEARCH} splits until tables fit: try it"
         )
-    return State.of(problem, placement)
+    return State.of(problem, placement), ()
 
 
-def _local_search(problem: Problem, request: ProposalRequest, rounds: int, rng: np.random.Generator) -> State:
-    """The plan to take. Raises Infeasible if nothing fits, or more bytes would have to move than may."""
-    watch, current, tuning = request.watch, request.current, problem.tuning
+def _local_search(
+    problem: Problem, request: ProposalRequest, settings: SearchSettings, tries_row_wise: bool, rng: np.random.Generator
+) -> tuple[State, tuple[str, ...]]:
+    """The plan to take, and a note where it costs more than the cheapest for fewer cuts.
+
+    Where it only `tries_row_wise`, rows are split only if a first try is cheaper than what some rounds found, and for the other
+    rounds. Raises Infeasible if nothing fits, or more bytes would have to move than may.
+    """
+    watch, current, tuning, rounds = request.watch, request.current, problem.tuning, settings.most_rounds
     may_split_rows = len(problem.row_blocks.groups) > 0 and tuning.row_wise
-    total, unit = watch.amount((1 + may_split_rows) * rounds)
+    column_wise_rounds = min(rounds, tuning.rounds_before_rows) if tries_row_wise else rounds
+    row_wise_rounds = rounds - column_wise_rounds if tries_row_wise else rounds
+    total, unit = watch.amount(column_wise_rounds + may_split_rows * row_wise_rounds)
     with progress("search", total=total, unit=unit) as watch.bar:
-        starts = _starts(problem, request)
-        watch.note(min(plan.cost for plan in starts))
-        with watch.sharing(0.5 if may_split_rows else 1.0):
-            found = LocalSearch(starts, rng, watch, current).run(rounds)
-        row_wise: list[State] = []
-        if may_split_rows:
-            plans = _affordable(propose("row_wise", problem, request), current)
-            column_wise = _choose_column_wise(found, starts[0], current)
-            go_on = LocalSearch(
-                [*plans, column_wise], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise
-            )
-            row_wise = go_on.run(rounds)
+        with watch.sharing(1 - tuning.time_for_cuts if settings.simplicity else 1.0):
+            starts = _starts(problem, request)
+            watch.note(min(plan.cost for plan in starts))
+            with watch.sharing(0.5 if may_split_rows else 1.0):
+                go_on = LocalSearch(starts, rng, watch, current)
+                found = go_on.run(column_wise_rounds)
+            row_wise: list[State] = []
+            if may_split_rows:
+                plans = _affordable(propose("row_wise", problem, request), current)
+                if tries_row_wise and not _promising([*starts, *plans], found):
+                    found = go_on.run(row_wise_rounds)
+                else:
+                    column_wise = _choose_column_wise(found, starts[0], current)
+                    go_on = LocalSearch(
+                        [*plans, column_wise], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise
+                    )
+                    row_wise = go_on.run(row_wise_rounds)
 
-    # The choice: of column-wise plans about as cheap, the one expected to be the fastest; then whether rows are worth it.
-    found = [*found, *(plan for plan in row_wise if not len(plan.problem.row_wise))]
-    best = _choose_column_wise(found, starts[0], current)
-    if row_wise:
-        best = choose([*row_wise, best], best)
-    if current is not None and current.budget_bytes is not None:
-        return best
+        # The choice: of column-wise plans about as cheap, the one expected to be the fastest; then whether rows are worth it.
+        found = [*found, *(plan for plan in row_wise if not len(plan.problem.row_wise))]
+        best = _choose_column_wise(found, starts[0], current)
+        if row_wise:
+            best = choose([*row_wise, best], best)
 
-    # No heuristic's plan is cheaper.
-    worth_ms = best.cost * (1 - tuning.worth_moving) if current is not None else best.cost
-    cheapest = next(iter(propose("baselines", problem, request)), best)
-    return cheapest if cheapest.cost < worth_ms else best
+        # No heuristic's plan is cheaper.
+        within_budget = current is not None and current.budget_bytes is not None
+        heuristic = None if within_budget else next(iter(propose("baselines", problem, request)), None)
+        worth_ms = best.cost * (1 - tuning.worth_moving) if current is not None else best.cost
+        if heuristic is not None and heuristic.cost < worth_ms:
+            best = heuristic
+
+        if not settings.simplicity:
+            return best, ()
+        simple = _with_few_cuts(best, starts[0], heuristic, request, settings.simplicity, rng.spawn(1)[0])
+    return simple, _instead(best, simple)
+
+
+def _promising(plans: Sequence[State], found: Sequence[State]) -> bool:
+    """Whether one of the plans has tables row-wise and costs less than all column-wise plans found."""
+    column_wise = min((plan.cost for plan in found if not len(plan.problem.row_wise)), default=math.inf)
+    return any(len(plan.problem.row_wise) and plan.cost < column_wise for plan in plans)
+
+
+def _with_few_cuts(
+    best: State,
+    start: State,
+    heuristic: State | None,
+    request: ProposalRequest,
+    simplicity: float,
+    rng: np.random.Generator,
+) -> State:
+    """The plan with the fewest cuts that costs little more than the `best`: no more than the best heuristic's, and from a plan
+    in place, `start`, so little that moving is still worth it."""
+    current, limits = request.current, [best.cost * (1 + simplicity)]
+    if current is None:
+        limits += [] if heuristic is None else [heuristic.cost]
+    elif best is not start:
+        limits += [max(start.cost * (1 - start.problem.tuning.worth_moving), best.cost)]
+    plans = [best, *fewer_cuts(best, min(limits), rng, request.watch, current)]
+    return simplest(plans if current is None else [*plans, start], simplicity, current)
+
+
+def _instead(best: State, simple: State) -> tuple[str, ...]:
+    """A line about what a plan with fewer cuts, or less to move, costs, if it costs anything."""
+    if simple.cost <= best.cost:
+        return ()
+    cuts, instead = (state.cuts - len(state.problem.row_wise) for state in (simple, best))
+    what = (
+        f"{counted(cuts, 'cut')} instead of {instead}" if cuts < instead else "fewer row-wise tables, or less to move"
+    )
+    return (
+        f"{what}, for {simple.cost / best.cost - 1:.2%} more than the cheapest plan found (--simplicity 0 takes that one)",
+    )
 
 
 def _starts(problem: Problem, request: ProposalRequest) -> list[State]:
@@ -273,11 +401,13 @@ def run(
     """Search a plan for a tables.json with a cost model (see models/open.py), and write it as plan.json.
 
     `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `pipeline` is the trainer's
-    (core/step_memory.py); `previous` is a plan to start from, or its file; `stop`, once it is set, ends the search. `instead`
-    says why this cost model is not the one of the plan's hardware: then it may be off by no less than a guess. Raises
-    InvalidInput, UsageError and Infeasible; then nothing is written.
+    (core/step_memory.py); `previous` is a plan to start from, or its file; `stop`, once it is set, ends the search. Row-wise
+    tables are tried unless the constraints say which may be so, or that none may. `instead` says why this cost model is not the
+    one of the plan's hardware: then it may be off by no less than a guess. Raises InvalidInput, UsageError and Infeasible; then
+    nothing is written.
     """
     check_can_write(out)
+    given = constraints or ConstraintsFile()
     tables, notes = read_tables(tables_path)
     model = open_cost_model(cost_model, batch_size)
     task = ShardingTask.parse(
@@ -285,7 +415,7 @@ def run(
             "tables": tables,
             "device_memory_bytes": memory_bytes,
             "batch_size": model.batch_size if batch_size is None else batch_size,
-            "constraints": resolve(constraints or ConstraintsFile(), tables, "constraints"),
+            "constraints": resolve(given, tables, "constraints"),
             "pipeline": pipeline,
         },
         "the task",
@@ -294,7 +424,7 @@ def run(
     plan = search(
         task,
         model,
-        settings,
+        replace(settings, try_row_wise=given.says_nothing_of_rows),
         previous=read_plan(previous) if isinstance(previous, Path) else previous,
         trust=Trust(max(own_error or 0.0, SPREAD) if instead else own_error, instead or "; ".join(model.stand_ins)),
         # The folder's name would make the digests of equal plans differ

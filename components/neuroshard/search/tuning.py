@@ -47,6 +47,10 @@ class Tuning:
 
     # run: how the rounds are spent
     rounds: int = 40  # of perturbing and descending, where the caller gives neither rounds nor a time budget
+    # Of these, rounds before a search that only tries row-wise tables compares. A multiple of all that run in lockstep, so that a
+    # search which goes on column-wise finds what it would have found without the comparison.
+    rounds_before_rows: int = 12
+    time_for_cuts: float = 0.15  # share of a time budget that is left for undoing cuts
     worth_moving: float = 1e-3  # share that a plan must gain for shards to move: less once moved 7.5 GiB for nothing
 
     # problem: how many shards the cost model is asked about
@@ -100,6 +104,9 @@ class Tuning:
     toggle_seldom: int = 8
     toggle_sources: int = 2  # devices, the slowest, whose tables are candidates to be split row-wise
     toggle_candidates: int = 32  # tables considered in one toggle
+    joins_priced: int = 2_048  # joins of two shards of a table that are priced, those of the narrowest shards
+    joins_tried: int = 4  # single joins that are followed by a descent before no more cuts are undone
+
     toggle_luck: float = 1.5  # mean place, in the order of estimated gain, of the table that is toggled
 
     # choice: see choice.py

@@ -41,7 +41,7 @@ def ours(task: ShardingTask, model: CostModel, budget_s: float | None = None) ->
     plan = search(
         task,
         model,
-        SearchSettings(time_budget_s=budget_s),
+        SearchSettings(time_budget_s=budget_s, simplicity=0),
         on_improvement=lambda _, cost: trace.append((time.process_time() - began, cost)),
     )
     return Found(rows_of(plan), {"trace": trace, "bound_ms": plan.lower_bound_ms})
@@ -50,7 +50,7 @@ def ours(task: ShardingTask, model: CostModel, budget_s: float | None = None) ->
 def ablated(task: ShardingTask, model: CostModel, switch: str | None = None, seed: int = 0) -> Found:
     """Ours of its usual rounds, without one of its parts."""
     tuning = TUNING if switch is None else replace(TUNING, **dict[str, Any]({switch: False}))
-    return Found(rows_of(search(task, model, SearchSettings(seed=seed, tuning=tuning))))
+    return Found(rows_of(search(task, model, SearchSettings(seed=seed, simplicity=0, tuning=tuning))))
 
 
 def by_name(algorithm: str) -> Callable[[ShardingTask, CostModel], Found]:

@@ -11,6 +11,7 @@ A table that is row-wise over all devices stays so if that is still permitted. O
 dealt out anew; what a device holds of it already need not arrive there.
 """
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -149,6 +150,12 @@ class CurrentPlacement:
     def within_budget(self, problem: Problem, widths: Widths) -> bool:
         """Whether such a plan keeps the move budget, if there is one."""
         return self.budget_bytes is None or self.moving_bytes(problem, widths) <= self.budget_bytes
+
+    def limited(self, budget_bytes: int) -> "CurrentPlacement":
+        """The same placement with another move budget, for plans that are as free to join spans as this one's."""
+        other = copy.copy(self)
+        other.budget_bytes = budget_bytes
+        return other
 
     def affords(self, problem: Problem, widths: Widths, groups: Sequence[int], changed: Widths) -> bool:
         """Whether a plan (G, D) of which some groups get other widths (N, D) keeps the budget, or moves no more than before."""

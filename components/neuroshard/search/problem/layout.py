@@ -16,20 +16,19 @@ from neuroshard.search.problem.row_blocks import row_shards
 def make_plan(
     problem: Problem,
     placement: Placement,
+    shards: tuple[Shard, ...],
     *,
-    current: CurrentPlacement | None,
     baselines: Mapping[str, Placement | str],
     bound_ms: float | None,
     bound_assumptions: tuple[str, ...],
     improvements: tuple[Improvement, ...],
     provenance: Provenance,
 ) -> Plan:
-    """The plan of a placement, with what each baseline's costs, or why it has none. All are priced anew, in one batch.
+    """The plan of a placement in these shards, with what each baseline's costs, or why it has none. All are priced anew, in one
+    batch.
 
     Raises InvalidInput where the cost model predicts a cost that is negative or not finite.
     """
-    if current is not None:
-        placement = current.with_spans(placement)
     solved = {name: other for name, other in baselines.items() if isinstance(other, Placement)}
     compute, forward, backward = problem.costs([placement, *solved.values()])
     total = compute + forward + backward
@@ -38,7 +37,7 @@ def make_plan(
     baseline_ms = dict(zip(solved, total[1:].tolist(), strict=True))
     return Plan(
         task=problem.task,
-        shards=lay_out(problem, placement, current),
+        shards=shards,
         predicted_ms=tuple(total[0].tolist()),
         predicted=tuple(
             DeviceCost(compute_ms=c, forward_collective_ms=f, backward_collective_ms=b)

@@ -174,6 +174,13 @@ class Problem:
         new.mean_columns = float(new.dims[new.whole].sum()) / new.devices + columns
         return new
 
+    def without_row_wise(self, task: ShardingTask) -> "Problem":
+        """The same problem for the same task without tables that may be row-wise. It shares prices with this one."""
+        new = copy.copy(self.root)
+        new.root, new.task, new.too_wide_for_row_wise = new, task, []
+        new.row_blocks = RowBlocks(np.zeros(0, dtype=np.int64), [], task, self.model)
+        return new
+
     def name(self, group: int) -> str:
         """The table group in words."""
         names = [repr(table.name) for table in self.tables[group]]

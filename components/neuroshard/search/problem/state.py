@@ -63,6 +63,11 @@ class State:
         """The plan's shards and their devices."""
         return self.problem.placement(self.widths)
 
+    @property
+    def cuts(self) -> int:
+        """Shards beyond one of each table group; a row-wise table counts as one cut."""
+        return int((self.shards - 1).clip(0).sum()) + len(self.problem.row_wise)
+
 
 def about_as_cheap(states: Sequence[State]) -> list[State]:
     """The cheapest plan and those within `as_cheap` of its cost, cheapest first, each once; at most `kept` of them."""

@@ -1,0 +1,148 @@
+"""Re-planning with the column cuts of the plan in place: each of its column shards is a table of its own, which is never cut.
+
+Row-wise Adagrad keeps a moment for each row of each shard, so a trainer can load that state only if columns are cut as before. A
+table that is whole or split row-wise has one moment a row, and may be either. Tables without state by the row are free.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from neuroshard.core.constraints import TableRule
+from neuroshard.core.errors import Infeasible
+from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import counted
+from neuroshard.costmodel.protocol import Ints
+from neuroshard.search.problem.problem import Placement, Problem
+
+WAY_OUT = "leave out --keep-optimizer-state"
+
+
+class Columns(NamedTuple):
+    """Columns that one shard, or one row of shards, has of a table."""
+
+    offset: int
+    dim: int
+
+
+class KeptCuts:
+    """The `task` and the `plan` in place with column shards in the place of tables.
+
+    `tables` are the names of those that keep their cuts, `cut` of those that have any. A table wider than `max_dim`, the most
+    columns that the cost model has seen, is not split row-wise. Raises Infeasible where today's rules forbid the plan's cuts.
+    """
+
+    def __init__(self, task: ShardingTask, plan: Plan, max_dim: int) -> None:
+        old, shards, before = {table.name: table for table in plan.task.tables}, plan.by_table(), list(plan.task.tables)
+        constraints, rules = task.constraints, dict(task.constraints.rules())
+        may_split_rows, names = (
+            set(constraints.may_split_rows(task.tables, task.devices)),
+            {*old, *(t.name for t in task.tables)},
+        )
+        self.tables: list[str] = []
+        self.cut: list[str] = []
+        self._of: dict[str, tuple[str, int]] = {}  # of each piece, its table and its first column there
+        pieces: list[Table] = []
+        for table in task.tables:
+            was = old.get(table.name)
+            if was is None or was.dim != table.dim or not table.optimizer_bytes_per_row:
+                pieces.append(table)
+                continue
+            rule = rules.pop(table.name, TableRule(table=table.name))
+            cuts = _cuts(was, shards[table.name])
+            self.tables.append(table.name)
+            if len(cuts) == 1:
+                row_wise = table.name in may_split_rows and table.dim <= max_dim
+                whole = {"min_dim": table.dim} if row_wise else {"max_shards": 1, "row_wise": None}
+                rules[table.name] = rule.model_copy(update=whole)
+                pieces.append(table)
+                continue
+            self._check_rules(table, cuts, task)
+            self.cut.append(table.name)
+            for columns in cuts:
+                name = _unlike(f"{table.name}[{columns.offset}:{columns.offset + columns.dim}]", names)
+                self._of[name] = table.name, columns.offset
+                pieces.append(_piece(table, name, columns))
+                before.append(_piece(was, name, columns))
+                rules[name] = TableRule(table=name, devices=rule.devices, max_shards=1)
+        in_pieces = constraints.model_copy(update={"tables": tuple(rules.values())})
+        self.task = task.model_copy(update={"tables": tuple(pieces), "constraints": in_pieces})
+        pieces_of = {of: name for name, of in self._of.items()}
+        self.plan = plan.model_copy(
+            update={
+                "task": plan.task.model_copy(update={"tables": tuple(t for t in before if t.name not in self.cut)}),
+                "shards": tuple(_as_piece(shard, pieces_of) for shard in plan.shards),
+            }
+        )
+
+    @property
+    def note(self) -> str:
+        """What is kept, in words."""
+        return (
+            f"{counted(len(self.tables), 'table')} with optimizer state by the row cut into columns as in the plan to start from "
+            f"({len(self.cut)} of them cut), so that a trainer can load the state"
+        )
+
+    def shards(self, in_pieces: Sequence[Shard]) -> tuple[Shard, ...]:
+        """The shards of a plan for the pieces as those of the tables."""
+        found = []
+        for shard in in_pieces:
+            table, offset = self._of.get(shard.table, (shard.table, 0))
+            found.append(shard.model_copy(update={"table": table, "column_offset": offset + shard.column_offset}))
+        return tuple(found)
+
+    def placement(self, problem: Problem, there: Problem, placement: Placement) -> Placement:
+        """A placement of the pieces' problem `there` as one of the tables' `problem`."""
+        numbers = {table.name: group for group, tables in enumerate(problem.tables) for table in tables}
+        pieces = [tables[0] for tables in there.tables]
+        groups: Ints = np.array([numbers[self._of.get(piece.name, (piece.name, 0))[0]] for piece in pieces])
+        of = there.group[placement.shards]
+        dims = np.array([piece.dim for piece in pieces])[of] * there.units[placement.shards] // there.all_units[of]
+        widest = np.array([tables[0].dim for tables in problem.tables])[groups[of]]
+        units = dims * problem.all_units[groups[of]] // widest
+        return Placement(problem.first[groups[of]] + units, placement.devices, groups[placement.row_wise])
+
+    def _check_rules(self, table: Table, cuts: Sequence[Columns], task: ShardingTask) -> None:
+        constraints = task.constraints
+        least, most = constraints.allowed(constraints.rules().get(table.name), table.dim)
+        narrowest = min(columns.dim for columns in cuts)
+        for broken, rule in (
+            (most is not None and len(cuts) > most, f"may have {counted(most or 0, 'shard')} at most"),
+            (narrowest < least, f"may have no shard of fewer than {least} columns"),
+            (any(table.name in group for group in constraints.together), "is kept together with others"),
+        ):
+            if broken:
+                raise Infeasible(
+                    f"table {table.name!r} is cut into {len(cuts)} shards, the narrowest of {narrowest} columns, in the plan to "
+                    f"start from, and {rule} today; {WAY_OUT}, or loosen that rule"
+                )
+
+
+def _cuts(table: Table, shards: Sequence[Shard]) -> list[Columns]:
+    """The columns that a table is cut into, from the left. Raises Infeasible where its rows are split too."""
+    cuts = sorted({Columns(shard.column_offset, shard.dim) for shard in shards})
+    if len(cuts) > 1 and any(shard.rows < table.rows for shard in shards):
+        raise Infeasible(
+            f"table {table.name!r} is cut by rows and by columns in the plan to start from, which no search does; {WAY_OUT}"
+        )
+    return cuts
+
+
+def _piece(table: Table, name: str, columns: Columns) -> Table:
+    return table.with_dim(columns.dim).model_copy(update={"name": name})
+
+
+def _as_piece(shard: Shard, pieces: dict[tuple[str, int], str]) -> Shard:
+    piece = pieces.get((shard.table, shard.column_offset))
+    return shard if piece is None else shard.model_copy(update={"table": piece, "column_offset": 0})
+
+
+def _unlike(name: str, names: set[str]) -> str:
+    """The name, or one like it that no table has."""
+    while name in names:
+        name += "'"
+    names.add(name)
+    return name
