@@ -26,7 +26,7 @@ settings.load_profile("facts")
 
 # Whoever asks for one of these starts a process, a server or a browser, or trains nets: marked slow with those that say so
 # themselves.
-SLOW = {"chain", "chromium", "kfp_stub", "made", "moto", "neuroshard_process", "rclone", "run_local"}
+SLOW = {"chain", "chromium", "kfp_stub", "made", "moto", "neuroshard_process", "parts", "rclone", "run_local"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -121,6 +121,7 @@ def test_lines_fit_80_columns_and_the_last_says_what_failed():
     assert last_line(checks[2:]) == "all well"
 
 
+@pytest.mark.slow
 def test_the_command_says_all_of_it_and_its_exit_status_whether_something_failed(neuroshard, tmp_path):
     done = neuroshard(
         "doctor", "--store", tmp_path / "store", "--kfp", "127.0.0.1:9", "--service-account", "runner", "--json",

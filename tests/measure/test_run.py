@@ -237,6 +237,7 @@ cli.main()
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_in_one_line_and_leaves_what_was_measured(
     cases: Cases, cases_folder: Path, tmp_path: Path
 ) -> None:

@@ -112,6 +112,7 @@ def test_the_train_job_asks_for_a_nodes_gpus_and_for_the_runtime_of_the_kind() -
     assert spec["trainer"]["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": "8"}}
 
 
+@pytest.mark.slow
 def test_its_pods_measure_all_shares_and_a_second_one_finds_them_there(controller: Controller, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     order = Order(name="ads", tables="mlperf-dlrm-dcnv2", devices=2, memory="80GiB")
@@ -164,6 +165,7 @@ def test_a_train_job_that_never_ends_is_deleted(controller: Controller) -> None:
     assert controller.jobs == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "index"), [([], "0"), (["{}"], None), (["{"], "0"), (["[]"], "0"), (["{}"], "0")]
 )

@@ -56,6 +56,7 @@ def values(tree: Any, key: str) -> Iterator[Any]:
             yield from values(branch, key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_it_is_what_its_source_compiles_to_byte_for_byte(hash_seed: str) -> None:
     check = subprocess.run(
