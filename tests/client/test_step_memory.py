@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.planner.types import Shard as EstimatedShard
 from torchrec.distributed.planner.types import ShardingOption, Topology
 from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
+from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import PipelineType
 from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.optim import RowWiseAdagrad
@@ -34,41 +34,50 @@ OPTIMIZERS = {
     "adagrad": torch.optim.Adagrad,
     "rowwise_adagrad": RowWiseAdagrad,
 }
+BY_HAND = Provenance(neuroshard_version="0", algorithm="by hand")
 
 
 def random_plan(rng: random.Random, optimizer: str, devices: int, pipeline: str | None) -> Plan:
-    """A plan of up to 20 tables: whole, cut column-wise, or row-wise. Tables are as TorchRec counts their optimizer's state:
-    moments as wide as the weights, and row-wise Adagrad's of uncut rows."""
-    weighted, pooling = rng.random() < 0.5, rng.choice(["sum", "mean"])
+    """A plan of up to 20 tables, pooled ones of one to three features and sequences: whole, cut column-wise, or row-wise. Tables
+    are as TorchRec counts their optimizer's state: moments as wide as the weights, and row-wise Adagrad's of uncut rows."""
+    weighted, pooling, width = rng.random() < 0.5, rng.choice(["sum", "mean"]), 8 * rng.randint(1, 32)
     per_row, per_element = OPTIMIZER_BYTES[optimizer]
     tables: list[Table] = []
     shards: list[Shard] = []
     for number in range(rng.randint(2, 20)):
-        table = Table(
-            name=f"t{number}",
-            rows=rng.randint(devices**2, 2_000_000),
-            dim=4 * rng.randint(1, 64),
-            pooling_factor=rng.choice([0.3, 1, 1.5, 20, 333.3]),
-            element_bytes=4 if per_row or per_element else rng.choice([2, 4]),
-            optimizer_bytes_per_row=per_row,
-            optimizer_bytes_per_element=per_element,
-            weighted=weighted,
-            pooling=pooling,
-        )
+        sequence = rng.random() < 0.3
+        features = [
+            {"name": f"f{number}-{feature}", "pooling_factor": rng.choice([0.3, 1, 1.5, 20, 333.3])}
+            for feature in range(rng.choice([1, 1, 2, 3]))
+        ]
+        given = {
+            "name": f"t{number}",
+            "rows": rng.randint(devices**2, 2_000_000),
+            "dim": width if sequence else 4 * rng.randint(1, 64),
+            "features": features,
+            "element_bytes": 4 if per_row or per_element else rng.choice([2, 4]),
+            "optimizer_bytes_per_row": per_row,
+            "optimizer_bytes_per_element": per_element,
+            "weighted": weighted and not sequence,
+            "pooling": "none" if sequence else pooling,
+            "module": "sequences" if sequence else "pooled",
+        }
+        table = Table.parse(given, "the test")
         tables.append(table)
         kind = rng.choice(["whole", "columns", "rows"])
-        if kind == "rows" and pooling == "sum":
+        if kind == "rows" and table.pooling != "mean":
             shards += row_wise(table, devices)
         else:
-            cuts = min(table.dim // 4, devices) if kind == "columns" and optimizer != "rowwise_adagrad" else 1
-            shards += columns(table, rng.randint(1, cuts), rng.randrange(devices), devices)
+            most = 2 if sequence else min(table.dim // 4, devices)
+            cuts = rng.randint(1, most) if kind == "columns" and optimizer != "rowwise_adagrad" else 1
+            shards += columns(table, cuts, rng.randrange(devices), devices)
     task = ShardingTask(
         tables=tuple(tables),
         device_memory_bytes=(2**60,) * devices,
         batch_size=devices * rng.choice([1, 100, 4096]),
         pipeline=pipeline,
     )
-    return Plan(task=task, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    return Plan(task=task, shards=tuple(shards), provenance=BY_HAND)
 
 
 def columns(table: Table, cuts: int, first: int, devices: int) -> list[Shard]:
@@ -82,54 +91,66 @@ def columns(table: Table, cuts: int, first: int, devices: int) -> list[Shard]:
 
 def estimated(plan: Plan, optimizer: str) -> list[int]:
     """Bytes on each rank by TorchRec's estimator, for the sharding plan that a trainer gets."""
-    task = plan.task
-    pooled = collection(task.tables)
+    task, model = plan.task, model_of(plan.task.tables)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        sharding: Any = to_torchrec(plan, torch.nn.ModuleDict({"ebc": pooled}), optimizer=optimizer).plan["ebc"]
+        sharding: Any = to_torchrec(plan, model, optimizer=optimizer).plan
     options = []
     for table in task.tables:
-        weight = pooled.get_parameter(f"embedding_bags.{table.name}.weight")
+        module = model.get_submodule(table.module)
+        of_module = "embeddings" if table.pooling == "none" else "embedding_bags"
+        weight: Any = module.get_parameter(f"{of_module}.{table.name}.weight")
         weight._optimizer_classes = [OPTIMIZERS[optimizer]]  # where TorchRec looks for it
-        given = sharding[table.name]
+        given = sharding[table.module][table.name]
         placed = [(shard, shard.placement.rank()) for shard in given.sharding_spec.shards]
-        shards = [EstimatedShard(shard.shard_sizes, shard.shard_offsets, rank=rank) for shard, rank in placed]
         options.append(
             ShardingOption(
                 table.name,
                 weight,
-                ("ebc", pooled),
-                [table.pooling_factor],
+                (table.module, module),
+                [feature.pooling_factor for feature in table.features],
                 task.batch_size // task.devices,
                 given.sharding_type,
                 "device",
                 given.compute_kernel,
-                shards,
+                [EstimatedShard(shard.shard_sizes, shard.shard_offsets, rank=rank) for shard, rank in placed],
             )
         )
-    sharder = EmbeddingBagCollectionSharder()
-    sharders = build_sharder_data_map({sharder_name(sharder.module_type): sharder})
+    sharders = {sharder_name(one.module_type): one for one in get_default_sharders()}
     topology = Topology(world_size=task.devices, compute_device="cuda")
-    EmbeddingStorageEstimator(topology, pipeline_type=PIPELINES[task.pipeline]).estimate(options, sharders)
+    estimator = EmbeddingStorageEstimator(topology, pipeline_type=PIPELINES[task.pipeline])
+    estimator.estimate(options, build_sharder_data_map(sharders))
     used = [0] * task.devices
     for shard in (shard for option in options for shard in option.shards):
         used[shard.rank] += shard.storage.hbm
     return used
 
 
-def collection(tables: tuple[Table, ...]) -> EmbeddingBagCollection:
-    configs = [
-        EmbeddingBagConfig(
-            name=table.name,
-            num_embeddings=table.rows,
-            embedding_dim=table.dim,
-            feature_names=[table.name],
-            pooling=PoolingType[table.pooling.upper()],
-            data_type=DataType.FP16 if table.element_bytes == 2 else DataType.FP32,
-        )
-        for table in tables
-    ]
-    return EmbeddingBagCollection(configs, is_weighted=tables[0].weighted, device=torch.device("meta"))
+def model_of(tables: tuple[Table, ...]) -> torch.nn.ModuleDict:
+    """The model whose modules hold these tables."""
+    modules: dict[str, torch.nn.Module] = {}
+    for name in {table.module for table in tables}:
+        here = [table for table in tables if table.module == name]
+        if name == "sequences":
+            modules[name] = EmbeddingCollection(
+                [EmbeddingConfig(**config_of(table)) for table in here], device=torch.device("meta")
+            )
+        else:
+            configs = [
+                EmbeddingBagConfig(**config_of(table), pooling=PoolingType[table.pooling.upper()]) for table in here
+            ]
+            modules[name] = EmbeddingBagCollection(configs, is_weighted=here[0].weighted, device=torch.device("meta"))
+    return torch.nn.ModuleDict(modules)
+
+
+def config_of(table: Table) -> dict[str, Any]:
+    return {
+        "name": table.name,
+        "num_embeddings": table.rows,
+        "embedding_dim": table.dim,
+        "feature_names": [feature.name for feature in table.features],
+        "data_type": DataType.FP16 if table.element_bytes == 2 else DataType.FP32,
+    }
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
@@ -143,10 +164,10 @@ def test_a_plan_counts_the_memory_that_torchrecs_planner_counts(seed, pipeline):
 
 
 def test_each_column_shard_keeps_row_wise_adagrads_moments_though_torchrec_counts_them_once():
-    table = Table(name="t", rows=1000, dim=64, pooling_factor=2)
+    given = {"name": "t", "rows": 1000, "dim": 64, "features": [{"name": "f", "pooling_factor": 2}], "module": "pooled"}
+    table = Table.parse(given, "the test")
     task = ShardingTask(tables=(table,), device_memory_bytes=(2**30,) * 2, batch_size=64, pipeline="sparse-dist")
-    by_hand = Provenance(neuroshard_version="0", algorithm="by hand")
-    plan = Plan(task=task, shards=tuple(columns(table, 2, 0, 2)), provenance=by_hand)
+    plan = Plan(task=task, shards=tuple(columns(table, 2, 0, 2)), provenance=BY_HAND)
 
     assert [
         used - theirs for used, theirs in zip(plan.memory_bytes(), estimated(plan, "rowwise_adagrad"), strict=True)

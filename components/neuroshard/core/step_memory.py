@@ -32,14 +32,20 @@ class StepBytes(NamedTuple):
 def step_bytes(table: Table, batch_size: int, pipeline: Pipeline | None, row_blocks: int = 1) -> StepBytes:
     """The bytes of a shard of this table for a global batch of `batch_size`; none where no pipeline is given.
 
-    A shard of some rows is one of `row_blocks`, and gets an equal share of the lookups, as TorchRec counts. It still has an
-    output for every sample, which the ranks sum up.
+    A shard of some rows is one of `row_blocks`, and gets an equal share of the lookups, as TorchRec counts. Of a pooled table it
+    still has an output for every sample and feature, which the ranks sum up; of a sequence it has one for each of its lookups.
     """
     if pipeline is None:
         return StepBytes(0, 0)
     lookups = math.ceil(table.pooling_factor * batch_size / row_blocks)
-    outputs = math.ceil(min(table.pooling_factor, 1.0) * batch_size)  # TorchRec: samples without a lookup have none
+    outputs = lookups if table.pooling == "none" else math.ceil(_pooled(table) * batch_size)
     return StepBytes(
         per_shard=BATCHES[pipeline] * lookups * LOOKUP_BYTES,
         per_column=outputs * table.element_bytes if pipeline == "none" else 0,
     )
+
+
+def _pooled(table: Table) -> float:
+    """Pooled vectors of a sample: one a feature. TorchRec takes samples without a lookup to have none."""
+    each = [feature.pooling_factor for feature in table.features] or [table.pooling_factor]
+    return sum(min(lookups, 1.0) for lookups in each)
