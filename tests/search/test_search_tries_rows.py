@@ -116,7 +116,7 @@ def test_from_files_rows_are_tried_unless_the_constraints_say_otherwise(tmp_path
                 "analytic:h100",
                 out,
                 settings,
-                memory_bytes=(2**30,) * 4,
+                memory_bytes=(2**32,) * 4,  # of which a step of t0 takes half
                 batch_size=65536,
                 constraints=constraints,
             )
