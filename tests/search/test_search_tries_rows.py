@@ -52,7 +52,7 @@ def test_a_task_that_fits_only_with_rows_split_has_a_plan(make_task, model):
     task = make_task([(40_000_000, 4, 5.0), (1000, 16, 5.0)], [0.5] * 4)
     with pytest.raises(Infeasible, match="--row-wise"):
         search(task, model, replace(TRIES, try_row_wise=False))
-    assert split(search(task, model, TRIES)) == {"t0"}
+    assert "t0" in split(search(task, model, TRIES))
 
 
 def test_from_a_plan_with_rows_split_they_stay_so(heavy, model):
