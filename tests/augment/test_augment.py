@@ -175,7 +175,7 @@ def test_unknown_keys_of_a_tables_file_produce_a_note(tmp_path, capsys):
 
 def test_broken_tables_write_nothing(tmp_path):
     (tmp_path / "tables.json").write_text('{"tables": []}')
-    with pytest.raises(InvalidInput, match="empty"):
+    with refused(InvalidInput, tmp_path / "tables.json"):
         run(tmp_path / "tables.json", tmp_path / "cases", AugmentSettings(**ASKED))
     assert not (tmp_path / "cases").exists()
 

@@ -322,7 +322,7 @@ def test_hardware_goes_by_its_name_or_fingerprint(store, folders, name):
 
 
 def test_hardware_that_is_not_there_or_not_the_only_one_is_told(store, folders, tmp_path):
-    with pytest.raises(NotFound, match="no cost model of hardware 'h200' is live there; there is none of any hardware"):
+    with refused(NotFound, "'h200'"):
         open_published(f"{store.url}#h200")
     publish(store, folders, MODELS[0])
     with refused(NotFound, FINGERPRINT, "test device", "65,536"):

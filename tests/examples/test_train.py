@@ -190,7 +190,7 @@ def test_rows_that_are_split_over_a_host_stay_there_in_a_capped_plan(example, mo
 
 def test_rows_that_torchrec_would_look_for_elsewhere_are_told_before_any_process_starts(example):
     shards = tuple(s.model_copy(update={"device": 1 - s.device}) for s in row_plan().shards)
-    with pytest.raises(InvalidInput, match="the live plan must split rows over all 2 ranks in order"):
+    with refused(InvalidInput, "2 ranks"):
         example.cap_rows(row_plan().model_copy(update={"shards": shards}), 10**6)
 
 
@@ -244,7 +244,7 @@ def test_tables_take_no_more_than_is_free_here(example, monkeypatch, cap):
     arguments = example.parse_arguments(["--store", "s", "--name", "m", "--memory", cap])
     left = int(example.SHARE_OF_AVAILABLE * free) - 2 * example.RANK_BYTES
     assert example.memory_for_tables(arguments, 2) == min(left, example.parse_bytes(cap))
-    with pytest.raises(UsageError, match=r"256.0 MiB of memory are available here, too little for 4 ranks"):
+    with refused(UsageError, "256.0 MiB", "4 ranks"):
         example.memory_for_tables(arguments, 4)
 
 

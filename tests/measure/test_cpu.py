@@ -375,7 +375,7 @@ def test_other_optimizers_are_measured_too(backend: OnMachine, optimizer: str) -
 
 def test_without_fbgemm_the_error_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fbgemm_gpu" else object())
-    with refused(MeasureError, "backend cpu", "fbgemm_gpu", "pip install", "[measure]"):
+    with refused(MeasureError, "backend cpu", "fbgemm_gpu", "pip install", ".[measure]"):
         cpu(ALL, SETTINGS, None)
 
 

@@ -114,7 +114,7 @@ def test_what_is_no_file_or_too_large_is_refused_at_once(store, what):
         path.touch()
         os.truncate(path, 2**40)
     for use in (lambda: store.read("m/a"), lambda: store.create("m/a", b""), lambda: store.swap("m/a", b"", None)):
-        with pytest.raises(InvalidInput, match=r"m/a: (is not a file|more than the)"):
+        with refused(InvalidInput, "m/a"):
             use()
 
     assert path.exists()
