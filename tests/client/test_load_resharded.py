@@ -3,6 +3,7 @@
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor import Shard as TensorShard
+from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -131,7 +132,7 @@ class Trainer:
             losses.append(float(mean))
         return losses
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.model.fused_optimizer.state_dict()}
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -171,7 +172,7 @@ class Trainer:
         ]
 
 
-def go_on(rank: int, old: Plan, new: Plan, optimizer: str, folder: Path) -> dict[str, object]:
+def go_on(rank: int, old: Plan, new: Plan, optimizer: str, folder: Path) -> dict[str, Any]:
     """Train, save, load under the new plan, and train on; and what the uninterrupted training of the old plan loses."""
     trainer = Trainer(old, optimizer)
     trainer.train(0, STEPS)
@@ -196,7 +197,7 @@ def weights_only(new: Plan, optimizer: str, folder: Path) -> Trainer:
     return trainer
 
 
-def told(found: list[dict[str, object]]) -> set[str]:
+def told(found: list[dict[str, Any]]) -> set[str]:
     return {name for of_rank in found for name in of_rank["estimated"]}
 
 
@@ -324,7 +325,7 @@ def refusals(rank: int, folder: Path) -> dict[str, str]:
     state, weights = Trainer(WIDER, "rowwise_adagrad").state(), Trainer(WIDER, "rowwise_adagrad").model.state_dict()
     two = plan(2, {"user": [(16, 0)], "shop": []}, TABLES[:2])
     fewer = Trainer(two, "rowwise_adagrad").state()
-    cases: dict[str, tuple[dict[str, object], Path, dict[str, Plan]]] = {
+    cases: dict[str, tuple[dict[str, Any], Path, dict[str, Any]]] = {
         "absent": (state, folder / "none", {}),
         "old plan": (state, folder, {"old_plan": WHOLE}),
         "new plan": (state, folder, {"old_plan": CUT, "new_plan": CUT}),

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
@@ -137,7 +137,7 @@ class _Resharding(DefaultLoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         """What this rank reads, and with it, for the plan of all ranks, which shards it has."""
         saved = self._saved()
-        weights = {path[-1]: key for key, path in self.mappings.items() if _is_weight(key, self.state_dict[key])}
+        weights = {str(path[-1]): key for key, path in self.mappings.items() if _is_weight(key, self.state_dict[key])}
         self._check(saved, weights.values())
         moments = dict(self._moments(weights))
         by_row = {key: weight for key, weight in moments.items() if self._is_by_row(key, weight)}
