@@ -18,6 +18,7 @@ Not covered: state in DTensors, and moments of the row of other optimizers that 
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +37,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 
 from neuroshard.client.load import check_world_size
-from neuroshard.client.torchrec_shards import shards_by_table
 from neuroshard.core.errors import InvalidInput, NeuroshardError
+from neuroshard.core.moves import joined
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, spanned
@@ -323,15 +324,18 @@ def _check_nothing_left(saved: _Saved, keys: Collection[str], weights: Collectio
 def _check_plan(plan: Plan, held: Mapping[str, Sequence[_Rectangle]], whose: str) -> None:
     """Raise InvalidInput unless the tables are held, by key of their weights, in the shards that TorchRec has by the plan."""
     name = f"plan {plan.digest()[:12]}"
-    shards, taken = shards_by_table(plan, name), {}
+    shards, taken, called = plan.by_table(), set[str](), defaultdict[str, list[Table]](list)
+    for each in plan.task.tables:
+        for known_as in {each.name, each.name_in_module}:
+            called[known_as].append(each)
     for key, rectangles in held.items():
-        if (table := _planned(plan, key)) is None:
+        if (table := _planned(called[_table_of(key)], key)) is None:
             raise InvalidInput(f"{whose} has table {_table_of(key)!r}, which {name} lacks")
-        taken[table.name] = key
+        taken.add(table.name)
         there = sorted(rectangle for rectangle in rectangles if rectangle.rows and rectangle.columns)
-        wanted = sorted(_Rectangle(s.row_offset, s.rows, s.column_offset, s.dim) for s in shards[table.name])
+        wanted = sorted(_Rectangle(s.row_offset, s.rows, s.column_offset, s.dim) for s in joined(shards[table.name]))
         if there != wanted:
-            other, planned = next((a, b) for a, b in _differing(there, wanted))
+            other, planned = next(_differing(there, wanted))
             raise InvalidInput(
                 f"table {table.name!r} is in {counted(len(there), 'shard')} ({other}) in {whose}, but in {len(wanted)} "
                 f"({planned}) by {name}: give the plan that it was sharded by"
@@ -346,9 +350,8 @@ def _differing(one: Sequence[_Rectangle], other: Sequence[_Rectangle]) -> Iterat
     yield one[-1], other[-1]
 
 
-def _planned(plan: Plan, key: str) -> Table | None:
-    """The plan's table of a weight, by its name, and by its module where several have it."""
-    called = [t for t in plan.task.tables if _table_of(key) in (t.name, t.name_in_module)]
+def _planned(called: Sequence[Table], key: str) -> Table | None:
+    """Of a plan's tables of one name that of a weight, by its module where there are several."""
     inside = [t for t in called if t.module and f".{t.module}." in f".{key}"]
     return max(inside or called, key=lambda table: len(table.module or ""), default=None)
 

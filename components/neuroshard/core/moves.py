@@ -73,14 +73,15 @@ def carried_over(changed: int) -> str:
 
 def _spans(shards: Sequence[Shard]) -> set[tuple[int, int]]:
     """The columns of each of a table's shards: first, number."""
-    if all(shard.row_offset == 0 for shard in shards):
-        shards = joined(sorted(shards, key=lambda shard: shard.column_offset))
-    return {(shard.column_offset, shard.dim) for shard in shards}
+    return {(shard.column_offset, shard.dim) for shard in joined(shards)}
 
 
 def joined(shards: Sequence[Shard]) -> list[Shard]:
-    """The column shards of a table, from the left, as TorchRec can hold them: where a device has several of unequal widths,
-    neighbours on it are one."""
+    """The shards of a table as TorchRec can hold them. Of column shards, from the left, neighbours on a device are one where it
+    has several of unequal widths; shards of some rows stay as they are."""
+    if any(shard.row_offset for shard in shards):
+        return list(shards)
+    shards = sorted(shards, key=lambda shard: shard.column_offset)
     widths: dict[int, set[int]] = defaultdict(set)
     for shard in shards:
         widths[shard.device].add(shard.dim)
