@@ -142,6 +142,9 @@ def test_a_plan_that_splits_rows_says_which_and_its_diff_says_which_rows_move(tm
     said = json.loads(run(tmp_path, "diff columns.json rows.json --json").stdout)
     assert said["moved_bytes"] == 4 * (1000 * 16 // 2 + 300 * 4 + 7 * 4) + 4 * (300 + 7)
     assert max(map(len, (shown + forth + back).splitlines())) <= 80
+    assert "  the optimizer state of 2 tables does not carry over exactly: user, item\n" in forth
+    assert said["tables_changed_state"] == ["user", "item"]
+    assert json.loads(run(tmp_path, "diff rows.json rows.json --json").stdout)["tables_changed_state"] == []
 
 
 def test_one_shard_that_moves_is_one_piece(tmp_path):

@@ -312,6 +312,21 @@ def test_moved_bytes_are_those_that_a_device_did_not_hold(old, new, moved):
     assert moved_bytes(old, new) == moved
 
 
+@pytest.mark.parametrize(
+    ("shards", "changed"),
+    [(((0, 16, 1),), 0), (((0, 8, 0), (8, 8, 1)), 1)],
+)
+def test_a_release_counts_tables_whose_optimizer_state_does_not_carry_over_exactly(store, shards, changed):
+    live, new = shards_of((0, 16, 0)), shards_of(*shards)
+    deploy(live, store, "m", now=NOW)
+    decision = decision_of(store, new, Gate())
+
+    assert decision.changed_state == changed
+    assert ("; the optimizer state of 1 table does not carry over exactly" in decision.why) == bool(changed)
+    assert ("changed_state" in decision.model_dump()) == bool(changed)
+    assert Decision.parse(decision.model_dump(), "x") == decision
+
+
 def task_of(tables: list[tuple[int, int, float]], devices: int) -> ShardingTask:
     return ShardingTask(
         tables=tuple(Table(name=f"t{i}", rows=r, dim=d, pooling_factor=p) for i, (r, d, p) in enumerate(tables)),

@@ -19,8 +19,9 @@ from helpers.plans import NOW, make_plan, row_plan
 from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.moves import moved_bytes
+from neuroshard.core.moves import changed_state, moved_bytes
 from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.text import counted
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.costmodel.given import Given, GivenCosts
@@ -58,6 +59,16 @@ def test_the_numbers_are_the_plans(html, parts):
     assert sum(data["change"]["arriving"]) == sum(data["change"]["leaving"]) == moved_bytes(parts["live"], plan)
     assert f"{plan.cost_ms:.3f} ms" in html
     assert plan.digest() in html
+
+
+def test_the_page_counts_tables_whose_optimizer_state_does_not_carry_over_exactly(html, parts):
+    changed = changed_state(parts["live"], parts["plan"])
+    said = f"The optimizer state of {counted(len(changed), 'table')} does not carry over exactly: {changed[0]}"
+
+    assert changed
+    assert said in html
+    same = report(parts["plan"], model=parts["model"], live=LivePlan(parts["plan"], "release 7"))
+    assert "carry over exactly" not in same
 
 
 @pytest.mark.parametrize("most", [0, 3, 10**6])

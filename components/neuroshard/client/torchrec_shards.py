@@ -20,6 +20,7 @@ from torchrec.distributed.sharding_plan import placement
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.moves import joined
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.text import spanned
@@ -104,25 +105,16 @@ def as_torchrec_can_hold(shards: list[Shard], whose: str) -> list[Shard]:
     TorchRec takes all shards of a table on a rank to be as wide as the first (1.8, `_gen_named_parameters_by_table_fused`):
     others make it fail, or show a neighbour's weights as theirs. Raises InvalidInput for unequal ones that are not neighbours.
     """
-    widths: dict[int, set[int]] = {}
-    for shard in shards:
-        widths.setdefault(shard.device, set()).add(shard.dim)
-    joined: list[Shard] = []
-    for shard in shards:
-        last = joined[-1] if joined else None
-        if last and last.device == shard.device and len(widths[shard.device]) > 1:
-            joined[-1] = last.model_copy(update={"dim": last.dim + shard.dim})
-        else:
-            joined.append(shard)
-    for rank in widths:
-        held = [shard for shard in joined if shard.device == rank]
+    found = joined(shards)
+    for rank in dict.fromkeys(shard.device for shard in found):
+        held = [shard for shard in found if shard.device == rank]
         if len({shard.dim for shard in held}) > 1:
             columns = ", ".join(f"{s.column_offset} to {s.column_offset + s.dim}" for s in held)
             raise InvalidInput(
                 f"table {held[0].table!r} has shards of unequal widths on rank {rank} (columns {columns}), which TorchRec mixes "
                 f"up; {whose} must keep them together or equally wide"
             )
-    return joined
+    return found
 
 
 def sharding_type(table: Table, shards: list[Shard], devices: int) -> ShardingType:

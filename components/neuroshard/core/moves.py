@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
+from neuroshard.core.text import counted
 from neuroshard.core.value import Value
 
 
@@ -48,6 +49,50 @@ def arriving_bytes(table: Table, before: Sequence[Shard], after: Sequence[Shard]
     held = _Held(before)
     arriving = (move for shard in after for move in _arriving(shard, table, held))
     return sum(move.nbytes for move in arriving if move.from_device is not None)
+
+
+def changed_state(old: Plan, new: Plan) -> tuple[str, ...]:
+    """Tables of both plans whose optimizer keeps state by the row and shard, under other column cuts: it does not carry over
+    exactly (client.torchrec_optimizer says what becomes of it). A table with another number of columns is made anew."""
+    before = {table.name: table for table in old.task.tables}
+    cuts, were = new.by_table(), old.by_table()
+    return tuple(
+        table.name
+        for table in new.task.tables
+        if table.optimizer_bytes_per_row
+        and table.name in before
+        and before[table.name].dim == table.dim
+        and _spans(cuts[table.name]) != _spans(were[table.name])
+    )
+
+
+def carried_over(changed: int) -> str:
+    """How many tables `changed_state` found, for people."""
+    return f"the optimizer state of {counted(changed, 'table')} does not carry over exactly"
+
+
+def _spans(shards: Sequence[Shard]) -> set[tuple[int, int]]:
+    """The columns of each of a table's shards: first, number."""
+    return {(shard.column_offset, shard.dim) for shard in joined(shards)}
+
+
+def joined(shards: Sequence[Shard]) -> list[Shard]:
+    """The shards of a table as TorchRec can hold them. Of column shards, from the left, neighbours on a device are one where it
+    has several of unequal widths; shards of some rows stay as they are."""
+    if any(shard.row_offset for shard in shards):
+        return list(shards)
+    shards = sorted(shards, key=lambda shard: shard.column_offset)
+    widths: dict[int, set[int]] = defaultdict(set)
+    for shard in shards:
+        widths[shard.device].add(shard.dim)
+    found: list[Shard] = []
+    for shard in shards:
+        last = found[-1] if found else None
+        if last and last.device == shard.device and len(widths[shard.device]) > 1:
+            found[-1] = last.model_copy(update={"dim": last.dim + shard.dim})
+        else:
+            found.append(shard)
+    return found
 
 
 def bytes_by_device(found: Iterable[Move], devices: int) -> dict[str, list[int]]:

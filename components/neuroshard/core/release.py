@@ -7,6 +7,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from neuroshard.core.clean import clean
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.moves import carried_over
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value, canonical_json, check_format, decode_json, sha256, without_defaults
 
@@ -52,11 +53,12 @@ class Decision(Value):
     moved_bytes: Annotated[int, Field(ge=0)] | None = (
         None  # weights and optimizer state that a device did not hold before
     )
+    changed_state: Annotated[int, Field(ge=0)] = 0  # tables whose optimizer state does not carry over exactly
     instead: str = ""  # as in the plan's provenance: why the plan is less certain than it could be
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(handler(self), {"instead": ""})
+        return without_defaults(handler(self), {"changed_state": 0, "instead": ""})
 
     @property
     def goes_live(self) -> bool:
@@ -75,13 +77,14 @@ class Decision(Value):
         """`why`, but for what makes the plan less certain."""
         if self.faults:
             return clean("; ".join(self.faults))
+        state = f"; {carried_over(self.changed_state)}" if self.changed_state else ""
         if self.gain is None or self.cost_ms is None or self.live_cost_ms is None:
-            return clean(self.comparison)
+            return clean(f"{self.comparison}{state}")
         change = f"{abs(self.gain):.1%} {'lower' if self.gain >= 0 else 'higher'}"
         moved = "" if self.moved_bytes is None else f"; {format_bytes(self.moved_bytes)} to move"
         return (
             f"predicted {self.cost_ms:.4g} ms, {change} than the live plan's {self.live_cost_ms:.4g} ms, "
-            f"{self._against_limit}{moved}"
+            f"{self._against_limit}{moved}{state}"
         )
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from neuroshard.core.errors import UsageError
-from neuroshard.core.moves import moved_bytes
+from neuroshard.core.moves import changed_state, moved_bytes
 from neuroshard.core.plan import Plan, device_memory
 from neuroshard.core.release import Decision, Release
 from neuroshard.core.shapes import shape_fault, shapes_of
@@ -92,6 +92,7 @@ def decide(
         memory_left=_memory_left(plan),
         memory_margin=gate.memory_margin,
         moved_bytes=moved_bytes(live_plan, plan) if live_plan else None,
+        changed_state=len(changed_state(live_plan, plan)) if live_plan else 0,
         instead=plan.provenance.instead,
     )
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from neuroshard.core.clean import clean
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.moves import Move, bytes_by_device, moves
+from neuroshard.core.moves import Move, bytes_by_device, carried_over, changed_state, moves
 from neuroshard.core.plan import Plan
-from neuroshard.core.text import WIDTH, counted, spanned, wrapped
+from neuroshard.core.text import WIDTH, counted, first_few, spanned, wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.report.bars import bar
 
@@ -40,6 +40,7 @@ def _diff(old: Plan, new: Plan, found: Sequence[Move]) -> dict[str, Any]:
         "not_compared": None if comparable else "the predictions are of other cost models",
         "tables_new": sorted(now - then),
         "tables_gone": sorted(then - now),
+        "tables_changed_state": list(changed_state(old, new)),
         "devices": [_device(old, new, sums, device) for device in range(devices)],
         "moves": [move.model_dump() for move in found],
     }
@@ -75,6 +76,8 @@ def diff_text(old: Plan, new: Plan) -> str:
         if names:
             some = f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
             lines += wrapped(f"  {counted(len(names), 'table')} {what}: {some}", indent=4)
+    if names := data["tables_changed_state"]:
+        lines += wrapped(f"  {carried_over(len(names))}: {first_few(names)}", indent=4)
     lines += ["", "device     arriving      leaving         made      ms before     ms after  taken"]
     busiest = max(device["arriving_bytes"] + device["made_bytes"] for device in data["devices"])
     shown = sorted(data["devices"], key=lambda device: -(device["arriving_bytes"] + device["made_bytes"]))

@@ -10,8 +10,9 @@ from typing import Any
 
 from neuroshard.core.cost import Costs
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.moves import carried_over
 from neuroshard.core.plan import Plan
-from neuroshard.core.text import counted
+from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import MANIFEST
@@ -127,8 +128,15 @@ def _change_fields(changed: PlanChange) -> dict[str, Any]:
         "moved": format_bytes(changed.moved_bytes),
         "made": format_bytes(changed.made_bytes),
         "pieces": counted(changed.pieces, "piece"),
+        "state": _state(changed),
         "left_out": changed.left_out,
     }
+
+
+def _state(changed: PlanChange) -> str | None:
+    """What of the optimizer's state does not carry over exactly; None where all does."""
+    names = changed.changed_state
+    return f"{carried_over(len(names))}: {first_few(names)}" if names else None
 
 
 def _data(shown: Shown) -> dict[str, Any]:

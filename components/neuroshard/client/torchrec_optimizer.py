@@ -1,0 +1,378 @@
+"""A checkpoint of one plan for a trainer of another: weights, and the fused optimizers' moments. Needs torch and torchrec.
+
+What torch.distributed.checkpoint holds of a DistributedModelParallel (seen with torchrec 1.8, torch 2.13):
+- weights, and moments of the element (Adagrad, Adam): rectangles of the whole table, which it reads into any others;
+- moments of the row (row-wise Adagrad) of whole tables and split rows: one number for each row of the table;
+- moments of the row of column shards: one number for each row **and shard**, shard by shard from the left. So their number
+  changes with the number of shards, and loading ends with `Size mismatch … momentum1`; with as many shards of other widths it
+  ends well, and the moments are those of other columns.
+
+Row-wise Adagrad's moment of a row is the sum over steps of the mean of its squared gradients over the shard's columns. So a new
+shard gets the mean of the old shards' moments, weighted by the columns that it has of each:
+- the same columns: the same moments, exactly;
+- whole old shards joined: exactly what the joined shard would have added up from the same gradients;
+- a part of an old shard: that shard's moments, an estimate, since the columns' own share is in no checkpoint.
+
+Not covered: state in DTensors, and moments of the row of other optimizers that are no means.
+"""
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import StorageReader
+
+from neuroshard.client.load import check_world_size
+from neuroshard.core.errors import InvalidInput, NeuroshardError
+from neuroshard.core.moves import joined
+from neuroshard.core.plan import Plan
+from neuroshard.core.table import Table
+from neuroshard.core.text import counted, spanned
+
+__all__ = ["load_resharded"]
+
+METADATA_FILE = ".metadata"  # that torch.distributed.checkpoint writes last
+
+
+def load_resharded(
+    state: dict[str, Any],
+    checkpoint: str | os.PathLike[str],
+    *,
+    old_plan: Plan | None = None,
+    new_plan: Plan | None = None,
+    storage_reader: StorageReader | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[str, ...]:
+    """Read a checkpoint that was saved under any plan into the `state` of a sharded model. Every rank must call it.
+
+    `state` is what was saved, of the new model: {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict()}
+    and what else there was. Its tensors are the model's own, so the model has the weights and moments afterwards. Returns the
+    tables of this rank whose moments are not exactly the old ones (a row's moment under other column cuts), in order.
+
+    `old_plan` is checked against the checkpoint, and `new_plan` against the state and the ranks of `group`. A
+    `storage_reader` reads what is not in a folder (S3 by fsspec's reader). Ranks read only what their shards overlap. Besides
+    the model, a rank needs memory for the largest piece that one rank saved of one table, on the CPU, as every load does,
+    and for the moments of the rows of one shard, on the model's device.
+
+    Raises InvalidInput, the same on every rank, for no checkpoint, one of another model, plan or optimizer, and for a plan
+    for other ranks; then the state is as it was. A file that breaks later leaves it half read, and raises InvalidInput too.
+    """
+    try:
+        if storage_reader is None:
+            _check_there(checkpoint, group)
+        planner = _Resharding(f"checkpoint {checkpoint}", old_plan, new_plan, group)
+        load(state, checkpoint_id=checkpoint, storage_reader=storage_reader, planner=planner, process_group=group)
+    except CheckpointException as error:
+        raise InvalidInput(_fault(f"checkpoint {checkpoint}", error)) from None
+    return tuple(sorted(planner.estimated))
+
+
+def _check_there(checkpoint: str | os.PathLike[str], group: dist.ProcessGroup | None) -> None:
+    """Raise InvalidInput on all ranks where some see no checkpoint: torch would log a traceback for each of them."""
+    there = [(Path(checkpoint) / METADATA_FILE).is_file()]
+    if dist.is_available() and dist.is_initialized():
+        mine, there = there[0], [False] * dist.get_world_size(group)
+        dist.all_gather_object(there, mine, group=group)
+    if not all(there):
+        raise InvalidInput(
+            f"{checkpoint}: rank {there.index(False)} finds no checkpoint here ({METADATA_FILE} is missing); give the folder "
+            "that torch.distributed.checkpoint.save wrote, which all ranks must see"
+        )
+
+
+def _fault(whose: str, error: CheckpointException) -> str:
+    """What the first rank that failed says, in one line."""
+    rank, (fault, _) = min(error.failures.items())
+    if isinstance(fault, NeuroshardError):
+        return str(fault)
+    return f"{whose} cannot be loaded: rank {rank}: {type(fault).__name__}: {fault}"
+
+
+class _Rectangle(NamedTuple):
+    row: int
+    rows: int
+    column: int
+    columns: int
+
+    def __str__(self) -> str:
+        return f"rows {spanned(self.row, self.rows)} of columns {spanned(self.column, self.columns)}"
+
+
+def _rectangle(offsets: Sequence[int], sizes: Sequence[int]) -> _Rectangle:
+    return _Rectangle(offsets[0], sizes[0], offsets[1], sizes[1])
+
+
+def _rectangles(shards: Iterable[ShardMetadata]) -> list[_Rectangle]:
+    return [_rectangle(shard.shard_offsets, shard.shard_sizes) for shard in shards]
+
+
+class _Resharding(DefaultLoadPlanner):
+    """Torch's planner, which reads the moments of rows from the shards that have them, with their weights.
+
+    A moment that comes from one old shard is read in place. One that is a mean is read into a tensor of its own, for one old
+    shard at a time, and added.
+    """
+
+    def __init__(
+        self, whose: str, old_plan: Plan | None, new_plan: Plan | None, group: dist.ProcessGroup | None
+    ) -> None:
+        super().__init__()
+        self.whose, self.old_plan, self.new_plan, self.group = whose, old_plan, new_plan, group
+        self.weights_of: dict[ReadItem, float] = {}  # of what is added up
+        self.estimated: set[str] = set()  # tables
+
+    def create_local_plan(self) -> LoadPlan:
+        """What this rank reads, and with it, for the plan of all ranks, which shards it has."""
+        saved = self._saved()
+        weights = {str(path[-1]): key for key, path in self.mappings.items() if _is_weight(key, self.state_dict[key])}
+        self._check(saved, weights.values())
+        moments = dict(self._moments(weights))
+        by_row = {key: weight for key, weight in moments.items() if self._is_by_row(key, weight)}
+        for key in (key for key in moments if key not in by_row):
+            if saved.shape(key) != (here := tuple(self.state_dict[key].size())):
+                raise InvalidInput(
+                    f"{self.whose} has {_by(saved.shape(key))} values of {key!r}, and the state {_by(here)}: it is of another "
+                    "optimizer"
+                )
+        rest = {key: value for key, value in self.state_dict.items() if key not in by_row}
+        items = list(create_default_local_load_plan(rest, saved.metadata).items)
+        for key, weight in by_row.items():
+            items += self._moment_items(saved, key, weight)
+        shards = {
+            key: _rectangles(shard.metadata for shard in self.state_dict[key].local_shards())
+            for key in weights.values()
+        }
+        return LoadPlan(items, planner_data=_Held(tuple(self.state_dict), shards))
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """On one rank, for all: a rank's state may lack the tables of others. Raises InvalidInput, which all ranks get."""
+        saved, keys, shards = self._saved(), set[str](), dict[str, list[_Rectangle]]()
+        for held in (plan.planner_data for plan in global_plan):
+            keys |= set(held.keys)
+            for key, rectangles in held.shards.items():
+                shards.setdefault(key, []).extend(rectangles)
+        if not shards:
+            raise InvalidInput("the state has no weights of sharded tables; give it model.state_dict()")
+        _check_nothing_left(saved, keys, shards)
+        if self.old_plan is not None:
+            _check_plan(self.old_plan, {key: saved.rectangles(key) for key in shards}, self.whose)
+        if self.new_plan is not None:
+            _check_plan(self.new_plan, shards, "the model")
+        return [replace(plan, planner_data=None) for plan in global_plan]
+
+    def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
+        """All ranks agree by now. Moments that are added up start at 0."""
+        for item in new_plan.items:
+            if item in self.weights_of:
+                self.transform_tensor(item, self.lookup_tensor(item.dest_index)).detach().zero_()
+        return new_plan
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        into: Tensor = super().resolve_tensor(read_item)
+        return torch.empty_like(into) if read_item in self.weights_of else into
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        if read_item in self.weights_of:
+            into = self.transform_tensor(read_item, self.lookup_tensor(read_item.dest_index)).detach()
+            into.add_(tensor, alpha=self.weights_of[read_item])
+
+    def _moments(self, weights: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """The keys of a weight's optimizer state, each with the key of the weight."""
+        for key, path in self.mappings.items():
+            if len(path) > 1 and path[-2] in weights and _has_size(self.state_dict[key]):
+                yield key, weights[str(path[-2])]
+
+    def _is_by_row(self, key: str, weight: str) -> bool:
+        """Whether a moment is of rows of shards. Raises InvalidInput for state in DTensors."""
+        state, table = self.state_dict[key], _table_of(weight)
+        if not isinstance(state, ShardedTensor):
+            raise InvalidInput(
+                f"the optimizer state of table {table!r} is a {type(state).__name__}; only ShardedTensors are supported: do "
+                "not set output_dtensor in the ShardingEnv"
+            )
+        shards = self.state_dict[weight].metadata().shards_metadata
+        return len(state.size()) == 1 and sorted(s.shard_sizes[0] for s in state.metadata().shards_metadata) == sorted(
+            shard.shard_sizes[0] for shard in shards
+        )
+
+    def _moment_items(self, saved: "_Saved", key: str, weight: str) -> Iterator[ReadItem]:
+        """What to read for this rank's shards of one moment."""
+        old = saved.moments(key, weight)
+        table_rows = self.state_dict[weight].size()[0]
+        new = _by_offset(_rectangles(self.state_dict[weight].metadata().shards_metadata), table_rows)
+        for shard in self.state_dict[key].local_shards():
+            if not shard.metadata.shard_sizes[0]:
+                continue
+            mine = new[shard.metadata.shard_offsets[0]]
+            for offset, held in old.items():
+                first, end = max(mine.row, held.row), min(mine.row + mine.rows, held.row + held.rows)
+                left = max(mine.column, held.column)
+                columns = min(mine.column + mine.columns, held.column + held.columns) - left
+                if first >= end or columns <= 0:
+                    continue
+                item = ReadItem(
+                    type=LoadItemType.TENSOR,
+                    dest_index=MetadataIndex(key, shard.metadata.shard_offsets),
+                    dest_offsets=torch.Size([first - mine.row]),
+                    storage_index=MetadataIndex(key, [offset]),
+                    storage_offsets=torch.Size([first - held.row]),
+                    lengths=torch.Size([end - first]),
+                )
+                if columns < mine.columns:
+                    self.weights_of[item] = columns / mine.columns
+                if (mine.column, mine.columns) != (held.column, held.columns):
+                    self.estimated.add(_table_of(weight))
+                yield item
+
+    def _check(self, saved: "_Saved", weights: Iterable[str]) -> None:
+        """Raise InvalidInput unless the checkpoint has all that this rank's state has, and the new plan is for as many ranks."""
+        for key in self.state_dict:
+            if key not in saved.metadata.state_dict_metadata:
+                raise InvalidInput(
+                    f"{self.whose} has no {key!r}, which the state has: it is of another model or optimizer"
+                )
+        for key in weights:
+            if (there := saved.shape(key)) != (here := tuple(self.state_dict[key].size())):
+                raise InvalidInput(
+                    f"table {_table_of(key)!r} is {_by(there)} in {self.whose}, but {_by(here)} in the model: it is of another "
+                    "model"
+                )
+        if self.new_plan is not None and dist.is_available() and dist.is_initialized():
+            check_world_size(self.new_plan, dist.get_world_size(self.group), f"plan {self.new_plan.digest()[:12]}")
+
+    def _saved(self) -> "_Saved":
+        assert self.metadata is not None
+        return _Saved(self.metadata, self.whose)
+
+
+class _Held(NamedTuple):
+    """The keys of a rank's state, and its shards by key of the weights."""
+
+    keys: tuple[str, ...]
+    shards: dict[str, list[_Rectangle]]
+
+
+class _Saved:
+    """What a checkpoint's metadata says of tables."""
+
+    def __init__(self, metadata: Metadata, whose: str) -> None:
+        self.metadata, self.whose = metadata, whose
+        self.paths: dict[str, tuple[Any, ...]] = dict(metadata.planner_data or {})
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return tuple(self._tensor(key).size)
+
+    def rectangles(self, key: str) -> list[_Rectangle]:
+        return [_rectangle(chunk.offsets, chunk.sizes) for chunk in self._tensor(key).chunks]
+
+    def moments(self, key: str, weight: str) -> dict[int, _Rectangle]:
+        """The rectangles whose rows' moments begin at an offset. Raises InvalidInput where there are other moments."""
+        found = _by_offset(self.rectangles(weight), self.shape(weight)[0])
+        chunks = {chunk.offsets[0]: chunk.sizes[0] for chunk in self._tensor(key).chunks if math.prod(chunk.sizes)}
+        if {offset: held.rows for offset, held in found.items()} != chunks:
+            raise InvalidInput(
+                f"{self.whose} has {self.shape(key)[0]:,} values of {key!r}, which are not one a row and shard of table "
+                f"{_table_of(weight)!r}: it is of another optimizer"
+            )
+        return found
+
+    def _tensor(self, key: str) -> TensorStorageMetadata:
+        found = self.metadata.state_dict_metadata[key]
+        if not isinstance(found, TensorStorageMetadata):
+            raise InvalidInput(f"{self.whose} has no tensor at {key!r}: it is of another model")
+        return found
+
+
+def _by_offset(rectangles: Iterable[_Rectangle], table_rows: int) -> dict[int, _Rectangle]:
+    """Where TorchRec puts the moments of the rows of each shard: shards from the left, then from the first row down."""
+    held = [rectangle for rectangle in rectangles if rectangle.rows and rectangle.columns]
+    columns = sorted({rectangle.column for rectangle in held})
+    return {columns.index(rectangle.column) * table_rows + rectangle.row: rectangle for rectangle in held}
+
+
+def _check_nothing_left(saved: _Saved, keys: Collection[str], weights: Collection[str]) -> None:
+    """Raise InvalidInput where the checkpoint has tables, or moments, that no rank's state has."""
+    modules = {_module_of(key) for key in weights}
+    for key, path in saved.paths.items():
+        if key in keys:
+            continue
+        if key.endswith(".weight") and _module_of(key) in modules:
+            raise InvalidInput(
+                f"{saved.whose} has table {_table_of(key)!r}, which the model lacks: it is of another model"
+            )
+        if len(path) > 1 and any(weight.endswith(str(path[-2])) for weight in weights):
+            raise InvalidInput(
+                f"{saved.whose} has optimizer state {path[-1]!r}, which the state lacks: it is of another optimizer, or "
+                "model.fused_optimizer.state_dict() was not given"
+            )
+
+
+def _check_plan(plan: Plan, held: Mapping[str, Sequence[_Rectangle]], whose: str) -> None:
+    """Raise InvalidInput unless the tables are held, by key of their weights, in the shards that TorchRec has by the plan."""
+    name = f"plan {plan.digest()[:12]}"
+    shards, taken, called = plan.by_table(), set[str](), defaultdict[str, list[Table]](list)
+    for each in plan.task.tables:
+        for known_as in {each.name, each.name_in_module}:
+            called[known_as].append(each)
+    for key, rectangles in held.items():
+        if (table := _planned(called[_table_of(key)], key)) is None:
+            raise InvalidInput(f"{whose} has table {_table_of(key)!r}, which {name} lacks")
+        taken.add(table.name)
+        there = sorted(rectangle for rectangle in rectangles if rectangle.rows and rectangle.columns)
+        wanted = sorted(_Rectangle(s.row_offset, s.rows, s.column_offset, s.dim) for s in joined(shards[table.name]))
+        if there != wanted:
+            other, planned = next(_differing(there, wanted))
+            raise InvalidInput(
+                f"table {table.name!r} is in {counted(len(there), 'shard')} ({other}) in {whose}, but in {len(wanted)} "
+                f"({planned}) by {name}: give the plan that it was sharded by"
+            )
+    if missing := [table.name for table in plan.task.tables if table.name not in taken]:
+        raise InvalidInput(f"{name} has table {missing[0]!r}, which {whose} lacks")
+
+
+def _differing(one: Sequence[_Rectangle], other: Sequence[_Rectangle]) -> Iterator[tuple[_Rectangle, _Rectangle]]:
+    """The first shards that differ; the last ones where one has more."""
+    yield from (pair for pair in zip(one, other, strict=False) if pair[0] != pair[1])
+    yield one[-1], other[-1]
+
+
+def _planned(called: Sequence[Table], key: str) -> Table | None:
+    """Of a plan's tables of one name that of a weight, by its module where there are several."""
+    inside = [t for t in called if t.module and f".{t.module}." in f".{key}"]
+    return max(inside or called, key=lambda table: len(table.module or ""), default=None)
+
+
+def _module_of(key: str) -> str:
+    """The key of a weight, without the table: `….embedding_bags`."""
+    return ".".join(key.split(".")[:-2])
+
+
+def _table_of(key: str) -> str:
+    """The table's name in the key of its weight, `….embedding_bags.NAME.weight`."""
+    return key.split(".")[-2]
+
+
+def _is_weight(key: str, value: object) -> bool:
+    return key.endswith(".weight") and isinstance(value, ShardedTensor) and len(value.size()) == 2
+
+
+def _has_size(value: object) -> bool:
+    return isinstance(value, Tensor | ShardedTensor)
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(f"{size:,}" for size in shape)
