@@ -8,7 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    DenseTableBatchedEmbeddingBagsCodegen,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 from torch import nn
 from torchrec import (
     EmbeddingBagCollection,
@@ -25,7 +28,8 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 from helpers.gloo import on_ranks
 from helpers.plans import row_wise
 from neuroshard.client.torchrec import to_torchrec
-from neuroshard.core.launches import launches
+from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.launches import is_copied, launches
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -64,12 +68,14 @@ def random_tables(rng: random.Random) -> tuple[Table, ...]:
 
 
 def random_shards(tables: tuple[Table, ...], rng: random.Random) -> list[Shard]:
-    """Whole, cut or row-wise; means not row-wise, which TorchRec computes wrongly."""
+    """Whole, cut, row-wise or copied; means not row-wise, which TorchRec computes wrongly, and no copies of sequences."""
     shards: list[Shard] = []
     for table in tables:
-        how = rng.choice(["whole", "cut", "rows"])
+        how = rng.choice(["whole", "cut", "rows", "copies"])
         if how == "rows" and table.pooling != "mean":
             shards += row_wise(table, RANKS)
+        elif how == "copies" and table.pooling != "none":
+            shards += [Shard(table=table.name, rows=ROWS, dim=DIM, device=rank) for rank in range(RANKS)]
         elif how == "cut":
             shards += [
                 Shard(table=table.name, rows=ROWS, column_offset=at, dim=DIM // 2, device=rng.randrange(RANKS))
@@ -119,7 +125,8 @@ def counting(counts: Counter[str]) -> None:
 
     for name in COLLECTIVES:
         count(dist, name, name)
-    count(SplitTableBatchedEmbeddingBagsCodegen, "forward", "operators")
+    for kind in (SplitTableBatchedEmbeddingBagsCodegen, DenseTableBatchedEmbeddingBagsCodegen):
+        count(kind, "forward", "operators")
 
 
 def count_steps(rank: int, plans: list[Plan]) -> list[Counter[str]]:
@@ -163,9 +170,16 @@ def test_a_plan_launches_what_was_counted_for_it(tmp_path) -> None:
     plans = []
     for _ in range(MODELS):
         tables = random_tables(rng)
-        task = ShardingTask(tables=tables, device_memory_bytes=(2**20,) * RANKS, batch_size=LOCAL_BATCH * RANKS)
+        shards = random_shards(tables, rng)
+        copied = [t.name for t in tables if is_copied(t, [shard for shard in shards if shard.table == t.name])]
+        task = ShardingTask(
+            tables=tables,
+            device_memory_bytes=(2**20,) * RANKS,
+            batch_size=LOCAL_BATCH * RANKS,
+            constraints=Constraints(tables=tuple(TableRule(table=name, data_parallel=True) for name in copied)),
+        )
         provenance = Provenance(neuroshard_version="0", algorithm="by hand")
-        plans.append(Plan(task=task, shards=tuple(random_shards(tables, rng)), provenance=provenance))
+        plans.append(Plan(task=task, shards=tuple(shards), provenance=provenance))
 
     found = on_ranks(RANKS, tmp_path, count_steps, plans)
 

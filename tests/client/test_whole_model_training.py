@@ -1,4 +1,4 @@
-"""A model of several modules on gloo: two collections with tables of one name, position weights that are learned, sequences."""
+"""A model of several modules on gloo: tables of one name, position weights that are learned, sequences, a copied table."""
 
 import warnings
 from collections.abc import Iterator
@@ -25,6 +25,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from helpers.gloo import on_ranks
 from helpers.plans import row_wise as row_wise_shards
 from neuroshard.client.torchrec import to_torchrec
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Feature, Table
 from neuroshard.core.task import ShardingTask
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 STEPS, LOCAL_BATCH, LEARNING_RATE, LONGEST = 4, 5, 0.05, 4
 ROWS, DIM = 40, 8
-MODULES = {"a": ("user", "ad"), "b.c": ("ad",), "e": ("page", "query", "shop")}  # the tables of each, and
+MODULES = {"a": ("user", "ad", "tiny"), "b.c": ("ad",), "e": ("page", "query", "shop")}  # the tables of each, and
 SEQUENCES = {
     "past": ("viewed", "bought"),
     "pair": ("left",),
@@ -120,6 +121,7 @@ def plan(devices: int) -> Plan:
     tables |= {("s", name): sequence(name) for name in SEQUENCES}
     shards = [
         *cut("user"),
+        *(Shard(table="tiny", rows=ROWS, dim=DIM, device=device) for device in range(devices)),
         *whole("a.ad", 1),
         *row_wise_shards(tables["b.c", "ad"], devices),
         *whole("page", 1),
@@ -132,7 +134,10 @@ def plan(devices: int) -> Plan:
     ]
     return Plan(
         task=ShardingTask(
-            tables=tuple(tables.values()), device_memory_bytes=(2**20,) * devices, batch_size=LOCAL_BATCH * devices
+            tables=tuple(tables.values()),
+            device_memory_bytes=(2**20,) * devices,
+            batch_size=LOCAL_BATCH * devices,
+            constraints=Constraints(tables=(TableRule(table="tiny", data_parallel=True),)),
         ),
         shards=tuple(shards),
         provenance=Provenance(neuroshard_version="0", algorithm="by hand"),
@@ -192,7 +197,7 @@ def train(rank: int, ranks: int, as_collection: bool) -> dict[str, float]:
         return [
             value
             for name, value in model.named_parameters()
-            if not name.startswith(("a.", "b.", "also_b.", "e._embedding_bag", "s."))
+            if "tiny" in name or not name.startswith(("a.", "b.", "also_b.", "e._embedding_bag", "s."))
         ]
 
     found: dict[str, float] = {"outputs": 0.0}
@@ -227,7 +232,7 @@ def test_tables_of_one_name_are_told_by_their_modules():
     got = to_torchrec(plan(2), Model("meta", True))
 
     assert {path: {name: p.sharding_type for name, p in tables.items()} for path, tables in got.plan.items()} == {
-        "a": {"user": "column_wise", "ad": "column_wise"},
+        "a": {"user": "column_wise", "ad": "column_wise", "tiny": "data_parallel"},
         "b.c": {"ad": "row_wise"},
         "e": {"page": "column_wise", "query": "column_wise", "shop": "row_wise"},
         "s": {"past": "table_wise", "pair": "column_wise", "tall": "row_wise", "path": "column_wise"},

@@ -79,6 +79,10 @@ def search(
             help="Tables that may be split row-wise over all devices, '*' for all; may be repeated [default: all are tried]."
         ),
     ] = None,
+    data_parallel: Annotated[
+        list[str] | None,
+        typer.Option(help="A copy of this table (or of all that match) on every device; repeat for more."),
+    ] = None,
     no_row_wise: Annotated[bool, typer.Option("--no-row-wise", help="Split no table row-wise.")] = False,
     pin: Annotated[
         list[str] | None, typer.Option(help="Devices that may hold tables: 'user_*=0,1'; may be repeated.")
@@ -136,6 +140,7 @@ def search(
                 together=together or (),
                 row_wise=row_wise or (),
                 no_row_wise=no_row_wise,
+                data_parallel=data_parallel or (),
             ),
             previous=previous,
             stop=stop,

@@ -228,10 +228,12 @@ def from_torchrec(
         in_module = {place.config.name for place in places.values() if place.path == path}
         if extra := set(sharding_plan.plan[name]) - in_module:
             raise InvalidInput(f"the sharding plan has table {min(extra)!r} in module {path!r}, which the model lacks")
+    copied = [name for name, kind in kinds.items() if kind == ShardingType.DATA_PARALLEL.value]
     task = {
         "tables": [table.model_dump() for table in known],
         "device_memory_bytes": device_memory_bytes,
         "batch_size": batch_size,
+        "constraints": {"tables": [{"table": name, "data_parallel": True} for name in copied]},
         "pipeline": pipeline,
     }
     parsed = ShardingTask.parse(task, "the sharding plan's task")

@@ -16,10 +16,12 @@ from collections.abc import Mapping
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.comm import get_local_size, get_topology_group_world_size
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import placement
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.launches import is_copied
 from neuroshard.core.moves import joined
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
@@ -35,8 +37,11 @@ def shards_by_table(plan: Plan, whose: str, local_world_size: int | None = None)
     """
     tables, devices = {table.name: table for table in plan.task.tables}, plan.task.devices
     found = {}
+    copied = plan.task.constraints.data_parallel
     for name, shards in plan.by_table().items():
-        if any(shard.rows < tables[name].rows for shard in shards):
+        if name in copied:
+            found[name] = sorted(shards, key=lambda shard: shard.device)
+        elif any(shard.rows < tables[name].rows for shard in shards):
             found[name] = sorted(shards, key=lambda shard: (shard.row_offset, shard.column_offset))
             if len(shards) < devices and local_world_size is None:
                 local_world_size = get_local_size(devices)
@@ -118,7 +123,9 @@ def as_torchrec_can_hold(shards: list[Shard], whose: str) -> list[Shard]:
 
 
 def sharding_type(table: Table, shards: list[Shard], devices: int) -> ShardingType:
-    """What the shards of `shards_by_table` are: row-wise over all ranks or a host's, or in one piece, or column-wise."""
+    """What the shards of `shards_by_table` are: copies, row-wise over all ranks or a host's, in one piece, or column-wise."""
+    if is_copied(table, shards):
+        return ShardingType.DATA_PARALLEL
     if shards[0].rows < table.rows:
         return ShardingType.ROW_WISE if len(shards) == devices else ShardingType.TABLE_ROW_WISE
     return ShardingType.TABLE_WISE if len(shards) == 1 else ShardingType.COLUMN_WISE
@@ -127,7 +134,10 @@ def sharding_type(table: Table, shards: list[Shard], devices: int) -> ShardingTy
 def parameter_sharding(
     kind: str, shards: list[Shard], device_type: str, compute_kernel: str, local_size: int
 ) -> ParameterSharding:
-    """TorchRec's record of one table, of `shards_by_table`."""
+    """TorchRec's record of one table, of `shards_by_table`. TorchRec trains copies with a kernel of its own, and no fused
+    optimizer."""
+    if kind == ShardingType.DATA_PARALLEL.value:
+        return ParameterSharding(kind, EmbeddingComputeKernel.DENSE.value, ranks=[shard.device for shard in shards])
     return ParameterSharding(
         sharding_type=kind,
         compute_kernel=compute_kernel,
@@ -151,7 +161,9 @@ def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[
     Raises InvalidInput where there are none on ranks, and where TorchRec would put them elsewhere than the plan says.
     """
     kind = parameter.sharding_type
-    if kind == ShardingType.DATA_PARALLEL.value or not isinstance(parameter.sharding_spec, EnumerableShardingSpec):
+    if kind == ShardingType.DATA_PARALLEL.value:
+        return [Shard(table=table.name, rows=table.rows, dim=table.dim, device=rank) for rank in range(devices)]
+    if not isinstance(parameter.sharding_spec, EnumerableShardingSpec):
         raise InvalidInput(
             f"table {table.name!r} is sharded {kind}, without shards on ranks of its own; plans hold each table once"
         )

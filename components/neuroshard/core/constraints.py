@@ -18,17 +18,18 @@ DeviceNumber = Annotated[Whole, Field(ge=0)]
 
 class TableRule(Value):
     """What holds for one table: the devices that may hold it, how far it may be cut, and whether a search may split it row-wise
-    over all devices instead. None means no rule of its own."""
+    over all devices instead. None means no rule of its own. A `data_parallel` table is neither: every device has a copy."""
 
     table: str
     devices: tuple[DeviceNumber, ...] | None = None
     min_dim: LeastDim | None = None
     max_shards: MostShards | None = None
     row_wise: bool | None = None
+    data_parallel: bool | None = None
 
     @model_serializer(mode="wrap")
     def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"row_wise": None})
+        return without_defaults(fields(self), {"row_wise": None, "data_parallel": None})
 
     @model_validator(mode="after")
     def _some_device(self) -> Self:
@@ -36,6 +37,9 @@ class TableRule(Value):
             raise ValueError(f"table {self.table!r} is pinned to no device")
         if self.devices is not None and len(set(self.devices)) < len(self.devices):
             raise ValueError(f"table {self.table!r} is pinned to a device twice")
+        others = {"pinned": self.devices, "split row-wise": self.row_wise}
+        if self.data_parallel and (what := next((name for name, said in others.items() if said), None)):
+            raise ValueError(f"table {self.table!r} is data-parallel, a copy on every device, and cannot be {what}")
         return self
 
 
@@ -119,6 +123,8 @@ class Constraints(Value):
         for group in self.together:
             for name in group:
                 _check_known(name, known, "a set kept together")
+                if name in self.data_parallel:
+                    raise ValueError(f"table {name!r} is data-parallel, and cannot be kept together with others")
                 if name in kept:
                     raise ValueError(f"table {name!r} is twice among the tables kept together")
                 kept.add(name)
@@ -129,6 +135,11 @@ class Constraints(Value):
                         f"tables {pinned[0]!r} and {name!r} are kept together, but are pinned to different devices: "
                         f"{_listed(pins[pinned[0]])} and {_listed(pins[name])}"
                     )
+
+    @property
+    def data_parallel(self) -> frozenset[str]:
+        """Names of the tables of which every device has a copy."""
+        return frozenset(rule.table for rule in self.tables if rule.data_parallel)
 
     def rules(self) -> Mapping[str, TableRule]:
         """The rules by table, for those that have one of their own."""

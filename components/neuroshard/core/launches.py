@@ -14,6 +14,7 @@ from neuroshard.core.plan import Shard
 from neuroshard.core.table import Table
 
 INPUT_ALL_TO_ALLS = 3  # of a group; one more for weights
+COPIES = "data-parallel"  # needs no all-to-alls: every device looks its own samples up
 
 
 class Group(NamedTuple):
@@ -23,7 +24,7 @@ class Group(NamedTuple):
     module: str
     weighted: bool
     sequences: bool
-    kind: str  # "columns", whole tables included; of sequences "whole" or "columns"; "rows", "host rows", "grid"
+    kind: str  # "columns", whole tables included; of sequences "whole" or "columns"; "rows", "host rows", "grid", or COPIES
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,11 @@ def launches(tables: Mapping[str, Table], shards: Sequence[Shard], devices: int)
     for shard in shards:
         table = tables[shard.table]
         on_device[shard.device].add((groups[shard.table], table.element_bytes, table.pooling))
+    exchanged = {group for group in groups.values() if group.kind != COPIES}
     return Launches(
         operators=tuple(map(len, on_device)),
-        outputs=len(set(groups.values())),
-        inputs=sum(INPUT_ALL_TO_ALLS + group.weighted for group in set(groups.values())),
+        outputs=len(exchanged),
+        inputs=sum(INPUT_ALL_TO_ALLS + group.weighted for group in exchanged),
         kinds_of_operators=len(set().union(*on_device)),
     )
 
@@ -61,9 +63,16 @@ def group_of(table: Table, shards: Sequence[Shard], devices: int) -> Group:
     sequences = table.pooling == "none"
     if rows:
         kind = "grid" if columns else "rows" if len(shards) == devices else "host rows"
+    elif is_copied(table, shards):
+        kind = COPIES
     else:
         kind = "whole" if sequences and not columns else "columns"
     return Group(table.module, table.weighted, sequences, kind)
+
+
+def is_copied(table: Table, shards: Sequence[Shard]) -> bool:
+    """Whether these shards of a table are whole copies of it, on several devices."""
+    return len(shards) > 1 and all((s.rows, s.dim) == (table.rows, table.dim) for s in shards)
 
 
 def operators_of(tables: Iterable[Table]) -> int:

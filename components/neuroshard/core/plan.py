@@ -16,6 +16,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value, check_format, decode_json, shown, without_defaults
 
 PLAN_FORMAT: Literal[1] = 1
+GRADIENT_BYTES = 4  # of an element of a data-parallel table, whose gradients are dense
 
 
 class Shard(Value):
@@ -108,7 +109,8 @@ class Provenance(Value):
 
 
 class Plan(Value):
-    """Shards that tile every table of the task exactly once and fit every device.
+    """Shards that tile every table of the task exactly once and fit every device. Of a data-parallel table, every device has one
+    whole shard.
 
     A Plan that exists is valid: building one checks bounds, widths, gaps, overlaps, devices and memory, and raises
     pydantic's ValidationError that names table or device, the value and the limit. `predicted_ms[d]` is the predicted
@@ -178,8 +180,12 @@ class Plan(Value):
                     f"both must be multiples of {DIM_STEP}"
                 )
             shards[shard.table].append(shard)
+        copied = self.task.constraints.data_parallel
         for name, table in tables.items():
-            check_tiles(table, shards[name])
+            if name in copied:
+                check_copies(table, shards[name], self.task.devices)
+            else:
+                check_tiles(table, shards[name])
 
     def _check_memory(self) -> None:
         for device, (used, limit) in enumerate(zip(self.memory_bytes(), self.task.usable_bytes, strict=True)):
@@ -193,6 +199,8 @@ class Plan(Value):
         constraints, shards = self.task.constraints, self.by_table()
         rules = constraints.rules()
         for table in self.task.tables:
+            if table.name in constraints.data_parallel:
+                continue
             rule, held = rules.get(table.name), shards[table.name]
             least, most = constraints.allowed(rule, table.dim)
             if narrow := [shard.dim for shard in held if shard.dim < least]:
@@ -264,7 +272,10 @@ def shard_memory(task: ShardingTask, shards: Sequence[Shard]) -> list[Memory]:
         table, blocks = tables[shard.table], row_blocks[shard.table, shard.column_offset, shard.dim]
         weights = shard.rows * shard.dim * table.element_bytes
         optimizer = table.shard_bytes(shard.rows, shard.dim) - weights
-        memory.append(Memory(weights, optimizer, task.step_bytes(table, blocks).of(shard.dim)))
+        step = task.step_bytes(table, blocks).of(shard.dim)
+        if table.name in task.constraints.data_parallel:
+            step += shard.rows * shard.dim * GRADIENT_BYTES
+        memory.append(Memory(weights, optimizer, step))
     return memory
 
 
@@ -301,6 +312,17 @@ def check_tiles(table: Table, shards: list[Shard]) -> None:
             f"table {table.name!r} has a gap: its shards (on devices {on}) cover {covered:,} of "
             f"{table.rows * table.dim:,} elements"
         )
+
+
+def check_copies(table: Table, shards: list[Shard], devices: int) -> None:
+    """Raise ValueError unless each device has the whole data-parallel table once."""
+    cut = next((shard for shard in shards if (shard.rows, shard.dim) != (table.rows, table.dim)), None)
+    if cut is not None:
+        raise ValueError(f"table {table.name!r} is data-parallel, but its shard on device {cut.device} is not whole")
+    held = Counter(shard.device for shard in shards)
+    wrong = next((device for device in range(devices) if held[device] != 1), None)
+    if wrong is not None:
+        raise ValueError(f"table {table.name!r} is data-parallel, but device {wrong} has {held[wrong]} copies of it")
 
 
 def _place(shard: Shard, table: Table) -> str:

@@ -39,6 +39,9 @@ class ShardingTask(Value):
     @model_validator(mode="after")
     def _constraints(self) -> Self:
         self.constraints.check({table.name for table in self.tables}, self.device_memory_bytes)
+        copied = self.constraints.data_parallel
+        if name := next((t.name for t in self.tables if t.name in copied and t.pooling == "none"), None):
+            raise ValueError(f"table {name!r} is a sequence, which TorchRec cannot train data-parallel")
         return self
 
     @model_serializer(mode="wrap")

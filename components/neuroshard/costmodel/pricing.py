@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.launches import launches, operators_of
+from neuroshard.core.launches import is_copied, launches, operators_of
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
@@ -47,6 +47,29 @@ def launch_ms(model: CostModel, devices: int, operators: int, outputs: int) -> L
     return LaunchMs(operators * model.operator_ms, outputs * forward, outputs * backward)
 
 
+def own_samples(table: Table, devices: int) -> Table:
+    """A data-parallel table as one device reads it: for its own samples alone. Its outputs are counted for the whole batch."""
+    return table.resized(table.rows, table.dim, table.pooling_factor / devices)
+
+
+def copies_ms(model: CostModel, copied: Sequence[Table], devices: int) -> LaunchMs:
+    """What data-parallel tables take on every device: an operator of their own, and the all-reduce of their dense gradients.
+
+    A ring all-reduce of n elements sends 2n (D - 1) / D from each device, as many as an all-to-all of 2n / batch columns. What
+    DDP overlaps with the backward pass of dense layers is not taken off.
+    """
+    if not copied:
+        return LaunchMs(0.0, 0.0, 0.0)
+    tables = [own_samples(table, devices) for table in copied]
+    vectors = model.table_vectors(tables, np.array([table.dim for table in tables], dtype=np.int64))
+    compute = float(model.compute_ms(vectors.sum(axis=0)))
+    if devices == 1:
+        return LaunchMs(compute, 0.0, 0.0)
+    columns = 2 * sum(table.rows * table.dim for table in copied) / model.batch_size
+    backward = model.backward_collective_ms(np.full(devices, columns))
+    return LaunchMs(compute, 0.0, float(backward.max()))
+
+
 class Prices(NamedTuple):
     """Predicted ms: three of each device (D,), and two of each shard (S,).
 
@@ -68,30 +91,42 @@ class Prices(NamedTuple):
 def price_shards(model: CostModel, tables: Mapping[str, Table], shards: Sequence[Shard], devices: int) -> Prices | None:
     """Prices of shards of these tables; None if a shard is a row block and the model cannot price rows.
 
-    A row block is priced as a table of its own (`Table.part`). It sends as many bytes as a shard with all rows: each device that
-    holds rows sends its partial sums for all samples.
+    A table that is whole on several devices is data-parallel. A row block is priced as a table of its own (`Table.part`). It
+    sends as many bytes as a shard with all rows: each device that holds rows sends its partial sums for all samples.
     """
     if not model.prices_rows and any(shard.rows != tables[shard.table].rows for shard in shards):
         return None
+    of_table: dict[str, list[Shard]] = {}
+    for shard in shards:
+        of_table.setdefault(shard.table, []).append(shard)
+    copied = {name for name, held in of_table.items() if is_copied(tables[name], held)}
     # shards of one shape are priced once: hundreds of devices hold blocks of equally many rows
     shapes: dict[tuple[str, int, int], int] = {}
     kinds = [shapes.setdefault((shard.table, shard.rows, shard.dim), len(shapes)) for shard in shards]
-    parts = [tables[table].part(rows, tables[table].dim) for table, rows, _ in shapes]
+    parts = [
+        own_samples(tables[table], devices) if table in copied else tables[table].part(rows, tables[table].dim)
+        for table, rows, _ in shapes
+    ]
     vectors = model.table_vectors(parts, np.array([dim for _, _, dim in shapes]))[kinds]
     sent = np.array([part.with_dim(dim).sent_columns for part, (_, _, dim) in zip(parts, shapes, strict=True)])[kinds]
+    exchanged = np.array([shard.table not in copied for shard in shards])
+    sent *= exchanged
     holders = np.array([shard.device for shard in shards])
     sums, device_dims = np.zeros((devices, vectors.shape[1])), np.zeros(devices)
-    np.add.at(sums, holders, vectors)
+    np.add.at(sums, holders, vectors * exchanged[:, None])
     np.add.at(device_dims, holders, sent)
     compute, forward, backward = device_costs(model, sums, device_dims)
     counted = launches(tables, shards, devices)
-    held = (tables[name] for name in {shard.table for shard in shards})
-    more = launch_ms(model, devices, counted.kinds_of_operators - operators_of(held), counted.outputs - 1)
+    copies = copies_ms(model, [tables[name] for name in sorted(copied)], devices)
+    own = len({(tables[name].element_bytes, tables[name].pooling, tables[name].module) for name in copied})
+    held = (tables[name] for name in of_table if name not in copied)
+    operators = counted.kinds_of_operators - own - operators_of(held)
+    more = launch_ms(model, devices, operators, max(counted.outputs - 1, 0))
     others = np.where(device_dims[holders] > sent, model.compute_ms(sums[holders] - vectors), 0.0)
     return Prices(
-        compute_ms=compute + more.compute_ms,
+        compute_ms=compute + more.compute_ms + copies.compute_ms,
         forward_collective_ms=forward + more.forward_ms,
-        backward_collective_ms=backward + more.backward_ms,
+        backward_collective_ms=backward + more.backward_ms + copies.backward_ms,
         alone_ms=model.compute_ms(vectors),
         adds_ms=compute[holders] - others,
     )

@@ -24,7 +24,7 @@ Pattern = Annotated[str, Field(min_length=1)]
 
 class MatchedRule(Value):
     """Rules for all tables whose names match. `split: false` allows one shard; `row_wise: true` lets a search split them row-wise
-    over all devices."""
+    over all devices; `data_parallel: true` copies them to every device."""
 
     match: Pattern
     devices: tuple[DeviceNumber, ...] | None = None
@@ -32,6 +32,7 @@ class MatchedRule(Value):
     min_dim: LeastDim | None = None
     max_shards: MostShards | None = None
     row_wise: bool | None = None
+    data_parallel: bool | None = None
 
     @model_validator(mode="after")
     def _whole_is_one_shard(self) -> Self:
@@ -111,6 +112,7 @@ def with_flags(
     together: Sequence[str] = (),
     row_wise: Sequence[str] = (),
     no_row_wise: bool = False,
+    data_parallel: Sequence[str] = (),
 ) -> ConstraintsFile:
     """The file's constraints plus flags of the command line. Pins are `PATTERN=0,1`, tables kept together `PATTERN,PATTERN`.
 
@@ -120,6 +122,7 @@ def with_flags(
         raise UsageError(f"--row-wise {row_wise[0]!r} and --no-row-wise contradict each other; give one of them")
     rules = [{"match": pattern, "split": False} for pattern in never_split]
     rules += [{"match": pattern, "row_wise": True} for pattern in row_wise if pattern != "*"]
+    rules += [{"match": pattern, "data_parallel": True} for pattern in data_parallel]
     rules += [{"match": pattern, "devices": devices} for pattern, devices in map(_pin, pins)]
     changed: dict[str, Any] = {
         **given.model_dump(),
@@ -147,6 +150,7 @@ def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Cons
     for rule in given.tables:
         shards = rule.max_shards if rule.split else 1
         fields = {"devices": rule.devices, "min_dim": rule.min_dim, "max_shards": shards, "row_wise": rule.row_wise}
+        fields |= {"data_parallel": rule.data_parallel}
         for name in _matching(rule.match, names, where):
             for field, value in fields.items():
                 if value is None:

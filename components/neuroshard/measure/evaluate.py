@@ -19,6 +19,7 @@ from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.plan import DeviceCost, Plan
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
+from neuroshard.costmodel.pricing import own_samples
 from neuroshard.costmodel.protocol import device_costs
 from neuroshard.files.disk import check_can_write, write_bytes
 from neuroshard.files.plan import read_plan
@@ -51,7 +52,8 @@ def evaluate(
     if rounds < 1:
         raise UsageError(f"rounds must be at least 1, not {rounds}")
     sets = device_tables(plan)
-    dims = tuple(round(sum(table.sent_columns for table in tables)) for tables in sets)
+    copied = plan.task.constraints.data_parallel
+    dims = tuple(round(sum(t.sent_columns for t in tables if t.name not in copied)) for tables in sets)
     by_device = [ComputeCase(tables=tuple(tables)) if tables else None for tables in sets]
     all_to_all = CollectiveCase(device_dims=dims, start_delays_ms=(0.0,) * len(dims)) if len(dims) > 1 else None
     if backend != "synthetic" and len(dims) > most_processes:
@@ -115,7 +117,11 @@ def device_tables(plan: Plan) -> list[list[Table]]:
     tables = {table.name: table for table in plan.task.tables}
     sets: list[list[Table]] = [[] for _ in range(plan.task.devices)]
     for shard in plan.shards:
-        sets[shard.device].append(tables[shard.table].part(shard.rows, shard.dim))
+        table = tables[shard.table]
+        copied = shard.table in plan.task.constraints.data_parallel
+        sets[shard.device].append(
+            own_samples(table, plan.task.devices) if copied else table.part(shard.rows, shard.dim)
+        )
     return sets
 
 

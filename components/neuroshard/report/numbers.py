@@ -28,8 +28,10 @@ def row_wise_tables(plan: Plan) -> dict[str, list[Shard]]:
 def cut_tables(plan: Plan) -> str:
     """`26 tables in 31 shards (5 cuts)`, `26 tables in 38 shards (5 cuts, 1 table row-wise)`."""
     tables, shards, row_wise = len(plan.task.tables), len(plan.shards), row_wise_tables(plan)
-    cuts = shards - tables - sum(len(parts) - 1 for parts in row_wise.values())
+    copied = len(plan.task.constraints.data_parallel)
+    cuts = shards - tables - sum(len(parts) - 1 for parts in row_wise.values()) - copied * (plan.task.devices - 1)
     split = f", {counted(len(row_wise), 'table')} row-wise" if row_wise else ""
+    split += f", {counted(copied, 'table')} data-parallel" if copied else ""
     return f"{counted(tables, 'table')} in {counted(shards, 'shard')} ({counted(cuts, 'cut')}{split})"
 
 

@@ -33,6 +33,7 @@ from neuroshard.models.open import open_cost_model
 from neuroshard.progress import progress
 from neuroshard.search.bound.lower_bound import lower_bound
 from neuroshard.search.choice import choose, simplest
+from neuroshard.search.data_parallel import Copies
 from neuroshard.search.improve.fewer_cuts import fewer_cuts
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.infeasible.feasibility import any_plan, feasible, misfit
@@ -150,6 +151,19 @@ def search(
     model raises where it knows no all-to-all between so many devices.
     """
     settings.check(from_a_plan=previous is not None)
+    if task.constraints.data_parallel:
+        copies = Copies(task)
+        rest = search(
+            copies.rest,
+            cost_model,
+            settings,
+            previous=None if previous is None else copies.without(previous),
+            trust=trust,
+            notes=notes,
+            on_improvement=on_improvement,
+            stop=stop,
+        )
+        return copies.added_to(rest, cost_model)
     is_ours = settings.algorithm == LOCAL_SEARCH
     watch = Watch(settings.time_budget_s, on_improvement, stop)
     tried = _with_row_wise(task) if settings.try_row_wise and is_ours and cost_model.prices_rows else None

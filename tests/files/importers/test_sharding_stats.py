@@ -183,7 +183,7 @@ def test_the_printed_costs_are_given_costs_of_every_pooled_table(mixed):
     assert costs.batch_size == 8 * 512
 
 
-def test_rows_that_are_split_become_rectangles_and_copies_are_left_out(mixed):
+def test_rows_that_are_split_become_rectangles_and_copies_lie_on_every_device(mixed):
     plan = stats_plan(read_stats(mixed), read(mixed).tables, str(mixed))
     grid, tall = ([s for s in plan.shards if s.table == name] for name in ("grid", "tall"))
 
@@ -191,9 +191,10 @@ def test_rows_that_are_split_become_rectangles_and_copies_are_left_out(mixed):
     assert sorted(s.device for s in grid) == list(range(8))
     assert [s.rows for s in tall] == [250_001, 250_001, 250_001, 249_998]
     assert len({s.device // 4 for s in tall}) == 1
-    assert {table.name for table in plan.task.tables} == {"grid", "tall", "seq"}
+    assert {table.name for table in plan.task.tables} == {"copied", "grid", "tall", "seq"}
     assert [shard.rows for shard in plan.shards if shard.table == "seq"] == [12_500] * 8
-    assert any("1 data-parallel table left out" in note for note in plan.provenance.notes)
+    assert plan.task.constraints.data_parallel == {"copied"}
+    assert [(s.rows, s.device) for s in plan.by_table()["copied"]] == [(100, device) for device in range(8)]
 
 
 def test_a_printed_row_wise_table_is_what_torchrec_shards_and_what_a_trainer_gets_back(tmp_path):

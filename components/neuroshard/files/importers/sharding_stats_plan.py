@@ -18,7 +18,7 @@ GIVEN_FORMAT = 1
 def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_bytes: int | None = None) -> Plan:
     """The printed plan of the printed `tables`, in their order (names may have been numbered): of all, or of the pooled ones.
 
-    Data-parallel tables are left out. A device has `memory_bytes`, or what the planner used, less what these
+    A device has `memory_bytes`, or what the planner used, less what these
     take. Predicted milliseconds are the planner's own, of all tables. Raises UsageError if the memory is unknown, and
     InvalidInput for an invalid plan.
     """
@@ -35,12 +35,11 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
         )
     all_of_them = len(tables) == len(printed.tables)
     wanted = [table for table in printed.tables if all_of_them or table.pooled]
-    held = [(table, ours) for table, ours in zip(wanted, tables, strict=True) if table.sharding != "DP"]
-    if not held:
-        raise InvalidInput(f"{where}: every table is data-parallel, copied to every rank; there is nothing to place")
+    held = list(zip(wanted, tables, strict=True))
+    copied = [ours.name for table, ours in held if table.sharding == "DP"]
     limit = memory_bytes if memory_bytes is not None else round((printed.memory_gib or 0) * GIB)
     free = [limit] * printed.ranks
-    others = [table for table in printed.tables if table not in wanted or table.sharding == "DP"]
+    others = [table for table in printed.tables if table not in wanted]
     for table in others:
         for rank in table.ranks:
             free[rank] -= round(table.storage_gib * GIB / len(table.ranks))
@@ -53,6 +52,7 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
             "tables": [ours.model_dump() for _, ours in held],
             "device_memory_bytes": free,
             "batch_size": printed.batch_size * printed.ranks,
+            "constraints": {"tables": [{"table": name, "data_parallel": True} for name in copied]},
         },
         where,
     )
@@ -112,16 +112,8 @@ def given_costs(printed: Printed, tables: Sequence[Table], where: str) -> dict[s
 
 def _notes(printed: Printed, others: Sequence[PrintedTable]) -> list[str]:
     notes = ["costs are the printed estimates of TorchRec's planner; waiting is not in them"]
-    copies, sequences = (
-        sum(table.sharding == "DP" for table in others),
-        sum(not table.pooled for table in others),
-    )
-    if copies:
-        notes.append(
-            f"{counted(copies, 'data-parallel table')} left out, a copy on every rank: a plan holds each table once"
-        )
-    if sequences:
-        notes.append(f"{counted(sequences, 'sequence table')} left out")
+    if others:
+        notes.append(f"{counted(len(others), 'sequence table')} left out")
     host = sum("uvm" in table.kernel or "key_value" in table.kernel for table in printed.tables)
     if host:
         notes.append(
@@ -132,6 +124,8 @@ def _notes(printed: Printed, others: Sequence[PrintedTable]) -> list[str]:
 
 def _shards(printed: PrintedTable, table: Table) -> list[dict[str, Any]]:
     """The shards in the order of the ranks: column blocks of the printed width, each split row-wise over its ranks."""
+    if printed.sharding == "DP":
+        return [{"table": table.name, "rows": table.rows, "dim": table.dim, "device": rank} for rank in printed.ranks]
     widths = [min(printed.shard_dim, table.dim - at) for at in range(0, table.dim, printed.shard_dim)]
     row_blocks = len(printed.ranks) // len(widths)
     if row_blocks * len(widths) != len(printed.ranks):

@@ -1,0 +1,109 @@
+"""Tables of which every device has a copy: they are no matter of search, and take the same on every device.
+
+A search places the other tables in the memory that the copies leave. What the copies cost is added to its plan afterwards.
+"""
+
+from collections.abc import Sequence
+
+from neuroshard.core.constraints import Constraints
+from neuroshard.core.errors import Infeasible
+from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Shard, device_memory
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import counted, first_few
+from neuroshard.core.units import format_bytes
+from neuroshard.costmodel.pricing import copies_ms
+from neuroshard.costmodel.protocol import CostModel
+
+
+class Copies:
+    """The data-parallel tables of a task, and the `rest` of it: the other tables on devices with less memory.
+
+    Raises Infeasible where the copies need more than a device has.
+    """
+
+    def __init__(self, task: ShardingTask) -> None:
+        names = task.constraints.data_parallel
+        self.task = task
+        self.tables: Sequence[Table] = [table for table in task.tables if table.name in names]
+        self.shards = tuple(
+            Shard(table=table.name, rows=table.rows, dim=table.dim, device=device)
+            for table in self.tables
+            for device in range(task.devices)
+        )
+        taken = [memory.total for memory in device_memory(task, self.shards)]
+        short = next((d for d, usable in enumerate(task.usable_bytes) if usable <= taken[d]), None)
+        if short is not None:
+            raise Infeasible(
+                f"the copies of {counted(len(self.tables), 'data-parallel table')} need {format_bytes(taken[short], 'up')} on "
+                f"every device, and device {short} has {format_bytes(task.usable_bytes[short])}; let fewer be data-parallel"
+            )
+        if len(self.tables) == len(task.tables):
+            raise Infeasible("every table is data-parallel: there is nothing to place; leave one out")
+        left = tuple(usable - used for usable, used in zip(task.usable_bytes, taken, strict=True))
+        self.rest = _task_of(task, [table for table in task.tables if table.name not in names], left)
+
+    def without(self, plan: Plan) -> Plan:
+        """A plan of other days without these tables, so that a search may start from it."""
+        names = {table.name for table in self.tables} | plan.task.constraints.data_parallel
+        kept = [table for table in plan.task.tables if table.name not in names]
+        memory = tuple(usable for usable in plan.task.usable_bytes)
+        task = _task_of(plan.task, kept, memory)
+        shards = tuple(shard for shard in plan.shards if shard.table not in names)
+        return Plan(task=task, shards=shards, provenance=plan.provenance)
+
+    def added_to(self, plan: Plan, model: CostModel) -> Plan:
+        """The plan of the whole task, from the plan of the rest."""
+        more = copies_ms(model, self.tables, self.task.devices)
+        predicted = plan.predicted and tuple(
+            DeviceCost(
+                compute_ms=cost.compute_ms + more.compute_ms,
+                forward_collective_ms=cost.forward_collective_ms,
+                backward_collective_ms=cost.backward_collective_ms + more.backward_ms,
+            )
+            for cost in plan.predicted
+        )
+        shards: dict[str, list[Shard]] = {table.name: [] for table in self.task.tables}
+        for shard in (*plan.shards, *self.shards):
+            shards[shard.table].append(shard)
+        names = first_few([table.name for table in self.tables])
+        note = (
+            f"{counted(len(self.tables), 'table')} data-parallel ({names}): their gradients are dense and summed up over all "
+            f"devices ({more.backward_ms:.3g} ms), and the trainer's dense optimizer trains them"
+        )
+        bound = plan.lower_bound_ms
+        return Plan(
+            task=self.task,
+            shards=tuple(shard for held in shards.values() for shard in held),
+            predicted=predicted,
+            predicted_ms=predicted and tuple(cost.total_ms for cost in predicted),
+            baselines=tuple(_with(more.total_ms, each) for each in plan.baselines),
+            lower_bound_ms=None if bound is None else bound + more.total_ms,
+            bound_assumptions=plan.bound_assumptions,
+            improvements=tuple(
+                Improvement(step=one.step, cost_ms=one.cost_ms + more.total_ms) for one in plan.improvements
+            ),
+            provenance=plan.provenance.model_copy(update={"notes": (*plan.provenance.notes, note)}),
+        )
+
+
+def _task_of(task: ShardingTask, tables: Sequence[Table], memory_bytes: tuple[int, ...]) -> ShardingTask:
+    """A task of these tables alone, on devices with this memory for tables."""
+    names = {table.name for table in tables}
+    constraints = task.constraints
+    rules = tuple(rule for rule in constraints.tables if rule.table in names and not rule.data_parallel)
+    together = tuple(group for group in constraints.together if set(group) <= names)
+    rest = {"tables": rules, "together": together, "reserve_bytes": 0, "reserve_share": 0.0}
+    return ShardingTask(
+        tables=tuple(tables),
+        device_memory_bytes=memory_bytes,
+        batch_size=task.batch_size,
+        pipeline=task.pipeline,
+        constraints=Constraints(**{**constraints.model_dump(), **rest}),
+    )
+
+
+def _with(more_ms: float, baseline: Baseline) -> Baseline:
+    if baseline.predicted_ms is None:
+        return baseline
+    return baseline.model_copy(update={"predicted_ms": tuple(ms + more_ms for ms in baseline.predicted_ms)})
