@@ -40,8 +40,16 @@ import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    JaggedTensor,
+    KeyedJaggedTensor,
+)
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.modules.embedding_configs import DataType, PoolingType
@@ -50,7 +58,8 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from neuroshard.client import Plan, load_plan, load_plan_on_all_ranks
 from neuroshard.client.torchrec import ShardingWarning, to_torchrec
-from neuroshard.client.torchrec_module import find_pooled, match_tables
+from neuroshard.client.torchrec_module import collections_of as collections_in
+from neuroshard.client.torchrec_module import match_tables
 from neuroshard.client.torchrec_shards import shards_by_table
 from neuroshard.core.clean import accept_all_characters
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
@@ -78,7 +87,8 @@ TOLERANCE = 1e-6  # a lookup, of pooled embeddings between sharded and not; 0 is
 
 def main() -> int:
     accept_all_characters()
-    logging.getLogger("torch").setLevel(logging.ERROR)  # it warns about its own workings
+    for library in ("torch", "torchrec"):  # they warn about their own workings
+        logging.getLogger(library).setLevel(logging.ERROR)
     arguments = parse_arguments(sys.argv[1:])
     if "RANK" in os.environ:
         return one_line_errors(lambda: train(arguments, "env://"), f"rank {os.environ['RANK']}: ")
@@ -130,6 +140,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 def train(arguments: argparse.Namespace, rendezvous: str) -> None:
     """One rank, from the live plan to the summary."""
     warnings.simplefilter("ignore", FutureWarning)  # torchrec's use of torch
+    warnings.filterwarnings("ignore", "fbgemm::dense_")  # of data-parallel tables; their gradients are tested to be right
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
         "gloo",
@@ -203,7 +214,11 @@ def shard(model: nn.Module, plan: Plan, optimizer: str, learning_rate: float) ->
         env=ShardingEnv.from_process_group(dist.group.WORLD),
         device=torch.device("cpu"),
         plan=to_torchrec(plan, model, device_type="cpu", optimizer=optimizer),
-        sharders=[of_bags, FeatureProcessedEmbeddingBagCollectionSharder(of_bags)],
+        sharders=[
+            of_bags,
+            FeatureProcessedEmbeddingBagCollectionSharder(of_bags),
+            EmbeddingCollectionSharder(fused_params=fused),
+        ],
     )
 
 
@@ -270,12 +285,18 @@ class Collection:
     """One collection of the model, and the lookups that it is given."""
 
     path: str  # of its module
-    configs: tuple[EmbeddingBagConfig, ...]
+    configs: tuple[EmbeddingBagConfig | EmbeddingConfig, ...]
     weighted: bool
     lookups: dict[str, float]  # a sample, by feature
     processors: nn.Module | None = None  # of a FeatureProcessedEmbeddingBagCollection, on the meta device
 
+    @property
+    def is_of_sequences(self) -> bool:
+        return not isinstance(self.configs[0], EmbeddingBagConfig)
+
     def module(self, device: torch.device) -> nn.Module:
+        if self.is_of_sequences:
+            return EmbeddingCollection(tables=list(self.configs), device=device)
         bags = EmbeddingBagCollection(tables=list(self.configs), is_weighted=self.weighted, device=device)
         if self.processors is None:
             return bags
@@ -301,63 +322,74 @@ def collections_of(spec: str | None, plan: Plan, tables: Sequence[Table]) -> lis
     if spec is None:
         return [
             Collection(
-                path=module or ("weighted" if weighted else "plain"),
+                path=module or ("sequences" if group[0].pooling == "none" else "weighted" if weighted else "plain"),
                 configs=tuple(config_of(table) for table in group),
                 weighted=weighted,
-                lookups={table.name: table.pooling_factor for table in group},
+                lookups={feature: lookups for table in group for feature, lookups in lookups_of(table).items()},
             )
-            for (module, weighted), group in grouped(tables).items()
+            for (module, weighted, _), group in grouped(tables).items()
         ]
     model = make_on_meta(spec)
-    found = find_pooled(model)
+    found = collections_in(model)
     places = match_tables(plan.task.tables, found, f"plan {plan.digest()[:12]}")
-    of_path: dict[str, list[tuple[EmbeddingBagConfig, float]]] = {path: [] for path in found}
+    of_path: dict[str, list[tuple[EmbeddingBagConfig | EmbeddingConfig, dict[str, float]]]] = {p: [] for p in found}
     for table in tables:
         path, config, _ = places[table.name]
-        of_path[path].append(
-            (replace(config, num_embeddings=table.rows), table.pooling_factor / len(config.feature_names))
-        )
+        known = {feature.name: feature.pooling_factor for feature in table.features}
+        each = table.pooling_factor / len(config.feature_names)
+        lookups = {name: known.get(name, each) for name in config.feature_names}
+        of_path[path].append((replace(config, num_embeddings=table.rows), lookups))
     return [
         Collection(
             path=path,
             configs=tuple(config for config, _ in of_path[path]),
-            weighted=ebc.is_weighted(),
-            lookups={feature: lookups for config, lookups in of_path[path] for feature in config.feature_names},
+            weighted=isinstance(collection, EmbeddingBagCollection) and collection.is_weighted(),
+            lookups={feature: one for _, lookups in of_path[path] for feature, one in lookups.items()},
             processors=getattr(model.get_submodule(path), "_feature_processors", None),
         )
-        for path, ebc in found.items()
+        for path, collection in found.items()
     ]
 
 
-def grouped(tables: Sequence[Table]) -> dict[tuple[str, bool], list[Table]]:
-    """Tables by module, which takes weights or not, and those that name none by whether their lookups have weights."""
+def grouped(tables: Sequence[Table]) -> dict[tuple[str, bool, bool], list[Table]]:
+    """Tables by module, which takes weights or not, and those that name none by whether their lookups have weights; sequences by
+    themselves."""
     takes_weights = {table.module for table in tables if table.module and table.weighted}
-    groups: dict[tuple[str, bool], list[Table]] = {}
+    groups: dict[tuple[str, bool, bool], list[Table]] = {}
     for table in tables:
         weighted = table.module in takes_weights if table.module else table.weighted
-        groups.setdefault((table.module, weighted), []).append(table)
+        groups.setdefault((table.module, weighted, table.pooling == "none"), []).append(table)
     return groups
 
 
-def config_of(table: Table) -> EmbeddingBagConfig:
+def lookups_of(table: Table) -> dict[str, float]:
+    """Lookups of a sample by feature. The name of a table's only feature is the table's."""
+    if len(table.features) < 2:
+        return {table.name: table.pooling_factor}
+    return {f"{table.name}:{feature.name}": feature.pooling_factor for feature in table.features}
+
+
+def config_of(table: Table) -> EmbeddingBagConfig | EmbeddingConfig:
     """Raises InvalidInput for a name that torch has no module of."""
     if "." in table.name_in_module:
         raise InvalidInput(
             f"table {table.name!r} cannot be made here: torch wants no dot in its name; give your --model"
         )
     data_types = {2: DataType.FP16, 4: DataType.FP32}
-    return EmbeddingBagConfig(
-        name=table.name_in_module,
-        num_embeddings=table.rows,
-        embedding_dim=table.dim,
-        feature_names=[table.name],
-        data_type=data_types[table.element_bytes],
-        pooling=PoolingType[table.pooling.upper()],
-    )
+    shape = {
+        "name": table.name_in_module,
+        "num_embeddings": table.rows,
+        "embedding_dim": table.dim,
+        "feature_names": list(lookups_of(table)),
+        "data_type": data_types[table.element_bytes],
+    }
+    if table.pooling == "none":
+        return EmbeddingConfig(**shape)
+    return EmbeddingBagConfig(**shape, pooling=PoolingType[table.pooling.upper()])
 
 
 class Model(nn.Module):
-    """Pooled embeddings of every feature, and one linear layer over them."""
+    """Pooled embeddings of every feature, sums of sequences among them, and one linear layer over all."""
 
     def __init__(self, collections: Sequence[Collection], device: torch.device) -> None:
         super().__init__()
@@ -381,9 +413,16 @@ class Model(nn.Module):
         for path, names in self.features.items():
             embeddings = self.sparse.get_submodule(path or "whole")(features[path])
             # by key: the order of the columns in `embeddings.values()` is the plan's, not the model's
-            columns += [embeddings[name] for name in names]
+            columns += [pooled_by_sample(embeddings[name]) for name in names]
         pooled = torch.cat(columns, dim=1).float()
         return self.over(pooled).squeeze(1), pooled
+
+
+def pooled_by_sample(embeddings: Tensor | JaggedTensor) -> Tensor:
+    """A feature's columns of each sample (batch, dim). A model of sequences would attend to them; here they are summed."""
+    if isinstance(embeddings, JaggedTensor):
+        return torch.segment_reduce(embeddings.values().float(), "sum", lengths=embeddings.lengths())
+    return embeddings
 
 
 def make_batch(

@@ -23,7 +23,7 @@ LIGHT = [{"name": f"t{i}", "rows": 5000, "dim": 32, "pooling_factor": 1.0 + i} f
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rows")
     (folder / "tables.json").write_text(json.dumps({"tables": [HEAVY, *LIGHT]}))
-    run(folder, f"{SEARCH} -o columns.json")
+    run(folder, f"{SEARCH} --no-row-wise -o columns.json")
     run(folder, f"{SEARCH} --row-wise heavy -o rows.json")
     return folder
 

@@ -19,6 +19,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import SPREAD, analytic_model
 from neuroshard.costmodel.given import Given, GivenCosts
+from neuroshard.costmodel.pricing import launch_ms
 from neuroshard.deploy.gate import GUESS, Gate, _uncertainty, decide
 from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.price import price
@@ -364,7 +365,10 @@ def test_a_live_plan_with_split_rows_is_priced_as_tables_of_their_own_that_all_t
         provenance=plan.provenance,
     )
 
-    assert price(plan, plan, model) == pytest.approx(price(same, same, model))
+    launched = launch_ms(
+        model, 3, operators=1, outputs=1
+    ).total_ms  # the row-wise table has its own operator and exchange
+    assert price(plan, plan, model) == pytest.approx(price(same, same, model) + launched)
     columns = make_plan(devices=3)
     assert price(plan, columns, model) == price(plan, plan, model)
 

@@ -340,6 +340,7 @@ def _check_plan(plan: Plan, held: Mapping[str, Sequence[_Rectangle]], whose: str
                 f"table {table.name!r} is in {counted(len(there), 'shard')} ({other}) in {whose}, but in {len(wanted)} "
                 f"({planned}) by {name}: give the plan that it was sharded by"
             )
+    taken |= plan.task.constraints.data_parallel  # no rank has a shard of these: they are dense parameters
     if missing := [table.name for table in plan.task.tables if table.name not in taken]:
         raise InvalidInput(f"{name} has table {missing[0]!r}, which {whose} lacks")
 
