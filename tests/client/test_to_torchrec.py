@@ -709,7 +709,6 @@ ITEM_COPIES = ParameterSharding(sharding_type="data_parallel", compute_kernel="d
             ["rows 0-99 of 300 on rank 0", "rows 0-149 on rank 0"],
         ),
         ({"item": rows_parameter((0, 150, 0))}, ["'item'", "gap"]),
-        ({"item": ITEM_COPIES}, ["'item' is sharded data_parallel", "without shards on ranks"]),
         ({}, ["lacks table 'item' of module ''"]),
         ({"item": parameter("table_wise", [(0, 8, 5)], 300)}, ["'item'", "device 5", "there are 2"]),
         ({"item": parameter("table_wise", [(0, 4, 0)], 300)}, ["'item'", "gap"]),
@@ -729,6 +728,14 @@ def test_what_a_plan_cannot_hold_is_refused_by_name(parameters, words):
 
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_copied_table_is_taken_over_and_given_back():
+    plan = taken_over(ShardingPlan(plan={"": EmbeddingModuleShardingPlan({"item": ITEM_COPIES})}), collection(ITEM))
+
+    assert plan.task.constraints.data_parallel == {"item"}
+    assert [(shard.rows, shard.dim, shard.device) for shard in plan.shards] == [(300, 8, 0), (300, 8, 1)]
+    assert to_torchrec(plan, collection(ITEM)).plan[""]["item"] == ITEM_COPIES
 
 
 def test_a_sharding_plan_of_a_module_that_is_not_there_is_refused():

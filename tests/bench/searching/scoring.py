@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from neuroshard.core.plan import Plan
+from neuroshard.core.launches import launches, operators_of
+from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.pricing import launch_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 
 Row = tuple[int, int, int, int]  # table by place in the task, columns, device, rows of the table
@@ -17,18 +19,25 @@ def rows_of(plan: Plan) -> list[Row]:
 
 
 def cost_ms(model: CostModel, task: ShardingTask, rows: Sequence[Row]) -> float:
-    """Milliseconds of the slowest device, priced from scratch."""
-    return float(np.sum(device_costs(model, *sums(model, task, rows)), axis=0).max())
+    """Milliseconds of the slowest device, priced from scratch: what it holds, and the operators and collectives of the plan."""
+    tables = {table.name: table for table in task.tables}
+    shards = [
+        Shard(table=task.tables[table].name, rows=count, dim=dim, device=device) for table, dim, device, count in rows
+    ]
+    counted = launches(tables, shards, task.devices)
+    operators = counted.kinds_of_operators - operators_of(task.tables)
+    launched = launch_ms(model, task.devices, operators, counted.outputs - 1).total_ms
+    return float(np.sum(device_costs(model, *sums(model, task, rows)), axis=0).max()) + launched
 
 
 def sums(model: CostModel, task: ShardingTask, rows: Sequence[Row]) -> tuple[Floats, Floats]:
-    """Vectors and columns of each device: (D, K) and (D,). Some rows of a table are a table of their own."""
+    """Vectors and columns sent of each device: (D, K) and (D,). Some rows of a table are a table of their own."""
     _, dims, device, _ = np.array(rows, dtype=np.int64).T
     parts = {(t, count): task.tables[t].part(count, task.tables[t].dim) for t, _, _, count in rows}
     vectors = model.table_vectors([parts[t, count] for t, _, _, count in rows], dims)
     found, columns = np.zeros((task.devices, vectors.shape[1])), np.zeros(task.devices)
     np.add.at(found, device, vectors)
-    np.add.at(columns, device, dims)
+    np.add.at(columns, device, [parts[t, count].with_dim(dim).sent_columns for t, dim, _, count in rows])
     return found, columns
 
 
