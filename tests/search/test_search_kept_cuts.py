@@ -6,8 +6,8 @@ import pytest
 from helpers.analytic import AnalyticModel
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, UsageError
-from neuroshard.core.moves import moved_bytes
-from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.moves import changed_state, moved_bytes
+from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import device_costs
 from neuroshard.search.problem.kept_cuts import KeptCuts
@@ -55,8 +55,11 @@ def test_shards_move_and_cuts_stay(task, seed, budget):
     assert plan.lower_bound_ms <= plan.cost_ms
     cut = sum(len(cuts) > 1 for cuts in column_cuts(old).values())
     assert cut > 2
-    assert plan.provenance.notes[-1].startswith("16 tables with optimizer state by the row cut into columns as in the")
-    assert f"({cut} of them cut)" in plan.provenance.notes[-1]
+    kept = "16 tables with optimizer state by the row cut into columns as in the"
+    (note,) = (note for note in plan.provenance.notes if note.startswith(kept))
+    assert f"({cut} of them cut)" in note
+    named = [name for note in plan.provenance.notes for name in changed_state(old, plan) if f"({name})" in note]
+    assert named == list(changed_state(old, plan))
 
 
 def priced(plan: Plan) -> tuple[float, ...]:
@@ -212,3 +215,17 @@ def test_where_only_the_cuts_are_in_the_way_the_message_says_so(make_task):
 def test_there_is_a_plan_to_start_from(task):
     with pytest.raises(UsageError, match="give --keep-optimizer-state with --from"):
         search(task, AnalyticModel(), KEEP)
+
+
+def test_neighbours_of_unequal_widths_on_one_device_are_named(make_task):
+    """TorchRec joins them, and then their moments are means."""
+    task = make_task([(1000, 16, 5.0), (1000, 8, 1.0)], [1])
+    two = task.model_copy(update={"device_memory_bytes": (2**30,) * 2})
+    shards = [
+        Shard(table="t0", rows=1000, dim=4, device=0),
+        Shard(table="t0", rows=1000, column_offset=4, dim=12, device=1),
+        Shard(table="t1", rows=1000, dim=8, device=0),
+    ]
+    before = Plan(task=two, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    plan = search(task, AnalyticModel(), SearchSettings(keep_optimizer_state=True), previous=before)
+    assert any("1 table (t0) does not carry over exactly" in note for note in plan.provenance.notes)

@@ -19,6 +19,7 @@ import numpy as np
 
 from neuroshard import __version__
 from neuroshard.core.errors import Infeasible, UsageError
+from neuroshard.core.moves import changed_state
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.task import ShardingTask
@@ -216,7 +217,7 @@ def search(
         notes=(*notes, *caveats(problem, placement)),
     )
     bound = lower_bound(problem, best)
-    return make_plan(
+    plan = make_plan(
         problem,
         placement,
         shards,
@@ -226,6 +227,21 @@ def search(
         improvements=watch.improvements,
         provenance=provenance,
     )
+    return plan if kept is None or previous is None else _naming_changed_state(plan, previous, kept)
+
+
+def _naming_changed_state(plan: Plan, previous: Plan, kept: KeptCuts) -> Plan:
+    """The plan with a note on tables whose cuts were kept and whose state changes all the same: neighbouring shards of unequal
+    widths on one device are one shard to TorchRec."""
+    changed = [name for name in changed_state(previous, plan) if name in kept.tables]
+    if not changed:
+        return plan
+    note = (
+        f"the optimizer state of {counted(len(changed), 'table')} ({first_few(changed)}) does not carry over exactly though its "
+        "cuts are kept: neighbouring shards of unequal widths lie on one device, where TorchRec joins them"
+    )
+    provenance = plan.provenance.model_copy(update={"notes": (*plan.provenance.notes, note)})
+    return plan.model_copy(update={"provenance": provenance})
 
 
 def _with_row_wise(task: ShardingTask) -> ShardingTask | None:
