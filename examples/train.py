@@ -140,7 +140,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 def train(arguments: argparse.Namespace, rendezvous: str) -> None:
     """One rank, from the live plan to the summary."""
     warnings.simplefilter("ignore", FutureWarning)  # torchrec's use of torch
-    warnings.filterwarnings("ignore", "fbgemm::dense_")  # of data-parallel tables; their gradients are tested to be right
+    warnings.filterwarnings(
+        "ignore", "fbgemm::dense_"
+    )  # of data-parallel tables; their gradients are tested to be right
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
         "gloo",
