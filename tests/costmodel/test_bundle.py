@@ -13,8 +13,10 @@ from safetensors.numpy import load, save
 from helpers.costs import random_model, random_tables
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NewerFormat
+from neuroshard.core.table import Table
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import load_cost_model, save_cost_model
+from neuroshard.costmodel.features import FEATURES
 from neuroshard.costmodel.protocol import device_costs
 from neuroshard.costmodel.report import Errors, Fit, NetReport, Report
 
@@ -174,7 +176,7 @@ def test_tensors_that_are_not_safetensors_are_refused(saved):
     assert "not a whole safetensors file" in fault(saved)
 
 
-@pytest.mark.parametrize("change", [{"format_version": 2}, {"feature_version": 3}])
+@pytest.mark.parametrize("change", [{"format_version": 2}, {"feature_version": 4}])
 def test_a_model_from_the_future_is_refused(saved, change):
     change_manifest(saved, **change)
 
@@ -302,3 +304,14 @@ def test_every_device_is_as_uncertain_as_the_slowest_that_it_waits_for():
     compute = model.nets.compute.spread_ms(sums)
     assert (spread >= compute[2]).all()
     assert spread == pytest.approx(np.full(4, spread[0]))
+
+
+def test_a_bundle_of_fewer_features_answers_and_says_what_it_does_not_know():
+    """An older one, which never saw a table that several features read."""
+    model = load_cost_model(Path(__file__).parents[1] / "golden" / "model-1")
+    features = [{"name": name, "pooling_factor": 2.0} for name in "xy"]
+    shared = Table.model_validate({"name": "t", "rows": 1000, "dim": 8, "features": features})
+
+    assert len(model.manifest.features) < len(FEATURES)
+    assert np.isfinite(model.compute_ms(model.table_vectors([shared], np.array([8]))[0]))
+    assert any("several features that read them" in line for line in model.caveats(2, [shared]))

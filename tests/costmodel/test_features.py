@@ -39,6 +39,7 @@ def test_every_feature_of_a_table_by_hand():
             "log2_element_bytes": 1,
             "mean_pooling": 0,
             "weighted": 0,
+            "shared": 0,
         }
     )
 

@@ -21,7 +21,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.value import check_format, decode_json, sha256
 from neuroshard.costmodel.all_to_all_net import AllToAllNet, Transfers
 from neuroshard.costmodel.compute_net import MeanHead
-from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, split_features
+from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, FEWEST_FEATURES, OLDEST_FEATURES, split_features
 from neuroshard.costmodel.manifest import MODEL_FORMAT, Manifest, TrainedFrom
 from neuroshard.costmodel.nets import Nets
 from neuroshard.costmodel.protocol import Dips, Floats, Ints
@@ -242,7 +242,8 @@ def load_cost_model(folder: Path) -> TrainedCostModel:
             f"{where}: feature_version {manifest.feature_version} is from a newer neuroshard; this one reads "
             f"{FEATURE_VERSION}: upgrade it"
         )
-    if manifest.feature_version != FEATURE_VERSION or manifest.features != FEATURES:
+    known = len(manifest.features)
+    if manifest.feature_version < OLDEST_FEATURES or known < FEWEST_FEATURES or manifest.features != FEATURES[:known]:
         raise InvalidInput(
             f"{where}: trained on other features (version {manifest.feature_version}, now {FEATURE_VERSION}); run "
             "`neuroshard pretrain` again"
@@ -253,5 +254,5 @@ def load_cost_model(folder: Path) -> TrainedCostModel:
             f"{folder / TENSORS}: sha256 {sha256(tensors)[:12]}… is not the {manifest.tensors_sha256[:12]}… of {MANIFEST}: the "
             "file is damaged or of another model"
         )
-    nets = from_tensors(tensors, bool(manifest.device_counts), str(folder / TENSORS))
+    nets = from_tensors(tensors, bool(manifest.device_counts), str(folder / TENSORS), known)
     return TrainedCostModel(manifest, nets, manifest.main_batch_size)

@@ -81,8 +81,8 @@ class FeatureScale:
         return cls(features.mean(axis=0), deviation, low, high)
 
     def apply(self, features: Floats) -> Floats:
-        """Standardized features, (feature - mean) / deviation: (…, F) -> (…, F)."""
-        clipped = features.copy()
+        """Standardized features, (feature - mean) / deviation: (…, F) -> (…, F). Without features added since the training."""
+        clipped = features[..., : len(self.mean)].copy()
         clipped[..., SHARE_COLUMNS] = np.clip(
             features[..., SHARE_COLUMNS], self.low[SHARE_COLUMNS], self.high[SHARE_COLUMNS]
         )
@@ -205,7 +205,7 @@ class ComputeNet:
 
     def vectors(self, features: Floats) -> Floats:
         """The vectors of tables with these features: (…, F) -> (…, width). None is negative."""
-        flat = self.scale.apply(features).reshape(-1, features.shape[-1])
+        flat = self.scale.apply(features).reshape(-1, len(self.scale.mean))
         before = self.table[0](flat)
         np.maximum(before, 0.0, out=before)
         by_member = self.table[1](before)

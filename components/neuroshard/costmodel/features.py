@@ -19,7 +19,10 @@ from neuroshard.core.reuse import REUSE_BINS
 from neuroshard.core.table import Table
 from neuroshard.costmodel.protocol import Floats, Ints
 
-FEATURE_VERSION: Final = 2  # written into each bundle; any change below needs a new version
+FEATURE_VERSION: Final = 3  # written into each bundle; any change below needs a new version …
+OLDEST_FEATURES: Final = (
+    2  # … and this one too, unless features are only added at the end: a net ignores what it does not know
+)
 
 SHARES: Final = tuple(
     f"lookups_of_rows_touched_up_to_2^{i}" for i in range(REUSE_BINS)
@@ -40,7 +43,9 @@ FEATURES: Final = (
     "log2_element_bytes",
     "mean_pooling",  # 1, 0 where rows are summed, -1 where nothing is pooled
     "weighted",  # 1 where each lookup has a weight of its own
+    "shared",  # 1 where several features read the table: FBGEMM's backward on a CPU then takes 4 times as long
 )
+FEWEST_FEATURES: Final = FEATURES.index("shared")  # of OLDEST_FEATURES
 SHARE_COLUMNS: Final = slice(3, 3 + REUSE_BINS)
 _POOLING: Final = {"sum": 0.0, "mean": 1.0, "none": -1.0}
 _PLACE: Final = {name: place for place, name in enumerate(FEATURES)}
@@ -96,10 +101,11 @@ def split_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) 
     index = np.fromiter(map(place.__getitem__, keys), dtype=np.intp, count=len(keys))
 
     of_table = [
-        (t.rows, t.pooling_factor, t.element_bytes, t.reuse_batch_size, t.weighted, t.vectors)
+        (t.rows, t.pooling_factor, t.element_bytes, t.reuse_batch_size, t.weighted, t.vectors, len(t.features) > 1)
         for t in distinct.values()
     ]
-    rows, pooling, element_bytes, counted_on, weighted, vectors = np.array(of_table, dtype=np.float64).reshape(-1, 6).T
+    facts = np.array(of_table, dtype=np.float64).reshape(-1, 7).T
+    rows, pooling, element_bytes, counted_on, weighted, vectors, shared = facts
     bins = np.array([t.reuse_bins for t in distinct.values()], dtype=np.float64).reshape(-1, REUSE_BINS)
     lookups = pooling * batch
     touched = distinct_rows(rows, pooling, bins, counted_on, batch)
@@ -117,6 +123,7 @@ def split_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) 
         "log2_element_bytes": np.log2(element_bytes),
         "mean_pooling": [_POOLING[t.pooling] for t in distinct.values()],
         "weighted": weighted,
+        "shared": shared,
     }
     for name, column in columns.items():
         fixed[:, _PLACE[name]] = column

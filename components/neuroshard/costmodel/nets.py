@@ -37,13 +37,13 @@ class Nets:
         return self.compute.monotone and all(net.convex for net in (self.forward, self.backward) if net is not None)
 
 
-def blank_nets(all_to_all: bool, rates: bool = False) -> Nets:
+def blank_nets(all_to_all: bool, rates: bool = False, features: int = len(FEATURES)) -> Nets:
     """Untrained nets of the right shapes, with or without those of the all-to-all, and with or without rates."""
 
     def layer(into: int, out: int) -> Layer:
         return Layer(np.zeros((MEMBERS, into, out)), np.zeros((MEMBERS, 1, out)))
 
-    nothing, (hidden, vector) = np.zeros(len(FEATURES)), TABLE_WIDTHS
+    nothing, (hidden, vector) = np.zeros(features), TABLE_WIDTHS
     inputs = len(DEVICE_INPUTS) + len(SHARED_INPUTS)
     all_to_all_net = AllToAllNet(
         weight=np.zeros((BY_DEVICES, inputs, HIDDEN_WIDTH)),
@@ -58,7 +58,7 @@ def blank_nets(all_to_all: bool, rates: bool = False) -> Nets:
     return Nets(
         compute=ComputeNet(
             FeatureScale(nothing, nothing, nothing, nothing),
-            table=(layer(len(FEATURES), hidden), layer(hidden, vector)),
+            table=(layer(features, hidden), layer(hidden, vector)),
             head=layer(vector, HEAD_WIDTH),
             out=layer(HEAD_WIDTH, 1),
             skip=np.zeros((MEMBERS, vector, 1)),

@@ -21,8 +21,8 @@ def to_tensors(nets: Nets) -> bytes:
     return data
 
 
-def from_tensors(data: bytes, all_to_all: bool, where: str) -> Nets:
-    """Nets from safetensors bytes, with or without those of the all-to-all.
+def from_tensors(data: bytes, all_to_all: bool, where: str, features: int) -> Nets:
+    """Nets of so many features from safetensors bytes, with or without those of the all-to-all.
 
     Raises InvalidInput where a tensor is missing, unknown, misshapen or not finite.
     """
@@ -30,7 +30,7 @@ def from_tensors(data: bytes, all_to_all: bool, where: str) -> Nets:
         tensors: dict[str, Floats] = load(data)
     except (SafetensorError, KeyError) as error:  # KeyError: an element type that NumPy lacks
         raise InvalidInput(f"{where}: not a whole safetensors file ({error}); copy or train the model again") from None
-    blank = blank_nets(all_to_all, rates=RATES in tensors)
+    blank = blank_nets(all_to_all, rates=RATES in tensors, features=features)
     expected = dict(_leaves(blank))
     for name in sorted(expected.keys() ^ tensors.keys()):
         raise InvalidInput(

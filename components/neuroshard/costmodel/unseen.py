@@ -29,6 +29,7 @@ _KINDS: Final[dict[str, Callable[[float], str]]] = {
     "mean_pooling": lambda mean: (
         "mean pooling" if mean > 0 else "no pooling (sequences)" if mean < 0 else "sum pooling"
     ),
+    "shared": lambda shared: "several features that read them" if shared else "one feature that reads them",
     "weighted": lambda weighted: "weighted lookups" if weighted else "lookups without weights",
 }
 
@@ -39,7 +40,8 @@ def unlike_trained(scale: FeatureScale, tables: Sequence[Table]) -> tuple[str, .
     lines = []
     for name, said in {**_SIZES, **_KINDS}.items():
         place, margin = FEATURES.index(name), DOUBLINGS if name in _SIZES else 0.0
-        values, low, high = features[:, place], float(scale.low[place]), float(scale.high[place])
+        values, there = features[:, place], place < len(scale.low)  # a feature that is newer than the net was 0 then
+        low, high = (float(end[place]) if there else 0.0 for end in (scale.low, scale.high))
         for beyond in (values < low - margin, values > high + margin):
             if beyond.any():
                 most = float(values[beyond].max() if values[beyond].max() > high else values[beyond].min())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from neuroshard.core.case import ComputeCase
+from neuroshard.core.errors import InvalidInput
 from neuroshard.costmodel.compute_net import (
     BY_DIGITS,
     BY_ROWS,
@@ -83,6 +84,10 @@ def train_compute(
     cases whose errors did not choose the epoch and so are not too small.
     """
     start = training.start
+    if start is not None and len(start.scale.mean) < len(FEATURES):
+        raise InvalidInput(
+            "the cost model to start from was trained on fewer features, by an older neuroshard; train without it"
+        )
     samples = SetSamples(labels, batch_sizes, train, start.scale if start else None)
     told_apart = samples.told_apart(train)
     if start is not None and start.rates is not None:

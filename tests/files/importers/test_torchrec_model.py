@@ -140,6 +140,11 @@ def test_a_table_s_own_pooling_factor_counts_before_its_features_and_a_default(u
     assert [table.pooling_factor for table in found.tables] == [50.0, 2.0, 2.0, 2.0]
     assert [feature.pooling_factor for feature in found.tables[0].features] == [25.0, 25.0]
     assert not any("no pooling factor" in note for note in found.notes)
+    found = read(f"{user_model}:make", factors={"user": 50.0, "friend": 20.0}, default=2.0).tables()
+    assert [(feature.name, feature.pooling_factor) for feature in found.tables[0].features] == [
+        ("id", 30.0),
+        ("friend", 20.0),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,11 @@ def torchrec_entries(
             full = f"{path}.{config.name}" if path else config.name
             known |= {config.name, full, *features}
             own = pooling_factors.get(full, pooling_factors.get(config.name))
-            each = [pooling_factors.get(feature, default_pooling_factor) for feature in features]
+            known_as = {full, config.name} if own is not None else set()  # a feature may be called as its table is
+            each = [
+                None if feature in known_as else pooling_factors.get(feature, default_pooling_factor)
+                for feature in features
+            ]
             assumed += [config.name] if own is None and None in each else []
             fields = config_fields(config, _lookups(each, own), weighted)
             entries.append(TableEntry(f"{spec}: {full}", {**fields, "module": path}))
@@ -64,12 +68,14 @@ def torchrec_entries(
 
 
 def _lookups(each: Sequence[float | None], total: float | None) -> list[float]:
-    """Lookups a sample of each feature of a table: what is known of it, or 1; scaled to the table's `total`, if that is known."""
-    known = [1.0 if one is None else one for one in each]
+    """Lookups a sample of each feature of a table: what is known of it, or 1; where the table's `total` is known, those not known
+    share equally what the others leave."""
     if total is None:
-        return known
-    whole = sum(known)
-    return [one * total / whole if whole else total / len(known) for one in known]
+        return [1.0 if one is None else one for one in each]
+    known, unknown = sum(one or 0.0 for one in each), sum(one is None for one in each)
+    if not unknown or known > total:
+        return [(one or 0.0) * total / known if known else total / len(each) for one in each]
+    return [(total - known) / unknown if one is None else one for one in each]
 
 
 def _notes(assumed: list[str]) -> list[str]:
