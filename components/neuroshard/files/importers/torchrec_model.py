@@ -49,11 +49,12 @@ def torchrec_entries(
             full = f"{path}.{config.name}" if path else config.name
             known |= {config.name, full, *features}
             own = pooling_factors.get(full, pooling_factors.get(config.name))
-            known_as = {full, config.name} if own is not None else set()  # a feature may be called as its table is
-            each = [
-                None if feature in known_as else pooling_factors.get(feature, default_pooling_factor)
-                for feature in features
-            ]
+            if own is None:
+                each = [pooling_factors.get(feature, default_pooling_factor) for feature in features]
+            else:  # a feature may be called as its table is
+                each = [
+                    None if feature in (full, config.name) else pooling_factors.get(feature) for feature in features
+                ]
             assumed += [config.name] if own is None and None in each else []
             fields = config_fields(config, _lookups(each, own), weighted)
             entries.append(TableEntry(f"{spec}: {full}", {**fields, "module": path}))
