@@ -72,7 +72,8 @@ def test_the_bound_is_below_the_best_of_all_plans(seed: int) -> None:
     task, model = row_wise_of_devices(seed)
     optimum = optimum_ms(task, model)
     for algorithm in ("local-search", "random"):
-        assert 0.5 * optimum < proven_ms(task, model, algorithm) <= optimum * (1 + 1e-9)
+        # nets drawn at random bend more than trained ones: of 60 such worlds the loosest bound is 0.48, the median 0.999
+        assert 0.4 * optimum < proven_ms(task, model, algorithm) <= optimum * (1 + 1e-9)
 
 
 @pytest.mark.slow
