@@ -1,5 +1,7 @@
 """What sets are drawn from: every table at every width that fits, some tables held out."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -61,6 +63,16 @@ def test_held_out_tables_are_of_all_sizes():
 def test_which_tables_are_held_out_depends_on_the_seed():
     tables = [table(f"t{i:02}", rows=10 * 2**i) for i in range(25)]
     assert len({hold_out(tables, 0.2, np.random.default_rng(seed))[1] for seed in range(10)}) > 5
+
+
+def test_the_only_table_with_a_trait_is_trained_on():
+    tables = [table(f"t{i}", rows=10 + i) for i in range(4)]
+    traits: list[dict[str, Any]] = [{"pooling": "none"}, {"weighted": True}, {"element_bytes": 2}, {"pooling": "mean"}]
+    tables += [table(f"x{i}", rows=20 + i).model_copy(update=one) for i, one in enumerate(traits)]
+    for seed in range(20):
+        train, test = hold_out(tables, 0.5, np.random.default_rng(seed))
+        assert {t.name for t in train} >= {"x0", "x1", "x2", "x3"}
+        assert 0 < len(test) < 4
 
 
 def test_tables_of_one_shape_stay_together():

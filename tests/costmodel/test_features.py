@@ -119,5 +119,5 @@ def test_widths_of_a_table_are_no_loop_of_python():
     every_width = python_steps(lambda: found.append(table_features(pairs, dims, 65536)))
     one_width = python_steps(lambda: found.append(table_features(tables, dims[:2000], 65536)))
 
-    assert every_width == one_width
+    assert every_width < 1.01 * one_width  # a garbage collection in between runs a few lines of its own
     assert [features.shape for features in found] == [(64000, len(FEATURES)), (2000, len(FEATURES))]

@@ -7,7 +7,7 @@ from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
 from neuroshard.costmodel.compute_net import FeatureScale
 from neuroshard.costmodel.features import table_features
-from neuroshard.costmodel.unseen import unlike_trained
+from neuroshard.costmodel.unseen import unlike_in_kind, unlike_trained
 
 
 def table(name: str = "t", rows: int = 10_000, pooling_factor: float = 10.0, **more) -> Table:
@@ -53,9 +53,11 @@ def test_the_farthest_of_several_is_told_on_either_side(scale):
     ],
 )
 def test_a_kind_of_table_that_was_not_measured_is_told(scale, kind, told):
-    (line,) = unlike_trained(scale, [table(), table("other", **kind)])
+    tables = [table(), table("other", **kind)]
 
-    assert line == f"1 of 2 tables has {told}: their costs are extrapolated"
+    assert unlike_trained(scale, tables) == (f"1 of 2 tables has {told}: their costs are extrapolated",)
+    assert unlike_in_kind(scale, tables) == (f"1 of 2 tables has {told}",)
+    assert unlike_in_kind(scale, [table(rows=10**9)]) == ()
 
 
 def test_rows_read_again_more_often_are_told_and_a_table_never_read_is_not(scale):

@@ -2,10 +2,12 @@
 
 import json
 import re
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -15,7 +17,10 @@ from helpers.plans import NOW
 from neuroshard.cli import app
 from neuroshard.core.cost import Hardware
 from neuroshard.core.release import ModelRelease
+from neuroshard.core.table import Table
 from neuroshard.core.value import canonical_json, sha256
+from neuroshard.costmodel.bundle import TrainedCostModel
+from neuroshard.costmodel.features import FEATURES
 from neuroshard.costmodel.manifest import MODEL_FORMAT
 from neuroshard.costmodel.tensors import to_tensors
 from neuroshard.deploy.golive import go_live, next_number, put
@@ -30,6 +35,7 @@ from neuroshard.store.folder import FolderStore
 from neuroshard.store.track import live_or_none
 
 DAY = 86400.0
+TABLE = Table(name="t", rows=10**5, dim=64, pooling_factor=8.0)
 
 
 def kind(**changes: Any) -> Kind:
@@ -46,7 +52,7 @@ def make_live(
     **manifest: Any,
 ) -> str:
     """A cost model of this hardware, live since `days_old` days, with these fields of model.json changed; its digest."""
-    model = random_model(2, 4)
+    model = of_pooled_tables(random_model(2, 4))
     bench = model.manifest.bench.model_copy(update={"hardware": hardware, "batch_size": batch_size})
     told = {"bench": bench, "hardware_fingerprint": hardware.fingerprint, "batch_size": batch_size}
     changed = model.manifest.model_copy(update={**told, "batch_sizes": (batch_size,)})
@@ -66,6 +72,16 @@ def make_live(
     )
     go_live(release, live, store, line)
     return digest
+
+
+def of_pooled_tables(model: TrainedCostModel) -> TrainedCostModel:
+    """The model, trained on no sequences and no tables pooled by mean."""
+    scale = model.nets.compute.scale
+    other = np.array(FEATURES) != "mean_pooling"
+    scale = replace(scale, low=scale.low * other, high=scale.high * other)
+    nets = replace(model.nets, compute=replace(model.nets.compute, scale=scale))
+    manifest = model.manifest.model_copy(update={"tensors_sha256": sha256(to_tensors(nets))})
+    return replace(model, nets=nets, manifest=manifest)
 
 
 def stands(store: FolderStore, kind: Kind, **limits: Any) -> KindCoverage:
@@ -141,6 +157,8 @@ def test_a_model_of_the_future_does_not_serve(store: FolderStore) -> None:
         ({"ranks": (8,), "measurable": (8,)}, "ranks missing"),
         ({"columns": 128}, "covered"),
         ({"columns": 132}, "too narrow"),
+        ({"tables": (TABLE,)}, "covered"),
+        ({"tables": (TABLE, TABLE.model_copy(update={"pooling": "none"}))}, "other kinds of tables"),
     ],
 )
 def test_a_model_serves_the_devices_and_widths_that_plans_need(

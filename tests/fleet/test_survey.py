@@ -13,6 +13,7 @@ from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.nightly import Order, Request, read_orders
 from neuroshard.core.release import ModelRelease
+from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.fleet.kinds import Fleet
 from neuroshard.fleet.labels import kinds_of
@@ -56,14 +57,14 @@ def order(**changes: Any) -> Order:
 
 
 def found(
-    there: Fleet, live: dict[ModelKey, Known], *orders: Order, pods: int = 4, seed: int = 0, columns: int = 0
+    there: Fleet, live: dict[ModelKey, Known], *orders: Order, pods: int = 4, seed: int = 0, dim: int = 64
 ) -> Surveyed:
     asked = orders or (order(),)
     return survey(
         there,
         live,
         asked,
-        {one.name: columns for one in asked},
+        {one.name: [Table(name="t", rows=10**5, dim=dim, pooling_factor=8.0)] for one in asked},
         SurveySettings(
             Request(compute_cases=40, collective_cases=32, batch_size=65536, seed=seed, backend="cuda"), most_pods=pods
         ),
@@ -161,7 +162,7 @@ def test_nodes_of_one_gpu_measure_no_all_to_all_and_a_model_that_knows_none_does
 
 
 def test_a_model_of_narrower_shards_than_plans_need_is_measured_on() -> None:
-    got = found(fleet(node("a")), known(hardware()), columns=256)
+    got = found(fleet(node("a")), known(hardware()), dim=2048)
     assert got.kinds[0].why.endswith("its widest shard has 128 columns, and plans need shards of 256")
     assert len(got.works) == 1
 

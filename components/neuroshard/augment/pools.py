@@ -1,5 +1,6 @@
 """Tables -> the shards that random sets are drawn from, and the tables held out to test on."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,11 @@ def widths(table: Table, max_dim: int) -> list[int]:
     return [*range(DIM_STEP, max_dim + 1, DIM_STEP), *sorted(wider)]
 
 
+def trait(table: Table) -> tuple[object, ...]:
+    """What makes tables different in kind to a cost model, whatever their sizes."""
+    return table.element_bytes, table.pooling, table.weighted, len(table.features) > 1
+
+
 def hold_out(
     tables: Sequence[Table], share: float, rng: np.random.Generator
 ) -> tuple[tuple[Table, ...], tuple[Table, ...]]:
@@ -64,7 +70,7 @@ def hold_out(
 
     Tables that differ only in name and dim are one kind to a cost model, so they stay together. A `share` of the kinds, at least
     one, is held out if there are 3 or more. They are one from each stratum of rows x pooling factor, so both small and large
-    kinds are tested.
+    kinds are tested. The only kind with a trait is trained on: a model that never saw a sequence cannot price one.
     """
     kinds: dict[tuple[object, ...], list[Table]] = {}
     for table in tables:
@@ -74,7 +80,14 @@ def hold_out(
     if len(ordered) < 3 or share <= 0:
         return tuple(tables), ()
     strata = np.array_split(np.arange(len(ordered)), min(max(round(share * len(ordered)), 1), len(ordered) - 1))
-    held_out = {table.name for stratum in strata for table in ordered[rng.choice(stratum)]}
+    left = Counter(trait(kind[0]) for kind in ordered)
+    held_out: set[str] = set()
+    for stratum in strata:
+        spared = [place for place in stratum if left[trait(ordered[place][0])] > 1]
+        if spared:
+            kind = ordered[rng.choice(spared)]
+            left[trait(kind[0])] -= 1
+            held_out |= {table.name for table in kind}
     return (
         tuple(table for table in tables if table.name not in held_out),
         tuple(table for table in tables if table.name in held_out),

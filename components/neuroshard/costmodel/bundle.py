@@ -27,7 +27,7 @@ from neuroshard.costmodel.nets import Nets
 from neuroshard.costmodel.protocol import Dips, Floats, Ints
 from neuroshard.costmodel.report import Report
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
-from neuroshard.costmodel.unseen import unlike_trained
+from neuroshard.costmodel.unseen import unlike_in_kind, unlike_trained
 from neuroshard.files.disk import read_bytes, writing
 
 TENSORS, MANIFEST = BUNDLE_FILES
@@ -125,6 +125,10 @@ class TrainedCostModel:
                 known = f"{min(measured):,}" if len(measured) == 1 else f"{min(measured):,} to {max(measured):,}"
                 found.append(f"costs of {what.format(asked)} are extrapolated: {known} were measured")
         return (*found, *self.report.doubts, *unlike_trained(self.nets.compute.scale, tables)) if tables else (*found,)
+
+    def unmeasured_kinds(self, tables: Sequence[Table]) -> tuple[str, ...]:
+        """A line for each kind of table, by element type, pooling, weights and features, that no training case has."""
+        return unlike_in_kind(self.nets.compute.scale, tables) if tables else ()
 
     def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
         """N tables and the widths that they are cut to (N,) -> (N, K). Not negative."""

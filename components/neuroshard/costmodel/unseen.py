@@ -36,9 +36,31 @@ _KINDS: Final[dict[str, Callable[[float], str]]] = {
 
 def unlike_trained(scale: FeatureScale, tables: Sequence[Table]) -> tuple[str, ...]:
     """A line for each way in which some tables are outside the range of `scale`, the net's training data. Widths are ignored."""
-    features = table_features(tables, np.array([table.dim for table in tables], dtype=np.int64), 1)
+    features = _features(tables)
+    lines = [*_beyond(scale, features, _SIZES), *unlike_in_kind(scale, tables)]
+    read = np.array([any(table.reuse_bins) for table in tables])
+    shares, low_share, high_share = (array[..., SHARE_COLUMNS] for array in (features, scale.low, scale.high))
+    otherwise = ((shares < low_share - SHARE) | (shares > high_share + SHARE)).any(axis=1) & read
+    if otherwise.any():
+        lines.append(f"{_of(otherwise)} rows that are read again more or less often than any that was measured")
+    return tuple(f"{line}: their costs are extrapolated" for line in lines)
+
+
+def unlike_in_kind(scale: FeatureScale, tables: Sequence[Table]) -> tuple[str, ...]:
+    """As `unlike_trained`, in kind alone: element type, pooling, weights, and how many features read a table."""
+    return _beyond(scale, _features(tables), _KINDS)
+
+
+def _features(tables: Sequence[Table]) -> NDArray[np.float64]:
+    return table_features(tables, np.array([table.dim for table in tables], dtype=np.int64), 1)
+
+
+def _beyond(
+    scale: FeatureScale, features: NDArray[np.float64], names: dict[str, Callable[[float], str]]
+) -> tuple[str, ...]:
+    """A line for each of the features `names` of which some values lie outside the range of `scale`."""
     lines = []
-    for name, said in {**_SIZES, **_KINDS}.items():
+    for name, said in names.items():
         place, margin = FEATURES.index(name), DOUBLINGS if name in _SIZES else 0.0
         values, there = features[:, place], place < len(scale.low)  # a feature that is newer than the net was 0 then
         low, high = (float(end[place]) if there else 0.0 for end in (scale.low, scale.high))
@@ -47,12 +69,7 @@ def unlike_trained(scale: FeatureScale, tables: Sequence[Table]) -> tuple[str, .
                 most = float(values[beyond].max() if values[beyond].max() > high else values[beyond].min())
                 known = said(low) if low == high else f"{said(low).partition(' ')[0]} to {said(high)}"
                 lines.append(f"{_of(beyond)} {said(most)}; what was measured has {known}")
-    read = np.array([any(table.reuse_bins) for table in tables])
-    shares, low_share, high_share = (array[..., SHARE_COLUMNS] for array in (features, scale.low, scale.high))
-    otherwise = ((shares < low_share - SHARE) | (shares > high_share + SHARE)).any(axis=1) & read
-    if otherwise.any():
-        lines.append(f"{_of(otherwise)} rows that are read again more or less often than any that was measured")
-    return tuple(f"{line}: their costs are extrapolated" for line in lines)
+    return tuple(lines)
 
 
 def _of(some: NDArray[np.bool_]) -> str:

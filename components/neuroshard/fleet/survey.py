@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.hardware_names import is_part_of_name, is_same_name
 from neuroshard.core.nightly import Order, Request, Work, work_folder
+from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.fleet.coverage import KindCoverage, coverage
 from neuroshard.fleet.kinds import Fleet, Kind
@@ -69,7 +70,7 @@ def survey(
     fleet: Fleet,
     known: Mapping[ModelKey, Known],
     orders: Sequence[Order],
-    columns: Mapping[str, int],
+    tables: Mapping[str, Sequence[Table]],
     settings: SurveySettings,
     *,
     now: datetime,
@@ -77,7 +78,7 @@ def survey(
 ) -> Surveyed:
     """Find the hardware of each order, and the kinds that no live cost model of `known` covers for the orders.
 
-    `columns` is the widest shard that each model's plan cannot avoid. An order with invalid constraints, or with an ambiguous
+    `tables` are those of each model that can be read. An order with invalid constraints, or with an ambiguous
     or unknown name of hardware, gets no plan; the other orders go on. With `unreadable` the store has pointers that cannot be
     read, so it may know a name that is not found.
     """
@@ -99,11 +100,18 @@ def survey(
         wanted[kind.fingerprint] = usual._replace(
             ranks=ranks,
             measurable=measurable(kind, ranks) if own else (),
-            columns=max((columns.get(order.name, 0) for order in own), default=0),
+            columns=max((_columns(order, tables.get(order.name, ())) for order in own), default=0),
+            tables=tuple(table for order in own for table in tables.get(order.name, ())),
         )
     kinds = coverage(fleet.kinds, known, now=now, wanted=wanted)
     works = tuple(_work(one, wanted[one.kind.fingerprint], orders, settings) for one in kinds if one.to_measure)
     return Surveyed(hardware, no_plan, works, kinds)
+
+
+def _columns(order: Order, tables: Sequence[Table]) -> int:
+    """The widest shard that a plan cannot avoid: the widest table, split over all devices."""
+    widest = max((table.dim for table in tables), default=0)
+    return -(-widest // (DIM_STEP * order.devices)) * DIM_STEP
 
 
 def measurable(kind: Kind, ranks: Sequence[int]) -> tuple[int, ...]:

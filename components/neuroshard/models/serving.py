@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable
 from neuroshard.core.release import ModelRelease, in_the_future
+from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import predicts
 from neuroshard.models.published import open_bundle
@@ -22,6 +23,7 @@ Lack = Literal[
     "batch size changed",
     "ranks missing",
     "too narrow",
+    "other kinds of tables",
     "dated in the future",
     "model too old",
     "error too high",
@@ -34,13 +36,14 @@ class Wanted(NamedTuple):
     """What plans need of the cost model of a kind of hardware. The defaults need nothing.
 
     `ranks` are the numbers of devices that plans are for, `measurable` those whose all-to-all this hardware can measure.
-    `columns` is the width of the widest shard that a plan cannot avoid.
+    `columns` is the width of the widest shard that a plan cannot avoid. `tables` are those of the plans.
     """
 
     batch_size: int | None = None
     ranks: tuple[int, ...] = ()
     measurable: tuple[int, ...] = ()
     columns: int = 0
+    tables: tuple[Table, ...] = ()
     max_error: float | None = None
     max_age_seconds: float | None = None
 
@@ -96,7 +99,13 @@ def serves(known: Known, wanted: Wanted, now: datetime) -> tuple[Shortfall, ...]
     if wanted.batch_size not in (None, release.batch_size):
         why = f"it is for {release.batch_size:,} samples a step, and {wanted.batch_size:,} are asked for"
         found.append(Shortfall("batch size changed", why, usable=False))
-    found += [*_ranks(model, wanted), *_columns(model, wanted), *_parts(model), *_age(release, wanted, now)]
+    found += [
+        *_ranks(model, wanted),
+        *_columns(model, wanted),
+        *_kinds(model, wanted),
+        *_parts(model),
+        *_age(release, wanted, now),
+    ]
     error = release.error
     if wanted.max_error is not None and (error is None or error > wanted.max_error):
         is_ = "was not measured" if error is None else f"is {error:.1%}"
@@ -137,6 +146,10 @@ def _columns(model: TrainedCostModel, wanted: Wanted) -> list[Shortfall]:
         return []
     why = f"its widest shard has {model.max_dim} columns, and plans need shards of {wanted.columns}"
     return [Shortfall("too narrow", why, usable=True)]
+
+
+def _kinds(model: TrainedCostModel, wanted: Wanted) -> list[Shortfall]:
+    return [Shortfall("other kinds of tables", line, usable=True) for line in model.unmeasured_kinds(wanted.tables)]
 
 
 def _parts(model: TrainedCostModel) -> list[Shortfall]:

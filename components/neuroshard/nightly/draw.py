@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.augment.pools import hold_out
+from neuroshard.augment.pools import hold_out, trait
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
 from neuroshard.augment.source import load_tables
@@ -214,7 +214,13 @@ def roles(
     target = max(round(TEST_SHARE * len({_base(table.name) for table in tables} | trained | tested)), 1)
     lacking_tests = min(target - len(tested), len(new) - (0 if trained else 1))
     if lacking_tests > 0 and len(trained | tested) + len(new) >= 3:
-        tested |= {_base(new[place].name) for place in rng.choice(len(new), size=lacking_tests, replace=False)}
+        trained_on = [table for cases in earlier for table in cases.tables if _base(table.name) in trained]
+        left = Counter(trait(table) for table in {table.name: table for table in (*trained_on, *new)}.values())
+        for place in rng.permutation(len(new)):
+            if lacking_tests and left[trait(new[place])] > 1:  # as in hold_out
+                left[trait(new[place])] -= 1
+                tested.add(_base(new[place].name))
+                lacking_tests -= 1
     unseen = frozenset(table.name for table in tables if _base(table.name) in tested)
     if len(unseen) < len(tables):
         return unseen, tuple(tables)

@@ -12,7 +12,7 @@ from neuroshard import __version__
 from neuroshard.core.clean import log
 from neuroshard.core.errors import NeuroshardError, StoreError, Unreachable, UsageError
 from neuroshard.core.nightly import Order, Survey, Work, read_orders
-from neuroshard.core.table import DIM_STEP, Table
+from neuroshard.core.table import Table
 from neuroshard.fleet.cluster import in_cluster
 from neuroshard.fleet.coverage import KindCoverage
 from neuroshard.fleet.kinds import Fleet
@@ -41,8 +41,7 @@ def run(models: str, store_url: str, settings: SurveySettings) -> Survey:
     fleet, notes = _fleet(settings)
     tables, faults = tables_of(orders)
     known, unreadable = patiently(lambda: known_models(store))
-    columns = {order.name: _columns(order, tables.get(order.name, ())) for order in orders}
-    found = survey(fleet, known, orders, columns, settings, now=datetime.now(UTC), unreadable=bool(unreadable))
+    found = survey(fleet, known, orders, tables, settings, now=datetime.now(UTC), unreadable=bool(unreadable))
     no_plan = {**found.no_plan, **{name: f"its tables cannot be read: {why}" for name, why in faults.items()}}
     _check_any_left(store, orders, no_plan)
     every_table = [table for some in tables.values() for table in some]
@@ -167,9 +166,3 @@ def _check_any_left(store: Store, orders: Sequence[Order], no_plan: Mapping[str,
         if live is None:
             raise NeuroshardError(f"model {order.name!r} gets no plan, and none is live: {no_plan[order.name]}")
     log(f"note: no model can get a plan, the first for: {no_plan[orders[0].name]}")
-
-
-def _columns(order: Order, tables: Sequence[Table]) -> int:
-    """The widest shard that a plan cannot avoid: the widest table, split over all devices."""
-    widest = max((table.dim for table in tables), default=0)
-    return -(-widest // (DIM_STEP * order.devices)) * DIM_STEP
