@@ -14,7 +14,7 @@ from neuroshard.core.plan import Shard
 from neuroshard.core.step_memory import BATCHES, Pipeline, step_bytes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.pricing import launch_ms
+from neuroshard.costmodel.pricing import launch_ms, lookups_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
 from neuroshard.search.run import SearchSettings, search
 
@@ -133,6 +133,7 @@ def _launched_ms(
             held = [shard for table, one in enumerate(way) for shard in shards[table][one]]
             counted = launches(tables, held, task.devices)
             more = counted.kinds_of_operators - operators_of(task.tables)
-            known[key] = launch_ms(model, task.devices, more, counted.outputs - 1).total_ms
+            inputs = counted.inputs if task.pipeline == "none" else 0
+            known[key] = launch_ms(model, task.devices, more, counted.outputs - 1, inputs).total_ms
         found.append(known[key])
-    return np.array(found)
+    return np.array(found) + lookups_ms(model, task.tables, task.devices, task.pipeline)

@@ -26,6 +26,11 @@ class Group(NamedTuple):
     sequences: bool
     kind: str  # "columns", whole tables included; of sequences "whole" or "columns"; "rows", "host rows", "grid", or COPIES
 
+    @property
+    def inputs(self) -> int:
+        """All-to-alls of its input in a step."""
+        return INPUT_ALL_TO_ALLS + self.weighted
+
 
 @dataclass(frozen=True)
 class Launches:
@@ -52,7 +57,7 @@ def launches(tables: Mapping[str, Table], shards: Sequence[Shard], devices: int)
     return Launches(
         operators=tuple(map(len, on_device)),
         outputs=len(exchanged),
-        inputs=sum(INPUT_ALL_TO_ALLS + group.weighted for group in exchanged),
+        inputs=sum(group.inputs for group in exchanged),
         kinds_of_operators=len(set().union(*on_device)),
     )
 

@@ -1,6 +1,6 @@
 """The predicted cost of given shards on given devices: for a plan, a live plan, and each shard by itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.launches import is_copied, launches, operators_of
 from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 
@@ -32,8 +33,8 @@ class LaunchMs(NamedTuple):
         return sum(self)
 
 
-def launch_ms(model: CostModel, devices: int, operators: int, outputs: int) -> LaunchMs:
-    """What so many operators, and collectives of outputs each way, take that have nothing to do.
+def launch_ms(model: CostModel, devices: int, operators: int, outputs: int, inputs: int = 0) -> LaunchMs:
+    """What so many operators, collectives of outputs each way, and all-to-alls of inputs take that have nothing to do.
 
     A cost model predicts one exchange, and the operators of the element types and poolings that a device holds. What TorchRec
     launches beyond that (core/launches.py), since it runs each collection and sharding type by itself, is priced by this. Its
@@ -44,7 +45,21 @@ def launch_ms(model: CostModel, devices: int, operators: int, outputs: int) -> L
     nothing = np.zeros(devices)
     each = (model.forward_collective_ms(nothing, nothing), model.backward_collective_ms(nothing))
     forward, backward = (max(float(ms.max()), 0.0) for ms in each)
-    return LaunchMs(operators * model.operator_ms, outputs * forward, outputs * backward)
+    return LaunchMs(operators * model.operator_ms, (outputs + inputs) * forward, outputs * backward)
+
+
+def lookups_ms(model: CostModel, tables: Iterable[Table], devices: int, pipeline: Pipeline | None) -> float:
+    """What the lookups themselves take to go to the devices that hold the rows, where no pipeline sends them a step ahead.
+
+    A lookup is as long as two columns, its weight as one, and the number of lookups of a sample and feature as one. They are
+    taken to be spread evenly and to be sent once; for a table that is cut column-wise they go to each of its shards.
+    """
+    if pipeline != "none" or devices == 1:
+        return 0.0
+    columns = sum(table.pooling_factor * (2 + table.weighted) + max(len(table.features), 1) for table in tables)
+    nothing = np.zeros(devices)
+    sent = model.forward_collective_ms(np.full(devices, columns / devices), nothing)
+    return max(float((sent - model.forward_collective_ms(nothing, nothing)).max()), 0.0)
 
 
 def own_samples(table: Table, devices: int) -> Table:
@@ -88,11 +103,18 @@ class Prices(NamedTuple):
         return total
 
 
-def price_shards(model: CostModel, tables: Mapping[str, Table], shards: Sequence[Shard], devices: int) -> Prices | None:
+def price_shards(
+    model: CostModel,
+    tables: Mapping[str, Table],
+    shards: Sequence[Shard],
+    devices: int,
+    pipeline: Pipeline | None = None,
+) -> Prices | None:
     """Prices of shards of these tables; None if a shard is a row block and the model cannot price rows.
 
     A table that is whole on several devices is data-parallel. A row block is priced as a table of its own (`Table.part`). It
     sends as many bytes as a shard with all rows: each device that holds rows sends its partial sums for all samples.
+    With the `pipeline` none, the forward collective includes the all-to-alls of the input.
     """
     if not model.prices_rows and any(shard.rows != tables[shard.table].rows for shard in shards):
         return None
@@ -119,13 +141,15 @@ def price_shards(model: CostModel, tables: Mapping[str, Table], shards: Sequence
     counted = launches(tables, shards, devices)
     copies = copies_ms(model, [tables[name] for name in sorted(copied)], devices)
     own = len({(tables[name].element_bytes, tables[name].pooling, tables[name].module) for name in copied})
-    held = (tables[name] for name in of_table if name not in copied)
+    held = [tables[name] for name in of_table if name not in copied]
     operators = counted.kinds_of_operators - own - operators_of(held)
-    more = launch_ms(model, devices, operators, max(counted.outputs - 1, 0))
+    inputs = counted.inputs if pipeline == "none" else 0
+    more = launch_ms(model, devices, operators, max(counted.outputs - 1, 0), inputs)
+    lookups = lookups_ms(model, held, devices, pipeline)
     others = np.where(device_dims[holders] > sent, model.compute_ms(sums[holders] - vectors), 0.0)
     return Prices(
         compute_ms=compute + more.compute_ms + copies.compute_ms,
-        forward_collective_ms=forward + more.forward_ms,
+        forward_collective_ms=forward + more.forward_ms + lookups,
         backward_collective_ms=backward + more.backward_ms + copies.backward_ms,
         alone_ms=model.compute_ms(vectors),
         adds_ms=compute[holders] - others,

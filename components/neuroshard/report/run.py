@@ -62,7 +62,9 @@ def report(
         changed=None if live is None else change(plan, live, model),
         costs=costs,
         evaluated=evaluated,
-        prices=None if model is None else price_shards(model, tables, plan.shards, plan.task.devices),
+        prices=None
+        if model is None
+        else price_shards(model, tables, plan.shards, plan.task.devices, plan.task.pipeline),
         learned=[] if manifest is None else curves(manifest.report),
     )
     shards, smaller = shard_columns(plan, shown.prices)

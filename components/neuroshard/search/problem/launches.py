@@ -7,22 +7,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from neuroshard.core.launches import Group, operators_of
+from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
-from neuroshard.costmodel.pricing import LaunchMs, launch_ms
+from neuroshard.costmodel.pricing import LaunchMs, launch_ms, lookups_ms
 from neuroshard.costmodel.protocol import CostModel, Ints
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
 class LaunchCosts:
-    """Of a task's table groups, on so many devices."""
+    """Of a task's table groups, on so many devices. With the pipeline none, also what the input's all-to-alls take."""
 
-    def __init__(self, table_groups: Sequence[Sequence[Table]], devices: int, model: CostModel) -> None:
+    def __init__(
+        self, table_groups: Sequence[Sequence[Table]], devices: int, model: CostModel, pipeline: Pipeline | None
+    ) -> None:
         self.devices, self.model = devices, model
         tables = [(place, table) for place, group in enumerate(table_groups) for table in group]
         self.group: Ints = np.array([place for place, _ in tables])
         self.measured = operators_of(table for _, table in tables)
-        outputs: dict[object, int] = {}
+        outputs: dict[Group, int] = {}
         operators: dict[object, int] = {}
         # of each table, where it is whole, row-wise and cut: the number of its collective and of its operator, two (T, 3)
         self.output: Ints = np.array([[outputs.setdefault(one, len(outputs)) for one in _ways(t)] for _, t in tables])
@@ -33,13 +36,17 @@ class LaunchCosts:
             ]
         )
 
+        self.inputs: Ints = np.array([group.inputs if pipeline == "none" else 0 for group in outputs])
+        self.lookups_ms = lookups_ms(model, (table for _, table in tables), devices, pipeline)
+
     def of(self, row_wise: Ints, cut: Ints = NONE) -> LaunchMs:
         """Where these table groups are row-wise, these cut column-wise, and all others whole."""
         way = np.zeros(len(self.output), dtype=np.int64)
         way[np.isin(self.group, row_wise)], way[np.isin(self.group, cut)] = 1, 2
-        numbers = (np.take_along_axis(each, way[:, None], axis=1).ravel() for each in (self.output, self.operator))
-        outputs, operators = (int(np.count_nonzero(np.bincount(each))) for each in numbers)
-        return launch_ms(self.model, self.devices, operators - self.measured, outputs - 1)
+        outputs, operators = (
+            np.unique(np.take_along_axis(each, way[:, None], axis=1)) for each in (self.output, self.operator)
+        )
+        return self._ms(len(operators), outputs)
 
     def least(self, row_wise: Ints, may_be: Ints) -> float:
         """The least ms of a plan in which the table groups `row_wise` are so, and no others than `may_be`.
@@ -48,12 +55,17 @@ class LaunchCosts:
         row-wise and one that cannot be.
         """
         rows, stay = np.isin(self.group, row_wise), ~np.isin(self.group, may_be)
-        counts = []
-        for each in (self.output, self.operator):
-            whole, of_rows = each[:, 0], each[:, 1]
-            counts.append(len(np.unique(whole)) + len(np.intersect1d(of_rows[rows], of_rows[stay])))
-        outputs, operators = counts
-        return launch_ms(self.model, self.devices, operators - self.measured, outputs - 1).total_ms
+        outputs, operators = (
+            np.concatenate([np.unique(each[:, 0]), np.intersect1d(each[rows, 1], each[stay, 1])])
+            for each in (self.output, self.operator)
+        )
+        return self._ms(len(operators), outputs).total_ms
+
+    def _ms(self, operators: int, outputs: Ints) -> LaunchMs:
+        """Of so many operators, and the collectives with these numbers."""
+        inputs = int(self.inputs[outputs].sum())
+        found = launch_ms(self.model, self.devices, operators - self.measured, len(outputs) - 1, inputs)
+        return found._replace(forward_ms=found.forward_ms + self.lookups_ms)
 
 
 def _ways(table: Table) -> tuple[Group, Group, Group]:

@@ -105,7 +105,7 @@ class Problem:
         self.row_wise: Ints = np.zeros(0, dtype=np.int64)
         self.mean_columns = float(self.dims[self.whole].sum()) / self.devices
         self.base_dims, self._base = 0.0, np.zeros((1, 1))
-        self.launches = LaunchCosts(self.tables, self.devices, model)
+        self.launches = LaunchCosts(self.tables, self.devices, model, task.pipeline)
         self._launched_ms: float | None = None
 
         self.vectors: Floats = np.zeros((len(self.group), 0))
