@@ -7,8 +7,8 @@ import pytest
 from helpers.costs import random_model, random_tables
 from helpers.plans import NOW
 from helpers.refusals import refused
-from neuroshard.core.errors import InvalidInput
-from neuroshard.core.moves import moved_bytes
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.moves import changed_state, moved_bytes
 from neuroshard.core.nightly import Order, Request, Survey, read_orders
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.deploy.bundles import Asked, publish_model
@@ -57,6 +57,21 @@ def test_an_order_may_name_its_trainers_pipeline(plan_of):
         InvalidInput, match=r"^models\[0\]: pipeline: must be 'none', 'sparse-dist' or 'prefetch', not 'x'$"
     ):
         read_orders('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "pipeline": "x"}]')
+
+
+def test_an_order_may_keep_the_optimizer_state_of_the_live_plan(plan_of):
+    first = plan_of(keep_optimizer_state=True, constraints={"max_shards": 2})  # nothing is live yet
+    plan_of.deploy(first)
+    assert not changed_state(first, plan_of(seed=1, keep_optimizer_state=True))
+    assert changed_state(first, plan_of(seed=1, constraints={"max_shards": 1}))
+
+
+def test_an_order_may_take_the_cheapest_plan_whatever_its_cuts(plan_of):
+    simple, cheapest = plan_of(simplicity="10%"), plan_of(simplicity="0")
+    assert simple.cost_ms > cheapest.cost_ms
+    assert len(simple.shards) < len(cheapest.shards)
+    with refused(UsageError, "simplicity", "60%"):
+        read_orders('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "simplicity": "60%"}]')
 
 
 def test_with_a_move_budget_the_search_starts_from_the_live_plan(plan_of):

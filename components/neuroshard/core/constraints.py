@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from neuroshard.core.errors import UsageError
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
@@ -14,6 +15,18 @@ from neuroshard.core.value import Value, Whole, without_defaults
 LeastDim = Annotated[Whole, Field(ge=DIM_STEP, multiple_of=DIM_STEP)]
 MostShards = Annotated[Whole, Field(ge=1, le=2**31)]
 DeviceNumber = Annotated[Whole, Field(ge=0)]
+
+SIMPLICITY = 0.005  # share of the cost that a plan with fewer cuts may take, where nobody says
+MOST_SIMPLICITY = 0.1  # more is a mistaken unit
+
+
+def check_simplicity(share: float) -> None:
+    """Raise UsageError unless a plan may cost this share more than the cheapest for fewer cuts."""
+    if not 0 <= share <= MOST_SIMPLICITY:
+        raise UsageError(
+            f"simplicity must be 0% to {MOST_SIMPLICITY:.0%} of the cost, not {100 * share:.6g}%; 0 takes the cheapest plan "
+            "whatever its cuts"
+        )
 
 
 class TableRule(Value):

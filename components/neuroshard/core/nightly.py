@@ -16,12 +16,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from neuroshard.core.constraints import SIMPLICITY, check_simplicity
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.release import MODEL_NAME
 from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
 from neuroshard.core.task import MAX_DEVICES
-from neuroshard.core.units import parse_bytes, parse_memory
+from neuroshard.core.units import parse_bytes, parse_memory, parse_portion
 from neuroshard.core.value import Value, Whole, canonical_json, decode_json, sha256
 
 WORK_FOLDER, VERDICTS_FOLDER = "_measuring", "_nightly"
@@ -33,7 +34,8 @@ class Order(Value):
 
     `pipeline` is the trainer's. `hardware` is the devices' name, or a part of it (H200); it may be empty where the fleet has
     one kind. `constraints` has the fields of a constraints.json. With a `move_budget` (50GiB) the plan is searched from the live
-    one, and moves at most that.
+    one, and moves at most that; also with `keep_optimizer_state`, which keeps the column cuts of tables with row-wise optimizer
+    state. `simplicity` is the most that a plan may cost above the cheapest to have fewer cuts (0.5%).
     """
 
     name: Annotated[str, Field(pattern=MODEL_NAME)]
@@ -44,6 +46,8 @@ class Order(Value):
     hardware: str = ""
     constraints: dict[str, Any] = Field(default_factory=dict)
     move_budget: str = ""
+    keep_optimizer_state: bool = False
+    simplicity: str = ""
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
@@ -54,6 +58,13 @@ class Order(Value):
     def move_budget_bytes(self) -> int | None:
         """None where everything may move. Raises UsageError for an invalid amount."""
         return parse_bytes(self.move_budget) if self.move_budget else None
+
+    @property
+    def simplicity_share(self) -> float:
+        """Raises UsageError for one that is none, or too large."""
+        share = parse_portion(self.simplicity) if self.simplicity else SIMPLICITY
+        check_simplicity(share)
+        return share
 
 
 class Request(Value):
@@ -146,7 +157,7 @@ def read_orders(models: str) -> tuple[Order, ...]:
     orders = tuple(Order.parse(order, f"models[{index}]") for index, order in enumerate(listed))
     names = [order.name for order in orders]
     for order in orders:
-        _ = order.memory_bytes, order.move_budget_bytes
+        _ = order.memory_bytes, order.move_budget_bytes, order.simplicity_share
         if names.count(order.name) > 1:
             raise UsageError(f"model {order.name!r} is asked for {names.count(order.name)} times; give each model once")
     return orders

@@ -1,6 +1,7 @@
 """A model's order -> its plan for today's tables, with the best cost model there is.
 
-The plan obeys the order's constraints. With a move budget it is searched from the live plan. A plan that was rolled back does
+The plan obeys the order's constraints. With a move budget, or with optimizer state to keep, it is searched from
+the live plan. A plan that was rolled back does
 not return by itself, and while the live plan can be loaded, the live plan stays. If it cannot, other algorithms are tried.
 """
 
@@ -69,11 +70,14 @@ def search_plan(
     searched = choose(survey, order, store)
     constraints = ConstraintsFile.parse(order.constraints, f"constraints of model {name!r}")
     margin_bytes = math.ceil(memory_margin * max(order.memory_bytes))
-    start = live if order.move_budget else None  # without a readable live plan, every table may be placed anywhere
+    # without a readable live plan, every table may be placed anywhere
+    start = live if order.move_budget or order.keep_optimizer_state else None
     settings = SearchSettings(
         algorithm=algorithm,
         seed=survey.request.seed,
         move_budget_bytes=order.move_budget_bytes if start else None,
+        simplicity=order.simplicity_share,
+        keep_optimizer_state=order.keep_optimizer_state and start is not None,
     )
     search_by = partial(
         search,

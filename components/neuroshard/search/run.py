@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from neuroshard import __version__
+from neuroshard.core.constraints import SIMPLICITY, check_simplicity
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.moves import changed_state
 from neuroshard.core.plan import Plan, Provenance
@@ -55,7 +56,6 @@ from neuroshard.search.watch import OnImprovement, Watch
 LOCAL_SEARCH, PUBLISHED = "local-search", "neuroshard-2023"
 ALGORITHMS = (LOCAL_SEARCH, PUBLISHED, *KEYS)
 UNTIL_TIME_IS_UP = 10**6  # rounds of a search with a time budget
-MOST_SIMPLICITY = 0.1  # share of the cost that fewer cuts may take; more is a mistaken unit
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SearchSettings:
     rounds: int | None = None
     time_budget_s: float | None = None
     move_budget_bytes: int | None = None
-    simplicity: float = 0.005
+    simplicity: float = SIMPLICITY
     keep_optimizer_state: bool = False
     try_row_wise: bool = False
     width: BeamWidth = PAPER
@@ -91,11 +91,7 @@ class SearchSettings:
             )
         if self.rounds is not None and self.rounds < 0:
             raise UsageError(f"rounds must be at least 0, not {self.rounds}")
-        if not 0 <= self.simplicity <= MOST_SIMPLICITY:
-            raise UsageError(
-                f"simplicity must be 0% to {MOST_SIMPLICITY:.0%} of the cost, not {100 * self.simplicity:.6g}%; 0 takes the "
-                "cheapest plan whatever its cuts"
-            )
+        check_simplicity(self.simplicity)
         self.width.check()
         if from_a_plan and self.algorithm != LOCAL_SEARCH:
             raise UsageError(f"{self.algorithm} places all tables anew; only {LOCAL_SEARCH} starts from a plan")
