@@ -28,6 +28,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology as Domains
 from neuroshard.files.plan import write_plan
 from neuroshard.files.tables import write_tables
 
@@ -255,12 +256,14 @@ def test_a_plan_that_was_never_checked_is_checked_here(plan, words):
         assert word in str(caught.value)
 
 
-def item_in(*shards: tuple[int, int, int], devices: int = 2, table: Table = ITEM) -> Plan:
+def item_in(
+    *shards: tuple[int, int, int], devices: int = 2, table: Table = ITEM, topology: Domains | None = None
+) -> Plan:
     """The item table cut into (first row, rows, rank)."""
     cut = tuple(
         Shard(table=table.name, row_offset=first, rows=n, dim=table.dim, device=rank) for first, n, rank in shards
     )
-    task = ShardingTask(tables=(table,), device_memory_bytes=(2**20,) * devices, batch_size=64)
+    task = ShardingTask(tables=(table,), device_memory_bytes=(2**20,) * devices, batch_size=64, topology=topology)
     return Plan(task=task, shards=cut, provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
 
 
@@ -670,6 +673,28 @@ def test_a_host_is_by_default_what_torchrun_says_and_must_be_where_torchrec_runs
             InvalidInput, match=r"'item' is split .* the 2 ranks of a host .rank 2 on.*takes a host to have 4"
         ):
             to_torchrec(plan, module, local_world_size=2, world_size=4)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_trainer_has_the_hosts_and_domains_that_the_plan_was_searched_for(tmp_path, monkeypatch):
+    module = collection(ITEM)
+    plan = item_in((0, 300, 2), devices=4, topology=Domains(domain=2, local_world_size=1))
+    with refused(InvalidInput, "hosts of 1 rank", "has 2", "--local-world-size 2"):
+        to_torchrec(plan, module, local_world_size=2)
+
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+        with refused(InvalidInput, "domains of 2 ranks", "have 1", "TORCHREC_RESOLVED_POD_SIZE=2", "--domain 1"):
+            to_torchrec(plan, module, world_size=4)
+        monkeypatch.setenv("TORCHREC_RESOLVED_POD_SIZE", "two")
+        with refused(InvalidInput, "TORCHREC_RESOLVED_POD_SIZE"):
+            to_torchrec(plan, module, world_size=4)
+        monkeypatch.setenv("TORCHREC_RESOLVED_POD_SIZE", "2")
+        assert to_torchrec(plan, module, world_size=4).plan[""]["item"].ranks == [2]
+        one = item_in((0, 300, 2), devices=4, topology=Domains(domain=4, local_world_size=4))  # all links are equal
+        assert to_torchrec(one, module, world_size=4).plan[""]["item"].ranks == [2]
     finally:
         torch.distributed.destroy_process_group()
 

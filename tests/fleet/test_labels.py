@@ -9,6 +9,7 @@ import pytest
 from helpers.nodes import GPU_TAINT, mixed_fleet, node
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.topology import Topology
 from neuroshard.fleet.cluster import recorded_nodes
 from neuroshard.fleet.kinds import Kind
 from neuroshard.fleet.labels import kinds_of
@@ -181,3 +182,18 @@ def test_labels_that_cannot_be_become_a_note_and_the_others_are_seen(change: dic
 def test_what_is_no_node_is_told(data: Any) -> None:
     with refused(InvalidInput, "here"):
         Node.from_json(data, "here")
+
+
+def test_a_node_is_a_domain_unless_its_clique_reaches_over_nodes() -> None:
+    alone = one_kind(node("a"), node("b", devices=8))
+    assert alone.topology == Topology(domain=8, local_world_size=8)
+    racks = [node(f"n{i}", devices=4, labels={"nvidia.com/gpu.clique": f"cluster.{i // 3}"}) for i in range(6)]
+    assert one_kind(*racks).topology == Topology(domain=12, local_world_size=4)
+    assert one_kind(*racks[:5]).topology == Topology(domain=8, local_world_size=4)  # as the smallest clique
+
+
+def test_slices_shared_gpus_and_nodes_out_of_service_have_no_topology() -> None:
+    shared = node("s", product="NVIDIA-L4-SHARED", devices=4, labels={"nvidia.com/gpu.replicas": "4"})
+    slices = node("m", product="NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", memory_mib=9728, devices=14)
+    for one in (shared, slices, node("n", ready=False)):
+        assert one_kind(one).topology is None

@@ -10,6 +10,7 @@ from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import changed_state, moved_bytes
 from neuroshard.core.nightly import Order, Request, Survey, read_orders
+from neuroshard.core.topology import Topology
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.deploy.bundles import Asked, publish_model
 from neuroshard.deploy.run import deploy
@@ -20,17 +21,18 @@ from neuroshard.store.folder import FolderStore
 
 @pytest.fixture
 def plan_of(tmp_path):
-    model = random_model(4)
+    model = random_model(2, 4)
     save_cost_model(tmp_path / "model", model)
     store = FolderStore(tmp_path / "store")
     publish_model(tmp_path / "model", store, now=NOW, asked=Asked(max_error=None))
     write_tables(tmp_path / "tables.json", random_tables(9))
 
-    def made(seed: int = 0, **asked):
+    def made(seed: int = 0, nodes: Topology | None = None, **asked):
         order = Order(name="ads", tables="-", devices=4, memory="8GiB", **asked)
         request = Request(compute_cases=1, collective_cases=0, batch_size=65536, seed=seed, backend="synthetic")
         hardware = {"ads": model.manifest.hardware_fingerprint}
-        survey = Survey(request=request, orders=(order,), hardware=hardware, works=())
+        topologies = {hardware["ads"]: nodes} if nodes else {}
+        survey = Survey(request=request, orders=(order,), hardware=hardware, works=(), topologies=topologies)
         found, searched = search_plan(
             survey, "ads", store, tmp_path / "tables.json", tmp_path / "plan.json", "local-search"
         )
@@ -64,6 +66,24 @@ def test_an_order_may_keep_the_optimizer_state_of_the_live_plan(plan_of):
     plan_of.deploy(first)
     assert not changed_state(first, plan_of(seed=1, keep_optimizer_state=True))
     assert changed_state(first, plan_of(seed=1, constraints={"max_shards": 1}))
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "found"),
+    [
+        ({}, (2, 2), (2, 2)),
+        ({}, (4, 2), None),  # one domain
+        ({}, (3, 3), None),  # not whole nodes
+        ({"domain": 1}, (2, 2), (1, 1)),
+        ({"local_world_size": 2, "network": "1GB/s"}, None, (2, 2)),
+    ],
+)
+def test_an_order_is_planned_for_the_domains_that_it_names_or_its_nodes_have(plan_of, asked, nodes, found):
+    there = nodes and Topology(domain=nodes[0], local_world_size=nodes[1])
+    topology = plan_of(nodes=there, **asked).task.topology
+    assert (topology and (topology.domain, topology.local_world_size)) == found
+    with refused(UsageError, "4 devices", "3 ranks"):
+        read_orders('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "domain": 3}]')
 
 
 def test_an_order_may_take_the_cheapest_plan_whatever_its_cuts(plan_of):

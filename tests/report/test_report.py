@@ -21,6 +21,7 @@ from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import changed_state, moved_bytes
 from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.bundle import save_cost_model
@@ -100,12 +101,11 @@ def test_the_live_plan_is_priced_as_its_own_search_priced_it(html, parts):
 
 def test_what_a_shard_adds_is_what_its_device_saves_without_it(parts):
     plan, model = parts["plan"], parts["model"]
-    tables = {table.name: table for table in plan.task.tables}
-    prices = price_shards(model, tables, plan.shards, plan.task.devices)
+    prices = price_shards(model, plan.task, plan.shards)
 
     for left_out in (0, len(plan.shards) - 1):
         others = plan.shards[:left_out] + plan.shards[left_out + 1 :]
-        without = price_shards(model, tables, others, plan.task.devices)
+        without = price_shards(model, plan.task, others)
         device = plan.shards[left_out].device
         assert prices.adds_ms[left_out] == pytest.approx(prices.compute_ms[device] - without.compute_ms[device])
 
@@ -115,7 +115,8 @@ def test_a_shard_that_is_alone_adds_all_that_its_device_computes():
     first = plan.task.tables[0]
     alone = Shard(table=first.name, rows=first.rows, dim=first.dim, device=0)
 
-    prices = price_shards(model, {first.name: first}, [alone], 1)
+    task = ShardingTask(tables=(first,), device_memory_bytes=(2**30,), batch_size=plan.task.batch_size)
+    prices = price_shards(model, task, [alone])
 
     assert prices is not None
     assert (
@@ -135,8 +136,7 @@ def test_rows_of_a_table_are_priced_as_a_table_of_their_own():
     assert (0, 500) in set(zip(data["moves"]["row"], data["moves"]["rows"], strict=True))
     assert data["devices"]["live"] is not None
     dims = np.array([16 + 4, 16 + 4 + 4.0])  # each device sends all columns of user
-    tables = {table.name: table for table in plan.task.tables}
-    prices = price_shards(model, tables, plan.shards, 2)
+    prices = price_shards(model, plan.task, plan.shards)
     launched = launch_ms(model, 2, operators=1, outputs=1).backward_ms  # the row-wise table has an exchange of its own
     assert prices.backward_collective_ms == pytest.approx(model.backward_collective_ms(dims) + launched)
 

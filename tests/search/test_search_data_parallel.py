@@ -28,7 +28,7 @@ def test_every_device_has_a_copy_and_the_plan_costs_what_its_shards_are_priced_a
     task = copied(make_task(SHAPES, [1] * 3), *COPIED)
     plan = search(task, model, FEW)
     tables = {table.name: table for table in task.tables}
-    prices = price_shards(model, tables, plan.shards, 3)
+    prices = price_shards(model, task, plan.shards)
 
     for name in COPIED:
         assert sorted((s.device, s.rows, s.dim) for s in plan.by_table()[name]) == [

@@ -10,7 +10,8 @@ from neuroshard.cli.interrupt import asked_to_stop
 from neuroshard.cli.options import AsJson, Seed, out_file
 from neuroshard.core.errors import UsageError
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
-from neuroshard.core.units import format_bytes, parse_bytes, parse_duration, parse_memory, parse_portion
+from neuroshard.core.topology import topology_of
+from neuroshard.core.units import format_bytes, parse_bytes, parse_duration, parse_memory, parse_portion, parse_rate
 
 Memory = Annotated[
     str, typer.Option(help="Memory a device: bytes or a unit (32GiB); one, or one per device, by commas.")
@@ -65,6 +66,19 @@ def search(
         str,
         typer.Option(help="The trainer's, which says what a step needs of memory: none, sparse-dist or prefetch."),
     ] = DEFAULT_PIPELINE,
+    domain: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ranks that share fast links (NVLink) [default: those of a host, if given]."),
+    ] = None,
+    local_world_size: Annotated[
+        int | None, typer.Option(min=1, help="Ranks of a host [default: those of a domain, if given].")
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            help="What a rank can send to other domains: 50GB/s, 400Gb/s [default: by the hardware's datasheet]."
+        ),
+    ] = None,
     reserve: Annotated[
         str | None, typer.Option(help="Memory of every device that is not for tables: 2GiB, or 15% of it.")
     ] = None,
@@ -130,6 +144,7 @@ def search(
             memory_bytes=parse_memory(memory, devices),
             batch_size=batch_size,
             pipeline=pipeline,
+            topology=topology_of(devices, domain, local_world_size, None if network is None else parse_rate(network)),
             constraints=with_flags(
                 given,
                 reserve=reserve,

@@ -38,6 +38,7 @@ from neuroshard.client.torchrec_module import (
 )
 from neuroshard.client.torchrec_shards import (
     check_hosts,
+    check_topology,
     parameter_sharding,
     sharding_type,
     shards_by_table,
@@ -96,6 +97,7 @@ def to_torchrec(
         world_size = dist.get_world_size()
     if world_size is not None:
         check_world_size(plan, world_size, whose)
+    check_topology(plan, local_world_size, whose)
     shards = shards_by_table(plan, whose, local_world_size)
     kinds = _sharding_types(plan, shards, places)
     if dist.is_available() and dist.is_initialized():

@@ -13,6 +13,7 @@ is told here by table, rank and value:
 
 from collections.abc import Mapping
 
+import torch.distributed as dist
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.comm import get_local_size, get_topology_group_world_size
@@ -25,7 +26,7 @@ from neuroshard.core.launches import is_copied
 from neuroshard.core.moves import joined
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
-from neuroshard.core.text import spanned
+from neuroshard.core.text import counted, spanned
 from neuroshard.core.value import shown
 
 
@@ -97,6 +98,37 @@ def check_hosts(shards: Mapping[str, list[Shard]], kinds: Mapping[str, str], dev
         raise InvalidInput(
             f"table {split[0]!r} is split row-wise over the {len(parts)} ranks of a host (rank {parts[0].device} on), but here "
             f"TorchRec takes a host to have {hosts}: LOCAL_WORLD_SIZE must be what local_world_size is (torchrun sets it)"
+        )
+
+
+def check_topology(plan: Plan, local_world_size: int | None, whose: str) -> None:
+    """Raise InvalidInput unless TorchRec takes hosts and domains of this trainer to be those that the plan was searched for.
+
+    For a plan of one domain, or without a topology, it does not matter. Where no process group is up, only `local_world_size`
+    is known.
+    """
+    topology, devices = plan.task.topology, plan.task.devices
+    if topology is None or topology.domains(devices) == 1:
+        return
+    known = dist.is_available() and dist.is_initialized()
+    local = local_world_size or (get_local_size(devices) if known else topology.local_world_size)
+    if local != topology.local_world_size:
+        raise InvalidInput(
+            f"{whose} is for hosts of {counted(topology.local_world_size, 'rank')}, but here a host has {local}: start that many "
+            "ranks a host (torchrun --nproc-per-node sets LOCAL_WORLD_SIZE), or search a plan with --local-world-size "
+            f"{local}"
+        )
+    if not known:
+        return
+    try:
+        domain = get_topology_group_world_size(devices)
+    except ValueError as error:
+        raise InvalidInput(f"TORCHREC_RESOLVED_POD_SIZE does not fit this trainer: {error}") from None
+    if domain != topology.domain:
+        raise InvalidInput(
+            f"{whose} is for domains of {counted(topology.domain, 'rank')} that share fast links, but here TorchRec takes "
+            f"them to have {domain}: set TORCHREC_RESOLVED_POD_SIZE={topology.domain // local}, or search a plan with "
+            f"--domain {domain}"
         )
 
 

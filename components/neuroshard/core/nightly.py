@@ -22,7 +22,8 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.release import MODEL_NAME
 from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
 from neuroshard.core.task import MAX_DEVICES
-from neuroshard.core.units import parse_bytes, parse_memory, parse_portion
+from neuroshard.core.topology import Topology, topology_of
+from neuroshard.core.units import parse_bytes, parse_memory, parse_portion, parse_rate
 from neuroshard.core.value import Value, Whole, canonical_json, decode_json, sha256
 
 WORK_FOLDER, VERDICTS_FOLDER = "_measuring", "_nightly"
@@ -35,7 +36,8 @@ class Order(Value):
     `pipeline` is the trainer's. `hardware` is the devices' name, or a part of it (H200); it may be empty where the fleet has
     one kind. `constraints` has the fields of a constraints.json. With a `move_budget` (50GiB) the plan is searched from the live
     one, and moves at most that; also with `keep_optimizer_state`, which keeps the column cuts of tables with row-wise optimizer
-    state. `simplicity` is the most that a plan may cost above the cheapest to have fewer cuts (0.5%).
+    state. `simplicity` is the most that a plan may cost above the cheapest to have fewer cuts (0.5%). `domain` ranks share fast
+    links and `local_world_size` a host, by default as the fleet's nodes have them.
     """
 
     name: Annotated[str, Field(pattern=MODEL_NAME)]
@@ -48,6 +50,9 @@ class Order(Value):
     move_budget: str = ""
     keep_optimizer_state: bool = False
     simplicity: str = ""
+    domain: Annotated[Whole, Field(ge=1)] | None = None
+    local_world_size: Annotated[Whole, Field(ge=1)] | None = None
+    network: str = ""
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
@@ -58,6 +63,12 @@ class Order(Value):
     def move_budget_bytes(self) -> int | None:
         """None where everything may move. Raises UsageError for an invalid amount."""
         return parse_bytes(self.move_budget) if self.move_budget else None
+
+    @property
+    def topology(self) -> Topology | None:
+        """As the order says it. Raises UsageError where its devices cannot be laid out so."""
+        rate = parse_rate(self.network) if self.network else None
+        return topology_of(self.devices, self.domain, self.local_world_size, rate)
 
     @property
     def simplicity_share(self) -> float:
@@ -110,7 +121,8 @@ class Survey(Value):
     """What the nightly run `owner` found.
 
     `orders` are all models. `hardware` maps a model to the fingerprint of its hardware, "" where only a name is known; `kinds`
-    maps fingerprints to the hardware of the fleet. `no_plan` maps each model that cannot be planned to the reason. `works` are
+    maps fingerprints to the hardware of the fleet, and `topologies` to how its nodes are joined, where that is known. `no_plan`
+    maps each model that cannot be planned to the reason. `works` are
     the kinds to measure or learn. `notes` are faults of the run that degrade every plan.
     """
 
@@ -119,6 +131,7 @@ class Survey(Value):
     orders: tuple[Order, ...]
     hardware: dict[str, str]
     kinds: dict[str, Hardware] = Field(default_factory=dict)
+    topologies: dict[str, Topology] = Field(default_factory=dict)
     works: tuple[Work, ...]
     no_plan: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -157,7 +170,7 @@ def read_orders(models: str) -> tuple[Order, ...]:
     orders = tuple(Order.parse(order, f"models[{index}]") for index, order in enumerate(listed))
     names = [order.name for order in orders]
     for order in orders:
-        _ = order.memory_bytes, order.move_budget_bytes, order.simplicity_share
+        _ = order.memory_bytes, order.move_budget_bytes, order.simplicity_share, order.topology
         if names.count(order.name) > 1:
             raise UsageError(f"model {order.name!r} is asked for {names.count(order.name)} times; give each model once")
     return orders

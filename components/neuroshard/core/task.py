@@ -7,6 +7,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.step_memory import Pipeline, StepBytes, step_bytes
 from neuroshard.core.table import Table, check_distinct
+from neuroshard.core.topology import Topology
 from neuroshard.core.value import Value
 
 MAX_DEVICES = 4096
@@ -16,6 +17,7 @@ class ShardingTask(Value):
     """Tables to place on `len(device_memory_bytes)` devices; `batch_size` is the global batch of one training step.
 
     `pipeline` is the trainer's; memory then counts what a step needs (core/step_memory.py). Without one it is not counted.
+    `topology` says which devices share a host and fast links; without one the cost model takes it as it knows it.
     """
 
     tables: tuple[Table, ...]
@@ -23,6 +25,7 @@ class ShardingTask(Value):
     batch_size: Annotated[int, Field(gt=0, le=2**31)]
     constraints: Constraints = Field(default_factory=Constraints)  # built at its first use: see core/value.py
     pipeline: Pipeline | None = None
+    topology: Topology | None = None
 
     @field_validator("tables")
     @classmethod
@@ -42,16 +45,20 @@ class ShardingTask(Value):
         copied = self.constraints.data_parallel
         if name := next((t.name for t in self.tables if t.name in copied and t.pooling == "none"), None):
             raise ValueError(f"table {name!r} is a sequence, which TorchRec cannot train data-parallel")
+        if self.topology is not None and (fault := self.topology.fault(self.devices)):
+            raise ValueError(fault)
         return self
 
     @model_serializer(mode="wrap")
     def _without_needless_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Constraints and the pipeline are written only if there are any."""
+        """Constraints, the pipeline and the topology are written only if there are any."""
         data: dict[str, Any] = handler(self)
         if self.constraints == Constraints():
             del data["constraints"]
         if self.pipeline is None:
             del data["pipeline"]
+        if self.topology is None:
+            del data["topology"]
         return data
 
     @property

@@ -52,6 +52,21 @@ def parse_memory(text: str, devices: int) -> tuple[int, ...]:
     return amounts
 
 
+_RATE = re.compile(r"\s*([0-9.]+\s*[A-Za-z]*?)(B|b|bit)\s*/\s*s\s*")
+
+
+def parse_rate(text: str) -> float:
+    """`"50GB/s"` or `"400Gb/s"` as bytes a second. Raises UsageError, also for zero."""
+    match = _RATE.fullmatch(text)
+    try:
+        rate = parse_bytes(f"{match.group(1)}B") if match else 0
+    except UsageError:
+        rate = 0
+    if match is None or not rate:
+        raise UsageError(f"{text!r} is no rate; write bytes or bits a second, as in 50GB/s or 400Gb/s")
+    return rate / (1 if match.group(2) == "B" else 8)
+
+
 def format_bytes(count: float, rounded: Literal["nearest", "up", "down"] = "nearest") -> str:
     """`1536` -> `1.5 KiB`. Binary units, one decimal; rounded up where so much is needed, down where no more may be."""
     size = float(count)

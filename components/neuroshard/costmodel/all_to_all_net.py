@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from neuroshard.costmodel.network import Network
 from neuroshard.costmodel.protocol import Floats
 
 HIDDEN_WIDTH: Final = 16
@@ -45,15 +46,17 @@ class AllToAllNet:
         """True if the net is convex, which the signs of its weights tell."""
         return all(float(weights.min()) >= 0 for weights in (self.weight, self.out, self.skip))
 
-    def ms(self, device_bytes: Floats, start_delays_ms: Floats | None = None) -> Floats:
+    def ms(self, device_bytes: Floats, start_delays_ms: Floats | None = None, network: Network | None = None) -> Floats:
         """Ms of every device, from the bytes of all samples' pooled embeddings on each: (…, D) -> (…, D).
 
-        With `start_delays_ms` (…, D) the time that each waits for the last to start is included.
+        With `start_delays_ms` (…, D) the time that each waits for the last to start is included. Over a `network` the net
+        predicts what stays in a domain.
         """
-        own, shared = all_to_all_inputs(device_bytes)  # bytes are whole numbers, whose sum is exact in any order
+        # bytes are whole numbers, whose sum is exact in any order
+        own, shared = all_to_all_inputs(device_bytes) if network is None else near_inputs(device_bytes, network)
         own /= self.unit_bytes
         shared /= self.unit_bytes
-        weight, skip, latency = self.between(device_bytes.shape[-1])
+        weight, skip, latency = self.between(device_bytes.shape[-1] if network is None else network.domain)
         split = own.shape[-1]
         hidden = own @ weight[:split]
         hidden += shared @ weight[split:] + self.bias
@@ -66,6 +69,8 @@ class AllToAllNet:
         transfer += shared @ skip[split:]
         transfer += latency
         transfer *= self.unit_ms
+        if network is not None:
+            transfer = np.maximum(transfer, network.far_ms(device_bytes))
         return transfer if start_delays_ms is None else transfer + waiting_ms(start_delays_ms)
 
     def between(self, devices: int) -> tuple[Floats, Floats, float]:
@@ -87,7 +92,7 @@ class AllToAllNet:
 
 @dataclass(frozen=True)
 class Transfers:
-    """The forward and the backward net as one, for one number of devices, without waiting: what a search asks at every step.
+    """The forward and the backward net as one, for one number of near devices, without waiting: what a search asks at every step.
 
     The units are multiplied into the weights, and the skips are two more columns of `weight`.
     """
@@ -110,15 +115,15 @@ class Transfers:
             begin += len(net.bias)
         return cls(weight, bias, out)
 
-    def ms(self, device_bytes: Floats) -> Floats:
+    def ms(self, device_bytes: Floats, network: Network | None = None) -> Floats:
         """Forward and backward transfer ms of every device, from its bytes: (…, D) -> (…, D, 2)."""
-        own, shared = all_to_all_inputs(device_bytes)
+        own, shared = all_to_all_inputs(device_bytes) if network is None else near_inputs(device_bytes, network)
         split, hidden = own.shape[-1], len(self.out)
         both = own @ self.weight[:split]
         both += shared @ self.weight[split:] + self.bias
         ms: Floats = np.maximum(both[..., :hidden], 0.0) @ self.out
         ms += both[..., hidden:]
-        return ms
+        return ms if network is None else np.maximum(ms, network.far_ms(device_bytes)[..., None])
 
 
 def all_to_all_inputs(device_bytes: Floats) -> tuple[Floats, Floats]:
@@ -136,6 +141,21 @@ def all_to_all_inputs(device_bytes: Floats) -> tuple[Floats, Floats]:
     shared = np.empty((*total.shape, len(SHARED_INPUTS)))
     own.max(axis=-2, keepdims=True, out=shared[..., :-1])
     shared[..., -1] = total * ((devices - 1) / devices**2)
+    return own, shared
+
+
+def near_inputs(device_bytes: Floats, network: Network) -> tuple[Floats, Floats]:
+    """The inputs of the near part of an all-to-all, as `all_to_all_inputs` has them for one domain.
+
+    Every device is taken to receive what devices do on average, so that it does not matter which of them share a domain.
+    """
+    near, ranks = network.near(device_bytes), network.domain
+    sent = near * ((ranks - 1) / ranks)
+    mean = sent.mean(axis=-1, keepdims=True)
+    own = np.stack([sent, np.broadcast_to(mean, sent.shape), np.maximum(sent, mean)], axis=-1)
+    shared = np.empty((*mean.shape, len(SHARED_INPUTS)))
+    own.max(axis=-2, keepdims=True, out=shared[..., :-1])
+    shared[..., -1] = mean
     return own, shared
 
 

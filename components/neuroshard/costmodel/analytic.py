@@ -11,7 +11,7 @@ Not covered: tables that compete for a cache, table sets too small to fill the d
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.hardware_names import is_part_of_name
 from neuroshard.core.table import Table
+from neuroshard.core.topology import Topology
 from neuroshard.costmodel.features import distinct_rows
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import STAND_IN_ERROR
@@ -95,6 +96,13 @@ class Analytic:
 
     def __init__(self, name: str, batch_size: int) -> None:
         self.name, self.batch_size, self.sheet = f"analytic:{name}", batch_size, DATASHEETS[name]
+
+    def over(self, topology: Topology) -> "Analytic":
+        """The same datasheet for such domains, and the topology's network where it says how fast it is."""
+        found, given = Analytic(self.name.partition(":")[2], self.batch_size), topology.network_bytes_per_s
+        network = self.sheet.network if given is None else given / 1000
+        found.sheet = replace(self.sheet, node=topology.domain, network=network)
+        return found
 
     @property
     def device_name(self) -> str:

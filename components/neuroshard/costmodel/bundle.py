@@ -18,12 +18,15 @@ from neuroshard.core.cost import Bench
 from neuroshard.core.errors import InvalidInput, NewerFormat
 from neuroshard.core.release import BUNDLE_FILES
 from neuroshard.core.table import Table
+from neuroshard.core.topology import Topology
 from neuroshard.core.value import check_format, decode_json, sha256
 from neuroshard.costmodel.all_to_all_net import AllToAllNet, Transfers
+from neuroshard.costmodel.analytic import DATASHEETS, analytic_for
 from neuroshard.costmodel.compute_net import MeanHead
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, FEWEST_FEATURES, OLDEST_FEATURES, split_features
 from neuroshard.costmodel.manifest import MODEL_FORMAT, Manifest, TrainedFrom
 from neuroshard.costmodel.nets import Nets
+from neuroshard.costmodel.network import Network
 from neuroshard.costmodel.protocol import Dips, Floats, Ints
 from neuroshard.costmodel.report import Report
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
@@ -43,6 +46,7 @@ class TrainedCostModel:
     manifest: Manifest
     nets: Nets
     batch_size: int
+    network: Network | None = None  # between domains, which were measured one at a time
 
     @cached_property
     def name(self) -> str:
@@ -66,8 +70,11 @@ class TrainedCostModel:
 
     @property
     def device_counts(self) -> tuple[int, ...]:
-        """Any number of devices if two or more were measured. Otherwise the measured one, and one device (no all-to-all)."""
-        return () if len(self.manifest.device_counts) > 1 else (1, *self.manifest.device_counts)
+        """Any number of devices if two or more were measured, or a network joins domains that were. Otherwise the measured one,
+        and one device (no all-to-all)."""
+        measured = self.manifest.device_counts
+        joined = self.network is not None and self.network.domain in measured
+        return () if len(measured) > 1 or joined else (1, *measured)
 
     @property
     def bounded(self) -> bool:
@@ -114,11 +121,28 @@ class TrainedCostModel:
             )
         return replace(self, batch_size=batch_size)
 
+    def over(self, topology: Topology) -> "TrainedCostModel":
+        """The same model for devices in such domains. The network is the topology's, else the datasheet's of the hardware."""
+        name, _ = analytic_for(self.manifest.bench.hardware)
+        sheet = DATASHEETS[name]
+        given = topology.network_bytes_per_s
+        rate = sheet.network if given is None else given / 1000
+        return replace(self, network=Network(topology.domain, rate, sheet.latency_ms + sheet.network_latency_ms))
+
+    def _network(self, devices: int) -> Network | None:
+        """The network that so many devices need; None for one domain."""
+        return self.network if self.network is not None and self.network.joins(devices) else None
+
     def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
         """As in the protocol. With `tables`, also what is unlike the training data, and doubts about the model itself."""
         found = []
+        network = self._network(devices)
+        if network is not None:
+            rate = f"{network.bytes_per_ms * 1000 / 1e9:.3g} GB/s a rank"
+            found.append(f"the network between domains was not measured: {rate}, as given or by its datasheet")
+        near = devices if network is None else network.domain
         for what, asked, measured in (
-            ("an all-to-all between {:,} devices", devices, self.manifest.device_counts),
+            ("an all-to-all between {:,} devices", near, self.manifest.device_counts),
             ("a batch of {:,} samples", self.batch_size, self.manifest.batch_sizes),
         ):
             if measured and asked > 1 and not min(measured) <= asked <= max(measured):
@@ -141,18 +165,21 @@ class TrainedCostModel:
         return self.nets.compute.slope(vector_sums)
 
     def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
-        return self._all_to_all(self.nets.forward, device_dims).ms(self._bytes(device_dims), start_delays_ms)
+        network = self._network(device_dims.shape[-1])
+        return self._all_to_all(self.nets.forward, device_dims).ms(self._bytes(device_dims), start_delays_ms, network)
 
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
-        return self._all_to_all(self.nets.backward, device_dims).ms(self._bytes(device_dims))
+        network = self._network(device_dims.shape[-1])
+        return self._all_to_all(self.nets.backward, device_dims).ms(self._bytes(device_dims), network=network)
 
     def transfers_ms(self, device_dims: Floats) -> tuple[Floats, Floats]:
         """Forward and backward all-to-all ms of every device without waiting: (…, D) -> two (…, D)."""
         devices = device_dims.shape[-1]
+        network = self._network(devices)
         if devices not in self._transfers:
             nets = self._all_to_all(self.nets.forward, device_dims), self._all_to_all(self.nets.backward, device_dims)
-            self._transfers[devices] = Transfers.of(nets, devices)
-        both = self._transfers[devices].ms(self._bytes(device_dims))
+            self._transfers[devices] = Transfers.of(nets, devices if network is None else network.domain)
+        both = self._transfers[devices].ms(self._bytes(device_dims), network)
         return both[..., 0], both[..., 1]
 
     @cached_property
@@ -171,11 +198,12 @@ class TrainedCostModel:
             return compute
         forward, backward = (self._all_to_all(net, device_dims) for net in (self.nets.forward, self.nets.backward))
         sent = self._bytes(device_dims)
-        backward_ms = backward.ms(sent)
+        network = self._network(device_dims.shape[-1])
+        backward_ms = backward.ms(sent, network=network)
         ready = np.where(device_dims > 0, self.compute_ms(vector_sums), 0.0) + backward_ms
         slowest = ready.argmax(axis=-1)[..., None]
         ready_spread = np.take_along_axis(np.hypot(compute, backward_ms * backward.spread), slowest, axis=-1)
-        spread: Floats = np.hypot(ready_spread, forward.ms(sent) * forward.spread)
+        spread: Floats = np.hypot(ready_spread, forward.ms(sent, network=network) * forward.spread)
         return spread
 
     def _bytes(self, device_dims: Floats) -> Floats:
@@ -184,6 +212,8 @@ class TrainedCostModel:
 
     def _all_to_all(self, net: AllToAllNet | None, device_dims: Floats) -> AllToAllNet:
         devices, measured = device_dims.shape[-1], self.manifest.device_counts
+        if (network := self._network(devices)) is not None:
+            devices = network.domain
         if net is None or (len(measured) == 1 and devices not in measured):
             known = f"{measured[0]} devices" if measured else "one device"
             raise InvalidInput(

@@ -1,6 +1,6 @@
 """The predicted cost of given shards on given devices: for a plan, a live plan, and each shard by itself."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +10,8 @@ from neuroshard.core.launches import is_copied, launches, operators_of
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.network import laid_out
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 
 
@@ -103,19 +105,14 @@ class Prices(NamedTuple):
         return total
 
 
-def price_shards(
-    model: CostModel,
-    tables: Mapping[str, Table],
-    shards: Sequence[Shard],
-    devices: int,
-    pipeline: Pipeline | None = None,
-) -> Prices | None:
-    """Prices of shards of these tables; None if a shard is a row block and the model cannot price rows.
+def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) -> Prices | None:
+    """Prices of shards of a task's tables; None if a shard is a row block and the model cannot price rows.
 
     A table that is whole on several devices is data-parallel. A row block is priced as a table of its own (`Table.part`). It
     sends as many bytes as a shard with all rows: each device that holds rows sends its partial sums for all samples.
-    With the `pipeline` none, the forward collective includes the all-to-alls of the input.
+    For a trainer without a pipeline the forward collective includes the all-to-alls of the input.
     """
+    tables, devices, model = {table.name: table for table in task.tables}, task.devices, laid_out(model, task)
     if not model.prices_rows and any(shard.rows != tables[shard.table].rows for shard in shards):
         return None
     of_table: dict[str, list[Shard]] = {}
@@ -143,9 +140,9 @@ def price_shards(
     own = len({(tables[name].element_bytes, tables[name].pooling, tables[name].module) for name in copied})
     held = [tables[name] for name in of_table if name not in copied]
     operators = counted.kinds_of_operators - own - operators_of(held)
-    inputs = counted.inputs if pipeline == "none" else 0
+    inputs = counted.inputs if task.pipeline == "none" else 0
     more = launch_ms(model, devices, operators, max(counted.outputs - 1, 0), inputs)
-    lookups = lookups_ms(model, held, devices, pipeline)
+    lookups = lookups_ms(model, held, devices, task.pipeline)
     others = np.where(device_dims[holders] > sent, model.compute_ms(sums[holders] - vectors), 0.0)
     return Prices(
         compute_ms=compute + more.compute_ms + copies.compute_ms,

@@ -17,6 +17,5 @@ def pricer(spec: str, plan: Plan) -> Callable[[Plan, Plan], float | None]:
 
 def price(other: Plan, today: Plan, model: CostModel) -> float | None:
     """Predicted ms of the slowest device for the shards of `other` with the tables of `today`; None where it cannot be priced."""
-    tables = {table.name: table for table in today.task.tables}
-    prices = price_shards(model, tables, other.shards, today.task.devices, today.task.pipeline)
+    prices = price_shards(model, today.task, other.shards)
     return None if prices is None else float(prices.total_ms.max())

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from neuroshard.core.cost import Hardware
+from neuroshard.core.topology import Topology
 from neuroshard.core.value import Value, canonical_json, sha256
 
 FLEET_FORMAT: Literal[1] = 1
@@ -16,7 +17,7 @@ class Kind(Value):
 
     A pod finds the kind by `node_selector` and `tolerations`, and requests its devices as `resource`; all three are empty for
     this machine. `node_selector` selects `alike` nodes with exactly the same driver, so that their costs can be merged. The
-    fingerprint is the hardware's alone.
+    fingerprint is the hardware's alone. `topology` is how a cluster's nodes in service are joined.
     """
 
     hardware: Hardware
@@ -27,6 +28,7 @@ class Kind(Value):
     resource: str = ""
     node_selector: dict[str, str] = Field(default_factory=dict)
     tolerations: tuple[dict[str, Any], ...] = ()
+    topology: Topology | None = None
 
     @property
     def fingerprint(self) -> str:

@@ -8,12 +8,13 @@ The labels say which cost model applies to a node, not how fast the node is. The
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.topology import Topology
 from neuroshard.devices import whole_gib
 from neuroshard.fleet.kinds import Kind
 from neuroshard.fleet.node import Node, Toleration
@@ -22,6 +23,7 @@ NVIDIA = "nvidia.com/"
 OLD_DRIVER = tuple(f"nvidia.com/cuda.driver.{part}" for part in ("major", "minor", "rev"))
 DRIVER = ("nvidia.com/cuda.driver-version.full", *OLD_DRIVER)  # today's label, and the older ones
 SHARED = "-SHARED"
+CLIQUE = "nvidia.com/gpu.clique"  # nodes with the same value are joined by NVLink
 
 
 class NodeResource(NamedTuple):
@@ -67,9 +69,20 @@ def kinds_of(
                 resource=alike[0].resource,
                 node_selector={**node_selector, **alike[0].selector},
                 tolerations=tuple(map(dict, tolerations)),
+                topology=_topology(alike) if in_service else None,
             )
         )
     return tuple(kinds), tuple(sorted(notes))
+
+
+def _topology(alike: Sequence[NodeResource]) -> Topology | None:
+    """Nodes of one clique (NVLink over nodes) are one domain, as large as the smallest clique; else each node is one."""
+    devices = min(one.devices for one in alike)
+    if alike[0].hardware.sharing or "-MIG-" in alike[0].hardware.name:  # slices have no links of their own
+        return None
+    cliques = Counter(one.node.labels.get(CLIQUE, "") for one in alike)
+    nodes = 1 if "" in cliques else min(cliques.values())
+    return Topology(domain=devices * nodes, local_world_size=devices)
 
 
 def largest(group: Sequence[NodeResource]) -> list[NodeResource]:
@@ -108,7 +121,7 @@ def _found(node: Node, name: str) -> NodeResource:
         name=product.removesuffix(SHARED),
         memory_bytes=whole_gib(memory_mib * 2**20),
         driver=driver,
-        interconnect="NVLink over nodes" if "nvidia.com/gpu.clique" in node.labels else "",
+        interconnect="NVLink over nodes" if CLIQUE in node.labels else "",
         compute_capability=f"{node.number('nvidia.com/gpu.compute.major')}.{node.number('nvidia.com/gpu.compute.minor')}",
         machine=node.labels.get("nvidia.com/gpu.machine", ""),
         sharing=f"{strategy}, {replicas} to a device" if shared else "",

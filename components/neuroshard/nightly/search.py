@@ -15,10 +15,11 @@ from pathlib import Path
 from neuroshard.augment.source import run as load_tables
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError, NotFound, Unreachable
-from neuroshard.core.nightly import Searched, Survey
+from neuroshard.core.nightly import Order, Searched, Survey
 from neuroshard.core.parameters import ALGORITHMS
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
+from neuroshard.core.topology import Topology
 from neuroshard.deploy.rolled_back import Placement, placement, rolled_back_digests, rolled_back_placements
 from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.nightly.fallbacks import choose
@@ -87,6 +88,7 @@ def search_plan(
         memory_bytes=order.memory_bytes,
         batch_size=survey.request.batch_size,
         pipeline=order.pipeline,
+        topology=order.topology or _as_the_nodes_are(survey, order),
         constraints=constraints.model_copy(update={"reserve": max(constraints.reserve, margin_bytes)}),
         previous=start,
     )
@@ -94,6 +96,14 @@ def search_plan(
     if live is None and (barred := _rolled_back(pointer, name, store)):
         plan, searched = _another(plan, searched, barred, settings, search_by)
     return plan, searched
+
+
+def _as_the_nodes_are(survey: Survey, order: Order) -> Topology | None:
+    """The topology of the order's hardware; None where its devices are one domain, or not whole nodes."""
+    found = survey.topologies.get(survey.hardware.get(order.name, ""))
+    if found is None or order.devices <= found.domain or found.fault(order.devices):
+        return None
+    return found
 
 
 def _live(store: Store, name: str) -> Live[Release] | None:

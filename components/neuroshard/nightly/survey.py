@@ -58,6 +58,7 @@ def run(models: str, store_url: str, settings: SurveySettings) -> Survey:
         orders=orders,
         hardware=found.hardware,
         kinds={kind.fingerprint: kind.hardware for kind in fleet.kinds},
+        topologies={kind.fingerprint: kind.topology for kind in fleet.kinds if kind.topology is not None},
         works=tuple(works),
         no_plan=no_plan,
         notes=tuple(notes),

@@ -32,6 +32,7 @@ def plan_facts(plan: Plan, files: Mapping[str, str]) -> list[Fact]:
     facts = [
         Fact("plan", plan.digest()),
         Fact("task", plan.task_digest),
+        *([] if plan.task.topology is None else [Fact("hosts", plan.task.topology.text(plan.task.devices))]),
         Fact("found by", ", ".join(filter(None, (by.algorithm, effort)))),
         Fact("seed", "none" if by.seed is None else str(by.seed)),
         Fact("code", f"neuroshard {by.neuroshard_version}"),

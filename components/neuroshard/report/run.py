@@ -54,7 +54,6 @@ def report(
     manifest = None if model is None else model.manifest
     if costs is not None and manifest is None:
         raise InvalidInput("costs are shown with the cost model that learned from them; give it too (--model)")
-    tables = {table.name: table for table in plan.task.tables}
     shown = Shown(
         plan=plan,
         model=model,
@@ -62,9 +61,7 @@ def report(
         changed=None if live is None else change(plan, live, model),
         costs=costs,
         evaluated=evaluated,
-        prices=None
-        if model is None
-        else price_shards(model, tables, plan.shards, plan.task.devices, plan.task.pipeline),
+        prices=None if model is None else price_shards(model, plan.task, plan.shards),
         learned=[] if manifest is None else curves(manifest.report),
     )
     shards, smaller = shard_columns(plan, shown.prices)

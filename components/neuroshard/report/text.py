@@ -31,7 +31,9 @@ def plan_text(plan: Plan) -> str:
 
 
 def _size(plan: Plan) -> str:
-    return f"{cut_tables(plan)}, {counted(plan.task.devices, 'device')}, batch {plan.task.batch_size:,}"
+    topology = plan.task.topology
+    laid_out = "" if topology is None else f" ({topology.text(plan.task.devices)})"
+    return f"{cut_tables(plan)}, {counted(plan.task.devices, 'device')}{laid_out}, batch {plan.task.batch_size:,}"
 
 
 def _cost_lines(plan: Plan) -> list[str]:

@@ -99,6 +99,7 @@ def _task_of(task: ShardingTask, tables: Sequence[Table], memory_bytes: tuple[in
         device_memory_bytes=memory_bytes,
         batch_size=task.batch_size,
         pipeline=task.pipeline,
+        topology=task.topology,
         constraints=Constraints(**{**constraints.model_dump(), **rest}),
     )
 

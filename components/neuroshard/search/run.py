@@ -25,7 +25,9 @@ from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
+from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import SPREAD
+from neuroshard.costmodel.network import laid_out
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.constraints import ConstraintsFile, resolve
 from neuroshard.files.disk import check_can_write
@@ -148,6 +150,7 @@ def search(
     model raises where it knows no all-to-all between so many devices.
     """
     settings.check(from_a_plan=previous is not None)
+    cost_model = laid_out(cost_model, task)
     if task.constraints.data_parallel:
         copies = Copies(task)
         rest = search(
@@ -419,6 +422,7 @@ def run(
     memory_bytes: tuple[int, ...],
     batch_size: int | None = None,
     pipeline: str = DEFAULT_PIPELINE,
+    topology: Topology | None = None,
     constraints: ConstraintsFile | None = None,
     previous: Path | Plan | None = None,
     instead: str = "",
@@ -427,10 +431,10 @@ def run(
     """Search a plan for a tables.json with a cost model (see models/open.py), and write it as plan.json.
 
     `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `pipeline` is the trainer's
-    (core/step_memory.py); `previous` is a plan to start from, or its file; `stop`, once it is set, ends the search. Row-wise
-    tables are tried unless the constraints say which may be so, or that none may. `instead` says why this cost model is not the
-    one of the plan's hardware: then it may be off by no less than a guess. Raises InvalidInput, UsageError and Infeasible; then
-    nothing is written.
+    (core/step_memory.py), `topology` its hosts and links; `previous` is a plan to start from, or its file; `stop`, once it is
+    set, ends the search. Row-wise tables are tried unless the constraints say which may be so, or that none may. `instead` says
+    why this cost model is not the one of the plan's hardware: then it may be off by no less than a guess. Raises InvalidInput,
+    UsageError and Infeasible; then nothing is written.
     """
     check_can_write(out)
     given = constraints or ConstraintsFile()
@@ -443,6 +447,7 @@ def run(
             "batch_size": model.batch_size if batch_size is None else batch_size,
             "constraints": resolve(given, tables, "constraints"),
             "pipeline": pipeline,
+            "topology": topology,
         },
         "the task",
     )

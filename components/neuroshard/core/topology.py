@@ -1,0 +1,63 @@
+"""How the ranks of a trainer are joined: hosts, domains of fast links, and the network between domains.
+
+Ranks are numbered host by host, as torchrun numbers them. Inside a domain (NVLink) every rank reaches every other at full speed,
+whatever host it is on; between domains it has its share of the network. TorchRec calls a domain's ranks its intra group.
+"""
+
+from pydantic import Field
+
+from neuroshard.core.errors import UsageError
+from neuroshard.core.text import counted
+from neuroshard.core.value import Value, Whole
+
+
+class Topology(Value):
+    """`domain` consecutive ranks share fast links, `local_world_size` of them a host.
+
+    `network_bytes_per_s` is what a rank can send to other domains, and receive from them at the same time; None where it is the
+    hardware's datasheet that says so.
+    """
+
+    domain: Whole = Field(ge=1)
+    local_world_size: Whole = Field(ge=1)
+    network_bytes_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+    def fault(self, devices: int) -> str:
+        """Why so many devices cannot be laid out like this; empty if they can."""
+        hosts, domains = counted(self.local_world_size, "rank"), counted(self.domain, "rank")
+        if devices % self.local_world_size:
+            return f"{counted(devices, 'device')} do not make whole hosts of {hosts}; hosts of unequal size cannot be planned"
+        if devices % self.domain:
+            return (
+                f"{counted(devices, 'device')} do not make whole domains of {domains}; a domain must divide the devices"
+            )
+        if self.domain % self.local_world_size:
+            return f"domains of {domains} do not hold whole hosts of {hosts}; TorchRec's domains are whole hosts"
+        return ""
+
+    def domains(self, devices: int) -> int:
+        """The number of domains of so many devices."""
+        return devices // self.domain
+
+    def text(self, devices: int) -> str:
+        """Such as `8 hosts of 8 ranks, 2 domains of 32`."""
+        hosts = f"{counted(devices // self.local_world_size, 'host')} of {counted(self.local_world_size, 'rank')}"
+        return f"{hosts}, {counted(self.domains(devices), 'domain')} of {self.domain}"
+
+
+def topology_of(
+    devices: int, domain: int | None, local_world_size: int | None, network_bytes_per_s: float | None = None
+) -> Topology | None:
+    """The topology that options give: a domain is a host where only one of the two is given; None where neither is.
+
+    Raises UsageError where so many devices cannot be laid out like that, or a network is given without domains to join.
+    """
+    if domain is None and local_world_size is None:
+        if network_bytes_per_s is not None:
+            raise UsageError("a network joins domains: give the ranks of a domain too (--domain 8)")
+        return None
+    ranks = domain or local_world_size or devices
+    found = Topology(domain=ranks, local_world_size=local_world_size or ranks, network_bytes_per_s=network_bytes_per_s)
+    if fault := found.fault(devices):
+        raise UsageError(fault)
+    return found

@@ -1,0 +1,101 @@
+"""Hosts and domains: what they may be, and what they make an all-to-all cost."""
+
+import numpy as np
+import pytest
+
+from helpers.costs import random_model, random_tables
+from helpers.refusals import refused
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology, topology_of
+from neuroshard.core.units import parse_rate
+from neuroshard.core.value import decode_json
+
+
+@pytest.mark.parametrize(
+    ("domain", "local_world_size", "found"),
+    [
+        (None, None, None),
+        (8, None, (8, 8)),
+        (None, 8, (8, 8)),
+        (32, 8, (32, 8)),
+        (64, 4, (64, 4)),
+    ],
+)
+def test_a_domain_is_a_host_where_only_one_is_given(domain, local_world_size, found) -> None:
+    got = topology_of(64, domain, local_world_size)
+    assert (got and (got.domain, got.local_world_size)) == found
+
+
+@pytest.mark.parametrize(
+    ("devices", "domain", "local_world_size", "told"),
+    [
+        (16, 5, None, ("16 devices", "5 ranks")),
+        (12, None, 8, ("12 devices", "hosts of 8 ranks", "unequal")),
+        (16, 4, 8, ("4 ranks", "hosts of 8 ranks")),
+        (8, 16, 4, ("8 devices", "domains of 16 ranks")),
+    ],
+)
+def test_devices_that_cannot_be_laid_out_so_are_refused(devices, domain, local_world_size, told) -> None:
+    with refused(UsageError, *told):
+        topology_of(devices, domain, local_world_size)
+
+
+def test_a_network_without_domains_is_refused() -> None:
+    with refused(UsageError, "network", "--domain"):
+        topology_of(8, None, None, 5e10)
+
+
+def test_a_task_checks_its_topology_and_writes_none_where_there_is_none() -> None:
+    task = ShardingTask(tables=random_tables(4), device_memory_bytes=(2**30,) * 4, batch_size=64)
+    assert b"topology" not in task.canonical_json()
+    with refused(InvalidInput, "3 ranks"):
+        ShardingTask.parse({**task.model_dump(), "topology": Topology(domain=3, local_world_size=3)}, "the task")
+    two = ShardingTask.parse({**task.model_dump(), "topology": Topology(domain=2, local_world_size=2)}, "the task")
+    assert ShardingTask.parse(decode_json(two.canonical_json(), "again"), "again") == two
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("50GB/s", 5e10), ("400Gb/s", 5e10), ("400 Gbit/s", 5e10), ("1 GiB / s", 2.0**30), ("8b/s", 1.0)]
+)
+def test_rates(text, rate) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["50", "50GB", "GB/s", "0GB/s", "5x/s", "50GB/m", "", "nanGB/s", "1.2.3GB/s"])
+def test_what_is_no_rate_is_refused(text) -> None:
+    with refused(UsageError, repr(text), "50GB/s"):
+        parse_rate(text)
+
+
+def test_the_far_part_of_an_all_to_all_takes_the_network_and_the_near_part_what_a_domain_takes() -> None:
+    model = random_model(2, 4)
+    dims = np.array([40.0, 80.0, 20.0, 60.0, 0.0, 10.0, 90.0, 50.0])
+    slow = model.over(Topology(domain=4, local_world_size=4, network_bytes_per_s=1e-6))
+    fast = model.over(Topology(domain=4, local_world_size=4, network_bytes_per_s=1e30))
+    far_ms = 90 * 4 * model.batch_size * (4 / 8) / 1e-9
+
+    assert slow.network is not None
+    assert slow.backward_collective_ms(dims) == pytest.approx(np.full(8, far_ms + slow.network.latency_ms))
+    even = np.full(8, 50.0)
+    assert fast.backward_collective_ms(even) == pytest.approx(model.backward_collective_ms(np.full(4, 25.0)).repeat(2))
+    assert model.over(Topology(domain=8, local_world_size=4)).backward_collective_ms(dims) == pytest.approx(
+        model.backward_collective_ms(dims)
+    )
+
+
+@pytest.mark.parametrize("domain", [1, 2, 4])
+def test_over_a_network_costs_stay_what_bounds_rely_on(domain: int) -> None:
+    model = random_model(2, 4).over(Topology(domain=domain, local_world_size=domain, network_bytes_per_s=1e12))
+    rng = np.random.default_rng(domain)
+    for _ in range(50):
+        one, other = rng.uniform(0, 2000, (2, 8))
+        share, order = rng.random(), rng.permutation(8)
+        for ms in (model.backward_collective_ms, lambda dims: model.forward_collective_ms(dims, np.zeros(8))):
+            most = share * ms(one) + (1 - share) * ms(other)
+            assert (ms(share * one + (1 - share) * other) <= most * (1 + 1e-9)).all()
+            assert (ms(one + other) >= ms(one) * (1 - 1e-9)).all()
+            assert ms(one[order]) == pytest.approx(ms(one)[order])
+        both = model.transfers_ms(one)
+        assert both[0] == pytest.approx(model.forward_collective_ms(one, np.zeros(8)))
+        assert both[1] == pytest.approx(model.backward_collective_ms(one))
