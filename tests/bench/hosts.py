@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.publishing.page import publish
 from bench.trainer import neuroshard
-from helpers.hosts import Host, hosts, lacks_hosts, start_ranks
+from helpers.hosts import Rank, hosts, lacks_hosts, start_ranks
 from neuroshard.core.table import Table
 from neuroshard.core.value import decode_json
 from neuroshard.files.plan import read_plan
@@ -34,7 +34,7 @@ MEMORY, BATCH_SIZE, RANKS_A_HOST = "256MiB", 2048, 2
 COLUMNS = [
     "hosts",
     "tables",
-    "network of a host",
+    "network of a rank",
     "plan that does not know it",
     "plan that knows it",
     "faster",
@@ -43,7 +43,7 @@ COLUMNS = [
 
 
 class Network(NamedTuple):
-    """So many hosts, each of which sends and receives `rate`, in tc's words; `bytes_per_s` is a rank's share."""
+    """So many hosts, each rank of which sends and receives `rate`, in tc's words, and bytes a second."""
 
     hosts: int
     rate: str
@@ -51,9 +51,9 @@ class Network(NamedTuple):
 
 
 NETWORKS = (
-    Network(2, "1gbit", 1e9 / 8 / RANKS_A_HOST),
-    Network(2, "200mbit", 2e8 / 8 / RANKS_A_HOST),
-    Network(3, "200mbit", 2e8 / 8 / RANKS_A_HOST),
+    Network(2, "500mbit", 5e8 / 8),
+    Network(2, "100mbit", 1e8 / 8),
+    Network(3, "100mbit", 1e8 / 8),
 )
 
 
@@ -108,7 +108,7 @@ def make_tables(seed: int) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def learn(folder: Path, tables: Sequence[Table], budget: str) -> None:
+def learn(folder: Path, tables: tuple[Table, ...], budget: str) -> None:
     """tables.json -> cases -> costs -> model, as typed, for the ranks of a host."""
     write_tables(folder / "tables.json", tables)
     neuroshard(folder, "augment", "tables.json", "-o", "cases", "--devices", f"{RANKS_A_HOST},4,6", "--memory", MEMORY,
@@ -129,7 +129,7 @@ def race(folder: Path, network: Network, rounds: int, steps: int, tables: str) -
         neuroshard(folder, "deploy", f"{name}.json", "--store", "store", "--name", f"{name}-{network.hosts}-{network.rate}",
             "--force")  # fmt: skip
     took: dict[str, list[float]] = {name: [] for name in ways}
-    with hosts(network.hosts, network.rate) as there:
+    with hosts(network.hosts, RANKS_A_HOST, network.rate) as there:
         for round_ in range(rounds):
             for name in list(ways)[:: 1 if round_ % 2 == 0 else -1]:
                 took[name].append(train(folder, there, f"{name}-{network.hosts}-{network.rate}", steps))
@@ -162,12 +162,12 @@ def price_of(folder: Path, name: str, known: Sequence[object]) -> float:
     return float(prices.total_ms.max())
 
 
-def train(folder: Path, there: Sequence[Host], name: str, steps: int) -> float:
+def train(folder: Path, there: Sequence[Rank], name: str, steps: int) -> float:
     """The median step in ms of examples/train.py on these hosts, by the live plan of that name."""
     summary = folder / "summary.json"
     command = [sys.executable, ROOT / "examples" / "train.py", "--store", folder / "store", "--name", name, "--steps", steps,
         "--batch-size", BATCH_SIZE, "--summary", summary]  # fmt: skip
-    ranks = start_ranks(there, RANKS_A_HOST, command)
+    ranks = start_ranks(there, command)
     said = [rank.communicate(timeout=600)[0] for rank in ranks]
     assert all(rank.returncode == 0 for rank in ranks), f"the trainer failed with {name}: {said[0]}"
     written = decode_json(summary.read_bytes(), "summary")

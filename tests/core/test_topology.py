@@ -10,6 +10,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology, topology_of
 from neuroshard.core.units import parse_rate
 from neuroshard.core.value import decode_json
+from neuroshard.costmodel.bundle import TrainedCostModel
 
 
 @pytest.mark.parametrize(
@@ -68,25 +69,32 @@ def test_what_is_no_rate_is_refused(text) -> None:
         parse_rate(text)
 
 
+def over(model: TrainedCostModel, devices: int, domain: int, network: float | None = None) -> TrainedCostModel:
+    """The model for devices in domains that such a network joins."""
+    topology = Topology(domain=domain, local_world_size=domain, network_bytes_per_s=network)
+    task = ShardingTask(
+        tables=random_tables(2), device_memory_bytes=(2**40,) * devices, batch_size=model.batch_size, topology=topology
+    )
+    return model.for_task(task, waiting=False)
+
+
 def test_the_far_part_of_an_all_to_all_takes_the_network_and_the_near_part_what_a_domain_takes() -> None:
     model = random_model(2, 4)
     dims = np.array([40.0, 80.0, 20.0, 60.0, 0.0, 10.0, 90.0, 50.0])
-    slow = model.over(Topology(domain=4, local_world_size=4, network_bytes_per_s=1e-6))
-    fast = model.over(Topology(domain=4, local_world_size=4, network_bytes_per_s=1e30))
+    slow = over(model, 8, 4, 1e-6)
+    fast = over(model, 8, 4, 1e30)
     far_ms = 90 * 4 * model.batch_size * (4 / 8) / 1e-9
 
     assert slow.network is not None
     assert slow.backward_collective_ms(dims) == pytest.approx(np.full(8, far_ms + slow.network.latency_ms))
     even = np.full(8, 50.0)
     assert fast.backward_collective_ms(even) == pytest.approx(model.backward_collective_ms(np.full(4, 25.0)).repeat(2))
-    assert model.over(Topology(domain=8, local_world_size=4)).backward_collective_ms(dims) == pytest.approx(
-        model.backward_collective_ms(dims)
-    )
+    assert over(model, 8, 8).backward_collective_ms(dims) == pytest.approx(model.backward_collective_ms(dims))
 
 
 @pytest.mark.parametrize("domain", [1, 2, 4])
 def test_over_a_network_costs_stay_what_bounds_rely_on(domain: int) -> None:
-    model = random_model(2, 4).over(Topology(domain=domain, local_world_size=domain, network_bytes_per_s=1e12))
+    model = over(random_model(2, 4), 8, domain, 1e12)
     rng = np.random.default_rng(domain)
     for _ in range(50):
         one, other = rng.uniform(0, 2000, (2, 8))

@@ -40,7 +40,7 @@ def test_a_bigger_table_costs_more(name: str, larger: dict[str, Any]) -> None:
 def test_compute_is_convex_and_its_slope_is_a_subgradient(name: str) -> None:
     model = analytic_model(name, BATCH)
     rng = np.random.default_rng(0)
-    one, other = rng.exponential(1.0, (2, 500, 4))
+    one, other = rng.exponential(1.0, (2, 500, 5))
     share = rng.random((500, 1))
     between = model.compute_ms(share * one + (1 - share) * other)
     assert (between <= share[:, 0] * model.compute_ms(one) + (1 - share[:, 0]) * model.compute_ms(other) + 1e-12).all()

@@ -97,7 +97,8 @@ def random_model(*device_counts: int, seed: int = 0, rates: int = False) -> Trai
 
     def drawn(node: Any) -> Any:
         if is_dataclass(node) and not isinstance(node, type):
-            return replace(node, **{field.name: drawn(getattr(node, field.name)) for field in fields(node)})
+            parts = {field.name: getattr(node, field.name) for field in fields(node)}
+            return replace(node, **{name: drawn(part) for name, part in parts.items() if not isinstance(part, bool)})
         if isinstance(node, tuple):
             return tuple(map(drawn, node))
         return None if node is None else node * 0 + 0.1 + rng.random(np.shape(node))

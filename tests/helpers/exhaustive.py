@@ -14,8 +14,8 @@ from neuroshard.core.plan import Shard
 from neuroshard.core.step_memory import BATCHES, Pipeline, step_bytes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.network import laid_out
-from neuroshard.costmodel.pricing import launch_ms, lookups_ms
+from neuroshard.costmodel.network import for_task
+from neuroshard.costmodel.pricing import launch_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
 from neuroshard.search.run import SearchSettings, search
 
@@ -68,7 +68,7 @@ def check_against_optimum(task: ShardingTask) -> None:
 def optimum_ms(task: ShardingTask, model: CostModel) -> float:
     """The least cost of any plan that is allowed: every way to deal tables' columns to devices, and blocks of their rows where a
     search may. Infinite where there is none."""
-    model, constraints = laid_out(model, task), task.constraints
+    model, constraints = for_task(model, task), task.constraints
     rules, together = constraints.rules(), {name: group for group in constraints.together for name in group}
     row_wise = set(constraints.may_split_rows(task.tables, task.devices))
     # of each table: its shards by way; vectors (ways, devices, K); columns as they are sent and bytes, (ways, devices) each
@@ -137,4 +137,4 @@ def _launched_ms(
             inputs = counted.inputs if task.pipeline == "none" else 0
             known[key] = launch_ms(model, task.devices, more, counted.outputs - 1, inputs).total_ms
         found.append(known[key])
-    return np.array(found) + lookups_ms(model, task.tables, task.devices, task.pipeline)
+    return np.array(found)

@@ -1,7 +1,8 @@
-"""Hosts with a slow network between them, on one machine: network namespaces that a shaped bridge joins. Needs root, ip and tc.
+"""Hosts with a slow network between them, on one machine: network namespaces that shaped links join. Needs root, ip and tc.
 
-Ranks of one namespace reach each other through its loopback at full speed; ranks of different ones share what their host may
-send. What is made here is taken away again, also after an error.
+Every rank has a namespace with two interfaces: `near`, on a bridge with the ranks of its host, at full speed, and `far`, on one
+with all ranks, at a port's rate, as a GPU has NVLink and a port of its own. Two, since gloo's sockets do not say which interface
+they mean. What is made here is taken away again, also after an error.
 """
 
 import os
@@ -12,20 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-INTERFACE: Final = "net0"  # of every host
 NEEDED: Final = ("ip", "tc")
 
 
 @dataclass(frozen=True)
-class Host:
-    """A network namespace and its address."""
+class Rank:
+    """A rank's network namespace and address, and its place on its host, of `of` ranks."""
 
     namespace: str
     address: str
-
-    def command(self, *words: object) -> list[str]:
-        """The command, to be run on this host."""
-        return ["ip", "netns", "exec", self.namespace, *map(str, words)]
+    place: int
+    of: int
 
 
 def lacks_hosts() -> str:
@@ -35,55 +33,55 @@ def lacks_hosts() -> str:
     if missing := [tool for tool in NEEDED if shutil.which(tool) is None]:
         return f"no {' and no '.join(missing)} here (iproute2)"
     try:
-        with hosts(1):
+        with hosts(1, 1, "1gbit"):
             return ""
     except subprocess.CalledProcessError as error:
         return f"no network namespaces here: {error.stderr.strip()}"
 
 
 @contextmanager
-def hosts(count: int, rate: str = "", prefix: str = "") -> Iterator[list[Host]]:
-    """`count` hosts, each of which sends and receives at most `rate` (tc's words, such as 200mbit); unlimited without one."""
-    prefix = prefix or f"ns{os.getpid()}"
-    switch, made = f"{prefix}-switch", []
+def hosts(count: int, ranks: int, rate: str) -> Iterator[list[Rank]]:
+    """`count` hosts of `ranks` each; to other hosts a rank sends and receives at most `rate` (tc's words, such as 100mbit)."""
+    prefix, made = f"ns{os.getpid()}", []
+
+    def namespace(name: str) -> str:
+        run("ip", "netns", "add", f"{prefix}-{name}")
+        made.append(f"{prefix}-{name}")
+        return made[-1]
+
     try:
-        run("ip", "netns", "add", switch)
-        made.append(switch)
-        run("ip", "-n", switch, "link", "add", "bridge0", "type", "bridge")
-        run("ip", "-n", switch, "link", "set", "bridge0", "up")
-        found = []
-        for number in range(count):
-            host = Host(f"{prefix}-{number}", f"10.77.0.{number + 1}")
-            run("ip", "netns", "add", host.namespace)
-            made.append(host.namespace)
-            port = f"port{number}"
-            run(
-                "ip",
-                "-n",
-                switch,
-                "link",
-                "add",
-                port,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                INTERFACE,
-                "netns",
-                host.namespace,
-            )
-            run("ip", "-n", switch, "link", "set", port, "master", "bridge0", "up")
-            run("ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
-            for device in ("lo", INTERFACE):
-                run("ip", "-n", host.namespace, "link", "set", device, "up")
-            if rate:
-                shape(switch, port, rate)
-                shape(host.namespace, INTERFACE, rate)
-            found.append(host)
+        switch, found = namespace("switch"), []
+        bridge(switch, "far")
+        for host in range(count):
+            bridge(switch, f"near{host}")
+            for place in range(ranks):
+                rank = Rank(namespace(f"{host}-{place}"), f"10.77.{host}.{place + 1}", place, ranks)
+                run("ip", "-n", rank.namespace, "link", "set", "lo", "up")
+                join(switch, f"near{host}", f"near{host}-{place}", rank, "near")
+                join(switch, "far", f"far{host}-{place}", rank, "far")
+                run("ip", "-n", rank.namespace, "addr", "add", f"{rank.address}/16", "dev", "far")
+                run(
+                    "ip", "-n", rank.namespace, "route", "add", f"10.77.{host}.0/24", "dev", "near", "src", rank.address
+                )
+                for where, device in ((switch, f"far{host}-{place}"), (rank.namespace, "far")):
+                    shape(where, device, rate)
+                found.append(rank)
         yield found
     finally:
-        for namespace in made:
-            subprocess.run(["ip", "netns", "del", namespace], check=False, capture_output=True)
+        for name in made:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def bridge(namespace: str, name: str) -> None:
+    run("ip", "-n", namespace, "link", "add", name, "type", "bridge")
+    run("ip", "-n", namespace, "link", "set", name, "up")
+
+
+def join(switch: str, to: str, port: str, rank: Rank, device: str) -> None:
+    """An interface of the rank on the bridge `to`."""
+    run("ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name", device, "netns", rank.namespace)
+    run("ip", "-n", switch, "link", "set", port, "master", to, "up")
+    run("ip", "-n", rank.namespace, "link", "set", device, "up")
 
 
 def shape(namespace: str, device: str, rate: str) -> None:
@@ -96,31 +94,28 @@ def run(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True, text=True)
 
 
-def start_ranks(
-    there: Sequence[Host], ranks_a_host: int, command: Sequence[object], port: int = 29511
-) -> list[subprocess.Popen[str]]:
+def start_ranks(there: Sequence[Rank], command: Sequence[object], port: int = 29511) -> list[subprocess.Popen[str]]:
     """The command as every rank of a process group over these hosts, as torchrun would start it, one thread each."""
-    ranks = []
-    for rank in range(len(there) * ranks_a_host):
-        host = there[rank // ranks_a_host]
+    started = []
+    for number, rank in enumerate(there):
         environment = {
             **os.environ,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank % ranks_a_host),
-            "WORLD_SIZE": str(len(there) * ranks_a_host),
-            "LOCAL_WORLD_SIZE": str(ranks_a_host),
+            "RANK": str(number),
+            "LOCAL_RANK": str(rank.place),
+            "WORLD_SIZE": str(len(there)),
+            "LOCAL_WORLD_SIZE": str(rank.of),
             "MASTER_ADDR": there[0].address,
             "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "GLOO_SOCKET_IFNAME": "far",
             "OMP_NUM_THREADS": "1",
         }
-        ranks.append(
+        started.append(
             subprocess.Popen(
-                host.command(*command),
+                ["ip", "netns", "exec", rank.namespace, *map(str, command)],
                 env=environment,
                 text=True,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
         )
-    return ranks
+    return started

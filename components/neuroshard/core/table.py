@@ -183,6 +183,12 @@ class Table(Value):
         return self.dim * self.vectors
 
     @property
+    def input_columns(self) -> float:
+        """What a device that holds the table, or a shard of its columns, receives for a sample, in columns of fp32: two a lookup
+        (int64), one a weight, one a feature for its number of lookups."""
+        return self.pooling_factor * (2 + self.weighted) + max(len(self.features), 1)
+
+    @property
     def narrowest_cut(self) -> int:
         """Columns of the narrowest shard that a search cuts the table into. Sequences are cut into halves at most: shards of one
         operator must be equally wide."""

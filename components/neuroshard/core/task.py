@@ -79,6 +79,13 @@ class ShardingTask(Value):
         return table.shard_bytes(rows, dim) + self.step_bytes(table, row_blocks).of(dim)
 
     @property
+    def waits_for_input(self) -> bool:
+        """Whether a step waits for lookups to reach the devices that hold the rows. A pipeline sends them a step ahead, but over
+        a network between domains they take the time of outputs all the same."""
+        several_domains = self.topology is not None and self.topology.domains(self.devices) > 1
+        return self.pipeline == "none" or several_domains
+
+    @property
     def uncut_step_bytes(self) -> int:
         """What a step needs for all tables uncut."""
         return sum(self.step_bytes(table).of(table.dim) for table in self.tables)

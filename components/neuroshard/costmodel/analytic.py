@@ -19,8 +19,9 @@ from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.hardware_names import is_part_of_name
 from neuroshard.core.table import Table
-from neuroshard.core.topology import Topology
+from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.features import distinct_rows
+from neuroshard.costmodel.network import input_ms_per_column
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import STAND_IN_ERROR
 
@@ -83,7 +84,8 @@ DATASHEETS = {
 
 
 class Analytic:
-    """A protocol.CostModel of one datasheet. A vector is four times in ms: memory and cache, forward and backward."""
+    """A protocol.CostModel of one datasheet. A vector is five times in ms: memory and cache forward, the same backward, and
+    waiting for input."""
 
     backend = "analytic"
     max_dim = 2**16
@@ -96,13 +98,20 @@ class Analytic:
 
     def __init__(self, name: str, batch_size: int) -> None:
         self.name, self.batch_size, self.sheet = f"analytic:{name}", batch_size, DATASHEETS[name]
+        self.input_ms = 0.0  # a column of input, where steps wait for it
 
-    def over(self, topology: Topology) -> "Analytic":
-        """The same datasheet for such domains, and the topology's network where it says how fast it is."""
-        found, given = Analytic(self.name.partition(":")[2], self.batch_size), topology.network_bytes_per_s
-        network = self.sheet.network if given is None else given / 1000
-        found.sheet = replace(self.sheet, node=topology.domain, network=network)
+    def for_task(self, task: ShardingTask, *, waiting: bool) -> "Analytic":
+        """As in network.ForTasks. The network between domains is the topology's, else the datasheet's."""
+        found = Analytic(self.name.partition(":")[2], self.batch_size)
+        if task.topology is not None:
+            given = task.topology.network_bytes_per_s
+            network = self.sheet.network if given is None else given / 1000
+            found.sheet = replace(self.sheet, node=task.topology.domain, network=network)
+        found.input_ms = input_ms_per_column(found, task) if waiting else 0.0
         return found
+
+    def waiting_ms(self, vector_sums: Floats) -> Floats:
+        return np.asarray(vector_sums[..., 4])
 
     @property
     def device_name(self) -> str:
@@ -113,7 +122,7 @@ class Analytic:
         return self.sheet.forward_launch_ms + self.sheet.backward_launch_ms
 
     def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
-        """(N,) tables cut to dims (N,) -> (N, 4) ms."""
+        """(N,) tables cut to dims (N,) -> (N, 5) ms."""
         rows, pooling, element, counted_on, state, row_state, vectors = (
             np.array([getattr(table, name) for table in tables], dtype=np.float64)
             for name in (
@@ -138,24 +147,26 @@ class Analytic:
         gradients = lookups * _whole(columns * OUTPUT_BYTES, sector) * self._narrow(columns)
         backward = 2 * distinct * (row + state_row) + output + lookups * passes * SORT_BYTES
         memory, cache = self.sheet.memory, self.sheet.cache
-        terms = (forward / memory, lookups * row / cache, backward / memory, (gradients + 2 * distinct * row) / cache)
+        waiting = self.input_ms * np.array([table.input_columns for table in tables])
+        cached = (gradients + 2 * distinct * row) / cache
+        terms = (forward / memory, lookups * row / cache, backward / memory, cached, waiting)
         return np.stack(terms, axis=-1)
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
         forward, backward = self.parts_ms(vector_sums)
-        ms: Floats = forward + backward
+        ms: Floats = forward + backward + vector_sums[..., 4]
         return ms
 
     def parts_ms(self, vector_sums: Floats) -> tuple[Floats, Floats]:
-        """Forward and backward ms: (…, 4) -> two (…)."""
-        forward, backward = vector_sums[..., :2].max(axis=-1), vector_sums[..., 2:].max(axis=-1)
+        """Forward and backward ms, without waiting: (…, 5) -> two (…)."""
+        forward, backward = vector_sums[..., :2].max(axis=-1), vector_sums[..., 2:4].max(axis=-1)
         return forward + self.sheet.forward_launch_ms, backward + self.sheet.backward_launch_ms
 
     def compute_slope(self, vector_sums: Floats) -> Floats:
-        """1 for the busier resource of each pass, 0 for the other."""
-        memory = vector_sums[..., ::2] >= vector_sums[..., 1::2]
-        slope = np.zeros_like(vector_sums)
-        slope[..., ::2], slope[..., 1::2] = memory, ~memory
+        """1 for the busier resource of each pass and for waiting, 0 for the others."""
+        memory = vector_sums[..., 0:4:2] >= vector_sums[..., 1:4:2]
+        slope = np.ones_like(vector_sums)
+        slope[..., 0:4:2], slope[..., 1:4:2] = memory, ~memory
         return slope
 
     def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:

@@ -18,7 +18,7 @@ from neuroshard.core.cost import Bench
 from neuroshard.core.errors import InvalidInput, NewerFormat
 from neuroshard.core.release import BUNDLE_FILES
 from neuroshard.core.table import Table
-from neuroshard.core.topology import Topology
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.value import check_format, decode_json, sha256
 from neuroshard.costmodel.all_to_all_net import AllToAllNet, Transfers
 from neuroshard.costmodel.analytic import DATASHEETS, analytic_for
@@ -26,7 +26,7 @@ from neuroshard.costmodel.compute_net import MeanHead
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, FEWEST_FEATURES, OLDEST_FEATURES, split_features
 from neuroshard.costmodel.manifest import MODEL_FORMAT, Manifest, TrainedFrom
 from neuroshard.costmodel.nets import Nets
-from neuroshard.costmodel.network import Network
+from neuroshard.costmodel.network import Network, input_ms_per_column
 from neuroshard.costmodel.protocol import Dips, Floats, Ints
 from neuroshard.costmodel.report import Report
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
@@ -47,6 +47,7 @@ class TrainedCostModel:
     nets: Nets
     batch_size: int
     network: Network | None = None  # between domains, which were measured one at a time
+    input_ms: float = 0.0  # a column of input, where steps wait for it
 
     @cached_property
     def name(self) -> str:
@@ -121,13 +122,22 @@ class TrainedCostModel:
             )
         return replace(self, batch_size=batch_size)
 
-    def over(self, topology: Topology) -> "TrainedCostModel":
-        """The same model for devices in such domains. The network is the topology's, else the datasheet's of the hardware."""
-        name, _ = analytic_for(self.manifest.bench.hardware)
-        sheet = DATASHEETS[name]
-        given = topology.network_bytes_per_s
-        rate = sheet.network if given is None else given / 1000
-        return replace(self, network=Network(topology.domain, rate, sheet.latency_ms + sheet.network_latency_ms))
+    def for_task(self, task: ShardingTask, *, waiting: bool) -> "TrainedCostModel":
+        """As in network.ForTasks. The network between domains is the topology's, else the datasheet's of the hardware."""
+        network = None
+        if task.topology is not None:
+            sheet = DATASHEETS[analytic_for(self.manifest.bench.hardware)[0]]
+            given = task.topology.network_bytes_per_s
+            rate = sheet.network if given is None else given / 1000
+            network = Network(task.topology.domain, rate, sheet.latency_ms + sheet.network_latency_ms)
+        found = replace(self, network=network)
+        input_ms = input_ms_per_column(found, task) if waiting else 0.0
+        compute = replace(self.nets.compute, waits=input_ms > 0)
+        return replace(found, nets=replace(self.nets, compute=compute), input_ms=input_ms)
+
+    def waiting_ms(self, vector_sums: Floats) -> Floats:
+        net = self.nets.compute
+        return vector_sums[..., net.waiting] if net.waits else np.zeros(vector_sums.shape[:-1])
 
     def _network(self, devices: int) -> Network | None:
         """The network that so many devices need; None for one domain."""
@@ -156,7 +166,11 @@ class TrainedCostModel:
 
     def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
         """N tables and the widths that they are cut to (N,) -> (N, K). Not negative."""
-        return self.nets.compute.split_vectors(split_features(tables, dims, self.batch_size))
+        net = self.nets.compute
+        vectors = net.split_vectors(split_features(tables, dims, self.batch_size))
+        if net.waits:
+            vectors[:, net.waiting] = self.input_ms * np.array([table.input_columns for table in tables])
+        return vectors
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
         return self.nets.compute.ms(vector_sums)

@@ -139,7 +139,8 @@ class ComputeNet:
     of the table part, `head` is K -> H, `out` is H -> 1, `skip` is (members, K, 1), and `rates`, if any, is (members, K, T): what
     each vector component adds beyond each threshold. Rates BY_ROWS and BY_DIGITS exclude each other.
 
-    A vector holds the vectors of all members, and with rates BYTES, OWN and ROWS after them: `width` numbers in all.
+    A vector holds the vectors of all members; then, if the net `waits`, ms that are added as they are; and with rates BYTES, OWN
+    and ROWS: `width` numbers in all.
     """
 
     scale: FeatureScale
@@ -152,6 +153,7 @@ class ComputeNet:
     disagreement: float  # predicted deviation of log(time), as a multiple of the members' deviation from one another
     least_spread: float  # predicted deviation of log(time) where all members agree
     rates: Floats | None = None
+    waits: bool = False
 
     @property
     def width(self) -> int:
@@ -162,6 +164,11 @@ class ComputeNet:
     def counts(self) -> int:
         """How many of them are BYTES, OWN and ROWS."""
         return 0 if self.rates is None else 3
+
+    @property
+    def waiting(self) -> int:
+        """The place of the ms that are added, from the end of a vector."""
+        return -1 - self.counts
 
     @property
     def monotone(self) -> bool:
@@ -242,7 +249,9 @@ class ComputeNet:
         return self._with_counts(vectors, rows, touched)
 
     def _with_counts(self, vectors: Floats, log2_rows: Floats, touched_gib: Floats) -> Floats:
-        """The vectors (N, width), with BYTES, OWN and ROWS filled in where there are rates."""
+        """The vectors (N, width), with nothing to wait for, and BYTES, OWN and ROWS filled in where there are rates."""
+        if self.waits:
+            vectors[:, self.waiting] = 0.0
         if self.rates is None:
             return vectors
         vectors[:, BYTES] = touched_gib * 2**30
@@ -352,11 +361,15 @@ class MeanHead:
     @classmethod
     def of(cls, net: ComputeNet) -> "MeanHead":
         (members, into, hidden), share = net.head.weight.shape, net.unit_ms / len(net.head.weight)
-        known, width = members * into, members * into + net.counts  # the head does not read the counts
+        known, width = (
+            members * into,
+            members * into + net.waits + net.counts,
+        )  # the head does not read what comes after
         weight, skip = np.zeros((width, members * hidden)), np.zeros(width)
         for member, one in enumerate(net.head.weight):
             weight[member * into : (member + 1) * into, member * hidden : (member + 1) * hidden] = one
         skip[:known] = net.skip.ravel() * share
+        skip[known : known + net.waits] = 1.0
         every = np.zeros((known, 0)) if net.rates is None else net.rates.reshape(known, -1) * share
         used = np.flatnonzero(every.any(axis=0))
         rates = np.zeros((width, len(used)))

@@ -10,7 +10,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.topology import Topology
 from neuroshard.costmodel.protocol import CostModel, Floats
 
 
@@ -42,16 +41,39 @@ class Network:
 
 
 @runtime_checkable
-class Networked(CostModel, Protocol):
-    """A cost model that knows near from far."""
+class ForTasks(CostModel, Protocol):
+    """A cost model that knows near from far, and what a device waits for its input."""
 
-    def over(self, topology: Topology) -> CostModel:
-        """The same model for devices that are laid out like this."""
+    def for_task(self, task: ShardingTask, *, waiting: bool) -> CostModel:
+        """The same model for the topology of a task, and with `waiting` for input, if its steps wait for it."""
+
+    def waiting_ms(self, vector_sums: Floats) -> Floats:
+        """Of what `compute_ms` predicts, the ms that devices wait for their input: (…, K) -> (…)."""
 
 
-def laid_out(model: CostModel, task: ShardingTask) -> CostModel:
-    """The cost model for the topology of a task. Without one, the model's own idea of it: a datasheet's node, or fast links
-    between all. Given costs have their all-to-alls in them, whatever the topology."""
-    if task.topology is None or not isinstance(model, Networked):
-        return model
-    return model.over(task.topology)
+def for_task(model: CostModel, task: ShardingTask, *, waiting: bool = True) -> CostModel:
+    """The cost model for a task's topology and pipeline.
+
+    Without a topology it has its own idea of it: a datasheet's node, or fast links between all. Given costs have all-to-alls in
+    them, whatever the topology.
+    """
+    return model.for_task(task, waiting=waiting) if isinstance(model, ForTasks) else model
+
+
+def waiting_ms(model: CostModel, vector_sums: Floats) -> Floats:
+    """What devices wait for their input, as far as the model knows: (…, K) -> (…)."""
+    return model.waiting_ms(vector_sums) if isinstance(model, ForTasks) else np.zeros(vector_sums.shape[:-1])
+
+
+def input_ms_per_column(model: CostModel, task: ShardingTask) -> float:
+    """Ms for each column of input (`Table.input_columns`) that a device receives; 0 where a step waits for none.
+
+    Input comes in as gradients do: by an all-to-all that the receiver's links limit. A device can begin once its own is there.
+    The rate is that of an all-to-all of all lookups, spread evenly.
+    """
+    if not task.waits_for_input or task.devices == 1:
+        return 0.0
+    copied = task.constraints.data_parallel
+    columns = sum(table.input_columns for table in task.tables if table.name not in copied) / task.devices
+    even, nothing = (model.backward_collective_ms(np.full(task.devices, each)) for each in (columns, 0.0))
+    return max(float(even.max() - nothing.max()), 0.0) / columns

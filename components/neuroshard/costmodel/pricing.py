@@ -1,6 +1,6 @@
 """The predicted cost of given shards on given devices: for a plan, a live plan, and each shard by itself."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,10 +8,9 @@ import numpy as np
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.launches import is_copied, launches, operators_of
 from neuroshard.core.plan import Plan, Shard
-from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.network import laid_out
+from neuroshard.costmodel.network import for_task, waiting_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 
 
@@ -50,26 +49,12 @@ def launch_ms(model: CostModel, devices: int, operators: int, outputs: int, inpu
     return LaunchMs(operators * model.operator_ms, (outputs + inputs) * forward, outputs * backward)
 
 
-def lookups_ms(model: CostModel, tables: Iterable[Table], devices: int, pipeline: Pipeline | None) -> float:
-    """What the lookups themselves take to go to the devices that hold the rows, where no pipeline sends them a step ahead.
-
-    A lookup is as long as two columns, its weight as one, and the number of lookups of a sample and feature as one. They are
-    taken to be spread evenly and to be sent once; for a table that is cut column-wise they go to each of its shards.
-    """
-    if pipeline != "none" or devices == 1:
-        return 0.0
-    columns = sum(table.pooling_factor * (2 + table.weighted) + max(len(table.features), 1) for table in tables)
-    nothing = np.zeros(devices)
-    sent = model.forward_collective_ms(np.full(devices, columns / devices), nothing)
-    return max(float((sent - model.forward_collective_ms(nothing, nothing)).max()), 0.0)
-
-
 def own_samples(table: Table, devices: int) -> Table:
     """A data-parallel table as one device reads it: for its own samples alone. Its outputs are counted for the whole batch."""
     return table.resized(table.rows, table.dim, table.pooling_factor / devices)
 
 
-def copies_ms(model: CostModel, copied: Sequence[Table], devices: int) -> LaunchMs:
+def copies_ms(model: CostModel, copied: Sequence[Table], task: ShardingTask) -> LaunchMs:
     """What data-parallel tables take on every device: an operator of their own, and the all-reduce of their dense gradients.
 
     A ring all-reduce of n elements sends 2n (D - 1) / D from each device, as many as an all-to-all of 2n / batch columns. What
@@ -77,6 +62,7 @@ def copies_ms(model: CostModel, copied: Sequence[Table], devices: int) -> Launch
     """
     if not copied:
         return LaunchMs(0.0, 0.0, 0.0)
+    devices, model = task.devices, for_task(model, task, waiting=False)  # their lookups stay on the device
     tables = [own_samples(table, devices) for table in copied]
     vectors = model.table_vectors(tables, np.array([table.dim for table in tables], dtype=np.int64))
     compute = float(model.compute_ms(vectors.sum(axis=0)))
@@ -110,9 +96,9 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
 
     A table that is whole on several devices is data-parallel. A row block is priced as a table of its own (`Table.part`). It
     sends as many bytes as a shard with all rows: each device that holds rows sends its partial sums for all samples.
-    For a trainer without a pipeline the forward collective includes the all-to-alls of the input.
+    Where a step waits for its input, the forward all-to-all includes that.
     """
-    tables, devices, model = {table.name: table for table in task.tables}, task.devices, laid_out(model, task)
+    tables, devices, model = {table.name: table for table in task.tables}, task.devices, for_task(model, task)
     if not model.prices_rows and any(shard.rows != tables[shard.table].rows for shard in shards):
         return None
     of_table: dict[str, list[Shard]] = {}
@@ -136,17 +122,17 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     np.add.at(device_dims, holders, sent)
     compute, forward, backward = device_costs(model, sums, device_dims)
     counted = launches(tables, shards, devices)
-    copies = copies_ms(model, [tables[name] for name in sorted(copied)], devices)
+    copies = copies_ms(model, [tables[name] for name in sorted(copied)], task)
     own = len({(tables[name].element_bytes, tables[name].pooling, tables[name].module) for name in copied})
-    held = [tables[name] for name in of_table if name not in copied]
+    held = (tables[name] for name in of_table if name not in copied)
     operators = counted.kinds_of_operators - own - operators_of(held)
     inputs = counted.inputs if task.pipeline == "none" else 0
     more = launch_ms(model, devices, operators, max(counted.outputs - 1, 0), inputs)
-    lookups = lookups_ms(model, held, devices, task.pipeline)
     others = np.where(device_dims[holders] > sent, model.compute_ms(sums[holders] - vectors), 0.0)
+    waiting = waiting_ms(model, sums)
     return Prices(
-        compute_ms=compute + more.compute_ms + copies.compute_ms,
-        forward_collective_ms=forward + more.forward_ms + lookups,
+        compute_ms=compute - waiting + more.compute_ms + copies.compute_ms,
+        forward_collective_ms=forward + waiting + more.forward_ms,
         backward_collective_ms=backward + more.backward_ms + copies.backward_ms,
         alone_ms=model.compute_ms(vectors),
         adds_ms=compute[holders] - others,

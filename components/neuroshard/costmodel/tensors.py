@@ -70,11 +70,11 @@ def _with_leaves(node: Any, tensors: Mapping[str, Floats], name: str = "") -> An
 
 
 def _children(node: Any) -> dict[str, Any] | None:
-    """Named parts of a dataclass or tuple, without those that are None; None for a number or an array."""
+    """Named parts of a dataclass or tuple, without those that are None or no numbers; None for a number or an array."""
     if is_dataclass(node):
         parts = {field.name: getattr(node, field.name) for field in fields(node)}
     elif isinstance(node, tuple):
         parts = {str(place): part for place, part in enumerate(node)}
     else:
         return None
-    return {name: part for name, part in parts.items() if part is not None}
+    return {name: part for name, part in parts.items() if part is not None and not isinstance(part, bool)}

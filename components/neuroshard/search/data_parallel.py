@@ -54,7 +54,7 @@ class Copies:
 
     def added_to(self, plan: Plan, model: CostModel) -> Plan:
         """The plan of the whole task, from the plan of the rest."""
-        more = copies_ms(model, self.tables, self.task.devices)
+        more = copies_ms(model, self.tables, self.task)
         predicted = plan.predicted and tuple(
             DeviceCost(
                 compute_ms=cost.compute_ms + more.compute_ms,

@@ -27,7 +27,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import SPREAD
-from neuroshard.costmodel.network import laid_out
+from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.constraints import ConstraintsFile, resolve
 from neuroshard.files.disk import check_can_write
@@ -69,7 +69,7 @@ class SearchSettings:
     in place moves at most `move_budget_bytes` of weights and optimizer state. The plan may cost the share `simplicity` more than
     the cheapest found if it then has fewer cuts. With `keep_optimizer_state` tables whose optimizer has state by the row keep the
     column cuts of the plan in place. With `try_row_wise` tables may be split row-wise where the task says nothing of it, if a
-    first try is cheaper than what some rounds found.
+    first try is cheaper than all first column-wise plans.
     """
 
     algorithm: str = LOCAL_SEARCH
@@ -150,7 +150,7 @@ def search(
     model raises where it knows no all-to-all between so many devices.
     """
     settings.check(from_a_plan=previous is not None)
-    cost_model = laid_out(cost_model, task)
+    cost_model = for_task(cost_model, task)
     if task.constraints.data_parallel:
         copies = Copies(task)
         rest = search(
@@ -304,8 +304,8 @@ def _local_search(
 ) -> tuple[State, tuple[str, ...]]:
     """The plan to take, and a note where it costs more than the cheapest for fewer cuts.
 
-    Where it only `tries_row_wise`, rows are split only if a first try is cheaper than what some rounds found, and for the other
-    rounds. Raises Infeasible if nothing fits, or more bytes would have to move than may.
+    Where it only `tries_row_wise`, rows are split only if a first try is cheaper than all first column-wise plans, and for the
+    rounds that are left after some. Raises Infeasible if nothing fits, or more bytes would have to move than may.
     """
     watch, current, tuning, rounds = request.watch, request.current, problem.tuning, settings.most_rounds
     may_split_rows = len(problem.row_blocks.groups) > 0 and tuning.row_wise
@@ -322,7 +322,7 @@ def _local_search(
             row_wise: list[State] = []
             if may_split_rows:
                 plans = _affordable(propose("row_wise", problem, request), current)
-                if tries_row_wise and not _promising([*starts, *plans], found):
+                if tries_row_wise and not _promising(plans, starts):
                     found = go_on.run(row_wise_rounds)
                 else:
                     column_wise = _choose_column_wise(found, starts[0], current)
@@ -350,10 +350,9 @@ def _local_search(
     return simple, _instead(best, simple)
 
 
-def _promising(plans: Sequence[State], found: Sequence[State]) -> bool:
-    """Whether one of the plans has tables row-wise and costs less than all column-wise plans found."""
-    column_wise = min((plan.cost for plan in found if not len(plan.problem.row_wise)), default=math.inf)
-    return any(len(plan.problem.row_wise) and plan.cost < column_wise for plan in plans)
+def _promising(row_wise: Sequence[State], starts: Sequence[State]) -> bool:
+    """Whether a first plan with tables row-wise costs less than all first plans: what improving finds beyond is found of both."""
+    return min((plan.cost for plan in row_wise), default=math.inf) < min(plan.cost for plan in starts)
 
 
 def _with_few_cuts(

@@ -9,14 +9,15 @@ import numpy as np
 from neuroshard.core.launches import Group, operators_of
 from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
-from neuroshard.costmodel.pricing import LaunchMs, launch_ms, lookups_ms
+from neuroshard.costmodel.pricing import LaunchMs, launch_ms
 from neuroshard.costmodel.protocol import CostModel, Ints
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
 class LaunchCosts:
-    """Of a task's table groups, on so many devices. With the pipeline none, also what the input's all-to-alls take."""
+    """Of a task's table groups, on so many devices. With the pipeline none, also what the input's all-to-alls take
+    with nothing to send."""
 
     def __init__(
         self, table_groups: Sequence[Sequence[Table]], devices: int, model: CostModel, pipeline: Pipeline | None
@@ -37,7 +38,6 @@ class LaunchCosts:
         )
 
         self.inputs: Ints = np.array([group.inputs if pipeline == "none" else 0 for group in outputs])
-        self.lookups_ms = lookups_ms(model, (table for _, table in tables), devices, pipeline)
 
     def of(self, row_wise: Ints, cut: Ints = NONE) -> LaunchMs:
         """Where these table groups are row-wise, these cut column-wise, and all others whole."""
@@ -64,8 +64,7 @@ class LaunchCosts:
     def _ms(self, operators: int, outputs: Ints) -> LaunchMs:
         """Of so many operators, and the collectives with these numbers."""
         inputs = int(self.inputs[outputs].sum())
-        found = launch_ms(self.model, self.devices, operators - self.measured, len(outputs) - 1, inputs)
-        return found._replace(forward_ms=found.forward_ms + self.lookups_ms)
+        return launch_ms(self.model, self.devices, operators - self.measured, len(outputs) - 1, inputs)
 
 
 def _ways(table: Table) -> tuple[Group, Group, Group]:

@@ -12,6 +12,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import MOST_PREDICTED_MS
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.network import waiting_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
 from neuroshard.search.problem.launches import LaunchCosts
 from neuroshard.search.problem.row_blocks import RowBlocks
@@ -279,7 +280,8 @@ class Problem:
         each = device_costs(self.model, np.stack([s[0] for s in sums]), np.stack([s[1] for s in sums]))
         more = np.array([self.launches.of(placement.row_wise, self._cut(placement)) for placement in placements])
         compute, forward, backward = (ms + more[:, part, None] for part, ms in enumerate(each))
-        return compute, forward, backward
+        waiting = waiting_ms(self.model, np.stack([s[0] for s in sums]))
+        return compute - waiting, forward + waiting, backward
 
     def _cut(self, placement: Placement) -> Ints:
         """The table groups of which a placement has shards that are not whole."""

@@ -1,0 +1,105 @@
+"""Plans for domains that a network joins, and for trainers that wait for their input."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.costs import random_model
+from helpers.exhaustive import optimum_ms
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
+from neuroshard.costmodel.analytic import Analytic
+from neuroshard.costmodel.network import for_task
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.protocol import CostModel
+from neuroshard.search.run import SearchSettings, search
+
+SLOW, BATCH_SIZE = 1e8, 65536  # bytes a second, samples
+
+
+def tables(seed: int, count: int) -> tuple[Table, ...]:
+    rng = np.random.default_rng(seed)
+    return tuple(
+        Table(
+            name=f"t{i}",
+            rows=int(10 ** rng.uniform(3, 5)),
+            dim=int(rng.choice([4, 8, 16])),
+            pooling_factor=float(np.exp(rng.uniform(0, 5))),
+        )
+        for i in range(count)
+    )
+
+
+def task_of(
+    some: tuple[Table, ...], devices: int, *, domain: int | None = None, pipeline: str = "sparse-dist", gib: int = 1
+) -> ShardingTask:
+    topology = None
+    if domain is not None:
+        topology = Topology(domain=domain, local_world_size=domain, network_bytes_per_s=SLOW)
+    given = {"tables": some, "device_memory_bytes": (gib * 2**30,) * devices, "batch_size": BATCH_SIZE}
+    return ShardingTask.parse({**given, "pipeline": pipeline, "topology": topology}, "task")
+
+
+def trained(seed: int) -> CostModel:
+    return random_model(2, 4, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_plan_and_its_bound_hold_against_the_best_of_all_plans(seed: int, drawn: bool) -> None:
+    model = trained(seed) if drawn else Analytic("h100", BATCH_SIZE)
+    ways: list[dict[str, Any]] = [{"domain": 1}, {"pipeline": "none"}, {"domain": 1, "pipeline": "none"}]
+    task = task_of(tables(seed, 3), 2, **ways[seed % 3])
+    optimum = optimum_ms(task, model)
+    plan = search(task, model, SearchSettings(rounds=3, simplicity=0.0))
+    assert plan.lower_bound_ms is not None
+    assert plan.lower_bound_ms <= optimum * (1 + 1e-9)
+    assert optimum * (1 - 1e-9) <= plan.cost_ms <= optimum * 1.03
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plan_costs_what_its_shards_are_priced_at(seed: int) -> None:
+    for model in (trained(seed), Analytic("h100", BATCH_SIZE)):
+        plan = search(task_of(tables(seed, 8), 4, domain=2, pipeline="none"), model, SearchSettings(rounds=2))
+        prices = price_shards(model, plan.task, plan.shards)
+        assert plan.predicted is not None
+        assert prices is not None
+        assert [cost.compute_ms for cost in plan.predicted] == pytest.approx(prices.compute_ms)
+        assert plan.predicted_ms == pytest.approx(prices.total_ms)
+
+
+FEW = SearchSettings(rounds=5, try_row_wise=False)
+
+
+def test_the_input_that_a_device_waits_for_is_that_of_its_shards() -> None:
+    some = tables(1, 4)
+    task = task_of(some, 2, pipeline="none")
+    for plain in (trained(1), Analytic("h100", BATCH_SIZE)):
+        model = for_task(plain, task)
+        narrow, wide = (model.table_vectors(some, np.full(4, dim)) for dim in (4, 16))
+        without = plain.table_vectors(some, np.full(4, 4))
+        more = model.compute_ms(narrow) - plain.compute_ms(without)
+        assert (more > 0).all()
+        assert more / [table.input_columns for table in some] == pytest.approx(more[0] / some[0].input_columns)
+        assert model.waiting_ms(narrow) == pytest.approx(more)  # type: ignore[attr-defined]
+        assert model.waiting_ms(wide) == pytest.approx(more)  # type: ignore[attr-defined]
+        assert for_task(model, task_of(some, 2)).compute_ms(without) == pytest.approx(plain.compute_ms(without))
+
+
+def test_a_search_that_knows_a_slow_network_finds_plans_that_are_cheaper_on_it() -> None:
+    """Some tables compute much and send little, others send much and compute little."""
+    ratios = []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        busy = [Table(name=f"b{i}", rows=10**7, dim=32, pooling_factor=float(rng.uniform(5, 20))) for i in range(8)]
+        wide = [Table(name=f"w{i}", rows=10**3, dim=128, pooling_factor=float(rng.uniform(1, 3))) for i in range(8)]
+        model = Analytic("h100", BATCH_SIZE)
+        slow, fast = (task_of((*busy, *wide), 4, domain=domain, gib=64) for domain in (2, None))
+        knows, blind = (search(task, model, SearchSettings(rounds=10)) for task in (slow, fast))
+        prices = price_shards(model, slow, blind.shards)
+        assert prices is not None
+        ratios.append(knows.cost_ms / prices.total_ms.max())
+    assert max(ratios) <= 1.001
+    assert np.mean(ratios) < 0.99
