@@ -137,18 +137,18 @@ def test_a_handful_of_cases_has_every_split():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "facts"),
     [
-        ({"max_dim": 6}, "must have a multiple of 4 columns, at most 65536, not 6"),
-        ({"max_dim": 0}, "not 0"),
-        ({"max_dim": 2**17}, "not 131072"),
-        ({"test_share": 1.0}, "test share must be from 0 to below 1, not 1"),
-        ({"vary_share": 2.0}, "vary share must be from 0 to 1, not 2"),
-        ({"max_tables": 0}, "must have at least 1 table, not 0"),
+        ({"max_dim": 6}, ["multiple of 4", 65536, "not 6"]),
+        ({"max_dim": 0}, ["columns", "not 0"]),
+        ({"max_dim": 2**17}, ["columns", "not 131072"]),
+        ({"test_share": 1.0}, ["test share", "not 1"]),
+        ({"vary_share": 2.0}, ["vary share", "not 2"]),
+        ({"max_tables": 0}, ["table", "not 0"]),
     ],
 )
-def test_what_cannot_be_is_a_usage_error(change, message):
-    with pytest.raises(UsageError, match=message):
+def test_what_cannot_be_is_a_usage_error(change, facts):
+    with refused(UsageError, *facts):
         made(**change)
 
 

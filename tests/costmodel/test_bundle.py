@@ -180,7 +180,7 @@ def test_tensors_that_are_not_safetensors_are_refused(saved):
 def test_a_model_from_the_future_is_refused(saved, change):
     change_manifest(saved, **change)
 
-    with pytest.raises(NewerFormat, match="newer neuroshard"):
+    with refused(NewerFormat, saved / "model.json", *change, *change.values()):
         load_cost_model(saved)
 
 
@@ -220,7 +220,7 @@ def test_a_save_that_is_cut_off_leaves_the_old_bundle_or_nothing_that_looks_whol
 
     monkeypatch.setattr(Path, "unlink", cut_off(Path.unlink))
     monkeypatch.setattr(Path, "replace", cut_off(Path.replace))
-    with pytest.raises(NeuroshardError, match="No space left"):
+    with refused(NeuroshardError, saved, "No space left on device"):
         save_cost_model(saved, random_model(2, 4, seed=7))
 
     if step:
@@ -233,7 +233,7 @@ def test_a_save_that_is_cut_off_leaves_the_old_bundle_or_nothing_that_looks_whol
 def test_a_folder_that_is_a_file_is_told_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(NeuroshardError, match="file"):
+    with refused(NeuroshardError, tmp_path / "file"):
         save_cost_model(tmp_path / "file", random_model())
 
 

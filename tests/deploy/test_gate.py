@@ -132,19 +132,17 @@ def test_force_makes_live_and_says_so(store):
 
 
 @pytest.mark.parametrize(
-    ("tables", "words"),
+    ("tables", "facts"),
     [
-        (TABLES[1:], "has table 'user', which the model lacks"),
-        ((*TABLES, USER.model_copy(update={"name": "new"})), "lacks table 'new'"),
-        ((USER.model_copy(update={"rows": 999}), ITEM, COUNTRY), "'user' with 1,000 rows .* 999 rows"),
-        ((USER, ITEM.with_dim(12), COUNTRY), "'item' .* dim 8, but the model has .* dim 12"),
-        ((USER, ITEM.model_copy(update={"element_bytes": 2}), COUNTRY), "'item' at 4 bytes an element.* has 2"),
+        (TABLES[1:], ["'user'"]),
+        ((*TABLES, USER.model_copy(update={"name": "new"})), ["'new'"]),
+        ((USER.model_copy(update={"rows": 999}), ITEM, COUNTRY), ["'user'", "1,000 rows", "999 rows"]),
+        ((USER, ITEM.with_dim(12), COUNTRY), ["'item'", "dim 8", "dim 12"]),
+        ((USER, ITEM.model_copy(update={"element_bytes": 2}), COUNTRY), ["'item'", "4 bytes", "has 2"]),
     ],
 )
-def test_a_plan_for_other_tables_than_todays_is_refused(store, tables, words):
-    with pytest.raises(
-        Refused, match=f"{words}.*; search a plan for today's tables .nothing is live; --force overrides"
-    ):
+def test_a_plan_for_other_tables_than_todays_is_refused(store, tables, facts):
+    with refused(Refused, "nothing is live", "--force", *facts):
         deploy(make_plan(), store, "m", now=NOW, gate=Gate(tables=tables))
 
     assert [(r.decision.verdict, len(r.decision.faults)) for r in read_refusals(store, "m")] == [("refused", 1)]

@@ -57,20 +57,20 @@ def test_modules_of_the_working_directory_do_not_take_the_place_of_pythons(
 
 
 @pytest.mark.parametrize(
-    ("function", "message", "reason"),
+    ("function", "message", "reasons"),
     [
-        (signal.raise_signal, signal.SIGKILL, r"worker died \(killed by SIGKILL\)"),
-        (os._exit, 3, r"worker died \(exit code 3\)"),
-        (os.listdir, "/nowhere", "FileNotFoundError: .*/nowhere"),
-        (functools.partial(exec), "import os; os.write(2, b'the reason'); os.abort()", "SIGABRT.*: the reason"),
+        (signal.raise_signal, signal.SIGKILL, ["SIGKILL"]),
+        (os._exit, 3, ["exit code 3"]),
+        (os.listdir, "/nowhere", ["FileNotFoundError", "/nowhere"]),
+        (functools.partial(exec), "import os; os.write(2, b'the reason'); os.abort()", ["SIGABRT", "the reason"]),
     ],
 )
 def test_a_dead_worker_is_an_error_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, function: object, message: object, reason: str
+    monkeypatch: pytest.MonkeyPatch, function: object, message: object, reasons: list[str]
 ) -> None:
     monkeypatch.setattr(processes, "CLOSE_SECONDS", HANGS)  # to end in
     dying = pool(function)
-    with pytest.raises(WorkerLost, match=reason):
+    with refused(WorkerLost, *reasons):
         dying.ask(message)
     assert dying.workers == []
 
@@ -102,16 +102,16 @@ time.sleep(FOR_EVER)
 @pytest.mark.parametrize(
     ("written", "reason"),
     [
-        (b"\0\0\0\7garbage", "worker gave an answer that cannot be read"),
-        (b"\0\0\0\3\x80\4N", "worker closed its pipe"),  # as a cut-off answer reads
-        (b"\0\0\0\4\x80\4N.", "worker gave an answer that cannot be read"),  # whole, and None
+        (b"\0\0\0\7garbage", "cannot be read"),
+        (b"\0\0\0\3\x80\4N", "closed its pipe"),  # as a cut-off answer reads
+        (b"\0\0\0\4\x80\4N.", "cannot be read"),  # whole, and None
         (b"\0\0\1\0half", "killed"),  # the rest of which never comes
     ],
 )
 def test_garbage_for_an_answer_is_a_lost_worker(monkeypatch: pytest.MonkeyPatch, written: bytes, reason: str) -> None:
     monkeypatch.setattr(processes, "CLOSE_SECONDS", 1.0)
     babbling = pool(functools.partial(exec), timeout=HANGS if reason != "killed" else 2.0)
-    with pytest.raises(WorkerLost, match=reason):
+    with refused(WorkerLost, reason):
         babbling.ask(BABBLE.replace("WRITTEN", repr(written)).replace("FOR_EVER", repr(FOR_EVER)))
     assert babbling.workers == []
 

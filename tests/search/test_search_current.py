@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.analytic import AnalyticModel
+from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes, moves
@@ -111,7 +112,7 @@ def test_within_a_budget_for_everything_a_plan_is_as_good_as_one_from_nowhere(ta
 
 def test_fewer_devices_than_before_need_a_budget_for_what_lay_on_the_others(task, old):
     smaller = task.model_copy(update={"device_memory_bytes": task.device_memory_bytes[:3]})
-    with pytest.raises(Infeasible, match=r"the least found to move is .* more than the budget of 1 B; give a larger"):
+    with refused(Infeasible, "1 B"):
         search(smaller, AnalyticModel(), SearchSettings(move_budget_bytes=1), previous=old)
     plan = search(smaller, AnalyticModel(), SearchSettings(rounds=1, move_budget_bytes=2**30), previous=old)
     assert plan.provenance.notes[0] == "the plan to start from is for 4 devices, this one for 3"
@@ -176,7 +177,7 @@ def test_pieces_on_a_device_each_take_what_a_step_needs(task, old):
     enough = theirs.memory_bytes()[0] + need
     plan = search(with_new(enough), AnalyticModel(), settings, previous=theirs)
     assert plan.memory_bytes() == (enough, *theirs.memory_bytes()[1:])
-    with pytest.raises(Infeasible, match="the least found to move"):
+    with refused(Infeasible, "1 B"):
         search(with_new(enough - 1), AnalyticModel(), settings, previous=theirs)
 
 
@@ -184,24 +185,24 @@ def test_a_plan_for_other_tables_is_told_in_one_line(task, make_task):
     other = make_task([(10, 4, 1.0)], [1])
     renamed = other.model_copy(update={"tables": (other.tables[0].model_copy(update={"name": "else"}),)})
     old = search(renamed, AnalyticModel())
-    with pytest.raises(InvalidInput, match="is for other tables: it has 'else', and not 't0' nor any other of these"):
+    with refused(InvalidInput, "'else'", "'t0'"):
         search(task, AnalyticModel(), previous=old)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "facts"),
     [
-        ({"settings": SearchSettings(move_budget_bytes=5)}, "a move budget is for a search that starts from a plan"),
+        ({"settings": SearchSettings(move_budget_bytes=5)}, ["move budget"]),
         (
             {"settings": SearchSettings(algorithm="neuroshard-2023"), "previous": True},
-            "neuroshard-2023 places all tables anew; only local-search starts from a plan",
+            ["neuroshard-2023", "local-search"],
         ),
     ],
 )
-def test_what_does_not_go_together_is_a_usage_error(task, old, change, words):
+def test_what_does_not_go_together_is_a_usage_error(task, old, change, facts):
     if "previous" in change:
         change = {**change, "previous": old}
-    with pytest.raises(UsageError, match=words):
+    with refused(UsageError, *facts):
         search(task, AnalyticModel(), **change)
 
 

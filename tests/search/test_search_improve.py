@@ -182,7 +182,7 @@ def test_progress_is_told_within_a_round_and_counts_rounds_alone(make_task, mode
     assert bar.steps[-1][1] == f"best {best.cost:.3f} ms"
 
 
-def test_a_step_changes_the_yardobjective_by_what_was_priced(make_task, model):
+def test_a_step_changes_the_objective_by_what_was_priced(make_task, model):
     plans = crowd(make_task, model, 3, 2)
     objective = Objective.of(plans.problem)
     soft = SoftMaximum(objective, plans.compute, plans.dims)
