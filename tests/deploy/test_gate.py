@@ -20,7 +20,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import SPREAD, analytic_model
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.pricing import launch_ms
-from neuroshard.deploy.gate import GUESS, Gate, _uncertainty, decide
+from neuroshard.deploy.gate import GUESS, Gate, decide
 from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.price import price
 from neuroshard.deploy.run import deploy, promote, publish
@@ -417,13 +417,15 @@ def test_a_guess_must_gain_more_than_it_may_be_off(store, cost_ms, verdict):
     assert decision_of(store, guessed(6.0, note="newer"), Gate(min_gain=0.01)).verdict == "passed"
 
 
-def test_a_stand_in_must_gain_as_much_as_a_guess():
+def test_a_stand_in_must_gain_as_much_as_a_guess(store):
     by = plan_of(9.0, error=0.05).provenance.model_copy(update={"instead": "its all-to-all is a guess"})
     plan = plan_of(9.0).model_copy(update={"provenance": by})
     decision = decide(plan, Gate(), None, None)
     assert (decision.verdict, decision.instead) == ("passed", "its all-to-all is a guess")
     assert decision.why == "less certain: its all-to-all is a guess; nothing is live"
-    assert _uncertainty(plan) == GUESS
+    deploy(plan_of(10.0), store, "m", now=NOW)
+    decision = decision_of(store, plan)
+    assert (decision.verdict, decision.min_gain) == ("kept", GUESS)
 
 
 def test_a_guess_is_as_far_off_as_the_analytic_model_says():

@@ -17,14 +17,15 @@ from pipelines.run_local import make_folder
 
 pytestmark = [needs_proc, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
-# more than an hour's work on an idle core, so that whatever lives on is at work
+# few cases, so that measuring soon begins, of so large a batch that it lasts more than an hour on an idle core: whatever
+# lives on is at work
 LONG = [
     "--compute-cases",
-    "3000",
+    "600",
     "--collective-cases",
-    "2000",
+    "400",
     "--batch-size",
-    "16384",
+    "65536",
     "--budget",
     "10h",
     "--steps",

@@ -5,17 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from helpers.states import whole
 from neuroshard.search import watch
 from neuroshard.search.improve.candidates import candidates
 from neuroshard.search.improve.descent import descend
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.improve.moves import changes, price
 from neuroshard.search.improve.neighborhood import Neighborhood
-from neuroshard.search.improve.swaps import _Offers
+from neuroshard.search.improve.swaps import Offers
 from neuroshard.search.infeasible.packing import pack
 from neuroshard.search.problem.objective import Objective, SoftMaximum
 from neuroshard.search.problem.plans import Plans
-from neuroshard.search.problem.problem import Placement, Problem
+from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, baseline
 from neuroshard.search.proposers.splits import halves
@@ -23,11 +24,6 @@ from neuroshard.search.tuning import TUNING
 from neuroshard.search.watch import Watch
 
 MANY = TUNING.many_devices
-
-
-def whole(problem: Problem, devices: list[int]) -> State:
-    """Every table whole on its device."""
-    return State(problem, problem.widths(Placement(problem.whole, np.array(devices))))
 
 
 def improved(state: State, rounds: int = 0) -> State:
@@ -136,14 +132,14 @@ def test_where_devices_hold_very_many_shards_some_that_fit_are_offered_for_swaps
     def seen() -> Neighborhood:
         return Neighborhood(plans, soft, zero, zero + 1, zero[:, None], np.random.default_rng(0))
 
-    offers = _Offers.of(seen())
+    offers = Offers.of(seen())
     assert offers is not None
     offers.fits[0, ::2] = False
     some = offers.thinned(7)
     assert some.take.tolist() == [[1, 5, 9, 13, 17, 21, 25]]
     assert some.fits.all()
     problem.tuning = replace(problem.tuning, offers_seen=10)
-    weighed = _Offers.of(seen())
+    weighed = Offers.of(seen())
     assert weighed is not None
     assert weighed.fits.all()
     assert 5 <= len(set(weighed.take[0].tolist())) == weighed.take.size <= 15

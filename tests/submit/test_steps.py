@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.kubeflow import recorded
-from neuroshard.submit.kubeflow import _run
+from neuroshard.submit.kubeflow import read_run
 from neuroshard.submit.steps import (
     FailedStep,
     Task,
@@ -48,7 +48,7 @@ def answered(answer: dict[str, Any]) -> Any:
     kept = ("display_name", "state", "start_time", "end_time", "child_tasks")
     tasks = [{key: task[key] for key in kept if task.get(key)} for task in answer["run_details"]["task_details"]]
     response = SimpleNamespace(data=json.dumps({**answer, "run_id": "r1", "run_details": {"task_details": tasks}}))
-    return _run(ApiClient().deserialize(response, V2beta1Run))
+    return read_run(ApiClient().deserialize(response, V2beta1Run))
 
 
 def names(tasks: tuple[Task, ...]) -> list[str]:
