@@ -32,6 +32,7 @@ def exists(process_id: int) -> bool:
     return Path(f"/proc/{process_id}").exists()
 
 
+@pytest.mark.slow
 def test_workers_answer_in_order_and_stay_the_same() -> None:
     adders = pool(int.__add__, 3, count=2)
     try:
@@ -44,6 +45,7 @@ def test_workers_answer_in_order_and_stay_the_same() -> None:
     assert not any(map(exists, first))
 
 
+@pytest.mark.slow
 def test_modules_of_the_working_directory_do_not_take_the_place_of_pythons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +58,7 @@ def test_modules_of_the_working_directory_do_not_take_the_place_of_pythons(
         adder.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "message", "reasons"),
     [
@@ -75,6 +78,7 @@ def test_a_dead_worker_is_an_error_with_its_reason(
     assert dying.workers == []
 
 
+@pytest.mark.slow
 def test_a_hung_worker_is_killed_when_its_time_is_up_and_replaced() -> None:
     sleeper = pool(time.sleep, timeout=0.5)
     sleeper.start()
@@ -98,6 +102,7 @@ time.sleep(FOR_EVER)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the worker looks for its pipe in /proc")
 @pytest.mark.parametrize(
     ("written", "reason"),
@@ -116,6 +121,7 @@ def test_garbage_for_an_answer_is_a_lost_worker(monkeypatch: pytest.MonkeyPatch,
     assert babbling.workers == []
 
 
+@pytest.mark.slow
 def test_one_death_ends_the_wait_for_all() -> None:
     """One rank dies while the others are in a collective that will never end."""
     mixed = WorkerPool("functools:partial", lambda: [(time.sleep,), (time.sleep,), (os.abort,)], FOR_EVER)
@@ -139,6 +145,7 @@ def test_where_no_process_can_be_started_the_error_names_the_limit(monkeypatch: 
         pool.start()
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_serve_at_all_says_why() -> None:
     missing = WorkerPool("neuroshard.measure.timing.clocks:Cuda", lambda: [(99,)], HANGS)
     with refused(MeasureError, "GPU 99") as raised:

@@ -31,6 +31,7 @@ def written(folder: Path, text: str, name: str = "models.yaml") -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_package_carries_the_compiled_pipeline(tmp_path: Path) -> None:
     assert PACKAGE.read_bytes() == (ROOT / "pipelines" / "neuroshard.yaml").read_bytes()
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -79,6 +80,7 @@ def loop_limits(path: Path) -> list[int | None]:
     return [task.get("iteratorPolicy", {}).get("parallelismLimit") for task in loops]
 
 
+@pytest.mark.slow
 def test_the_parallelism_limits_every_loop_of_the_package_that_is_uploaded() -> None:
     with packaged(RunSettings({})) as path:
         unlimited = loop_limits(path)

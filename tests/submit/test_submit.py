@@ -399,6 +399,7 @@ def test_an_api_that_is_not_there_is_one_line(neuroshard) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["submit"], ["schedule", "--cron", "0 2 * * *"]])
 def test_without_kfp_the_way_out_is_one_line(command: list[str]) -> None:
     code = "import sys; sys.modules['kfp'] = None; from neuroshard.cli import main; main()"
@@ -436,6 +437,7 @@ def test_told_to_stop_it_says_that_the_run_goes_on_and_again_it_waits_for_it(kfp
     assert "run r1: SUCCEEDED" in submitted(kfp_stub)
 
 
+@pytest.mark.slow
 def test_told_to_stop_while_the_api_is_away_it_says_that_nothing_was_submitted() -> None:
     command = [sys.executable, "-m", "neuroshard.cli", "submit", "--no-check", "--endpoint", "http://127.0.0.1:9"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
