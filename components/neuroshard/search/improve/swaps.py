@@ -1,6 +1,6 @@
-"""The most promising swaps of shards of two devices: two shards, a part for a whole one, or a whole one for a part.
+"""The best swaps of shards of two devices: two whole shards, or a whole one for a part of the other.
 
-By a linear estimate, as all moves; only the best swap of each shard is priced by the cost model.
+They are ranked by a linear estimate, as single moves are; the cost model prices only the best swap of each shard.
 """
 
 from dataclasses import dataclass, fields
@@ -79,7 +79,7 @@ class Offers:
         )
 
     def thinned(self, most: int) -> "Offers":
-        """At most so many of each job that fit, evenly by what they weigh: of hundreds of shards, many are alike."""
+        """At most `most` offers of each job that fit, spread evenly over `take_ms`: of hundreds of shards, many are alike."""
         order = np.argsort(np.where(self.fits, self.take_ms, np.inf), axis=1, kind="stable")
         fitting = np.maximum(np.count_nonzero(self.fits, axis=1), most)[:, None]
         return self.chosen(np.arange(len(order)), np.take_along_axis(order, np.arange(most) * fitting // most, axis=1))
@@ -117,9 +117,9 @@ def swaps(near: Neighborhood) -> Moves:
 
 
 def _levelling(near: Neighborhood, offers: Offers, give_ms: Floats) -> Ints:
-    """The places of the offers that promise most in exchange for each shard, which weighs `give_ms` (N, S): (N, swaps_priced).
+    """The places of the best offers in exchange for each shard, which takes `give_ms` (N, S) along: (N, swaps_priced).
 
-    They about level the two devices and make neither the widest.
+    These come closest to levelling the two devices, and make neither the widest.
     """
     job, all_ms, tuning = near.job, near.soft.objective.all_ms, near.problem.tuning
     if give_ms.shape[1] <= tuning.swaps_priced:

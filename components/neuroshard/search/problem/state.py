@@ -16,7 +16,7 @@ class State:
 
     Per device: `sums` of vectors (D, K), `dims` (columns), `free` bytes, ms of `compute`, `forward` and `backward` all-to-all,
     and `ready`, compute + backward. Per group: the number of its `shards` (G,). A device waits for the last one, by rule, so
-    all end at `cost` = max(ready) + max(forward) + what launches take, in ms. Raises InvalidInput where that is no cost.
+    all end at `cost` = max(ready) + max(forward) + what launches take, in ms. Raises InvalidInput where that is not valid.
     """
 
     def __init__(self, problem: Problem, widths: Widths) -> None:

@@ -1,4 +1,4 @@
-"""Plans with some tables row-wise: greedy plans for the sets of tables that promise most by an estimate.
+"""Plans with some tables row-wise: greedy plans for the sets of tables that an estimate ranks best.
 
 The narrowest column shard of a table has all its lookups, so one heavy table can outweigh all else however it is cut. Its row
 blocks have a share of the lookups each, but every device then sends all its columns. So sets are sought in two orders of the
@@ -32,7 +32,7 @@ def row_wise_plans(problem: Problem) -> list[State]:
 
 
 def worth_allowing(problem: Problem, found: State) -> list[str]:
-    """A line for the plan's notes if splitting tables row-wise, which the task does not allow, is far cheaper at first try."""
+    """A note for the plan if splitting tables row-wise, which the task does not allow, costs far less at the first try."""
     tuning = problem.tuning
     if problem.devices * len(problem.whole) > tuning.row_wise_hint_most_cells:
         return []
@@ -70,7 +70,7 @@ def _sets(problem: Problem) -> list[Ints]:
 
 
 def _counts(most: int, one_by_one: int) -> Ints:
-    """Numbers of tables to try: 1, 2, 3 …, then by leaps."""
+    """Numbers of tables to try: 1, 2, 3 …, then in growing steps."""
     counts, count = [], 1
     while count <= most:
         counts.append(count)
@@ -79,7 +79,7 @@ def _counts(most: int, one_by_one: int) -> Ints:
 
 
 class _SetCosts:
-    """What plans cost with some groups row-wise, as if all else could be dealt out evenly: see `costs`.
+    """What plans cost with some groups row-wise if all else could be spread evenly: see `costs`.
 
     `narrow_ms` (G,) is what the narrowest shard of a group takes alone, infinite if no device has room for it; `saved_ms` (P,)
     what all devices together save with the blocks of a group instead of the group whole, by a linear estimate.
@@ -101,7 +101,7 @@ class _SetCosts:
     def costs(self, order: Ints, counts: Ints) -> Floats:
         """Ms if the first `counts` (C,) groups of an order are row-wise: (C,). Infinite if a device has no room for the blocks.
 
-        The slowest device holds its share of all the rest, or the heaviest narrowest shard beside the blocks.
+        The slowest device holds the blocks, and either its share of all the rest or the heaviest narrowest shard.
         """
         problem, model, devices = self.problem, self.problem.model, self.problem.devices
         positions, last = problem.row_blocks.positions(order), counts - 1
