@@ -187,7 +187,8 @@ def search(
             notes = (*notes, kept.note)
         searched.memory = searched.memory - current.reserved_bytes
 
-    best, found_notes = _found(searched, ProposalRequest(watch, settings.seed, current), settings, tried is not None)
+    request = ProposalRequest(watch, settings.seed, current)
+    best, found_notes = _found(searched, request, settings, tried is not None)
     notes = (*notes, *found_notes)
     if is_ours:
         notes = (*notes, *_mean_pooled(task, settings.try_row_wise))
@@ -195,7 +196,7 @@ def search(
         problem = problem.without_row_wise(task)
     heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
     if is_ours and previous is None and tried is None and not len(problem.row_blocks.groups) and cost_model.prices_rows:
-        notes = (*notes, *worth_allowing(problem, best))
+        notes = (*notes, *worth_allowing(problem, best, request))
     if watch.stopped:
         notes = (*notes, "the search was stopped by hand: more of it might have found a better plan")
     placement = best.placement if current is None else current.with_spans(best.placement)

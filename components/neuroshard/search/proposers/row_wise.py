@@ -19,10 +19,6 @@ from neuroshard.search.proposers.greedy import first_plans
 
 def propose(problem: Problem, request: ProposalRequest) -> list[State]:
     """A greedy plan for each of the sets of tables that are estimated to cost least; none where no table may be row-wise."""
-    return row_wise_plans(problem)
-
-
-def row_wise_plans(problem: Problem) -> list[State]:
     found = []
     for groups in _sets(problem):
         there = problem.with_row_wise(groups)
@@ -31,14 +27,14 @@ def row_wise_plans(problem: Problem) -> list[State]:
     return sorted(found, key=lambda state: state.cost)
 
 
-def worth_allowing(problem: Problem, found: State) -> list[str]:
+def worth_allowing(problem: Problem, found: State, request: ProposalRequest) -> list[str]:
     """A note for the plan if splitting tables row-wise, which the task does not allow, costs far less at the first try."""
     tuning = problem.tuning
     if problem.devices * len(problem.whole) > tuning.row_wise_hint_most_cells:
         return []
     task, constraints = problem.task, problem.task.constraints.model_copy(update={"row_wise": True})
     allowed = task.model_copy(update={"constraints": constraints})
-    plans = row_wise_plans(Problem(allowed, problem.model, tuning))
+    plans = propose(Problem(allowed, problem.model, tuning), request)
     if not plans or plans[0].cost > found.cost * (1 - tuning.row_wise_hint):
         return []
     return [
