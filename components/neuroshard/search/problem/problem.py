@@ -14,7 +14,7 @@ from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
 from neuroshard.search.problem.launches import LaunchCosts
-from neuroshard.search.problem.row_blocks import RowBlocks
+from neuroshard.search.problem.row_blocks import RowBlocks, finite_vectors
 from neuroshard.search.tuning import TUNING, Tuning
 
 Widths = NDArray[np.int64]  # (G, D): how many units of each table group each device holds
@@ -231,13 +231,7 @@ class Problem:
         if counts.max() > 1:
             row = np.repeat(row, counts)
             dims = np.where(counts[row] == 1, dims[row], [table.dim for table in tables])
-        vectors = self.model.table_vectors(tables, dims)
-        if not np.isfinite(vectors).all():
-            bad = int(np.flatnonzero(~np.isfinite(vectors).all(axis=-1))[0])
-            raise InvalidInput(
-                f"cost model {self.model.name} knows no finite cost of {dims[bad]} columns of table "
-                f"{tables[bad].name!r}; train it again"
-            )
+        vectors = finite_vectors(self.model, tables, dims, lambda bad: f"{dims[bad]} columns")
         return np.add.reduceat(vectors, np.flatnonzero(np.diff(row, prepend=-1))) if len(row) > len(shards) else vectors
 
     def alone_ms(self, shards: Ints) -> Floats:
