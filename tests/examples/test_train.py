@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import warnings
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -297,34 +296,18 @@ MODEL = """
 
 
 @pytest.mark.slow
-def test_the_users_own_model_trains_as_the_plan_for_it_says(tmp_path):
+def test_the_users_own_model_trains_as_the_plan_for_it_says(tmp_path, neuroshard):
     """Two tables of one name, several features, means, and position weights: tables, search, deploy, train."""
     (tmp_path / "their_model.py").write_text(textwrap.dedent(MODEL))
-    run = partial(subprocess.run, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
-    neuroshard = [sys.executable, "-m", "neuroshard.cli"]
-    for arguments in (
-        ["tables", "--from-torchrec", "their_model:Model", "--pooling-factor", "tower.user.id=4", "-o", "tables.json"],
-        [
-            "search",
-            "tables.json",
-            "--model",
-            "analytic:cpu",
-            "--batch-size",
-            "96",
-            "--devices",
-            "2",
-            "--memory",
-            "1GiB",
-            "--rounds",
-            "3",
-            "-o",
-            "plan.json",
-        ],
-        ["deploy", "plan.json", "--store", "store", "--name", "m", "--tables", "tables.json"],
+    for typed in (
+        "tables --from-torchrec their_model:Model --pooling-factor tower.user.id=4 -o tables.json",
+        "search tables.json --model analytic:cpu --batch-size 96 --devices 2 --memory 1GiB --rounds 3 -o plan.json",
+        "deploy plan.json --store store --name m --tables tables.json",
     ):
-        done = run([*neuroshard, *arguments])
+        done = neuroshard(*typed.split(), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    done = run([*command(tmp_path / "store", "--steps", 12, "--learning-rate", 0.5), "--model", "their_model:Model"])
+    given = [*command(tmp_path / "store", "--steps", 12, "--learning-rate", 0.5), "--model", "their_model:Model"]
+    done = subprocess.run(given, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
 
     assert done.returncode == 0, done.stderr
     assert "4 tables in" in done.stderr
