@@ -420,7 +420,7 @@ def test_a_run_that_is_overtaken_by_another_decides_anew(in_use: Place, monkeypa
     def overtaken(store: FolderStore, key: str, data: bytes, expected: str | None) -> None:
         if key == "ads/live.json" and faster:
             faster.clear()
-            in_use._nightly_run(Request.parse({**in_use.request, "seed": 1}, "request"))
+            in_use.run_steps(Request.parse({**in_use.request, "seed": 1}, "request"))
         swap(store, key, data, expected)
 
     monkeypatch.setattr(FolderStore, "swap", overtaken)
@@ -435,7 +435,7 @@ def test_a_share_that_another_run_measures_is_left_to_it(place: Place) -> None:
     [folder] = works(place)
     place.budget_seconds = None
     with leased(store_of(place), f"{folder}/draw-0001/lease-1-of-1.json", "another"):
-        ended = place._nightly_run(Request.parse(place.request, "request"))
+        ended = place.run_steps(Request.parse(place.request, "request"))
     assert (ended.error, ended.ends) == ("", {"ads": "live"})
     assert not [path for path in Path(place.store, folder).rglob("*.parquet") if "costs-" in str(path)]
     well(place.nightly_run())

@@ -118,6 +118,26 @@ def test_fewer_devices_than_before_need_a_budget_for_what_lay_on_the_others(task
     assert plan.provenance.notes[0] == "the plan to start from is for 4 devices, this one for 3"
 
 
+@pytest.mark.parametrize("device", range(4))
+def test_tables_kept_together_stay_where_they_lie(task, device):
+    names = ("t1", "t2", "t5")
+    together = task.model_copy(update={"constraints": Constraints(together=(names,))})
+    rules = tuple(TableRule(table=name, devices=(device,)) for name in names)
+    pinned = task.model_copy(update={"constraints": Constraints(together=(names,), tables=rules)})
+    old = search(pinned, AnalyticModel(), SearchSettings(algorithm="size"))
+    settings = SearchSettings(rounds=4, move_budget_bytes=1)
+    assert moves(old, search(together, AnalyticModel(), settings, previous=old)) == ()
+
+
+def test_a_table_on_many_devices_keeps_the_order_of_its_columns(make_task):
+    """Nine shards or more have too many orders to try each."""
+    task = make_task([(100_000, 256, 200.0), *[(1000, 16, 1.0)] * 6], [1] * 16)
+    old = search(task, AnalyticModel(), SearchSettings(rounds=4))
+    assert len(old.by_table()["t0"]) > 8
+    settings = SearchSettings(rounds=4, move_budget_bytes=1)
+    assert moves(old, search(task, AnalyticModel(), settings, previous=old)) == ()
+
+
 def test_columns_stay_where_they_are_as_far_as_one_shard_a_device_allows(make_task):
     task = make_task([(1000, 64, 50.0), (1000, 4, 0.1)], [1] * 3)
     old = search(task, AnalyticModel(), SearchSettings(algorithm="size"))

@@ -90,6 +90,24 @@ def test_what_plans_count_after_many_steps_is_what_they_would_count_anew(make_ta
     assert rounds > 5
 
 
+def test_estimates_are_the_same_whether_kept_or_made_when_asked_for(make_task, model):
+    """A large task has no memory for all of them."""
+    kept, asked = crowd(make_task, model, 4, 2), crowd(make_task, model, 4, 2)
+    asked.problem.tuning = replace(TUNING, guess_bytes=0)
+    asked = Plans([State(asked.problem, widths) for widths in asked.widths])
+    plan, group, most = np.array([0, 1, 1]), np.array([3, 0, 7]), np.array([2, 3, 1])
+    devices = np.array([[0, 1], [2, 3], [1, 0]])
+    (flat, begins), (others, starts) = (one.added(plan, devices, group, most) for one in (kept, asked))
+    for units in range(2):
+        np.testing.assert_allclose(flat[begins + units], others[starts + units], rtol=1e-12)
+    for to in (devices, devices[:, :1]):
+        each = [
+            one.added_each(plan[:, None], to, np.array([[3, 0]] * 3), np.array([[1, 2]] * 3)) for one in (kept, asked)
+        ]
+        assert (each[0] > 0).all()
+        np.testing.assert_allclose(each[0], each[1], rtol=1e-12)
+
+
 def test_plans_in_lockstep_end_where_each_would_alone(make_task, model):
     together = crowd(make_task, model, 5, 3)
     apart = crowd(make_task, model, 5, 3)

@@ -287,6 +287,22 @@ def test_a_cost_model_that_predicts_no_cost_is_told_in_one_line(make_task, model
         search(task, model)
 
 
+@pytest.mark.parametrize(("row_wise", "part"), [(False, "32 columns"), (True, "500 rows")])
+def test_a_cost_model_that_knows_no_finite_cost_of_a_part_is_refused_by_name(make_task, model, row_wise, part):
+    known = model.table_vectors
+
+    def vectors(tables: list[Table], dims: np.ndarray) -> np.ndarray:
+        found = known(tables, dims)
+        found[[table.rows == 500 or not row_wise for table in tables]] = np.nan
+        return found
+
+    model.table_vectors = vectors
+    task = make_task([(1000, 32, 1.0)], [1.0, 1.0])
+    constraints = Constraints(row_wise=row_wise, max_shards=None if row_wise else 1)
+    with refused(InvalidInput, "analytic", "no finite cost", part, "'t0'"):
+        search(task.model_copy(update={"constraints": constraints}), model)
+
+
 def test_a_search_by_a_cost_model_of_nothing_but_all_to_alls_ends(make_task):
     """Where no device computes anything, a step that changes nothing is not to count as a gain for the last bit of a sum."""
     model: Any = Analytic("h100", 64)
