@@ -119,7 +119,7 @@ def test_a_moved_shard_leaves_a_gap_or_overlaps(plan, data):
         rebuilt(plan, (*plan.shards[:index], moved, *plan.shards[index + 1 :]))
 
 
-def test_rows_that_overlap_are_told_by_their_rows():
+def test_rows_that_overlap_are_reported_by_their_rows():
     one, other = (Shard(table="a", row_offset=5 * d, rows=5 + (d == 0), dim=16, device=d) for d in (0, 1))
     with refused(ValueError, "rows 0-5", "rows 5-9", "columns 0-15", "device 0", "device 1"):
         check_tiles(table(), [one, other])

@@ -274,7 +274,7 @@ def forge(store, **fields) -> str:
         ({"bench": None}, InvalidInput, ["bench"]),
     ],
 )  # fmt: skip
-def test_a_foreign_model_that_is_live_is_told_by_where_it_lies(store, folders, fields, kind, facts):
+def test_a_foreign_model_that_is_live_is_reported_by_where_it_lies(store, folders, fields, kind, facts):
     publish(store, folders, MODELS[0])
     digest = forge(store, **fields)
     with refused(kind, f"{NAME}/{digest}/model.json", *facts):
@@ -316,7 +316,7 @@ def test_hardware_goes_by_its_name_or_fingerprint(store, folders, name):
     assert open_published(f"{store.url}#{name}").name == MODELS[0].name
 
 
-def test_hardware_that_is_not_there_or_not_the_only_one_is_told(store, folders, tmp_path):
+def test_hardware_that_is_not_there_or_not_the_only_one_is_reported(store, folders, tmp_path):
     with refused(NotFound, "'h200'"):
         open_published(f"{store.url}#h200")
     publish(store, folders, MODELS[0])

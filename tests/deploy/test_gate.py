@@ -103,7 +103,7 @@ def test_a_plan_goes_live_if_it_is_better_by_more_than_asked(store, cost_ms, gat
         (1.0, Gate(min_gain=0.5), 1.2, ", more than the 50.0% asked for"),
     ],
 )
-def test_it_is_told_where_the_least_gain_comes_from_and_what_to_do_where_none_is_enough(
+def test_it_is_reported_where_the_least_gain_comes_from_and_what_to_do_where_none_is_enough(
     store, cost_ms, gate, error, told
 ):
     deploy(plan_of(10.0), store, "m", now=NOW)

@@ -71,7 +71,7 @@ def test_a_full_disk_leaves_no_folder_that_looks_whole(tmp_path, cases, full_dis
         read_cases(tmp_path)
 
 
-def test_a_file_in_place_of_the_folder_is_told_in_one_line(tmp_path, cases):
+def test_a_file_in_place_of_the_folder_is_reported_in_one_line(tmp_path, cases):
     (tmp_path / "cases").write_text("")
     with refused(NeuroshardError, tmp_path / "cases", "Not a directory"):
         write_cases(tmp_path / "cases", cases)
@@ -196,7 +196,7 @@ def test_columns_that_say_something_else_are_refused(tmp_path, cases, column, va
         read_cases(tmp_path)
 
 
-def test_a_column_that_is_there_twice_and_a_folder_in_place_of_a_file_are_told_as_that(tmp_path, cases):
+def test_a_column_that_is_there_twice_and_a_folder_in_place_of_a_file_are_reported_as_that(tmp_path, cases):
     write_cases(tmp_path, cases)
     path = tmp_path / "compute.parquet"
     table = pq.read_table(path)

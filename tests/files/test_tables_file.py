@@ -84,7 +84,7 @@ def test_unknown_keys_are_ignored_with_a_note(tmp_path):
         ('{"tables": [{"name": "a", "rows": NaN, "dim": 4, "pooling_factor": 1}]}', ["tables[0] (a)", "rows", "nan"]),
     ],
 )
-def test_a_broken_file_is_told_in_one_line(tmp_path, text, facts):
+def test_a_broken_file_is_reported_in_one_line(tmp_path, text, facts):
     path = tmp_path / "tables.json"
     path.write_text(text)
     with refused(InvalidInput, *facts) as caught:

@@ -130,7 +130,7 @@ def test_traces_read_back_are_the_traces_that_were_written(tmp_path, traces):
     assert all(equal(back.tables[name], traces.tables[name]) for name in traces.tables)
 
 
-def test_a_full_disk_is_told_in_one_line(tmp_path, traces, full_disk):
+def test_a_full_disk_is_reported_in_one_line(tmp_path, traces, full_disk):
     with full_disk(), refused(NeuroshardError, tmp_path / "t.safetensors") as caught:
         write_traces(tmp_path / "t.safetensors", traces)
     assert "\n" not in str(caught.value)
@@ -138,7 +138,7 @@ def test_a_full_disk_is_told_in_one_line(tmp_path, traces, full_disk):
 
 
 @pytest.mark.parametrize("kept", [0, 4, 30, -1])
-def test_a_truncated_file_is_told_in_one_line(tmp_path, traces, kept):
+def test_a_truncated_file_is_reported_in_one_line(tmp_path, traces, kept):
     path = tmp_path / "t.safetensors"
     write_traces(path, traces)
     path.write_bytes(path.read_bytes()[:kept])

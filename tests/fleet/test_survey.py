@@ -178,7 +178,7 @@ def test_a_model_of_narrower_shards_than_plans_need_is_measured_on() -> None:
         ('[{"name": "a", "tables": "t", "devices": 0, "memory": "1GiB"}]', InvalidInput, ["models[0]", "devices"]),
     ],
 )
-def test_orders_that_cannot_be_are_told_before_anything_is_asked(
+def test_orders_that_cannot_be_are_reported_before_anything_is_asked(
     models: str, error: type[Exception], facts: list[str]
 ) -> None:
     with refused(error, *facts):
@@ -198,7 +198,7 @@ def test_numbers_that_kfp_made_floats_are_numbers_still() -> None:
         ([order(memory="1GiB,2GiB")], ["2 amounts", "8 devices"]),
     ],
 )
-def test_what_cannot_be_planned_is_told_before_hours_of_measuring(orders: list[Order], facts: list[str]) -> None:
+def test_what_cannot_be_planned_is_reported_before_hours_of_measuring(orders: list[Order], facts: list[str]) -> None:
     with refused(UsageError, *facts):
         read_orders(json.dumps([one.model_dump() for one in orders]))
 

@@ -73,7 +73,7 @@ def test_the_page_counts_tables_whose_optimizer_state_does_not_carry_over_exactl
 
 
 @pytest.mark.parametrize("most", [0, 3, 10**6])
-def test_shards_that_are_not_told_apart_are_there_in_sum(parts, monkeypatch, most):
+def test_shards_that_are_not_distinguished_are_there_in_sum(parts, monkeypatch, most):
     monkeypatch.setattr(placement, "MOST_SHARDS", most)
     plan = parts["plan"]
     data = data_of(report(plan, model=parts["model"]))
@@ -303,7 +303,7 @@ def test_the_fleet_is_what_neuroshard_fleet_prints(tmp_path, neuroshard):
         ),
     ],
 )
-def test_what_is_no_fleet_is_told_in_one_line_and_nothing_is_written(tmp_path, content, fact):
+def test_what_is_no_fleet_is_reported_in_one_line_and_nothing_is_written(tmp_path, content, fact):
     write_plan(tmp_path / "plan.json", make_plan())
     (tmp_path / "fleet.json").write_text(content)
     with refused(InvalidInput, tmp_path / "fleet.json", fact):

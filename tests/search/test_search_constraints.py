@@ -104,7 +104,7 @@ def test_a_plan_is_found_wherever_there_is_one_and_the_bound_is_below_the_optimu
         ({"reserve_bytes": 2**30}, ["1,073,741,824 bytes", "reserved"]),
     ],
 )
-def test_constraints_that_cannot_be_are_told_in_one_line(make_task, rules, facts):
+def test_constraints_that_cannot_be_are_reported_in_one_line(make_task, rules, facts):
     data = {**make_task(SHAPES, [1, 1, 1]).model_dump(), "constraints": rules}
     with refused(InvalidInput, "here", *facts):
         ShardingTask.parse(data, "here")

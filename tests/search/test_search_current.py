@@ -78,7 +78,7 @@ def test_a_table_of_another_width_is_made_anew_for_the_budget_and_for_the_differ
     assert {move.table for move in moves(old, plan)} == {table.name for table in tables}
 
 
-def test_what_is_told_as_the_least_to_move_is_enough(task, old):
+def test_what_is_reported_as_the_least_to_move_is_enough(task, old):
     smaller = task.model_copy(update={"device_memory_bytes": task.device_memory_bytes[:3]})
     with pytest.raises(Infeasible) as caught:
         search(smaller, AnalyticModel(), SearchSettings(move_budget_bytes=1), previous=old)
@@ -199,7 +199,7 @@ def test_pieces_on_a_device_each_take_what_a_step_needs(task, old):
         search(with_new(enough - 1), AnalyticModel(), settings, previous=theirs)
 
 
-def test_a_plan_for_other_tables_is_told_in_one_line(task, make_task):
+def test_a_plan_for_other_tables_is_reported_in_one_line(task, make_task):
     other = make_task([(10, 4, 1.0)], [1])
     renamed = other.model_copy(update={"tables": (other.tables[0].model_copy(update={"name": "else"}),)})
     old = search(renamed, AnalyticModel())
@@ -224,7 +224,7 @@ def test_what_does_not_go_together_is_a_usage_error(task, old, change, facts):
         search(task, AnalyticModel(), **change)
 
 
-def test_every_improvement_is_told_with_its_time_and_the_last_is_the_plan(task):
+def test_every_improvement_is_reported_with_its_time_and_the_last_is_the_plan(task):
     told: list[tuple[float, float]] = []
     plan = search(
         task, AnalyticModel(), SearchSettings(rounds=5), on_improvement=lambda seconds, ms: told.append((seconds, ms))

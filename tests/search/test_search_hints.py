@@ -153,7 +153,7 @@ def devices(count: int) -> Callable[[ShardingTask], ShardingTask]:
         ),
     ],
 )
-def test_what_is_told_does_and_a_little_less_does_not(make_task, shapes, memory_mib, constraints, outs, less):
+def test_what_is_reported_does_and_a_little_less_does_not(make_task, shapes, memory_mib, constraints, outs, less):
     task = changed(make_task(shapes, [mib / 1024 for mib in memory_mib]), **constraints)
     with pytest.raises(Infeasible) as caught:
         search(task, AnalyticModel())

@@ -179,7 +179,7 @@ def test_where_a_device_holds_very_many_shards_steps_are_sought_for_some_of_them
     assert improved(start).cost == pytest.approx(of_all, rel=1e-3)
 
 
-def test_progress_is_told_within_a_round_and_counts_rounds_alone(make_task, model, monkeypatch):
+def test_progress_is_reported_within_a_round_and_counts_rounds_alone(make_task, model, monkeypatch):
     class Told:
         def __init__(self):
             self.steps = []

@@ -278,7 +278,7 @@ def test_no_effort_is_a_usage_error(make_task, model, effort, facts):
 
 @pytest.mark.parametrize("row_wise", [False, True])
 @pytest.mark.parametrize("ms", [np.nan, np.inf, -1.0, 1e300])
-def test_a_cost_model_that_predicts_no_cost_is_told_in_one_line(make_task, model, ms, row_wise):
+def test_a_cost_model_that_predicts_no_cost_is_reported_in_one_line(make_task, model, ms, row_wise):
     model.compute_ms = lambda sums: np.full(sums.shape[:-1], ms)
     task = make_task([(10, 4, 1.0)], [1.0, 1.0])
     if row_wise:

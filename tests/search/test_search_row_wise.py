@@ -327,7 +327,7 @@ def test_a_budget_too_small_to_place_all_tables_anew_still_lets_one_be_split_row
         ({"tables": [{"table": "nobody", "row_wise": True}]}, ["'nobody'"]),
     ],
 )
-def test_permissions_that_contradict_are_told_in_one_line(make_task, rules, facts):
+def test_permissions_that_contradict_are_reported_in_one_line(make_task, rules, facts):
     data = {**make_task(HEAVY, [1, 1, 1]).model_dump(), "constraints": rules}
     with refused(InvalidInput, "here", *facts):
         ShardingTask.parse(data, "here")
@@ -343,7 +343,7 @@ def test_permission_for_all_yields_to_the_rules_of_single_tables(make_task):
     assert "t4" not in resolve(not_t4, task.tables, "here").may_split_rows(task.tables, 2)
 
 
-def test_patterns_that_match_nothing_or_contradict_are_told(make_task):
+def test_patterns_that_match_nothing_or_contradict_are_reported(make_task):
     task = make_task(HEAVY[:3], [1, 1])
     with refused(InvalidInput, "here", "'user_*'"):
         resolve(with_flags(ConstraintsFile(), row_wise=["user_*"]), task.tables, "here")
@@ -364,7 +364,7 @@ def test_what_was_written_before_there_were_rows_keeps_its_digest(make_task):
     assert read == row_wise(task, "t0")
 
 
-def test_blocks_unlike_all_that_the_cost_model_saw_are_told(make_task):
+def test_blocks_unlike_all_that_the_cost_model_saw_are_reported(make_task):
     model = random_model(4)
     seen = replace(model.nets.compute.scale, low=np.full_like(model.nets.compute.scale.low, -100.0))
     low = seen.low.copy()

@@ -78,7 +78,7 @@ def answered(aws, moto, monkeypatch) -> Callable[[bytes], AbstractContextManager
         (b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\nzz", Unreachable, "broke off"),
     ],
 )
-def test_an_error_is_told_for_what_it_is(answered, answer, kind, words):
+def test_an_error_is_reported_for_what_it_is(answered, answer, kind, words):
     with answered(answer) as store, pytest.raises(StoreError) as caught:
         store.read("m/live.json")
 
@@ -214,7 +214,7 @@ def test_a_swap_while_another_is_under_way_is_tried_again_by_the_same_condition(
     assert load_plan(store.url, "m", cache_dir=False) == B
 
 
-def test_a_pointer_that_stays_busy_is_told_as_that(busy):
+def test_a_pointer_that_stays_busy_is_reported_as_that(busy):
     store = busy(100)
     with refused(Conflict, "409"):
         deploy(B, store, "m", now=NOW)

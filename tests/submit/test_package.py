@@ -201,6 +201,6 @@ def test_a_file_that_is_not_there_or_no_text_is_one_line(tmp_path: Path) -> None
     ("setting", "kind", "fact"),
     [("pods", UsageError, "NAME=VALUE"), ("pods=", InvalidInput, "pods"), ("x=1", InvalidInput, "'x'")],
 )
-def test_settings_that_cannot_be_are_told(setting: str, kind: type[NeuroshardError], fact: str) -> None:
+def test_settings_that_cannot_be_are_reported(setting: str, kind: type[NeuroshardError], fact: str) -> None:
     with refused(kind, fact):
         read_parameters(None, None, [setting])

@@ -53,7 +53,7 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(kfp_stub: KfpStub)
     assert kfp_stub.changes() == asked
 
 
-def test_what_has_changed_is_told_line_by_line(kfp_stub: KfpStub) -> None:
+def test_what_has_changed_is_reported_line_by_line(kfp_stub: KfpStub) -> None:
     scheduled(kfp_stub)
     kfp_stub.recurring[0]["mode"] = "DISABLE"
     told = scheduled(kfp_stub, "30 3 * * *", {"store": "s3://b/p", "seed": 1})
@@ -186,7 +186,7 @@ def test_a_refusal_leaves_what_was_there(kfp_stub: KfpStub) -> None:
     assert [one["recurring_run_id"] for one in kfp_stub.recurring] == ["j1"]
 
 
-def test_a_cron_of_the_wrong_length_is_told() -> None:
+def test_a_cron_of_the_wrong_length_is_reported() -> None:
     with refused(UsageError, "'2am'", 1):
         wanted(Nightly("2am", RunSettings({})))
     assert wanted(Nightly("0 0 2 * * *", RunSettings({}))).cron == "0 0 2 * * *"

@@ -179,7 +179,7 @@ def test_the_same_step_of_two_models_is_two() -> None:
     ]
 
 
-def test_a_step_is_told_by_its_own_inputs_where_its_log_has_them() -> None:
+def test_a_step_is_reported_by_its_own_inputs_where_its_log_has_them() -> None:
     step = FailedStep("measure", "w.root.measure-jobs.for-loop-1.iteration-iterations(1:1).iteration-item.measure")
     job = {"work": {"hardware": {"name": "NVIDIA-H200"}}, "share": 2}
     spec = recorded("cpu2")["pipeline_spec"]["pipeline_spec"]
