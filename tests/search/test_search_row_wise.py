@@ -301,7 +301,7 @@ def test_from_a_plan_by_columns_rows_are_split_within_the_budget(make_task, mode
 
 
 def test_a_budget_too_small_to_place_all_tables_anew_still_lets_one_be_split_row_wise(make_task, model):
-    """Greedy plans place all tables anew, which is above the budget; only a toggle changes one table of the plan in place."""
+    """Greedy plans place all tables anew, which is above the budget; only a toggle changes one table of the current plan."""
     task = make_task([*HEAVY, *[(20_000, 32, 20.0 + i) for i in range(10)]], [1] * 4)
     old = search(task, model, SearchSettings(rounds=1))
     found = search(row_wise(task), model, SearchSettings(rounds=10, move_budget_bytes=2**23), previous=old)
