@@ -71,6 +71,14 @@ def _only_this_machine() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Files are written, but not waited for: no test cuts the power, and a release waits for the disk ten times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _a_short_look() -> Iterator[None]:
     """Tests that measure on this CPU do not look for 10 s how calm it can be; commands in processes of their own do."""
     with pytest.MonkeyPatch.context() as patch:

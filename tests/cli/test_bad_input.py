@@ -85,7 +85,7 @@ def test_a_bad_table_is_named_with_its_value(tmp_path, neuroshard, change, words
         ("", ["not JSON"]),
     ],
 )
-def test_a_broken_tables_file_is_told_apart(tmp_path, neuroshard, text, words):
+def test_a_broken_tables_file_is_distinguished(tmp_path, neuroshard, text, words):
     path = tmp_path / "tables.json"
     path.write_text(text)
 
@@ -185,7 +185,7 @@ def test_a_file_from_the_future_is_refused(made, tmp_path, neuroshard, file):
     assert_one_line(done, 1, Path(file).name, "99", "newer")
 
 
-def test_what_is_misspelt_in_constraints_and_what_breaks_a_task_are_told_as_such(made, tmp_path, neuroshard):
+def test_what_is_misspelt_in_constraints_and_what_breaks_a_task_are_reported_as_such(made, tmp_path, neuroshard):
     """A constraint that contradicts the task is no fault of the tables."""
     (tmp_path / "constraints.json").write_text(json.dumps({"tabels": []}))
     search = ("search", made / "tables.json", "--model", made / "model", "--devices", 2, "--memory", "1GiB")
@@ -263,7 +263,7 @@ def test_a_package_that_is_not_installed_is_named(made, missing, words):
     assert_one_line(done, 1, *words)
 
 
-def test_what_pretrain_lacks_is_told_before_torch_is_imported(made):
+def test_what_pretrain_lacks_is_reported_before_torch_is_imported(made):
     script = (
         "import sys; sys.modules['torch'] = None; sys.argv[1:] = 'pretrain costs --start-from nowhere -o x'.split(); "
         "import neuroshard.cli as c; c.main()"
@@ -286,7 +286,7 @@ def test_a_variable_that_is_not_set_names_not_the_current_folder(made, neuroshar
     assert_one_line(neuroshard(*command.split(), empty, cwd=made), 2, "is empty", *words)
 
 
-def test_a_package_whose_libraries_do_not_fit_is_told_in_one_line(made, tmp_path):
+def test_a_package_whose_libraries_do_not_fit_is_reported_in_one_line(made, tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.12: cannot open it')")
     script = (
@@ -319,7 +319,7 @@ def test_what_a_shell_has_closed_is_not_spoken_to_and_no_file_takes_its_place(ma
         ("augment tables.json --devices 2 --memory 1GiB -o loop/cases", ["loop is a link that leads nowhere"]),
     ],
 )
-def test_what_cannot_be_written_is_told_before_the_work(made, neuroshard, command, words):
+def test_what_cannot_be_written_is_reported_before_the_work(made, neuroshard, command, words):
     (made / "loop").unlink(missing_ok=True)
     (made / "loop").symlink_to("loop")
     assert_one_line(neuroshard(*command.split(), cwd=made), 1, "cannot write it", *words)

@@ -103,7 +103,7 @@ def test_a_life_of_cost_models(step, tmp_path):
         (("--model", "#h200"), 2, "STORE#HARDWARE"),
     ],
 )
-def test_a_search_without_a_clear_cost_model_is_told(step, arguments, code, word):
+def test_a_search_without_a_clear_cost_model_is_reported(step, arguments, code, word):
     search = ("search", "tables.json", "--devices", 2, "--memory", "16MiB", "-o", "plan.json")
 
     assert word in step(*search, *arguments, code=code)

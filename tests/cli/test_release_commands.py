@@ -81,7 +81,7 @@ def test_what_the_search_noted_of_a_plan_is_said_where_it_goes_live(tmp_path, ne
         (("publish", "nowhere.json"), 1, "nowhere.json"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(tmp_path, neuroshard, place, arguments, code, word):
+def test_what_cannot_be_is_reported_in_one_line(tmp_path, neuroshard, place, arguments, code, word):
     done = neuroshard(*arguments, *place, cwd=tmp_path)
 
     assert done.returncode == code

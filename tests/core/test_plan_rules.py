@@ -115,11 +115,11 @@ def test_a_moved_shard_leaves_a_gap_or_overlaps(plan, data):
     field = data.draw(st.sampled_from(["row_offset", "column_offset"]))
     shard = plan.shards[index]
     moved = shard.model_copy(update={field: getattr(shard, field) + 4})
-    with pytest.raises(ValidationError, match=r"gap|overlapping|reaches"):
+    with refused(ValidationError, repr(shard.table)):
         rebuilt(plan, (*plan.shards[:index], moved, *plan.shards[index + 1 :]))
 
 
-def test_rows_that_overlap_are_told_by_their_rows():
+def test_rows_that_overlap_are_reported_by_their_rows():
     one, other = (Shard(table="a", row_offset=5 * d, rows=5 + (d == 0), dim=16, device=d) for d in (0, 1))
     with refused(ValueError, "rows 0-5", "rows 5-9", "columns 0-15", "device 0", "device 1"):
         check_tiles(table(), [one, other])
@@ -139,20 +139,20 @@ def test_uneven_column_shards_and_a_grid_tile_a_table():
 
 
 @pytest.mark.parametrize(
-    ("shard", "message"),
+    ("shard", "facts"),
     [
-        ({"dim": 6}, "6 columns at column 0; both must be multiples of 4"),
-        ({"dim": 8, "column_offset": 2}, "8 columns at column 2"),
-        ({"dim": 16, "device": 7}, "device 7, but there are 2"),
-        ({"dim": 16, "table": "ghost"}, "'ghost', which is not in the task"),
-        ({"dim": 20}, "is 10 x 16, but its shard on device 0 reaches row 10 and column 20"),
-        ({"dim": 16, "rows": 11}, "reaches row 11"),
-        ({"dim": 16, "rows": 0}, "greater than 0"),
+        ({"dim": 6}, ["6 columns", "column 0", "multiples of 4"]),
+        ({"dim": 8, "column_offset": 2}, ["8 columns", "column 2"]),
+        ({"dim": 16, "device": 7}, ["device 7", 2]),
+        ({"dim": 16, "table": "ghost"}, ["'ghost'"]),
+        ({"dim": 20}, ["10 x 16", "row 10", "column 20"]),
+        ({"dim": 16, "rows": 11}, ["row 11"]),
+        ({"dim": 16, "rows": 0}, ["rows", "greater than 0"]),
     ],
 )
-def test_a_shard_that_cannot_be_is_refused(shard, message):
+def test_a_shard_that_cannot_be_is_refused(shard, facts):
     task = ShardingTask(tables=(table(),), device_memory_bytes=(2**20, 2**20), batch_size=1)
-    with pytest.raises(ValidationError, match=message):
+    with refused(ValidationError, *facts):
         Plan(task=task, shards=(Shard(**{"table": "a", "rows": 10, "device": 0, **shard}),), provenance=BY_HAND)
 
 
@@ -207,15 +207,15 @@ def test_device_memory_may_differ_between_devices():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "fact"),
     [
-        ({"device_memory_bytes": ()}, "between 1 and 4096 devices, not 0"),
+        ({"device_memory_bytes": ()}, "not 0"),
         ({"device_memory_bytes": (0,)}, "greater than 0"),
         ({"batch_size": 0}, "greater than 0"),
         ({"tables": (table(), table())}, "both named 'a'"),
         ({"tables": ()}, "empty"),
     ],
 )
-def test_a_task_that_cannot_be_is_refused(change, message):
-    with pytest.raises(ValidationError, match=message):
+def test_a_task_that_cannot_be_is_refused(change, fact):
+    with refused(ValidationError, *change, fact):
         ShardingTask(**{"tables": (table(),), "device_memory_bytes": (1,), "batch_size": 1, **change})

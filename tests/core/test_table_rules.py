@@ -15,30 +15,30 @@ GOOD = {"name": "a", "rows": 1000, "dim": 64, "pooling_factor": 2.0}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "fact"),
     [
         ({"dim": 6}, "multiple of 4"),
         ({"dim": 0}, "multiple of 4"),
         ({"dim": -4}, "multiple of 4"),
         ({"dim": 2**16 + 4}, "at most 65536"),
-        ({"rows": 0}, "between 1 and"),
-        ({"rows": -1}, "between 1 and"),
-        ({"rows": MAX_ROWS + 1}, "between 1 and"),
+        ({"rows": 0}, "between 1"),
+        ({"rows": -1}, "between 1"),
+        ({"rows": MAX_ROWS + 1}, "between 1"),
         ({"rows": 1.5}, "fractional"),
-        ({"rows": "1000"}, "must be a whole number, not '1000'"),
-        ({"pooling_factor": "2"}, "must be a number, not '2'"),
-        ({"pooling_factor": True}, "must be a number, not true"),
-        ({"element_bytes": "4"}, "must be a whole number, not '4'"),
-        ({"optimizer_bytes_per_row": True}, "must be a whole number, not true"),
-        ({"reuse_batch_size": "64"}, "must be a whole number, not '64'"),
-        ({"pooling_factor": -0.1}, "between 0 and"),
+        ({"rows": "1000"}, "not '1000'"),
+        ({"pooling_factor": "2"}, "not '2'"),
+        ({"pooling_factor": True}, "not true"),
+        ({"element_bytes": "4"}, "not '4'"),
+        ({"optimizer_bytes_per_row": True}, "not true"),
+        ({"reuse_batch_size": "64"}, "not '64'"),
+        ({"pooling_factor": -0.1}, "between 0"),
         ({"pooling_factor": math.inf}, "finite"),
         ({"pooling_factor": math.nan}, "finite"),
         ({"name": ""}, "at least 1 character"),
         ({"name": "a\nb"}, "line breaks"),
         ({"name": "a\x9b31mb"}, "control characters"),
         ({"name": "a\u2028b"}, "line breaks"),
-        ({"element_bytes": 3}, r"4 \(fp32\) or 2 \(fp16\)"),
+        ({"element_bytes": 3}, "4 (fp32)"),
         ({"reuse_bins": [1.0]}, "17 shares, not 1"),
         ({"reuse_bins": [0.5] * REUSE_BINS}, "sum to 1"),
         ({"reuse_bins": [-1.0, 2.0] + [0.0] * 15}, "not be negative"),
@@ -55,8 +55,8 @@ GOOD = {"name": "a", "rows": 1000, "dim": 64, "pooling_factor": 2.0}
         ({"optimizer_bytes_per_row": -4}, "greater than or equal to 0"),
     ],
 )
-def test_a_broken_rule_is_refused(change, message):
-    with pytest.raises(ValidationError, match=message):
+def test_a_broken_rule_is_refused(change, fact):
+    with refused(ValidationError, *({*change} - {"features", "weighted"}), fact):
         Table(**{**GOOD, **change})
 
 
@@ -129,7 +129,7 @@ def test_a_set_of_tables_has_distinct_names_and_is_not_empty():
     assert check_distinct((one, other)) == (one, other)
     with refused(ValueError, "tables[2]", "tables[0]", "'a'"):
         check_distinct((one, other, one))
-    with pytest.raises(ValueError, match="empty"):
+    with refused(ValueError, "empty"):
         check_distinct(())
 
 

@@ -108,5 +108,5 @@ def test_a_portion_is_per_cent_or_a_share():
 
 @pytest.mark.parametrize("text", ["", "%", "half", "0.5 per cent", "nan"])
 def test_what_is_no_portion_is_refused(text):
-    with pytest.raises(UsageError, match="is no part of a whole; write per cent or a share"):
+    with refused(UsageError, repr(text), "per cent"):
         parse_portion(text)

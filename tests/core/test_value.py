@@ -55,7 +55,7 @@ def test_a_fault_says_place_rule_and_value():
     assert len(fault({**TABLE, "rows": 10**400})) < 200
 
 
-def test_broken_json_is_told_by_place():
+def test_broken_json_is_reported_by_place():
     def broken(data: bytes) -> str:
         with pytest.raises(InvalidInput) as caught:
             decode_json(data, "x.json")

@@ -78,7 +78,7 @@ def test_each_set_has_features_of_its_own_batch_size():
         assert (row == table_features([table], np.array([dim]), int(batch))[0]).all()
 
 
-def test_pooling_mode_and_weights_of_lookups_are_told():
+def test_pooling_mode_and_weights_of_lookups_are_reported():
     table = Table(name="a", rows=10, dim=4, pooling_factor=1)
     plain, other = by_name([table, table.model_copy(update={"pooling": "mean", "weighted": True})], [4, 4])
 

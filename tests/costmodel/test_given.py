@@ -76,47 +76,43 @@ def test_a_plan_under_given_costs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "facts"),
     [
-        ("{", "not JSON"),
-        ('{"tables": []}', "tables"),
-        ('{"tables": [{"name": "t0"}]}', "t0"),
-        ('{"tables": [{"name": "t0", "cost_ms": 1, "compute_ms": 1}]}', "t0"),
-        ('{"tables": [{"name": "t0", "cost_ms": -1}]}', "cost_ms"),
-        ('{"tables": [{"name": "t0", "cost_ms": "1"}]}', "cost_ms: must be a number, not '1'"),
-        (
-            '{"tables": [{"name": "t0", "cost_ms": 1, "dim": 18446744073709551616}]}',
-            "dim: must be less than or equal to 65536",
-        ),
-        ('{"tables": [{"name": "t0", "cost_ms": 1}, {"name": "t0", "cost_ms": 2}]}', "t0.*two costs"),
-        ('{"tables": [{"name": "t0", "cost_ms": 1}], "narrow": [{"below": 64, "factor": 0.5}]}', "factor"),
-        ('{"tables": [{"name": "t0", "cost_ms": 1}], "format_version": 2}', "newer"),
-        ('{"tables": [{"name": "t0", "cost_ms": 1}]}', "batch_size"),
+        ("{", ["JSON"]),
+        ('{"tables": []}', ["tables"]),
+        ('{"tables": [{"name": "t0"}]}', ["'t0'"]),
+        ('{"tables": [{"name": "t0", "cost_ms": 1, "compute_ms": 1}]}', ["'t0'"]),
+        ('{"tables": [{"name": "t0", "cost_ms": -1}]}', ["tables[0].cost_ms", "not -1"]),
+        ('{"tables": [{"name": "t0", "cost_ms": "1"}]}', ["tables[0].cost_ms", "'1'"]),
+        ('{"tables": [{"name": "t0", "cost_ms": 1, "dim": 18446744073709551616}]}', ["tables[0].dim", 65536]),
+        ('{"tables": [{"name": "t0", "cost_ms": 1}, {"name": "t0", "cost_ms": 2}]}', ["'t0'", "two costs"]),
+        ('{"tables": [{"name": "t0", "cost_ms": 1}], "narrow": [{"below": 64, "factor": 0.5}]}', ["narrow[0].factor"]),
+        ('{"tables": [{"name": "t0", "cost_ms": 1}], "format_version": 2}', ["format_version 2"]),
+        ('{"tables": [{"name": "t0", "cost_ms": 1}]}', ["batch_size"]),
     ],
 )
-def test_a_file_that_is_wrong_gets_one_line_that_names_it(tmp_path: Path, text: str, words: str) -> None:
+def test_a_file_that_is_wrong_gets_one_line_that_names_it(tmp_path: Path, text: str, facts: list[object]) -> None:
     (tmp_path / "costs.json").write_text(text)
-    with pytest.raises(NeuroshardError, match=rf"costs\.json.*{words}") as error:
+    with refused(NeuroshardError, tmp_path / "costs.json", *facts):
         load_given(tmp_path / "costs.json")
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("name", "text", "facts"),
     [
-        ("costs.csv", "name,cost_ms\nt0\n", "line 2"),
-        ("costs.csv", "name,cost_ms\nt0,1,2\n", "line 2"),
-        ("costs.csv", "name,cost_ms\nt0,many\n", "line 2: column 'cost_ms' is 'many', not a number"),
-        ("costs.csv", "name,cost_ms\n", "tables: is empty"),
-        ("costs.csv", "name,cost_ms,cost_ms\nt0,1,2\n", "column 'cost_ms' occurs 2 times"),
-        ("costs.txt", "", r"\.json, \.csv"),
-        ("missing.json", None, "no such file"),
+        ("costs.csv", "name,cost_ms\nt0\n", ["line 2"]),
+        ("costs.csv", "name,cost_ms\nt0,1,2\n", ["line 2"]),
+        ("costs.csv", "name,cost_ms\nt0,many\n", ["line 2", "'cost_ms'", "'many'"]),
+        ("costs.csv", "name,cost_ms\n", ["tables", "empty"]),
+        ("costs.csv", "name,cost_ms,cost_ms\nt0,1,2\n", ["'cost_ms'", "2 times"]),
+        ("costs.txt", "", [".json", ".csv"]),
+        ("missing.json", None, ["no such file"]),
     ],
 )
-def test_so_does_a_table_of_the_wrong_shape(tmp_path: Path, name: str, text: str | None, words: str) -> None:
+def test_so_does_a_table_of_the_wrong_shape(tmp_path: Path, name: str, text: str | None, facts: list[str]) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
-    with pytest.raises(NeuroshardError, match=rf"{name}.*{words}"):
+    with refused(NeuroshardError, tmp_path / name, *facts):
         open_cost_model(f"given:{tmp_path / name}", 512)
 
 
@@ -133,8 +129,12 @@ def test_tables_that_cost_nothing_are_placed_all_the_same(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "top", [{"tables": [{"name": "t0", "cost_ms": 1e308}]}, {"narrow": [{"below": 64, "factor": 1e300}]}]
+    ("top", "field"),
+    [
+        ({"tables": [{"name": "t0", "cost_ms": 1e308}]}, "tables[0].cost_ms"),
+        ({"narrow": [{"below": 64, "factor": 1e300}]}, "narrow[0].factor"),
+    ],
 )
-def test_costs_beyond_all_reason_are_refused(tmp_path: Path, top: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match="less than or equal to"):
+def test_costs_beyond_all_reason_are_refused(tmp_path: Path, top: dict[str, Any], field: str) -> None:
+    with refused(InvalidInput, field):
         given(tmp_path, **top)

@@ -25,7 +25,7 @@ def test_tables_such_as_were_measured_need_no_word(scale):
     assert unlike_trained(scale, [table(), table(rows=1_500, pooling_factor=6.0), table(pooling_factor=30.0)]) == ()
 
 
-def test_sizes_beyond_the_measured_range_are_told_with_both(scale):
+def test_sizes_beyond_the_measured_range_are_reported_with_both(scale):
     told = unlike_trained(scale, [table(), table("huge", rows=10**9), table("many", pooling_factor=500.0)])
 
     assert (
@@ -38,7 +38,7 @@ def test_sizes_beyond_the_measured_range_are_told_with_both(scale):
     )
 
 
-def test_the_farthest_of_several_is_told_on_either_side(scale):
+def test_the_farthest_of_several_is_reported_on_either_side(scale):
     small = [table(f"t{rows}", rows=rows) for rows in (3, 7, 600)]
 
     assert unlike_trained(scale, small)[0].startswith("2 of 3 tables have 3 rows; what was measured has 1,000 to")
@@ -52,7 +52,7 @@ def test_the_farthest_of_several_is_told_on_either_side(scale):
         ({"weighted": True}, "weighted lookups; what was measured has lookups without weights"),
     ],
 )
-def test_a_kind_of_table_that_was_not_measured_is_told(scale, kind, told):
+def test_a_kind_of_table_that_was_not_measured_is_reported(scale, kind, told):
     tables = [table(), table("other", **kind)]
 
     assert unlike_trained(scale, tables) == (f"1 of 2 tables has {told}: their costs are extrapolated",)
@@ -60,7 +60,7 @@ def test_a_kind_of_table_that_was_not_measured_is_told(scale, kind, told):
     assert unlike_in_kind(scale, [table(rows=10**9)]) == ()
 
 
-def test_rows_read_again_more_often_are_told_and_a_table_never_read_is_not(scale):
+def test_rows_read_again_more_often_are_reported_and_a_table_never_read_is_not(scale):
     skewed = table("skewed", rows=100_000, pooling_factor=5.0, reuse_bins=zipf_bins(100_000, 5.0, 1.5))
     unread = table("unread", pooling_factor=0.0)
 

@@ -99,16 +99,11 @@ def test_rollbacks_walk_back_and_promote_goes_anywhere(store, folders):
 
 
 @pytest.mark.parametrize(
-    ("model", "found", "way_out"),
-    [
-        (POOR, "is 40.0%", "measure more cases, or"),
-        (UNKNOWN, "is not known", "none from fewer than 3 kinds of tables, or"),
-    ],
+    ("model", "facts"), [(POOR, ["40.0%", "measure more cases"]), (UNKNOWN, ["not known", "3 kinds of tables"])]
 )
-def test_a_model_with_too_large_an_error_is_published_but_not_live_unless_forced(store, folders, model, found, way_out):
+def test_a_model_with_too_large_an_error_is_published_but_not_live_unless_forced(store, folders, model, facts):
     publish(store, folders, MODELS[0])
-    told = rf"error on unseen tables {found}, and at most 20\.0% .*release 1 stays live.*{way_out}.*publish-model` with --force"
-    with pytest.raises(Refused, match=told):
+    with refused(Refused, "unseen tables", "20.0%", "release 1 stays live", "--force", *facts):
         publish(store, folders, model)
     assert live_model(store) == MODELS[0].name
     assert model.name in {one.digest for one in list_published(store)}
@@ -227,19 +222,19 @@ def change(path, **fields):
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind", "word"),
+    ("fields", "kind", "fact"),
     [
-        ({"feature_version": 999}, NewerFormat, "feature_version 999 is from a newer neuroshard"),
+        ({"feature_version": 999}, NewerFormat, "feature_version 999"),
         ({"format_version": 999}, NewerFormat, "format_version 999"),
-        ({"hardware_fingerprint": "0" * 16}, InvalidInput, "not that of its hardware"),
-        ({"hardware_fingerprint": "../../../x"}, InvalidInput, "not that of its hardware"),
+        ({"hardware_fingerprint": "0" * 16}, InvalidInput, "hardware_fingerprint"),
+        ({"hardware_fingerprint": "../../../x"}, InvalidInput, "hardware_fingerprint"),
         ({"tensors_sha256": "0" * 64}, InvalidInput, "nets.safetensors"),
     ],
 )
-def test_a_model_that_cannot_be_used_is_not_published(store, folders, fields, kind, word):
+def test_a_model_that_cannot_be_used_is_not_published(store, folders, fields, kind, fact):
     folder = folders[MODELS[0].name]
     change(folder / "model.json", **fields)
-    with pytest.raises(kind, match=word):
+    with refused(kind, fact):
         publish_model(folder, store, now=NOW)
 
     assert not store.root.exists()
@@ -251,7 +246,7 @@ def test_a_bundle_that_was_changed_in_the_store_is_never_opened(store, folders):
     good = nets.read_bytes(), manifest.read_bytes()
     for path in (nets, manifest):
         path.write_bytes(path.read_bytes()[:-1] + b" ")
-        with pytest.raises(InvalidInput, match=r"not the cost model that was|tensors_sha256"):
+        with refused(InvalidInput, path.name):
             live_model(store)
         nets.write_bytes(good[0])
         manifest.write_bytes(good[1])
@@ -270,19 +265,19 @@ def forge(store, **fields) -> str:
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind", "word"),
+    ("fields", "kind", "facts"),
     [
-        ({"hardware_fingerprint": "0" * 16}, InvalidInput, rf"hardware '0{{16}}', but is stored under {FINGERPRINT}"),
-        ({"batch_size": 7}, InvalidInput, f"batch size 7, but is stored under {BATCH}"),
-        ({"feature_version": 0}, InvalidInput, "trained on other features"),
-        ({"feature_version": 999}, NewerFormat, "feature_version 999"),
-        ({"bench": None}, InvalidInput, "bench"),
+        ({"hardware_fingerprint": "0" * 16}, InvalidInput, [f"'{'0' * 16}'", FINGERPRINT]),
+        ({"batch_size": 7}, InvalidInput, [7, BATCH]),
+        ({"feature_version": 0}, InvalidInput, ["features"]),
+        ({"feature_version": 999}, NewerFormat, ["feature_version 999"]),
+        ({"bench": None}, InvalidInput, ["bench"]),
     ],
 )  # fmt: skip
-def test_a_foreign_model_that_is_live_is_told_by_where_it_lies(store, folders, fields, kind, word):
+def test_a_foreign_model_that_is_live_is_reported_by_where_it_lies(store, folders, fields, kind, facts):
     publish(store, folders, MODELS[0])
     digest = forge(store, **fields)
-    with pytest.raises(kind, match=rf"{NAME}/{digest}/model\.json: .*{word}"):
+    with refused(kind, f"{NAME}/{digest}/model.json", *facts):
         live_model(store)
 
 
@@ -321,7 +316,7 @@ def test_hardware_goes_by_its_name_or_fingerprint(store, folders, name):
     assert open_published(f"{store.url}#{name}").name == MODELS[0].name
 
 
-def test_hardware_that_is_not_there_or_not_the_only_one_is_told(store, folders, tmp_path):
+def test_hardware_that_is_not_there_or_not_the_only_one_is_reported(store, folders, tmp_path):
     with refused(NotFound, "'h200'"):
         open_published(f"{store.url}#h200")
     publish(store, folders, MODELS[0])

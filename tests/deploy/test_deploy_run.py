@@ -111,7 +111,7 @@ def test_run_rollback_rolls_back(store):
 
 def test_there_is_nothing_to_roll_back_or_list_before_the_first_deploy(store):
     for use in (lambda: roll_back(store, plans_of("m"), now=NOW), lambda: all_releases(store, plans_of("m"))):
-        with pytest.raises(NotFound, match=r"m/live\.json: does not exist; has a plan of 'm' been deployed"):
+        with refused(NotFound, "store/m/live.json", "'m'"):
             use()
 
 
@@ -148,22 +148,22 @@ def resealed(data: bytes, **fields: object) -> bytes:
 
 
 BROKEN_POINTERS = [
-    (lambda data: b"", InvalidInput, "not JSON"),
-    (lambda data: data[:-20], InvalidInput, r"not JSON.*put the newest file of m/releases/"),
-    (lambda data: b"[]", InvalidInput, "expected a JSON object"),
-    (lambda data: b"\xff" + data, InvalidInput, "UTF-8"),
-    (lambda data: json.dumps({**json.loads(data), "format_version": 2}).encode(), NewerFormat, "upgrade"),
-    (lambda data: resealed(data, model="other"), InvalidInput, "'other', not of 'm'"),
-    (lambda data: data.replace(b'"number":1', b'"number":2'), InvalidInput, "changed or damaged"),
-    (lambda data: data.replace(b'"cost_ms":1.5', b'"cost_ms":1.4'), InvalidInput, "changed or damaged"),
-    (lambda data: json.dumps({**json.loads(data), "plan_digest": "../x"}).encode(), InvalidInput, "plan_digest"),
-    (lambda data: json.dumps({**json.loads(data), "rollback_number": 9}).encode(), InvalidInput, "rollback_number 9"),
-    (lambda data: data + b" " * 70_000, InvalidInput, "more than the 65,536 bytes"),
+    (lambda data: b"", InvalidInput, ["JSON"]),
+    (lambda data: data[:-20], InvalidInput, ["JSON", "m/releases/"]),
+    (lambda data: b"[]", InvalidInput, ["JSON object"]),
+    (lambda data: b"\xff" + data, InvalidInput, ["UTF-8"]),
+    (lambda data: json.dumps({**json.loads(data), "format_version": 2}).encode(), NewerFormat, ["format_version 2"]),
+    (lambda data: resealed(data, model="other"), InvalidInput, ["'other'", "'m'"]),
+    (lambda data: data.replace(b'"number":1', b'"number":2'), InvalidInput, ["damaged"]),
+    (lambda data: data.replace(b'"cost_ms":1.5', b'"cost_ms":1.4'), InvalidInput, ["damaged"]),
+    (lambda data: json.dumps({**json.loads(data), "plan_digest": "../x"}).encode(), InvalidInput, ["plan_digest"]),
+    (lambda data: json.dumps({**json.loads(data), "rollback_number": 9}).encode(), InvalidInput, ["rollback_number 9"]),
+    (lambda data: data + b" " * 70_000, InvalidInput, ["65,536 bytes"]),
 ]
 
 
-@pytest.mark.parametrize(("broken", "kind", "word"), BROKEN_POINTERS)
-def test_a_broken_pointer_is_named_and_nothing_is_written_over_it(store, broken, kind, word):
+@pytest.mark.parametrize(("broken", "kind", "facts"), BROKEN_POINTERS)
+def test_a_broken_pointer_is_named_and_nothing_is_written_over_it(store, broken, kind, facts):
     deploy(A, store, "m", now=NOW)
     bad = broken(store.read(live_key("m")))
     change(store, live_key("m"), bad)
@@ -175,7 +175,7 @@ def test_a_broken_pointer_is_named_and_nothing_is_written_over_it(store, broken,
         lambda: all_releases(store, plans_of("m")),
     )
     for use in uses:
-        with pytest.raises(kind, match=rf"m/live\.json: .*{word}"):
+        with refused(kind, "store/m/live.json", *facts):
             use()
     assert store.read(live_key("m"), 10**6) == bad
 
@@ -279,7 +279,5 @@ def test_a_swap_whose_outcome_cannot_be_seen_says_so(store):
         raise StoreError("k: no answer in 20 s")
 
     meddled.swap = swap
-    with pytest.raises(
-        StoreError, match="whether release 1 of 'm' went live is not known: look with `neuroshard releases`"
-    ):
+    with refused(StoreError, "release 1", "'m'", "`neuroshard releases`"):
         deploy(A, meddled, "m", now=NOW)

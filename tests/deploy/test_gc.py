@@ -118,7 +118,7 @@ def test_what_is_younger_than_the_age_is_kept(store):
     assert plan_key("m", make_plan("young").digest()) in keys(store)
 
 
-def test_rollbacks_still_reach_what_is_kept_and_are_told_where_it_ends(store):
+def test_rollbacks_still_reach_what_is_kept_and_are_reported_where_it_ends(store):
     collect(store, keep=2)
     for number in (6, 5):
         assert roll_back(store, plans_of("m"), now=NOW).plan_digest == PLANS[number].digest()

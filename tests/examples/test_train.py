@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import warnings
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -132,7 +131,7 @@ def test_a_killed_rank_ends_the_run_in_bounded_time(tmp_path):
     assert wait_until(lambda: not alive(mark), HANGS), alive(mark)
 
 
-def test_what_cannot_be_trained_is_told_in_one_line(tmp_path, example, monkeypatch, capsys):
+def test_what_cannot_be_trained_is_reported_in_one_line(tmp_path, example, monkeypatch, capsys):
     store = deployed(tmp_path, make_plan())
     wide = make_plan(devices=17)
     deploy(wide, FolderStore(store), "wide", now=NOW)
@@ -188,7 +187,7 @@ def test_rows_that_are_split_over_a_host_stay_there_in_a_capped_plan(example, mo
     assert kept == [(first, rows, 2 + rank) for rank, (first, rows) in enumerate(capped.task.tables[0].row_blocks(2))]
 
 
-def test_rows_that_torchrec_would_look_for_elsewhere_are_told_before_any_process_starts(example):
+def test_rows_that_torchrec_would_look_for_elsewhere_are_reported_before_any_process_starts(example):
     shards = tuple(s.model_copy(update={"device": 1 - s.device}) for s in row_plan().shards)
     with refused(InvalidInput, "2 ranks"):
         example.cap_rows(row_plan().model_copy(update={"shards": shards}), 10**6)
@@ -262,7 +261,7 @@ def test_where_no_process_can_be_started_the_error_names_the_limit(tmp_path, exa
     )
 
 
-def test_a_machine_without_loopback_is_told_the_way_out(tmp_path, example, monkeypatch, capsys):
+def test_a_machine_without_loopback_is_reported_the_way_out(tmp_path, example, monkeypatch, capsys):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(example, "loopback_address", lambda: "")
     monkeypatch.setattr(example.sys, "platform", "linux")
@@ -297,34 +296,18 @@ MODEL = """
 
 
 @pytest.mark.slow
-def test_the_users_own_model_trains_as_the_plan_for_it_says(tmp_path):
+def test_the_users_own_model_trains_as_the_plan_for_it_says(tmp_path, neuroshard):
     """Two tables of one name, several features, means, and position weights: tables, search, deploy, train."""
     (tmp_path / "their_model.py").write_text(textwrap.dedent(MODEL))
-    run = partial(subprocess.run, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
-    neuroshard = [sys.executable, "-m", "neuroshard.cli"]
-    for arguments in (
-        ["tables", "--from-torchrec", "their_model:Model", "--pooling-factor", "tower.user.id=4", "-o", "tables.json"],
-        [
-            "search",
-            "tables.json",
-            "--model",
-            "analytic:cpu",
-            "--batch-size",
-            "96",
-            "--devices",
-            "2",
-            "--memory",
-            "1GiB",
-            "--rounds",
-            "3",
-            "-o",
-            "plan.json",
-        ],
-        ["deploy", "plan.json", "--store", "store", "--name", "m", "--tables", "tables.json"],
+    for typed in (
+        "tables --from-torchrec their_model:Model --pooling-factor tower.user.id=4 -o tables.json",
+        "search tables.json --model analytic:cpu --batch-size 96 --devices 2 --memory 1GiB --rounds 3 -o plan.json",
+        "deploy plan.json --store store --name m --tables tables.json",
     ):
-        done = run([*neuroshard, *arguments])
+        done = neuroshard(*typed.split(), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    done = run([*command(tmp_path / "store", "--steps", 12, "--learning-rate", 0.5), "--model", "their_model:Model"])
+    given = [*command(tmp_path / "store", "--steps", 12, "--learning-rate", 0.5), "--model", "their_model:Model"]
+    done = subprocess.run(given, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
 
     assert done.returncode == 0, done.stderr
     assert "4 tables in" in done.stderr

@@ -71,7 +71,7 @@ def test_a_full_disk_leaves_no_folder_that_looks_whole(tmp_path, cases, full_dis
         read_cases(tmp_path)
 
 
-def test_a_file_in_place_of_the_folder_is_told_in_one_line(tmp_path, cases):
+def test_a_file_in_place_of_the_folder_is_reported_in_one_line(tmp_path, cases):
     (tmp_path / "cases").write_text("")
     with refused(NeuroshardError, tmp_path / "cases", "Not a directory"):
         write_cases(tmp_path / "cases", cases)
@@ -110,37 +110,26 @@ def changed(folder, column: str, values: list[object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "values", "message"),
+    ("column", "values", "facts"),
     [
-        (
-            "table",
-            [["user", "item", "x", "y"], ["user"] * 3, ["ghost"]],
-            "row 0: table 'x' is not among the base tables",
-        ),
-        ("dim", [[64, 32, 4, 2048], [4, 8, 6], [32]], "row 1: table 'user' has 1000 rows, dim 6"),
-        ("rows", [[1000, 40000, 7, 2**40], [1000] * 3, [0]], "row 2: table 'item' has 0 rows"),
-        (
-            "rows",
-            [[1000, 40000, 7, 2**40], [1000] * 2, [17]],
-            "row 1: table, rows, dim and pooling_factor are not lists of",
-        ),
-        (
-            "rows",
-            [[1000, 40000, 7, 2**40], [1000, None, 1000], [17]],
-            "row 1: table, rows, dim and pooling_factor are not",
-        ),
-        ("case_id", ["x\x1b[31m" * 300] * 3, r"row 0: case_id 'x.{,60} does not match its contents \([0-9a-f]{16}\)$"),
-        ("split", ["train", "test_sets", "holiday"], "row 2: split: .*'holiday'"),
-        ("pooling_factor", [[2.5, 1, 0.25, 0], [2.5, 2.5, 9.0], [1 / 3]], "row 1: case_id '.*' does not match"),
-        ("table", [["user", "item", 'ünïcode, "quoted"', "never"], None, ["item"]], "row 1: table, rows"),
+        ("table", [["user", "item", "x", "y"], ["user"] * 3, ["ghost"]], ["row 0", "'x'"]),
+        ("dim", [[64, 32, 4, 2048], [4, 8, 6], [32]], ["row 1", "'user'", "dim 6"]),
+        ("rows", [[1000, 40000, 7, 2**40], [1000] * 3, [0]], ["row 2", "'item'", "0 rows"]),
+        ("rows", [[1000, 40000, 7, 2**40], [1000] * 2, [17]], ["row 1", "rows", "lists"]),
+        ("rows", [[1000, 40000, 7, 2**40], [1000, None, 1000], [17]], ["row 1", "rows", "lists"]),
+        ("case_id", ["x\x1b[31m" * 300] * 3, ["row 0", "case_id"]),
+        ("split", ["train", "test_sets", "holiday"], ["row 2", "split", "'holiday'"]),
+        ("pooling_factor", [[2.5, 1, 0.25, 0], [2.5, 2.5, 9.0], [1 / 3]], ["row 1", "case_id"]),
+        ("table", [["user", "item", 'ünïcode, "quoted"', "never"], None, ["item"]], ["row 1", "table", "lists"]),
     ],
 )
-def test_a_row_at_fault_is_named(tmp_path, cases, column, values, message):
+def test_a_row_at_fault_is_named(tmp_path, cases, column, values, facts):
     write_cases(tmp_path, cases)
     changed(tmp_path, column, values)
-    with pytest.raises(InvalidInput, match=message) as caught:
+    with refused(InvalidInput, *facts) as caught:
         read_cases(tmp_path)
-    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < len(str(tmp_path)) + 200
+    assert "\x1b" not in str(caught.value)
 
 
 def test_fewer_rows_than_the_manifest_says_are_found_out(tmp_path, cases):
@@ -207,7 +196,7 @@ def test_columns_that_say_something_else_are_refused(tmp_path, cases, column, va
         read_cases(tmp_path)
 
 
-def test_a_column_that_is_there_twice_and_a_folder_in_place_of_a_file_are_told_as_that(tmp_path, cases):
+def test_a_column_that_is_there_twice_and_a_folder_in_place_of_a_file_are_reported_as_that(tmp_path, cases):
     write_cases(tmp_path, cases)
     path = tmp_path / "compute.parquet"
     table = pq.read_table(path)

@@ -34,7 +34,7 @@ from neuroshard.files.constraints import ConstraintsFile, read_constraints, reso
         ({"reserve": "2 gigs"}, "reserve: '2 gigs' is not an amount of memory; write bytes or a unit, as in 32GiB or 80GB"),
     ],
 )  # fmt: skip
-def test_a_fault_is_told_by_its_place_in_plain_words(tmp_path, data, message):
+def test_a_fault_is_reported_by_its_place_in_plain_words(tmp_path, data, message):
     path = tmp_path / "constraints.json"
     path.write_text(json.dumps(data))
     with pytest.raises(InvalidInput) as caught:
@@ -64,7 +64,7 @@ def test_a_percentage_to_reserve_is_of_each_device_and_a_flag_replaces_it(tmp_pa
     assert resolve(with_flags(with_flags(given, reserve="1KiB"), reserve="50%"), tables, "constraints").reserved(9) == 5
 
 
-def test_keys_that_nobody_reads_are_told_for_a_misspelt_rule_constrains_nothing(tmp_path):
+def test_keys_that_nobody_reads_are_reported_for_a_misspelt_rule_constrains_nothing(tmp_path):
     path = tmp_path / "constraints.json"
     path.write_text(json.dumps({"mindim": 8, "tables": [{"match": "a", "pin": [0]}, {"match": "b", "split": False}]}))
     given, notes = read_constraints(path)
@@ -74,6 +74,6 @@ def test_keys_that_nobody_reads_are_told_for_a_misspelt_rule_constrains_nothing(
     assert read_constraints(path)[1] == ()
 
 
-def test_a_flag_that_is_no_amount_is_told_as_a_constraint():
+def test_a_flag_that_is_no_amount_is_reported_as_a_constraint():
     with refused(UsageError, "constraints", "reserve", "'much'"):
         with_flags(ConstraintsFile(), reserve="much")

@@ -37,7 +37,7 @@ def _umask() -> int:
     return mask
 
 
-def test_a_full_disk_is_told_in_one_line_and_leaves_the_old_file(tmp_path, full_disk):
+def test_a_full_disk_is_reported_in_one_line_and_leaves_the_old_file(tmp_path, full_disk):
     path = tmp_path / "x"
     write_bytes(path, b"old")
     with full_disk(), refused(NeuroshardError, path, "File too large"):
@@ -72,7 +72,7 @@ def test_an_error_while_writing_leaves_the_old_file(tmp_path):
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"x": b"old"}
 
 
-def test_a_path_that_cannot_be_is_told_in_one_line(tmp_path):
+def test_a_path_that_cannot_be_is_reported_in_one_line(tmp_path):
     write_bytes(tmp_path / "file", b"")
     for path in (tmp_path, tmp_path / "file" / "below", tmp_path / ("n" * 300)):
         with refused(NeuroshardError, path):
@@ -119,7 +119,7 @@ def test_reading_names_the_path_and_what_is_wrong_with_it(tmp_path):
 
 
 @pytest.mark.parametrize("write", [check_can_write, lambda path: write_bytes(path, b"")])
-def test_what_cannot_be_written_is_told_beforehand_and_nothing_is_made(tmp_path, write):
+def test_what_cannot_be_written_is_reported_beforehand_and_nothing_is_made(tmp_path, write):
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "folder").mkdir()
 
@@ -131,20 +131,16 @@ def test_what_cannot_be_written_is_told_beforehand_and_nothing_is_made(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (0, r"user \d+ may not write to \S+there; check its permissions, or give another path$"),
-        (os.ST_RDONLY, r"\S+there is on a read-only file system; give another path$"),
-    ],
+    ("flags", "reason"), [(0, f"user {os.getuid()} may not write"), (os.ST_RDONLY, "read-only file system")]
 )
 def test_a_folder_that_may_not_be_written_to_is_named_with_the_reason_and_the_way_out(
-    tmp_path, monkeypatch, flags, told
+    tmp_path, monkeypatch, flags, reason
 ):
     (tmp_path / "there").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # whoever runs the tests may be allowed all
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=flags))
 
-    with pytest.raises(NeuroshardError, match=rf"plan\.json: cannot write it: {told}"):
+    with refused(NeuroshardError, tmp_path / "there" / "plan.json", tmp_path / "there", reason, "another path"):
         write_bytes(tmp_path / "there" / "plan.json", b"")
 
 

@@ -15,7 +15,7 @@ def test_a_plan_read_back_is_the_plan_that_was_written(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [0, 1, 200, -1])
-def test_a_truncated_plan_is_told_in_one_line(tmp_path, kept):
+def test_a_truncated_plan_is_reported_in_one_line(tmp_path, kept):
     path = tmp_path / "plan.json"
     path.write_bytes(make_plan().canonical_json()[:kept])
     with refused(InvalidInput, path, "cut off") as caught:

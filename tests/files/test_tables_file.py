@@ -73,24 +73,23 @@ def test_unknown_keys_are_ignored_with_a_note(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "facts"),
     [
-        ("", "not JSON"),
-        ("[]", "expected a JSON object, found list"),
-        ("{}", "tables = None"),
-        ('{"tables": []}', "the list of tables is empty"),
-        ('{"tables": [3]}', r"tables\[0\]: expected an object"),
-        ('{"tables": [{"name": "a", "rows": 1, "dim": 4', "the file is cut off"),
-        ('{"tables": [{"name": "a", "rows": NaN, "dim": 4, "pooling_factor": 1}]}', r"tables\[0\] \(a\): rows: .* nan"),
+        ("", ["JSON"]),
+        ("[]", ["JSON object", "list"]),
+        ("{}", ["tables", "None"]),
+        ('{"tables": []}', ["tables", "empty"]),
+        ('{"tables": [3]}', ["tables[0]", "object"]),
+        ('{"tables": [{"name": "a", "rows": 1, "dim": 4', ["cut off"]),
+        ('{"tables": [{"name": "a", "rows": NaN, "dim": 4, "pooling_factor": 1}]}', ["tables[0] (a)", "rows", "nan"]),
     ],
 )
-def test_a_broken_file_is_told_in_one_line(tmp_path, text, message):
+def test_a_broken_file_is_reported_in_one_line(tmp_path, text, facts):
     path = tmp_path / "tables.json"
     path.write_text(text)
-    with pytest.raises(InvalidInput, match=message) as caught:
+    with refused(InvalidInput, *facts) as caught:
         read_tables(path)
     assert str(caught.value).startswith(f"{path}: ")
-    assert "\n" not in str(caught.value)
 
 
 def test_a_file_from_the_future_asks_for_an_upgrade(tmp_path):

@@ -70,7 +70,7 @@ def test_what_the_api_refuses_is_one_line(api: FakeApiServer, status: int, messa
     assert "\n" not in str(told.value)
 
 
-def test_without_permission_the_way_out_is_told(api: FakeApiServer, tmp_path: Path) -> None:
+def test_without_permission_the_way_out_is_reported(api: FakeApiServer, tmp_path: Path) -> None:
     api.kubeconfig(tmp_path / "kubeconfig", token="somebody-else")
     with refused(NeuroshardError, "ClusterRole neuroshard-fleet"):
         kubernetes_fleet()
@@ -98,7 +98,7 @@ def test_a_context_that_is_not_there_is_one_line(api: FakeApiServer) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"items": 3}', '{"items": [{}]}'])
-def test_a_file_that_is_no_list_of_nodes_is_told_by_its_name(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_list_of_nodes_is_reported_by_its_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "nodes.json"
     path.write_text(text)
     with refused(InvalidInput, path):

@@ -108,7 +108,7 @@ def test_an_empty_store_and_a_kind_that_was_never_seen(store: FolderStore) -> No
     assert (one.state, one.why, one.to_measure) == ("new", "no cost model of this kind is live", True)
 
 
-def test_a_new_driver_is_told_as_such(store: FolderStore) -> None:
+def test_a_new_driver_is_reported_as_such(store: FolderStore) -> None:
     make_live(store, kind(driver="570.86.15").hardware)
     one = stands(store, kind(driver="580.65.06"))
     assert (one.state, one.to_measure) == ("driver changed", True)
@@ -198,7 +198,7 @@ def test_a_bundle_that_never_went_live_covers_nothing(store: FolderStore) -> Non
 @pytest.mark.parametrize(
     ("damage", "told"), [(None, "does not exist"), (b"numb3rs", "it is cut off or was changed|damaged")]
 )
-def test_a_live_bundle_whose_files_are_lost_or_damaged_is_told_and_its_kind_measured_anew(
+def test_a_live_bundle_whose_files_are_lost_or_damaged_is_reported_and_its_kind_measured_anew(
     store: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: int, damage: bytes | None, told: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

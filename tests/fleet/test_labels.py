@@ -179,7 +179,7 @@ def test_labels_that_cannot_be_become_a_note_and_the_others_are_seen(change: dic
         {"metadata": {"name": "n"}, "status": {"allocatable": {"nvidia.com/gpu": "9" * 5000}}},
     ],
 )
-def test_what_is_no_node_is_told(data: Any) -> None:
+def test_what_is_no_node_is_reported(data: Any) -> None:
     with refused(InvalidInput, "here"):
         Node.from_json(data, "here")
 

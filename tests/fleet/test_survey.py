@@ -9,6 +9,7 @@ import pytest
 from helpers.costs import random_model
 from helpers.nodes import mixed_fleet, node
 from helpers.plans import NOW
+from helpers.refusals import refused
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.nightly import Order, Request, read_orders
@@ -168,19 +169,19 @@ def test_a_model_of_narrower_shards_than_plans_need_is_measured_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("models", "error", "message"),
+    ("models", "error", "facts"),
     [
-        ("{", InvalidInput, "models: not JSON"),
-        ("[]", UsageError, "models must be a JSON list of at least one model"),
-        ('{"name": "ads"}', UsageError, "models must be a JSON list"),
-        ('[{"name": "hard ware"}]', InvalidInput, r"models\[0\]"),
-        ('[{"name": "a", "tables": "t", "devices": 0, "memory": "1GiB"}]', InvalidInput, r"models\[0\]: devices"),
+        ("{", InvalidInput, ["models", "JSON"]),
+        ("[]", UsageError, ["models", "at least one model"]),
+        ('{"name": "ads"}', UsageError, ["models", "JSON list"]),
+        ('[{"name": "hard ware"}]', InvalidInput, ["models[0]", "name"]),
+        ('[{"name": "a", "tables": "t", "devices": 0, "memory": "1GiB"}]', InvalidInput, ["models[0]", "devices"]),
     ],
 )
-def test_orders_that_cannot_be_are_told_before_anything_is_asked(
-    models: str, error: type[Exception], message: str
+def test_orders_that_cannot_be_are_reported_before_anything_is_asked(
+    models: str, error: type[Exception], facts: list[str]
 ) -> None:
-    with pytest.raises(error, match=message):
+    with refused(error, *facts):
         read_orders(models)
 
 
@@ -190,15 +191,15 @@ def test_numbers_that_kfp_made_floats_are_numbers_still() -> None:
 
 
 @pytest.mark.parametrize(
-    ("orders", "message"),
+    ("orders", "facts"),
     [
-        ([order(), order()], "model 'ads' is asked for 2 times"),
-        ([order(memory="lots")], "'lots' is not an amount of memory"),
-        ([order(memory="1GiB,2GiB")], "lists 2 amounts for 8 devices"),
+        ([order(), order()], ["model 'ads'", "2 times"]),
+        ([order(memory="lots")], ["'lots'"]),
+        ([order(memory="1GiB,2GiB")], ["2 amounts", "8 devices"]),
     ],
 )
-def test_what_cannot_be_planned_is_told_before_hours_of_measuring(orders: list[Order], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_what_cannot_be_planned_is_reported_before_hours_of_measuring(orders: list[Order], facts: list[str]) -> None:
+    with refused(UsageError, *facts):
         read_orders(json.dumps([one.model_dump() for one in orders]))
 
 

@@ -77,7 +77,7 @@ def faulty(url: str, choose: Choose, rng: random.Random) -> Iterator[str]:
                 super().shutdown_request(request)
 
     with Server((HOST, 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
             yield f"http://{NETLOC}:{port_of(server.socket)}"

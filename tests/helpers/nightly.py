@@ -71,7 +71,7 @@ class Place:
     def nightly_run(self, **changes: Any) -> NightlyRun:
         """One nightly run, with these requests in place of the usual; then a day goes by, by the store's clock too."""
         with clocks_at(self.now):
-            found = self._nightly_run(Request.parse({**self.request, **changes}, "request"))
+            found = self.run_steps(Request.parse({**self.request, **changes}, "request"))
         self.a_day_goes_by()
         return found
 
@@ -79,7 +79,7 @@ class Place:
         self.now += timedelta(days=days)
         age(Path(self.store), days)
 
-    def _nightly_run(self, request: Request) -> NightlyRun:
+    def run_steps(self, request: Request) -> NightlyRun:
         (self.folder / "nodes.json").write_text(json.dumps({"items": self.nodes}))
         verdicts: dict[str, Verdict] = {}
         works: tuple[str, ...] = ()

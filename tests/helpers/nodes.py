@@ -197,7 +197,7 @@ def serving(server: FakeApiServer) -> Iterator[FakeApiServer]:
 
     with HttpServer(Handler) as http:
         server.url = http.url
-        thread = threading.Thread(target=http.serve_forever, daemon=True)
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield server
         http.shutdown()

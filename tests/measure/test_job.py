@@ -121,7 +121,7 @@ def test_costs_that_cannot_be_merged_are_set_aside_and_measured_again(tmp_path: 
     [job] = drawn(tmp_path, 1)
     measure(job, tmp_path)
     (folder_of(job, tmp_path) / "collective-00000.parquet").write_bytes(b"")
-    with pytest.raises(InvalidInput, match="no case was measured that could be used"):
+    with refused(InvalidInput, "no case was measured"):
         merge_shares(job.work, str(tmp_path), tmp_path / "costs")
     assert (tmp_path / job.work.folder / "aside" / "draw-0001" / "costs-1-of-1" / "compute-00000.parquet").exists()
     [job] = drawn(tmp_path, 1)

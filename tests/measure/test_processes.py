@@ -32,6 +32,7 @@ def exists(process_id: int) -> bool:
     return Path(f"/proc/{process_id}").exists()
 
 
+@pytest.mark.slow
 def test_workers_answer_in_order_and_stay_the_same() -> None:
     adders = pool(int.__add__, 3, count=2)
     try:
@@ -44,6 +45,7 @@ def test_workers_answer_in_order_and_stay_the_same() -> None:
     assert not any(map(exists, first))
 
 
+@pytest.mark.slow
 def test_modules_of_the_working_directory_do_not_take_the_place_of_pythons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,25 +58,27 @@ def test_modules_of_the_working_directory_do_not_take_the_place_of_pythons(
         adder.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("function", "message", "reason"),
+    ("function", "message", "reasons"),
     [
-        (signal.raise_signal, signal.SIGKILL, r"worker died \(killed by SIGKILL\)"),
-        (os._exit, 3, r"worker died \(exit code 3\)"),
-        (os.listdir, "/nowhere", "FileNotFoundError: .*/nowhere"),
-        (functools.partial(exec), "import os; os.write(2, b'the reason'); os.abort()", "SIGABRT.*: the reason"),
+        (signal.raise_signal, signal.SIGKILL, ["SIGKILL"]),
+        (os._exit, 3, ["exit code 3"]),
+        (os.listdir, "/nowhere", ["FileNotFoundError", "/nowhere"]),
+        (functools.partial(exec), "import os; os.write(2, b'the reason'); os.abort()", ["SIGABRT", "the reason"]),
     ],
 )
 def test_a_dead_worker_is_an_error_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, function: object, message: object, reason: str
+    monkeypatch: pytest.MonkeyPatch, function: object, message: object, reasons: list[str]
 ) -> None:
     monkeypatch.setattr(processes, "CLOSE_SECONDS", HANGS)  # to end in
     dying = pool(function)
-    with pytest.raises(WorkerLost, match=reason):
+    with refused(WorkerLost, *reasons):
         dying.ask(message)
     assert dying.workers == []
 
 
+@pytest.mark.slow
 def test_a_hung_worker_is_killed_when_its_time_is_up_and_replaced() -> None:
     sleeper = pool(time.sleep, timeout=0.5)
     sleeper.start()
@@ -98,24 +102,26 @@ time.sleep(FOR_EVER)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the worker looks for its pipe in /proc")
 @pytest.mark.parametrize(
     ("written", "reason"),
     [
-        (b"\0\0\0\7garbage", "worker gave an answer that cannot be read"),
-        (b"\0\0\0\3\x80\4N", "worker closed its pipe"),  # as a cut-off answer reads
-        (b"\0\0\0\4\x80\4N.", "worker gave an answer that cannot be read"),  # whole, and None
+        (b"\0\0\0\7garbage", "cannot be read"),
+        (b"\0\0\0\3\x80\4N", "closed its pipe"),  # as a cut-off answer reads
+        (b"\0\0\0\4\x80\4N.", "cannot be read"),  # whole, and None
         (b"\0\0\1\0half", "killed"),  # the rest of which never comes
     ],
 )
 def test_garbage_for_an_answer_is_a_lost_worker(monkeypatch: pytest.MonkeyPatch, written: bytes, reason: str) -> None:
     monkeypatch.setattr(processes, "CLOSE_SECONDS", 1.0)
     babbling = pool(functools.partial(exec), timeout=HANGS if reason != "killed" else 2.0)
-    with pytest.raises(WorkerLost, match=reason):
+    with refused(WorkerLost, reason):
         babbling.ask(BABBLE.replace("WRITTEN", repr(written)).replace("FOR_EVER", repr(FOR_EVER)))
     assert babbling.workers == []
 
 
+@pytest.mark.slow
 def test_one_death_ends_the_wait_for_all() -> None:
     """One rank dies while the others are in a collective that will never end."""
     mixed = WorkerPool("functools:partial", lambda: [(time.sleep,), (time.sleep,), (os.abort,)], FOR_EVER)
@@ -139,6 +145,7 @@ def test_where_no_process_can_be_started_the_error_names_the_limit(monkeypatch: 
         pool.start()
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_serve_at_all_says_why() -> None:
     missing = WorkerPool("neuroshard.measure.timing.clocks:Cuda", lambda: [(99,)], HANGS)
     with refused(MeasureError, "GPU 99") as raised:

@@ -76,21 +76,21 @@ def test_costs_of_another_bench_are_refused(cases_folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "facts"),
     [
-        ({"backend": "tpu"}, "unknown backend 'tpu'; there are synthetic, cpu, cuda"),
-        ({"optimizer": "lion"}, "unknown optimizer 'lion'; there are sgd, rowwise_adagrad, adagrad"),
-        ({"repeats": 0}, "repeats must be at least 1, not 0"),
-        ({"rounds": 0}, "rounds must be 1 to 20, not 0"),
-        ({"timeout_seconds": 0.0}, r"timeout_seconds must be above 0, not 0\.0"),
+        ({"backend": "tpu"}, ["backend", "'tpu'", "synthetic", "cpu", "cuda"]),
+        ({"optimizer": "lion"}, ["optimizer", "'lion'", "sgd", "rowwise_adagrad", "adagrad"]),
+        ({"repeats": 0}, ["repeats", "not 0"]),
+        ({"rounds": 0}, ["rounds", "not 0"]),
+        ({"timeout_seconds": 0.0}, ["timeout_seconds", "not 0.0"]),
     ],
 )
 def test_a_wrong_argument_is_refused_and_nothing_is_written(
-    cases_folder: Path, tmp_path: Path, arguments: dict[str, object], message: str
+    cases_folder: Path, tmp_path: Path, arguments: dict[str, object], facts: list[str]
 ) -> None:
     asked = {"backend": "synthetic", "rounds": 1, "batch_size": 512, **arguments}
     backend, rounds = str(asked.pop("backend")), asked.pop("rounds")
-    with pytest.raises(UsageError, match=message):
+    with refused(UsageError, *facts):
         run(
             cases_folder,
             tmp_path / "costs",
@@ -284,7 +284,7 @@ def children(process_id: int) -> list[int]:
 @pytest.mark.slow
 def test_killed_and_started_again_it_goes_on_with_no_row_lost_or_doubled(cases: Cases, tmp_path: Path) -> None:
     """Killed with -9 in mid-measurement on the real CPU backend; its workers die with it."""
-    more = (cases.tables[0].model_copy(update={"rows": 1000 + n}) for n in range(100))
+    more = (cases.tables[0].model_copy(update={"rows": 1000 + n}) for n in range(20))
     cases = cases.model_copy(update={"compute": tuple(ComputeCase(tables=(one,)) for one in more)})
     write_cases(tmp_path / "cases", cases)
     out = tmp_path / "costs"

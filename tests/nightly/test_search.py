@@ -55,9 +55,7 @@ def test_an_order_may_name_its_trainers_pipeline(plan_of):
     found, usual = plan_of(pipeline="prefetch"), plan_of()
     assert (found.task.pipeline, usual.task.pipeline) == ("prefetch", "sparse-dist")
     assert sum(memory.step for memory in found.device_memory()) > sum(memory.step for memory in usual.device_memory())
-    with pytest.raises(
-        InvalidInput, match=r"^models\[0\]: pipeline: must be 'none', 'sparse-dist' or 'prefetch', not 'x'$"
-    ):
+    with refused(InvalidInput, "models[0]", "pipeline", "not 'x'"):
         read_orders('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "pipeline": "x"}]')
 
 

@@ -17,14 +17,15 @@ from pipelines.run_local import make_folder
 
 pytestmark = [needs_proc, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
-# more than an hour's work on an idle core, so that whatever lives on is at work
+# few cases, so that measuring soon begins, of so large a batch that it lasts more than an hour on an idle core: whatever
+# lives on is at work
 LONG = [
     "--compute-cases",
-    "3000",
+    "600",
     "--collective-cases",
-    "2000",
+    "400",
     "--batch-size",
-    "16384",
+    "65536",
     "--budget",
     "10h",
     "--steps",
@@ -111,7 +112,7 @@ def test_a_killed_run_takes_everything_with_it_and_the_next_cleans_up_after_it_a
     run = start()
     run.wait_for_workers(3)
     [scratch] = run.out.glob("*/.scratch")
-    ended = run_local(run.out)  # another run of the living one's folder
+    ended = run_local(run.out, "--algorithm", "size")  # another run of the living one's folder
     assert ended.returncode == 0, ended.stderr
     assert scratch.exists()
 
@@ -119,7 +120,7 @@ def test_a_killed_run_takes_everything_with_it_and_the_next_cleans_up_after_it_a
     run.process.wait()
     assert run.is_over(), alive(run.mark)
     assert run.scratch() == [scratch]
-    ended = run_local(run.out)
+    ended = run_local(run.out, "--algorithm", "size")
     assert ended.returncode == 0, ended.stderr
     assert run.scratch() == []
     assert (scratch.parent / "log.txt").exists()

@@ -39,7 +39,7 @@ def test_every_output_is_kept_and_nothing_else(ran) -> None:
     assert json.loads((folder / "release.json").read_bytes())["number"] == 1
 
 
-def test_progress_is_told_on_stderr_and_the_summary_on_stdout(ran) -> None:
+def test_progress_is_reported_on_stderr_and_the_summary_on_stdout(ran) -> None:
     out, ended = ran
     assert "Executing task 'measure'" in ended.stderr
     assert "to measure: 1 of 1 kinds of hardware" in ended.stderr

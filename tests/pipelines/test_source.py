@@ -50,7 +50,7 @@ def test_notes_go_to_stderr_and_tables_into_the_file(folder: Path, capsys: pytes
         ("file://{folder}/broken.csv", InvalidInput, "file://{folder}/broken.csv: line 2"),
     ],
 )
-def test_what_cannot_be_is_told_by_the_name_that_was_given(
+def test_what_cannot_be_is_reported_by_the_name_that_was_given(
     folder: Path, source: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error) as told:

@@ -438,7 +438,7 @@ def test_the_report_fits_80_columns_and_names_every_net(model):
     assert "measuring again" in text
 
 
-def test_what_is_missing_is_told_below_the_errors_within_80_columns():
+def test_what_is_missing_is_reported_below_the_errors_within_80_columns():
     text = pretrain(with_errors(few(compute=40, collective=60), "collective"), epochs=1).report.text()
 
     assert max(map(len, text.splitlines())) <= 80

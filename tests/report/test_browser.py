@@ -183,7 +183,7 @@ def test_hovering_over_a_shard_in_the_chart_shows_its_numbers(opened, html, part
     assert told["adds to its device (predicted)"].endswith(" ms")
 
 
-def test_a_table_that_is_split_row_wise_is_told_in_words_and_by_its_rows(opened):
+def test_a_table_that_is_split_row_wise_is_reported_in_words_and_by_its_rows(opened):
     page = opened(report(row_plan(devices=4), live=LivePlan(make_plan(devices=4), "before")))
     shown = {row[0]: row for row in cells(page, "tables")}
 
@@ -273,7 +273,7 @@ def test_two_thousand_tables_on_128_devices_are_below_3_mb_and_all_there(opened)
     assert page.locator("#chart-map canvas").count() == 1
 
 
-def test_of_very_many_shards_the_largest_are_told_apart_and_all_are_counted(opened):
+def test_of_very_many_shards_the_largest_are_distinguished_and_all_are_counted(opened):
     tables, devices = 250, 128
     some = tuple(Table(name=f"t{i}", rows=128 * (10 + i), dim=64, pooling_factor=1.5 + i % 40) for i in range(tables))
     shards = tuple(

@@ -166,7 +166,7 @@ def test_a_game_is_played_as_a_linear_program_says(seed: int) -> None:
     assert gain == pytest.approx(-best.fun, abs=1e-6 * np.abs(payoffs).max())
 
 
-def test_devices_are_told_apart_by_as_many_thresholds_as_the_settings_allow(make_task):
+def test_devices_are_distinguished_by_as_many_thresholds_as_the_settings_allow(make_task):
     problem = Problem(
         make_task([(2**place, 64, 1.0) for place in range(8, 24)], [1] * 4), random_model(4, rates=len(THRESHOLDS))
     )

@@ -3,17 +3,13 @@
 import numpy as np
 import pytest
 
+from helpers.states import whole
 from neuroshard.search.choice import choose, drawn_ms
-from neuroshard.search.problem.problem import Placement, Problem
+from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State, about_as_cheap
 from neuroshard.search.tuning import TUNING
 
 SHARE = 0.04
-
-
-def whole(problem: Problem, devices: list[int]) -> State:
-    """Every table whole on its device."""
-    return State(problem, problem.widths(Placement(problem.whole, np.array(devices))))
 
 
 def expected_ms(state: State) -> float:

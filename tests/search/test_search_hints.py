@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from helpers.analytic import AnalyticModel
+from helpers.refusals import refused
 from neuroshard.core.constraints import TableRule
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.task import ShardingTask
@@ -152,7 +153,7 @@ def devices(count: int) -> Callable[[ShardingTask], ShardingTask]:
         ),
     ],
 )
-def test_what_is_told_does_and_a_little_less_does_not(make_task, shapes, memory_mib, constraints, outs, less):
+def test_what_is_reported_does_and_a_little_less_does_not(make_task, shapes, memory_mib, constraints, outs, less):
     task = changed(make_task(shapes, [mib / 1024 for mib in memory_mib]), **constraints)
     with pytest.raises(Infeasible) as caught:
         search(task, AnalyticModel())
@@ -166,7 +167,7 @@ def test_what_is_told_does_and_a_little_less_does_not(make_task, shapes, memory_
 def test_of_many_rules_that_must_all_be_looser_it_is_said_how_many(make_task, model):
     task = make_task([BIG] * 4, [0.4] * 8)
     pinned = tuple(TableRule(table=f"t{i}", devices=(0, 1)) for i in range(4))
-    with pytest.raises(Infeasible, match=r"allow 3 tables \(t0, t1, t2\) on other devices too"):
+    with refused(Infeasible, "3 tables", "(t0, t1, t2)"):
         search(changed(task, tables=pinned), model)
     assert search(changed(task, tables=pinned[3:]), model, SearchSettings(rounds=0)).cost_ms > 0
 
@@ -182,7 +183,5 @@ def test_rows_are_no_way_out_where_costs_are_of_whole_tables(make_task, model):
 
 def test_what_is_reserved_counts_where_memory_is_short_in_all(make_task, model):
     task = changed(make_task([BIG], [0.3, 0.3]), reserve_bytes=100 * MIB)
-    with pytest.raises(
-        Infeasible, match=r"devices have 414\.4 MiB together beside 100\.0 MiB reserved on each: 81\.5 MiB short"
-    ):
+    with refused(Infeasible, "414.4 MiB", "100.0 MiB", "81.5 MiB"):
         search(task, model)

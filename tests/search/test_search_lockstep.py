@@ -148,7 +148,7 @@ def test_a_soft_cap_gives_way_to_the_fewest_columns_where_there_are_bytes():
     assert lay([5, 4, 3], [1, 1, 1], dims, [8], [1, 1], soft=True) == [[0, 1, -1]]
 
 
-def test_equally_light_devices_are_told_apart_by_free_memory():
+def test_equally_light_devices_are_distinguished_by_free_memory():
     assert lay([0, 0, 0], [2, 2, 2], [4] * 3, [np.inf], [5, 6]) == [[1, 0, 1]]
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from helpers.costs import random_model
+from helpers.refusals import refused
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.files.plan import read_plan
@@ -40,9 +41,7 @@ def test_the_plan_is_written_as_it_is_returned(tmp_path, bundle):
 
 def test_a_batch_size_that_was_not_measured_is_refused(tmp_path, bundle):
     tables = write_tables(tmp_path, TABLE)
-    with pytest.raises(
-        InvalidInput, match="measured for a batch of 65,536 samples, not 77; measure with --batch-size 77"
-    ):
+    with refused(InvalidInput, "65,536", 77, "--batch-size"):
         run(tables, bundle, tmp_path / "plan.json", memory_bytes=(2**20,) * 2, batch_size=77)
     assert not (tmp_path / "plan.json").exists()
 
@@ -54,22 +53,18 @@ def test_more_devices_than_were_measured_are_planned_for_and_noted(tmp_path, bun
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "words"),
+    ("change", "error", "facts"),
     [
-        ({"memory_bytes": (2**23,) * 3}, InvalidInput, "for 2 devices, not (of )?3"),
-        (
-            {"memory_bytes": (1000, 1000)},
-            Infeasible,
-            r"2.1 MiB \(2.0 MiB of it in a step, pipeline sparse-dist\), devices have 2.0 KiB together",
-        ),
-        ({"settings": SearchSettings(algorithm="guess")}, UsageError, "unknown algorithm 'guess'"),
-        ({"pipeline": "fast"}, InvalidInput, "pipeline: must be 'none', 'sparse-dist' or 'prefetch', not 'fast'"),
-        ({"batch_size": 0}, InvalidInput, "a batch of 65,536 samples, not 0"),
+        ({"memory_bytes": (2**23,) * 3}, InvalidInput, ["2 devices", 3]),
+        ({"memory_bytes": (1000, 1000)}, Infeasible, ["2.1 MiB", "2.0 MiB", "sparse-dist", "2.0 KiB"]),
+        ({"settings": SearchSettings(algorithm="guess")}, UsageError, ["algorithm", "'guess'"]),
+        ({"pipeline": "fast"}, InvalidInput, ["pipeline", "'fast'"]),
+        ({"batch_size": 0}, InvalidInput, ["65,536", 0]),
     ],
 )
-def test_where_there_is_no_plan_nothing_is_written(tmp_path, bundle, change, error, words):
+def test_where_there_is_no_plan_nothing_is_written(tmp_path, bundle, change, error, facts):
     save_cost_model(bundle, random_model(2))
     tables = write_tables(tmp_path, TABLE)
-    with pytest.raises(error, match=words):
+    with refused(error, *facts):
         run(tables, bundle, tmp_path / "plan.json", **{"memory_bytes": (2**23,) * 2, **change})
     assert not (tmp_path / "plan.json").exists()

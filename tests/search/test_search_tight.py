@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from helpers.analytic import AnalyticModel
+from helpers.refusals import refused
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Plan
 from neuroshard.search.proposers import baselines
@@ -59,7 +60,7 @@ def test_optimizer_state_counts(make_task, model):
     task = make_task([(15 * ROWS_GIB, 128, 1.0), (15 * ROWS_GIB, 128, 1.0)], [16, 16])
     assert search(task, model).memory_bytes() == (15 * ROWS_GIB * 516,) * 2
     adagrad = tuple(table.model_copy(update={"optimizer_bytes_per_element": 4}) for table in task.tables)
-    with pytest.raises(Infeasible, match=r"tables need 59\.\d GiB, devices have 32\.0 GiB together"):
+    with refused(Infeasible, "59.8 GiB", "32.0 GiB"):
         search(task.model_copy(update={"tables": adagrad}), model)
 
 
@@ -141,7 +142,7 @@ def test_a_heuristic_that_does_not_fit_says_so_alone_and_as_a_baseline(make_task
     "memory_gib", [[7e-5, 7e-5], [1.0] * 6]
 )  # 12 columns do not halve; a table is wider than any cap
 def test_paper_says_that_neuroshard_may_find_what_it_does_not(make_task, model, memory_gib):
-    with pytest.raises(Infeasible, match=r"^neuroshard-2023, which .* found no plan: .* try it$"):
+    with refused(Infeasible, "neuroshard-2023", "local-search"):
         search(make_task([(1000, 12, 1.0)], memory_gib), model, SearchSettings(algorithm="neuroshard-2023"))
 
 
@@ -150,7 +151,7 @@ def test_a_model_without_a_net_for_so_many_devices_says_so_itself(make_task, mod
         raise Infeasible("no all-to-all net for 3 devices")
 
     model.backward_collective_ms = refuse
-    with pytest.raises(Infeasible, match="no all-to-all net for 3 devices"):
+    with refused(Infeasible, "no all-to-all net for 3 devices"):
         search(make_task([(1000, 12, 1.0)], [1] * 3), model)
 
 
@@ -174,9 +175,6 @@ def test_a_heuristic_whose_cuts_take_more_than_all_memory_gives_up_at_once(make_
     whole = ROWS_GIB * (4 * 128 + 4) / GIB
     task = make_task([(ROWS_GIB, 128, 1.0)] * 3, [1.5 * whole + 0.001] * 2)  # a cut adds 0.008 GiB
 
-    with pytest.raises(
-        Infeasible,
-        match=r"^size cuts only what finds no room, and still 128 columns of table 't2' could not be placed",
-    ):
+    with refused(Infeasible, "size", "128 columns", "'t2'"):
         search(task, model, SearchSettings(algorithm="size"))
     assert len(placed) == 1

@@ -51,15 +51,15 @@ def test_a_pipe_for_a_lock_waits_for_nobody(store):
     assert store.read("m/live.json") == b"one"
 
 
-def test_a_file_where_a_folder_should_be_is_told_in_one_line(store):
+def test_a_file_where_a_folder_should_be_is_reported_in_one_line(store):
     store.create("m", b"")
     for use in (lambda: store.create("m/a", b""), lambda: store.swap("m/a", b"", None), lambda: store.read("m/a")):
         with refused(StoreError, "store/m"):
             use()
 
 
-def test_a_place_where_no_folder_can_be_made_is_told_as_that():
-    with pytest.raises(StoreError, match="cannot write it") as told:
+def test_a_place_where_no_folder_can_be_made_is_reported_as_that():
+    with refused(StoreError, "/proc/nonesuch") as told:
         FolderStore(Path("/proc/nonesuch")).create("m/a", b"one")
     assert not isinstance(told.value, NotFound)
 
@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_no_empty_one(store, monk
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
-def test_a_folder_without_permission_is_told_in_one_line(store):
+def test_a_folder_without_permission_is_reported_in_one_line(store):
     store.create("m/a", b"one")
     (store.root / "m").chmod(0)
     try:

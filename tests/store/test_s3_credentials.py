@@ -46,7 +46,7 @@ def test_a_web_identity_is_exchanged_by_boto3_itself(web_identity):
     assert store.client._request_signer._credentials.method == "assume-role-with-web-identity"
 
 
-def test_a_web_identity_without_its_token_is_told_in_one_line(web_identity, tmp_path):
+def test_a_web_identity_without_its_token_is_reported_in_one_line(web_identity, tmp_path):
     (tmp_path / "token").unlink()
     with pytest.raises(StoreError) as caught:
         load_plan(web_identity, "m", cache_dir=False)
@@ -55,7 +55,7 @@ def test_a_web_identity_without_its_token_is_told_in_one_line(web_identity, tmp_
     assert f"boto3 cannot read {tmp_path / 'token'}" in str(caught.value)
 
 
-def test_a_role_that_does_not_trust_us_is_told_in_one_line(web_identity, monkeypatch):
+def test_a_role_that_does_not_trust_us_is_reported_in_one_line(web_identity, monkeypatch):
     body = b"<ErrorResponse><Error><Code>ExpiredTokenException</Code></Error>a-web-identity-token</ErrorResponse>"
     answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body
     with answering(answer) as (endpoint, _):

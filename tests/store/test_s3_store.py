@@ -53,7 +53,7 @@ def test_reading_needs_no_probe(aws, moto):
     assert store.list("") == ()
 
 
-def test_a_wrong_secret_is_told_as_denied(aws, rclone, monkeypatch):
+def test_a_wrong_secret_is_reported_as_denied(aws, rclone, monkeypatch):
     url = aws(rclone)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
 
@@ -71,7 +71,7 @@ def test_a_missing_bucket_is_named(aws, request, server):
         fails(use, NotFound, "s3://no-such-bucket-here: no such bucket", endpoint.removeprefix("http://"))
 
 
-def test_no_credentials_are_told_with_the_way_out(aws, moto, monkeypatch):
+def test_no_credentials_are_reported_with_the_way_out(aws, moto, monkeypatch):
     url = aws(moto)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -80,7 +80,7 @@ def test_no_credentials_are_told_with_the_way_out(aws, moto, monkeypatch):
         fails(use, StoreError, "no usable credentials", "AWS_PROFILE")
 
 
-def test_an_unknown_profile_is_told(aws, moto, monkeypatch):
+def test_an_unknown_profile_is_reported(aws, moto, monkeypatch):
     url = aws(moto)
     monkeypatch.setenv("AWS_PROFILE", "nobody")
 
@@ -103,7 +103,7 @@ def test_an_ipv6_endpoint_is_named_as_in_its_url(aws, moto, monkeypatch):
     fails(lambda: open_store(url).read("m/a"), Unreachable, "cannot reach the store at [::1]:9")
 
 
-def test_an_answer_that_breaks_off_is_asked_for_again_and_then_told(aws, moto, monkeypatch):
+def test_an_answer_that_breaks_off_is_asked_for_again_and_then_reported(aws, moto, monkeypatch):
     url = aws(moto)
     broken = b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\nETag: "x"\r\nConnection: close\r\n\r\n{"format_ver'
     with answering(broken) as (endpoint, requests):

@@ -31,6 +31,7 @@ def written(folder: Path, text: str, name: str = "models.yaml") -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_package_carries_the_compiled_pipeline(tmp_path: Path) -> None:
     assert PACKAGE.read_bytes() == (ROOT / "pipelines" / "neuroshard.yaml").read_bytes()
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -79,6 +80,7 @@ def loop_limits(path: Path) -> list[int | None]:
     return [task.get("iteratorPolicy", {}).get("parallelismLimit") for task in loops]
 
 
+@pytest.mark.slow
 def test_the_parallelism_limits_every_loop_of_the_package_that_is_uploaded() -> None:
     with packaged(RunSettings({})) as path:
         unlimited = loop_limits(path)
@@ -118,31 +120,30 @@ def test_the_parallelism_of_the_command_goes_over_that_of_the_file(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "facts"),
     [
-        ("{", "not YAML: while parsing"),
-        ("- a", r"must be a mapping of the pipeline's parameters, not \['a'\]"),
-        ("", "must be a mapping of the pipeline's parameters, not None"),
-        ("batchsize: 8", "'batchsize' is no parameter of the pipeline; there are algorithm, "),
-        ("2: 8", "2 is no parameter of the pipeline"),
-        ("measure_cpus: 8", 'measure_cpus must be text, not 8; quote it: measure_cpus: "8"'),
-        ("batch_size: '8'", "batch_size must be a whole number, not '8'"),
-        ("batch_size: true", "batch_size must be a whole number, not True"),
-        ("single_writer: 1", "single_writer must be true or false, not 1"),
-        ("node_selector: {a: b}", r"node_selector must be text, not \{'a': 'b'\}$"),
-        ("store: 2026-02-31", "not YAML: day is out of range"),
-        ("models: '[]'", "models must be a JSON list of at least one model"),
-        ("a: &a [*a]", "is no parameter"),
-        ("store: x\nbackend: cpu\nstore: y", "the key 'store' is there twice in one mapping; leave one"),
-        ("min_gain: .inf", "min_gain must be a number, not inf"),
+        ("{", ["YAML"]),
+        ("- a", ["not ['a']"]),
+        ("", ["not None"]),
+        ("batchsize: 8", ["'batchsize'", "algorithm"]),
+        ("2: 8", ["2 is no parameter"]),
+        ("measure_cpus: 8", ["not 8", 'measure_cpus: "8"']),
+        ("batch_size: '8'", ["batch_size", "not '8'"]),
+        ("batch_size: true", ["batch_size", "not True"]),
+        ("single_writer: 1", ["single_writer", "not 1"]),
+        ("node_selector: {a: b}", ["node_selector", "not {'a': 'b'}"]),
+        ("store: 2026-02-31", ["YAML", "day is out of range"]),
+        ("models: '[]'", ["models", "at least one model"]),
+        ("a: &a [*a]", ["is no parameter"]),
+        ("store: x\nbackend: cpu\nstore: y", ["'store'", "twice"]),
+        ("min_gain: .inf", ["min_gain", "not inf"]),
     ],
 )
-def test_parameters_that_cannot_be_are_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_parameters_that_cannot_be_are_one_line(tmp_path: Path, text: str, facts: list[str]) -> None:
     path = written(tmp_path, text, "parameters.yaml")
-    with pytest.raises(InvalidInput, match=message) as told:
+    with refused(InvalidInput, *facts) as told:
         read_parameters(path, None)
     assert str(told.value).startswith(str(path))
-    assert "\n" not in str(told.value)
 
 
 # ten lines that say a thousand million items
@@ -150,52 +151,39 @@ LAUGHS = "- &a0 [x]\n" + "".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "facts"),
     [
-        ("", "models must be a JSON list of at least one model"),
-        ("[]", "models must be a JSON list of at least one model"),
-        ("a: 1", "models must be a JSON list"),
-        ("[1]", r"models\[0\]: "),
-        ("[{tables: t}]", r"models\[0\]: name: is missing"),
-        ("[{name: a, tables: t, devices: 8, memory: 80}]", r"models\[0\]: memory: must be a text, not 80"),
-        ("[{name: a, tables: t, devices: 8, memory: lots}]", "'lots' is not an amount of memory"),
-        ("[{name: a, tables: t, devices: 8, memory: 1GiB, move_budget: lots}]", "'lots' is not an amount of memory"),
-        (
-            "[{name: a, tables: t, devices: 8, memory: 1GiB, constraints: {pins: 3}}]",
-            "constraints of model 'a': pins is no key",
-        ),
+        ("", ["models", "at least one model"]),
+        ("[]", ["models", "at least one model"]),
+        ("a: 1", ["models", "JSON list"]),
+        ("[1]", ["models[0]"]),
+        ("[{tables: t}]", ["models[0]", "name", "missing"]),
+        ("[{name: a, tables: t, devices: 8, memory: 80}]", ["models[0]", "memory", "not 80"]),
+        ("[{name: a, tables: t, devices: 8, memory: lots}]", ["'lots'"]),
+        ("[{name: a, tables: t, devices: 8, memory: 1GiB, move_budget: lots}]", ["'lots'"]),
+        ("[{name: a, tables: t, devices: 8, memory: 1GiB, constraints: {pins: 3}}]", ["model 'a'", "pins"]),
         (
             "[{name: a, tables: t, devices: 8, memory: 1GiB, constraints: {tables: [{match: b, pin: 0}]}}]",
-            r"constraints of model 'a': tables\[0\]: pin is no key of it; there are match, devices",
+            ["model 'a'", "tables[0]", "pin", "devices"],
         ),
-        (
-            "[{name: a, tables: t, devices: '8', memory: 1GiB}]",
-            r"models\[0\]: devices: must be a whole number, not '8'",
-        ),
-        (
-            "[{name: a, tables: t, devices: 8, memory: 1GiB, hardwere: h200}]",
-            "model 'a': hardwere is no key of it; there are name",
-        ),
-        (
-            "[{name: a, tables: t, devices: 8, memory: 1GiB, constraints: {min_dim: 3}}]",
-            "constraints of model 'a': min_dim: ",
-        ),
-        ("[{name: _measuring, tables: t, devices: 8, memory: 1GiB}]", r"models\[0\]: name"),
-        ("[{name: on, tables: t, devices: 8, memory: 1GiB}]", r"models\[0\]: name: .*not True"),
-        ("- &a {name: a, tables: t, devices: 1, memory: 1GiB}\n- *a", "model 'a' is asked for 2 times"),
-        ("[{name: a, name: b, tables: t, devices: 1, memory: 1GiB}]", "the key 'name' is there twice"),
-        (LAUGHS, r"more than 1,048,576 characters with all that it refers to$"),
-        ("[{name: a, tables: 2026-01-01, devices: 8, memory: 1GiB}]", "date is not JSON serializable; quote dates"),
-        ("[{name: a, tables: t, devices: .inf, memory: 1GiB}]", "devices|JSON"),
-        ("\x00", "not YAML"),
+        ("[{name: a, tables: t, devices: '8', memory: 1GiB}]", ["models[0]", "devices", "not '8'"]),
+        ("[{name: a, tables: t, devices: 8, memory: 1GiB, hardwere: h200}]", ["model 'a'", "hardwere"]),
+        ("[{name: a, tables: t, devices: 8, memory: 1GiB, constraints: {min_dim: 3}}]", ["model 'a'", "min_dim"]),
+        ("[{name: _measuring, tables: t, devices: 8, memory: 1GiB}]", ["models[0]", "name"]),
+        ("[{name: on, tables: t, devices: 8, memory: 1GiB}]", ["models[0]", "name", "not True"]),
+        ("- &a {name: a, tables: t, devices: 1, memory: 1GiB}\n- *a", ["model 'a'", "2 times"]),
+        ("[{name: a, name: b, tables: t, devices: 1, memory: 1GiB}]", ["'name'", "twice"]),
+        (LAUGHS, ["1,048,576 characters"]),
+        ("[{name: a, tables: 2026-01-01, devices: 8, memory: 1GiB}]", ["date", "quote"]),
+        ("[{name: a, tables: t, devices: .inf, memory: 1GiB}]", ["inf"]),
+        ("\x00", ["YAML"]),
     ],
 )
-def test_models_that_cannot_be_are_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_models_that_cannot_be_are_one_line(tmp_path: Path, text: str, facts: list[str]) -> None:
     path = written(tmp_path, text)
-    with pytest.raises(NeuroshardError, match=message) as told:
+    with refused(NeuroshardError, *facts) as told:
         read_parameters(None, path)
     assert str(told.value).startswith(str(path))
-    assert "\n" not in str(told.value)
 
 
 def test_a_file_that_is_not_there_or_no_text_is_one_line(tmp_path: Path) -> None:
@@ -210,8 +198,9 @@ def test_a_file_that_is_not_there_or_no_text_is_one_line(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"), [("pods", "must be NAME=VALUE"), ("pods=", "pods must be"), ("x=1", "'x' is no")]
+    ("setting", "kind", "fact"),
+    [("pods", UsageError, "NAME=VALUE"), ("pods=", InvalidInput, "pods"), ("x=1", InvalidInput, "'x'")],
 )
-def test_settings_that_cannot_be_are_told(setting: str, message: str) -> None:
-    with pytest.raises((UsageError, InvalidInput), match=message):
+def test_settings_that_cannot_be_are_reported(setting: str, kind: type[NeuroshardError], fact: str) -> None:
+    with refused(kind, fact):
         read_parameters(None, None, [setting])

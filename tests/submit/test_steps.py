@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.kubeflow import recorded
-from neuroshard.submit.kubeflow import _run
+from neuroshard.submit.kubeflow import read_run
 from neuroshard.submit.steps import (
     FailedStep,
     Task,
@@ -48,7 +48,7 @@ def answered(answer: dict[str, Any]) -> Any:
     kept = ("display_name", "state", "start_time", "end_time", "child_tasks")
     tasks = [{key: task[key] for key in kept if task.get(key)} for task in answer["run_details"]["task_details"]]
     response = SimpleNamespace(data=json.dumps({**answer, "run_id": "r1", "run_details": {"task_details": tasks}}))
-    return _run(ApiClient().deserialize(response, V2beta1Run))
+    return read_run(ApiClient().deserialize(response, V2beta1Run))
 
 
 def names(tasks: tuple[Task, ...]) -> list[str]:
@@ -179,7 +179,7 @@ def test_the_same_step_of_two_models_is_two() -> None:
     ]
 
 
-def test_a_step_is_told_by_its_own_inputs_where_its_log_has_them() -> None:
+def test_a_step_is_reported_by_its_own_inputs_where_its_log_has_them() -> None:
     step = FailedStep("measure", "w.root.measure-jobs.for-loop-1.iteration-iterations(1:1).iteration-item.measure")
     job = {"work": {"hardware": {"name": "NVIDIA-H200"}}, "share": 2}
     spec = recorded("cpu2")["pipeline_spec"]["pipeline_spec"]

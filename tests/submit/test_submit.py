@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -172,8 +171,7 @@ def test_a_server_that_answers_with_steps_is_understood_too(kfp_stub: KfpStub) -
         },
         {"display_name": "merge", "state": "FAILED"},
     ]
-    told = r"ended as FAILED \(measure: out of luck; place: lost; merge: failed\); the live"
-    with pytest.raises(NeuroshardError, match=told):
+    with refused(NeuroshardError, "FAILED", "measure: out of luck", "place: lost", "merge: failed"):
         submitted(kfp_stub)
 
 
@@ -251,7 +249,7 @@ def test_a_run_whose_pods_have_logs_is_waited_for(kfp_stub: KfpStub) -> None:
 
 def test_a_run_that_takes_too_long_is_an_error(kfp_stub: KfpStub) -> None:
     kfp_stub.states = ["RUNNING"]
-    with pytest.raises(NeuroshardError, match=r"^run r1 is RUNNING after 1e-06 h; it goes on, nobody waits for it$"):
+    with refused(NeuroshardError, "run r1", "RUNNING", "1e-06 h"):
         submitted(kfp_stub, waiting=Waiting(0.0036, 0.001))
 
 
@@ -355,9 +353,9 @@ def test_an_api_that_never_comes_says_what_became_of_the_run(kfp_stub: KfpStub) 
 def test_a_run_that_the_cluster_would_refuse_is_not_submitted(
     kfp_stub: KfpStub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refused = "the API refuses a pod of a run under kubeflow/nobody: there is no such service account"
-    with pytest.raises(NeuroshardError, match=rf"^nothing was submitted: {refused}; --no-check submits all the same$"):
-        submitted(kfp_stub, check=lambda: Admission("refused", refused))
+    why = "the API refuses a pod of a run under kubeflow/nobody: there is no such service account"
+    with refused(NeuroshardError, why, "--no-check"):
+        submitted(kfp_stub, check=lambda: Admission("refused", why))
     assert kfp_stub.runs == []
     submitted(kfp_stub, check=lambda: Admission("unknown", "it could not be checked"))
     assert "note: it could not be checked\n" in capsys.readouterr().err
@@ -373,19 +371,18 @@ def test_a_pod_shows_the_token_that_it_was_given(
 
 
 @pytest.mark.parametrize(
-    ("status", "message"),
+    ("status", "facts"),
     [
-        (404, r"answers, but not as Kubeflow Pipelines 2 does \(no /apis/v2beta1/healthz\); is it"),
-        (401, "answered 401: fault 401; show a token that it takes"),
-        (403, "answered 403: fault 403; may this account submit in that namespace"),
-        (500, "answered 500: fault 500$"),
+        (404, ["/apis/v2beta1/healthz"]),
+        (401, ["fault 401", "token"]),
+        (403, ["fault 403", "account", "namespace"]),
+        (500, ["fault 500"]),
     ],
 )
-def test_what_the_api_refuses_is_one_line(kfp_stub: KfpStub, status: int, message: str) -> None:
+def test_what_the_api_refuses_is_one_line(kfp_stub: KfpStub, status: int, facts: list[str]) -> None:
     kfp_stub.faults = [status] * 20
-    with pytest.raises(NeuroshardError, match=rf"^{re.escape(kfp_stub.url)}: (Kubeflow Pipelines )?{message}") as told:
+    with refused(NeuroshardError, kfp_stub.url, *facts):
         Kubeflow(Server(kfp_stub.url))
-    assert "\n" not in str(told.value)
 
 
 def test_a_page_that_is_no_api_is_one_line(kfp_stub: KfpStub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,6 +399,7 @@ def test_an_api_that_is_not_there_is_one_line(neuroshard) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["submit"], ["schedule", "--cron", "0 2 * * *"]])
 def test_without_kfp_the_way_out_is_one_line(command: list[str]) -> None:
     code = "import sys; sys.modules['kfp'] = None; from neuroshard.cli import main; main()"
@@ -439,6 +437,7 @@ def test_told_to_stop_it_says_that_the_run_goes_on_and_again_it_waits_for_it(kfp
     assert "run r1: SUCCEEDED" in submitted(kfp_stub)
 
 
+@pytest.mark.slow
 def test_told_to_stop_while_the_api_is_away_it_says_that_nothing_was_submitted() -> None:
     command = [sys.executable, "-m", "neuroshard.cli", "submit", "--no-check", "--endpoint", "http://127.0.0.1:9"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -91,7 +91,7 @@ def test_a_pushgateway_is_posted_to_so_that_it_keeps_the_last_success(recorder: 
 @pytest.mark.parametrize(
     ("state", "success", "message"), [("SUCCEEDED", "1", "run r1 succeeded"), ("FAILED", "0", "ended as FAILED")]
 )
-def test_the_end_of_a_run_is_told_everywhere(
+def test_the_end_of_a_run_is_reported_everywhere(
     state: str, success: str, message: str, kfp_stub: KfpStub, tmp_path: Path, api: list[Any]
 ) -> None:
     kfp_stub.states = [state]

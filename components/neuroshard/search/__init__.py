@@ -2,21 +2,23 @@
 
 Proposers make plans, local search improves them, one of them is chosen, and a bound says what is left.
 
-    run.py              search(task, cost_model) -> Plan: what comes after what is decided here and nowhere below
+    run.py              search(task, cost_model) -> Plan: the order of the steps is decided here and nowhere below
     tuning.py           every constant that steers a search, and a switch for each of its parts
     choice.py           which of the plans found to take, under doubt of the cost model
     watch.py            the clock: progress, improvements, when to stop
-    night.py            a nightly order -> its plan
+    data_parallel.py    tables that every device copies: taken out of the task, and priced afterwards
 
     problem/            the task as arrays
       problem.py        table groups and every shard of them by number, priced by the cost model
       row_blocks.py     tables split row-wise over all devices
+      launches.py       what operators and collectives beyond the first take
       state.py          one plan, priced
       plans.py          several plans, changed in lockstep
       objective.py      the soft maximum that local search makes smaller
       filling.py        place what found no room, cut to fill the devices
-      current.py        the plan in place, and the bytes that another one moves
-      changes.py        what changed in the task since that plan
+      current.py        the current plan, and the bytes that another one moves
+      kept_cuts.py      the same with its column cuts kept, so that optimizer state can be loaded
+      changes.py        what changed in the task since the current plan
       layout.py         a placement -> Plan
 
     proposers/          who proposes plans, behind one interface
@@ -26,20 +28,21 @@ Proposers make plans, local search improves them, one of them is chosen, and a b
       beam.py           the search of the NeuroShard paper, as published
       row_wise.py       plans with some tables row-wise
       baselines.py      the heuristics that need no cost model
-      current.py        from the plan in place
+      current.py        from the current plan
 
     improve/            how a plan is improved
       local_search.py   descend, perturb or toggle, descend again, keep the best
       descent.py        move by move to a local optimum
       neighborhood.py   what devices hold, and an estimate of what it adds elsewhere
-      candidates.py     the most promising moves of a shard or a part of it
-      swaps.py          and swaps
+      candidates.py     the best moves of a shard, or of a part of it, by a linear estimate
+      swaps.py          the best swaps
       moves.py          what a move changes, by the cost model
       perturb.py        place some table groups anew
-      toggle.py         split a table row-wise, or no longer
+      toggle.py         split a table row-wise, or stop splitting it so
+      fewer_cuts.py     join shards of a table where that costs little
 
     infeasible/         whether anything fits at all, and what would help: feasibility.py, packing.py, hints.py
-    bound/              what no plan can cost less than: lower_bound.py tells the proof, settings.py has its switches
+    bound/              what no plan can cost less than: lower_bound.py explains the proof, settings.py has its switches
 
 To add a proposer: a module in proposers/ with a `propose(problem, request)`, a line in proposers/registry.py, a switch of that
 name in tuning.py, and in `run._local_search` the place where it is asked.

@@ -1,8 +1,8 @@
-"""Which of the plans found to take: the one that is expected to be fast, not the one that is predicted to be the fastest; and
-whether fewer cuts are worth a little of that.
+"""Which of the plans found to take: the one expected to be fast, not the one predicted to be the fastest; and whether fewer
+cuts are worth a little of that.
 
-A strong search finds what its cost model gets wrong. So plans are compared under errors drawn at random: the same errors in all
-of them, since the error of a table, and of a part of it, goes wherever it goes, and plans that share them are off alike.
+A strong search finds what its cost model gets wrong. So plans are compared under random errors of the cost model. All plans get
+the same errors: the error of a table, or of a part of it, moves with it, so plans that share it are wrong by the same amount.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from neuroshard.search.problem.state import State, about_as_cheap
 
 
 def choose(found: Sequence[State], instead: State | None = None, at_most_ms: float = np.inf) -> State:
-    """Of the plans about as cheap as the cheapest, and of at most `at_most_ms`, the one expected to be the fastest in truth.
+    """Of the plans about as cheap as the cheapest, and of at most `at_most_ms`, the one expected to be the fastest.
 
-    The longer a search, the more of what it gains is the cost model's error. So where another plan could be had `instead`, it is
-    left only for one that is expected to be faster even if a loss counts more than a gain, and for none that costs more.
+    The longer a search runs, the more of its gain is the cost model's error. So a safer plan, `instead`, is given up only for one
+    that costs no more and is expected to be faster even though a loss counts more than a gain.
     """
     tuning = found[0].problem.tuning
     if not tuning.choice_under_doubt:
@@ -35,8 +35,8 @@ def choose(found: Sequence[State], instead: State | None = None, at_most_ms: flo
 
 
 def simplest(plans: Sequence[State], simplicity: float, current: CurrentPlacement | None = None) -> State:
-    """Of the plans that cost at most the share `simplicity` more than the first one, as predicted and as expected, the one with
-    the fewest cuts; of these the one that moves least, then the one expected to be the fastest."""
+    """The plan with the fewest cuts, among those that cost at most the share `simplicity` more than the first one, both as
+    predicted and as expected. Of equally few cuts: the one that moves least, then the one expected to be the fastest."""
     near = [state for state in plans if state.cost <= plans[0].cost * (1 + simplicity)]
     doubt = plans[0].problem.tuning.choice_under_doubt
     expected = drawn_ms(near).mean(axis=1) if doubt else np.array([state.cost for state in near])
@@ -53,8 +53,8 @@ def drawn_ms(states: Sequence[State]) -> Floats:
     """What P plans of one task cost under errors of the cost model drawn at random: (P, 2 x draws), in ms.
 
     The error of a device is normal, with the deviation that the cost model states. It is the sum of errors of its table groups
-    and of its shards, each in proportion to the root of its share of the device's ms; so devices are off alike as far as they
-    hold the same.
+    and of its shards, each in proportion to the root of its share of the device's ms. So the errors of two devices correlate as
+    far as the devices hold the same.
     """
     tuning = states[0].problem.tuning
     plans = [_Doubts.of(state) for state in states]
@@ -80,7 +80,7 @@ def drawn_ms(states: Sequence[State]) -> Floats:
 
 @dataclass(frozen=True)
 class _Doubts:
-    """How far those R devices of a plan may be off that may end last, and the S shards they hold, device by device.
+    """Errors of the R devices of a plan that may end last, and the S shards that they hold, device by device.
 
     Of shards: `groups` (S,), `shards` (S,), a number for each width of each group and for its row block, `roots` (S,) of their
     shares of the device's ms. Of devices: `begins` (R,) of their shards, and ms `ready` and `spread`.

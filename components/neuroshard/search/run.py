@@ -6,7 +6,7 @@
 under doubt. `neuroshard-2023` is the beam search of the NeuroShard paper (MLSys 2023, arXiv 2305.01868) as published. The
 others are heuristics that need no cost model.
 
-What comes after what is decided here and nowhere below: `_local_search` from top to bottom.
+The order of the steps is decided here and nowhere below: read `_local_search` from top to bottom.
 """
 
 import math
@@ -65,11 +65,11 @@ class SearchSettings:
     """How to search.
 
     Local search runs so many `rounds` (by default those of the `tuning`), or, with a time budget, as many as there is time for:
-    then the plan depends on the machine, else on the seed alone. `width` is that of the published search. A search from a plan
-    in place moves at most `move_budget_bytes` of weights and optimizer state. The plan may cost the share `simplicity` more than
-    the cheapest found if it then has fewer cuts. With `keep_optimizer_state` tables whose optimizer has state by the row keep the
-    column cuts of the plan in place. With `try_row_wise` tables may be split row-wise where the task says nothing of it, if a
-    first try is cheaper than all first column-wise plans.
+    then the plan depends on the machine, else on the seed alone. `width` is that of the published search. A search from a
+    current plan moves at most `move_budget_bytes` of weights and optimizer state. The plan may cost the share `simplicity` more
+    than the cheapest found if it then has fewer cuts. With `keep_optimizer_state`, tables whose optimizer has state by the row
+    keep the column cuts of the current plan. With `try_row_wise`, and if the task has no rule about rows, tables may be split
+    row-wise if a first plan with rows split is cheaper than all first column-wise plans.
     """
 
     algorithm: str = LOCAL_SEARCH
@@ -84,7 +84,7 @@ class SearchSettings:
     tuning: Tuning = TUNING
 
     def check(self, from_a_plan: bool) -> None:
-        """Raise UsageError for what a search, from a plan in place or from nothing, cannot do."""
+        """Raise UsageError for settings that contradict each other, or whether the search starts from a current plan."""
         if self.algorithm not in ALGORITHMS:
             raise UsageError(f"unknown algorithm {self.algorithm!r}; there are {', '.join(ALGORITHMS)}")
         if self.time_budget_s is not None and not 0 < self.time_budget_s < math.inf:
@@ -119,7 +119,7 @@ USUAL = SearchSettings()
 class Trust:
     """How far the cost model can be trusted, as the plan's provenance says it.
 
-    `error` is how far predictions are off measured costs, as a share; `instead` why this model is not the one of the hardware.
+    `error` is how far predictions are off measured costs, as a share. `instead` says why this is not the hardware's own model.
     """
 
     error: float | None = None
@@ -140,7 +140,7 @@ def search(
     on_improvement: OnImprovement | None = None,
     stop: threading.Event | None = None,
 ) -> Plan:
-    """The plan whose slowest device is fastest, as far as `settings.algorithm` finds it; with what the heuristics' plans cost.
+    """The plan with the fastest slowest device that `settings.algorithm` finds, and what the heuristics' plans cost.
 
     With a `previous` plan the search starts from it. `trust` and `notes` go into the plan's provenance. `on_improvement`
     receives the seconds since the search began and the cost in ms of every plan that is better than all before. Once `stop` is
@@ -168,7 +168,7 @@ def search(
     watch = Watch(settings.time_budget_s, on_improvement, stop)
     tried = _with_row_wise(task) if settings.try_row_wise and is_ours and cost_model.prices_rows else None
     problem = feasible(tried or task, cost_model, settings.tuning)
-    problem.alone_ms(problem.whole)  # reports costs that are none before anything is computed with them
+    problem.alone_ms(problem.whole)  # reject invalid costs before the search starts
     if len(problem.row_blocks.groups):
         if not cost_model.prices_rows:
             raise UsageError(
@@ -187,7 +187,8 @@ def search(
             notes = (*notes, kept.note)
         searched.memory = searched.memory - current.reserved_bytes
 
-    best, found_notes = _found(searched, ProposalRequest(watch, settings.seed, current), settings, tried is not None)
+    request = ProposalRequest(watch, settings.seed, current)
+    best, found_notes = _found(searched, request, settings, tried is not None)
     notes = (*notes, *found_notes)
     if is_ours:
         notes = (*notes, *_mean_pooled(task, settings.try_row_wise))
@@ -195,7 +196,7 @@ def search(
         problem = problem.without_row_wise(task)
     heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
     if is_ours and previous is None and tried is None and not len(problem.row_blocks.groups) and cost_model.prices_rows:
-        notes = (*notes, *worth_allowing(problem, best))
+        notes = (*notes, *worth_allowing(problem, best, request))
     if watch.stopped:
         notes = (*notes, "the search was stopped by hand: more of it might have found a better plan")
     placement = best.placement if current is None else current.with_spans(best.placement)
@@ -244,7 +245,8 @@ def _naming_changed_state(plan: Plan, previous: Plan, kept: KeptCuts) -> Plan:
 
 
 def _with_row_wise(task: ShardingTask) -> ShardingTask | None:
-    """The task with all tables allowed to be row-wise that no rule keeps from it; None if there are none, or it allows some."""
+    """The task with permission to split row-wise every table that no rule keeps whole. None if there is no such table, or if the
+    task permits some already."""
     constraints = task.constraints
     too_few = constraints.max_shards is not None and constraints.max_shards < task.devices
     if too_few or constraints.may_split_rows(task.tables, task.devices):
@@ -304,8 +306,8 @@ def _local_search(
 ) -> tuple[State, tuple[str, ...]]:
     """The plan to take, and a note where it costs more than the cheapest for fewer cuts.
 
-    Where it only `tries_row_wise`, rows are split only if a first try is cheaper than all first column-wise plans, and for the
-    rounds that are left after some. Raises Infeasible if nothing fits, or more bytes would have to move than may.
+    If it only `tries_row_wise`, it compares first plans. Only if one with rows split is cheaper than all others, the rounds that
+    some column-wise ones leave split rows. Raises Infeasible if nothing fits, or if the move budget is too small.
     """
     watch, current, tuning, rounds = request.watch, request.current, problem.tuning, settings.most_rounds
     may_split_rows = len(problem.row_blocks.groups) > 0 and tuning.row_wise
@@ -322,7 +324,7 @@ def _local_search(
             row_wise: list[State] = []
             if may_split_rows:
                 plans = _affordable(propose("row_wise", problem, request), current)
-                if tries_row_wise and not _promising(plans, starts):
+                if tries_row_wise and not _rows_are_cheaper(plans, starts):
                     found = go_on.run(row_wise_rounds)
                 else:
                     column_wise = _choose_column_wise(found, starts[0], current)
@@ -331,7 +333,7 @@ def _local_search(
                     )
                     row_wise = go_on.run(row_wise_rounds)
 
-        # The choice: of column-wise plans about as cheap, the one expected to be the fastest; then whether rows are worth it.
+        # The choice: among the column-wise plans that are about as cheap, then between that one and plans with rows split.
         found = [*found, *(plan for plan in row_wise if not len(plan.problem.row_wise))]
         best = _choose_column_wise(found, starts[0], current)
         if row_wise:
@@ -350,9 +352,9 @@ def _local_search(
     return simple, _instead(best, simple)
 
 
-def _promising(row_wise: Sequence[State], starts: Sequence[State]) -> bool:
-    """Whether a first plan with tables row-wise costs less than all first plans: what improving finds beyond is found of both."""
-    return min((plan.cost for plan in row_wise), default=math.inf) < min(plan.cost for plan in starts)
+def _rows_are_cheaper(row_wise: Sequence[State], column_wise: Sequence[State]) -> bool:
+    """Whether one of the first plans with rows split costs less than all first column-wise plans. Improving lowers both."""
+    return min((plan.cost for plan in row_wise), default=math.inf) < min(plan.cost for plan in column_wise)
 
 
 def _with_few_cuts(
@@ -363,8 +365,10 @@ def _with_few_cuts(
     simplicity: float,
     rng: np.random.Generator,
 ) -> State:
-    """The plan with the fewest cuts that costs little more than the `best`: no more than the best heuristic's, and from a plan
-    in place, `start`, so little that moving is still worth it."""
+    """The plan with the fewest cuts that costs little more than the `best` one.
+
+    It costs no more than the best heuristic's plan. From a current plan (`start`) it is cheap enough to be worth moving for.
+    """
     current, limits = request.current, [best.cost * (1 + simplicity)]
     if current is None:
         limits += [] if heuristic is None else [heuristic.cost]
@@ -375,7 +379,7 @@ def _with_few_cuts(
 
 
 def _instead(best: State, simple: State) -> tuple[str, ...]:
-    """A line about what a plan with fewer cuts, or less to move, costs, if it costs anything."""
+    """A line about what fewer cuts, or fewer bytes to move, cost, if they cost anything."""
     if simple.cost <= best.cost:
         return ()
     cuts, instead = (state.cuts - len(state.problem.row_wise) for state in (simple, best))
@@ -388,8 +392,8 @@ def _instead(best: State, simple: State) -> tuple[str, ...]:
 
 
 def _starts(problem: Problem, request: ProposalRequest) -> list[State]:
-    """Plans that fit and keep the move budget: the one in place first, if there is one, then greedy plans, cheapest first; any
-    plan that fits if there is neither."""
+    """Plans that fit and keep the move budget: first the current one, if there is one, then greedy plans, cheapest first. If
+    there are neither, any plan that fits."""
     current = request.current
     in_place = [] if current is None else plans_in_place(problem, current)
     starts = [*in_place, *propose("greedy", problem, request)] or [State(*any_plan(problem))]
@@ -404,8 +408,7 @@ def _affordable(plans: Sequence[State], current: CurrentPlacement | None) -> lis
 
 
 def _choose_column_wise(found: Sequence[State], first: State, current: CurrentPlacement | None) -> State:
-    """Of the plans found the one to take. From a plan in place, `first`, nothing moves for a plan that costs more, nor for next
-    to no gain."""
+    """The plan to take of those found. The current plan (`first`), if there is one, stays unless another is clearly cheaper."""
     if current is None:
         return choose(found)
     best = choose(found, at_most_ms=first.cost)

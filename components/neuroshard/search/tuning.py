@@ -47,27 +47,27 @@ class Tuning:
 
     # run: how the rounds are spent
     rounds: int = 40  # of perturbing and descending, where the caller gives neither rounds nor a time budget
-    # Of these, rounds before a search that only tries row-wise tables compares. A multiple of all that run in lockstep, so that a
-    # search which goes on column-wise finds what it would have found without the comparison.
+    # Rounds after which a search that only tries row-wise tables compares a first try of them. A multiple of `lockstep_plans`, so
+    # that a search which goes on column-wise finds what it would have found without the comparison.
     rounds_before_rows: int = 12
     time_for_cuts: float = 0.15  # share of a time budget that is left for undoing cuts
-    worth_moving: float = 1e-3  # share that a plan must gain for shards to move: less once moved 7.5 GiB for nothing
+    worth_moving: float = 1e-3  # share that a plan must gain for shards to move: for less, 7.5 GiB moved for nothing
 
-    # problem: how many shards the cost model is asked about
-    price_at_once: int = 8_192  # shards in one question, at most; larger batches need memory and are no faster
-    price_all_up_to: int = 1_000  # shards of a task up to which all are priced at the first question
+    # problem: how many shards the cost model prices at once
+    price_at_once: int = 8_192  # shards in one batch, at most; larger batches need memory and are no faster
+    price_all_up_to: int = 1_000  # shards of a task up to which all are priced in the first batch
 
     # proposers
     greedy_plans: int = 3  # greedy plans that local search starts from: it descends from several in the time of one
     fineness: tuple[float, ...] = (float("inf"), 1.0, 0.8, 0.6)  # mean loads of a device that a shard weighs at most
     halvings: int = 3  # how often the costliest shard is halved, each time for one more list of shards
     caps: tuple[float, ...] = (1.04, 1.1, float("inf"))  # columns of a device, as multiples of the mean
-    # Numbers of devices that may hold next to no columns. One shard that outweighs all else takes a device of its own; then
-    # the cost depends on the most columns of any other device, so as few as possible must do.
+    # Devices that may hold next to no columns. A shard that outweighs all else gets a device of its own, which sends few columns.
+    # Then the all-to-all takes least if the columns are spread evenly over the other devices.
     nearly_empty: tuple[int, ...] = (0, 1, 2)
-    priced_ahead: int = 6  # costliest shards whose halves, quarters, … are priced in the first question
+    priced_ahead: int = 6  # costliest shards whose halves, quarters, … are priced in the first batch
     guessed_fineness: tuple[float, ...] = (float("inf"), 1.0, 0.6, 0.4, 0.25)  # as fineness, where memory is tight
-    # There, weights of memory and of columns in the load of a device beside ms, all as shares of the mean device's
+    # There, a device's load is its ms plus its memory and its columns with these weights, each as a share of the mean device's
     load_weights: tuple[tuple[float, float], ...] = ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (2.0, 0.0))
     lockstep_bytes: int = 128 * 2**20  # memory of greedy placements made together in the published search
     row_sets: int = 3  # sets of tables tried row-wise, of each order
@@ -104,10 +104,9 @@ class Tuning:
     toggle_seldom: int = 8
     toggle_sources: int = 2  # devices, the slowest, whose tables are candidates to be split row-wise
     toggle_candidates: int = 32  # tables considered in one toggle
+    toggle_luck: float = 1.5  # mean place, in the order of estimated gain, of the table that is toggled
     joins_priced: int = 2_048  # joins of two shards of a table that are priced, those of the narrowest shards
     joins_tried: int = 4  # single joins that are followed by a descent before no more cuts are undone
-
-    toggle_luck: float = 1.5  # mean place, in the order of estimated gain, of the table that is toggled
 
     # choice: see choice.py
     as_cheap: float = 0.005  # share within which plans count as equally cheap, and their expected cost decides
@@ -115,7 +114,7 @@ class Tuning:
     kept_bytes: int = 256 * 2**20  # memory of these, but two are always kept
     draws: int = 256  # random errors of the cost model; each counts with its opposite too
     error_of_tables: float = 0.5  # share of the variance of a device's error that its tables bring, however cut
-    most_error: float = 0.05  # share of a device's ms that errors are at most: one further off is so for all plans
+    most_error: float = 0.05  # share of a device's ms that its error is at most: larger ones are in all plans
     far: float = 3.0  # standard deviations between two devices beyond which the faster one never ends last
     # How much more a ms of loss counts than a ms of gain where the best column-wise plan is left for one with tables row-wise
     regret: float = 0.5

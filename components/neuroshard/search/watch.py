@@ -24,7 +24,7 @@ class Watch:
         on_improvement: OnImprovement | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        self.began = self.shown = self.told = time.perf_counter()
+        self.began = self.shown = self.drawn = time.perf_counter()
         self.ends = None if time_budget_s is None else self.began + time_budget_s
         self.on_improvement, self.stop = on_improvement, stop
         self.bar: Bar | None = None
@@ -40,16 +40,16 @@ class Watch:
             self._improvements.append((self.steps, cost_ms))
             if self.on_improvement is not None:
                 self.on_improvement(time.perf_counter() - self.began, cost_ms)
-        if self.bar is not None and time.perf_counter() >= self.told + SHOWN_EVERY_S:
+        if self.bar is not None and time.perf_counter() >= self.drawn + SHOWN_EVERY_S:
             self._show(0.0)
 
     @property
     def improvements(self) -> tuple[Improvement, ...]:
         """All of them, or 100 of more, the first and the last among them."""
-        told, last = self._improvements, len(self._improvements) - 1
+        some, last = self._improvements, len(self._improvements) - 1
         if last >= MOST_IMPROVEMENTS:
-            told = [told[last * place // (MOST_IMPROVEMENTS - 1)] for place in range(MOST_IMPROVEMENTS)]
-        return tuple(Improvement(step=step, cost_ms=cost_ms) for step, cost_ms in told)
+            some = [some[last * place // (MOST_IMPROVEMENTS - 1)] for place in range(MOST_IMPROVEMENTS)]
+        return tuple(Improvement(step=step, cost_ms=cost_ms) for step, cost_ms in some)
 
     def advance(self) -> None:
         """One round of the search is done. With a time budget the bar counts seconds instead."""
@@ -58,9 +58,9 @@ class Watch:
 
     def _show(self, rounds: float) -> None:
         assert self.bar is not None
-        steps, self.told = rounds, time.perf_counter()
+        steps, self.drawn = rounds, time.perf_counter()
         if self.ends is not None:
-            before, self.shown = self.shown, min(self.told, self.ends)
+            before, self.shown = self.shown, min(self.drawn, self.ends)
             steps = self.shown - before
         self.bar.advance(steps, f"best {self.best_ms:.3f} ms")
 

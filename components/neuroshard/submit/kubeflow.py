@@ -107,7 +107,7 @@ class Kubeflow:
             return []
         with self._asking():
             listed = self.client.list_runs(experiment_id=experiment_id, sort_by="created_at desc", page_size=PAGE)
-        return [_run(one) for one in listed.runs or ()]
+        return [read_run(one) for one in listed.runs or ()]
 
     def start(self, name: str, settings: RunSettings) -> Run:
         """Submit the packaged pipeline."""
@@ -129,7 +129,7 @@ class Kubeflow:
 
     def run(self, run_id: str) -> Run:
         with self._asking():
-            return _run(self.client.get_run(run_id))
+            return read_run(self.client.get_run(run_id))
 
     def terminate(self, run_id: str) -> None:
         """End a run: its pods are stopped, and later it is recorded as FAILED or CANCELED."""
@@ -321,7 +321,8 @@ def _in_time(request: Any, *arguments: Any, **options: Any) -> Any:
     return request(*arguments, **{**options, "_request_timeout": options.get("_request_timeout") or TIMEOUT})
 
 
-def _run(told: Any) -> Run:
+def read_run(told: Any) -> Run:
+    """A run as the SDK gives it."""
     details = getattr(told.run_details, "task_details", None) or ()
     given = getattr(told.runtime_config, "parameters", None) or {}
     spec = _spec(told.pipeline_spec)

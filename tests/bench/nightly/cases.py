@@ -276,7 +276,7 @@ def clocks_apart(place: Place) -> list[NightlyRun]:
 
     def another() -> None:
         with clocks_at(ahead):
-            place._nightly_run(Request.parse({**place.request, "seed": 1}, "request"))
+            place.run_steps(Request.parse({**place.request, "seed": 1}, "request"))
 
     nights = []
     for write in (6, 2):

@@ -83,7 +83,7 @@ class Months:
 
     def another_night(self) -> None:
         """A whole night of another seed, in the middle of one."""
-        self.place._nightly_run(self.request(seed=1))
+        self.place.run_steps(self.request(seed=1))
 
     def request(self, **changes: Any) -> Any:
         from neuroshard.core.nightly import Request

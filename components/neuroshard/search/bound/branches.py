@@ -1,8 +1,8 @@
-"""Branches: kinds of plans, told apart by which tables are row-wise, that together are all plans.
+"""Branches: sets of plans that differ in which tables are row-wise, and that together are all plans.
 
-Tables that may be row-wise are ordered, heaviest first, by the cost of their narrowest shard. In every plan the first so many of
-them are row-wise, and the next one is not. In such a branch every device holds the blocks of those tables, and each shard of
-another table shares its device with them. So the more tables are row-wise, the more a shard costs beside them.
+Tables that may be row-wise are ordered, heaviest first, by the cost of their narrowest shard. In every plan the first n of them
+are row-wise, for some n, and the next one is not. In that branch every device holds the blocks of these n tables, and each shard
+of another table shares its device with them. So the larger n is, the more a device with a given shard costs.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """What a plan costs at least if some device holds a given heavy shard.
 
-A device with a heavy shard would be done soonest with nothing else on it. But then the other devices hold more columns, and all
-wait for their all-to-alls. So for each number of columns that the device may hold beside the shard, two costs are added up: what
-that many columns add at least to its compute cost, were they the cheapest there are, and the all-to-alls then. The least
-sum counts.
+A device with a heavy shard computes least with nothing else on it. But then the other devices hold more columns, and all devices
+wait for their all-to-alls. So two costs are added up, for each number of columns that the device may hold besides the shard: the
+least that so many columns add to its compute cost (as if they were the cheapest of all tables), and the all-to-alls in that case.
+The smallest sum is the bound.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ class HeavyShards:
         self.problem, self.convex, self.cost_ms, self.share = problem, convex, cost_ms, settings.heavy_share
         in_steps = not (
             problem.dims % DIM_STEP
-        ).any()  # the columns beside a shard are gone through in steps of as many
+        ).any()  # the number of columns besides a shard is tried in steps of this size
         wanted = settings.heavy_shards and in_steps
         self.most = min(settings.heavy_most, settings.heavy_cells // len(problem.vectors)) if wanted else 0
 

@@ -22,14 +22,14 @@ What changes the steps:
 
 - Empty devices compute nothing, so the tangent of step 3 does not hold for them. The bound is the least over all numbers of
   devices that are used (`_over_devices`).
-- f may have dips, where it is not convex. A convex function below it takes its place, made for the range in which devices of a
-  plan of at most C can be (`reach.py`).
+- f may have dips, where it is not convex. A convex underestimate replaces it, made for the range in which devices of a plan of at
+  most C can be (`reach.py`).
 - A table may be row-wise: one more choice for it in step 4. Then every device exchanges all of its columns, more than in step 2;
   what these add is at least what the tangent of the convex all-to-alls says.
 
-Three refinements, each with a switch in `settings.py`. `branches.py` tells plans apart by which tables are row-wise; the bound is
-the least over all branches. `heavy_shards.py` raises what a heavy shard costs alone in step 5. `row_levels.py` replaces the mean
-device of step 3 by devices with few and many rows, if lookups take longer the more rows a device holds.
+Three refinements, each with a switch in `settings.py`. `branches.py` distinguishes plans by which tables are row-wise; the bound
+is the least over all branches. `heavy_shards.py` raises what a heavy shard costs alone in step 5. `row_levels.py` replaces the
+mean device of step 3 by devices with few and many rows, if lookups take longer the more rows a device holds.
 """
 
 from dataclasses import dataclass

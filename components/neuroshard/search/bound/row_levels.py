@@ -1,4 +1,4 @@
-"""Devices told apart by how many rows they hold, for compute costs that grow with all rows of a device.
+"""A bound that distinguishes devices by how many rows they hold, for compute costs that grow with all rows of a device.
 
 Such a cost has rates: beyond a threshold of rows all lookups of a device take longer. The tangent of `lower_bound.py` counts, for
 each shard, only the rates that its own rows reach. This proof counts more of them:
@@ -212,7 +212,7 @@ class _Relaxed:
         return of_level[:, 0] @ self.counts - saved[place, last], taken
 
     def _too_late(self, taken: float, weights: Floats, back: float) -> bool:
-        """Whether the weighted time is exceeded, if shards take so much beside what each used device begins with.
+        """Whether the weighted time is exceeded, if shards take `taken` on top of what each used device begins with.
 
         Devices of the lowest level may be empty, and compute nothing then. So it must be exceeded for any number of them.
         """

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class BoundSettings:
     """Switches first, then constants by the module that reads them. "Share" is a share of a plan's cost unless said."""
 
-    branches: bool = True  # tell plans apart by which tables are row-wise
+    branches: bool = True  # distinguish plans by which tables are row-wise
     heavy_shards: bool = True  # count the columns that a device with a heavy shard leaves to the others
-    row_levels: bool = True  # tell devices apart by how many rows they hold
+    row_levels: bool = True  # distinguish devices by how many rows they hold
 
     # lower_bound
     tangents: int = 20  # tried for one question: 60 gave the same bounds on 58 tasks
@@ -31,9 +31,7 @@ class BoundSettings:
     heavy_cells: int = 300_000  # shards x shards beside them, at most: 0.15 s of CPU
 
     # row_levels
-    levels_most: int = (
-        2  # thresholds of rows by which devices are told apart: three gave no lower mean gap and took longer
-    )
+    levels_most: int = 2  # thresholds of rows that distinguish devices: three gave no lower mean gap and took longer
     level_counts_most: int = 50  # ways to distribute the devices over the levels
     level_steps: int = 30  # multipliers tried for one such way
     level_cells: int = 100_000  # shards x multipliers, of all questions: 0.3 s of CPU

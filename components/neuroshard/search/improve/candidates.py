@@ -1,4 +1,4 @@
-"""The most promising moves and swaps away from a device, by a linear estimate: of many plans at once."""
+"""The best moves and swaps away from a device, by a linear estimate, for many plans at once."""
 
 import numpy as np
 
@@ -23,7 +23,7 @@ def candidates(plans: Plans, soft: SoftMaximum, plan: Ints, source: Ints, rng: n
 def candidates_to(
     plans: Plans, soft: SoftMaximum, plan: Ints, source: Ints, receivers: Ints, rng: np.random.Generator
 ) -> Moves:
-    """For each shard on the source of each job (J,) the move and the swap that fit and promise most, to some devices (J, R)."""
+    """For each shard on the source of each job (J,) the best move and the best swap that fit, to some devices (J, R)."""
     near = Neighborhood(plans, soft, plan, source, receivers, rng)
     return single_moves(near) + swaps(near) if plans.problem.tuning.swaps else single_moves(near)
 

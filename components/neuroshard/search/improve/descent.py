@@ -1,8 +1,9 @@
-"""Move by move from a plan to a more even one, until no move improves the objective.
+"""Descend: move by move to a more even plan, until no move improves the objective.
 
-On few devices moves start from the slowest one, one at a time. On many, a round starts from a quarter of the devices at once,
-those that count most, each towards a few others drawn at random; when few of them find a move, from half as many towards twice
-as many. So a round changes many devices in the time of one move, and in the end each of the worst has met all others.
+On few devices, moves start from the slowest one, one at a time. On many, a round starts from a quarter of the devices at once,
+those that add most to the objective, each towards a few others drawn at random. When few of them find a move, the next rounds
+start from half as many, towards twice as many. So a round changes many devices in the time of one move, and in the end each of
+the worst devices has been tried with all others.
 """
 
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ def _from_many(
 def _from_slowest(
     plans: Plans, objective: Objective, rng: np.random.Generator, current: CurrentPlacement | None
 ) -> Iterator[Changed]:
-    """Moves from the slowest devices, and from the widest if there are none, until there are none at all."""
+    """Moves from the slowest devices, or from the next ones and the widest where those have none, until no device has any."""
     moving = np.full(len(plans), plans.problem.devices > 1)
     while moving.any():
         soft, trying = SoftMaximum(objective, plans.compute, plans.dims), moving.copy()

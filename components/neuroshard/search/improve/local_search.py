@@ -1,4 +1,4 @@
-"""Descend to a local optimum, perturb it, descend again; the best plan so far is at hand at any moment."""
+"""Descend to a local optimum, perturb it, descend again. The search can be stopped at any time with the best plan so far."""
 
 from collections.abc import Sequence
 
@@ -17,9 +17,9 @@ from neuroshard.search.watch import Watch
 class LocalSearch:
     """A search from plans that fit: `best` is the cheapest plan so far, `found` those about as cheap.
 
-    A round perturbs the plan at hand and descends again. If tables may be split row-wise, every other round toggles one instead,
-    and fewer once that comes to nothing. The search goes on from what a round finds unless it costs more than a little more,
-    and from the best plan after many rounds in vain. Rounds run in lockstep, a few at a time.
+    A round perturbs the plan that the search is at, and descends again. If tables may be split row-wise, every other round
+    toggles one instead, and fewer rounds do once that fails often. The search goes on from what a round finds, unless that costs
+    clearly more; after many rounds without a better plan, it returns to the best. Rounds run in lockstep, a few at a time.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class LocalSearch:
         self.vain = self.tried = self.toggled_in_vain = 0
 
     def run(self, rounds: int) -> list[State]:
-        """So many rounds, or as many as there is time for; then `found`, the cheapest first."""
+        """Run `rounds` rounds, or as many as there is time for, and return `found`, the cheapest first."""
         while rounds > 0 and not self.watch.expired:
             rounds -= self._rounds(min(rounds, self.lockstep))
         return about_as_cheap(self.found)
 
     def _rounds(self, count: int) -> int:
-        """So many rounds from the same plan, in lockstep."""
+        """Run `count` rounds from the same plan in lockstep, and return their number."""
         trials, toggles = [], []
         for _ in range(count):
             trial = self._toggled()
@@ -79,7 +79,7 @@ class LocalSearch:
         return perturbed(self.at, self.objective, self.rng, self.current) if self.tuning.perturb else self.at
 
     def _met(self, cheapest: State, end: State) -> None:
-        """Take in where a round ended: the cheapest plan on its way, and the last."""
+        """Record where a round ended: the cheapest plan on its way, and the last. Choose where to go on."""
         self.found = about_as_cheap([*self.found, cheapest, end])
         self.vain += 1
         if cheapest.cost < self.best.cost * (1 - self.tuning.min_gain):

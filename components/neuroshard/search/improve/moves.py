@@ -2,7 +2,7 @@
 
 A move takes `out` units of group `give` from device `source` to device `to`, and `into` units of group `take` (or of none, -1)
 back: a shard or a part of it is moved, or two are swapped. Units join what the other device has of their group already. A move
-changes two devices only, so these are all that the compute net is asked about.
+changes two devices only, so the compute net prices these alone.
 """
 
 from dataclasses import dataclass

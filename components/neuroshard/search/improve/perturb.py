@@ -55,8 +55,8 @@ def perturbed(
 
 
 def _cut(problem: Problem, group: int, heavy: float, rng: np.random.Generator) -> list[int]:
-    """Units of the shards that a group is cut into: seldom more than it must be, more often if it is heavy; half of the cuts as
-    even as can be, half anywhere. `heavy` is its share of a mean device's ms."""
+    """Units of the shards that a group is cut into: mostly as few shards as possible, more if it is heavy. Half of the cuts are
+    as even as possible, half are at random places. `heavy` is the group's share of a mean device's ms."""
     units, least = int(problem.all_units[group]), int(problem.min_units[group])
     size, largest = int(problem.nbytes[problem.whole[group]]), int(problem.memory[problem.allowed[group]].max())
     fewest = max(-(-units // int(problem.max_units[group])), -(-size // max(largest, 1)))

@@ -1,6 +1,6 @@
-"""The most promising swaps of shards of two devices: two shards, a part for a whole one, or a whole one for a part.
+"""The best swaps of shards of two devices: two whole shards, or a whole one for a part of the other.
 
-By a linear estimate, as all moves; only the best swap of each shard is priced by the cost model.
+They are ranked by a linear estimate, as single moves are; the cost model prices only the best swap of each shard.
 """
 
 from dataclasses import dataclass, fields
@@ -16,7 +16,7 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class _Offers:
+class Offers:
     """S shards on the receivers of each job, (J, S) each: what a swap would bring to the source, and relieve the receiver of."""
 
     take: Ints  # table group
@@ -37,7 +37,7 @@ class _Offers:
     dims_there: Floats  # columns of the receiver
 
     @classmethod
-    def of(cls, near: Neighborhood) -> "_Offers | None":
+    def of(cls, near: Neighborhood) -> "Offers | None":
         """All of them; jobs that have fewer are padded with shards that do not fit. None if there are none."""
         problem, plans, plan = near.problem, near.plans, near.plan
         at, column, group = near.some(*np.nonzero(near.wide), most=problem.tuning.offers_seen)
@@ -78,22 +78,22 @@ class _Offers:
             dims_there=near.dims_there[rows, column],
         )
 
-    def thinned(self, most: int) -> "_Offers":
-        """At most so many of each job that fit, evenly by what they weigh: of hundreds of shards, many are alike."""
+    def thinned(self, most: int) -> "Offers":
+        """At most `most` offers of each job that fit, spread evenly over `take_ms`: of hundreds of shards, many are alike."""
         order = np.argsort(np.where(self.fits, self.take_ms, np.inf), axis=1, kind="stable")
         fitting = np.maximum(np.count_nonzero(self.fits, axis=1), most)[:, None]
         return self.chosen(np.arange(len(order)), np.take_along_axis(order, np.arange(most) * fitting // most, axis=1))
 
-    def chosen(self, job: Ints, best: Ints) -> "_Offers":
+    def chosen(self, job: Ints, best: Ints) -> "Offers":
         """The offers at these places for each shard of a source: `job` (N,) and `best` (N, S) -> (N, S) each."""
         place = job[:, None] * self.take.shape[1] + best
-        return _Offers(*(getattr(self, field.name).take(place) for field in fields(self)))
+        return Offers(*(getattr(self, field.name).take(place) for field in fields(self)))
 
 
 def swaps(near: Neighborhood) -> Moves:
     """The best swap of each shard: both whole, or of one as much as levels the two devices, or as there is memory for."""
     tuning = near.problem.tuning
-    offers = _Offers.of(near)
+    offers = Offers.of(near)
     if offers is None:
         nothing = np.zeros(0, dtype=np.int64)
         return near.moves(nothing, nothing, nothing, nothing, nothing)
@@ -116,10 +116,10 @@ def swaps(near: Neighborhood) -> Moves:
     return near.moves(rows, out, offers.column[rows, offer], offers.take[rows, offer], into)
 
 
-def _levelling(near: Neighborhood, offers: _Offers, give_ms: Floats) -> Ints:
-    """The places of the offers that promise most in exchange for each shard, which weighs `give_ms` (N, S): (N, swaps_priced).
+def _levelling(near: Neighborhood, offers: Offers, give_ms: Floats) -> Ints:
+    """The places of the best offers in exchange for each shard, which takes `give_ms` (N, S) along: (N, swaps_priced).
 
-    They about level the two devices and make neither the widest.
+    These come closest to levelling the two devices, and make neither the widest.
     """
     job, all_ms, tuning = near.job, near.soft.objective.all_ms, near.problem.tuning
     if give_ms.shape[1] <= tuning.swaps_priced:
@@ -137,7 +137,7 @@ def _levelling(near: Neighborhood, offers: _Offers, give_ms: Floats) -> Ints:
     return np.argpartition(score, tuning.swaps_priced, axis=1)[:, : tuning.swaps_priced]
 
 
-def _parts(near: Neighborhood, offers: _Offers, give_ms: Floats) -> tuple[Ints, Ints]:
+def _parts(near: Neighborhood, offers: Offers, give_ms: Floats) -> tuple[Ints, Ints]:
     """Units of each shard that level the two devices if the other one moves whole, and the reverse: two (N, S)."""
     mine = near.mine[:, None]
     part = (offers.half + offers.take_ms) * mine
@@ -150,7 +150,7 @@ def _parts(near: Neighborhood, offers: _Offers, give_ms: Floats) -> tuple[Ints, 
     return np.minimum(part, mine).astype(np.int64), np.minimum(back, offers.theirs).astype(np.int64)
 
 
-def _changes(near: Neighborhood, offers: _Offers, out: Ints, into: Ints) -> tuple[Floats, Bools]:
+def _changes(near: Neighborhood, offers: Offers, out: Ints, into: Ints) -> tuple[Floats, Bools]:
     """Estimated change of the objective by three swaps: of both whole, of a part for the other, of one for a part of the other;
     and whether each is allowed and fits: two (N, 3, S)."""
     each, mine, slot, cap = np.arange(len(near.job))[:, None], near.mine[:, None], near.slot[:, None], near.cap[:, None]

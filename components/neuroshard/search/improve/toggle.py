@@ -38,7 +38,7 @@ class _Linearized(NamedTuple):
 def toggled(
     state: State, objective: Objective, rng: np.random.Generator, current: CurrentPlacement | None = None
 ) -> State | None:
-    """The plan with one table more or one fewer row-wise, drawn from those that promise most by a linear estimate.
+    """The plan with one table more or one fewer row-wise, drawn from the best by a linear estimate.
 
     None if there is no such table, no room, or more bytes would move than the budget of the `current` placement.
     """

@@ -18,7 +18,7 @@ from neuroshard.search.problem.problem import Problem
 
 TRIED = 1000  # placements of one group each, in one trial: some 50 ms
 SMALL = 1024  # tables x devices; above it greedy orders alone are tried
-CLOSE = 2000  # an amount of bytes is at most 1 / CLOSE above the most that was tried in vain
+CLOSE = 2000  # an amount of bytes is at most 1 / CLOSE above the largest one that was tried and did not fit
 ONE_BY_ONE = 16  # rules or devices, at most, that are tried each by itself
 
 

@@ -104,7 +104,7 @@ def _any_plan(problem: Problem, order: Ints, at_most: int) -> Widths | None:
 def deals(problem: Problem, group: int, free: Ints) -> Iterator[list[int]]:
     """Every way to deal a group's units to devices with room, roomiest devices and widest shards first: units by device.
 
-    Of devices that nothing tells apart the first gets the most units. The list is the same one every time.
+    Of devices with the same room and the same pins the first gets the most units. Every yield is the same list, changed.
     """
     devices = [int(d) for d in np.argsort(-free, kind="stable") if problem.allowed[group, d]]
     alike = [
@@ -122,7 +122,7 @@ def deals(problem: Problem, group: int, free: Ints) -> Iterator[list[int]]:
         """Whether the devices from `k` on can take `left` units in at most so many shards: without this check most of the time
         is spent on ways that cannot be completed."""
         run = next((i for i in range(k, len(devices)) if not alike[i]), len(devices))
-        limit = deal[devices[k - 1]] if k else 0  # of the devices that nothing tells apart from the last one
+        limit = deal[devices[k - 1]] if k else 0  # of the devices like the last one
         rooms = [min(units, limit) for units in holds[k:run]] + holds[run:]
         most = 0  # units in 1, 2, … shards, each of `least` units to all of its device's room
         for number, units in enumerate(sorted(rooms, reverse=True)[:shards], 1):

@@ -1,1 +1,1 @@
-"""A sharding task as arrays: table groups, shards, row blocks, plans and what they cost, and the plan that is in place."""
+"""A sharding task as arrays: table groups, shards, row blocks, plans and what they cost, and the current plan."""

@@ -1,14 +1,14 @@
 """Re-planning: what the devices hold under the current plan, and how many bytes must move for another one.
 
-The columns of a table are dealt out anew so that most stay: its shards, one on each device, are laid out in the order that
-keeps the most columns where they are. Bytes are counted from that layout, so a move budget is kept exactly.
+A plan says how many columns of a table each device holds. Which columns these are is chosen so that most stay where they are:
+by the order in which the shards are laid out. Bytes are counted from that layout, so a move budget is kept exactly.
 
-A device may hold several spans of a table's columns that do not adjoin (TorchRec's planner deals columns out in turns). The
-search sees them as one shard. Joining them moves columns, so within a budget such a table keeps its spans unless its widths
+A device may hold several spans of a table's columns that are not adjacent (TorchRec's planner deals columns out in turns). The
+search counts them as one shard. Joining them moves columns, so within a budget such a table keeps its spans unless its widths
 change.
 
-A table that is row-wise over all devices stays so if that is still permitted. One that is not, or is in other rectangles, is
-dealt out anew; what a device holds of it already need not arrive there.
+A table that is row-wise over all devices stays so if that is still permitted. Otherwise, as if it is in other rectangles, it is
+placed anew, and what a device already holds of it need not move there.
 """
 
 import copy
@@ -152,7 +152,7 @@ class CurrentPlacement:
         return self.budget_bytes is None or self.moving_bytes(problem, widths) <= self.budget_bytes
 
     def limited(self, budget_bytes: int) -> "CurrentPlacement":
-        """The same placement with another move budget, for plans that are as free to join spans as this one's."""
+        """The same placement with another move budget. Spans may be joined as before."""
         other = copy.copy(self)
         other.budget_bytes = budget_bytes
         return other

@@ -1,4 +1,4 @@
-"""Fill devices: complete a plan whose shards partly found no room, cutting them to what the devices have left."""
+"""Complete a plan of which some shards found no room: cut them to what the devices have left."""
 
 from dataclasses import dataclass
 
@@ -45,9 +45,9 @@ def fewest_and_most_shards(problem: Problem) -> tuple[Ints, Ints]:
 
 
 def put_back(problem: Problem, widths: Widths, free: Ints, lost: list[tuple[int, int]]) -> bool:
-    """Place units of table groups, (group, units) each, that found no room in one piece: cut to fill the devices, most first.
+    """Place the `lost` units of table groups, (group, units) each: cut them to fill the devices, those with the most room first.
 
-    Changes `widths` (G, D) and the `free` bytes (D,) in place. False if some do not fit; then both are of no use.
+    Changes `widths` (G, D) and the `free` bytes (D,) in place. False if some do not fit; then both are invalid.
     """
     for group, units in lost:
         left = units
@@ -84,10 +84,10 @@ def _roomiest(problem: Problem, group: int, left: int, free: Ints, held: Ints) -
 
 
 def complete(problem: Problem, widths: Widths, *, sparing: bool = False) -> State | None:
-    """The plan that keeps these units (G, D) where it can, changed in place; None if there is no room for the rest.
+    """The plan that keeps as many of these units (G, D), changed in place, as fit; None if there is no room for the rest.
 
-    Shards leave devices that are too full: whole, or only in part to be `sparing` of bytes that move. Then they and groups that
-    are missing go to the least loaded devices.
+    Shards leave devices that are too full: whole, or in part where `sparing`, so that fewer bytes move. They and the groups that
+    are missing then go to the least loaded devices.
     """
     size = np.where(widths > 0, problem.nbytes[problem.first[:, None] + widths], 0)
     free = problem.memory - size.sum(axis=0)

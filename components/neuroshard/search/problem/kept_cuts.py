@@ -1,4 +1,4 @@
-"""Re-planning with the column cuts of the plan in place: each of its column shards is a table of its own, which is never cut.
+"""Re-planning with the column cuts of the current plan: each of its column shards is a table of its own, which is never cut.
 
 Row-wise Adagrad keeps a moment for each row of each shard, so a trainer can load that state only if columns are cut as before. A
 table that is whole or split row-wise has one moment a row, and may be either. Tables without state by the row are free.
@@ -29,7 +29,7 @@ class Columns(NamedTuple):
 
 
 class KeptCuts:
-    """The `task` and the `plan` in place with column shards in the place of tables.
+    """The `task` and the current `plan`, with column shards as tables.
 
     `tables` are the names of those that keep their cuts, `cut` of those that have any. A table wider than `max_dim`, the most
     columns that the cost model has seen, is not split row-wise. Raises Infeasible where today's rules forbid the plan's cuts.

@@ -1,4 +1,4 @@
-"""What local search makes smaller: a soft maximum that stands for a plan's cost."""
+"""What local search minimizes: a soft maximum in place of a plan's cost."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ NO_LOAD = 1e-6  # share of an all-to-all that a load must reach to count: less i
 
 @dataclass(frozen=True)
 class Objective:
-    """How even a plan is, as one number that every move towards an even plan makes smaller.
+    """How even a plan is, as one number: every move towards an even plan lowers it.
 
     A plan costs max(compute + backward) + max(forward), which no single move lowers where several devices are equally slow. So
     the maxima are soft ones, (sum x^p)^(1/p) with p = 2^`sharpness`, and the all-to-all is linear in a device's own columns and
@@ -41,7 +41,7 @@ class Objective:
         return cls(max(float(rise[0]) - shared, 0.0), shared + ahead, sharpness)
 
     def load(self, compute: Floats, dims: Floats) -> Floats:
-        """Ms of devices, without what they all share."""
+        """Ms of devices, without the part of the all-to-alls that depends on the widest device alone."""
         return compute + self.own_ms * dims
 
     def power(self, shares: Floats) -> Floats:

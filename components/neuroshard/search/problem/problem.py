@@ -15,7 +15,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import waiting_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
 from neuroshard.search.problem.launches import LaunchCosts
-from neuroshard.search.problem.row_blocks import RowBlocks
+from neuroshard.search.problem.row_blocks import RowBlocks, finite_vectors
 from neuroshard.search.tuning import TUNING, Tuning
 
 Widths = NDArray[np.int64]  # (G, D): how many units of each table group each device holds
@@ -46,9 +46,9 @@ class Problem:
     (G,): `tables`, `all_units`, `whole` (its widest shard), `min_units` and `max_units` of a shard, `max_shards`, `allowed`
     devices (G, D), `max_devices` (that can hold a shard of it at the same time).
 
-    Groups that may be split row-wise are those of `row_blocks`. In one Problem a fixed set of them is (`row_wise`): none here.
-    `with_row_wise` gives the problem for another set: every device holds their blocks beforehand (`base`, and less `memory`),
-    and their `whole` is shard 0.
+    `row_blocks` has the groups that may be split row-wise. Each Problem has a fixed set of them split so (`row_wise`): a new one
+    none. `with_row_wise` gives the problem for another set, in which every device already holds their blocks (`base`, and less
+    `memory`) and their `whole` is shard 0.
     """
 
     def __init__(self, task: ShardingTask, model: CostModel, tuning: Tuning = TUNING) -> None:
@@ -113,7 +113,7 @@ class Problem:
         self._priced = np.zeros(len(self.group), dtype=bool)
         self._priced[0] = True
         self._all_priced = False
-        self._alone = np.where(self._priced, 0.0, np.nan)  # ms, as far as `alone_ms` was asked
+        self._alone = np.where(self._priced, 0.0, np.nan)  # ms of the shards that `alone_ms` was called for
 
     @cached_property
     def slots(self) -> Ints:
@@ -201,10 +201,10 @@ class Problem:
         return np.where(units > 0, self.first[groups] + units, 0)
 
     def price(self, shards: Ints) -> None:
-        """Fill `vectors` of these shards; those that are still unknown are asked for in one batch."""
+        """Fill `vectors` of these shards, those that are still unknown in one batch."""
         if self._all_priced or self._priced[shards].all():
             return
-        # a question takes the time of some hundred shards, so all of few shards are priced in one
+        # a batch of one takes as long as some hundred shards, so a task of few shards has all priced at once
         wanted = np.full(len(self._priced), len(self._priced) <= self.tuning.price_all_up_to)
         wanted[shards] = True
         self._price(np.flatnonzero(wanted & ~self._priced))
@@ -232,17 +232,11 @@ class Problem:
         if counts.max() > 1:
             row = np.repeat(row, counts)
             dims = np.where(counts[row] == 1, dims[row], [table.dim for table in tables])
-        vectors = self.model.table_vectors(tables, dims)
-        if not np.isfinite(vectors).all():
-            bad = int(np.flatnonzero(~np.isfinite(vectors).all(axis=-1))[0])
-            raise InvalidInput(
-                f"cost model {self.model.name} knows no finite cost of {dims[bad]} columns of table "
-                f"{tables[bad].name!r}; train it again"
-            )
+        vectors = finite_vectors(self.model, tables, dims, lambda bad: f"{dims[bad]} columns")
         return np.add.reduceat(vectors, np.flatnonzero(np.diff(row, prepend=-1))) if len(row) > len(shards) else vectors
 
     def alone_ms(self, shards: Ints) -> Floats:
-        """Compute ms of each of these shards on a device of its own. Raises InvalidInput where that is no cost."""
+        """Compute ms of each of these shards on a device of its own. Raises InvalidInput where that is not a valid cost."""
         self.price(shards)
         new = shards[np.isnan(self._alone[shards])]
         if len(new):
@@ -288,12 +282,6 @@ class Problem:
         groups = self.group[placement.shards]
         cut: Ints = np.unique(groups[self.units[placement.shards] < self.all_units[groups]])
         return cut
-
-    def worst_ms(self, placements: Sequence[Placement]) -> Floats:
-        """Predicted ms of the slowest device of P placements that fit: (P,)."""
-        compute, forward, backward = self.costs(placements)
-        worst: Floats = (compute + forward + backward).max(axis=-1)
-        return worst
 
     def widths(self, placement: Placement) -> Widths:
         """A placement as units of each group on each device; shards of one group on one device become one."""

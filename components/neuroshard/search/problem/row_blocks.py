@@ -5,7 +5,7 @@ block is priced as a table of its own (`Table.part`). Of a pooled table every de
 columns; of a sequence it sends what it looked up, which is taken to be the same everywhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -44,13 +44,8 @@ class RowBlocks:
         """Priced in one batch when first needed. Raises InvalidInput where the cost model predicts no finite cost."""
         if self._vectors is None:
             parts = [t.part(n, t.dim) for t, pair in zip(self.tables, self.rows.tolist(), strict=True) for n in pair]
-            vectors = self.model.table_vectors(parts, np.repeat(self.widths, 2))
-            if not np.isfinite(vectors).all():
-                bad = int(np.flatnonzero(~np.isfinite(vectors).all(axis=-1))[0])
-                raise InvalidInput(
-                    f"cost model {self.model.name} knows no finite cost of {parts[bad].rows:,} rows of table "
-                    f"{parts[bad].name!r}; train it again"
-                )
+            dims = np.repeat(self.widths, 2)
+            vectors = finite_vectors(self.model, parts, dims, lambda bad: f"{parts[bad].rows:,} rows")
             self._vectors = vectors.reshape(len(self.groups), 2, -1)
         return self._vectors
 
@@ -63,6 +58,18 @@ class RowBlocks:
         chosen = self.positions(groups)
         on = np.append(np.zeros(self.devices - 1, dtype=np.int64), 1)
         return self.vectors[chosen].sum(axis=0)[on], float(self.dims[chosen].sum()), self.nbytes[chosen].sum(axis=0)[on]
+
+
+def finite_vectors(model: CostModel, tables: Sequence[Table], dims: Ints, part: Callable[[int], str]) -> Floats:
+    """The cost model's vectors of tables at these widths: (N, K). Raises InvalidInput where one is not finite; `part` says how
+    much of its table was priced."""
+    vectors = model.table_vectors(tables, dims)
+    finite = np.isfinite(vectors).all(axis=-1)
+    if not finite.all():
+        bad = int(finite.argmin())
+        what = f"{part(bad)} of table {tables[bad].name!r}"
+        raise InvalidInput(f"cost model {model.name} knows no finite cost of {what}; train it again")
+    return vectors
 
 
 def row_shards(table: Table, devices: int) -> list[Shard]:

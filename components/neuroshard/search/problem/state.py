@@ -1,6 +1,7 @@
 """A priced plan: units of every table group on every device, and what that costs each device."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,39 +17,12 @@ class State:
 
     Per device: `sums` of vectors (D, K), `dims` (columns), `free` bytes, ms of `compute`, `forward` and `backward` all-to-all,
     and `ready`, compute + backward. Per group: the number of its `shards` (G,). A device waits for the last one, by rule, so
-    all end at `cost` = max(ready) + max(forward) + what launches take, in ms. Raises InvalidInput where that is no cost.
+    all end at `cost` = max(ready) + max(forward) + what launches take, in ms. Raises InvalidInput where that is not valid.
     """
 
-    def __init__(self, problem: Problem, widths: Widths) -> None:
-        self._fill(problem, widths, *(each[0] for each in _priced(problem, widths[None])))
-
-    @classmethod
-    def each(cls, problem: Problem, plans: Sequence[Widths]) -> list["State"]:
-        """The states of several plans, priced in one batch."""
-        states = []
-        for widths, *priced in zip(plans, *_priced(problem, np.stack(plans)), strict=True):
-            states.append(object.__new__(cls))
-            states[-1]._fill(problem, widths, *priced)
-        return states
-
-    @classmethod
-    def of(cls, problem: Problem, placement: Placement) -> "State":
-        """The state of a placement that fits; shards of one group on one device become one."""
-        there = problem.with_row_wise(placement.row_wise)
-        assert there is not None
-        return cls(there, problem.widths(placement))
-
-    def _fill(
-        self,
-        problem: Problem,
-        widths: Widths,
-        sums: Floats,
-        dims: Floats,
-        nbytes: Ints,
-        compute: Floats,
-        forward: Floats,
-        backward: Floats,
-    ) -> None:
+    def __init__(self, problem: Problem, widths: Widths, priced: Sequence[Any] | None = None) -> None:
+        """`priced` is what `_priced` says of the plan, where it was priced with others."""
+        sums, dims, nbytes, compute, forward, backward = priced or [of[0] for of in _priced(problem, widths[None])]
         self.problem, self.widths, self.sums, self.dims = problem, widths, sums, dims
         self.free: Ints = problem.memory - nbytes
         self.shards = np.count_nonzero(widths, axis=1)
@@ -57,6 +31,19 @@ class State:
         self.cost = float(self.ready.max() + forward.max()) + problem.launched_ms
         if not 0 <= self.cost <= MOST_PREDICTED_MS:
             raise InvalidInput(f"cost model {problem.model.name} predicts {self.cost} ms for a plan; train it again")
+
+    @classmethod
+    def each(cls, problem: Problem, plans: Sequence[Widths]) -> list["State"]:
+        """The states of several plans, priced in one batch."""
+        each = zip(plans, *_priced(problem, np.stack(plans)), strict=True)
+        return [cls(problem, widths, priced) for widths, *priced in each]
+
+    @classmethod
+    def of(cls, problem: Problem, placement: Placement) -> "State":
+        """The state of a placement that fits; shards of one group on one device become one."""
+        there = problem.with_row_wise(placement.row_wise)
+        assert there is not None
+        return cls(there, problem.widths(placement))
 
     @property
     def placement(self) -> Placement:

@@ -1,1 +1,1 @@
-"""Who proposes plans: each from nothing, or from the plan that is in place."""
+"""Proposers: each makes plans from nothing, or from the current plan."""

@@ -11,7 +11,7 @@ from neuroshard.search.watch import Watch
 
 @dataclass(frozen=True)
 class ProposalRequest:
-    """What a proposer may look at besides the problem: its seed, and the plan in place."""
+    """What a proposer gets besides the problem: the clock, a seed, and the current plan."""
 
     watch: Watch
     seed: int = 0
@@ -19,7 +19,7 @@ class ProposalRequest:
 
 
 class Proposer(Protocol):
-    """Plans to improve. To add one: a module beside this with such a function, and a line in registry.py."""
+    """Plans to improve. To add one: a module in this folder with such a function, and a line in registry.py."""
 
     def __call__(self, problem: Problem, request: ProposalRequest) -> list[State]:
         """Plans that fit, cheapest first; none if it finds none. Whether they keep a move budget is checked by `run`."""

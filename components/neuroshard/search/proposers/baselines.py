@@ -2,8 +2,8 @@
 
 Whole tables are placed, largest key first, on the device with the smallest sum of keys that has room. What finds no room is
 cut in halves, and all is placed anew: where memory is tight, a heuristic that never cuts has no plan at all. The keys of
-size, dim, lookup and size-lookup are those of the original NeuroShard, which puts what fits nowhere on the last device; its
-random takes any device, here random keys balance by chance.
+size, dim, lookup and size-lookup are those of the original NeuroShard, which puts what fits nowhere on the last device. Its
+random picks any device; ours is this greedy with random keys.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ def baseline(problem: Problem, name: str, rng: np.random.Generator) -> Placement
     shards = split_oversized(problem, problem.whole)
     while not (placement := _place(problem, shards, [KEYS[name](problem, shards, rng)])[0]).fits:
         cut = split(problem, placement.shards, np.flatnonzero(placement.devices < 0))
-        # a cut only adds bytes, since each shard keeps the optimizer's state of a row: past all memory none can help
+        # a cut only adds bytes, since each shard keeps the optimizer's state of every row: above all memory no cut helps
         if cut is None or problem.nbytes[cut].sum() > sum(problem.memory.tolist()):
             raise Infeasible(f"{name} cuts only what finds no room, and still {misfit(problem, placement)}")
         shards = cut

@@ -1,4 +1,4 @@
-"""Plans that start from the plan in place: what still fits stays, and the rest goes to the least loaded devices."""
+"""Plans that start from the current plan: what still fits stays, and the rest goes to the least loaded devices."""
 
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.filling import complete
@@ -7,7 +7,7 @@ from neuroshard.search.problem.state import State
 
 
 def plans_in_place(problem: Problem, current: CurrentPlacement) -> list[State]:
-    """The plan in place, completed if it no longer fits; with a move budget also one that is sparing of bytes to move."""
+    """The current plan, completed if it no longer fits; with a move budget, also completed so that few bytes move."""
     there = problem.with_row_wise(current.row_wise) or problem
     ways = (False,) if current.budget_bytes is None else (False, True)
     found = (complete(there, current.widths(), sparing=sparing) for sparing in ways)

@@ -1,7 +1,7 @@
 """First plans, fast: many greedy placements in lockstep, the costliest shard first.
 
-They differ in how tables are cut beforehand and in a cap on the columns of a device. Where memory is too tight for them, others
-go by linear estimates and let memory and columns count beside ms; what then finds no room is cut to fill devices.
+They differ in how tables are cut beforehand and in a cap on the columns of a device. Where memory is too tight for them, other
+placements use linear estimates, and weigh memory and columns as well as ms. Shards without room are then cut to fill devices.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def first_plans(problem: Problem, most: int) -> list[State]:
 
 def _by_cost(problem: Problem, lists: Sequence[Ints], most: int) -> list[State]:
     """At most so many plans by the cost model, from lists of shards and from halving the costliest of the first list."""
-    if not problem.all_priced:  # all in one question, since any takes the time of some hundred shards
+    if not problem.all_priced:  # all in one batch, since any takes as long as some hundred shards
         problem.price(np.concatenate([*lists, *_likely(problem, lists[0])]))
     every = costliest_first(problem, [*lists, *_halved(problem, lists[0])])
     tried = list({shards.tobytes(): shards for shards in every}.values())
@@ -53,8 +53,8 @@ def _by_cost(problem: Problem, lists: Sequence[Ints], most: int) -> list[State]:
 
 
 def _caps(problem: Problem) -> Floats:
-    """Columns that a device may hold, as multiples of the mean: those of the tuning, and what the others must hold at least if
-    some devices hold next to none."""
+    """Columns that a device may hold, as multiples of the mean: those of the tuning, and the mean of the other devices if a few
+    hold next to none."""
     devices, step, tuning = problem.devices, DIM_STEP / max(problem.mean_columns, DIM_STEP), problem.tuning
     if not tuning.column_caps:
         return np.array([np.inf])
@@ -72,7 +72,8 @@ def _likely(problem: Problem, shards: Ints) -> list[Ints]:
 
 
 def _halved(problem: Problem, shards: Ints) -> list[Ints]:
-    """A list with the costliest shard halved, one with the costliest of that list halved too, and so on; equals together."""
+    """A list with the costliest shard halved, one with the costliest shard of that list halved too, and so on. Shards that cost
+    the same are halved together."""
     lists: list[Ints] = []
     for _ in range(problem.tuning.halvings):
         group = problem.group[shards]
@@ -88,7 +89,7 @@ def _halved(problem: Problem, shards: Ints) -> list[Ints]:
 
 
 def _by_estimates(problem: Problem, shares: Shares) -> list[State]:
-    """All placements that go by linear estimates, with memory and columns beside ms, and can be completed."""
+    """All placements by linear estimates of ms, memory and columns that can be completed."""
     found: dict[bytes, Widths] = {}
     for memory, columns in problem.tuning.load_weights:
         weight = np.maximum(shares.ms, shares.nbytes * (memory > 0))

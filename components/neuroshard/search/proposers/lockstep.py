@@ -1,7 +1,7 @@
 """The one greedy: the next shard goes on the least loaded device that has room. Many placements in lockstep.
 
 A row is one placement in the making. One step places the i-th shard of every row with a few array operations, so a cost model
-is asked about all rows at once and nothing loops over devices.
+prices all rows at once and nothing loops over devices.
 """
 
 from collections.abc import Callable, Sequence

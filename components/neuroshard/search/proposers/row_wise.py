@@ -1,4 +1,4 @@
-"""Plans with some tables row-wise: greedy plans for the sets of tables that promise most by an estimate.
+"""Plans with some tables row-wise: greedy plans for the sets of tables that an estimate ranks best.
 
 The narrowest column shard of a table has all its lookups, so one heavy table can outweigh all else however it is cut. Its row
 blocks have a share of the lookups each, but every device then sends all its columns. So sets are sought in two orders of the
@@ -19,10 +19,6 @@ from neuroshard.search.proposers.greedy import first_plans
 
 def propose(problem: Problem, request: ProposalRequest) -> list[State]:
     """A greedy plan for each of the sets of tables that are estimated to cost least; none where no table may be row-wise."""
-    return row_wise_plans(problem)
-
-
-def row_wise_plans(problem: Problem) -> list[State]:
     found = []
     for groups in _sets(problem):
         there = problem.with_row_wise(groups)
@@ -31,14 +27,14 @@ def row_wise_plans(problem: Problem) -> list[State]:
     return sorted(found, key=lambda state: state.cost)
 
 
-def worth_allowing(problem: Problem, found: State) -> list[str]:
-    """A line for the plan's notes if splitting tables row-wise, which the task does not allow, is far cheaper at first try."""
+def worth_allowing(problem: Problem, found: State, request: ProposalRequest) -> list[str]:
+    """A note for the plan if splitting tables row-wise, which the task does not allow, costs far less at the first try."""
     tuning = problem.tuning
     if problem.devices * len(problem.whole) > tuning.row_wise_hint_most_cells:
         return []
     task, constraints = problem.task, problem.task.constraints.model_copy(update={"row_wise": True})
     allowed = task.model_copy(update={"constraints": constraints})
-    plans = row_wise_plans(Problem(allowed, problem.model, tuning))
+    plans = propose(Problem(allowed, problem.model, tuning), request)
     if not plans or plans[0].cost > found.cost * (1 - tuning.row_wise_hint):
         return []
     return [
@@ -70,7 +66,7 @@ def _sets(problem: Problem) -> list[Ints]:
 
 
 def _counts(most: int, one_by_one: int) -> Ints:
-    """Numbers of tables to try: 1, 2, 3 …, then by leaps."""
+    """Numbers of tables to try: 1, 2, 3 …, then in growing steps."""
     counts, count = [], 1
     while count <= most:
         counts.append(count)
@@ -79,7 +75,7 @@ def _counts(most: int, one_by_one: int) -> Ints:
 
 
 class _SetCosts:
-    """What plans cost with some groups row-wise, as if all else could be dealt out evenly: see `costs`.
+    """What plans cost with some groups row-wise if all else could be spread evenly: see `costs`.
 
     `narrow_ms` (G,) is what the narrowest shard of a group takes alone, infinite if no device has room for it; `saved_ms` (P,)
     what all devices together save with the blocks of a group instead of the group whole, by a linear estimate.
@@ -101,7 +97,7 @@ class _SetCosts:
     def costs(self, order: Ints, counts: Ints) -> Floats:
         """Ms if the first `counts` (C,) groups of an order are row-wise: (C,). Infinite if a device has no room for the blocks.
 
-        The slowest device holds its share of all the rest, or the heaviest narrowest shard beside the blocks.
+        The slowest device holds the blocks, and either its share of all the rest or the heaviest narrowest shard.
         """
         problem, model, devices = self.problem, self.problem.model, self.problem.devices
         positions, last = problem.row_blocks.positions(order), counts - 1
