@@ -66,6 +66,10 @@ class _Room(ModuleType):
         return getattr(import_module("neuroshard.api"), self.__name__.rpartition(".")[2])
 
     @property
+    def __doc__(self) -> str | None:  # type: ignore[override]  # nobody writes it
+        return str(self.__wrapped__.__doc__)
+
+    @property
     def __signature__(self) -> Any:
         from inspect import signature
 
