@@ -1,7 +1,8 @@
-"""The examples in the docstrings of the public names run."""
+"""The examples of the public names run: those in their docstrings, and those in the README and docs/python.md."""
 
 import doctest
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import neuroshard as ns
 from neuroshard import api
 
+ROOT = Path(__file__).resolve().parents[2]
 VERBS = [name for name in ns.__all__ if name[0].islower() and name != "__version__"]
 
 
@@ -25,3 +27,16 @@ def test_the_example_of_a_public_name_runs(name: str, tmp_path: Path, monkeypatc
 
     assert failed == 0, "".join(said)
     assert os.getcwd() == str(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_tour_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(import neuroshard as ns\n.*?)```", (ROOT / page).read_text(), re.S)
+    assert blocks
+
+    for block in blocks:
+        exec(block, {})
+
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html", "store"}
