@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import IO, Any, Protocol, TextIO, cast
 
 from neuroshard.core.clean import clean, log
@@ -18,6 +19,19 @@ from neuroshard.core.units import format_duration
 
 LINE_EVERY_SECONDS = 5.0
 LINE_EVERY_SHARE = 0.02  # of the time spent so far
+
+
+_silent: ContextVar[bool] = ContextVar("silent", default=False)
+
+
+@contextmanager
+def silent(yes: bool = True) -> Iterator[None]:
+    """Inside, no progress is shown."""
+    before = _silent.set(yes)
+    try:
+        yield
+    finally:
+        _silent.reset(before)
 
 
 class Bar(Protocol):
@@ -53,6 +67,11 @@ class _Lines:
         of = f"{self.done:.0f}/{self.total:.0f} {self.unit}".rstrip()
         with suppress(OSError):  # a closed pipe or a full disk of the log must not end hours of work
             log(f"{self.what}: {of}, {format_duration(spent)}{left}{figure}")
+
+
+class _Nothing:
+    def advance(self, steps: float = 1, figure: str = "") -> None:
+        pass
 
 
 class _Terminal:
@@ -111,6 +130,9 @@ def progress(what: str, total: float, unit: str = "", ends_in_seconds: float | N
 
     `ends_in_seconds` is the work's time budget, if it has one; the time left is never shown as more than that.
     """
+    if _silent.get():
+        yield _Nothing()
+        return
     if sys.stderr.isatty():
         try:
             bar = _Rich(what, total, unit)

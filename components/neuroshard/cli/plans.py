@@ -5,13 +5,12 @@ from typing import Annotated
 
 import typer
 
-from neuroshard.cli.app import command, note, say, say_text
+from neuroshard.cli.app import command, say, say_text
 from neuroshard.cli.interrupt import asked_to_stop
 from neuroshard.cli.options import AsJson, Seed, out_file
 from neuroshard.core.errors import UsageError
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
-from neuroshard.core.topology import topology_of
-from neuroshard.core.units import format_bytes, parse_bytes, parse_duration, parse_memory, parse_portion, parse_rate
+from neuroshard.core.units import format_bytes, parse_bytes
 
 Memory = Annotated[
     str, typer.Option(help="Memory a device: bytes or a unit (32GiB); one, or one per device, by commas.")
@@ -121,43 +120,39 @@ def search(
     seed: Seed = 0,
 ) -> None:
     """Search the plan whose slowest device is fastest, by the cost model. Ctrl-C writes the best plan so far."""
-    from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
+    from neuroshard import api
     from neuroshard.report.text import plan_text
-    from neuroshard.search.run import SearchSettings, run
 
-    given, notes = (ConstraintsFile(), ()) if constraints is None else read_constraints(constraints)
-    note(notes)
     with asked_to_stop("the best plan so far is written") as stop:
-        plan = run(
+        plan = api.search(
             tables_json,
             _cost_model(model, store, hardware),
-            out,
-            SearchSettings(
-                algorithm=algorithm,
-                seed=seed,
-                rounds=rounds,
-                time_budget_s=None if time_budget is None else parse_duration(time_budget),
-                move_budget_bytes=None if move_budget is None else parse_bytes(move_budget),
-                simplicity=parse_portion(simplicity),
-                keep_optimizer_state=keep_optimizer_state,
-            ),
-            memory_bytes=parse_memory(memory, devices),
+            devices=devices,
+            memory=memory,
+            out=out,
+            algorithm=algorithm,
             batch_size=batch_size,
+            rounds=rounds,
+            time_budget=time_budget,
+            constraints=constraints,
             pipeline=pipeline,
-            topology=topology_of(devices, domain, local_world_size, None if network is None else parse_rate(network)),
-            constraints=with_flags(
-                given,
-                reserve=reserve,
-                min_dim=min_dim,
-                max_shards=max_shards,
-                never_split=never_split or (),
-                pins=pin or (),
-                together=together or (),
-                row_wise=row_wise or (),
-                no_row_wise=no_row_wise,
-                data_parallel=data_parallel or (),
-            ),
+            domain=domain,
+            local_world_size=local_world_size,
+            network=network,
+            reserve=reserve,
+            min_dim=min_dim,
+            max_shards=max_shards,
+            never_split=never_split or (),
+            row_wise=row_wise or (),
+            no_row_wise=no_row_wise,
+            data_parallel=data_parallel or (),
+            pin=pin or (),
+            together=together or (),
             previous=previous,
+            move_budget=move_budget,
+            keep_optimizer_state=keep_optimizer_state,
+            simplicity=simplicity,
+            seed=seed,
             stop=stop,
         )
     say_text(plan_text(plan))
@@ -194,9 +189,10 @@ def report(
     evaluation: Annotated[Path | None, typer.Option(help="What `neuroshard evaluate -o` wrote of this plan.")] = None,
 ) -> None:
     """Turn a plan, and other results of its run, into one HTML page."""
-    from neuroshard.report.run import run
+    from neuroshard import api
 
-    size = run(plan, out, model=model, live=live, costs=costs or (), fleet=fleet, evaluation=evaluation)
+    made = api.report(plan, model=model, live=live, costs=costs or (), fleet=fleet, evaluation=evaluation)
+    size = made.save(out)
     say(f"{out}: {format_bytes(size)}")
 
 
@@ -250,13 +246,15 @@ def evaluate(
 def diff(
     old: Annotated[Path, typer.Argument(help="plan.json")],
     new: Annotated[Path, typer.Argument(help="plan.json")],
+    model: Annotated[
+        str | None, typer.Option(help="Price both by this cost model, as for search [default: as the plans say].")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what moves from one plan to another, how many bytes, and what is gained."""
     import json
 
-    from neuroshard.files.plan import read_plan
-    from neuroshard.report.moves import diff_json, diff_text
+    from neuroshard import api
 
-    plans = read_plan(old), read_plan(new)
-    say_text(json.dumps(diff_json(*plans), indent=2) if as_json else diff_text(*plans))
+    found = api.diff(old, new, model)
+    say_text(json.dumps(found.data, indent=2) if as_json else found.text)

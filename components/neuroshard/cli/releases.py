@@ -51,24 +51,21 @@ def deploy(
     single_writer: SingleWriter = False,
 ) -> None:
     """Publish a plan under its digest, ask the gate, then make it the live one, or keep the one that is better."""
-    from neuroshard.deploy.run import DeploySettings, run
+    from neuroshard import api
 
-    settings = DeploySettings(
+    deployed = api.deploy(
+        plan,
+        store,
+        name,
         tables=tables_json,
-        cost_model=model,
+        model=model,
         memory_margin=memory_margin,
         max_error=max_error,
         min_gain=min_gain,
         force=force,
         single_writer=single_writer,
     )
-    release, decision = run(plan, store, name, settings)
-    if decision and not decision.goes_live:
-        say(f"{store}: kept the live plan: {name} release {release.number}, plan {release.plan_digest[:12]}")
-    else:
-        say(f"{store}: {name} release {release.number} is live, plan {release.plan_digest[:12]}")
-    if decision:
-        say(f"gate: {'forced; ' if decision.forced else ''}{decision.why}")
+    say_text(repr(deployed))
 
 
 @command(

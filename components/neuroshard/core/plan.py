@@ -4,16 +4,20 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.notebook import frame, html_table
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.text import spanned
+from neuroshard.core.text import counted, spanned
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value, check_format, decode_json, shown, without_defaults
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PLAN_FORMAT: Literal[1] = 1
 GRADIENT_BYTES = 4  # of an element of a data-parallel table, whose gradients are dense
@@ -250,6 +254,53 @@ class Plan(Value):
         if self.lower_bound_ms is None or not self.cost_ms:
             return None
         return max(1 - self.lower_bound_ms / self.cost_ms, 0.0)
+
+    def to_frame(self, of: Literal["shards", "devices"] = "shards") -> "pd.DataFrame":
+        """The plan as a pandas DataFrame: a row a shard (table, offsets, rows, dim, device, bytes), or a row a device (bytes, and
+        predicted ms where the plan has any).
+
+        Raises NeuroshardError where pandas is missing.
+        """
+        if of == "devices":
+            return frame(self._device_columns())
+        columns: dict[str, list[Any]] = {
+            name: [getattr(shard, name) for shard in self.shards] for name in Shard.model_fields
+        }
+        columns["memory_bytes"] = [memory.total for memory in shard_memory(self.task, self.shards)]
+        return frame(columns)
+
+    def _device_columns(self) -> dict[str, list[Any]]:
+        columns: dict[str, list[Any]] = {"device": list(range(self.task.devices)), "shards": [*self.shards_by_device()]}
+        if self.predicted:
+            for name in DeviceCost.model_fields:
+                columns[name] = [getattr(cost, name) for cost in self.predicted]
+        if self.predicted_ms:
+            columns["total_ms"] = [*self.predicted_ms]
+        columns["memory_bytes"] = [*self.memory_bytes()]
+        columns["memory_limit_bytes"] = [*self.task.device_memory_bytes]
+        return columns
+
+    def __repr__(self) -> str:
+        return "\n".join(self._summary())
+
+    def _summary(self) -> tuple[str, str]:
+        """What the plan is, and what it costs: a line each."""
+        tables, shards = counted(len(self.task.tables), "table"), counted(len(self.shards), "shard")
+        devices = counted(self.task.devices, "device")
+        what = f"Plan {self.digest()[:12]}: {tables} in {shards} on {devices}, batch {self.task.batch_size:,}"
+        if self.cost_ms is None:
+            return what, "no predicted cost"
+        left = "" if self.gap is None else f", at most {self.gap:.1%} to gain"
+        return what, f"predicted cost (slowest device): {self.cost_ms:.3f} ms a step{left}"
+
+    def _repr_html_(self) -> str:
+        what, cost = self._summary()
+        columns = self._device_columns()
+        for name in ("memory_bytes", "memory_limit_bytes"):
+            columns[name.removesuffix("_bytes")] = list(map(format_bytes, columns.pop(name)))
+        by = self.provenance
+        less_certain = [f"less certain: {by.instead}"] if by.instead else []
+        return html_table(what, columns, [cost, *less_certain, *(f"note: {note}" for note in by.notes)])
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:

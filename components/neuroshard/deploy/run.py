@@ -15,6 +15,7 @@ from neuroshard.core.clean import log
 from neuroshard.core.errors import Refused
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Decision, Refusal, Release
+from neuroshard.core.table import Table
 from neuroshard.core.value import sha256
 from neuroshard.deploy.gate import Gate, decide
 from neuroshard.deploy.golive import claim, go_live, next_number, put, remember, timestamp
@@ -31,11 +32,11 @@ from neuroshard.store.track import Artifact, Live, find_artifact, live_or_none, 
 class DeploySettings:
     """How a plan is deployed: what the gate is given, and the store's mode. Shares are of 1.
 
-    `tables` is today's tables.json, `cost_model` names the plan's cost model as `--model` does; with it the gate prices the
-    live plan. The other rules are those of `Gate`.
+    `tables` is today's tables.json, or its tables, `cost_model` names the plan's cost model as `--model` does; with it the gate
+    prices the live plan. The other rules are those of `Gate`.
     """
 
-    tables: Path | None = None
+    tables: Path | tuple[Table, ...] | None = None
     cost_model: str | None = None
     memory_margin: float = 0.0
     max_error: float | None = None
@@ -85,14 +86,18 @@ def promote(store: Store, model: str, digest: str, *, now: datetime) -> Release:
 
 def run(plan_path: Path, store_url: str, model: str, settings: DeploySettings = USUAL) -> Deployed:
     """Deploy a plan.json into a store, if the gate allows it. Notes of the plan's search go to stderr."""
-    plan = read_plan_file(plan_path)
+    return deploy_into(read_plan_file(plan_path), store_url, model, settings, where=str(plan_path))
+
+
+def deploy_into(plan: Plan, store_url: str, model: str, settings: DeploySettings = USUAL, *, where: str) -> Deployed:
+    """Deploy a plan into the store of this URL, if the gate allows it. Notes of its search go to stderr, after `where`."""
     price = None
     if settings.cost_model is not None:
         from neuroshard.deploy.price import pricer  # NumPy, which a deployer without a cost model does not need
 
         price = pricer(settings.cost_model, plan)
     gate = Gate(
-        tables=None if settings.tables is None else read_tables(settings.tables)[0],
+        tables=read_tables(settings.tables)[0] if isinstance(settings.tables, Path) else settings.tables,
         memory_margin=settings.memory_margin,
         max_error=settings.max_error,
         min_gain=settings.min_gain,
@@ -106,7 +111,7 @@ def run(plan_path: Path, store_url: str, model: str, settings: DeploySettings = 
         log(f"{store.url}: this plan is live already, since {deployed.release.time}; nothing to do")
     else:
         notes = (*filter(None, [plan.provenance.instead]), *plan.provenance.notes)
-        log(*(f"note: {plan_path}: {note}" for note in notes))
+        log(*(f"note: {where}: {note}" for note in notes))
     return deployed
 
 

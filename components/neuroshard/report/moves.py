@@ -1,7 +1,9 @@
 """What changes from one plan to another, as text and as JSON."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from neuroshard.core.clean import clean
 from neuroshard.core.errors import InvalidInput
@@ -11,61 +13,84 @@ from neuroshard.core.text import WIDTH, counted, first_few, spanned, wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.report.bars import bar
 
+if TYPE_CHECKING:
+    from neuroshard.costmodel.protocol import CostModel
+
 MOVES_SHOWN, DEVICES_SHOWN = 20, 32
 
 
-def diff_json(old: Plan, new: Plan) -> dict[str, Any]:
-    """All changes. Bytes are of weights and optimizer state; ms are predicted. Raises InvalidInput for plans of other tables."""
-    return _diff(old, new, moves(old, new))
+def diff_json(old: Plan, new: Plan, model: CostModel | None = None) -> dict[str, Any]:
+    """All changes. Bytes are of weights and optimizer state; ms are predicted, by `model` if it is given, else as each plan says.
+
+    Raises InvalidInput for plans of other tables, and where `model` cannot price a plan.
+    """
+    return _diff(old, new, moves(old, new), _predictions(old, new, model))
 
 
-def _diff(old: Plan, new: Plan, found: Sequence[Move]) -> dict[str, Any]:
+class _Predictions(NamedTuple):
+    """Ms of each device of two plans, where they are known, and why they cannot be compared; empty if they can."""
+
+    old: Sequence[float] | None
+    new: Sequence[float] | None
+    not_compared: str
+
+
+def _predictions(old: Plan, new: Plan, model: CostModel | None) -> _Predictions:
+    if model is not None:
+        if old.task.batch_size != new.task.batch_size:
+            sizes = f"{old.task.batch_size:,} and {new.task.batch_size:,}"
+            raise InvalidInput(f"the plans are for batches of {sizes} samples, so no one cost model prices both")
+        from neuroshard.report.priced import priced  # NumPy, which plans as they are do not need
+
+        old_ms, new_ms = ([cost.total_ms for cost in priced(plan, model)] for plan in (old, new))
+        return _Predictions(old_ms, new_ms, "")
+    by, other = old.provenance.cost_model, new.provenance.cost_model
+    why = "" if by is not None and by == other else "the predictions are of other cost models"
+    return _Predictions(old.predicted_ms, new.predicted_ms, why)
+
+
+def _diff(old: Plan, new: Plan, found: Sequence[Move], predicted: _Predictions) -> dict[str, Any]:
     then, now = ({table.name for table in plan.task.tables} for plan in (old, new))
     if not then & now:
         raise InvalidInput(
             f"the plans are for other tables: the first has {old.task.tables[0].name!r}, the second none of its {len(then)}"
         )
     devices = max(old.task.devices, new.task.devices)
-    sums, comparable = bytes_by_device(found, devices), _comparable(old, new)
+    sums = bytes_by_device(found, devices)
+    old_ms, new_ms = (max(ms) if ms else None for ms in (predicted.old, predicted.new))
     return {
         "old": old.digest(),
         "new": new.digest(),
         "moved_bytes": sum(sums["arriving"]),
         "made_bytes": sum(sums["made"]),
-        "old_ms": old.cost_ms,
-        "new_ms": new.cost_ms,
-        "gain_ms": old.cost_ms - new.cost_ms
-        if comparable and old.cost_ms is not None and new.cost_ms is not None
-        else None,
-        "not_compared": None if comparable else "the predictions are of other cost models",
+        "old_ms": old_ms,
+        "new_ms": new_ms,
+        "gain_ms": None if predicted.not_compared or old_ms is None or new_ms is None else old_ms - new_ms,
+        "not_compared": predicted.not_compared or None,
         "tables_new": sorted(now - then),
         "tables_gone": sorted(then - now),
         "tables_changed_state": list(changed_state(old, new)),
-        "devices": [_device(old, new, sums, device) for device in range(devices)],
+        "devices": [_device(predicted, sums, device) for device in range(devices)],
         "moves": [move.model_dump() for move in found],
     }
 
 
-def _comparable(old: Plan, new: Plan) -> bool:
-    return old.provenance.cost_model is not None and old.provenance.cost_model == new.provenance.cost_model
-
-
-def _device(old: Plan, new: Plan, sums: Mapping[str, Sequence[int]], device: int) -> dict[str, Any]:
-    def ms(plan: Plan) -> float | None:
-        return plan.predicted_ms[device] if plan.predicted_ms and device < plan.task.devices else None
+def _device(predicted: _Predictions, sums: Mapping[str, Sequence[int]], device: int) -> dict[str, Any]:
+    def ms(of_devices: Sequence[float] | None) -> float | None:
+        return of_devices[device] if of_devices and device < len(of_devices) else None
 
     return {
         "device": device,
         **{f"{what}_bytes": amounts[device] for what, amounts in sums.items()},
-        "old_ms": ms(old),
-        "new_ms": ms(new),
+        "old_ms": ms(predicted.old),
+        "new_ms": ms(predicted.new),
     }
 
 
-def diff_text(old: Plan, new: Plan) -> str:
-    """What moves between which devices, what is gained, and both for every device."""
+def diff_text(old: Plan, new: Plan, model: CostModel | None = None) -> str:
+    """What moves between which devices, what is gained, and both for every device. Raises what `diff_json` raises."""
     found = moves(old, new)
-    data = _diff(old, new, found)
+    data = _diff(old, new, found, _predictions(old, new, model))
     moving = sorted((m for m in found if m.from_device is not None), key=lambda m: -m.nbytes)
     moved = f"{format_bytes(data['moved_bytes'])} to move in {counted(len(moving), 'piece')}"
     lines = [

@@ -177,17 +177,45 @@ def run(
 
     Raises NeuroshardError in one line; then nothing is written.
     """
-    data = read_bytes(plan_path)
-    plan, files = Plan.from_json(data, str(plan_path)), {plan_path.name: sha256(data)}
+    plan, files = read_for_report(plan_path)
+    html = report_of(plan, model=model, live=live, costs=costs, fleet=fleet, evaluation=evaluation, files=files)
+    return write_page(out, html)
+
+
+def read_for_report(path: Path) -> tuple[Plan, dict[str, str]]:
+    """The plan of a plan.json, and the file's sha256 by its name. Raises InvalidInput or NewerFormat in one line."""
+    data = read_bytes(path)
+    return Plan.from_json(data, str(path)), {path.name: sha256(data)}
+
+
+def write_page(out: Path, html: str) -> int:
+    """Write the page, whole or not at all; its size in bytes."""
+    data = html.encode(errors="replace")  # the name of a file may not be text
+    write_bytes(out, data)
+    return len(data)
+
+
+def report_of(
+    plan: Plan,
+    *,
+    model: str | None = None,
+    live: str | None = None,
+    costs: Sequence[Path] = (),
+    fleet: Path | None = None,
+    evaluation: Path | None = None,
+    files: Mapping[str, str] | None = None,
+) -> str:
+    """The page of a plan as HTML, with what `run` reads beside it. `files` maps names of files already read to their sha256."""
+    read = dict(files or {})
     opened = None if model is None else open_cost_model(model, plan.task.batch_size)
     if model is not None and (Path(model) / MANIFEST).is_file():
-        files[f"{Path(model).name}/{MANIFEST}"] = sha256(read_bytes(Path(model) / MANIFEST))
+        read[f"{Path(model).name}/{MANIFEST}"] = sha256(read_bytes(Path(model) / MANIFEST))
     for folder in costs:
         parts = sorted(folder.glob("co*-*.parquet"))
         digests = "".join(sha256(read_bytes(part)) for part in parts)
-        files[f"the sha256 of {len(parts)} parts of {folder.name}"] = sha256(digests.encode())
+        read[f"the sha256 of {len(parts)} parts of {folder.name}"] = sha256(digests.encode())
     found = None if live is None else open_live(live, plan)
-    html = report(
+    return report(
         plan,
         model=opened,
         live=found,
@@ -195,7 +223,5 @@ def run(
         costs=read_costs(*costs) if costs else None,
         fleet=None if fleet is None else fleet_rows(fleet),
         evaluated=None if evaluation is None else read_evaluation(evaluation, plan),
-        files=files,
-    ).encode(errors="replace")  # the name of a file may not be text
-    write_bytes(out, html)
-    return len(html)
+        files=read,
+    )

@@ -23,6 +23,7 @@ from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.moves import changed_state
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.topology import Topology
@@ -428,19 +429,61 @@ def run(
     constraints: ConstraintsFile | None = None,
     previous: Path | Plan | None = None,
     instead: str = "",
-    stop: threading.Event | None = None,
 ) -> Plan:
-    """Search a plan for a tables.json with a cost model (see models/open.py), and write it as plan.json.
+    """Search a plan for a tables.json, and write it as plan.json. Otherwise as `search_tables`.
 
-    `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `pipeline` is the trainer's
-    (core/step_memory.py), `topology` its hosts and links; `previous` is a plan to start from, or its file; `stop`, once it is
-    set, ends the search. Row-wise tables are tried unless the constraints say which may be so, or that none may. `instead` says
-    why this cost model is not the one of the plan's hardware: then it may be off by no less than a guess. Raises InvalidInput,
-    UsageError and Infeasible; then nothing is written.
+    Raises InvalidInput, UsageError and Infeasible; then nothing is written.
     """
     check_can_write(out)
+    tables, notes = read_tables_of_a_search(tables_path)
+    plan = search_tables(
+        tables,
+        cost_model,
+        settings,
+        memory_bytes=memory_bytes,
+        batch_size=batch_size,
+        pipeline=pipeline,
+        topology=topology,
+        constraints=constraints,
+        previous=read_plan(previous) if isinstance(previous, Path) else previous,
+        instead=instead,
+        notes=notes,
+    )
+    write_plan(out, plan)
+    return plan
+
+
+def read_tables_of_a_search(path: Path) -> tuple[tuple[Table, ...], tuple[str, ...]]:
+    """The tables of a tables.json, and notes for the plan. Raises InvalidInput in one line."""
+    tables, notes = read_tables(path)
+    # The folder's name would make the digests of equal plans differ
+    return tables, tuple(note.replace(str(path), path.name) for note in notes)
+
+
+def search_tables(
+    tables: Sequence[Table],
+    cost_model: str | Path,
+    settings: SearchSettings = USUAL,
+    *,
+    memory_bytes: tuple[int, ...],
+    batch_size: int | None = None,
+    pipeline: str = DEFAULT_PIPELINE,
+    topology: Topology | None = None,
+    constraints: ConstraintsFile | None = None,
+    previous: Plan | None = None,
+    instead: str = "",
+    notes: tuple[str, ...] = (),
+    stop: threading.Event | None = None,
+) -> Plan:
+    """Search a plan for tables with the cost model of this name (see models/open.py).
+
+    `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `pipeline` is the trainer's
+    (core/step_memory.py), `topology` its hosts and links; `previous` is a plan to start from; `stop`, once it is set, ends the
+    search. Row-wise tables are tried unless the constraints say which may be so, or that none may. `instead` says why this cost
+    model is not the one of the plan's hardware: then it may be off by no less than a guess. Raises InvalidInput, UsageError and
+    Infeasible.
+    """
     given = constraints or ConstraintsFile()
-    tables, notes = read_tables(tables_path)
     model = open_cost_model(cost_model, batch_size)
     task = ShardingTask.parse(
         {
@@ -454,15 +497,12 @@ def run(
         "the task",
     )
     own_error = model.error_on_unseen_tables
-    plan = search(
+    return search(
         task,
         model,
         replace(settings, try_row_wise=given.says_nothing_of_rows),
-        previous=read_plan(previous) if isinstance(previous, Path) else previous,
+        previous=previous,
         trust=Trust(max(own_error or 0.0, SPREAD) if instead else own_error, instead or "; ".join(model.stand_ins)),
-        # The folder's name would make the digests of equal plans differ
-        notes=tuple(note.replace(str(tables_path), tables_path.name) for note in notes),
+        notes=notes,
         stop=stop,
     )
-    write_plan(out, plan)
-    return plan

@@ -7,7 +7,7 @@ A table is an object or a row with name, rows, dim, pooling_factor, and optional
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,29 @@ def read_parquet(path: Path) -> tuple[list[TableEntry], set[str]]:
     known = {name: column for name, column in zip(there, columns, strict=True) if column in KNOWN}
     with parquet.opened(path, known.keys()) as table:
         rows = table.rename_columns([known[name] for name in table.column_names]).to_pylist()
+    return _row_entries(rows, str(path)), set(columns) - KNOWN
+
+
+def frame_entries(
+    header: Sequence[str], rows: Iterable[Sequence[Any]], where: str
+) -> tuple[list[TableEntry], set[str]]:
+    """A row a table, as pandas has them; None, NaN and NaT count as absent. Raises InvalidInput."""
+    columns = _columns(header, where)
+    named = [
+        {name: value for name, value in zip(columns, row, strict=True) if name in KNOWN and not _is_absent(value)}
+        for row in rows
+    ]
+    return _row_entries(named, where), set(columns) - KNOWN
+
+
+def _is_absent(value: Any) -> bool:
+    return (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
+
+
+def _row_entries(rows: Iterable[Mapping[str, Any]], path: str) -> list[TableEntry]:
+    """Rows as entries. Raises InvalidInput for a cell that should be a number."""
     entries = [TableEntry.of(f"{path}: row {index}", row) for index, row in enumerate(rows)]
     for where, fields in entries:
         for name in NUMBERS & fields.keys():
@@ -115,7 +138,7 @@ def read_parquet(path: Path) -> tuple[list[TableEntry], set[str]]:
                 fields[name] = float(fields[name])
             if isinstance(fields[name], bool) or not isinstance(fields[name], int | float):
                 raise _not_a_number(where, name, fields[name])
-    return entries, set(columns) - KNOWN
+    return entries
 
 
 READERS: dict[str, Callable[[Path], tuple[list[TableEntry], set[str]]]] = {
@@ -125,7 +148,7 @@ READERS: dict[str, Callable[[Path], tuple[list[TableEntry], set[str]]]] = {
 }
 
 
-def _columns(header: Iterable[str], path: Path) -> list[str]:
+def _columns(header: Iterable[str], path: Path | str) -> list[str]:
     """The columns under our names. Raises InvalidInput if a required column is missing, or if one occurs twice."""
     columns = [ALIASES.get(name, name) for name in header]
     check_once(columns, path)
@@ -135,7 +158,7 @@ def _columns(header: Iterable[str], path: Path) -> list[str]:
     return columns
 
 
-def check_once(columns: Iterable[str], path: Path) -> None:
+def check_once(columns: Iterable[str], path: Path | str) -> None:
     """Raise InvalidInput if a column of a file occurs twice."""
     for name, times in Counter(columns).items():
         if times > 1:

@@ -1,17 +1,26 @@
 """The sources of tables (a preset, a file, a TorchRec model, its planner's printout) as one kind of value."""
 
-from collections.abc import Iterable, Mapping
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import ELEMENT_BYTES, Table
+from neuroshard.core.value import shown
 from neuroshard.files.importers.check_tables import Finding, check_entries
-from neuroshard.files.importers.import_tables import import_tables, read_entries
+from neuroshard.files.importers.import_tables import frame_entries, import_tables, read_entries
 from neuroshard.files.importers.imported import Defaults, Imported, TableEntry, checked_tables, table_defaults
 from neuroshard.files.importers.presets import preset
 from neuroshard.files.importers.sharding_stats import Printed, read_stats
 from neuroshard.files.importers.sharding_stats_tables import stats_entries
 from neuroshard.files.traces import Traces
+
+if TYPE_CHECKING:  # it takes seconds
+    import pandas as pd
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -51,19 +60,47 @@ def from_file(path: Path, *, access: str, dtype: str, optimizer: str, dim: int) 
     return Source(str(path), tuple(entries), defaults, notes)
 
 
+def from_list(items: Sequence[object], *, access: str, dtype: str, optimizer: str) -> Source:
+    """Tables, or mappings with fields of Table, in Python. Raises UsageError and InvalidInput."""
+    where = "the list of tables"
+    entries = []
+    for index, item in enumerate(items):
+        place = f"tables[{index}]"
+        if isinstance(item, Table):
+            entries.append(TableEntry(place, item.model_dump()))
+        elif isinstance(item, Mapping):
+            entries.append(TableEntry.of(place, item))
+        else:
+            raise InvalidInput(f"{place}: is {shown(item)}, neither a Table nor a mapping with its fields")
+    return Source(where, tuple(entries), table_defaults(access=access, dtype=dtype, optimizer=optimizer))
+
+
+def from_frame(frame: pd.DataFrame, *, access: str, dtype: str, optimizer: str) -> Source:
+    """A pandas DataFrame with a row a table, and the columns of a file. Raises UsageError and InvalidInput."""
+    where = "the DataFrame"
+    entries, unknown = frame_entries(list(map(str, frame.columns)), frame.to_numpy(object).tolist(), where)
+    notes = (f"unknown columns were ignored: {', '.join(sorted(unknown))}",) if unknown else ()
+    return Source(where, tuple(entries), table_defaults(access=access, dtype=dtype, optimizer=optimizer), notes)
+
+
 def from_torchrec(
-    spec: str,
+    spec: str | nn.Module,
     *,
     access: str,
     optimizer: str,
     pooling_factors: Mapping[str, float],
     default_pooling_factor: float | None,
 ) -> Source:
-    """The model that `spec` makes (files/importers/torchrec_model.py). Raises UsageError and InvalidInput."""
-    from neuroshard.files.importers.torchrec_model import torchrec_entries  # imports torch
+    """The model that `spec` makes, or is (files/importers/torchrec_model.py). Raises UsageError and InvalidInput."""
+    from neuroshard.files.importers.torchrec_model import entries_of, torchrec_entries  # imports torch
 
-    entries, notes = torchrec_entries(spec, pooling_factors, default_pooling_factor)
-    return Source(spec, tuple(entries), table_defaults(access=access, optimizer=optimizer), tuple(notes))
+    if isinstance(spec, str):
+        where = spec
+        entries, notes = torchrec_entries(spec, pooling_factors, default_pooling_factor)
+    else:
+        where = type(spec).__name__
+        entries, notes = entries_of(spec, where, pooling_factors, default_pooling_factor)
+    return Source(where, tuple(entries), table_defaults(access=access, optimizer=optimizer), tuple(notes))
 
 
 def from_stats(path: Path, *, access: str, dtype: str | None, optimizer: str) -> Source:

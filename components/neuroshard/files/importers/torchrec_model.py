@@ -37,7 +37,13 @@ def torchrec_entries(
     TorchRec's planner). Raises UsageError for a `spec` that cannot be, InvalidInput for a model that cannot be made, holds no
     tables or holds some that no plan covers, and for a pooling factor of nothing in it.
     """
-    model = make_on_meta(spec)
+    return entries_of(make_on_meta(spec), spec, pooling_factors, default_pooling_factor)
+
+
+def entries_of(
+    model: nn.Module, spec: str, pooling_factors: Mapping[str, float], default_pooling_factor: float | None = None
+) -> tuple[list[TableEntry], list[str]]:
+    """`torchrec_entries` of a model that is made already; messages call it `spec`."""
     entries: list[TableEntry] = []
     assumed: list[str] = []
     known: set[str] = set()

@@ -1,0 +1,97 @@
+"""Tables from whatever a notebook has at hand: a preset, a file, a TorchRec model, a DataFrame, a list."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from neuroshard.api.results import Tables
+from neuroshard.core.clean import log
+from neuroshard.core.errors import UsageError
+from neuroshard.core.table import Table
+from neuroshard.core.value import shown
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+    from neuroshard.files.importers.tables_source import Source
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def tables(
+    source: str | PathLike[str] | nn.Module | pd.DataFrame | Iterable[Table | Mapping[str, Any]],
+    *,
+    pooling_factors: Mapping[str, float] | None = None,
+    default_pooling_factor: float | None = None,
+    access: str = "uniform",
+    dtype: str = "fp32",
+    optimizer: str = "rowwise_adagrad",
+    dim: int = 128,
+    quiet: bool = False,
+) -> Tables:
+    """The embedding tables of a model, as `neuroshard tables` finds them.
+
+    `source` is a preset's name, a file (.json, .csv, .parquet, .pt of dlrm_datasets), `"package.module:make_model"`, a torch
+    module with TorchRec collections, a pandas DataFrame with a row a table (name, rows, dim, pooling_factor and the other
+    fields of `Table`), or a list of `Table` or of mappings with those fields.
+
+    `pooling_factors` are the lookups a sample of a model's tables or features by name, `default_pooling_factor` those of any
+    other feature. `access` (uniform or zipf:EXPONENT), `dtype` (fp32 or fp16) and `optimizer` (sgd, rowwise_adagrad, adagrad
+    or adam) hold where the source does not say, `dim` for .pt files, which have no dims. Notes on what was assumed go to
+    stderr unless `quiet`, and stay in `.notes`.
+
+    Raises UsageError for a source that is none, InvalidInput for a fault in it; both are NeuroshardError, in one line.
+
+    >>> import neuroshard as ns
+    >>> ns.tables([{"name": "user", "rows": 1_000_000, "dim": 64, "pooling_factor": 3.0}])
+    Tables: 1 table, 248.0 MiB with optimizer state
+    """
+    from neuroshard.files.importers import tables_source
+    from neuroshard.files.importers.presets import PRESETS
+
+    of_models = pooling_factors is not None or default_pooling_factor is not None
+    is_model = _is_a("torch.nn", "Module", source) or (
+        isinstance(source, str)
+        and source not in PRESETS
+        and bool(_FUNCTION.fullmatch(source))
+        and not Path(source).exists()
+    )
+    if of_models and not is_model:
+        raise UsageError("pooling factors are for a model; other sources state their own")
+    found: Source
+    if is_model:
+        found = tables_source.from_torchrec(
+            source,  # type: ignore[arg-type]  # seen above: a str, or a torch module
+            access=access,
+            optimizer=optimizer,
+            pooling_factors=pooling_factors or {},
+            default_pooling_factor=default_pooling_factor,
+        )
+    elif isinstance(source, str) and source in PRESETS:
+        found = tables_source.from_preset(source, access=access, dtype=dtype, optimizer=optimizer)
+    elif isinstance(source, str | PathLike):
+        found = tables_source.from_file(Path(source), access=access, dtype=dtype, optimizer=optimizer, dim=dim)
+    elif _is_a("pandas", "DataFrame", source):
+        found = tables_source.from_frame(source, access=access, dtype=dtype, optimizer=optimizer)  # type: ignore[arg-type]
+    elif isinstance(source, Iterable) and not isinstance(source, Mapping):
+        found = tables_source.from_list([*source], access=access, dtype=dtype, optimizer=optimizer)
+    else:
+        raise UsageError(
+            f"{shown(source)} holds no tables; give a preset, a file, a TorchRec model, a DataFrame or a list of tables"
+        )
+    imported = found.tables()
+    if not quiet:
+        log(*(f"note: {note}" for note in imported.notes))
+    return Tables.of(imported.tables, imported.notes)
+
+
+def _is_a(module: str, name: str, value: object) -> bool:
+    """Whether a value is of a class of a package that may not be imported; then no value is of it."""
+    found = getattr(sys.modules.get(module), name, None)
+    return isinstance(found, type) and isinstance(value, found)

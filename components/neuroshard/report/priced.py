@@ -1,0 +1,21 @@
+"""A plan and a cost model, not necessarily its own -> the predicted cost of each device."""
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.plan import DeviceCost, Plan
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.protocol import CostModel
+
+
+def priced(plan: Plan, model: CostModel) -> tuple[DeviceCost, ...]:
+    """Predicted ms of every device (D,). Raises InvalidInput where the plan splits rows and the model knows whole tables only."""
+    prices = price_shards(model, plan.task, plan.shards)
+    if prices is None:
+        raise InvalidInput(
+            f"cost model {model.name[:12]} knows whole tables only, but plan {plan.digest()[:12]} splits some row-wise; "
+            "price it by another cost model, or search with --no-row-wise"
+        )
+    parts = prices.compute_ms, prices.forward_collective_ms, prices.backward_collective_ms
+    return tuple(
+        DeviceCost(compute_ms=compute, forward_collective_ms=forward, backward_collective_ms=backward)
+        for compute, forward, backward in zip(*(part.tolist() for part in parts), strict=True)
+    )

@@ -1,0 +1,304 @@
+"""`import neuroshard as ns`: what is public, that it is light, and that a verb does what its subcommand does."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import neuroshard as ns
+from helpers.limits import HANGS
+from neuroshard import api
+from neuroshard.cli import app
+from neuroshard.core.errors import InvalidInput, NotFound, UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ["deploy", "report", "search"]
+TABLES = [{"name": f"t{i}", "rows": 100_000, "dim": 64, "pooling_factor": 10.0 + i} for i in range(6)]
+OPTIONS: dict[str, Any] = {"devices": 3, "memory": "1GiB", "batch_size": 4096, "rounds": 1, "quiet": True}
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def plan() -> ns.Plan:
+    return ns.search(TABLES, "analytic:h100", **OPTIONS)
+
+
+def test_importing_neuroshard_loads_nothing_but_python() -> None:
+    code = "import sys; before = set(sys.modules); import neuroshard as ns; dir(ns); ns.__version__; "
+    code += "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
+
+    assert set(python(code).split()) - sys.stdlib_module_names == {"neuroshard"}
+
+
+def test_the_verbs_load_no_heavy_package_before_they_are_called() -> None:
+    code = "import sys, neuroshard as ns; [getattr(ns, name) for name in ns.__all__ if name != 'search']; ns.search; "
+    code += "print(*sorted({'torch', 'pandas', 'pyarrow', 'boto3', 'jinja2', 'typer', 'kfp'} & sys.modules.keys()))"
+
+    assert python(code) == ""
+
+
+def test_what_is_public_is_listed_once() -> None:
+    assert set(ns.__all__) == {*api.__all__, "__version__"}
+    assert set(ns.__all__) <= set(dir(ns))
+    page = (ROOT / "docs" / "python.md").read_text()
+    assert [name for name in ns.__all__ if f"`{name}" not in page and f"`ns.{name}" not in page] == []
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    name = "nothing"
+    with pytest.raises(AttributeError, match="'neuroshard' has no attribute 'nothing'"):
+        getattr(ns, name)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("first", ["", "import neuroshard.{}.run; ", "from neuroshard.{}.run import run; "])
+def test_a_verb_that_is_a_package_too_can_be_called_whoever_imported_it_first(room: str, first: str) -> None:
+    code = first.format(room) + f"import neuroshard as ns, neuroshard.{room}.run as m; from neuroshard import {room}\n"
+    code += (
+        f"try: ns.{room}(no_such_option=1)\nexcept TypeError as error: print({room} is ns.{room}, m.__name__, error)"
+    )
+
+    got = python(code)
+
+    assert got.startswith(f"True neuroshard.{room}.run {room}() got an unexpected keyword argument 'no_such_option'")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_help_shows_the_signature_and_the_docstring_of_the_verb(room: str) -> None:
+    verb = getattr(api, room)
+
+    assert inspect.signature(getattr(ns, room)) == inspect.signature(verb)
+    assert inspect.getdoc(getattr(ns, room)) == inspect.getdoc(verb)
+
+
+@pytest.mark.parametrize("verb", ["search", "report", "deploy", "diff"])
+def test_a_verb_has_every_option_of_its_subcommand(verb: str) -> None:
+    command = vars(typer.main.get_command(app))["commands"][verb]
+    options = {parameter.name for parameter in command.params} - {"help"}
+    renamed = {
+        "tables_json": "tables",
+        "as_json": None,
+        "store": None if verb == "search" else "store",
+        "hardware": None,
+    }
+    renamed |= {"out": None} if verb == "report" else {}
+
+    wanted = {renamed.get(option, option) for option in options} - {None}
+
+    assert wanted <= inspect.signature(getattr(api, verb)).parameters.keys()
+
+
+@pytest.mark.slow
+def test_search_from_python_writes_the_bytes_that_the_command_writes(tmp_path: Path) -> None:
+    ns.tables(TABLES).save(tmp_path / "tables.json")
+    words = (
+        "search tables.json --model analytic:h100 --devices 3 --memory 1GiB --batch-size 4096 --rounds 1 --reserve 15% "
+    )
+    words += "--never-split t1 --pin t0=0,1 --domain 3 -o command.json"
+    before = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        done = CliRunner().invoke(app, words.split())
+    finally:
+        os.chdir(before)
+    assert done.exit_code == 0, done.output
+
+    options = {**OPTIONS, "reserve": "15%", "never_split": ["t1"], "pin": ["t0=0,1"], "domain": 3}
+    of_values = ns.search(TABLES, "analytic:h100", out=tmp_path / "python.json", **options)
+    of_a_file = ns.search(tmp_path / "tables.json", "analytic:h100", **options)
+
+    assert (tmp_path / "python.json").read_bytes() == (tmp_path / "command.json").read_bytes()
+    assert ns.load_plan(tmp_path / "command.json") == of_values == of_a_file
+
+
+def test_tables_come_from_a_file_a_frame_a_model_and_a_list(tmp_path: Path) -> None:
+    import pandas as pd
+
+    tables = ns.tables(TABLES)
+    tables.save(tmp_path / "tables.json")
+    frame = pd.DataFrame(TABLES)
+    frame["module"] = [None] * 6
+
+    assert ns.tables(tmp_path / "tables.json") == tables == ns.tables(list(tables))
+    assert ns.tables(frame) == tables == ns.tables(str(tmp_path / "tables.json"))
+    assert list(tables.to_frame().name) == [table["name"] for table in TABLES]
+
+
+def test_unknown_columns_of_a_frame_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    import pandas as pd
+
+    tables = ns.tables(pd.DataFrame([{**TABLES[0], "owner": "ads"}]))
+
+    assert tables.notes == ("the DataFrame: unknown columns were ignored: owner",)
+    assert capsys.readouterr().err == "note: the DataFrame: unknown columns were ignored: owner\n"
+
+
+@pytest.mark.slow
+def test_tables_of_a_torch_module_are_those_that_the_command_finds() -> None:
+    pytest.importorskip("torchrec")
+    import torch
+
+    from examples.ads_model import make_model
+
+    with torch.device("meta"):
+        model = make_model()
+
+    of_the_module = ns.tables(model, pooling_factors={"query_terms": 20.0}, quiet=True)
+    of_its_name = ns.tables("examples.ads_model:make_model", pooling_factors={"query_terms": 20.0}, quiet=True)
+
+    assert of_the_module == of_its_name
+    assert {table.name: table.pooling_factor for table in of_the_module}["query_terms"] == 20.0
+
+
+def test_quiet_says_nothing_and_otherwise_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    ns.search(TABLES, "analytic:h100", **OPTIONS)
+    assert capsys.readouterr() == ("", "")
+
+    ns.search(TABLES, "analytic:h100", **{**OPTIONS, "quiet": False})
+    out, err = capsys.readouterr()
+    assert (out, "search: 1/1 rounds" in err) == ("", True)
+
+
+def test_two_plans_are_held_against_one_cost_model(plan: ns.Plan) -> None:
+    other = ns.search(TABLES, "analytic:a100", **{**OPTIONS, "algorithm": "random"})
+
+    assert ns.diff(plan, other).gain_ms is None
+    assert plan.cost_ms is not None
+    by_h100 = ns.diff(other, plan, model="analytic:h100")
+
+    assert by_h100.gain_ms == pytest.approx(ns.price(other, "analytic:h100").cost_ms - plan.cost_ms)
+    assert by_h100.gain_ms is not None
+    assert by_h100.gain_ms > 0
+    assert by_h100.data["old"] == other.digest()
+    assert ns.price(plan, "analytic:h100").total_ms == pytest.approx(plan.predicted_ms)
+
+
+def test_plans_for_other_batch_sizes_are_not_priced_together(plan: ns.Plan) -> None:
+    other = ns.search(TABLES, "analytic:h100", **{**OPTIONS, "batch_size": 8192})
+
+    with pytest.raises(InvalidInput, match="for batches of 4,096 and 8,192 samples"):
+        ns.diff(plan, other, "analytic:h100")
+
+
+@pytest.mark.slow
+def test_the_report_saves_the_page_that_the_command_writes(plan: ns.Plan, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_bytes(plan.canonical_json())
+    words = ["report", str(tmp_path / "plan.json"), "--model", "analytic:h100", "-o", str(tmp_path / "command.html")]
+    assert CliRunner().invoke(app, words).exit_code == 0
+
+    page = ns.report(tmp_path / "plan.json", model="analytic:h100")
+
+    assert page.save(tmp_path / "python.html") == (tmp_path / "command.html").stat().st_size
+    assert (tmp_path / "python.html").read_bytes() == (tmp_path / "command.html").read_bytes()
+    shown = page._repr_html_()
+    assert shown.startswith("<iframe sandbox=")
+    assert "<script" not in shown
+
+
+def test_every_result_has_two_lines_and_html(plan: ns.Plan, tmp_path: Path) -> None:
+    results: list[Any] = [ns.tables(TABLES), plan, ns.price(plan, "analytic:h100"), ns.diff(plan, plan)]
+    results += [ns.deploy(plan, tmp_path / "store", "ads"), ns.deploy(plan, tmp_path / "store", "ads")]
+
+    for result in results:
+        assert 1 <= len(repr(result).splitlines()) <= 2
+        assert result._repr_html_().startswith("<p")
+
+
+def test_names_of_tables_are_escaped() -> None:
+    (row,) = TABLES[:1]
+
+    assert "<script>" not in ns.tables([{**row, "name": "<script>alert(1)</script>"}])._repr_html_()
+
+
+def test_frames_have_a_row_a_shard_and_a_row_a_device(plan: ns.Plan) -> None:
+    shards, devices = plan.to_frame(), plan.to_frame("devices")
+
+    assert len(shards) == len(plan.shards)
+    assert tuple(shards.groupby("device").memory_bytes.sum()) == plan.memory_bytes()
+    assert tuple(devices.total_ms) == plan.predicted_ms
+    assert tuple(ns.price(plan, "analytic:h100").to_frame().device) == (0, 1, 2)
+    assert len(ns.diff(plan, plan).to_frame()) == 0
+
+
+def test_without_pandas_to_frame_says_how_to_get_it(plan: ns.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+
+    with pytest.raises(ns.NeuroshardError, match=r"to_frame needs pandas: .*install"):
+        plan.to_frame()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: ns.search(TABLES, "analytic:h100", devices=0, memory="1GiB"), UsageError, "from 1 to 4096, not 0"),
+        (lambda: ns.search(TABLES, "analytic:h100", devices=2, memory="1 lot"), UsageError, "'1 lot' is not an amount"),
+        (
+            lambda: ns.search(TABLES, "analytic:h100", **OPTIONS, pin="t0=0"),
+            UsageError,
+            r"a list, as in pin=\['t0=0'\]",
+        ),
+        (lambda: ns.search("no.json", "analytic:h100", **OPTIONS), InvalidInput, "no.json: no such file"),
+        (lambda: ns.tables(3), UsageError, "3 holds no tables; give a preset"),  # type: ignore[arg-type]
+        (lambda: ns.tables([3]), InvalidInput, r"tables\[0\]: is 3, neither a Table"),  # type: ignore[list-item]
+        (lambda: ns.tables(TABLES, pooling_factors={"t0": 2.0}), UsageError, "pooling factors are for a model"),
+        (lambda: ns.price(3, "analytic:h100"), UsageError, "3 is no plan"),  # type: ignore[arg-type]
+        (lambda: ns.load_plan("s3://bucket/prefix"), UsageError, "give its name too"),
+        (lambda: ns.load_plan("nowhere", "ads"), NotFound, "nowhere"),
+    ],
+)
+def test_errors_are_the_projects_own_in_one_line(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as raised:
+        call()
+
+    assert isinstance(raised.value, ns.NeuroshardError)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_users_file_is_checked_by_mypy_from_outside(tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(
+        "import pandas as pd\n\nimport neuroshard as ns\n\n"
+        "tables: ns.Tables = ns.tables('mlperf-dlrm-dcnv2')\n"
+        "plan: ns.Plan = ns.search(tables, model='analytic:h100', devices=8, memory='80GiB', quiet=True)\n"
+        "cost: float = ns.price(plan, 'analytic:a100').cost_ms\n"
+        "gain: float | None = ns.diff('old.json', plan, model='analytic:h100').gain_ms\n"
+        "size: int = ns.report(plan).save('report.html')\n"
+        "shards: pd.DataFrame = plan.to_frame()\n"
+        "number: int = ns.deploy(plan, 'store', 'ads-ranker').release.number\n"
+        "wrong: str = ns.load_plan('store', 'ads-ranker')\n"
+        "ns.search(tables, model='analytic:h100', devices='8', memory='80GiB')\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--follow-imports",
+        "silent",
+        "--cache-dir",
+        str(tmp_path),
+        "user.py",
+    ]
+    environment = {**os.environ, "MYPYPATH": str(ROOT / "components")}
+
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANGS)
+
+    lines = [line.split(" error: ")[0] for line in done.stdout.splitlines() if " error: " in line]
+    assert lines == ["user.py:12:", "user.py:13:"], done.stdout + done.stderr
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (Path(ns.__file__ or "").parent / "py.typed").exists()
+    assert json.loads(python("import json, neuroshard; print(json.dumps(neuroshard.__version__))")) == ns.__version__
