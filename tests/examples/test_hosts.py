@@ -1,0 +1,54 @@
+"""The worked trainer on two hosts of two ranks, with a slow link between them: every sharding type, outputs as unsharded."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.hosts import hosts, lacks_hosts, start_ranks
+from helpers.limits import HANGS
+from helpers.plans import NOW
+from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
+from neuroshard.core.value import decode_json
+from neuroshard.deploy.run import deploy
+from neuroshard.store.folder import FolderStore
+
+pytestmark = pytest.mark.slow
+
+TRAIN = Path(__file__).parents[2] / "examples" / "train.py"
+
+
+def test_all_sharding_types_train_over_two_hosts_as_uncut(tmp_path: Path) -> None:
+    if why := lacks_hosts():
+        pytest.skip(f"{why}; to run: make test as root, with iproute2")
+    tables = tuple(
+        Table(name=name, rows=400, dim=16, pooling_factor=5.0, optimizer_bytes_per_row=0)
+        for name in ("whole", "columns", "rows", "host_rows")
+    )
+    shards = [
+        Shard(table="whole", rows=400, dim=16, device=3),
+        *(Shard(table="columns", rows=400, column_offset=8 * half, dim=8, device=1 + half) for half in range(2)),
+        *(Shard(table="rows", row_offset=100 * rank, rows=100, dim=16, device=rank) for rank in range(4)),
+        *(Shard(table="host_rows", row_offset=200 * half, rows=200, dim=16, device=2 + half) for half in range(2)),
+    ]
+    task = ShardingTask(
+        tables=tables,
+        device_memory_bytes=(2**24,) * 4,
+        batch_size=64,
+        topology=Topology(domain=2, local_world_size=2),
+    )
+    plan = Plan(task=task, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    deploy(plan, FolderStore(tmp_path / "store"), "m", now=NOW)
+    summary = tmp_path / "summary.json"
+    command = [sys.executable, TRAIN, "--store", tmp_path / "store", "--name", "m", "--steps", 4, "--batch-size", 64,
+        "--timeout", HANGS, "--summary", summary]  # fmt: skip
+    with hosts(2, 2, "100mbit") as there:
+        ranks = start_ranks(there, command)
+        said = [rank.communicate(timeout=HANGS)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 4, said[0]
+    found = decode_json(summary.read_bytes(), "summary")
+    assert found["first_forward_max_abs_difference"] < 1e-5
+    assert len(found["embeddings"]["measured_ms"]) == 4
