@@ -136,6 +136,20 @@ def test_tables_come_from_a_file_a_frame_a_model_and_a_list(tmp_path: Path) -> N
     assert list(tables.to_frame().name) == [table["name"] for table in TABLES]
 
 
+def test_tables_come_from_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from neuroshard.augment import source
+    from neuroshard.store.folder import FolderStore
+
+    ns.tables(TABLES).save(tmp_path / "tables.json")
+    monkeypatch.setattr(source, "open_store", {"s3://bucket/today": FolderStore(tmp_path)}.__getitem__)
+
+    assert ns.tables("s3://bucket/today/tables.json") == ns.tables(TABLES)
+    plan = ns.search("s3://bucket/today/tables.json", "analytic:h100", **OPTIONS)
+    assert plan.task.tables == ns.tables(TABLES)
+    with pytest.raises(UsageError, match="are for files"):
+        ns.tables("s3://bucket/today/tables.json", optimizer="adam")
+
+
 def test_unknown_columns_of_a_frame_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     import pandas as pd
 
@@ -183,6 +197,20 @@ def test_two_plans_are_held_against_one_cost_model(plan: ns.Plan) -> None:
     assert by_h100.gain_ms > 0
     assert by_h100.data["old"] == other.digest()
     assert ns.price(plan, "analytic:h100").total_ms == pytest.approx(plan.predicted_ms)
+
+
+def test_the_command_diff_takes_a_cost_model(plan: ns.Plan, tmp_path: Path) -> None:
+    other = ns.search(TABLES, "analytic:a100", **{**OPTIONS, "algorithm": "random"})
+    for name, one in (("a.json", other), ("b.json", plan)):
+        (tmp_path / name).write_bytes(one.canonical_json())
+    words = ["diff", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--model", "analytic:h100"]
+
+    as_text, as_json = (CliRunner().invoke(app, [*words, *more]).stdout for more in ([], ["--json"]))
+
+    found = ns.diff(other, plan, "analytic:h100")
+    assert json.loads(as_json) == found.data
+    assert as_text == f"{found}\n"
+    assert "not comparable" not in as_text
 
 
 def test_plans_for_other_batch_sizes_are_not_priced_together(plan: ns.Plan) -> None:

@@ -113,9 +113,10 @@ def search(
     )
     if out is not None:
         check_can_write(Path(out))
-    listed, notes = (
-        read_tables_of_a_search(Path(tables)) if isinstance(tables, str | PathLike) else (_tables(tables, quiet), ())
-    )
+    if isinstance(tables, str | PathLike) and "://" not in str(tables):
+        listed, notes = read_tables_of_a_search(Path(tables))
+    else:
+        listed, notes = _tables(tables, quiet), ()
     with silent(quiet):
         plan = search_tables(
             listed,
@@ -289,7 +290,7 @@ def _plan(plan: Plan | FilePath) -> Plan:
     return read_plan(Path(plan))
 
 
-def _tables(tables: nn.Module | pd.DataFrame | Iterable[Table | Mapping[str, Any]], quiet: bool) -> Tables:
+def _tables(tables: FilePath | nn.Module | pd.DataFrame | Iterable[Table | Mapping[str, Any]], quiet: bool) -> Tables:
     from neuroshard.api import sources
 
     return tables if isinstance(tables, Tables) else sources.tables(tables, quiet=quiet)

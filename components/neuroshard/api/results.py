@@ -31,7 +31,7 @@ class Tables(tuple[Table, ...]):
     ('cat_0', 40000000, 128)
     """
 
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, tables: tuple[Table, ...], notes: tuple[str, ...] = ()) -> Self:

@@ -37,7 +37,8 @@ def tables(
 ) -> Tables:
     """The embedding tables of a model, as `neuroshard tables` finds them.
 
-    `source` is a preset's name, a file (.json, .csv, .parquet, .pt of dlrm_datasets), `"package.module:make_model"`, a torch
+    `source` is a preset's name, a file (.json, .csv, .parquet, .pt of dlrm_datasets), such a file's URL
+    in a store, `"package.module:make_model"`, a torch
     module with TorchRec collections, a pandas DataFrame with a row a table (name, rows, dim, pooling_factor and the other
     fields of `Table`), or a list of `Table` or of mappings with those fields.
 
@@ -64,6 +65,14 @@ def tables(
     )
     if of_models and not is_model:
         raise UsageError("pooling factors are for a model; other sources state their own")
+    if isinstance(source, str) and "://" in source:
+        if (access, dtype, optimizer, dim) != ("uniform", "fp32", "rowwise_adagrad", 128):
+            raise UsageError(
+                f"{source}: access, dtype, optimizer and dim are for files; copy it to one, or leave them out"
+            )
+        from neuroshard.augment.source import load_tables
+
+        return _noted(*load_tables(source), quiet)
     found: Source
     if is_model:
         found = tables_source.from_torchrec(
@@ -86,9 +95,13 @@ def tables(
             f"{shown(source)} holds no tables; give a preset, a file, a TorchRec model, a DataFrame or a list of tables"
         )
     imported = found.tables()
+    return _noted(imported.tables, imported.notes, quiet)
+
+
+def _noted(listed: tuple[Table, ...], notes: tuple[str, ...], quiet: bool) -> Tables:
     if not quiet:
-        log(*(f"note: {note}" for note in imported.notes))
-    return Tables.of(imported.tables, imported.notes)
+        log(*(f"note: {note}" for note in notes))
+    return Tables.of(listed, notes)
 
 
 def _is_a(module: str, name: str, value: object) -> bool:
