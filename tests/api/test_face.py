@@ -250,6 +250,13 @@ def test_names_of_tables_are_escaped() -> None:
     assert "<script>" not in ns.tables([{**row, "name": "<script>alert(1)</script>"}])._repr_html_()
 
 
+def test_of_many_rows_the_first_are_shown_and_the_rest_is_counted() -> None:
+    shown = ns.tables([{**TABLES[0], "name": f"t{i}"} for i in range(40)])._repr_html_()
+
+    assert shown.count("<tr>") == 1 + 32
+    assert "8 more rows (to_frame has all)" in shown
+
+
 def test_frames_have_a_row_a_shard_and_a_row_a_device(plan: ns.Plan) -> None:
     shards, devices = plan.to_frame(), plan.to_frame("devices")
 

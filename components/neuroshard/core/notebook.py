@@ -24,7 +24,7 @@ def html_table(title: str, columns: Columns, notes: Iterable[str] = ()) -> str:
     head = "".join(f"<th>{_text(name)}</th>" for name in columns)
     body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows[:ROWS_SHOWN])
     left = len(rows) - ROWS_SHOWN
-    said = [*([f"{counted(left, 'more row')}, in to_frame()"] if left > 0 else []), *notes]
+    said = [*([f"{counted(left, 'more row')} (to_frame has all)"] if left > 0 else []), *notes]
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f"<p><b>{_text(title)}</b></p>{table}{''.join(f'<p>{_text(note)}</p>' for note in said)}"
 
