@@ -1,12 +1,18 @@
 """Which of the plans found is taken: under errors that tables and parts carry with them wherever they lie."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from helpers.refusals import refused
 from helpers.states import whole
+from neuroshard.core.errors import UsageError
+from neuroshard.costmodel.analytic import Analytic
 from neuroshard.search.choice import choose, drawn_ms
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State, about_as_cheap
+from neuroshard.search.run import LEAST_SAID, SearchSettings, search
 from neuroshard.search.tuning import TUNING
 
 SHARE = 0.04
@@ -139,3 +145,24 @@ def test_plans_found_twice_are_kept_once(problem):
     assert one.cost == other.cost
     kept = about_as_cheap([one, other, whole(problem, [0, 1, 0]), whole(problem, [1, 0, 1])])
     assert [state.widths.tolist() for state in kept] == [one.widths.tolist(), other.widths.tolist()]
+
+
+def test_a_plan_that_is_not_the_cheapest_found_says_so_and_the_cheapest_can_be_taken(make_task) -> None:
+    """Under the doubt of a datasheet's model the cheapest plan is seldom the one that is expected to be the fastest."""
+    model, said = Analytic("h100", 65536), 0
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        task = make_task([(int(10 ** rng.uniform(3, 6)), 64, float(rng.uniform(1, 40))) for _ in range(14)], [1] * 4)
+        settings = SearchSettings(rounds=10, simplicity=0.0)
+        expected, cheapest = (search(task, model, replace(settings, take=take)) for take in ("expected", "cheapest"))
+        assert not any("--take cheapest" in note for note in cheapest.provenance.notes)
+        noted = any("--take cheapest" in note for note in expected.provenance.notes)
+        assert noted == (expected.cost_ms > (1 + LEAST_SAID) * expected.improvements[-1].cost_ms)
+        said += noted
+        assert cheapest.cost_ms == pytest.approx(cheapest.improvements[-1].cost_ms)
+    assert said
+
+
+def test_a_word_that_is_no_way_to_take_a_plan_is_refused(make_task) -> None:
+    with refused(UsageError, "take", "'best'", "cheapest"):
+        search(make_task([(1000, 16, 5.0)] * 4, [1] * 2), Analytic("h100", 64), SearchSettings(take="best"))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from neuroshard.api.results import Deployment, Diff, Price, Report, Tables
 from neuroshard.core.constraints import SIMPLICITY
@@ -21,6 +21,8 @@ from neuroshard.core.value import shown
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
+
+    from neuroshard.search.run import Take
 
 FilePath = str | PathLike[str]
 
@@ -54,6 +56,7 @@ def search(
     move_budget: str | int | None = None,
     keep_optimizer_state: bool = False,
     simplicity: str | float = SIMPLICITY,
+    take: str = "expected",
     seed: int = 0,
     quiet: bool = False,
     stop: threading.Event | None = None,
@@ -94,6 +97,7 @@ def search(
         time_budget_s=None if time_budget is None else parse_duration(str(time_budget)),
         move_budget_bytes=None if move_budget is None else parse_bytes(str(move_budget)),
         simplicity=parse_portion(str(simplicity)),
+        take=cast("Take", take),  # checked by the search
         keep_optimizer_state=keep_optimizer_state,
     )
     memory_bytes = parse_memory(str(memory), devices)

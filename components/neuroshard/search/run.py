@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -58,6 +59,8 @@ from neuroshard.search.watch import OnImprovement, Watch
 
 LOCAL_SEARCH, PUBLISHED = "local-search", "neuroshard-2023"
 ALGORITHMS = (LOCAL_SEARCH, PUBLISHED, *KEYS)
+Take = Literal["expected", "cheapest"]
+LEAST_SAID = 0.0005  # share of the cost by which a plan may be dearer than the cheapest without a word
 UNTIL_TIME_IS_UP = 10**6  # rounds of a search with a time budget
 
 
@@ -70,7 +73,8 @@ class SearchSettings:
     current plan moves at most `move_budget_bytes` of weights and optimizer state. The plan may cost the share `simplicity` more
     than the cheapest found if it then has fewer cuts. With `keep_optimizer_state`, tables whose optimizer has state by the row
     keep the column cuts of the current plan. With `try_row_wise`, and if the task has no rule about rows, tables may be split
-    row-wise if a first plan with rows split is cheaper than all first column-wise plans.
+    row-wise if a first plan with rows split is cheaper than all first column-wise plans. `take` is the plan expected to be the
+    fastest in truth, or the "cheapest" found by the cost model, whatever its doubt and its cuts.
     """
 
     algorithm: str = LOCAL_SEARCH
@@ -81,6 +85,7 @@ class SearchSettings:
     simplicity: float = SIMPLICITY
     keep_optimizer_state: bool = False
     try_row_wise: bool = False
+    take: Take = "expected"
     width: BeamWidth = PAPER
     tuning: Tuning = TUNING
 
@@ -95,6 +100,8 @@ class SearchSettings:
         if self.rounds is not None and self.rounds < 0:
             raise UsageError(f"rounds must be at least 0, not {self.rounds}")
         check_simplicity(self.simplicity)
+        if self.take not in get_args(Take):
+            raise UsageError(f"take must be {' or '.join(get_args(Take))}, not {self.take!r}")
         self.width.check()
         if from_a_plan and self.algorithm != LOCAL_SEARCH:
             raise UsageError(f"{self.algorithm} places all tables anew; only {LOCAL_SEARCH} starts from a plan")
@@ -151,6 +158,8 @@ def search(
     model raises where it knows no all-to-all between so many devices.
     """
     settings.check(from_a_plan=previous is not None)
+    if settings.take == "cheapest":
+        settings = replace(settings, simplicity=0.0, tuning=replace(settings.tuning, choice_under_doubt=False))
     cost_model = for_task(cost_model, task)
     if task.constraints.data_parallel:
         copies = Copies(task)
@@ -347,10 +356,22 @@ def _local_search(
         if heuristic is not None and heuristic.cost < worth_ms:
             best = heuristic
 
+        said = _doubted(best, watch.best_ms) if current is None else ()
         if not settings.simplicity:
-            return best, ()
+            return best, said
         simple = _with_few_cuts(best, starts[0], heuristic, request, settings.simplicity, rng.spawn(1)[0])
-    return simple, _instead(best, simple)
+    return simple, (*said, *_instead(best, simple))
+
+
+def _doubted(taken: State, cheapest_ms: float) -> tuple[str, ...]:
+    """A line where a plan is taken that costs more than the cheapest found."""
+    more = taken.cost / cheapest_ms - 1
+    if more < LEAST_SAID:
+        return ()
+    return (
+        f"{more:.2%} more than the cheapest plan found ({cheapest_ms:.3f} ms), which gains from errors of the cost model: this "
+        "plan is expected to be faster in truth (--take cheapest takes that one)",
+    )
 
 
 def _rows_are_cheaper(row_wise: Sequence[State], column_wise: Sequence[State]) -> bool:
