@@ -130,5 +130,5 @@ class _Doubts:
             ready=ready[devices],
             spread=spread[devices],
             idle_ready=float(ready[~busy].max(initial=0.0)),
-            ahead=float(state.forward.max()) + problem.launched_ms,
+            ahead=float(state.forward.max()) + state.launched_ms,
         )

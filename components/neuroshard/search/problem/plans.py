@@ -18,7 +18,7 @@ class Plans:
         self.problems = [state.problem for state in states]
         problem = self.problem = self.problems[0]
         self.memory = np.stack([one.memory for one in self.problems])
-        self.launched_ms = np.array([one.launched_ms for one in self.problems])
+        self.launched_ms = np.array([s.launched_ms for s in states])
         self.widths, self.shards = np.stack([s.widths for s in states]), np.stack([s.shards for s in states])
         self.sums, self.dims = np.stack([s.sums for s in states]), np.stack([s.dims for s in states])
         self.free, self.compute = np.stack([s.free for s in states]), np.stack([s.compute for s in states])
@@ -84,4 +84,7 @@ class Plans:
             self._estimated[plan, devices] = self._estimate(slope)
         forward, backward = transfers(problem, self.dims)
         ready = self.compute + backward
+        if len(problem.sequences):
+            each = zip(self.problems, self.widths, strict=True)
+            self.launched_ms = np.array([one.launched_ms(widths) for one, widths in each])
         self.cost = ready.max(axis=1) + forward.max(axis=1) + self.launched_ms

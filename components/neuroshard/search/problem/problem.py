@@ -107,7 +107,10 @@ class Problem:
         self.mean_columns = float(self.dims[self.whole].sum()) / self.devices
         self.base_dims, self._base = 0.0, np.zeros((1, 1))
         self.launches = LaunchCosts(self.tables, self.devices, model, task.pipeline)
-        self._launched_ms: float | None = None
+        self.sequences: Ints = np.flatnonzero(
+            ~never & np.array([tables[0].pooling == "none" for tables in self.tables])
+        )
+        self._launched_ms: dict[tuple[int, ...], float] = {}  # by the sequences that are cut
 
         self.vectors: Floats = np.zeros((len(self.group), 0))
         self._priced = np.zeros(len(self.group), dtype=bool)
@@ -142,12 +145,18 @@ class Problem:
     def devices(self) -> int:
         return self.task.devices
 
-    @property
-    def launched_ms(self) -> float:
-        """Ms of launches in every plan with these groups row-wise. Raises what the cost model raises for unknown devices."""
-        if self._launched_ms is None:
-            self._launched_ms = self.root.launches.of(self.row_wise).total_ms
-        return self._launched_ms
+    def launched_ms(self, widths: Widths | None = None) -> float:
+        """Ms of launches in a plan (G, D) with these groups row-wise; without one, of plans that cut no sequence.
+
+        Sequences that are cut have collectives of their own. Raises what the cost model raises for unknown devices.
+        """
+        cut: tuple[int, ...] = ()
+        if widths is not None and len(self.sequences):
+            held, whole = widths[self.sequences], self.all_units[self.sequences, None]
+            cut = tuple(self.sequences[((held > 0) & (held < whole)).any(axis=1)].tolist())
+        if cut not in self._launched_ms:
+            self._launched_ms[cut] = self.root.launches.of(self.row_wise, np.array(cut, dtype=np.int64)).total_ms
+        return self._launched_ms[cut]
 
     @property
     def base(self) -> Floats:
@@ -168,7 +177,7 @@ class Problem:
         root.price(root.first + root.max_units)
         new = copy.copy(root)
         new.row_wise, new.memory = np.sort(groups), root.memory - nbytes
-        new._launched_ms = None
+        new._launched_ms = {}
         new._base, new.base_dims = base, columns
         new.whole = root.whole.copy()
         new.whole[groups] = 0

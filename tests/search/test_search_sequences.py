@@ -1,0 +1,44 @@
+"""Sequences beside pooled tables: where one is cut, its collection has collectives of its own, and the search knows it."""
+
+import numpy as np
+import pytest
+
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.analytic import Analytic
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.search.run import SearchSettings, search
+
+
+def model_with_sequences(seed: int) -> tuple[Table, ...]:
+    rng = np.random.default_rng(seed)
+    pooled = [
+        Table(
+            name=f"t{i}",
+            module=str(rng.choice(["user", "item"])),
+            rows=int(10 ** rng.uniform(1, 6)),
+            dim=int(rng.choice([16, 32, 64])),
+            pooling_factor=float(rng.uniform(1, 10)),
+        )
+        for i in range(6)
+    ]
+    read = [
+        Table(name=f"s{i}", module="seq", rows=20_000, dim=64, pooling_factor=float(rng.uniform(2, 20)), pooling="none")
+        for i in range(2)
+    ]
+    return (*pooled, *read)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("rows", [False, True])
+def test_no_heuristic_finds_a_cheaper_plan(seed: int, rows: bool) -> None:
+    """A batch so small that launches weigh as much as bytes."""
+    model, devices = Analytic("h100", 8192), 2 + seed % 3
+    task = ShardingTask(tables=model_with_sequences(seed), device_memory_bytes=(2**34,) * devices, batch_size=8192)
+    plan = search(task, model, SearchSettings(rounds=10, try_row_wise=rows))
+    prices = price_shards(model, task, plan.shards)
+    assert prices is not None
+    assert plan.cost_ms == pytest.approx(prices.total_ms.max())
+    assert plan.lower_bound_ms is not None
+    assert plan.lower_bound_ms <= plan.cost_ms
+    assert plan.cost_ms <= min(one.cost_ms for one in plan.baselines if one.cost_ms is not None) * (1 + 1e-9)
