@@ -75,6 +75,7 @@ def test_all_ranks_shard_by_the_plan_that_rank_0_loaded(store, tmp_path):
     assert on_ranks(2, tmp_path, train, store) == [(digest, (2, columns))] * 2
 
 
+@pytest.mark.filterwarnings("ignore:HeuristicalStorageReservation:FutureWarning")  # TorchRec's own default
 def test_torchrec_1_9_takes_it_from_a_provider(store):
     provider = pytest.importorskip("torchrec.distributed.planner.provider", reason="a part of TorchRec 1.9")
     from torchrec.distributed.planner.executor import DefaultPlannerExecutor
