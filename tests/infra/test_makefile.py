@@ -27,6 +27,7 @@ TARGETS = [
     "bench-release",
     "bench-search",
     "bench-nights",
+    "bench-hosts",
     "bench-page",
     "submit",
     "lock",

@@ -365,9 +365,9 @@ def _local_search(
 
 def _doubted(taken: State, cheapest_ms: float) -> tuple[str, ...]:
     """A line where a plan is taken that costs more than the cheapest found."""
-    more = taken.cost / cheapest_ms - 1
-    if more < LEAST_SAID:
+    if taken.cost <= cheapest_ms * (1 + LEAST_SAID):
         return ()
+    more = taken.cost / cheapest_ms - 1
     return (
         f"{more:.2%} more than the cheapest plan found ({cheapest_ms:.3f} ms), which gains from errors of the cost model: this "
         "plan is expected to be faster in truth (--take cheapest takes that one)",
