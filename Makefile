@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test extras-check bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-hosts bench-page submit lock clean
+.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test extras-check bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-hosts bench-truth bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -89,7 +89,10 @@ bench-nights: .venv/dev.done ## nights on the local runner: the fleet changes, t
 bench-hosts: .venv/dev.done ## trainers on hosts with slow links between them (network namespaces; as root), by plans that know of it or not
 	@$(BIN)/python tests/bench/hosts.py $(ARGS)
 
-bench-page: .venv/dev.done ## docs/benchmarks/*.json -> docs/benchmarks.md; a bench writes its tables there with ARGS=--publish
+bench-truth: .venv/dev.done ## costs from datasheets beside figures of real GPUs that others measured; ARGS="--figures FOLDER"
+	@$(BIN)/python tests/bench/truth.py $(ARGS)
+
+bench-page: .venv/dev.done ## docs/benchmarks/*.json -> docs/benchmarks.md and docs/truth.md; a bench writes its tables there with ARGS=--publish
 	@$(BIN)/python tests/bench/publishing/page.py
 
 submit: .venv/run.done ## run the compiled pipeline on the cluster at KFP_ENDPOINT; ARGS="store=s3://bucket/prefix"

@@ -1,4 +1,4 @@
-"""The figures of docs/cost-model.md and docs/search.md: measured on a machine once, kept as numbers, drawn from them.
+"""The figures of docs/cost-model.md, docs/search.md and docs/truth.md: kept as numbers, drawn from them.
 
     python docs/figures.py measure run/figures     measure, train, search (10 minutes), and write docs/images/figures.json
     python docs/figures.py draw                    docs/images/figures.json -> docs/images/*.svg
@@ -198,6 +198,7 @@ def draw(numbers: dict[str, Any]) -> None:
         "trust": trust(numbers),
         "all-to-all": all_to_all(numbers),
         "search": search(numbers["search"]),
+        "truth": truth(),
     }
     for name, spec in figures.items():
         svg = vl_convert.vegalite_to_svg({**FRAME, **spec})
@@ -369,6 +370,42 @@ def search(found: dict[str, Any]) -> dict[str, Any]:
                     "y": axis(
                         "ms", "slowest device (predicted ms)", scale={"domain": [lowest, highest], "zero": False}
                     ),
+                },
+            },
+        ],
+    }
+
+
+def truth() -> dict[str, Any]:
+    """Computed over measured, a dot for each of other people's figures: the tables of docs/truth.md that have errors."""
+    kinds = {"operator": "operator", "exchanges": "all-to-all", "ratios": "system", "hosts": "hosts"}
+    values = []
+    for name, kind in kinds.items():
+        rows = json.loads((IMAGES.parent / "benchmarks" / f"truth-{name}.json").read_text())["rows"]
+        values += [{"what": row[0], "kind": kind, "off": float(row[2]) / float(row[1])} for row in rows]
+    return {
+        "height": 18 * len(values),
+        "title": title(
+            "Computed over measured", "Milliseconds, bandwidths and ratios; the band is 30 %, the stated deviation"
+        ),
+        "layer": [
+            {
+                "data": {"values": [{"low": 0.7, "high": 1.3}]},
+                "mark": {"type": "rect", "color": OURS, "opacity": 0.12},
+                "encoding": {"x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"}},
+            },
+            {
+                "data": {"values": values},
+                "mark": {"type": "point", "filled": True, "size": 70},
+                "encoding": {
+                    "x": axis(
+                        "off",
+                        "computed over measured",
+                        scale={"type": "log"},
+                        axis={"values": [0.5, 0.7, 1, 1.3, 2, 4]},
+                    ),
+                    "y": {"field": "what", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 420}},
+                    "color": {"field": "kind", "type": "nominal", "title": None, "sort": None},
                 },
             },
         ],

@@ -64,8 +64,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="of a training [12]")
     parser.add_argument("--budget", default="90s", help="to measure a table set for [90s]")
     parser.add_argument("--seed", type=int, default=0, help="of the first table set [0]")
+    parser.add_argument("--quick", action="store_true", help="one table set, one round")
     parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks/, and the page")
     options = parser.parse_args()
+    if options.quick:
+        options.worlds = options.rounds = 1
     if why := lacks_hosts():
         print(f"nothing is run: {why}")
         return

@@ -53,7 +53,7 @@ def test_where_it_may_a_search_splits_a_heavy_table_row_wise_and_says_so(folder:
 @pytest.mark.parametrize(
     ("model", "code", "words"),
     [
-        ("analytic:b200", 2, ["analytic model 'b200'", "analytic:h100"]),
+        ("analytic:v100", 2, ["analytic model 'v100'", "analytic:h100"]),
         ("analytic:h100", 2, ["--batch-size"]),
         ("given:none.json", 1, ["none.json", "no such file"]),
         ("given:costs.json --row-wise *", 2, ["given costs are of whole tables", "search without --row-wise"]),

@@ -76,6 +76,20 @@ def test_narrow_shards_cost_more_than_their_share() -> None:
     assert 4 * ms(model, table(dim=32)) > 1.5 * ms(model, table(dim=128))
 
 
+def test_rows_that_outgrow_the_cache_are_read_again() -> None:
+    """100,000 rows of 128 columns are as large as the L2 of an H100, and smaller than that of a B200."""
+    small, large = (table(rows=rows, dim=128, pooling_factor=10.0) for rows in (10_000, 100_000))
+
+    def again(name: str, table: Table) -> float:  # of the bytes of all lookups, those read from memory beyond the first
+        sheet, model = DATASHEETS[name], analytic_model(name, BATCH)
+        (vector,) = model.table_vectors([table], np.array([128]))
+        moved = vector[0] * sheet.memory * sheet.read_share - BATCH * (10 * 8 + 512)
+        return float((moved - table.rows * 512) / (BATCH * 10 * 512))
+
+    assert again("h100", small) < 0.15 < again("h100", large)
+    assert again("b200", large) < 0.6 * again("h100", large)
+
+
 def test_more_memory_bandwidth_makes_a_table_that_never_repeats_a_row_faster() -> None:
     once = table(rows=2**30, pooling_factor=1.0)
     a100, h100, h200 = (ms(analytic_model(name, BATCH), once) for name in ("a100", "h100", "h200"))
@@ -108,8 +122,8 @@ def test_a_plan_without_any_measurement() -> None:
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with refused(UsageError, "'b200'", "analytic:a100", "analytic:h100", "analytic:h200", "analytic:cpu"):
-        analytic_model("b200", BATCH)
+    with refused(UsageError, "'v100'", *(f"analytic:{name}" for name in NAMES)):
+        analytic_model("v100", BATCH)
 
 
 def test_it_needs_a_batch_size() -> None:
@@ -122,7 +136,19 @@ def test_hardware_gets_its_own_datasheet_or_a_common_one_of_its_kind() -> None:
         return Hardware.parse({"kind": kind, "name": name, "memory_bytes": 2**30}, "hardware")
 
     assert analytic_for(hardware("cuda", "NVIDIA A100-SXM4-80GB")) == ("a100", True)
-    assert analytic_for(hardware("cuda", "NVIDIA L40S")) == (UNKNOWN_GPU, False)
+    for name, device in {
+        "h100": "NVIDIA H100 80GB HBM3",
+        "h100-pcie": "NVIDIA H100 PCIe",
+        "b200": "NVIDIA B200",
+        "gb200": "NVIDIA GB200",
+        "b300": "NVIDIA B300 SXM6 AC",
+        "gb300": "NVIDIA GB300",
+        "l40s": "NVIDIA L40S",
+        "l40": "NVIDIA L40",
+        "a40": "NVIDIA A40",
+    }.items():
+        assert analytic_for(hardware("cuda", device)) == (name, True)
+    assert analytic_for(hardware("cuda", "Tesla V100-SXM2-32GB")) == (UNKNOWN_GPU, False)
     assert analytic_for(hardware("cpu", "AMD EPYC 9554")) == ("cpu", False)
     assert analytic_for(None, "H200 SXM") == ("h200", True)
     assert analytic_for(None) == (UNKNOWN_GPU, False)

@@ -176,7 +176,7 @@ def test_tensors_that_are_not_safetensors_are_refused(saved):
     assert "not a whole safetensors file" in fault(saved)
 
 
-@pytest.mark.parametrize("change", [{"format_version": 2}, {"feature_version": 4}])
+@pytest.mark.parametrize("change", [{"format_version": 2}, {"feature_version": 5}])
 def test_a_model_from_the_future_is_refused(saved, change):
     change_manifest(saved, **change)
 

@@ -8,7 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from bench.publishing.page import PAGE, ROOT, SECTIONS, TABLES, Table, command, publish, read, render
+from bench.publishing.page import (
+    PAGE,
+    ROOT,
+    SECTIONS,
+    TABLES,
+    TRUTH,
+    Table,
+    command,
+    publish,
+    read,
+    render,
+    render_truth,
+)
 from helpers.refusals import refused
 
 NAMES = sorted(path.stem for path in TABLES.glob("*.json"))
@@ -18,6 +30,7 @@ ROWS: list[list[object]] = [["ours", "1.0"], ["theirs | others", 2]]
 
 def test_the_page_is_what_the_tables_render_to():
     assert PAGE.read_text() == render(), "run make bench-page"
+    assert TRUTH.read_text() == render_truth(), "run make bench-page"
 
 
 def test_a_reader_gets_through_the_page():

@@ -28,6 +28,7 @@ TARGETS = [
     "bench-search",
     "bench-nights",
     "bench-hosts",
+    "bench-truth",
     "bench-page",
     "submit",
     "lock",

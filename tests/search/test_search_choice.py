@@ -150,7 +150,7 @@ def test_plans_found_twice_are_kept_once(problem):
 def test_a_plan_that_is_not_the_cheapest_found_says_so_and_the_cheapest_can_be_taken(make_task) -> None:
     """Under the doubt of a datasheet's model the cheapest plan is seldom the one that is expected to be the fastest."""
     model, said = Analytic("h100", 65536), 0
-    for seed in range(6):
+    for seed in range(10):
         rng = np.random.default_rng(seed)
         task = make_task([(int(10 ** rng.uniform(3, 6)), 64, float(rng.uniform(1, 40))) for _ in range(14)], [1] * 4)
         settings = SearchSettings(rounds=10, simplicity=0.0)

@@ -64,8 +64,8 @@ def search(
     """The plan whose slowest device is fastest, by the cost model; as `neuroshard search`.
 
     `neuroshard search --help` says what each option does. `tables` is a tables.json, or anything that `neuroshard.tables`
-    takes. `model` names a cost model: a folder that `neuroshard pretrain` wrote, STORE#HARDWARE, analytic:h100 (h200, a100,
-    cpu), or given:costs.json. Amounts are text as on the command line: `memory` is "80GiB" a device (or one for each, by
+    takes. `model` names a cost model: a folder that `neuroshard pretrain` wrote, STORE#HARDWARE, analytic:h100 (or another
+    datasheet's), or given:costs.json. Amounts are text as on the command line: `memory` is "80GiB" a device (or one for each, by
     commas), `reserve` "2GiB" or "15%", `move_budget` "50GiB", `time_budget` "30s", `network` "400Gb/s", `simplicity` "0.5%";
     a bare number is bytes, seconds, or a share. `previous` is a plan to start from (--from). With `out`, the plan is also
     written there as plan.json. Progress goes to stderr unless `quiet`. Once `stop` is set, the best plan so far is returned.

@@ -36,7 +36,7 @@ def search(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Cost model: a folder that `neuroshard pretrain` wrote, STORE#HARDWARE, analytic:h100 (h200, a100, cpu), or "
+            help="Cost model: a folder that `neuroshard pretrain` wrote, STORE#HARDWARE, analytic:h100 (or another GPU), or "
             "given:costs.json."
         ),
     ] = None,

@@ -1,13 +1,16 @@
 """A cost model from datasheets alone, for a cold start: `neuroshard search --model analytic:h100`. Nothing was measured.
 
-A pass (forward or backward) over a device's tables takes as long as the busier of two resources: memory, through which every
-distinct row of a batch moves once, and the cache, through which every lookup moves. An all-to-all takes a latency plus the bytes
-of the busiest device over its busier link. Every term is a sum over tables, and a cost is a maximum of such sums. So the cost of
-a device is convex in the sums and never falls when a table is added.
+A pass (forward or backward) over a device's tables takes as long as the busier of two resources: memory and the cache (L2).
+Every lookup moves through the cache. The first one of a row in a batch comes from memory, and so do those later ones whose row
+was pushed out in between: FBGEMM goes through the bags table by table, so a table has the cache to itself, and a row comes
+back after as many bytes as its table has rows, with the outputs written meanwhile. In backward the gradients of a table's bags
+stay in the cache as far as they fit. An all-to-all takes a latency plus the bytes of the busiest device over its busier link.
 
-The rates are published peaks, which no kernel reaches: trust the ratios between plans, not the milliseconds
-(docs/cost-model.md).
-Not covered: tables that compete for a cache, table sets too small to fill the device, row-wise sharding.
+Every term is a sum over tables, and a cost is a maximum of such sums. So the cost of a device is convex in the sums and never
+falls when a table is added.
+
+Rates are published peaks times the share of them that is achieved. How far that is from what others measured: docs/truth.md.
+Not covered: table sets too small to fill the device, tables in host memory behind a cache, row-wise sharding.
 """
 
 from collections.abc import Sequence
@@ -39,44 +42,88 @@ SPREAD = STAND_IN_ERROR  # of a device's predicted total
 class Datasheet:
     """Peak rates of a device in bytes a millisecond, one way, and latencies; `node` devices share the fast link.
 
-    Defaults are a GPU's.
+    Defaults are a GPU's. The shares are of the peaks, and are taken to be the same on all GPUs.
     """
 
     device_name: str
     memory: float
-    cache: float
+    cache: float  # rate of L2
+    cache_bytes: float
     link: float
     network: float
     sector_bytes: int = 32  # the least that memory moves (CUDA C++ Best Practices Guide, coalesced access)
     narrow: tuple[tuple[int, float], ...] = NARROW
     forward_launch_ms: float = 0.010  # two kernels of 5 us, about what CUDA takes to launch one
     backward_launch_ms: float = 0.050  # ten: linearise, sort in passes, group, update
+    read_share: float = (
+        0.90  # of memory, rows read and outputs written: FBGEMM's regroup of rows on an H100 (torchrec#4634)
+    )
+    # Of memory, rows read, changed and written back: what Adam takes longer than SGD on an H100 for its state
+    # (NVIDIA/recsys-examples@43465aea, BSD-3). No other figure of that file was used.
+    update_share: float = 0.55
+    link_share: float = 0.78  # H100 SXM: 335 of 450 GB/s on 4 GPUs (NVIDIA/nccl#2169), 370 on 8 (NVIDIA/nccl-tests#212)
+    network_share: float = 0.95  # H100: 46 to 49 of 50 GB/s a port (NVIDIA/nccl-tests#130)
     node: int = 8  # DGX and HGX
     latency_ms: float = 0.020  # of a small NCCL message inside a node
     network_latency_ms: float = 0.040  # and how much more beyond
 
+    @property
+    def network_rate(self) -> float:
+        """Bytes a millisecond that a device sends over the network, one way."""
+        return self.network * self.network_share
 
+
+_H100_CACHE = 5.7e9  # Chips and Cheese, July 2023: 5.5 to 6 TB/s measured on the PCIe card. NVIDIA publishes none
+_PCIE_4, _PCIE_5 = 0.0315e9, 0.063e9  # 16 lanes, one way, after encoding (PCI-SIG)
+
+# A name that contains another one comes first: a device is known by the first name found in its own.
 DATASHEETS = {
-    # NVIDIA A100 80GB datasheet (2,039 GB/s; NVLink 600 GB/s both ways); A100 whitepaper (L2 5,120 B a clock, 1.41 GHz);
+    # NVIDIA A100 80GB datasheet (2,039 GB/s; NVLink 600 GB/s both ways); A100 whitepaper (L2 40 MB, 5,120 B a clock, 1.41 GHz);
     # DGX A100 datasheet (a port of 200 Gb/s a GPU)
-    "a100": Datasheet("A100 80GB SXM", memory=2.039e9, cache=7.2e9, link=0.3e9, network=0.025e9),
-    # NVIDIA H100 datasheet (3.35 TB/s; NVLink 900 GB/s both ways); Chips and Cheese, July 2023 (L2 reads of 5.5 to 6 TB/s
-    # measured on the PCIe card: NVIDIA publishes none); DGX H100 datasheet (a port of 400 Gb/s a GPU)
-    "h100": Datasheet("H100 SXM", memory=3.35e9, cache=5.7e9, link=0.45e9, network=0.05e9),
+    "a100": Datasheet("A100 80GB SXM", memory=2.039e9, cache=7.2e9, cache_bytes=40e6, link=0.3e9, network=0.025e9),
+    # NVIDIA H100 datasheet (PCIe: 2 TB/s, PCIe 5.0); H100 whitepaper (L2 50 MB); a port of 400 Gb/s for two GPUs
+    "h100-pcie": Datasheet(
+        "H100 PCIe", memory=2.0e9, cache=_H100_CACHE, cache_bytes=50e6, link=_PCIE_5, network=0.025e9
+    ),
+    # NVIDIA H100 datasheet (3.35 TB/s; NVLink 900 GB/s both ways); H100 whitepaper (L2 50 MB); DGX H100 datasheet (a port of
+    # 400 Gb/s a GPU)
+    "h100": Datasheet("H100 SXM", memory=3.35e9, cache=_H100_CACHE, cache_bytes=50e6, link=0.45e9, network=0.05e9),
     # NVIDIA H200 datasheet (4.8 TB/s; NVLink 900 GB/s both ways); chip and node are the H100's
-    "h200": Datasheet("H200 SXM", memory=4.8e9, cache=5.7e9, link=0.45e9, network=0.05e9),
-    # A process with one core and one channel of DDR4-3200 (JEDEC: 25.6 GB/s); L3 32 B a clock at 3 GHz (AMD's optimization
-    # guide for family 19h); exchanged through loopback, which reads and writes each byte twice
+    "h200": Datasheet("H200 SXM", memory=4.8e9, cache=_H100_CACHE, cache_bytes=50e6, link=0.45e9, network=0.05e9),
+    # NVIDIA GB200 NVL72 datasheet (16 TB/s and NVLink 3.6 TB/s both ways for two GPUs; 72 GPUs in one NVLink domain); a port of
+    # 400 Gb/s a GPU. Chips and Cheese, December 2025 (L2 126 MB). No rate of the L2 is published: the H100's
+    "gb200": Datasheet(
+        "GB200", memory=8.0e9, cache=_H100_CACHE, cache_bytes=126e6, link=0.9e9, network=0.05e9, node=72
+    ),
+    # NVIDIA DGX B200 datasheet (64 TB/s and NVLink 14.4 TB/s both ways for eight GPUs; a port of 400 Gb/s a GPU)
+    "b200": Datasheet("B200 SXM", memory=8.0e9, cache=_H100_CACHE, cache_bytes=126e6, link=0.9e9, network=0.05e9),
+    # NVIDIA GB300 NVL72 and DGX B300 datasheets: memory and links of GB200 and B200; a port of 800 Gb/s a GPU
+    "gb300": Datasheet("GB300", memory=8.0e9, cache=_H100_CACHE, cache_bytes=126e6, link=0.9e9, network=0.1e9, node=72),
+    "b300": Datasheet("B300 SXM", memory=8.0e9, cache=_H100_CACHE, cache_bytes=126e6, link=0.9e9, network=0.1e9),
+    # NVIDIA L40S and L40 datasheets (864 GB/s; PCIe 4.0; no NVLink); Ada whitepaper (L2 96 MB). No rate of the L2 is published:
+    # the H100's. A port of 200 Gb/s for two GPUs is assumed
+    "l40s": Datasheet("L40S", memory=0.864e9, cache=_H100_CACHE, cache_bytes=96e6, link=_PCIE_4, network=0.0125e9),
+    "l40": Datasheet("L40", memory=0.864e9, cache=_H100_CACHE, cache_bytes=96e6, link=_PCIE_4, network=0.0125e9),
+    # NVIDIA A40 datasheet (696 GB/s; PCIe 4.0; its NVLink joins pairs only); GA102 whitepaper (L2 6 MB); rates of the L2 and of
+    # the network as above
+    "a40": Datasheet("A40", memory=0.696e9, cache=_H100_CACHE, cache_bytes=6e6, link=_PCIE_4, network=0.0125e9),
+    # A process with one core and one channel of DDR4-3200 (JEDEC: 25.6 GB/s); L3 32 B a clock at 3 GHz, 32 MB (AMD's
+    # optimization guide for family 19h); exchanged through loopback, which reads and writes each byte twice
     "cpu": Datasheet(
         "one CPU core",
         memory=25.6e6,
         cache=96e6,
+        cache_bytes=32e6,
         link=6.4e6,
         network=6.4e6,
         sector_bytes=64,  # a cache line
         narrow=(),
         forward_launch_ms=0.020,
         backward_launch_ms=0.020,
+        read_share=1.0,
+        update_share=1.0,
+        link_share=1.0,
+        network_share=1.0,
         node=2**30,
         latency_ms=0.1,
     ),
@@ -105,8 +152,8 @@ class Analytic:
         found = Analytic(self.name.partition(":")[2], self.batch_size)
         if task.topology is not None:
             given = task.topology.network_bytes_per_s
-            network = self.sheet.network if given is None else given / 1000
-            found.sheet = replace(self.sheet, node=task.topology.domain, network=network)
+            network = self.sheet.network_rate if given is None else given / 1000
+            found.sheet = replace(self.sheet, node=task.topology.domain, network=network, network_share=1.0)
         found.input_ms = input_ms_per_column(found, task) if waiting else 0.0
         return found
 
@@ -137,19 +184,21 @@ class Analytic:
         )
         bins = np.array([table.reuse_bins for table in tables], dtype=np.float64).reshape(len(tables), -1)
         distinct, lookups = distinct_rows(rows, pooling, bins, counted_on, self.batch_size), pooling * self.batch_size
-        columns, sector = np.asarray(dims, dtype=np.float64), self.sheet.sector_bytes
-        row = _whole(columns * element, sector) * self._narrow(columns)
-        state_row = _whole(columns * state, sector) + _whole(row_state, sector)
+        columns, sheet = np.asarray(dims, dtype=np.float64), self.sheet
+        row = _whole(columns * element, sheet.sector_bytes) * self._narrow(columns)
+        gradient = _whole(columns * OUTPUT_BYTES, sheet.sector_bytes) * self._narrow(columns)
+        state_row = _whole(columns * state, sheet.sector_bytes) + _whole(row_state, sheet.sector_bytes)
         output = self.batch_size * vectors * columns * OUTPUT_BYTES
         passes = np.ceil(np.log2(np.maximum(rows, 2)) / 8)
-
-        forward = distinct * row + output + lookups * INDEX_BYTES
-        gradients = lookups * _whole(columns * OUTPUT_BYTES, sector) * self._narrow(columns)
-        backward = 2 * distinct * (row + state_row) + output + lookups * passes * SORT_BYTES
-        memory, cache = self.sheet.memory, self.sheet.cache
+        between = distinct * (row + output / np.maximum(lookups, 1))  # bytes that pass before a row comes back
+        rows_again = (lookups - distinct) * row * _missed(between, sheet.cache_bytes)
+        gradients_again = np.maximum(lookups * gradient - output, 0.0) * _missed(output, sheet.cache_bytes)
+        forward = distinct * row + rows_again + output + lookups * INDEX_BYTES
+        backward = 2 * distinct * (row + state_row) + gradients_again + output + lookups * passes * SORT_BYTES
+        reading, updating = (sheet.memory * share for share in (sheet.read_share, sheet.update_share))
+        cached = (lookups * gradient + 2 * distinct * row) / sheet.cache
         waiting = self.input_ms * np.array([table.input_columns for table in tables])
-        cached = (gradients + 2 * distinct * row) / cache
-        terms = (forward / memory, lookups * row / cache, backward / memory, cached, waiting)
+        terms = (forward / reading, lookups * row / sheet.cache, backward / updating, cached, waiting)
         return np.stack(terms, axis=-1)
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
@@ -204,7 +253,7 @@ class Analytic:
         near = (min(devices, self.sheet.node) - 1) / (devices - 1)
         samples = self.batch_size / devices
         most = np.maximum((devices - 1) * dims, dims.sum(axis=-1, keepdims=True) - dims).max(axis=-1, keepdims=True)
-        ms_per_byte = max(near / self.sheet.link, (1 - near) / self.sheet.network)
+        ms_per_byte = max(near / (self.sheet.link * self.sheet.link_share), (1 - near) / self.sheet.network_rate)
         latency = self.sheet.latency_ms + (self.sheet.network_latency_ms if near < 1 else 0.0)
         return np.broadcast_to(latency + most * samples * OUTPUT_BYTES * ms_per_byte, dims.shape).copy()
 
@@ -234,3 +283,8 @@ def analytic_model(name: str, batch_size: int | None) -> Analytic:
 def _whole(amount: Floats, unit: int) -> Floats:
     """Rounded up to a multiple of `unit`."""
     return np.asarray(np.ceil(amount / unit) * unit, dtype=np.float64)
+
+
+def _missed(between: Floats, cache_bytes: float) -> Floats:
+    """The share of reads that find their bytes pushed out of the cache, by the bytes that passed since the last read."""
+    return np.asarray(between / (between + cache_bytes))

@@ -128,7 +128,7 @@ class TrainedCostModel:
         if task.topology is not None:
             sheet = DATASHEETS[analytic_for(self.manifest.bench.hardware)[0]]
             given = task.topology.network_bytes_per_s
-            rate = sheet.network if given is None else given / 1000
+            rate = sheet.network_rate if given is None else given / 1000
             network = Network(task.topology.domain, rate, sheet.latency_ms + sheet.network_latency_ms)
         found = replace(self, network=network)
         input_ms = input_ms_per_column(found, task) if waiting else 0.0

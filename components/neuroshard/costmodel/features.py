@@ -19,7 +19,7 @@ from neuroshard.core.reuse import REUSE_BINS
 from neuroshard.core.table import Table
 from neuroshard.costmodel.protocol import Floats, Ints
 
-FEATURE_VERSION: Final = 3  # written into each bundle; any change below needs a new version …
+FEATURE_VERSION: Final = 4  # written into each bundle; any change below needs a new version …
 OLDEST_FEATURES: Final = (
     2  # … and this one too, unless features are only added at the end: a net ignores what it does not know
 )
@@ -57,7 +57,7 @@ BY_WIDTH: Final = [
 ]
 
 # Touches of a row in each bin: the middle of (2^(i-1), 2^i]. Bin 16 has no upper end; twice its lower end is used.
-_BIN_TOUCHES: Final = np.array([1.0, 2.0, *(0.75 * 2.0**i + 0.5 for i in range(2, REUSE_BINS - 1)), 2.0**REUSE_BINS])
+BIN_TOUCHES: Final = np.array([1.0, 2.0, *(0.75 * 2.0**i + 0.5 for i in range(2, REUSE_BINS - 1)), 2.0**REUSE_BINS])
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def split_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) 
     bins = np.array([t.reuse_bins for t in distinct.values()], dtype=np.float64).reshape(-1, REUSE_BINS)
     lookups = pooling * batch
     touched = distinct_rows(rows, pooling, bins, counted_on, batch)
-    lookups_a_bin = bins * _BIN_TOUCHES
+    lookups_a_bin = bins * BIN_TOUCHES
     log_rows = np.log2(rows)
 
     fixed = np.zeros((len(distinct), len(FEATURES)))
@@ -145,12 +145,15 @@ def split_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) 
 def distinct_rows(rows: Floats, pooling: Floats, bins: Floats, counted_on: Floats, batch_size: int | Floats) -> Floats:
     """An estimate of how many distinct rows a batch touches, from the reuse bins: (T,), (T,), (T, 17), (T,) -> (T,).
 
-    `counted_on` is the batch size that the bins were counted on. A row that was touched c times there is touched at least once in
-    a batch of another size with probability 1 - exp(-c * ratio of the sizes): its touches are taken to be Poisson.
+    `counted_on` is the batch size that the bins were counted on. Of a smaller batch, each touch is there with the ratio of the
+    sizes as its probability. A larger one also touches rows that the counted one did not: so many as Chao and Jost (Ecology 93,
+    2012) expect from how many rows were touched once and twice.
     """
-    counted = pooling * counted_on / np.maximum(bins @ _BIN_TOUCHES, 1.0)
-    hit = 1 - np.exp(-np.outer(batch_size / counted_on, _BIN_TOUCHES))
-    same = batch_size == counted_on
-    estimate: Floats = counted * np.where(same, 1.0, (bins * hit).sum(axis=1))
+    counted = pooling * counted_on / np.maximum(bins @ BIN_TOUCHES, 1.0)
+    ratio = np.broadcast_to(batch_size / counted_on, counted.shape)
+    found = counted * (bins * (1 - (1 - np.minimum(ratio, 1.0))[:, None] ** BIN_TOUCHES)).sum(axis=1)
+    once, twice = counted * bins[:, 0], counted * bins[:, 1]
+    unseen = np.maximum(once**2 / np.maximum(2 * twice, 1.0), 1.0)
+    estimate: Floats = found + unseen * (1 - np.exp(-once * np.maximum(ratio - 1, 0.0) / unseen))
     estimate = np.minimum(estimate, rows)
     return np.minimum(estimate, pooling * batch_size)

@@ -1,4 +1,5 @@
-"""docs/benchmarks/*.json -> docs/benchmarks.md. A file is one table: a question, its figures, and how they came about.
+"""docs/benchmarks/*.json -> docs/benchmarks.md and docs/truth.md. A file is one table: a question, its figures, and how they
+came about.
 
     make bench-page        (or: .venv/bin/python tests/bench/publishing/page.py)
 
@@ -20,6 +21,10 @@ from neuroshard.files.disk import write_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLES, PAGE = ROOT / "docs" / "benchmarks", ROOT / "docs" / "benchmarks.md"
+TRUTH, MARK = (
+    ROOT / "docs" / "truth.md",
+    "<!-- tables: make bench-truth -->\n",
+)  # a page of its own, its tables below the mark
 SECTIONS = {  # what a table's name begins with
     "search": "Search",
     "cost": "Cost models",
@@ -28,11 +33,13 @@ SECTIONS = {  # what a table's name begins with
     "release": "Releases",
     "machines": "Other machines",
     "nights": "Nightly runs",
+    "truth": "",
 }
 COSTS = {
     "formula": "by our formula",
     "measured": "measured",
     "printed": "costs printed by others",
+    "others": "measured by others, computed by us",
     "none": "",
 }
 HEAD = """# Benchmarks
@@ -43,7 +50,7 @@ good plans are on hardware. No GPU has been measured yet.
 """
 
 
-CostsFrom = Literal["formula", "measured", "printed", "none"]
+CostsFrom = Literal["formula", "measured", "printed", "others", "none"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,8 @@ def publish(
     )
     write_bytes(folder / f"{name}.json", (json.dumps(asdict(table), indent=1, ensure_ascii=False) + "\n").encode())
     write_bytes(page, render(folder).encode())
+    if page == PAGE:
+        write_bytes(TRUTH, render_truth().encode())
 
 
 def command(arguments: Sequence[str]) -> str:
@@ -101,8 +110,8 @@ def read(path: Path) -> Table:
 
 
 def render(folder: Path = TABLES) -> str:
-    """The whole page: sections in their order, tables by their names."""
-    tables = {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
+    """The page of benchmarks: sections in their order, tables by their names."""
+    tables = {path.stem: read(path) for path in sorted(folder.glob("*.json")) if not path.stem.startswith("truth-")}
     machines = {table.machine for table in tables.values()}
     same = f"All of it is of one machine: {machines.pop()}.\n" if len(machines) == 1 else ""
     blocks = [HEAD + same]
@@ -112,7 +121,14 @@ def render(folder: Path = TABLES) -> str:
     return "\n".join(blocks)
 
 
-def _shown(table: Table, same: str) -> str:
+def render_truth() -> str:
+    """The page of other people's figures: what stands above the mark, and the tables."""
+    tables = [read(path) for path in sorted(TABLES.glob("truth-*.json"))]
+    above, mark, _ = TRUTH.read_text().partition(MARK)
+    return above + mark + "\n" + "\n".join(_shown(table, same=True) for table in tables)
+
+
+def _shown(table: Table, same: str | bool) -> str:
     facts = ", ".join(filter(None, [table.date, "" if same else table.machine, COSTS[table.costs]]))
     lines = ["|".join(table.columns), "|".join(["---"] * len(table.columns)), *map("|".join, table.rows)]
     cells = "\n".join(f"|{line}|" for line in lines)
@@ -121,3 +137,4 @@ def _shown(table: Table, same: str) -> str:
 
 if __name__ == "__main__":
     write_bytes(PAGE, render().encode())
+    write_bytes(TRUTH, render_truth().encode())

@@ -1,0 +1,275 @@
+"""Costs computed from datasheets beside figures of real GPUs that others measured: docs/truth.md.
+
+    make bench-truth                                 a second
+    make bench-truth ARGS="--figures FOLDER"         where the figures are [../shared/truth, beside this checkout]
+
+Nothing here is fitted. Which of the figures a constant of costmodel/analytic.py came from, its row says; all others were held
+back. An MLPerf step also holds dense layers, so it bounds our milliseconds from above, and its ratios between systems are an
+anchor, not a label. HugeCTR ran those steps with fp16 exchanges, so bytes of exchanges are halved for them.
+"""
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.publishing.page import publish
+from neuroshard.core.hardware_names import is_part_of_name
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
+from neuroshard.costmodel.analytic import DATASHEETS, Analytic
+from neuroshard.costmodel.features import BIN_TOUCHES
+from neuroshard.files.importers.presets import preset
+
+ROOT = Path(__file__).resolve().parents[2]
+FIGURES = ROOT.parent / "shared" / "truth"
+STATE_BYTES = {"sgd": 0, "adam": 8}  # of the optimizer, an element
+SOURCES = {"read_file id 51884305790": "a cloud's page of its GB300 cluster"}  # ids of a page that has no address
+BASIS = "8 x 1 x h100"  # the system that others are compared with
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What others measured, what we compute, and whether a constant of ours came from it."""
+
+    what: str
+    source: str
+    theirs: float
+    ours: float
+    used: str = "no"
+
+    @property
+    def error(self) -> float:
+        """Of ours, relative to theirs."""
+        return self.ours / self.theirs - 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="folder of the figures [../shared/truth]")
+    parser.add_argument("--quick", action="store_true", help="for `make bench`: it takes a second either way")
+    parser.add_argument("--publish", action="store_true", help="write the tables into docs/, and the pages")
+    options = parser.parse_args()
+    if not options.figures.is_dir():
+        print(f"nothing is compared: {options.figures} is no folder; name the folder of the figures with --figures")
+        return
+    show("operator", "FBGEMM's operator on one H100, ms", list(operator(options.figures)), options.publish)
+    show("exchanges", "All-to-alls, GB/s a GPU", list(exchanges(options.figures)), options.publish)
+    show(
+        "ratios",
+        "Ms of embeddings on 8 GPUs over those on 8 H100, beside ratios of whole MLPerf steps",
+        list(ratios(options.figures)),
+        options.publish,
+    )
+    show(
+        "hosts",
+        "What more hosts change: ms of embeddings over those before, beside ratios of whole MLPerf steps",
+        list(more_hosts(options.figures)),
+        options.publish,
+    )
+    show_shares(list(steps(options.figures)), options.publish)
+
+
+def show(name: str, question: str, figures: list[Figure], published: bool) -> None:
+    columns = ["what", "measured", "computed", "error", "used for a constant", "source"]
+    rows = [
+        (each.what, f"{each.theirs:.3g}", f"{each.ours:.3g}", f"{each.error:+.0%}", each.used, each.source)
+        for each in figures
+    ]
+    table(name, question, columns, rows, published)
+
+
+def show_shares(found: list["Step"], published: bool) -> None:
+    columns = ["GPUs x hosts", "batch", "whole step, ms", "computed: compute", "exchanges", "both, of the step"]
+    rows = [
+        (
+            step.system,
+            f"{step.batch:,}",
+            f"{step.step_ms:.2f}",
+            f"{step.compute_ms:.2f}",
+            f"{step.exchange_ms:.2f}",
+            f"{step.embeddings_ms / step.step_ms:.0%}",
+        )
+        for step in found
+    ]
+    question = "Ms of embeddings, computed for an even share of all tables, in a whole MLPerf step of DLRM-DCNv2"
+    table("steps", question, columns, rows, published)
+
+
+def table(name: str, question: str, columns: list[str], rows: Sequence[tuple[str, ...]], published: bool) -> None:
+    print(f"\n{question}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    if published:
+        publish(f"truth-{name}", question, columns, rows, costs="others")
+
+
+def operator(folder: Path) -> Iterator[Figure]:
+    """Forward and backward of the rows whose tables are in the GPU's memory. The others wait for host memory: not covered."""
+    for row in json.loads((folder / "fbgemm_h100_tbe.json").read_text()):
+        if row["caching"] or "_gpu_" not in row["label"]:
+            continue
+        for part, ours in zip(("forward", "backward"), operator_ms(row), strict=True):
+            used = "its difference from SGD" if (row["optimizer_type"], part) == ("adam", "backward") else "no"
+            what = f"{row['num_tables']} tables, unpooled, {row['optimizer_type']}, {part}"
+            yield Figure(what, "NVIDIA/recsys-examples@43465aea", row[f"trc_{part}_ms"], ours, used)
+
+
+def operator_ms(row: dict[str, Any]) -> tuple[float, float]:
+    """Forward and backward ms on an H100 of one row of fbgemm_h100_tbe.json."""
+    lookups, batch_size = row["avg_n_total"] / row["num_tables"], row["batch_size"]
+    tables = [
+        Table.parse(
+            {
+                "name": f"t{i}",
+                "rows": rows,
+                "dim": row["embedding_dim"],
+                "pooling_factor": lookups / batch_size,
+                "pooling": "none",
+                "reuse_bins": bins_of(row["avg_n_total"] / row["avg_n_unique"]),
+                "reuse_batch_size": batch_size,
+                "optimizer_bytes_per_row": 0,
+                "optimizer_bytes_per_element": STATE_BYTES[row["optimizer_type"]],
+            },
+            row["label"],
+        )
+        for i, rows in enumerate(row["num_embeddings_per_feature"])
+    ]
+    model = Analytic("h100", batch_size)
+    forward, backward = model.parts_ms(model.table_vectors(tables, np.array([t.dim for t in tables])).sum(axis=0))
+    return float(forward), float(backward)
+
+
+def bins_of(touches: float) -> list[float]:
+    """Reuse bins of rows that a batch touches so often on average, in the two bins that the average lies between."""
+    high = int(np.searchsorted(BIN_TOUCHES, touches))
+    share = (touches - BIN_TOUCHES[high - 1]) / (BIN_TOUCHES[high] - BIN_TOUCHES[high - 1])
+    bins = np.zeros(len(BIN_TOUCHES))
+    bins[high - 1], bins[high] = 1 - share, share
+    return bins.tolist()
+
+
+def exchanges(folder: Path) -> Iterator[Figure]:
+    """Bus bandwidths: bytes of a GPU x (GPUs - 1) / GPUs, over the time."""
+    for row in json.loads((folder / "all_to_all_anchors.json").read_text())["all_to_all_busbw_GBps"]:
+        name = sheet_of(row["gpu"])
+        if name is None or not isinstance(row["busbw"], int | float):
+            continue
+        size = float(row.get("bytes", 2**32))  # large, where no size is told
+        racks = f", {row['racks']} racks" if row.get("racks", 1) > 1 else ""
+        what = f"{row['gpus']} {row['gpu']}, {row['hosts']} host{'s' * (row['hosts'] > 1)}{racks}"
+        used = "yes" if name == "h100" else "no"
+        source = row["source"].replace("same", "as above").partition(" doc/")[0]
+        yield Figure(
+            what,
+            SOURCES.get(source.partition(" (")[0], source),
+            row["busbw"],
+            bus_gb_per_s(name, row["gpus"], size),
+            used,
+        )
+
+
+def bus_gb_per_s(name: str, gpus: int, size: float) -> float:
+    """Of an all-to-all in which each GPU has `size` bytes of outputs for all GPUs together."""
+    columns, batch_size = 128.0, round(size / 4 / 128 * gpus)
+    ms = float(Analytic(name, batch_size).backward_collective_ms(np.full(gpus, columns / gpus)).max())
+    return size * (gpus - 1) / gpus / ms / 1e6
+
+
+@dataclass(frozen=True)
+class Step:
+    """A system's MLPerf step of DLRM-DCNv2, the median over its submissions, and what we compute for its embeddings."""
+
+    system: str
+    batch: int
+    step_ms: float
+    compute_ms: float
+    exchange_ms: float
+
+    @property
+    def embeddings_ms(self) -> float:
+        return self.compute_ms + self.exchange_ms
+
+
+def steps(folder: Path) -> Iterator[Step]:
+    """Of every system that has a datasheet."""
+    found: dict[tuple[str, int, int, int], list[float]] = {}
+    with (folder / "mlperf_dlrm_dcnv2_step_ms.csv").open() as file:
+        for row in csv.DictReader(file):
+            name = sheet_of(row["accelerator"])
+            if name is None or "NVL" in row["accelerator"]:  # H200 NVL: other links, no datasheet here
+                continue
+            key = (name, int(row["nodes"]), int(row["gpus_per_node"]), int(row["global_batch"]))
+            found.setdefault(key, []).append(float(row["ms_step_median"]))
+    for (name, hosts, gpus, batch), measured in sorted(found.items()):
+        compute, exchange = embeddings_ms(name, hosts, gpus, batch)
+        yield Step(f"{gpus} x {hosts} x {name}", batch, median(measured), compute, exchange)
+
+
+def embeddings_ms(name: str, hosts: int, gpus: int, batch_size: int) -> tuple[float, float]:
+    """Compute and exchange ms of an even share of the tables of DLRM-DCNv2: what no plan goes below by much."""
+    tables, devices = preset("mlperf-dlrm-dcnv2", optimizer="adagrad"), hosts * gpus
+    columns = np.array([table.dim for table in tables])
+    models = [Analytic(name, size) for size in (batch_size, batch_size // 2)]  # half the bytes: fp16
+    if hosts > 1 and DATASHEETS[name].node < 72:
+        task = ShardingTask(
+            tables=tables,
+            device_memory_bytes=(2**40,) * devices,
+            batch_size=batch_size,
+            topology=Topology(domain=gpus, local_world_size=gpus),
+        )
+        models = [model.for_task(task, waiting=False) for model in models]
+    model, half = models
+    compute = float(model.compute_ms(model.table_vectors(tables, columns).sum(axis=0) / devices))
+    return compute, 2 * float(half.backward_collective_ms(np.full(devices, columns.sum() / devices)).max())
+
+
+def ratios(folder: Path) -> Iterator[Figure]:
+    """One host of eight against one host of eight H100, at the batch that all of them ran."""
+    found = {step.system: step for step in steps(folder) if step.batch == 55296}
+    basis = found[BASIS]
+    for system, step in found.items():
+        if system.startswith("8 x 1 x ") and step is not basis:
+            yield Figure(
+                f"{system.split()[-1]} over h100",
+                "mlcommons/training_results",
+                step.step_ms / basis.step_ms,
+                step.embeddings_ms / basis.embeddings_ms,
+            )
+
+
+def more_hosts(folder: Path) -> Iterator[Figure]:
+    """The same model on more hosts than before. Dense layers shrink with the batch a GPU has, so signs say more than sizes."""
+    found = {(step.system, step.batch): step for step in steps(folder)}
+    for before, after in (
+        (("8 x 1 x h100", 55296), ("4 x 2 x h100", 55296)),
+        (("8 x 1 x b200", 55296), ("8 x 2 x b200", 55296)),
+        (("8 x 1 x b200", 55296), ("4 x 2 x gb200", 55296)),
+        (("8 x 1 x h200", 65536), ("8 x 4 x h200", 131200)),
+        (("8 x 8 x h100", 135168), ("8 x 16 x h100", 135168)),
+    ):
+        if before in found and after in found:
+            one, more = found[before], found[after]
+            yield Figure(
+                f"{before[0]} -> {after[0]}, batch {before[1]:,} -> {after[1]:,}",
+                "mlcommons/training_results",
+                more.step_ms / one.step_ms,
+                more.embeddings_ms / one.embeddings_ms,
+            )
+
+
+def sheet_of(device: str) -> str | None:
+    return next((name for name in DATASHEETS if is_part_of_name(name, device)), None)
+
+
+if __name__ == "__main__":
+    main()
