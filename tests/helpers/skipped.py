@@ -14,6 +14,7 @@ WAYS_OUT = {
     r"kubectl is not installed": "kubectl (https://kubernetes.io/docs/tasks/tools)",
     r"root may": "make test as another user than root",
     r"needs make": "apt-get install make",
+    r"figures of others": "a checkout that lies beside shared/truth",
     r"recordings": "a checkout that lies beside shared/recorded",
     r"a part of TorchRec 1.9": "pip install --no-deps torchrec==1.9.2",
     r"/proc|Linux": "a Linux machine",

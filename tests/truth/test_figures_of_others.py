@@ -5,7 +5,7 @@ import pytest
 from bench import truth
 from neuroshard.costmodel.analytic import SPREAD
 
-pytestmark = pytest.mark.skipif(not truth.FIGURES.is_dir(), reason="needs the figures of others: ../shared/truth")
+pytestmark = pytest.mark.skipif(not truth.FIGURES.is_dir(), reason="needs the figures of others")
 
 
 def test_the_operator_on_an_h100_is_within_15_percent() -> None:
