@@ -334,12 +334,14 @@ def _local_search(
             row_wise: list[State] = []
             if may_split_rows:
                 plans = _affordable(propose("row_wise", problem, request), current)
-                if tries_row_wise and not _rows_are_cheaper(plans, starts):
+                cheaper = _rows_are_cheaper(plans, starts)
+                if tries_row_wise and not cheaper:
                     found = go_on.run(row_wise_rounds)
                 else:
-                    column_wise = _choose_column_wise(found, starts[0], current)
+                    # rounds would go on from the cheapest: an improved column-wise plan hides first ones that lead further
+                    ends = [] if cheaper else [_choose_column_wise(found, starts[0], current)]
                     go_on = LocalSearch(
-                        [*plans, column_wise], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise
+                        [*plans, *ends], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise
                     )
                     row_wise = go_on.run(row_wise_rounds)
 
