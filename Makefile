@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test extras-check bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-hosts bench-truth bench-page submit lock clean
+.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test gpu extras-check bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-hosts bench-truth bench-worlds bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -59,6 +59,9 @@ manifests-check: .venv/dev.done ## render both overlays, validate them, and hold
 apiserver-test: .venv/dev.done ## the rendered RBAC and the fleet probe on a real kube-apiserver and etcd, built first: ten minutes (Debian 12, Go 1.19)
 	@$(BIN)/python tests/apiserver/check.py $(ARGS)
 
+gpu: .venv/run.done ## on a machine with an NVIDIA GPU: measure it, train its cost model, run plans on it; ARGS="--backend cpu" rehearses
+	@$(BIN)/python -m neuroshard.gpu_day $(ARGS)
+
 extras-check: .venv/run.done ## install every extra alone in a fresh venv, and run what it is for: ARGS="--only search --python 3.12", --help
 	@$(BIN)/python tests/infra/extras.py $(ARGS)
 
@@ -91,6 +94,9 @@ bench-hosts: .venv/dev.done ## trainers on hosts with slow links between them (n
 
 bench-truth: .venv/dev.done ## costs from datasheets beside figures of real GPUs that others measured; ARGS="--figures FOLDER"
 	@$(BIN)/python tests/bench/truth.py $(ARGS)
+
+bench-worlds: .venv/dev.done ## is what nets promise true in formulas with other constants? ARGS="--tables-dir FOLDER" of public table sets, --quick
+	@$(BIN)/python tests/bench/worlds.py $(ARGS)
 
 bench-page: .venv/dev.done ## docs/benchmarks/*.json -> docs/benchmarks.md and docs/truth.md; a bench writes its tables there with ARGS=--publish
 	@$(BIN)/python tests/bench/publishing/page.py

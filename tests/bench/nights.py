@@ -209,8 +209,8 @@ def main() -> None:
                 publish(
                     "nights-files",
                     "Does the next night go on, with every plan kept, whichever object of its store is damaged?",
-                    files.COLUMNS,
-                    rows,
+                    [files.COLUMNS[0], *files.COLUMNS[3:]],
+                    files.by_store(rows),
                     costs="formula",
                 )
     if options.only in (None, "runs"):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any, Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,6 +30,7 @@ from bench.searching.methods import OTHER_SEED, SWITCHES, Figures, run
 from bench.searching.nets import trained
 from bench.searching.tables import ALL_TYPES, OURS, PUBLISHED, ROWS_TOO, percent, times, verdict
 from neuroshard.files.disk import write_bytes
+from neuroshard.gpu_day.compare import gain
 
 COMPARED = (OURS, ROWS_TOO, PUBLISHED, *tables.HEURISTICS, "torchrec", ALL_TYPES)
 BUDGET_S = {4: 2.0, 8: 3.0, 16: 4.0}  # of ours in the cost comparison, by devices
@@ -314,34 +315,26 @@ def on_this_cpu(settings: Settings) -> Section:
 
     effort = (100, 40, 60.0) if settings.quick else (1500, 120, 240.0)
     model = measured.cost_nets(settings.folder, settings.out / ("cpu-quick" if settings.quick else "cpu"), *effort)
-    found: list[Figures] = []
-    for seed in range(1, 2 if settings.quick else 7):
-        plans = measured.plans(model, seed, settings.folder)
-        for method, (ms, predicted_ms) in measured.compute_ms(plans, model).items():
-            task = f"{measured.TABLES} tables #{seed}"
-            found.append({"task": task, "method": method, "measured_ms": ms, "predicted_ms": predicted_ms})
-    lines = [
-        f"Compute of the slowest of {measured.DEVICES} devices, batch {measured.BATCH_SIZE:,}; cost nets "
-        f"{percent(model.report.unseen_tables_error or math.nan)} off on tables they never saw.",
-        "",
-        "| method | measured / paper's: mean, worst | predicted / paper's: mean | measured / predicted: mean |",
-        "|---|---|---|---|",
+    count = 1 if settings.quick else min(settings.tasks, 30)
+    answers = [measured.measured(model, seed, settings.folder) for seed in range(101, 101 + count)]
+    rows = [
+        published.measured_row(name, gain([each.rounds_ms for each in answers], OURS, name), answers)
+        for name in dict.fromkeys(name for each in answers for name in each.rounds_ms)
     ]
-    rows, by = [], {(f["task"], f["method"]): f for f in found}
-    for method in dict.fromkeys(f["method"] for f in found):
-        some = [(f, by[f["task"], PUBLISHED]) for f in found if f["method"] == method]
-        real = [f["measured_ms"] / p["measured_ms"] for f, p in some]
-        predicted = [f["predicted_ms"] / p["predicted_ms"] for f, p in some]
-        off = [f["measured_ms"] / f["predicted_ms"] for f, _ in some]
-        rows.append(published.measured_row(method, real, predicted, off))
-        lines.append(
-            f"| {method} ({len(some)}) | {mean(real):.3f}, {max(real):.3f} | {mean(predicted):.3f} | {mean(off):.3f} |"
-        )
+    lines = [
+        f"Cost nets {percent(model.report.unseen_tables_error or math.nan)} off on tables they never saw.",
+        "",
+        f"| {' | '.join(published.MEASURED)} |",
+        "|---" * len(published.MEASURED) + "|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+    low, high = measured.TABLES
     question = (
-        f"Are our plans faster on hardware? Compute of the slowest of {measured.DEVICES} devices, "
-        f"{len(by) // len(rows)} tasks of {measured.TABLES} tables."
+        f"Are our plans faster on hardware? Compute of the slowest of {measured.DEVICES} devices over that of our plan, {count} "
+        f"tasks of {low} to {high} tables, {measured.ROUNDS} rounds; 95 % intervals by bootstrap."
     )
     settings.publish("search-measured", question, published.MEASURED, rows, "measured")
+    found = [{"task": seed, "ms": {k: list(v) for k, v in each.rounds_ms.items()}} for seed, each in enumerate(answers)]
     return lines, found
 
 

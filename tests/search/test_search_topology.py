@@ -111,9 +111,7 @@ def test_two_tables_that_pay_as_row_wise_only_together_are_found() -> None:
     wide = [Table(name=f"t{i}", rows=10_000, dim=64, pooling_factor=float(rng.uniform(4, 12))) for i in range(9)]
     hot = [Table(name=f"hot{i}", rows=100_000, dim=32, pooling_factor=130.0) for i in range(2)]
     topology = Topology(domain=2, local_world_size=2, network_bytes_per_s=5e6)
-    task = ShardingTask(
-        tables=(*wide, *hot), device_memory_bytes=(2**28,) * 6, batch_size=2048, topology=topology
-    )
+    task = ShardingTask(tables=(*wide, *hot), device_memory_bytes=(2**28,) * 6, batch_size=2048, topology=topology)
     settings, model = SearchSettings(rounds=20, try_row_wise=True), Analytic("cpu", 2048)
     knows, blind = (search(one, model, settings) for one in (task, task.model_copy(update={"topology": None})))
     prices = price_shards(model, task, blind.shards)

@@ -238,3 +238,12 @@ def show(scratch: Path, seed: int, share: float = 1.0) -> tuple[bool, list[list[
         print(*(f"| {' | '.join(row)} |\n" for row in found), sep="", end="", flush=True)
         rows, causes = rows + found, causes + files.causes
     return not causes, rows
+
+
+def by_store(rows: list[list[str]]) -> list[list[str]]:
+    """Rows of `show`, added up for each store: for a page."""
+    sums: dict[str, list[int]] = {}
+    for store, _, _, *counts in rows:
+        known = sums.setdefault(store, [0] * len(counts))
+        sums[store] = [one + int(other) for one, other in zip(known, counts, strict=True)]
+    return [[store, *map(str, counts)] for store, counts in sums.items()]

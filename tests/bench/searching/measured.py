@@ -1,36 +1,42 @@
 """Plans measured again on this CPU: cost nets from what this CPU measured, plans by several methods, and the device sets of all
-plans of a task run as `neuroshard evaluate` runs those of one, in turns.
-
-Only compute is compared: all-to-alls between more processes than cores say more of the machine than of a plan.
+plans of a task run in turns (neuroshard/gpu_day/compare.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
-from bench.searching import tasks
+from bench.searching import peers_torchrec, tasks
+from bench.searching.scoring import Row, cost_ms, rows_of
 from neuroshard.augment.run import run as augment
 from neuroshard.augment.settings import AugmentSettings
-from neuroshard.core.case import Cases, ComputeCase
-from neuroshard.core.plan import Plan
+from neuroshard.core.errors import Infeasible
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model
+from neuroshard.costmodel.protocol import Floats
 from neuroshard.files.tables import write_tables
+from neuroshard.gpu_day.compare import slowest_ms
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.evaluate import device_tables
-from neuroshard.measure.hardware import cpu
 from neuroshard.measure.run import run as measure
 from neuroshard.pretrain.run import run as pretrain
 from neuroshard.search.run import SearchSettings, search
 
-DEVICES, TABLES, BATCH_SIZE = 4, 16, 1024
+DEVICES, TABLES, BATCH_SIZE = 4, (16, 60), 1024
 MOST_ROWS, MOST_POOLING = 30_000, 60.0  # what a CPU does in milliseconds, and holds
 DIMS = (16, 32, 64, 128)
 TIGHTNESS = 1.3
 ROUNDS = 5  # of all devices of all plans of a task
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Plans of a task, by who made them: ms of the slowest device in each round, and as the nets predict it."""
+
+    rounds_ms: dict[str, Floats]
+    predicted_ms: dict[str, float]
 
 
 def drawn(count: int, seed: int, folder: Path) -> tuple[Table, ...]:
@@ -40,7 +46,11 @@ def drawn(count: int, seed: int, folder: Path) -> tuple[Table, ...]:
     some = [pool[i].with_dim(int(rng.choice(DIMS))) for i in rng.choice(len(pool), size=count, replace=False)]
     return tuple(
         t.model_copy(
-            update={"rows": min(t.rows, MOST_ROWS), "pooling_factor": max(min(t.pooling_factor, MOST_POOLING), 1.0)}
+            update={
+                "rows": min(t.rows, MOST_ROWS),
+                "pooling_factor": max(min(t.pooling_factor, MOST_POOLING), 1.0),
+                "features": (),
+            }
         )
         for t in some
     )
@@ -68,45 +78,45 @@ def cost_nets(folder: Path, out: Path, compute_cases: int, collective_cases: int
     return load_cost_model(out / "model")
 
 
-def plans(model: TrainedCostModel, seed: int, folder: Path) -> dict[str, Plan]:
-    """Ours, the published search's, and of the heuristics the one that the nets like best."""
-    tables = drawn(TABLES, seed, folder)
+def measured(model: TrainedCostModel, seed: int, folder: Path) -> Measured:
+    """The plans of one task, run here."""
+    low, high = TABLES
+    tables = drawn(int(np.random.default_rng([8, seed]).integers(low, high + 1)), seed, folder)
     memory = int(TIGHTNESS * sum(t.memory_bytes for t in tables) / DEVICES)
     memory = max(memory, max(t.memory_bytes for t in tables))
     task = ShardingTask(tables=tables, device_memory_bytes=(memory,) * DEVICES, batch_size=BATCH_SIZE)
+    found = plans(task, model)
+    sets = {
+        name: [
+            [tables[t].part(count, dim) for t, dim, device, count in rows if device == here] for here in range(DEVICES)
+        ]
+        for name, rows in found.items()
+    }
+    settings = MeasureSettings(batch_size=BATCH_SIZE, seed=seed)
+    taken = slowest_ms(tables, sets, "cpu", settings, ROUNDS, model.manifest.bench)
+    return Measured(taken, {name: _compute_ms(model, held) for name, held in sets.items()})
+
+
+def plans(task: ShardingTask, model: TrainedCostModel) -> dict[str, list[Row]]:
+    """Ours, the published search's, and by the nets the best of TorchRec's planner and of the heuristics."""
     ours = search(task, model)
     costs = {b.algorithm: b.cost_ms for b in ours.baselines if b.cost_ms is not None}
-    found = {"local-search": ours, "neuroshard-2023": search(task, model, SearchSettings(algorithm="neuroshard-2023"))}
+    wanted = {"neuroshard-2023": "neuroshard-2023"}
     if costs:
-        found["best heuristic"] = search(
-            task, model, SearchSettings(algorithm=min(costs, key=lambda name: costs[name]))
-        )
+        wanted["best heuristic"] = min(costs, key=lambda name: costs[name])
+    found = {"local-search": rows_of(ours)}
+    for name, algorithm in wanted.items():
+        try:
+            found[name] = rows_of(search(task, model, SearchSettings(algorithm=algorithm)))
+        except Infeasible:
+            continue
+    theirs = [peers_torchrec.plan(task, width, peers_torchrec.COLUMN_TYPES)[0] for width in peers_torchrec.WIDTHS]
+    if some := [rows for rows in theirs if rows is not None]:
+        found["TorchRec's planner"] = min(some, key=lambda rows: cost_ms(model, task, rows))
     return found
 
 
-def compute_ms(found: Mapping[str, Plan], model: TrainedCostModel) -> dict[str, tuple[float, float]]:
-    """Compute of the slowest device of each plan, measured here and predicted.
-
-    Devices of all plans are measured in turns, in ms of the same calm as the labels that the cost nets learned from: what a run
-    of its own takes for calm differs from another's by more than plans do.
-    """
-    cases = {
-        name: [ComputeCase(tables=tuple(tables)) for tables in device_tables(plan) if tables]
-        for name, plan in found.items()
-    }
-    steps = [case for of_plan in cases.values() for case in of_plan]
-    tables = next(iter(found.values())).task.tables
-    drawn = Cases(tables=tables, compute=tuple(dict.fromkeys(steps)), collective=(), max_dim=max(DIMS), seed=0)
-    opened = cpu(drawn, MeasureSettings(batch_size=BATCH_SIZE), model.manifest.bench)
-    try:
-        rounds = [opened.compute_many([(case, round_) for case in steps]) for round_ in range(ROUNDS)]
-    finally:
-        opened.close()
-    taken = {case.case_id: median(costs[place].total_ms for costs in rounds) for place, case in enumerate(steps)}
-    return {
-        name: (
-            max(taken[case.case_id] for case in of_plan),
-            max(cost.compute_ms for cost in found[name].predicted or ()),
-        )
-        for name, of_plan in cases.items()
-    }
+def _compute_ms(model: TrainedCostModel, sets: Sequence[Sequence[Table]]) -> float:
+    """Predicted compute of the slowest device."""
+    vectors = [model.table_vectors(held, np.array([t.dim for t in held])).sum(axis=0) for held in sets if held]
+    return float(max(model.compute_ms(each) for each in vectors))

@@ -3,6 +3,9 @@
 import math
 from collections.abc import Sequence
 from statistics import mean, median, quantiles
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from bench.searching.methods import Figures
 from bench.searching.tables import (
@@ -18,6 +21,10 @@ from bench.searching.tables import (
     reached,
     solved,
 )
+from neuroshard.gpu_day.compare import Gain
+
+if TYPE_CHECKING:  # torch, which a process that only searches should not load
+    from bench.searching.measured import Measured
 
 Rows = list[list[str]]
 
@@ -32,8 +39,12 @@ NAMED = (
     "CPU s to within 2 % of the end",
 )
 MEASURED = (
-    *("plans of", "measured, times the published search's: mean, worst", "predicted: mean"),
-    "measured / predicted",
+    "plans of",
+    "tasks",
+    "measured: mean and interval",
+    "worst for ours",
+    "predicted: mean",
+    "predicted / measured",
 )
 PRINTED = ("plan", "slowest rank")
 ABLATION = ("search", "true cost: mean, worst", "cost by the analytic model: mean, worst", "tasks lost, won", "CPU")
@@ -104,8 +115,20 @@ def named_row(answers: Sequence[Figures]) -> list[str]:
     ]
 
 
-def measured_row(method: str, real: Sequence[float], predicted: Sequence[float], off: Sequence[float]) -> list[str]:
-    return [method, f"{mean(real):.2f}, {max(real):.2f}", f"{mean(predicted):.2f}", f"{mean(off):.2f}"]
+def measured_row(method: str, gain: Gain, answers: "Sequence[Measured]") -> list[str]:
+    """How much longer a method's plans take than ours, and how far the nets are off."""
+    some = [each for each in answers if method in each.rounds_ms]
+    predicted = [each.predicted_ms[method] / each.predicted_ms["local-search"] - 1 for each in some]
+    off = [each.predicted_ms[method] / float(np.median(each.rounds_ms[method])) for each in some]
+    ours = method == "local-search"
+    return [
+        method,
+        str(len(some)),
+        "-" if ours else str(gain),
+        "-" if ours else f"{gain.worst:+.1%}",
+        "-" if ours else f"{mean(predicted):+.1%}",
+        f"{mean(off):.2f}",
+    ]
 
 
 def ablation(by_nets: Sequence[Figures], by_formula: Sequence[Figures]) -> Rows:

@@ -1,0 +1,75 @@
+"""The day a GPU is there: measure it, learn it, and hold plans against each other on it.
+
+    make gpu                                     on a machine with an NVIDIA GPU and this project's environment
+    python -m neuroshard.gpu_day --wheels W      where make is missing: what is missing comes from a folder of wheels
+    python -m neuroshard.gpu_day --backend cpu   the rehearsal: the same stages, a tenth of the cases
+
+A call takes --minutes at most, and the same command goes on from where it ended; all stages take about 45 on one GPU. All that is
+found lies in one folder: the cost model, its costs, plans.jsonl and page.md are what to bring back.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+NEEDED = ("numpy", "pandas", "pyarrow", "pydantic", "typer", "rich", "fbgemm-gpu")
+AGAIN = 3  # exit status: time was up, the same command goes on
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m neuroshard.gpu_day", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, nargs="?", default=Path("run/gpu"), help="folder of the results [run/gpu]")
+    parser.add_argument(
+        "--backend", choices=("cuda", "cpu", "synthetic"), default="cuda", help="what to measure [cuda]"
+    )
+    parser.add_argument("--tables", type=Path, nargs="*", default=[], help="table sets [MLPerf's, which is built in]")
+    parser.add_argument("--minutes", type=float, default=45.0, help="of this call, at most [45]")
+    parser.add_argument("--tasks", type=int, help="of plans that are measured [30, or 3 in a rehearsal]")
+    parser.add_argument("--cases", type=int, help="table sets that are measured [2000, or 200]")
+    parser.add_argument("--wheels", type=Path, help="folder to install missing packages from, without network")
+    options = parser.parse_args()
+    if options.wheels is not None and (failed := _install(options.wheels)):
+        print(f"error: {failed}", file=sys.stderr)
+        return 1
+    from dataclasses import replace
+
+    from neuroshard.core.errors import NeuroshardError
+    from neuroshard.gpu_day.stages import SCALES, Day, run
+
+    scale = SCALES[options.backend]
+    scale = replace(scale, tasks=options.tasks or scale.tasks, compute_cases=options.cases or scale.compute_cases)
+    ends = time.monotonic() + 60 * options.minutes
+    day = Day(options.out, scale, options.tables, _device_counts(options.backend), ends)
+    try:
+        return 0 if run(day) else AGAIN
+    except NeuroshardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _install(wheels: Path) -> str:
+    """Why the packages cannot be installed; empty where they are."""
+    if not wheels.is_dir():
+        return f"--wheels {wheels} is no folder"
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", str(wheels), *NEEDED],
+        check=False,
+    )
+    return f"pip could not install {', '.join(NEEDED)} from {wheels}; its message is above" if done.returncode else ""
+
+
+def _device_counts(backend: str) -> tuple[int, ...]:
+    """Whose all-to-alls are measured: all GPUs here; on the CPU two and four processes."""
+    if backend != "cuda":
+        return (2, 4)
+    import torch
+
+    return tuple(count for count in (2, 4, 8) if count <= torch.cuda.device_count())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""FBGEMM's operator on a device beside the same operator on the CPU: outputs, and weights after a step."""
+
+import warnings
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+ROWS, DIMS, BATCH, MOST_LOOKUPS = 1000, (4, 32, 128), 64, 6
+LEARNING_RATE = 0.1
+TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2}  # sums are taken in another order
+KINDS = tuple(product(("sum", "mean", "none"), ("fp32", "fp16"), (False, True), ("sgd", "rowwise_adagrad", "adagrad")))
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One kind of operator, and the largest difference from the CPU's results; `error` where it could not run."""
+
+    what: str
+    difference: float
+    tolerance: float
+    error: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.error and self.difference <= self.tolerance
+
+
+def check(device: str) -> list[Checked]:
+    """Every kind of operator that plans are priced for, on `device` (cuda, or cpu against itself)."""
+    found = []
+    for pooling, element, weighted, optimizer in KINDS:
+        what = f"{pooling}, {element}, {'weighted' if weighted else 'unweighted'}, {optimizer}"
+        if weighted and pooling != "sum":
+            continue  # TorchRec weighs sums alone
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                here, there = (_step(on, pooling, element, weighted, optimizer) for on in (device, "cpu"))
+        except Exception as error:  # a kind that this build of FBGEMM lacks is a finding, not the end
+            found.append(
+                Checked(what, float("inf"), TOLERANCE[element], f"{type(error).__name__}: {error}".splitlines()[0])
+            )
+            continue
+        off = max(float((one.float() - other.float()).abs().max()) for one, other in zip(here, there, strict=True))
+        found.append(Checked(what, off, TOLERANCE[element]))
+    return found
+
+
+def _step(device: str, pooling: str, element: str, weighted: bool, optimizer: str) -> "list[torch.Tensor]":
+    """Output of a step on the CPU, and the weights after it, of three tables (of one width where nothing is pooled)."""
+    import torch
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    on_cpu = device == "cpu"
+    place = (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_cpu else (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+    dims = [DIMS[-1]] * len(DIMS) if pooling == "none" else list(DIMS)
+    types = {
+        "sgd": EmbOptimType.EXACT_SGD,
+        "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        "adagrad": EmbOptimType.EXACT_ADAGRAD,
+    }
+    operator = SplitTableBatchedEmbeddingBagsCodegen(
+        [(ROWS, dim, *place) for dim in dims],
+        optimizer=types[optimizer],
+        learning_rate=LEARNING_RATE,
+        eps=1e-8,
+        pooling_mode=PoolingMode[pooling.upper()],
+        weights_precision=SparseType(element),
+        output_dtype=SparseType.FP32,
+        stochastic_rounding=False,
+        device=torch.device(device),
+    )
+    generator = torch.Generator().manual_seed(0)
+    for weights in operator.split_embedding_weights():
+        weights.data.copy_(torch.randn(weights.shape, generator=generator))
+    lengths = torch.randint(MOST_LOOKUPS + 1, (len(dims) * BATCH,), generator=generator)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    indices = torch.randint(ROWS, (int(offsets[-1]),), generator=generator)
+    of_samples = torch.rand(len(indices), generator=generator).to(device) if weighted else None
+    output = operator(indices.to(device), offsets.to(device), per_sample_weights=of_samples)
+    output.backward(torch.randn(output.shape, generator=generator).to(device))
+    return [output.detach().cpu(), *(weights.detach().cpu() for weights in operator.split_embedding_weights())]

@@ -1,0 +1,306 @@
+"""The stages of the day: each leaves its files in one folder, so that a later call goes on where an earlier one was cut off.
+
+Stages are commands of this package wherever there is one. What a stage has found lies in STAGE.json, and `page` renders them all.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neuroshard.core.errors import Infeasible, NeuroshardError
+from neuroshard.core.plan import Plan
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.analytic import Analytic, analytic_for
+from neuroshard.costmodel.bundle import load_cost_model
+from neuroshard.files.costs import read_costs
+from neuroshard.files.disk import write_bytes
+from neuroshard.files.importers.import_tables import import_tables
+from neuroshard.files.importers.presets import preset
+from neuroshard.files.tables import read_tables, write_tables
+from neuroshard.gpu_day.compare import gain, slowest_ms
+from neuroshard.gpu_day.operators import check
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.evaluate import device_tables
+from neuroshard.measure.run import run as measure
+from neuroshard.pretrain.run import run as pretrain
+from neuroshard.search.run import LOCAL_SEARCH, PUBLISHED, SearchSettings, search
+
+OURS, THEIRS, HEURISTIC = LOCAL_SEARCH, PUBLISHED, "best heuristic"
+POOL = 300  # tables that cases are drawn from, of all table sets together
+TASK_TABLES, TASK_DEVICES = (16, 60), 4
+TIGHTNESS = 1.3  # memory of a task's devices, times what its tables need
+ACCESS = "zipf:1.05"  # how rows are read, where a table set does not say it
+VERIFIED = 100  # cases that are measured again
+LEAST_SECONDS = 20.0  # of a measuring that is worth beginning
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is done, on a GPU or, to rehearse, on a CPU."""
+
+    backend: str
+    batch_size: int
+    other_batch_size: int  # table sets are measured at both
+    memory: str  # of a device, for drawing cases
+    most_rows: int  # larger tables are cut
+    most_pooling: float
+    compute_cases: int = 2000
+    collective_cases: int = 200
+    tasks: int = 30
+    rounds: int = 7  # of all devices of all plans of a task
+    epochs: int | None = None  # of training, at most
+
+
+SCALES = {
+    "cuda": Scale("cuda", 65536, 16384, "40GiB", 20_000_000, 200.0),
+    "cpu": Scale("cpu", 1024, 512, "2GiB", 30_000, 60.0, 200, 40, 3, 3),
+    "synthetic": Scale("synthetic", 65536, 16384, "40GiB", 20_000_000, 200.0, 200, 40, 2, 3),
+}
+
+
+@dataclass
+class Day:
+    """One folder of results, and the time that this call may still take."""
+
+    folder: Path
+    scale: Scale
+    table_sets: Sequence[Path]
+    devices: Sequence[int]  # whose all-to-alls are measured; none with one GPU
+    ends: float  # by `clock`, in seconds
+    clock: Callable[[], float] = time.monotonic
+    say: Callable[[str], None] = field(default=lambda line: print(line, flush=True))
+
+    @property
+    def left_s(self) -> float:
+        return self.ends - self.clock()
+
+    def read(self, stage: str) -> Any:
+        return json.loads((self.folder / f"{stage}.json").read_text())
+
+    def write(self, stage: str, found: Any) -> None:
+        write_bytes(self.folder / f"{stage}.json", (json.dumps(found, indent=1) + "\n").encode())
+
+    def has(self, stage: str) -> bool:
+        return (self.folder / f"{stage}.json").exists()
+
+
+class OutOfTime(Exception):
+    """This call has no time left; the next one goes on."""
+
+
+def run(day: Day) -> bool:
+    """Do what is missing, in order. False if time was up before all was done. Raises NeuroshardError where a stage fails."""
+    day.folder.mkdir(parents=True, exist_ok=True)
+    for name, stage in STAGES.items():
+        if day.has(name):
+            continue
+        began = day.clock()
+        try:
+            found = stage(day)
+        except OutOfTime:
+            day.say(f"{name}: time is up; the same command goes on from here")
+            return False
+        day.write(name, found)
+        day.say(f"{name}: done, {day.clock() - began:.0f} s")
+    from neuroshard.gpu_day.page import render
+
+    write_bytes(day.folder / "page.md", render(day).encode())
+    day.say(f"{day.folder / 'page.md'}: all that was found; the cost model is {day.folder / 'model'}")
+    return True
+
+
+def doctor(day: Day) -> Any:
+    done = _neuroshard(day, "doctor", "--json", check_exit=False)
+    return json.loads(done) if done.startswith(("{", "[")) else {"said": done}
+
+
+def operators(day: Day) -> Any:
+    device = "cuda" if day.scale.backend == "cuda" else "cpu"
+    return [
+        {"what": each.what, "difference": each.difference, "good": each.good, "error": each.error}
+        for each in check(device)
+    ]
+
+
+def cases(day: Day) -> Any:
+    """Tables of all sets, in sizes that the device takes, and the cases to measure."""
+    tables = _pool(day)
+    write_tables(day.folder / "tables.json", tables)
+    counts, collective_cases = (day.devices, day.scale.collective_cases) if day.devices else ((2,), 0)
+    _neuroshard(
+        day,
+        *("augment", "tables.json", "-o", "cases", "--memory", day.scale.memory),
+        *("--compute-cases", day.scale.compute_cases, "--collective-cases", collective_cases),
+        *("--batch-sizes", f"{day.scale.other_batch_size},{day.scale.batch_size}"),
+        *("--devices", ",".join(map(str, counts))),
+    )
+    return {"tables": len(tables)}
+
+
+def costs(day: Day) -> Any:
+    """The long stage: every call measures for as long as it has time, and the next one goes on."""
+    while day.left_s > LEAST_SECONDS:
+        settings = MeasureSettings(batch_size=day.scale.batch_size, budget_seconds=day.left_s - LEAST_SECONDS / 2)
+        found = measure(day.folder / "cases", day.folder / "costs", day.scale.backend, settings)
+        if found.measured + found.impossible >= found.planned:
+            return {"measured": found.measured, "errors": found.errors, "repeatability": found.compute_repeatability}
+        day.say(f"costs: {found.measured} of {found.planned} measured")
+    raise OutOfTime
+
+
+def datasheet(day: Day) -> Any:
+    """What was measured over what the device's datasheet says, of table sets in the batch of the plans."""
+    found = read_costs(day.folder / "costs")
+    name, own = analytic_for(found.bench.hardware)
+    sheet, ratios = Analytic(name, day.scale.batch_size), []
+    for case, cost in found.compute:
+        if not cost.error and cost.round == 0 and case.batch_size in (None, day.scale.batch_size):
+            dims = np.array([table.dim for table in case.tables])
+            ratios.append(cost.total_ms / float(sheet.compute_ms(sheet.table_vectors(case.tables, dims).sum(axis=0))))
+    low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9]).tolist()
+    return {"sheet": f"analytic:{name}", "own": own, "cases": len(ratios), "low": low, "median": middle, "high": high}
+
+
+def noise(day: Day) -> Any:
+    _need(day, 60)
+    said = _neuroshard(day, "measure", "--verify", "costs", "-n", VERIFIED, check_exit=False)
+    return {"said": said.splitlines()}
+
+
+def model(day: Day) -> Any:
+    _need(day, 120)
+    # one GPU measures no all-to-alls: the datasheet's stand in, since plans are compared by their compute
+    report = pretrain(
+        day.folder / "costs", day.folder / "model", ranks=(TASK_DEVICES,), epochs=day.scale.epochs
+    ).manifest.report
+    return {"error_on_unseen_tables": report.unseen_tables_error, "stand_ins": list(report.stand_ins)}
+
+
+def plans(day: Day) -> Any:
+    """Ms of the slowest device, by task, plan and round: each task is a line of plans.jsonl, so none is measured twice."""
+    cost_model, path = load_cost_model(day.folder / "model"), day.folder / "plans.jsonl"
+    done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    longest = 30.0
+    for index in range(len(done), day.scale.tasks):
+        _need(day, 1.5 * longest)
+        began = day.clock()
+        task = _task(read_tables(day.folder / "tables.json")[0], index, day.scale.batch_size)
+        found = _plans(task, cost_model)
+        settings = MeasureSettings(batch_size=day.scale.batch_size, seed=index)
+        begun = cost_model.manifest.bench if day.scale.backend != "synthetic" else None
+        sets = {name: device_tables(plan) for name, plan in found.items()}
+        ms = slowest_ms(task.tables, sets, day.scale.backend, settings, day.scale.rounds, begun)
+        predicted = {name: max(cost.compute_ms for cost in plan.predicted or ()) for name, plan in found.items()}
+        one = {
+            "tables": len(task.tables),
+            "ms": {name: list(map(float, each)) for name, each in ms.items()},
+            "predicted": predicted,
+        }
+        with path.open("a") as file:
+            file.write(json.dumps(one) + "\n")
+        done.append(one)
+        longest = max(longest, day.clock() - began)
+        day.say(f"plans: task {index + 1} of {day.scale.tasks}")
+    return summary(done)
+
+
+def summary(tasks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of the tasks of plans.jsonl: how much longer other plans take than ours, and how far predictions are off."""
+    measured = [{name: np.array(ms) for name, ms in task["ms"].items()} for task in tasks]
+    others = sorted({name for task in measured for name in task} - {OURS})
+    off = [task["predicted"][OURS] / np.median(task["ms"][OURS]) - 1 for task in tasks]
+    gains = {name: gain(measured, OURS, name) for name in others}
+    return {
+        "tasks": len(tasks),
+        "gains": {name: {"mean": g.mean, "low": g.low, "high": g.high, "worst": g.worst} for name, g in gains.items()},
+        "predicted_over_measured": float(np.mean(off)),
+        "absolute": float(np.mean(np.abs(off))),
+    }
+
+
+STAGES: dict[str, Callable[[Day], Any]] = {
+    "doctor": doctor,
+    "operators": operators,
+    "cases": cases,
+    "costs": costs,
+    "datasheet": datasheet,
+    "noise": noise,
+    "model": model,
+    "plans": plans,
+}
+
+
+def _pool(day: Day) -> tuple[Table, ...]:
+    """A draw from each table set, named after it, and no larger than the device takes."""
+    scale, rng, found = day.scale, np.random.default_rng(24), []
+    sets = {path.stem: import_tables(path, access=ACCESS).tables for path in day.table_sets} or {
+        "mlperf": preset("mlperf-dlrm-dcnv2", access=ACCESS)
+    }
+    for name, tables in sets.items():
+        chosen = rng.choice(len(tables), size=min(len(tables), POOL // len(sets)), replace=False)
+        found += [
+            tables[i]
+            .model_copy(
+                update={
+                    "name": f"{name}_{tables[i].name}",
+                    "features": (),
+                    "rows": min(tables[i].rows, scale.most_rows),
+                    "pooling_factor": min(max(tables[i].pooling_factor, 1.0), scale.most_pooling),
+                }
+            )
+            .with_dim(min(tables[i].dim, 128))
+            for i in chosen
+        ]
+    return tuple(found)
+
+
+def _task(pool: Sequence[Table], index: int, batch_size: int) -> ShardingTask:
+    rng = np.random.default_rng([24, index])
+    low, high = TASK_TABLES
+    count = min(int(rng.integers(low, high + 1)), len(pool))
+    tables = tuple(pool[i] for i in rng.choice(len(pool), size=count, replace=False))
+    nbytes = [table.memory_bytes for table in tables]
+    memory = max(int(TIGHTNESS * sum(nbytes) / TASK_DEVICES), max(nbytes))
+    return ShardingTask(tables=tables, device_memory_bytes=(memory,) * TASK_DEVICES, batch_size=batch_size)
+
+
+def _plans(task: ShardingTask, cost_model: Any) -> dict[str, Plan]:
+    """Ours, the published search's, and of the heuristics the one that the nets like best."""
+    found = {OURS: search(task, cost_model)}
+    costs = {each.algorithm: each.cost_ms for each in found[OURS].baselines if each.cost_ms is not None}
+    wanted = {THEIRS: PUBLISHED} | ({HEURISTIC: min(costs, key=lambda name: costs[name])} if costs else {})
+    for name, algorithm in wanted.items():
+        try:
+            found[name] = search(task, cost_model, replace(SearchSettings(), algorithm=algorithm))
+        except Infeasible:
+            continue
+    return found
+
+
+def _need(day: Day, seconds: float) -> None:
+    if day.left_s < seconds:
+        raise OutOfTime
+
+
+def _neuroshard(day: Day, *arguments: object, check_exit: bool = True) -> str:
+    """What a command prints. Its progress goes to this process's stderr. Raises NeuroshardError with its last line."""
+    done = subprocess.run(
+        [sys.executable, "-m", "neuroshard.cli", *map(str, arguments)],
+        cwd=day.folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if check_exit and done.returncode:
+        raise NeuroshardError(
+            f"neuroshard {' '.join(map(str, arguments))} ended with {done.returncode}; its message is above"
+        )
+    return done.stdout.strip()

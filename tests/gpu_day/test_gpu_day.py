@@ -1,0 +1,88 @@
+"""The day a GPU is there, rehearsed: the same stages on the CPU and by the formula."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from neuroshard.costmodel.bundle import load_cost_model
+from neuroshard.gpu_day import stages
+from neuroshard.gpu_day.compare import gain
+from neuroshard.gpu_day.operators import check
+from neuroshard.gpu_day.stages import OURS, SCALES, THEIRS, Day, run
+
+QUICK = replace(
+    SCALES["cpu"], compute_cases=24, collective_cases=0, tasks=2, rounds=2, most_rows=2000, batch_size=64,
+    other_batch_size=32, epochs=3,
+)  # fmt: skip
+
+
+class Clock:
+    """Seconds that pass when somebody looks."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+@pytest.mark.slow
+def test_a_day_that_is_cut_off_again_and_again_does_everything_once(tmp_path: Path) -> None:
+    """On this CPU, by the real operator."""
+    said: list[str] = []
+    calls = 0
+    while True:
+        calls += 1
+        clock = Clock(step=20.0)
+        day = Day(tmp_path, QUICK, [], (), ends=260.0, clock=clock, say=said.append)
+        before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
+        if run(day):
+            break
+        assert calls < 10, said
+        after = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
+        assert before.items() <= after.items()
+    assert calls > 1
+    assert [line for line in said if line.startswith("plans: task")] == ["plans: task 1 of 2", "plans: task 2 of 2"]
+    assert load_cost_model(tmp_path / "model").manifest.bench.backend == "cpu"
+    plans = json.loads((tmp_path / "plans.json").read_text())
+    assert plans["tasks"] == 2
+    assert plans["gains"][THEIRS]["low"] <= plans["gains"][THEIRS]["mean"] <= plans["gains"][THEIRS]["high"]
+    measured = [json.loads(line) for line in (tmp_path / "plans.jsonl").read_text().splitlines()]
+    assert all(len(ms) == 2 and min(ms) > 0 for task in measured for ms in task["ms"].values())
+    page = (tmp_path / "page.md").read_text()
+    assert "24 of 24 kinds" in page
+    assert f"| {THEIRS} |" in page
+
+
+def test_a_difference_that_is_there_has_an_interval_without_zero_and_noise_has_one_with_it() -> None:
+    rng = np.random.default_rng(0)
+
+    def tasks(longer: float) -> list[dict[str, np.ndarray]]:
+        return [{OURS: rng.normal(1.0, 0.01, 7), THEIRS: (1 + longer) * rng.normal(1.0, 0.01, 7)} for _ in range(30)]
+
+    found, none = gain(tasks(0.05), OURS, THEIRS), gain(tasks(0.0), OURS, THEIRS)
+    assert 0.03 < found.low < 0.05 < found.high < 0.07
+    assert none.low < 0 < none.high
+
+
+def test_an_operator_that_computes_something_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def step(device: str, *kind: object) -> list[torch.Tensor]:
+        return [torch.ones(2) * (1.01 if device == "broken" else 1.0)]
+
+    monkeypatch.setattr("neuroshard.gpu_day.operators._step", step)
+    assert all(each.good for each in check("cpu"))
+    assert not any(each.good for each in check("broken") if "fp32" in each.what)
+
+
+def test_what_a_command_says_when_it_fails_ends_the_stage(tmp_path: Path) -> None:
+    from neuroshard.core.errors import NeuroshardError
+
+    day = Day(tmp_path, QUICK, [], (), ends=1e9)
+    with pytest.raises(NeuroshardError):
+        stages._neuroshard(day, "augment", "none.json")
