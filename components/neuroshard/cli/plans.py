@@ -265,3 +265,34 @@ def diff(
 
     found = api.diff(old, new, model)
     say_text(json.dumps(found.data, indent=2) if as_json else found.text)
+
+
+@command("neuroshard price plan.json other.json --model analytic:h100", "Price plans by one cost model.")
+def price(
+    plans: Annotated[
+        list[Path], typer.Argument(metavar="PLAN...", help="plan.json; several are compared with the first.")
+    ],
+    model: Annotated[str, typer.Option(help="Cost model, as for search; it need not be the plans' own.")],
+    as_json: AsJson = False,
+) -> None:
+    """Price plans by one cost model: compute and all-to-all of every device in ms, and the slowest device."""
+    import json
+
+    from neuroshard import api
+    from neuroshard.report.numbers import against
+
+    priced = [(str(plan), api.price(plan, model)) for plan in plans]
+    if as_json:
+        say_text(json.dumps([{"file": file, **price.data} for file, price in priced], indent=2))
+        return
+    if len(priced) == 1:
+        say_text(str(priced[0][1]))
+        return
+    say_text("\n\n".join(f"{file}:\n{price}" for file, price in priced))
+    say_text("\npredicted, slowest device")
+    reference = priced[0][1]
+    for file, price in priced:
+        change = against(price.cost_ms, reference.cost_ms, "{:.1%}".format)
+        if price.batch_size != reference.batch_size:
+            change = f"batch {price.batch_size:,}"  # other work, so the costs cannot be compared
+        say(f"{price.cost_ms:10.3f} ms  {'' if price is reference else change:<16} {file}")
