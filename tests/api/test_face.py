@@ -91,6 +91,7 @@ def test_a_verb_has_every_option_of_its_subcommand(verb: str) -> None:
         "tables_json": "tables",
         "plans": "plan",
         "as_json": None,
+        "quiet": "quiet" if verb == "search" else None,
         "store": None if verb == "search" else "store",
         "hardware": None,
     }

@@ -81,10 +81,10 @@ def search(
     >>> plan.shards_by_device()
     (2, 2, 2, 2)
     """
+    from neuroshard.core.clean import silent
     from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
     from neuroshard.files.disk import check_can_write
     from neuroshard.files.plan import read_plan, write_plan
-    from neuroshard.progress import silent
     from neuroshard.search.run import SearchSettings, read_tables_of_a_search, search_tables
 
     _check_devices(devices)

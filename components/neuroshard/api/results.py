@@ -223,6 +223,13 @@ class Deployment:
         """Whether the gate kept the plan that was live as the better one."""
         return self.decision is not None and not self.decision.goes_live
 
+    @property
+    def data(self) -> dict[str, Any]:
+        """What `neuroshard deploy --json` prints: the store, whether the live plan was kept, its release, the decision."""
+        decision = None if self.decision is None else self.decision.model_dump(mode="json")
+        release = self.release.model_dump(mode="json")
+        return {"store": self.store, "kept": self.kept, "release": release, "decision": decision}
+
     def __repr__(self) -> str:
         live = self.release
         of = f"{live.model} release {live.number}"
