@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test extras-check bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-hosts bench-truth bench-page submit lock clean
+.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test extras-check package bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-hosts bench-truth bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -62,6 +62,9 @@ apiserver-test: .venv/dev.done ## the rendered RBAC and the fleet probe on a rea
 extras-check: .venv/run.done ## install every extra alone in a fresh venv, and run what it is for: ARGS="--only search --python 3.12", --help
 	@$(BIN)/python tests/infra/extras.py $(ARGS)
 
+package: .venv/dev.done ## build sdist and wheel into dist/, and try each in a fresh venv without a network: half a minute
+	@$(BIN)/python tests/infra/package.py
+
 bench: .venv/dev.done ## run every script of tests/bench
 	@set -- $(sort $(wildcard tests/bench/*.py)); \
 	[ $$# -gt 0 ] || echo "tests/bench holds no scripts"; \
@@ -103,7 +106,7 @@ lock: .venv/dev.done ## renew requirements/*.txt from pyproject.toml
 	@$(BIN)/python requirements/lock.py
 
 clean: ## remove .venv, caches and the outputs of `make run`
-	@rm -rf .venv run bench local_outputs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv run bench dist local_outputs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 	@rm -rf components/neuroshard.egg-info
 

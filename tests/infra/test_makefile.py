@@ -20,6 +20,7 @@ TARGETS = [
     "manifests-check",
     "apiserver-test",
     "extras-check",
+    "package",
     "bench",
     "bench-machines",
     "bench-measure",
