@@ -21,6 +21,7 @@ TARGETS = [
     "apiserver-test",
     "extras-check",
     "package",
+    "docs",
     "bench",
     "bench-machines",
     "bench-measure",
