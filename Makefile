@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test gpu extras-check bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-hosts bench-truth bench-worlds bench-page submit lock clean
+.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test gpu extras-check package docs bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-hosts bench-truth bench-worlds bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -65,6 +65,15 @@ gpu: .venv/run.done ## on a machine with an NVIDIA GPU: measure it, train its co
 extras-check: .venv/run.done ## install every extra alone in a fresh venv, and run what it is for: ARGS="--only search --python 3.12", --help
 	@$(BIN)/python tests/infra/extras.py $(ARGS)
 
+package: .venv/dev.done ## build sdist and wheel into dist/, and try each in a fresh venv without a network: half a minute
+	@$(BIN)/python tests/infra/package.py
+
+docs: .venv/docs.done ## the docs as a site, in build/site/index.html; a link that leads nowhere is an error, and nothing is fetched
+	@rm -rf build/docs build/site && mkdir -p build/docs
+	@cp -r README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE docs examples components build/docs/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo build/site/index.html
+
 bench: .venv/dev.done ## run every script of tests/bench
 	@set -- $(sort $(wildcard tests/bench/*.py)); \
 	[ $$# -gt 0 ] || echo "tests/bench holds no scripts"; \
@@ -109,7 +118,7 @@ lock: .venv/dev.done ## renew requirements/*.txt from pyproject.toml
 	@$(BIN)/python requirements/lock.py
 
 clean: ## remove .venv, caches and the outputs of `make run`
-	@rm -rf .venv run bench local_outputs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv run bench build dist local_outputs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 	@rm -rf components/neuroshard.egg-info
 
@@ -141,4 +150,9 @@ LOCKS := $(addprefix requirements/,build.txt run.txt torch-cpu.txt torch-cuda.tx
 .venv/dev.done: .venv/run.done requirements/dev.txt
 	@echo "installing what is pinned in requirements/dev.txt" >&2
 	@$(LOCKED) requirements/dev.txt
+	@touch $@
+
+.venv/docs.done: .venv/dev.done requirements/docs.txt
+	@echo "installing what is pinned in requirements/docs.txt" >&2
+	@$(LOCKED) requirements/docs.txt
 	@touch $@

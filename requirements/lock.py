@@ -5,6 +5,7 @@
 build.txt      pip, and what builds this project and the few packages that come as source
 run.txt        what `make run` needs, without torch and torchrec
 dev.txt        that, and what `make test` and `make check` need
+docs.txt       what `make docs` builds the site with
 torchrec.txt   torchrec alone: it names the CUDA fbgemm-gpu as its need, and pip would lay that over fbgemm-gpu-cpu
 image-cpu.txt  what the pipeline's steps and its submitter need; image-gpu.txt what measuring on GPUs needs
 torch-cuda.txt PyPI's torch, which is the CUDA build, and what it needs of CUDA
@@ -56,6 +57,7 @@ LOCKS = {
     "run.txt": WITH_TORCHREC._replace(extras=("all",)),  # first: the others take its versions
     "build.txt": Lock(added=("pip", "setuptools", "wheel")),
     "dev.txt": WITH_TORCHREC._replace(extras=("dev",)),
+    "docs.txt": Lock(added=("mkdocs-material", "mkdocstrings[python]")),
     "torchrec.txt": Lock(alone=("torchrec",)),
     "image-cpu.txt": Lock(("cli", "measure", "pretrain", "search", "report", "pipeline")),
     # a step that runs needs kfp alone; the rest of its packages serve the client that submits

@@ -11,27 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from typing import IO, Any, Protocol, TextIO, cast
 
-from neuroshard.core.clean import clean, log
+from neuroshard.core.clean import clean, is_silent, log
 from neuroshard.core.units import format_duration
 
 LINE_EVERY_SECONDS = 5.0
 LINE_EVERY_SHARE = 0.02  # of the time spent so far
-
-
-_silent: ContextVar[bool] = ContextVar("silent", default=False)
-
-
-@contextmanager
-def silent(yes: bool = True) -> Iterator[None]:
-    """Inside, no progress is shown."""
-    before = _silent.set(yes)
-    try:
-        yield
-    finally:
-        _silent.reset(before)
 
 
 class Bar(Protocol):
@@ -130,7 +116,7 @@ def progress(what: str, total: float, unit: str = "", ends_in_seconds: float | N
 
     `ends_in_seconds` is the work's time budget, if it has one; the time left is never shown as more than that.
     """
-    if _silent.get():
+    if is_silent():
         yield _Nothing()
         return
     if sys.stderr.isatty():

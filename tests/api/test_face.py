@@ -83,13 +83,15 @@ def test_help_shows_the_signature_and_the_docstring_of_the_verb(room: str) -> No
     assert inspect.getdoc(getattr(ns, room)) == inspect.getdoc(verb)
 
 
-@pytest.mark.parametrize("verb", ["search", "report", "deploy", "diff"])
+@pytest.mark.parametrize("verb", ["search", "report", "deploy", "diff", "price"])
 def test_a_verb_has_every_option_of_its_subcommand(verb: str) -> None:
     command = vars(typer.main.get_command(app))["commands"][verb]
     options = {parameter.name for parameter in command.params} - {"help"}
     renamed = {
         "tables_json": "tables",
+        "plans": "plan",
         "as_json": None,
+        "quiet": "quiet" if verb == "search" else None,
         "store": None if verb == "search" else "store",
         "hardware": None,
     }
@@ -211,6 +213,48 @@ def test_the_command_diff_takes_a_cost_model(plan: ns.Plan, tmp_path: Path) -> N
     assert json.loads(as_json) == found.data
     assert as_text == f"{found}\n"
     assert "not comparable" not in as_text
+
+
+def test_the_command_prices_several_plans_as_the_verb_does(plan: ns.Plan, tmp_path: Path) -> None:
+    other = ns.search(TABLES, "analytic:a100", **{**OPTIONS, "algorithm": "random"})
+    larger = ns.search(TABLES, "analytic:h100", **{**OPTIONS, "batch_size": 8192})
+    files = [str(tmp_path / f"{name}.json") for name in ("plan", "other", "larger")]
+    for file, one in zip(files, (plan, other, larger), strict=True):
+        Path(file).write_bytes(one.canonical_json())
+    words = ["price", *files, "--model", "analytic:h100"]
+
+    as_text, as_json = (CliRunner().invoke(app, [*words, *more]).stdout for more in ([], ["--json"]))
+
+    prices = [ns.price(one, "analytic:h100") for one in (plan, other, larger)]
+    assert json.loads(as_json) == [{"file": file, **price.data} for file, price in zip(files, prices, strict=True)]
+    assert [str(price) in as_text for price in prices] == [True] * 3
+    first, worse, of_other_work = as_text.splitlines()[-3:]
+    assert first.split() == [f"{prices[0].cost_ms:.3f}", "ms", files[0]]
+    assert f"{prices[1].cost_ms / prices[0].cost_ms - 1:.1%} higher" in worse
+    assert "batch 8,192" in of_other_work
+    assert CliRunner().invoke(app, [words[0], files[0], *words[4:]]).stdout == f"{prices[0]}\n"
+
+
+def test_the_slowest_device_is_the_one_that_the_others_wait_for(plan: ns.Plan) -> None:
+    other = ns.search(TABLES, "analytic:a100", **{**OPTIONS, "algorithm": "random"})
+
+    price = ns.price(other, "analytic:h100")
+
+    compute = [device.compute_ms for device in price.devices]
+    assert len(set(compute)) > 1
+    assert price.data["slowest_device"] == price.slowest_device == compute.index(max(compute))
+
+
+def test_of_many_devices_the_price_shows_the_slowest(plan: ns.Plan) -> None:
+    price = ns.Price("0" * 64, "m", 64, tuple(plan.predicted or ()) * 12)
+
+    lines = str(price).splitlines()
+
+    assert lines[-1] == "the 32 slowest; 4 devices more with --json"
+    assert max(map(len, lines)) <= 80
+    totals = [float(line.split()[-1]) for line in lines if line[:6].strip().isdigit()]
+    assert len(totals) == 32
+    assert totals == sorted(totals, reverse=True)
 
 
 def test_plans_for_other_batch_sizes_are_not_priced_together(plan: ns.Plan) -> None:

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     "README.md",
     "SECURITY.md",
+    "CONTRIBUTING.md",
     "CHANGELOG.md",
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
 ]
@@ -107,6 +108,9 @@ def check(line: Line) -> None:
     assert program in KNOWN, f"{line.where}: what is {program!r}? teach this test to check it"
     if program == "neuroshard":
         name, *arguments = words
+        if name.startswith("-"):
+            assert_options(typer.main.get_command(app), words, line.where)
+            return
         assert name in COMMANDS, f"{line.where}: there is no neuroshard {name}"
         if "…" in arguments:
             assert_options(COMMANDS[name], arguments, line.where)
@@ -167,7 +171,7 @@ def test_every_command_within_a_sentence_is_one_that_exists(page):
     prose = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
     for text in re.findall(r"`([^`\n]+)`", prose):
         words = text.split()
-        if words[0] == "neuroshard" and len(words) > 1 and words[1].islower():
+        if words[0] == "neuroshard" and len(words) > 1 and words[1][0].islower():
             assert words[1] in COMMANDS, f"{page}: there is no {text!r}"
             words = words[1:]
         elif words[0] == "make" and len(words) > 1:

@@ -68,6 +68,7 @@ def test_cpu_and_cuda_builds_are_never_locked_together() -> None:
     assert {name: both & pins(name).keys() for name in LOCKS} == {
         "build.txt": set(),
         "dev.txt": {"fbgemm-gpu-cpu"},
+        "docs.txt": set(),
         "image-cpu.txt": {"fbgemm-gpu-cpu"},
         "image-gpu.txt": {"fbgemm-gpu"},
         "run.txt": {"fbgemm-gpu-cpu"},

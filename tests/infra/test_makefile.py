@@ -21,6 +21,8 @@ TARGETS = [
     "apiserver-test",
     "gpu",
     "extras-check",
+    "package",
+    "docs",
     "bench",
     "bench-machines",
     "bench-measure",

@@ -81,10 +81,10 @@ def search(
     >>> plan.shards_by_device()
     (2, 2, 2, 2)
     """
+    from neuroshard.core.clean import silent
     from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
     from neuroshard.files.disk import check_can_write
     from neuroshard.files.plan import read_plan, write_plan
-    from neuroshard.progress import silent
     from neuroshard.search.run import SearchSettings, read_tables_of_a_search, search_tables
 
     _check_devices(devices)
@@ -141,7 +141,7 @@ def search(
 
 
 def price(plan: Plan | FilePath, model: FilePath) -> Price:
-    """What a plan costs by a cost model, which need not be the one that it was searched with.
+    """What a plan costs by a cost model, which need not be the one that it was searched with; as `neuroshard price`.
 
     `plan` is a Plan or a plan.json, `model` names a cost model as for `search`. The result has the predicted ms of each of D
     devices, for the batch size of the plan's task. Raises NeuroshardError, in one line: InvalidInput for a broken plan, or one
@@ -158,7 +158,7 @@ def price(plan: Plan | FilePath, model: FilePath) -> Price:
 
     read = _plan(plan)
     opened = open_cost_model(str(model), read.task.batch_size)
-    return Price(read.digest(), opened.name, priced(read, opened))
+    return Price(read.digest(), opened.name, read.task.batch_size, priced(read, opened))
 
 
 def diff(old: Plan | FilePath, new: Plan | FilePath, model: FilePath | None = None) -> Diff:

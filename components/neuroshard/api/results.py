@@ -11,7 +11,7 @@ from neuroshard.core.notebook import frame, html_table
 from neuroshard.core.plan import DeviceCost
 from neuroshard.core.release import Decision, Release
 from neuroshard.core.table import Table
-from neuroshard.core.text import counted
+from neuroshard.core.text import counted, wrapped
 from neuroshard.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -70,10 +70,14 @@ class Tables(tuple[Table, ...]):
 
 @dataclass(frozen=True, repr=False)
 class Price:
-    """What a plan costs by one cost model: predicted ms of each of D devices."""
+    """What a plan costs by one cost model: predicted ms of each of D devices.
+
+    `data` is what `neuroshard price --json` prints of a plan, `str(price)` what `price` prints of it.
+    """
 
     plan_digest: str
     model: str
+    batch_size: int
     devices: tuple[DeviceCost, ...]
 
     @property
@@ -86,9 +90,49 @@ class Price:
         """Predicted ms of the slowest device in a step."""
         return max(self.total_ms)
 
+    @property
+    def slowest_device(self) -> int:
+        """The device with the highest total. Waiting makes totals equal (to 1 us); of these the one with most compute."""
+        return max(range(len(self.devices)), key=lambda d: (round(self.total_ms[d], 3), self.devices[d].compute_ms))
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """All of it as JSON has it; costs are predicted ms a step."""
+        return {
+            "plan": self.plan_digest,
+            "model": self.model,
+            "batch_size": self.batch_size,
+            "cost_ms": self.cost_ms,
+            "slowest_device": self.slowest_device,
+            "devices": [
+                {"device": device, **cost.model_dump(), "total_ms": cost.total_ms}
+                for device, cost in enumerate(self.devices)
+            ],
+        }
+
     def to_frame(self) -> pd.DataFrame:
         """A row a device, all columns in predicted ms. Raises NeuroshardError where pandas is missing."""
         return frame(self._columns())
+
+    def __str__(self) -> str:
+        from neuroshard.report.text import DEVICES_SHOWN
+
+        of = f"plan {self.plan_digest[:12]}, batch {self.batch_size:,}, cost model {self.model[:40]}"
+        slowest = f"{self.cost_ms:.3f} ms a step on the slowest device, {self.slowest_device}"
+        lines = [
+            *wrapped(f"{of}: {slowest}"),
+            "device    compute    forward   backward      total",
+            "       (predicted ms; all-to-all forward, with waiting, and backward)",
+        ]
+        devices = list(enumerate(self.devices))
+        if len(devices) > DEVICES_SHOWN:
+            devices.sort(key=lambda one: -one[1].total_ms)
+        for device, cost in devices[:DEVICES_SHOWN]:
+            parts = cost.compute_ms, cost.forward_collective_ms, cost.backward_collective_ms, cost.total_ms
+            lines.append(f"{device:>6} " + " ".join(f"{ms:10.3f}" for ms in parts))
+        if left := devices[DEVICES_SHOWN:]:
+            lines.append(f"the {DEVICES_SHOWN} slowest; {counted(len(left), 'device')} more with --json")
+        return "\n".join(lines)
 
     def _columns(self) -> dict[str, list[Any]]:
         parts = {name: [getattr(cost, name) for cost in self.devices] for name in DeviceCost.model_fields}
@@ -178,6 +222,13 @@ class Deployment:
     def kept(self) -> bool:
         """Whether the gate kept the plan that was live as the better one."""
         return self.decision is not None and not self.decision.goes_live
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What `neuroshard deploy --json` prints: the store, whether the live plan was kept, its release, the decision."""
+        decision = None if self.decision is None else self.decision.model_dump(mode="json")
+        release = self.release.model_dump(mode="json")
+        return {"store": self.store, "kept": self.kept, "release": release, "decision": decision}
 
     def __repr__(self) -> str:
         live = self.release

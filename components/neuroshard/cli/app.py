@@ -1,11 +1,14 @@
 """The application: how a subcommand is registered, and how an error ends."""
 
+import inspect
+import json
 import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Annotated, Any, TextIO
 
 from neuroshard.core.extras import install_command
@@ -17,7 +20,8 @@ except ModuleNotFoundError:  # a trainer installs neither; its client has no nee
     sys.exit(f"error: the neuroshard command needs typer and rich: {install_command('cli')}")
 
 from neuroshard import __version__
-from neuroshard.core.clean import accept_all_characters, clean, clean_lines
+from neuroshard.cli.help import EXIT_CODES, GROUPS, name_values, usage_of, write_commands, write_parameters
+from neuroshard.core.clean import accept_all_characters, clean, clean_lines, is_silent, silent
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.text import one_line, wrapped
 
@@ -33,6 +37,13 @@ class _Group(TyperGroup):
         with _cleaned_usage():
             return super().invoke(ctx)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args or ["--help"])
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        write_parameters(self.get_params(ctx), ctx, formatter)
+        write_commands(self.commands, formatter)
+
 
 @contextmanager
 def _cleaned_usage() -> Iterator[None]:
@@ -47,8 +58,8 @@ app = typer.Typer(
     name="neuroshard",
     cls=_Group,
     help='Sharding plans for embedding tables: pre-train cost models, and search ("neuroshard COMMAND --help").',
-    no_args_is_help=True,
-    add_completion=False,
+    epilog=f"\b\n{EXIT_CODES}",
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -72,20 +83,55 @@ def _root(
 class _Command(TyperCommand):
     """A subcommand that refuses empty arguments: an empty path would mean the current folder."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        name_values(self.params)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [self.options_metavar or "", *usage_of(self.get_params(ctx))]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        write_parameters(self.get_params(ctx), ctx, formatter)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for before, argument in zip([self.name, *args], args, strict=False):
+        for before, argument in zip([self.name, *args], () if ctx.resilient_parsing else args, strict=False):
             option, equals, value = argument.partition("=") if argument.startswith("--") else (before, "=", argument)
             if equals and not value.strip():
                 raise UsageError(f"an argument of {option} is empty; is it a variable that is not set?")
         return super().parse_args(ctx, args)
 
 
-def command(example: str, in_short: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a subcommand. Its --help ends with `example`; the list of commands shows `in_short`."""
+def command(group: str, example: str, in_short: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a subcommand. Its --help ends with `example`; the list of commands shows `in_short` under its `group`."""
+    assert group in GROUPS, group
     options = re.sub(r" (?!-)", "\N{NO-BREAK SPACE}", example)  # lines end before an option, never within quotes
     lines = " \\\n    ".join(wrapped(options, indent=0, width=70)).replace("\N{NO-BREAK SPACE}", " ")
     epilog = f"\b\nExample:\n  {lines}"  # \b keeps click from wrapping it again
-    return app.command(cls=_Command, epilog=epilog, short_help=in_short)
+    register = app.command(cls=_Command, epilog=epilog, short_help=in_short, rich_help_panel=group)
+
+    def registered(run: Callable[..., None]) -> Callable[..., None]:
+        register(_with_quiet(run))
+        return run
+
+    return registered
+
+
+_Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no notes: results and errors only.")]
+
+
+def _with_quiet(run: Callable[..., None]) -> Callable[..., None]:
+    """The subcommand with one more option, --quiet."""
+
+    @wraps(run)
+    def quiet_or_not(*arguments: Any, quiet: bool, **options: Any) -> None:
+        with silent(quiet):
+            run(*arguments, **options)
+
+    own = inspect.signature(run)
+    more = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Quiet)
+    vars(quiet_or_not)["__signature__"] = own.replace(parameters=[*own.parameters.values(), more])
+    quiet_or_not.__annotations__ = {**run.__annotations__, "quiet": _Quiet}
+    return quiet_or_not
 
 
 def say(line: str, err: bool = False) -> None:
@@ -98,9 +144,16 @@ def say_text(text: str) -> None:
     typer.echo(clean_lines(text))
 
 
+def say_json(data: Any) -> None:
+    """Print JSON, indented."""
+    say_text(json.dumps(data, indent=2))
+
+
 def note(lines: Iterable[str]) -> None:
+    """Print notes to stderr, unless --quiet."""
     for line in lines:
-        say(f"note: {line}", err=True)
+        if not is_silent():
+            say(f"note: {line}", err=True)
 
 
 def main() -> None:
@@ -109,7 +162,7 @@ def main() -> None:
     accept_all_characters()
     warnings.showwarning = _show_warning
     try:
-        app()
+        app(prog_name="neuroshard")
     except NeuroshardError as error:
         say(f"error: {one_line(error, None)}", err=True)
         sys.exit(error.exit_code)

@@ -38,6 +38,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be don
 
 
 @command(
+    "cluster",
     "neuroshard submit --parameters parameters.yaml --models models.yaml --endpoint http://localhost:8888",
     "Run the pipeline on Kubeflow Pipelines.",
 )
@@ -91,6 +92,7 @@ def submit(
 
 
 @command(
+    "cluster",
     "neuroshard schedule --cron '0 2 * * *' --parameters parameters.yaml --endpoint http://localhost:8888 --dry-run",
     "Make or remove a recurring run on Kubeflow Pipelines.",
 )

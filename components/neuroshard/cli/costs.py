@@ -1,18 +1,20 @@
 """From tables to measured costs."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from neuroshard.cli.app import command, say, say_text
-from neuroshard.cli.options import Seed, out_file
+from neuroshard.cli.app import command, say, say_json, say_text
+from neuroshard.cli.options import AsJson, Seed, out_file
 from neuroshard.core.errors import UsageError
 from neuroshard.core.text import counted, wrapped
 from neuroshard.core.units import parse_bytes, parse_counts, parse_duration, parse_share
 
 
 @command(
+    "measure",
     "neuroshard augment tables.json --compute-cases 2000 --collective-cases 400 --devices 4 --memory 32GiB -o cases/",
     "Draw the table sets and all-to-alls to measure.",
 )
@@ -42,6 +44,7 @@ def augment(
         typer.Option(help="Cost model: of 4 times as many devices of plans, train on those it learns most from."),
     ] = None,
     seed: Seed = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Draw the cases to measure: devices of random plans, random table sets, and all-to-alls from balanced to lopsided."""
     from neuroshard.augment.run import run
@@ -60,19 +63,25 @@ def augment(
         seed=seed,
     )
     cases = run(tables_json, out, settings, acquire_for=acquire)
-    say(f"{out}: {counted(len(cases.compute), 'table set')}, {counted(len(cases.collective), 'all-to-all')}")
+    if as_json:
+        say_json({"out": str(out), "table_sets": len(cases.compute), "all_to_alls": len(cases.collective)})
+    else:
+        say(f"{out}: {counted(len(cases.compute), 'table set')}, {counted(len(cases.collective), 'all-to-all')}")
 
 
-VERIFYING = {"verify", "count", "timeout", "traces"}  # the options of `measure --verify`
+VERIFYING = {"verify", "count", "timeout", "traces", "as_json", "quiet"}  # the options of `measure --verify`
 
 
 @command(
+    "measure",
     "neuroshard measure cases/ --backend cpu --batch-size 512 --budget 3m -o costs/",
     "Measure what the cases cost on this machine.",
 )
 def measure(
     context: typer.Context,
-    cases: Annotated[Path | None, typer.Argument(help="Folder that `neuroshard augment` wrote.")] = None,
+    cases: Annotated[
+        Path | None, typer.Argument(metavar="CASES", help="Folder that `neuroshard augment` wrote.")
+    ] = None,
     out: Annotated[Path | None, out_file("Folder of costs", "; an unfinished one is continued")] = None,
     backend: Annotated[
         str | None, typer.Option(help="synthetic (a formula), cpu (FBGEMM + gloo) or cuda (FBGEMM + NCCL).")
@@ -107,11 +116,12 @@ def measure(
     ] = None,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="Cases to verify.")] = 100,
     seed: Seed = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Measure what the cases cost on this machine. Run again, it continues where it stopped."""
     if verify is not None:
         _check_verifying(context)
-        _verify(verify, count, timeout, traces)
+        _verify(verify, count, timeout, traces, as_json)
         return
     if cases is None or out is None or backend is None:
         raise UsageError("measure needs a folder of cases, --backend and -o; or --verify and a folder of costs")
@@ -131,7 +141,7 @@ def measure(
         seed=seed,
     )
     summary = run(cases, out, backend, settings, share=(1, 1) if shard is None else parse_share(shard), rounds=rounds)
-    say_text("\n".join(wrapped(f"{out}: {summary}")))
+    say_json({"out": str(out), **asdict(summary)}) if as_json else say_text("\n".join(wrapped(f"{out}: {summary}")))
 
 
 def _check_verifying(context: typer.Context) -> None:
@@ -149,23 +159,29 @@ def _as_typed(name: str) -> str:
     return {"cases": "CASES", "out": "-o"}.get(name) or "--" + name.replace("_", "-")
 
 
-def _verify(costs: Path, count: int, timeout: str, traces: Path | None) -> None:
+def _verify(costs: Path, count: int, timeout: str, traces: Path | None, as_json: bool) -> None:
     from neuroshard.measure.verify import run
 
     verified = run(costs, count=count, timeout_seconds=parse_duration(timeout), traces=traces)
-    say_text(str(verified))
+    say_json({"agrees": verified.agrees, **asdict(verified)}) if as_json else say_text(str(verified))
     if not verified.agrees:
         raise typer.Exit(1)
 
 
-@command("neuroshard merge costs-1/ costs-2/ -o costs/", "Join costs that several machines of a kind measured.")
+@command(
+    "measure", "neuroshard merge costs-1/ costs-2/ -o costs/", "Join costs that several machines of a kind measured."
+)
 def merge(
     folders: Annotated[list[Path], typer.Argument(metavar="COSTS...", help="Folders that `neuroshard measure` wrote.")],
     out: Annotated[Path, out_file("Folder of costs")],
+    as_json: AsJson = False,
 ) -> None:
     """Join costs of one case set that several machines of a kind measured."""
     from neuroshard.measure.workers.merge import run
 
     costs = run(folders, out)
+    if as_json:
+        say_json({"out": str(out), "table_sets": len(costs.compute), "all_to_alls": len(costs.collective)})
+        return
     sets, all_to_alls = counted(len(costs.compute), "table set"), counted(len(costs.collective), "all-to-all")
     say(f"{out}: {sets} and {all_to_alls} of {counted(len(folders), 'folder')}")

@@ -11,7 +11,9 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.units import parse_duration
 
 
-@command("neuroshard fleet --against s3://bucket/prefix", "What hardware is there, and what needs measuring.")
+@command(
+    "measure", "neuroshard fleet --against s3://bucket/prefix", "What hardware is there, and what needs measuring."
+)
 def fleet(
     kubernetes: Annotated[
         bool | None,
@@ -68,6 +70,7 @@ def fleet(
 
 
 @command(
+    "measure",
     "neuroshard doctor --store s3://bucket/prefix --kfp http://localhost:8080",
     "What this machine can do, and how to fix what it cannot.",
 )

@@ -8,23 +8,27 @@ if TYPE_CHECKING:
 
 import typer
 
-from neuroshard.cli.app import command, say, say_text
-from neuroshard.cli.options import Seed, SingleWriter, StoreUrl, out_file
+from neuroshard.cli.app import command, say, say_json, say_text
+from neuroshard.cli.options import AsJson, Seed, SingleWriter, StoreUrl, out_file
 
 MaxModelError = Annotated[float, typer.Option(help="Largest error on unseen tables to go live with: 0.2 is 20 %.")]
 
 
-def _say_live(store: str, release: "ModelRelease") -> None:
+def _say_live(store: str, release: "ModelRelease", err: bool = False) -> None:
     error = "not known" if release.error is None else f"{release.error:.1%}"
     say(
         f"{store}: cost model {release.bundle_digest[:12]} is live for {release.device_name} ({release.name}, release "
-        f"{release.number}); error on unseen tables {error}"
+        f"{release.number}); error on unseen tables {error}",
+        err=err,
     )
 
 
-@command("neuroshard pretrain costs/ -o model/", "Train a cost model from costs, and report its error.")
+@command("learn", "neuroshard pretrain costs/ -o model/", "Train a cost model from costs, and report its error.")
 def pretrain(
-    costs: Annotated[list[Path], typer.Argument(help="Folders that `neuroshard measure` wrote, all of one bench.")],
+    costs: Annotated[
+        list[Path],
+        typer.Argument(metavar="COSTS...", help="Folders that `neuroshard measure` wrote, all of one bench."),
+    ],
     out: Annotated[Path, out_file("Folder of the cost model", "; an unfinished training there is continued")],
     start_from: Annotated[
         str | None,
@@ -45,6 +49,7 @@ def pretrain(
         str | None, typer.Option(help="Store in which to make it its hardware's live one, as publish-model does.")
     ] = None,
     seed: Seed = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Train a cost model, and report its error on table sets and on tables that it never saw."""
     from neuroshard.files.costs import read_manifest
@@ -62,33 +67,43 @@ def pretrain(
     from neuroshard.pretrain.run import run  # imports torch, which takes seconds: after the checks above
 
     model = run(costs[0], out, *costs[1:], seed=seed, epochs=epochs, monotone=monotone, start=start)
-    say_text(model.report.text())
-    source = "by a formula, not measured" if model.backend == "synthetic" else f"measured on {model.backend}"
-    say(f"{out}: cost model {model.name[:12]} of costs {source} ({model.device_name})")
+    if as_json:
+        about = {"out": str(out), "model": model.name, "backend": model.backend, "device_name": model.device_name}
+        say_json({**about, "report": model.report.model_dump(mode="json")})
+    else:
+        say_text(model.report.text())
+        source = "by a formula, not measured" if model.backend == "synthetic" else f"measured on {model.backend}"
+        say(f"{out}: cost model {model.name[:12]} of costs {source} ({model.device_name})")
     if publish is not None:
         from neuroshard.deploy.bundles import run as publish_bundle
 
-        _say_live(publish, publish_bundle(out, publish))
+        _say_live(publish, publish_bundle(out, publish), err=as_json)
 
 
 @command(
+    "learn",
     "neuroshard publish-model model/ --store s3://bucket/prefix",
     "Put a cost model in a store; it goes live if it is good enough.",
 )
 def publish_model(
-    model: Annotated[Path, typer.Argument(help="Folder that `neuroshard pretrain` wrote.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that `neuroshard pretrain` wrote.")],
     store: StoreUrl,
     max_error: MaxModelError = 0.2,
     force: Annotated[bool, typer.Option(help="Go live whatever its error is; the release says so.")] = False,
     single_writer: SingleWriter = False,
+    as_json: AsJson = False,
 ) -> None:
     """Put a cost model in the store under its hardware, and make it the live one there if its error allows."""
     from neuroshard.deploy.bundles import run
 
-    _say_live(store, run(model, store, max_error=max_error, force=force, single_writer=single_writer))
+    release = run(model, store, max_error=max_error, force=force, single_writer=single_writer)
+    if as_json:
+        say_json({"store": store, "release": release.model_dump(mode="json")})
+    else:
+        _say_live(store, release)
 
 
-@command("neuroshard models --store s3://bucket/prefix", "List a store's cost models by their hardware.")
+@command("learn", "neuroshard models --store s3://bucket/prefix", "List a store's cost models by their hardware.")
 def models(
     store: StoreUrl,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with all that is known of each.")] = False,

@@ -12,6 +12,7 @@ StoreUrl = Annotated[str, typer.Option("--store", help="s3://bucket/prefix, or a
 SingleWriter = Annotated[
     bool, typer.Option(help="Nobody else deploys: accept a store that ignores conditional writes.")
 ]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="plan.json")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 

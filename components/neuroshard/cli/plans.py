@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from neuroshard.cli.app import command, say, say_text
+from neuroshard.cli.app import command, say, say_json, say_text
 from neuroshard.cli.interrupt import asked_to_stop
-from neuroshard.cli.options import AsJson, Seed, out_file
+from neuroshard.cli.options import AsJson, PlanFile, Seed, out_file
 from neuroshard.core.errors import UsageError
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.units import format_bytes, parse_bytes
@@ -25,6 +25,7 @@ def _cost_model(model: str | None, store: str | None, hardware: str | None) -> s
 
 
 @command(
+    "plan",
     "neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json",
     "Search the plan whose slowest device is fastest.",
 )
@@ -124,10 +125,11 @@ def search(
         ),
     ] = "expected",
     seed: Seed = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Search the plan whose slowest device is fastest, by the cost model. Ctrl-C writes the best plan so far."""
     from neuroshard import api
-    from neuroshard.report.text import plan_text
+    from neuroshard.report.text import plan_json, plan_text
 
     with asked_to_stop("the best plan so far is written") as stop:
         plan = api.search(
@@ -162,30 +164,32 @@ def search(
             seed=seed,
             stop=stop,
         )
-    say_text(plan_text(plan))
-    say(f"{out}: written")
+    if as_json:
+        say_json({"out": str(out), **plan_json(plan)})
+    else:
+        say_text(plan_text(plan))
+        say(f"{out}: written")
     if stop.is_set():
         raise typer.Exit(stop.exit_code)
 
 
-@command("neuroshard show plan.json", "Show a plan, as numbers and bars.")
-def show(plan: Annotated[Path, typer.Argument(help="plan.json")], as_json: AsJson = False) -> None:
+@command("plan", "neuroshard show plan.json", "Show a plan, as numbers and bars.")
+def show(plan: PlanFile, as_json: AsJson = False) -> None:
     """Show a plan: cost against the baselines, and every device's cost and memory."""
-    import json
-
     from neuroshard.files.plan import read_plan
     from neuroshard.report.text import plan_json, plan_text
 
     shown = read_plan(plan)
-    say_text(json.dumps(plan_json(shown), indent=2) if as_json else plan_text(shown))
+    say_json(plan_json(shown)) if as_json else say_text(plan_text(shown))
 
 
 @command(
+    "plan",
     "neuroshard report plan.json --model model/ --costs costs/ --live s3://bucket/prefix#ads-ranker -o report.html",
     "Turn a plan and its run into one HTML page.",
 )
 def report(
-    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    plan: PlanFile,
     out: Annotated[Path, out_file("HTML page")],
     model: Annotated[str | None, typer.Option(help="The plan's cost model, as for search.")] = None,
     live: Annotated[str | None, typer.Option(help="The plan to compare with: a plan.json, or STORE#MODEL.")] = None,
@@ -194,20 +198,23 @@ def report(
     ] = None,
     fleet: Annotated[Path | None, typer.Option(help="What `neuroshard fleet --json` printed.")] = None,
     evaluation: Annotated[Path | None, typer.Option(help="What `neuroshard evaluate -o` wrote of this plan.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Turn a plan, and other results of its run, into one HTML page."""
     from neuroshard import api
 
     made = api.report(plan, model=model, live=live, costs=costs or (), fleet=fleet, evaluation=evaluation)
     size = made.save(out)
-    say(f"{out}: {format_bytes(size)}")
+    say_json({"out": str(out), "bytes": size}) if as_json else say(f"{out}: {format_bytes(size)}")
 
 
 @command(
-    "neuroshard evaluate plan.json --backend cpu", "Measure a plan's device sets, and compare with the prediction."
+    "measure",
+    "neuroshard evaluate plan.json --backend cpu",
+    "Measure a plan's device sets, and compare with the prediction.",
 )
 def evaluate(
-    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    plan: PlanFile,
     backend: Annotated[
         str, typer.Option(help="cpu (FBGEMM + gloo), cuda (FBGEMM + NCCL) or synthetic (a formula, exact).")
     ],
@@ -225,7 +232,7 @@ def evaluate(
     traces: Annotated[
         Path | None, typer.Option(help="Real lookups, as `neuroshard tables --traces` wrote them.")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
     out: Annotated[Path | None, out_file("JSON", " as well")] = None,
     seed: Seed = 0,
 ) -> None:
@@ -244,24 +251,51 @@ def evaluate(
         traces=traces,
         seed=seed,
     )
-    say_text(evaluation.canonical_json().decode() if json_ else str(evaluation))
+    say_text(evaluation.canonical_json().decode() if as_json else str(evaluation))
     if evaluation.errors:
         raise typer.Exit(1)
 
 
-@command("neuroshard diff old.json new.json", "Show what moves from one plan to another.")
+@command("plan", "neuroshard diff old.json new.json", "Show what moves from one plan to another.")
 def diff(
-    old: Annotated[Path, typer.Argument(help="plan.json")],
-    new: Annotated[Path, typer.Argument(help="plan.json")],
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="plan.json")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="plan.json")],
     model: Annotated[
         str | None, typer.Option(help="Price both by this cost model, as for search [default: as the plans say].")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what moves from one plan to another, how many bytes, and what is gained."""
-    import json
-
     from neuroshard import api
 
     found = api.diff(old, new, model)
-    say_text(json.dumps(found.data, indent=2) if as_json else found.text)
+    say_json(found.data) if as_json else say_text(found.text)
+
+
+@command("plan", "neuroshard price plan.json other.json --model analytic:h100", "Price plans by one cost model.")
+def price(
+    plans: Annotated[
+        list[Path], typer.Argument(metavar="PLAN...", help="plan.json; several are compared with the first.")
+    ],
+    model: Annotated[str, typer.Option(help="Cost model, as for search; it need not be the plans' own.")],
+    as_json: AsJson = False,
+) -> None:
+    """Price plans by one cost model: compute and all-to-all of every device in ms, and the slowest device."""
+    from neuroshard import api
+    from neuroshard.report.numbers import against
+
+    priced = [(str(plan), api.price(plan, model)) for plan in plans]
+    if as_json:
+        say_json([{"file": file, **price.data} for file, price in priced])
+        return
+    if len(priced) == 1:
+        say_text(str(priced[0][1]))
+        return
+    say_text("\n\n".join(f"{file}:\n{price}" for file, price in priced))
+    say_text("\npredicted, slowest device")
+    reference = priced[0][1]
+    for file, price in priced:
+        change = against(price.cost_ms, reference.cost_ms, "{:.1%}".format)
+        if price.batch_size != reference.batch_size:
+            change = f"batch {price.batch_size:,}"  # other work, so the costs cannot be compared
+        say(f"{price.cost_ms:10.3f} ms  {'' if price is reference else change:<16} {file}")

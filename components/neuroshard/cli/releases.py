@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from neuroshard.cli.app import command, say, say_text
-from neuroshard.cli.options import AsJson, SingleWriter, StoreUrl
+from neuroshard.cli.app import command, say, say_json, say_text
+from neuroshard.cli.options import AsJson, PlanFile, SingleWriter, StoreUrl
 from neuroshard.core.units import format_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from neuroshard.core.release import Pointer
 
 ModelName = Annotated[str, typer.Option("--name", help="The model whose plans these are, as in ads-ranker.")]
 GarbageName = Annotated[
@@ -25,11 +28,12 @@ TrackName = Annotated[
 
 
 @command(
+    "release",
     "neuroshard deploy plan.json --store s3://bucket/prefix --name ads-ranker --tables tables.json --model model/",
     "Put a plan in a store, and live if the gate agrees.",
 )
 def deploy(
-    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    plan: PlanFile,
     store: StoreUrl,
     name: ModelName,
     tables_json: Annotated[
@@ -49,6 +53,7 @@ def deploy(
     ] = None,
     force: Annotated[bool, typer.Option(help="Go live whatever the gate finds; the release says so.")] = False,
     single_writer: SingleWriter = False,
+    as_json: AsJson = False,
 ) -> None:
     """Publish a plan under its digest, ask the gate, then make it the live one, or keep the one that is better."""
     from neuroshard import api
@@ -65,44 +70,63 @@ def deploy(
         force=force,
         single_writer=single_writer,
     )
-    say_text(repr(deployed))
+    say_json(deployed.data) if as_json else say_text(repr(deployed))
 
 
 @command(
+    "release",
     "neuroshard publish plan.json --store s3://bucket/prefix --name ads-ranker",
     "Put a plan in a store, without making it live.",
 )
 def publish(
-    plan: Annotated[Path, typer.Argument(help="plan.json")],
+    plan: PlanFile,
     store: StoreUrl,
     name: ModelName,
     single_writer: SingleWriter = False,
+    as_json: AsJson = False,
 ) -> None:
     """Put a plan in the store under its digest, without making it live."""
     from neuroshard.deploy.run import run_publish
 
     digest = run_publish(plan, store, name, single_writer=single_writer)
-    say(f"{store}: plan {digest} of {name} is published")
+    if as_json:
+        say_json({"store": store, "name": name, "plan": digest})
+    else:
+        say(f"{store}: plan {digest} of {name} is published")
 
 
 @command(
+    "release",
     "neuroshard promote 3f2a9c01d4e7 --store s3://bucket/prefix --name ads-ranker",
     "Make a published plan or cost model live.",
 )
 def promote(
-    digest: Annotated[str, typer.Argument(help="The digest of a plan or cost model, or at least 8 digits of it.")],
+    digest: Annotated[
+        str, typer.Argument(metavar="DIGEST", help="The digest of a plan or cost model, or at least 8 digits of it.")
+    ],
     store: StoreUrl,
     name: TrackName,
     single_writer: SingleWriter = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a published plan or cost model live, whatever the gate would say."""
-    from neuroshard.deploy.tracks import run_promote, track_of
+    from neuroshard.deploy.tracks import run_promote
 
-    release = run_promote(store, name, digest, single_writer=single_writer)
-    say(f"{store}: {name} release {release.number} is live, {track_of(name).noun} {release.artifact[:12]}")
+    _say_now_live(store, name, run_promote(store, name, digest, single_writer=single_writer), as_json)
 
 
-@command("neuroshard releases --store s3://bucket/prefix --name ads-ranker", "List what went live, newest first.")
+def _say_now_live(store: str, name: str, release: "Pointer", as_json: bool, how: str = "") -> None:
+    from neuroshard.deploy.tracks import track_of
+
+    if as_json:
+        say_json({"store": store, "release": release.model_dump(mode="json")})
+    else:
+        say(f"{store}: {name} release {release.number} is live, {track_of(name).noun} {release.artifact[:12]}{how}")
+
+
+@command(
+    "release", "neuroshard releases --store s3://bucket/prefix --name ads-ranker", "List what went live, newest first."
+)
 def releases(
     store: StoreUrl,
     name: TrackName,
@@ -110,8 +134,6 @@ def releases(
     as_json: AsJson = False,
 ) -> None:
     """List the releases of a model's plans or a hardware's cost models, newest first."""
-    import json
-
     from neuroshard.core.value import Value
     from neuroshard.deploy.tracks import track_of
     from neuroshard.report.text import refusals_text, releases_text
@@ -126,23 +148,24 @@ def releases(
     else:
         found = went_live = all_releases(open_store(store), track_of(name))
         text = releases_text(went_live)
-    say_text(json.dumps([one.model_dump(mode="json") for one in found], indent=2) if as_json else text)
+    say_json([one.model_dump(mode="json") for one in found]) if as_json else say_text(text)
 
 
 @command(
-    "neuroshard rollback --store s3://bucket/prefix --name ads-ranker", "Make live again what the live one replaced."
+    "release",
+    "neuroshard rollback --store s3://bucket/prefix --name ads-ranker",
+    "Make live again what the live one replaced.",
 )
-def rollback(store: StoreUrl, name: TrackName, single_writer: SingleWriter = False) -> None:
+def rollback(store: StoreUrl, name: TrackName, single_writer: SingleWriter = False, as_json: AsJson = False) -> None:
     """Make live again what the live plan or cost model replaced."""
-    from neuroshard.deploy.tracks import run_rollback, track_of
+    from neuroshard.deploy.tracks import run_rollback
 
     release = run_rollback(store, name, single_writer=single_writer)
-    say(
-        f"{store}: {name} release {release.number} is live, {track_of(name).noun} {release.artifact[:12]} (rolled back)"
-    )
+    _say_now_live(store, name, release, as_json, " (rolled back)")
 
 
 @command(
+    "release",
     "neuroshard gc --store s3://bucket/prefix --name ads-ranker --keep 10 --older-than 168h --apply",
     "Delete old plans, cost models, releases and refusals.",
 )
@@ -152,11 +175,16 @@ def gc(
     keep: Annotated[int, typer.Option(min=1, help="Releases to keep, with their plans, besides the live one.")] = 10,
     older_than: Annotated[str, typer.Option(help="Keep whatever is younger than this.")] = "168h",
     apply: Annotated[bool, typer.Option("--apply", help="Delete; else only list what would be.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Delete old plans or cost models, releases, refusals or measuring; without --apply only list them."""
     from neuroshard.deploy.gc import run
 
     garbage = run(store, name, keep=keep, age_seconds=parse_duration(older_than), apply=apply)
+    if as_json:
+        entries = [{"key": entry.key, "bytes": entry.size} for entry in garbage.entries]
+        say_json({"store": store, "deleted": apply, "entries": entries, "kept": garbage.kept})
+        return
     for entry in garbage.entries:
         say(f"{'deleted' if apply else 'would delete'} {entry.key} ({format_bytes(entry.size)})")
     size = f"{len(garbage.entries)} objects, {format_bytes(garbage.nbytes)}; {garbage.kept} are kept"

@@ -13,6 +13,7 @@ from neuroshard.core.units import format_bytes, parse_bytes
 
 
 @command(
+    "plan",
     "neuroshard tables --from-torchrec my_package.model:make_model --pooling-factor user_id=3 -o tables.json",
     "Tables from a model, a file or a printout; or check them.",
 )

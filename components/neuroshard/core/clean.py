@@ -7,7 +7,9 @@ the program. `NeuroshardError`, `wrapped`, `log`, the command line's `say` and t
 import io
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TextIO
 
 # Characters that a terminal or a reader does not show, but acts on: control characters (ESC, C1), characters of no width, those
@@ -33,6 +35,8 @@ _SECRET_PARAMETER = re.compile(
     re.X | re.I,
 )
 _AUTHORIZATION = re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic)\s+)?)[^\s'\",]+", re.I)
+
+_silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
 def clean(text: object) -> str:
@@ -77,9 +81,24 @@ def accept_all_characters() -> None:
             stream.reconfigure(errors="replace")
 
 
+@contextmanager
+def silent(yes: bool = True) -> Iterator[None]:
+    """Inside, no progress is shown and `log` prints nothing. Inside a silent block, `silent(False)` changes nothing."""
+    before = _silent.set(yes or _silent.get())
+    try:
+        yield
+    finally:
+        _silent.reset(before)
+
+
+def is_silent() -> bool:
+    return _silent.get()
+
+
 def log(*lines: object) -> None:
-    """Print lines to stderr, each cleaned."""
-    print(*map(clean, lines), sep="\n", file=sys.stderr, flush=True) if lines else None
+    """Print lines to stderr, each cleaned, unless silent."""
+    if lines and not is_silent():
+        print(*map(clean, lines), sep="\n", file=sys.stderr, flush=True)
 
 
 class CleanedStream(io.TextIOBase):

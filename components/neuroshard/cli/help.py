@@ -1,0 +1,87 @@
+"""How --help reads: commands in groups, an argument by what it is (`PLAN`), an option's value by its kind (`--memory SIZE`)."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# In this order `neuroshard --help` shows them.
+GROUPS = {
+    "plan": "Plan",
+    "measure": "Measure",
+    "learn": "Learn",
+    "release": "Release",
+    "cluster": "Cluster",
+}
+EXIT_CODES = """\
+Exit status: 0 done; 1 failed, as the last line says; 2 called wrongly; 3 odd
+tables (tables --check); 128 + N ended by signal N (130: Ctrl-C)."""
+
+_VALUES = {
+    "SIZE": "memory memory_limit move_budget reserve",
+    "TIME": "budget deadline max_age older_than patience poll time_budget timeout wait",
+    "RATE": "network",
+    "SHARE": "max_error memory_margin min_gain simplicity test_share",
+    "MS": "max_delay",
+    "MODEL": "acquire model start_from",
+    "STORE": "publish store",
+    "HARDWARE": "hardware",
+    "FILE": "constraints costs_out evaluation fleet metrics models_yaml nodes parameters plan_out pooling_factors previous "
+    "source stats tables_json traces",
+    "FOLDER": "costs verify",
+    "PATH": "out",
+    "PLAN": "live",
+    "TABLE": "data_parallel never_split row_wise",
+    "TABLES": "together",
+    "TABLE=DEVICES": "pin",
+    "TABLE=NUMBER": "pooling_factor",
+    "NAME=VALUE": "settings",
+    "NUMBERS": "batch_sizes",
+    "URL": "endpoint kfp",
+    "JSON": "selector tolerations",
+    "FUNCTION": "torchrec",
+    "CRON": "cron",
+    "I/N": "shard",
+    "NAME": "context experiment name namespace service_account",
+    "WORD": "access algorithm backend dtype optimizer pipeline preset take",
+}
+METAVARS = {option: metavar for metavar, options in _VALUES.items() for option in options.split()}
+
+
+def name_values(parameters: Iterable[Any]) -> None:
+    """Give each option that takes a value a word for it: one of METAVARS, else NUMBER where it is one."""
+    for parameter in parameters:
+        if parameter.param_type_name == "option" and not parameter.is_flag and parameter.metavar is None:
+            parameter.metavar = METAVARS.get(parameter.name, "NUMBER")
+
+
+def usage_of(parameters: Iterable[Any]) -> list[str]:
+    """`PLAN`, `[CASES]`: the arguments as the usage line shows them."""
+    arguments = [one for one in parameters if one.param_type_name == "argument"]
+    return [one.display_name_raw if one.required else f"[{one.display_name_raw}]" for one in arguments]
+
+
+def write_parameters(parameters: Iterable[Any], context: Any, formatter: Any) -> None:
+    """The sections of arguments and options."""
+    sections: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+    for parameter in parameters:
+        record = parameter.get_help_record(context)
+        if record is not None:
+            kind = parameter.param_type_name
+            sections[kind].append((parameter.display_name_raw if kind == "argument" else record[0], record[1]))
+    for title, rows in (("Arguments", sections["argument"]), ("Options", sections["option"])):
+        if rows:
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def write_commands(commands: Mapping[str, Any], formatter: Any) -> None:
+    """A section for each group, each command with its sentence, all in the same columns."""
+    width = max(map(len, commands))
+    for group, title in GROUPS.items():
+        with formatter.section(title):
+            formatter.write_dl(
+                [
+                    (f"{name:<{width}}", command.get_short_help_str(formatter.width))
+                    for name, command in commands.items()
+                    if command.rich_help_panel == group
+                ]
+            )
