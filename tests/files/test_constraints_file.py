@@ -77,3 +77,13 @@ def test_keys_that_nobody_reads_are_reported_for_a_misspelt_rule_constrains_noth
 def test_a_flag_that_is_no_amount_is_reported_as_a_constraint():
     with refused(UsageError, "constraints", "reserve", "'much'"):
         with_flags(ConstraintsFile(), reserve="much")
+
+
+def test_a_pin_names_devices_or_whole_hosts() -> None:
+    given = with_flags(ConstraintsFile(), pins=["a=host:1", "b=0,host:2"], ranks_a_host=4)
+    assert [rule.devices for rule in given.tables] == [(4, 5, 6, 7), (0, 8, 9, 10, 11)]
+    with refused(UsageError, "--local-world-size", "'a=host:1'"):
+        with_flags(ConstraintsFile(), pins=["a=host:1"])
+    for wrong in ("a=host:", "a=host:x", "a=hosts:1", "host:1"):
+        with refused(UsageError, wrong):
+            with_flags(ConstraintsFile(), pins=[wrong], ranks_a_host=4)

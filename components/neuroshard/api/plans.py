@@ -114,6 +114,7 @@ def search(
         row_wise=_several("row_wise", row_wise),
         no_row_wise=no_row_wise,
         data_parallel=_several("data_parallel", data_parallel),
+        ranks_a_host=None if topology is None else topology.local_world_size,
     )
     if out is not None:
         check_can_write(Path(out))

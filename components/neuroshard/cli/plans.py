@@ -99,7 +99,8 @@ def search(
     ] = None,
     no_row_wise: Annotated[bool, typer.Option("--no-row-wise", help="Split no table row-wise.")] = False,
     pin: Annotated[
-        list[str] | None, typer.Option(help="Devices that may hold tables: 'user_*=0,1'; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Devices that may hold tables: 'user_*=0,1', or user_id=host:2; may be repeated."),
     ] = None,
     together: Annotated[
         list[str] | None, typer.Option(help="Tables to keep on one device: user_id,user_history; may be repeated.")

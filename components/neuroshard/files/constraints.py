@@ -19,6 +19,7 @@ from neuroshard.core.value import Value, check_format, decode_json, explain, sho
 from neuroshard.files.disk import read_bytes
 
 CONSTRAINTS_FORMAT = 1
+_HOST = "host:"  # of a pin
 Pattern = Annotated[str, Field(min_length=1)]
 
 
@@ -113,8 +114,11 @@ def with_flags(
     row_wise: Sequence[str] = (),
     no_row_wise: bool = False,
     data_parallel: Sequence[str] = (),
+    ranks_a_host: int | None = None,
 ) -> ConstraintsFile:
     """The file's constraints plus flags of the command line. Pins are `PATTERN=0,1`, tables kept together `PATTERN,PATTERN`.
+
+    `PATTERN=host:2` pins to all devices of a host, of which each has `ranks_a_host`.
 
     `row_wise` with `*` applies to all tables that no other rule excludes; with another pattern it contradicts such rules.
     """
@@ -123,7 +127,9 @@ def with_flags(
     rules = [{"match": pattern, "split": False} for pattern in never_split]
     rules += [{"match": pattern, "row_wise": True} for pattern in row_wise if pattern != "*"]
     rules += [{"match": pattern, "data_parallel": True} for pattern in data_parallel]
-    rules += [{"match": pattern, "devices": devices} for pattern, devices in map(_pin, pins)]
+    rules += [
+        {"match": pattern, "devices": devices} for pattern, devices in (_pin(text, ranks_a_host) for text in pins)
+    ]
     changed: dict[str, Any] = {
         **given.model_dump(),
         "tables": [*given.tables, *rules],
@@ -188,9 +194,20 @@ def _matching(pattern: str, names: Sequence[str], where: str) -> list[str]:
     return found
 
 
-def _pin(text: str) -> tuple[str, tuple[int, ...]]:
-    pattern, equals, devices = text.rpartition("=")
-    parts = [part.strip() for part in devices.split(",")]
-    if not (equals and pattern and all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts)):
-        raise UsageError(f"--pin {text!r} is not TABLE=DEVICE,DEVICE…, as in user_id=0 or 'user_*=0,1'")
-    return pattern, tuple(map(int, parts))
+def _pin(text: str, ranks_a_host: int | None) -> tuple[str, tuple[int, ...]]:
+    pattern, equals, places = text.rpartition("=")
+    parts = [part.strip() for part in places.split(",")]
+    numbers = [part.removeprefix(_HOST) for part in parts]
+    if not (equals and pattern and all(part.isascii() and part.isdigit() and len(part) < 6 for part in numbers)):
+        raise UsageError(f"--pin {text!r} is not TABLE=DEVICE,DEVICE…, as in user_id=0, 'user_*=0,1' or user_id=host:2")
+    devices: list[int] = []
+    for part, number in zip(parts, map(int, numbers), strict=True):
+        if not part.startswith(_HOST):
+            devices.append(number)
+        elif ranks_a_host is None:
+            raise UsageError(
+                f"--pin {text!r} names a host: say how many ranks a host has, --local-world-size or --domain"
+            )
+        else:
+            devices += range(number * ranks_a_host, (number + 1) * ranks_a_host)
+    return pattern, tuple(devices)
