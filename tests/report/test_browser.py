@@ -11,6 +11,7 @@ from helpers.plans import make_plan, row_plan
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
 from neuroshard.core.units import format_bytes
 from neuroshard.files.plan import write_plan
 from neuroshard.measure.evaluate import run as evaluate
@@ -206,6 +207,17 @@ def test_a_plan_with_nothing_beside_it_draws_what_it_has(opened):
     assert page.locator(".chart svg").count() == 3  # its cost, memory and map; it has no parts of its cost
     assert len(cells(page, "tables")) == 3
     assert page.locator(".missing").count() >= 5
+
+
+@pytest.mark.parametrize(("devices", "named"), [(8, 4), (64, 0)])
+def test_hosts_are_drawn_and_listed(opened, devices, named):
+    plan = large_plan(tables=64, devices=devices)
+    task = plan.task.model_copy(update={"topology": Topology(domain=2, local_world_size=2)})
+    page = opened(report(plan.model_copy(update={"task": task})), width=390)
+    assert [row[:2] for row in cells(page, "devices")[:3]] == [["0", "0"], ["1", "0"], ["2", "1"]]
+    for chart in ("#chart-devices", "#chart-memory"):
+        names = page.locator(chart).get_by_text("host ").all_text_contents()
+        assert names == [f"host {host}" for host in range(named)]
 
 
 def test_it_works_in_the_frame_that_kubeflow_shows_it_in(chromium, html):

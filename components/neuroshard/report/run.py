@@ -144,6 +144,7 @@ def _data(shown: Shown) -> dict[str, Any]:
     return {
         "measured": measured(plan.provenance.cost_model_backend),
         "bars": bars(plan, changed),
+        "ranksAHost": None if plan.task.topology is None else plan.task.topology.local_world_size,
         "bound": None if plan.lower_bound_ms is None else short([plan.lower_bound_ms])[0],
         "devices": device_columns(plan, None if changed is None else changed.live_ms),
         "evaluated": None if evaluated is None else evaluated_columns(plan, evaluated),

@@ -44,6 +44,7 @@ async function draw(id, spec, options = {}) {
 }
 
 const byDevice = { field: "device", type: "ordinal", title: "device", axis: { labelAngle: 0, labelOverlap: true } };
+const MOST_HOST_NAMES = 8;
 const chosenParam = { name: "chosen", value: null };
 const dimOthers = { condition: { test: "chosen === null || datum.device === chosen", value: 1 }, value: 0.25 };
 
@@ -74,6 +75,19 @@ function barsSpec(bars, bound) {
   };
 }
 
+// Where a host begins, and its name; nothing where there is one host or none is known.
+function hostLayers(devices) {
+  const values = devices.filter((row, place) => row.host !== undefined && (place === 0 || row.host !== devices[place - 1].host))
+    .map((row) => ({ device: row.device, name: `host ${row.host}` }));
+  if (values.length < 2) return [];
+  const x = { ...byDevice, bandPosition: 0 };
+  const names = values.length > MOST_HOST_NAMES ? [] : values; // more would overlap on a phone
+  return [
+    { data: { values }, mark: { type: "rule", strokeDash: [2, 3], opacity: 0.7 }, encoding: { x } },
+    { data: { values: names }, mark: { type: "text", align: "left", baseline: "bottom", dx: 3, dy: -2, fontSize: 11 }, encoding: { x, y: { value: 0 }, text: { field: "name" } } },
+  ];
+}
+
 function devicesSpec(devices, bound) {
   const titles = { compute: "compute", forward: "forward all-to-all", backward: "backward all-to-all" };
   const names = Object.keys(titles);
@@ -92,6 +106,7 @@ function devicesSpec(devices, bound) {
         color: { field: "part", type: "nominal", title: null, scale: layers(names, titles, { compute: colour("compute"), forward: colour("forward"), backward: colour("backward") }) },
         opacity: dimOthers, tooltip: told } },
       ...boundLayer(bound, "y"),
+      ...hostLayers(devices),
     ],
   };
 }
@@ -123,6 +138,7 @@ function memorySpec(devices) {
         opacity: dimOthers, tooltip } },
       { data: { values: limits }, mark: { type: "tick", color: colour("alert"), thickness: 2, orient: "horizontal", bandSize: { band: 1 } },
         encoding: { y: { field: "limit", type: "quantitative" }, tooltip: [{ field: "device" }, { field: "limitText", title: "limit" }] } },
+      ...hostLayers(devices),
     ],
   };
 }

@@ -15,7 +15,7 @@ for (const row of shards) row.shardsOfTable = tables[row.table].count;
 // Shards too small to draw are one block for each device.
 const smaller = (DATA.smaller ? rowsOf(DATA.smaller) : []).map((row, place) => ({ ...row, shard: shards.length + place, name: `${whole.format(row.count)} smaller shards`,
   rowsText: "", columns: "", pooling: "", shardsOfTable: "", bytesText: bytes(row.bytes), addsText: priced ? `${ms(row.adds)} ms each` : "", aloneText: "" }));
-const devices = rowsOf(DATA.devices).map((row, device) => ({ ...row, device, share: row.memory / row.limit,
+const devices = rowsOf(DATA.devices).map((row, device) => ({ ...row, device, ...(DATA.ranksAHost ? { host: Math.floor(device / DATA.ranksAHost) } : {}), share: row.memory / row.limit,
   memoryText: `${bytes(row.memory)} of ${bytes(row.limit)}` }));
 
 const moves = DATA.moves ? rowsOf(DATA.moves) : [];
@@ -42,6 +42,7 @@ function matching() {
 
 const drawDevices = list("list-devices", [
   { title: "device", of: (row) => row.device, number: true },
+  ...(DATA.ranksAHost ? [{ title: "host", of: (row) => row.host, number: true }] : []),
   { title: "shards", of: (row) => row.shards, text: (row) => whole.format(row.shards), number: true, first: "descending" },
   ...(DATA.devices.compute ? [
     { title: "compute ms", of: (row) => row.compute, text: (row) => ms(row.compute), number: true, first: "descending" },
