@@ -147,10 +147,15 @@ def test_constraints_that_are_none_lose_their_own_plan_alone() -> None:
     assert list(got.hardware) == ["feed"]
 
 
-@pytest.mark.parametrize(("devices", "counts"), [(8, (2, 4, 8)), (6, (2, 4, 6)), (2, (2,)), (1, ())])
-def test_gpus_all_to_all_in_doubling_numbers_up_to_all_of_a_node(devices: int, counts: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("devices", "counts", "ranks"), [(8, (2, 4, 8), 8), (6, (2, 4, 6), 8), (2, (2,), 2), (1, (), 8)]
+)
+def test_gpus_all_to_all_in_doubling_numbers_up_to_all_of_a_node(
+    devices: int, counts: tuple[int, ...], ranks: int
+) -> None:
+    """A plan for 8 GPUs on nodes of 2 has four domains; nodes of 6 do not divide it."""
     [work] = found(fleet(node("n", devices=devices)), {}).works
-    assert (work.measurable, work.ranks) == (counts, (8,))
+    assert (work.measurable, work.ranks) == (counts, (ranks,))
 
 
 def test_nodes_of_one_gpu_measure_no_all_to_all_and_a_model_that_knows_none_does_not_serve() -> None:
@@ -160,6 +165,16 @@ def test_nodes_of_one_gpu_measure_no_all_to_all_and_a_model_that_knows_none_does
     assert (kind.state, kind.lacks) == ("ranks missing", ("ranks missing",))
     [kind] = found(there, alone, order(devices=1)).kinds
     assert kind.state == "covered"
+
+
+def test_a_plan_for_several_hosts_needs_the_all_to_all_of_one() -> None:
+    """Between hosts it goes over the network; a cost model that was measured in one serves any number of them."""
+    got = found(fleet(node("a"), node("b")), known(hardware()), order(devices=64))
+    assert (got.works, got.no_plan) == ((), {})
+    one_gpu = fleet(node("n", devices=1))
+    nothing = {key: one._replace(model=model_of(hardware())) for key, one in known(hardware()).items()}
+    assert found(one_gpu, nothing, order(devices=4, domain=2, local_world_size=2)).works[0].ranks == (2,)
+    assert found(one_gpu, nothing, order(devices=4, domain=4, local_world_size=4)).works[0].ranks == (4,)
 
 
 def test_a_model_of_narrower_shards_than_plans_need_is_measured_on() -> None:

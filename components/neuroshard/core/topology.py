@@ -61,3 +61,13 @@ def topology_of(
     if fault := found.fault(devices):
         raise UsageError(fault)
     return found
+
+
+def near_ranks(devices: int, topology: Topology | None) -> int:
+    """The ranks of an all-to-all that a cost model must know: all, or those of a domain where so many devices are several.
+
+    Domains of one rank have no all-to-all of their own to measure, so the model knows that of all ranks.
+    """
+    if topology is None or topology.domain == 1 or devices <= topology.domain or topology.fault(devices):
+        return devices
+    return topology.domain

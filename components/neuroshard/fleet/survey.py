@@ -9,6 +9,7 @@ from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.hardware_names import is_part_of_name, is_same_name
 from neuroshard.core.nightly import Order, Request, Work, work_folder
 from neuroshard.core.table import DIM_STEP, Table
+from neuroshard.core.topology import near_ranks
 from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.fleet.coverage import KindCoverage, coverage
 from neuroshard.fleet.kinds import Fleet, Kind
@@ -96,7 +97,7 @@ def survey(
     wanted = {}
     for kind in fleet.kinds:
         own = [order for order in orders if hardware.get(order.name) == kind.fingerprint]
-        ranks = tuple(sorted({order.devices for order in own}))
+        ranks = tuple(sorted({near_ranks(order.devices, order.topology or kind.topology) for order in own}))
         wanted[kind.fingerprint] = usual._replace(
             ranks=ranks,
             measurable=measurable(kind, ranks) if own else (),
@@ -168,7 +169,9 @@ def _check_spelling(
 
 def _work(one: KindCoverage, wanted: Wanted, orders: Sequence[Order], settings: SurveySettings) -> Work:
     kind = one.kind
-    ranks = wanted.ranks or tuple(sorted({order.devices for order in orders}))
+    ranks = wanted.ranks or tuple(
+        sorted({near_ranks(order.devices, order.topology or kind.topology) for order in orders})
+    )
     return Work(
         hardware=kind.hardware,
         folder=work_folder(kind.fingerprint, settings.request),

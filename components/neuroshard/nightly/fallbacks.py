@@ -17,6 +17,7 @@ from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, StoreError, Unreachable
 from neuroshard.core.hardware_names import is_part_of_name, is_same_name
 from neuroshard.core.nightly import Order, Searched, Survey, work_folder
+from neuroshard.core.topology import near_ranks
 from neuroshard.costmodel.analytic import SPREAD, analytic_for
 from neuroshard.costmodel.protocol import predicts
 from neuroshard.models.open import open_cost_model
@@ -46,7 +47,7 @@ def choose(survey: Survey, order: Order, store: Store) -> Searched:
         except (InvalidInput, StoreError) as error:
             log(f"note: cost model {candidate.spec} cannot be used: {error}")
             continue
-        if not predicts(model, order.devices):
+        if not predicts(model, _ranks(survey, order)):
             continue
         said = [candidate.what, *([why] if why else [])]
         instead = f"this plan is by {': '.join(said)}" if candidate.what else ""
@@ -82,10 +83,14 @@ def candidates(survey: Survey, order: Order, store: Store, live: Mapping[str, Kn
 def _wanted(survey: Survey, order: Order) -> Wanted:
     return Wanted(
         survey.request.batch_size,
-        ranks=(order.devices,),
+        ranks=(_ranks(survey, order),),
         max_error=survey.max_error,
         max_age_seconds=survey.max_age_seconds,
     )
+
+
+def _ranks(survey: Survey, order: Order) -> int:
+    return near_ranks(order.devices, order.topology or survey.topologies.get(survey.hardware.get(order.name, "")))
 
 
 def _why_not_own(survey: Survey, order: Order, store: Store, live: Mapping[str, Known], notes: tuple[str, ...]) -> str:
