@@ -125,7 +125,9 @@ def test_the_same_tables_are_held_out_and_the_sets_are_others(tables, model):
 
     assert not names(plain, True) & names(wanted, False)
     assert not names(wanted, True) & names(plain, False)
-    assert not {case.case_id for case in plain.compute} & {case.case_id for case in wanted.compute}
+    # of the few tables that are held out, two draws may make the same set
+    learned = [{case.case_id for case in cases.compute if case.split != "test_tables"} for cases in (plain, wanted)]
+    assert not learned[0] & learned[1]
 
 
 @pytest.mark.slow
