@@ -15,7 +15,7 @@ from neuroshard.core.step_memory import BATCHES, Pipeline, step_bytes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import for_task
-from neuroshard.costmodel.pricing import launch_ms
+from neuroshard.costmodel.pricing import block_columns, launch_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
 from neuroshard.search.run import SearchSettings, search
 
@@ -98,7 +98,10 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
         shape = (len(rectangles), task.devices)
         vectors.append((parts * (dims > 0)[:, None]).reshape(*shape, -1))
         block = table.block_rows(task.devices)  # every device with a block is taken to send as much as the first
-        sent = [table.part(rows if rows == table.rows else block, dim).sent_columns for rows, dim in flat]
+        sent = [
+            table.part(rows, dim).sent_columns if rows == table.rows else block_columns(model, table.part(block, dim))
+            for rows, dim in flat
+        ]
         columns.append(np.array(sent).reshape(shape))
         blocks = [1 if rows == table.rows else task.devices for rows, _ in flat]
         sizes = [task.shard_bytes(table, *one, of) if one[1] else 0 for one, of in zip(flat, blocks, strict=True)]

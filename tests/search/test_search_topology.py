@@ -1,5 +1,6 @@
 """Plans for domains that a network joins, and for trainers that wait for their input."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,12 +8,13 @@ import pytest
 
 from helpers.costs import random_model
 from helpers.exhaustive import optimum_ms
+from neuroshard.core.constraints import Constraints
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.network import for_task
-from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.pricing import block_columns, price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.run import SearchSettings, search
 
@@ -110,11 +112,26 @@ def test_two_tables_that_pay_as_row_wise_only_together_are_found() -> None:
     rng = np.random.default_rng(0)
     wide = [Table(name=f"t{i}", rows=10_000, dim=64, pooling_factor=float(rng.uniform(4, 12))) for i in range(9)]
     hot = [Table(name=f"hot{i}", rows=100_000, dim=32, pooling_factor=130.0) for i in range(2)]
-    topology = Topology(domain=2, local_world_size=2, network_bytes_per_s=5e6)
-    task = ShardingTask(tables=(*wide, *hot), device_memory_bytes=(2**28,) * 6, batch_size=2048, topology=topology)
-    settings, model = SearchSettings(rounds=20, try_row_wise=True), Analytic("cpu", 2048)
-    knows, blind = (search(one, model, settings) for one in (task, task.model_copy(update={"topology": None})))
-    prices = price_shards(model, task, blind.shards)
-    assert prices is not None
-    assert {shard.table for shard in knows.shards if shard.row_offset} == {"hot0", "hot1"}
-    assert knows.cost_ms < prices.total_ms.max()
+    topology = Topology(domain=2, local_world_size=2, network_bytes_per_s=2e9)
+    task = ShardingTask(
+        tables=(*wide, *hot), device_memory_bytes=(2**36,) * 6, batch_size=BATCH_SIZE, topology=topology
+    )
+    settings, model = SearchSettings(rounds=20, try_row_wise=True), Analytic("h100", BATCH_SIZE)
+    whole = search(task, model, replace(settings, try_row_wise=False))
+    plan = search(task, model, settings)
+    assert {shard.table for shard in plan.shards if shard.row_offset} == {"hot0", "hot1"}
+    assert plan.cost_ms < 0.95 * whole.cost_ms
+
+
+@pytest.mark.parametrize("name", ["cpu", "h100"])
+def test_a_bound_holds_where_row_blocks_send_more_than_others(name: str) -> None:
+    """gloo's reduce-scatter sends twice as much as NCCL's."""
+    model = Analytic(name, 2048)
+    task = ShardingTask(
+        tables=tables(3, 2), device_memory_bytes=(2**30,) * 2, batch_size=2048, constraints=Constraints(row_wise=True)
+    )
+    plan = search(task, model, SearchSettings(rounds=3, simplicity=0.0))
+    assert plan.lower_bound_ms is not None
+    assert plan.lower_bound_ms <= optimum_ms(task, model) * (1 + 1e-9) <= plan.cost_ms * (1 + 1e-9)
+    block = task.tables[0].part(task.tables[0].block_rows(2), task.tables[0].dim)
+    assert block_columns(model, block) == (1.5 if name == "cpu" else 1.0) * block.sent_columns

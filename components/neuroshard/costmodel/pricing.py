@@ -13,6 +13,10 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import for_task, waiting_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 
+# gloo's reduce-scatter is an all-reduce and sends twice as much (bytes counted on four ranks, torch 2.13), its all-gather not:
+# three times the bytes of one exchange instead of two. NCCL has both.
+GLOO_BLOCKS = 1.5
+
 
 def check_searched_with(plan: Plan, model: CostModel, begins: str) -> None:
     """Raise InvalidInput, whose message begins with `begins`, unless the plan was searched with this cost model."""
@@ -73,6 +77,15 @@ def copies_ms(model: CostModel, copied: Sequence[Table], task: ShardingTask) -> 
     return LaunchMs(compute, 0.0, float(backward.max()))
 
 
+def block_columns(model: CostModel, block: Table) -> float:
+    """Columns whose all-to-alls, forward and backward, take as long as the exchanges of a row block.
+
+    A pooled table's sums are added up by a reduce-scatter, and their gradients come back by an all-gather, each of as many bytes.
+    """
+    over_gloo = model.backend == "cpu" or model.name == "analytic:cpu"
+    return block.sent_columns * (GLOO_BLOCKS if over_gloo and block.pooling != "none" else 1.0)
+
+
 class Prices(NamedTuple):
     """Predicted ms: three of each device (D,), and two of each shard (S,).
 
@@ -95,7 +108,8 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     """Prices of shards of a task's tables; None if a shard is a row block and the model cannot price rows.
 
     A table that is whole on several devices is data-parallel. A row block is priced as a table of its own (`Table.part`). It
-    sends as many bytes as a shard with all rows: each device that holds rows sends its partial sums for all samples.
+    sends as many bytes as a shard with all rows, or more (`block_columns`): each device that holds rows sends its partial sums
+    for all samples.
     Where a step waits for its input, the forward all-to-all includes that.
     """
     tables, devices, model = {table.name: table for table in task.tables}, task.devices, for_task(model, task)
@@ -113,7 +127,10 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
         for table, rows, _ in shapes
     ]
     vectors = model.table_vectors(parts, np.array([dim for _, _, dim in shapes]))[kinds]
-    sent = np.array([part.with_dim(dim).sent_columns for part, (_, _, dim) in zip(parts, shapes, strict=True)])[kinds]
+    sent = np.array(
+        [_sent(model, part.with_dim(dim), tables[part.name]) for part, (_, _, dim) in zip(parts, shapes, strict=True)]
+    )
+    sent = sent[kinds]
     exchanged = np.array([shard.table not in copied for shard in shards])
     sent *= exchanged
     holders = np.array([shard.device for shard in shards])
@@ -137,3 +154,8 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
         alone_ms=model.compute_ms(vectors),
         adds_ms=compute[holders] - others,
     )
+
+
+def _sent(model: CostModel, part: Table, table: Table) -> float:
+    """Columns that a part of a table sends."""
+    return part.sent_columns if part.rows == table.rows else block_columns(model, part)

@@ -7,7 +7,7 @@ import numpy as np
 from neuroshard.core.launches import launches, operators_of
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.pricing import launch_ms
+from neuroshard.costmodel.pricing import block_columns, launch_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 
 Row = tuple[int, int, int, int]  # table by place in the task, columns, device, rows of the table
@@ -37,7 +37,13 @@ def sums(model: CostModel, task: ShardingTask, rows: Sequence[Row]) -> tuple[Flo
     vectors = model.table_vectors([parts[t, count] for t, _, _, count in rows], dims)
     found, columns = np.zeros((task.devices, vectors.shape[1])), np.zeros(task.devices)
     np.add.at(found, device, vectors)
-    np.add.at(columns, device, [parts[t, count].with_dim(dim).sent_columns for t, dim, _, count in rows])
+    sent = {
+        (t, dim, count): parts[t, count].with_dim(dim).sent_columns
+        if count == task.tables[t].rows
+        else block_columns(model, parts[t, count].with_dim(dim))
+        for t, dim, _, count in rows
+    }
+    np.add.at(columns, device, [sent[t, dim, count] for t, dim, _, count in rows])
     return found, columns
 
 

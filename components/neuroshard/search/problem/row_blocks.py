@@ -2,7 +2,7 @@
 
 Every device has a block of a table's rows at full width, as TorchRec's ROW_WISE deals them out; the last has what is left. A
 block is priced as a table of its own (`Table.part`). Of a pooled table every device has sums for all samples, so it sends all
-columns; of a sequence it sends what it looked up, which is taken to be the same everywhere.
+columns, or more (`pricing.block_columns`); of a sequence what it looked up, which is taken to be the same everywhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.pricing import block_columns
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 
 
@@ -31,7 +32,7 @@ class RowBlocks:
         block = np.array([table.block_rows(devices) for table in tables], dtype=np.int64)
         self.rows: Ints = np.stack([block, rows - block * (devices - 1)], axis=1)
         self.widths: Ints = np.array([table.dim for table in tables], dtype=np.int64)
-        blocks = [t.part(n, t.dim).sent_columns for t, n in zip(tables, block.tolist(), strict=True)]
+        blocks = [block_columns(model, t.part(n, t.dim)) for t, n in zip(tables, block.tolist(), strict=True)]
         self.dims: Floats = np.array(blocks, dtype=np.float64)
         self.more: Floats = self.dims - np.array([table.sent_columns for table in tables], dtype=np.float64) / devices
         pairs = zip(tables, self.rows.tolist(), strict=True)
