@@ -204,6 +204,7 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
         print(report(summary))
         if arguments.summary:
             write_bytes(arguments.summary, canonical_json(summary))
+    dist.barrier()  # over a slow network another rank may still receive
     dist.destroy_process_group()
 
 
