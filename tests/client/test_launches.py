@@ -33,6 +33,7 @@ from neuroshard.core.launches import is_copied, launches
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
 
 pytestmark = pytest.mark.slow
 
@@ -163,6 +164,41 @@ def count_steps(rank: int, plans: list[Plan]) -> list[Counter[str]]:
         total.backward()
         found.append(Counter(counts))
     return found
+
+
+@pytest.mark.parametrize(("local_world_size", "pod"), [(2, 1), (1, 2)])
+def test_table_row_wise_tables_launch_what_was_counted_for_them(local_world_size, pod, tmp_path, monkeypatch) -> None:
+    """Rows over the two ranks of a domain, which is a host, or two hosts."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_world_size))
+    monkeypatch.setenv("TORCHREC_RESOLVED_POD_SIZE", str(pod))
+    ranks, plans = 4, []
+    for count in (1, 3):
+        each = ({"name": f"t{i}", "features": [{"name": f"t{i}f", "pooling_factor": 2.0}]} for i in range(count))
+        tables = tuple(Table.model_validate({**one, "module": "m", "rows": ROWS, "dim": DIM}) for one in each)
+        places = [("t0", (2, 3)), ("t1", (0,)), ("t2", (0, 1, 2, 3))][:count]
+        shards = [
+            Shard(table=name, row_offset=place * ROWS // len(on), rows=ROWS // len(on), dim=DIM, device=device)
+            for name, on in places
+            for place, device in enumerate(on)
+        ]
+        task = ShardingTask(
+            tables=tables,
+            device_memory_bytes=(2**20,) * ranks,
+            batch_size=LOCAL_BATCH * ranks,
+            topology=Topology(domain=2, local_world_size=local_world_size),
+        )
+        plans.append(
+            Plan(task=task, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+        )
+
+    found = on_ranks(ranks, tmp_path, count_steps, plans)
+
+    for plan, *of_ranks in zip(plans, *found, strict=True):
+        counted = launches({table.name: table for table in plan.task.tables}, plan.shards, ranks)
+        for rank, counts in enumerate(of_ranks):
+            assert counts.pop("operators", 0) == counted.operators[rank]
+            assert counts.total() == counted.inputs + 2 * counted.outputs, (counts, plan.shards)
+    assert [launches({t.name: t for t in p.task.tables}, p.shards, ranks).outputs for p in plans] == [2, 4]
 
 
 def test_a_plan_launches_what_was_counted_for_it(tmp_path) -> None:

@@ -33,12 +33,15 @@ from neuroshard.core.value import shown
 def shards_by_table(plan: Plan, whose: str, local_world_size: int | None = None) -> dict[str, list[Shard]]:
     """The shards of each table in TorchRec's order: from left to right, or from the first row down.
 
-    A host has `local_world_size` ranks, by default as many as TorchRec takes it to have, which LOCAL_WORLD_SIZE says. Raises
-    InvalidInput for what TorchRec cannot hold.
+    Rows may be split over the ranks of a domain, as the plan's topology has it. Without one a domain is a host: of
+    `local_world_size` ranks, by default as many as TorchRec takes it to have, which LOCAL_WORLD_SIZE says. Raises InvalidInput
+    for what TorchRec cannot hold.
     """
-    tables, devices = {table.name: table for table in plan.task.tables}, plan.task.devices
+    tables, devices, topology = {table.name: table for table in plan.task.tables}, plan.task.devices, plan.task.topology
     found = {}
     copied = plan.task.constraints.data_parallel
+    if topology is not None and topology.domains(devices) > 1:
+        local_world_size = topology.domain
     for name, shards in plan.by_table().items():
         if name in copied:
             found[name] = sorted(shards, key=lambda shard: shard.device)

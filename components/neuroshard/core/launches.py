@@ -31,6 +31,11 @@ class Group(NamedTuple):
         """All-to-alls of its input in a step."""
         return INPUT_ALL_TO_ALLS + self.weighted
 
+    @property
+    def outputs(self) -> int:
+        """Collectives of its output, each way: rows split inside a host are added up there, and sent on to the others."""
+        return 2 if self.kind in ("host rows", "grid") else 1
+
 
 @dataclass(frozen=True)
 class Launches:
@@ -56,7 +61,7 @@ def launches(tables: Mapping[str, Table], shards: Sequence[Shard], devices: int)
     exchanged = {group for group in groups.values() if group.kind != COPIES}
     return Launches(
         operators=tuple(map(len, on_device)),
-        outputs=len(exchanged),
+        outputs=sum(group.outputs for group in exchanged),
         inputs=sum(group.inputs for group in exchanged),
         kinds_of_operators=len(set().union(*on_device)),
     )
