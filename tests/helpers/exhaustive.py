@@ -14,8 +14,8 @@ from neuroshard.core.plan import Shard
 from neuroshard.core.step_memory import BATCHES, Pipeline, step_bytes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.network import for_task
-from neuroshard.costmodel.pricing import block_columns, launch_ms
+from neuroshard.costmodel.network import DomainMs, for_task, sending_more
+from neuroshard.costmodel.pricing import HostColumns, block_columns, launch_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
 from neuroshard.search.run import SearchSettings, search
 
@@ -71,13 +71,16 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
     model, constraints = for_task(model, task), task.constraints
     rules, together = constraints.rules(), {name: group for group in constraints.together for name in group}
     row_wise = set(constraints.may_split_rows(task.tables, task.devices))
-    # of each table: its shards by way; vectors (ways, devices, K); columns as they are sent and bytes, (ways, devices) each
+    domain = task.topology.domain if task.topology and task.topology.domains(task.devices) > 1 else 1
+    rates = DomainMs.of(model, task) if domain > 1 else None
+    # of each table: its shards by way; vectors (ways, devices, K); columns as they are sent, those that are sent beyond these
+    # in a domain and out of it, and bytes, (ways, devices) each
     shards: list[list[list[Shard]]] = []
-    vectors, columns, nbytes = [], [], []
+    vectors, columns, near, far, nbytes = [], [], [], [], []
     for table in task.tables:
         least, most = constraints.allowed(rules.get(table.name), table.dim)
         least = max(least, table.narrowest_cut)
-        most = 1 if table.name in together else most or task.devices
+        most = 1 if table.name in together or not constraints.may_use("column-wise") else most or task.devices
         rule = rules.get(table.name)
         pinned = range(task.devices) if rule is None or rule.devices is None else rule.devices
         steps = range(table.dim // 4 + 1)
@@ -87,34 +90,55 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
             for w in widths
             if (w[w > 0] >= least).all() and (w > 0).sum() <= most and set(np.flatnonzero(w)) <= set(pinned)
         ]
-        if table.name in row_wise:
+        split_over = [task.devices] * len(rectangles)
+        if table.name in row_wise and constraints.may_use("row-wise"):
             rectangles.append([(rows, table.dim) for _, rows in table.row_blocks(task.devices)])
+            split_over.append(task.devices)
+        over_domains = 0
+        if table.name in row_wise and domain > 1 and table.pooling != "none" and constraints.may_use("table-row-wise"):
+            over_domains = task.devices // domain
+            blocks = [(rows, table.dim) for _, rows in table.row_blocks(domain)]
+            for first in range(0, task.devices, domain):
+                rectangles.append([(0, 0)] * first + blocks + [(0, 0)] * (task.devices - first - domain))
+                split_over.append(domain)
         if not rectangles:
             return float("inf")
         shards.append([_shards(table, way) for way in rectangles])
         flat = [one for way in rectangles for one in way]
         dims = np.array([dim for _, dim in flat])
-        parts = model.table_vectors([table.part(rows, table.dim) for rows, _ in flat], np.maximum(dims, 4))
+        parts = model.table_vectors(
+            [table.part(rows or table.rows, table.dim) for rows, _ in flat], np.maximum(dims, 4)
+        )
         shape = (len(rectangles), task.devices)
         vectors.append((parts * (dims > 0)[:, None]).reshape(*shape, -1))
-        block = table.block_rows(task.devices)  # every device with a block is taken to send as much as the first
-        sent = [
-            table.part(rows, dim).sent_columns if rows == table.rows else block_columns(model, table.part(block, dim))
-            for rows, dim in flat
+        over = np.repeat(split_over, task.devices).tolist()
+        sent = [  # every device with a block is taken to send as much as the first
+            table.part(rows, dim).sent_columns
+            if rows == table.rows
+            else block_columns(model, table.part(table.block_rows(of), dim))
+            for (rows, dim), of in zip(flat, over, strict=True)
         ]
-        columns.append(np.array(sent).reshape(shape))
-        blocks = [1 if rows == table.rows else task.devices for rows, _ in flat]
-        sizes = [task.shard_bytes(table, *one, of) if one[1] else 0 for one, of in zip(flat, blocks, strict=True)]
+        columns.append(np.array(sent).reshape(shape) * (dims > 0).reshape(shape))
+        near.append(np.zeros(shape))
+        far.append(np.zeros(shape))
+        if rates is not None and over_domains:
+            host = HostColumns.of(model, [table], task.devices, domain, rates)
+            for amount, to in ((host.inside, near), (host.out, far)):
+                of_domain = columns[-1][-over_domains:]
+                to[-1][-over_domains:] = np.where(of_domain > 0, amount - of_domain, 0.0)
+        parts_of = [1 if one[0] == table.rows else of for one, of in zip(flat, over, strict=True)]
+        sizes = [task.shard_bytes(table, *one, of) if one[1] else 0 for one, of in zip(flat, parts_of, strict=True)]
         nbytes.append(np.array(sizes).reshape(shape))
     ways = np.array(list(itertools.product(*(range(len(one)) for one in columns))))
     names = [table.name for table in task.tables]
     for group in constraints.together:
         at = np.stack([columns[i][ways[:, i]] > 0 for i in map(names.index, group)], axis=1)
         ways = ways[(at == at[:, :1]).all(axis=(1, 2))]
-    sums, dims, used = (
-        sum(one[ways[:, i]] for i, one in enumerate(of_tables)) for of_tables in (vectors, columns, nbytes)
+    sums, dims, more_near, more_far, used = (
+        sum(one[ways[:, i]] for i, one in enumerate(of_tables)) for of_tables in (vectors, columns, near, far, nbytes)
     )
-    cost = np.sum(device_costs(model, sums, dims), axis=0).max(axis=-1) + _launched_ms(task, model, shards, ways)
+    between = model if rates is None else sending_more(model, more_near, more_far)
+    cost = np.sum(device_costs(between, sums, dims), axis=0).max(axis=-1) + _launched_ms(task, model, shards, ways)
     return float(cost[(used <= task.usable_bytes).all(axis=-1)].min(initial=np.inf))
 
 

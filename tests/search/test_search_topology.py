@@ -114,13 +114,33 @@ def test_two_tables_that_pay_as_row_wise_only_together_are_found() -> None:
     hot = [Table(name=f"hot{i}", rows=100_000, dim=32, pooling_factor=130.0) for i in range(2)]
     topology = Topology(domain=2, local_world_size=2, network_bytes_per_s=2e9)
     task = ShardingTask(
-        tables=(*wide, *hot), device_memory_bytes=(2**36,) * 6, batch_size=BATCH_SIZE, topology=topology
+        tables=(*wide, *hot),
+        device_memory_bytes=(2**36,) * 6,
+        batch_size=BATCH_SIZE,
+        topology=topology,
+        constraints=Constraints(sharding_types=("column-wise", "row-wise")),
     )
     settings, model = SearchSettings(rounds=20, try_row_wise=True), Analytic("h100", BATCH_SIZE)
     whole = search(task, model, replace(settings, try_row_wise=False))
     plan = search(task, model, settings)
     assert {shard.table for shard in plan.shards if shard.row_offset} == {"hot0", "hot1"}
     assert plan.cost_ms < 0.95 * whole.cost_ms
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("drawn", [False, True])
+def test_table_row_wise_plans_and_their_bound_hold_against_the_best_of_all_plans(seed: int, drawn: bool) -> None:
+    model = trained(seed) if drawn else Analytic("h100", BATCH_SIZE)
+    types = [None, ("column-wise", "table-row-wise"), ("row-wise", "table-row-wise")][seed % 3]
+    some = tuple(table.model_copy(update={"dim": 4 + 4 * (i % 2)}) for i, table in enumerate(tables(seed, 3)))
+    task = task_of(some, 4, domain=2)
+    constraints = Constraints(row_wise=True, sharding_types=types)
+    task = task.model_copy(update={"constraints": constraints})
+    optimum = optimum_ms(task, model)
+    plan = search(task, model, SearchSettings(rounds=10, simplicity=0.0))
+    assert plan.lower_bound_ms is not None
+    assert plan.lower_bound_ms <= optimum * (1 + 1e-9)
+    assert optimum * (1 - 1e-9) <= plan.cost_ms <= optimum * 1.03
 
 
 @pytest.mark.parametrize("name", ["cpu", "h100"])

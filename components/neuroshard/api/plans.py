@@ -49,6 +49,7 @@ def search(
     never_split: Sequence[str] = (),
     row_wise: Sequence[str] = (),
     no_row_wise: bool = False,
+    sharding_types: str | None = None,
     data_parallel: Sequence[str] = (),
     pin: Sequence[str] = (),
     together: Sequence[str] = (),
@@ -113,6 +114,7 @@ def search(
         together=_several("together", together),
         row_wise=_several("row_wise", row_wise),
         no_row_wise=no_row_wise,
+        sharding_types=sharding_types,
         data_parallel=_several("data_parallel", data_parallel),
         ranks_a_host=None if topology is None else topology.local_world_size,
     )

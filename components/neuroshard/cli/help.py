@@ -31,6 +31,7 @@ _VALUES = {
     "PLAN": "live",
     "TABLE": "data_parallel never_split row_wise",
     "TABLES": "together",
+    "TYPES": "sharding_types",
     "TABLE=DEVICES": "pin",
     "TABLE=NUMBER": "pooling_factor",
     "NAME=VALUE": "settings",

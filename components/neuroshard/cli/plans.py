@@ -98,6 +98,12 @@ def search(
         typer.Option(help="A copy of this table (or of all that match) on every device; repeat for more."),
     ] = None,
     no_row_wise: Annotated[bool, typer.Option("--no-row-wise", help="Split no table row-wise.")] = False,
+    sharding_types: Annotated[
+        str | None,
+        typer.Option(
+            help="What tables may be beside whole: column-wise,row-wise,table-row-wise (over one domain) [default: all]."
+        ),
+    ] = None,
     pin: Annotated[
         list[str] | None,
         typer.Option(help="Devices that may hold tables: 'user_*=0,1', or user_id=host:2; may be repeated."),
@@ -154,6 +160,7 @@ def search(
             never_split=never_split or (),
             row_wise=row_wise or (),
             no_row_wise=no_row_wise,
+            sharding_types=sharding_types,
             data_parallel=data_parallel or (),
             pin=pin or (),
             together=together or (),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -17,6 +17,7 @@ MostShards = Annotated[Whole, Field(ge=1, le=2**31)]
 DeviceNumber = Annotated[Whole, Field(ge=0)]
 
 SIMPLICITY = 0.005  # share of the cost that a plan with fewer cuts may take, where nobody says
+ShardingTypeName = Literal["table-wise", "column-wise", "row-wise", "table-row-wise"]
 MOST_SIMPLICITY = 0.1  # more is a mistaken unit
 
 
@@ -61,8 +62,9 @@ class Constraints(Value):
 
     `reserve_bytes` of every device, or `reserve_share` of its memory if that is more, are not for tables. `min_dim` and
     `max_shards` hold for tables without a rule of their own; a table of fewer columns than `min_dim` stays whole. The tables of
-    each set in `together` lie whole on one device. `row_wise` lets a search split any table row-wise over all devices that no
-    other rule keeps from it; it forbids no plan.
+    each set in `together` lie whole on one device. `row_wise` lets a search split any table row-wise that no other rule keeps
+    from it. `sharding_types` are those that a search may use, None for all; tables may always stay whole. These two forbid no
+    plan.
     """
 
     reserve_bytes: Annotated[int, Field(ge=0)] = 0
@@ -72,10 +74,15 @@ class Constraints(Value):
     tables: tuple[TableRule, ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
     row_wise: bool = False
+    sharding_types: tuple[ShardingTypeName, ...] | None = None
 
     @model_serializer(mode="wrap")
     def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"row_wise": False, "reserve_share": 0.0})
+        return without_defaults(fields(self), {"row_wise": False, "reserve_share": 0.0, "sharding_types": None})
+
+    def may_use(self, sharding_type: ShardingTypeName) -> bool:
+        """Whether a search may make shards of this type."""
+        return self.sharding_types is None or sharding_type in self.sharding_types
 
     def reserved(self, memory_bytes: int) -> int:
         """Bytes of a device of so much memory that are not for tables."""
@@ -184,7 +191,9 @@ class Constraints(Value):
                 and table.has_rows_for(devices)
             )
 
-        return [table.name for table in tables if devices > 1 and table.name not in kept and may(table)]
+        if devices == 1 or not (self.may_use("row-wise") or self.may_use("table-row-wise")):
+            return []
+        return [table.name for table in tables if table.name not in kept and may(table)]
 
 
 def _check_known(name: str, known: Collection[str], where: str) -> None:

@@ -13,6 +13,7 @@ Rates are published peaks times the share of them that is achieved. How far that
 Not covered: table sets too small to fill the device, tables in host memory behind a cache, row-wise sharding.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -146,6 +147,8 @@ class Analytic:
     def __init__(self, name: str, batch_size: int) -> None:
         self.name, self.batch_size, self.sheet = f"analytic:{name}", batch_size, DATASHEETS[name]
         self.input_ms = 0.0  # a column of input, where steps wait for it
+        self.near_more: Floats | float = 0.0  # as in `sending_more`
+        self.far_more: Floats | float = 0.0
 
     def for_task(self, task: ShardingTask, *, waiting: bool) -> "Analytic":
         """As in network.ForTasks. The network between domains is the topology's, else the datasheet's."""
@@ -155,6 +158,12 @@ class Analytic:
             network = self.sheet.network_rate if given is None else given / 1000
             found.sheet = replace(self.sheet, node=task.topology.domain, network=network, network_share=1.0)
         found.input_ms = input_ms_per_column(found, task) if waiting else 0.0
+        return found
+
+    def sending_more(self, near: Floats, far: Floats) -> "Analytic":
+        """As in network.ForTasks."""
+        found = copy.copy(self)
+        found.near_more, found.far_more = near, far
         return found
 
     def waiting_ms(self, vector_sums: Floats) -> Floats:
@@ -251,11 +260,19 @@ class Analytic:
         if devices == 1:
             return np.zeros_like(dims)
         near = (min(devices, self.sheet.node) - 1) / (devices - 1)
-        samples = self.batch_size / devices
-        most = np.maximum((devices - 1) * dims, dims.sum(axis=-1, keepdims=True) - dims).max(axis=-1, keepdims=True)
-        ms_per_byte = max(near / (self.sheet.link * self.sheet.link_share), (1 - near) / self.sheet.network_rate)
-        latency = self.sheet.latency_ms + (self.sheet.network_latency_ms if near < 1 else 0.0)
-        return np.broadcast_to(latency + most * samples * OUTPUT_BYTES * ms_per_byte, dims.shape).copy()
+        byte_count = self.batch_size / devices * OUTPUT_BYTES  # of a column that goes to one device
+
+        def most(sent: Floats) -> Floats:  # bytes of the busiest device
+            received = sent.sum(axis=-1, keepdims=True) - sent
+            busiest: Floats = np.maximum((devices - 1) * sent, received).max(axis=-1, keepdims=True) * byte_count
+            return busiest
+
+        ms = self.sheet.latency_ms + most(dims + self.near_more) * (near / (self.sheet.link * self.sheet.link_share))
+        if near < 1:
+            far = most(dims + self.far_more) * ((1 - near) / self.sheet.network_rate)
+            ms = np.maximum(ms, self.sheet.latency_ms + far) + self.sheet.network_latency_ms
+        transfer: Floats = np.repeat(ms, devices, axis=-1)
+        return transfer
 
 
 def analytic_for(hardware: Hardware | None, called: str = "") -> tuple[str, bool]:

@@ -135,6 +135,12 @@ class TrainedCostModel:
         compute = replace(self.nets.compute, waits=input_ms > 0)
         return replace(found, nets=replace(self.nets, compute=compute), input_ms=input_ms)
 
+    def sending_more(self, near: Floats, far: Floats) -> "TrainedCostModel":
+        """As in network.ForTasks."""
+        if self.network is None:
+            return self
+        return replace(self, network=replace(self.network, near_more=self._bytes(near), far_more=self._bytes(far)))
+
     def waiting_ms(self, vector_sums: Floats) -> Floats:
         net = self.nets.compute
         return vector_sums[..., net.waiting] if net.waits else np.zeros(vector_sums.shape[:-1])

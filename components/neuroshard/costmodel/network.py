@@ -4,8 +4,9 @@ Near and far bytes travel at the same time, so an all-to-all takes as long as th
 of the network. With D ranks in domains of L, a rank sends (L - 1) / D of its outputs near and (D - L) / D far.
 """
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,11 +16,16 @@ from neuroshard.costmodel.protocol import CostModel, Floats
 
 @dataclass(frozen=True)
 class Network:
-    """What joins domains of `domain` ranks: `bytes_per_ms` out of and into each rank, and `latency_ms` of a small message."""
+    """What joins domains of `domain` ranks: `bytes_per_ms` out of and into each rank, and `latency_ms` of a small message.
+
+    `near_more` and `far_more` are as in `ForTasks.sending_more`, but of bytes.
+    """
 
     domain: int
     bytes_per_ms: float
     latency_ms: float
+    near_more: Floats | float = field(default=0.0, compare=False)
+    far_more: Floats | float = field(default=0.0, compare=False)
 
     def joins(self, devices: int) -> bool:
         """Whether so many devices are more than one domain."""
@@ -31,13 +37,13 @@ class Network:
         It ends on all devices when the busiest is done. No device receives more than the busiest sends.
         """
         devices = device_bytes.shape[-1]
-        far = device_bytes.max(axis=-1, keepdims=True) * ((devices - self.domain) / devices)
+        far = (device_bytes + self.far_more).max(axis=-1, keepdims=True) * ((devices - self.domain) / devices)
         ms: Floats = self.latency_ms + far / self.bytes_per_ms
         return ms
 
     def near(self, device_bytes: Floats) -> Floats:
         """Bytes of outputs on each device with which one domain alone would exchange as much as goes near: (…, D) -> (…, D)."""
-        return np.asarray(device_bytes * (self.domain / device_bytes.shape[-1]))
+        return np.asarray((device_bytes + self.near_more) * (self.domain / device_bytes.shape[-1]))
 
 
 @runtime_checkable
@@ -46,6 +52,10 @@ class ForTasks(CostModel, Protocol):
 
     def for_task(self, task: ShardingTask, *, waiting: bool) -> CostModel:
         """The same model for the topology of a task, and with `waiting` for input, if its steps wait for it."""
+
+    def sending_more(self, near: Floats, far: Floats) -> CostModel:
+        """The same model for devices (D,) that send so many columns more inside their domains, and so many out of them, than
+        the `device_dims` that it is asked about."""
 
     def waiting_ms(self, vector_sums: Floats) -> Floats:
         """Of what `compute_ms` predicts, the ms that devices wait for their input: (…, K) -> (…)."""
@@ -58,6 +68,37 @@ def for_task(model: CostModel, task: ShardingTask, *, waiting: bool = True) -> C
     them, whatever the topology.
     """
     return model.for_task(task, waiting=waiting) if isinstance(model, ForTasks) else model
+
+
+def sending_more(model: CostModel, near: Floats, far: Floats) -> CostModel:
+    """As `ForTasks.sending_more`; other models know no domains, and price all columns alike."""
+    return model.sending_more(near, far) if isinstance(model, ForTasks) else model
+
+
+class DomainMs(NamedTuple):
+    """Ms that a column more on every device adds to both all-to-alls, where only what stays in a domain counts (`near`), and
+    where only what leaves it does (`far`): where a task's tables lie whole, and evenly."""
+
+    near: float
+    far: float
+
+    @classmethod
+    def of(cls, model: CostModel, task: ShardingTask, copied: Collection[str] = ()) -> "DomainMs":
+        """For the tables that are not `copied` to all devices."""
+        sent = sum(table.sent_columns for table in task.tables if table.name not in copied)
+        columns, devices = max(sent, 1.0) / task.devices, task.devices
+        nothing = np.zeros(devices)
+
+        def ms(near: float, far: float) -> float:
+            """Both all-to-alls where every device sends so many columns in its domain, and out of it."""
+            some = sending_more(model, np.full(devices, near), np.full(devices, far))
+            return float((some.forward_collective_ms(nothing, nothing) + some.backward_collective_ms(nothing)).max())
+
+        more, step = 1.01 * columns, 0.01 * columns
+        return cls(
+            max(ms(more, 0.0) - ms(columns, 0.0), 0.0) / step,
+            max(ms(0.0, more) - ms(0.0, columns), 0.0) / step,
+        )
 
 
 def waiting_ms(model: CostModel, vector_sums: Floats) -> Floats:

@@ -1,16 +1,16 @@
 """The predicted cost of given shards on given devices: for a plan, a live plan, and each shard by itself."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.launches import is_copied, launches, operators_of
+from neuroshard.core.launches import group_of, is_copied, launches, operators_of
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.network import for_task, waiting_ms
+from neuroshard.costmodel.network import DomainMs, for_task, sending_more, waiting_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 
 # gloo's reduce-scatter is an all-reduce and sends twice as much (bytes counted on four ranks, torch 2.13), its all-gather not:
@@ -86,6 +86,26 @@ def block_columns(model: CostModel, block: Table) -> float:
     return block.sent_columns * (GLOO_BLOCKS if over_gloo and block.pooling != "none" else 1.0)
 
 
+class HostColumns(NamedTuple):
+    """Columns that each device of a table-row-wise pooled table sends inside its domain and out of it, (P,) each.
+
+    Sums for the samples of all devices are added up inside the domain, by a reduce-scatter; then each device sends those of its
+    share of the samples on. One waits for the other, so `out` has columns in it that would take as long as `inside` does; `least`
+    has not.
+    """
+
+    inside: Floats
+    out: Floats
+    least: Floats
+
+    @classmethod
+    def of(cls, model: CostModel, tables: Sequence[Table], devices: int, domain: int, rates: DomainMs) -> "HostColumns":
+        blocks = [block_columns(model, table.part(table.block_rows(domain), table.dim)) for table in tables]
+        inside = np.array(blocks, dtype=np.float64) * (devices // domain)
+        least = np.array([table.sent_columns for table in tables], dtype=np.float64) / domain
+        return cls(inside, least + inside * (rates.near / rates.far if rates.far > 0 else 0.0), least)
+
+
 class Prices(NamedTuple):
     """Predicted ms: three of each device (D,), and two of each shard (S,).
 
@@ -109,8 +129,8 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
 
     A table that is whole on several devices is data-parallel. A row block is priced as a table of its own (`Table.part`). It
     sends as many bytes as a shard with all rows, or more (`block_columns`): each device that holds rows sends its partial sums
-    for all samples.
-    Where a step waits for its input, the forward all-to-all includes that.
+    for all samples; over a domain (table-row-wise), as `HostColumns` says. Where a step waits for its input, the forward
+    all-to-all includes that.
     """
     tables, devices, model = {table.name: table for table in task.tables}, task.devices, for_task(model, task)
     if not model.prices_rows and any(shard.rows != tables[shard.table].rows for shard in shards):
@@ -137,7 +157,10 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     sums, device_dims = np.zeros((devices, vectors.shape[1])), np.zeros(devices)
     np.add.at(sums, holders, vectors * exchanged[:, None])
     np.add.at(device_dims, holders, sent)
-    compute, forward, backward = device_costs(model, sums, device_dims)
+    between = model
+    if task.topology is not None and task.topology.domains(devices) > 1:
+        between = sending_more(model, *_in_domains(model, task, of_table, copied, task.topology.domain))
+    compute, forward, backward = device_costs(between, sums, device_dims)
     counted = launches(tables, shards, devices)
     copies = copies_ms(model, [tables[name] for name in sorted(copied)], task)
     own = len({(tables[name].element_bytes, tables[name].pooling, tables[name].module) for name in copied})
@@ -154,6 +177,25 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
         alone_ms=model.compute_ms(vectors),
         adds_ms=compute[holders] - others,
     )
+
+
+def _in_domains(
+    model: CostModel, task: ShardingTask, of_table: Mapping[str, Sequence[Shard]], copied: Collection[str], domain: int
+) -> tuple[Floats, Floats]:
+    """Columns that each device sends inside its domain, and out of it, beyond those that `_sent` counts: two (D,)."""
+    near, far = np.zeros(task.devices), np.zeros(task.devices)
+    rates = DomainMs.of(model, task, copied)
+    for table in task.tables:
+        held = of_table.get(table.name, ())
+        if len(held) % domain or group_of(table, held, task.devices).kind not in ("host rows", "grid"):
+            continue
+        parts = [table.with_dim(shard.dim) for shard in held]
+        columns = HostColumns.of(model, parts, task.devices, domain, rates)
+        on = [shard.device for shard in held]
+        counted = [_sent(model, table.part(shard.rows, shard.dim), table) for shard in held]
+        np.add.at(near, on, columns.inside - counted)
+        np.add.at(far, on, columns.out - counted)
+    return near, far
 
 
 def _sent(model: CostModel, part: Table, table: Table) -> float:

@@ -7,11 +7,11 @@
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from neuroshard.core.constraints import Constraints, DeviceNumber, LeastDim, MostShards, TableRule
+from neuroshard.core.constraints import Constraints, DeviceNumber, LeastDim, MostShards, ShardingTypeName, TableRule
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.units import parse_bytes, parse_percent
@@ -56,6 +56,7 @@ class ConstraintsFile(Value):
     min_dim: LeastDim = DIM_STEP
     max_shards: MostShards | None = None
     row_wise: bool | None = None
+    sharding_types: tuple[ShardingTypeName, ...] | None = None
     tables: tuple[MatchedRule, ...] = ()
     together: tuple[tuple[Pattern, ...], ...] = ()
 
@@ -115,6 +116,7 @@ def with_flags(
     no_row_wise: bool = False,
     data_parallel: Sequence[str] = (),
     ranks_a_host: int | None = None,
+    sharding_types: str | None = None,
 ) -> ConstraintsFile:
     """The file's constraints plus flags of the command line. Pins are `PATTERN=0,1`, tables kept together `PATTERN,PATTERN`.
 
@@ -135,6 +137,8 @@ def with_flags(
         "tables": [*given.tables, *rules],
         "together": [*given.together, *(tuple(names.split(",")) for names in together)],
     }
+    if sharding_types is not None:
+        changed["sharding_types"] = _sharding_types(sharding_types)
     if reserve is not None:
         changed["reserve_share"] = 0.0  # the flag replaces the file's reserve, whatever its form
     all_row_wise = False if no_row_wise else True if "*" in row_wise else None
@@ -179,11 +183,23 @@ def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Cons
             min_dim=given.min_dim,
             max_shards=given.max_shards,
             row_wise=bool(given.row_wise),
+            sharding_types=given.sharding_types,
             tables=tuple(TableRule(table=name, **rules[name]) for name in names if name in rules),
             together=tuple(group for group in groups if len(group) > 1),
         )
     except ValidationError as error:
         raise InvalidInput(f"{where}: {explain(error)}") from None
+
+
+def _sharding_types(text: str) -> list[str]:
+    """The names in `table-wise,row-wise`. Raises UsageError for others, and says what to do for those no search makes."""
+    names, known = [name.strip() for name in text.split(",")], get_args(ShardingTypeName)
+    unknown = next((name for name in names if name not in known), None)
+    if unknown == "data-parallel":
+        raise UsageError("--sharding-types: data-parallel tables are named by --data-parallel PATTERN")
+    if unknown is not None:
+        raise UsageError(f"--sharding-types: {unknown!r} is not one of {', '.join(known)}, which a search can use")
+    return names
 
 
 def _matching(pattern: str, names: Sequence[str], where: str) -> list[str]:

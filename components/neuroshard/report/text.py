@@ -137,7 +137,8 @@ def _row_wise_lines(plan: Plan) -> list[str]:
         columns = first.dim < dims[name]
         part = f"rows {spanned(first.row_offset, first.rows)}"
         part += f", columns {spanned(first.column_offset, first.dim)}" if columns else ""
-        kind = "row-wise and column-wise" if columns else "row-wise"
+        kind = "row-wise" if devices == plan.task.devices else "table-row-wise"
+        kind += " and column-wise" if columns else ""
         lines += wrapped(f"{name}: {kind} over {counted(devices, 'device')} ({part} on device {first.device})")
     left = len(found) - ROW_WISE_SHOWN
     return [*lines, f"and {counted(left, 'more table')} row-wise (--json lists all)"] if left > 0 else lines

@@ -110,13 +110,11 @@ class _Doubts:
         slope = np.maximum(model.compute_slope(state.sums[devices]), 0.0)
         ms = np.einsum("sk,sk->s", problem.vectors[shards], slope[on])
         if len(row_wise := problem.row_wise):
-            blocks = problem.row_blocks.vectors[problem.row_blocks.positions(row_wise)]  # (P, 2, K)
-            is_last = (devices == problem.devices - 1).astype(np.int64)
-            in_blocks = np.einsum("prk,rk->pr", blocks[:, is_last], slope)
-            every = np.repeat(np.arange(len(devices)), len(row_wise))
-            groups, on = np.concatenate([groups, np.tile(row_wise, len(devices))]), np.concatenate([on, every])
-            shards = np.concatenate([shards, np.tile(len(problem.group) + row_wise, len(devices))])
-            ms = np.concatenate([ms, in_blocks.T.ravel()])
+            in_blocks = problem.row_blocks.ms(row_wise, problem.domains, devices, slope)
+            of, where = np.nonzero(np.isfinite(in_blocks))
+            groups, on = np.concatenate([groups, row_wise[of]]), np.concatenate([on, where])
+            shards = np.concatenate([shards, len(problem.group) + row_wise[of]])
+            ms = np.concatenate([ms, in_blocks[of, where]])
 
         order = np.argsort(on, kind="stable")
         ms, on = np.maximum(ms[order], 1e-30), on[order]

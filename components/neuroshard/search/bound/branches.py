@@ -15,6 +15,7 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.bound.cuts import Cuts
 from neuroshard.search.bound.settings import BoundSettings
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.row_blocks import EVERYWHERE, OVER_ALL
 from neuroshard.search.problem.state import transfers
 
 
@@ -23,14 +24,14 @@ class Branch:
     """Plans in which the table groups `sure` are row-wise, and perhaps one is not. S shards, P groups that may be row-wise.
 
     What plans cost at least, in ms: `alone` (S,) is compute and backward all-to-all of a device with this shard and the blocks of
-    `sure`; `block_alone` (P,) the same with a block of this group. Both are infinite where they do not fit or are not allowed.
-    `back` is the mean backward all-to-all, without waiting. `all_to_all` (P,) is what one more row-wise group adds to both
+    `sure`; `block_alone` (P, W) the same with a block of this group. Both are infinite where they do not fit or are not allowed.
+    `back` is the mean backward all-to-all, without waiting. `all_to_all` (P, W) is what one more row-wise group adds to both
     all-to-alls, summed over the devices. Three have what launches take in them: `ahead`, the forward all-to-all; `of_used` (D,),
     the mean of both over the used devices, if 1, 2, … are used and no table is row-wise; `all_to_all_ms`, the sum of both for a
     device with 0, 4, 8, … columns.
 
-    All devices hold `columns` of the blocks of `sure`, and at least `beside` (K,) of each vector component. `blocks` (P, K) are
-    the vectors of all blocks of each group, summed.
+    All devices hold `columns` of the blocks of `sure`, and at least `beside` (K,) of each vector component. `blocks` (P, W, K)
+    are the vectors of all blocks of each group, summed. W are the ways to split rows (`RowBlocks`); `sure` are over all devices.
     """
 
     problem: Problem
@@ -55,15 +56,16 @@ class Branch:
         least = np.full(len(problem.whole), np.inf)
         np.minimum.at(least, problem.group[wide], self.alone[wide])
         groups = problem.row_blocks.groups
-        least[groups] = np.minimum(least[groups], self.block_alone)
+        least[groups] = np.minimum(least[groups], self.block_alone.min(axis=1))
         return float(least.max()) + self.ahead
 
     def possible(self, cost_ms: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
-        """Which shards (S,) and row-wise groups (P,) a plan of at most `cost_ms` can have; None if some group has no choice."""
+        """Which shards (S,) and row-wise groups in each way (P, W) a plan of at most `cost_ms` can have; None if some group
+        has no choice."""
         enough = (cost_ms - self.ahead) * (1 + 1e-9)
         shards, row_wise = self.alone <= enough, self.block_alone <= enough
         some = np.logical_or.reduceat(shards[1:], self.problem.first)
-        some[self.problem.row_blocks.groups[row_wise]] = True
+        some[self.problem.row_blocks.groups[row_wise.any(axis=1)]] = True
         return (shards, row_wise) if some.all() else None
 
     def cheaper_row_wise(self, cuts: Cuts, slope: Floats, row_wise: NDArray[np.bool_]) -> tuple[float, Floats]:
@@ -73,10 +75,12 @@ class Branch:
         np.add.at(price, group, problem.vectors[cuts.shards] @ slope * cuts.times)
         price[cuts.none] = np.inf
         as_blocks = np.where(row_wise, self.blocks @ slope + self.all_to_all, np.inf)
-        better = as_blocks < price[groups]
-        price[groups[better]] = as_blocks[better]
+        way, place = as_blocks.argmin(axis=1), np.arange(len(groups))
+        better = as_blocks[place, way] < price[groups]
+        price[groups[better]] = as_blocks[place, way][better]
         kept = np.where(np.isin(group, groups[better]), 0.0, cuts.times)
-        return float(price.sum()), kept @ problem.vectors[cuts.shards] + self.blocks[better].sum(axis=0)
+        blocks: Floats = self.blocks[place, way][better].sum(axis=0)
+        return float(price.sum()), kept @ problem.vectors[cuts.shards] + blocks
 
 
 class Branches:
@@ -86,9 +90,8 @@ class Branches:
         self.problem, self.beyond_mean = problem, settings.beyond_mean
         self.may_be: NDArray[np.bool_] = (problem.units >= problem.min_units[problem.group]) & (problem.units > 0)
         blocks, devices = problem.row_blocks, problem.devices
-        self.blocks: Floats = np.zeros((0, problem.vectors.shape[1]))
-        if len(blocks.groups):
-            self.blocks = blocks.vectors[:, 0] * (devices - 1) + blocks.vectors[:, 1]
+        ways = len(blocks.split_over)
+        self.blocks: Floats = blocks.all_blocks if len(blocks.groups) else np.zeros((0, ways, problem.vectors.shape[1]))
         narrowest = problem.shards_of(np.arange(len(problem.whole)), -(-problem.all_units // problem.max_devices))
         narrowest_ms = np.where(problem.nbytes[narrowest] <= problem.roomiest(), problem.alone_ms(narrowest), np.inf)
         self.order: Ints = np.argsort(-narrowest_ms[blocks.groups], kind="stable")
@@ -101,26 +104,33 @@ class Branches:
         """At least the first `count` groups are row-wise; with `next_not`, the next one is not."""
         problem, rows, devices = self.problem, self.problem.row_blocks, self.problem.devices
         sure = self.order[:count]
-        columns = float(rows.dims[sure].sum())
-        mean = problem.mean_columns + float(rows.more[sure].sum())
+        columns = float(rows.dims[sure, OVER_ALL].sum())
+        mean = problem.mean_columns + float(rows.more[sure, OVER_ALL].sum())
         forward, backward = transfers(problem, np.full(devices, mean))
-        memory, beside, block_alone = problem.memory, np.zeros(problem.vectors.shape[1]), np.zeros(0)
+        memory, beside, block_alone = problem.memory, np.zeros(problem.vectors.shape[1]), np.zeros(rows.more.shape)
         if len(rows.groups):
-            beside, _, nbytes = rows.load(rows.groups[np.sort(sure)])
-            memory, beside = memory - nbytes, beside.min(axis=0)  # no device holds less of any component
-            block_bytes = rows.nbytes * (~np.isin(np.arange(len(rows.groups)), sure))[:, None]
+            load = rows.load(rows.groups[np.sort(sure)], np.full(len(sure), EVERYWHERE))
+            memory, beside = memory - load.nbytes, load.vectors.min(axis=0)  # no device holds less of any component
+            others = (~np.isin(np.arange(len(rows.groups)), sure))[:, None]
+            block_bytes = rows.nbytes * others[..., None]
             more = rows.vectors * (block_bytes > 0)[..., None]
-            block_alone = problem.model.compute_ms(beside + more).max(axis=1)
-            block_alone = block_alone + self._backward_ms(columns + rows.dims * (block_bytes[:, 0] > 0), mean)
-            fits = (block_bytes[:, 0] <= memory[:-1].min()) & (block_bytes[:, 1] <= memory[-1])
-            block_alone[~fits] = np.inf
+            block_alone = problem.model.compute_ms(beside + more).max(axis=2)
+            block_alone = block_alone + self._backward_ms((columns + rows.least * others).ravel(), mean).reshape(
+                block_alone.shape
+            )
+            fits = block_bytes.max(axis=2) <= memory.max()
+            fits[:, OVER_ALL] = (block_bytes[:, OVER_ALL, 0] <= memory[:-1].min()) & (
+                block_bytes[:, OVER_ALL, 1] <= memory[-1]
+            )
+            block_alone[~(fits & rows.allowed)] = np.inf
         room = np.where(problem.allowed, memory, -1).max(axis=1)[problem.group]
         alone = np.where(np.arange(len(problem.group)) > 0, problem.model.compute_ms(beside + problem.vectors), 0.0)
         alone = alone + self._backward_ms(columns + problem.dims, mean)
         alone[~self.may_be | (problem.nbytes > room) | np.isin(problem.group, rows.groups[sure])] = np.inf
         if next_not:
             block_alone[self.order[count]] = np.inf
-        all_to_all = (devices * self._column_ms(mean)) * rows.more
+        # over a domain no more leaves it than of the whole table
+        all_to_all = (devices * self._column_ms(mean)) * rows.more * (np.arange(rows.more.shape[1]) == OVER_ALL)
         all_to_all[sure] = 0.0
         launched = problem.launches.least(rows.groups[sure], rows.groups)
         own_all_to_all = self._all_to_all_ms(mean)

@@ -52,8 +52,8 @@ class HeavyShards:
         price = np.where(np.isfinite(branch.alone), problem.vectors @ slope, np.inf)
         per_column = np.minimum.reduceat((price / np.maximum(problem.dims, 1))[1:], problem.first)  # of each group
         if len(blocks.groups):
-            block = (blocks.vectors @ slope).min(axis=1)
-            per_column[blocks.groups] = np.minimum(per_column[blocks.groups], block / blocks.dims)
+            block = ((blocks.vectors @ slope).min(axis=2) / blocks.least).min(axis=1)
+            per_column[blocks.groups] = np.minimum(per_column[blocks.groups], block)
             per_column[blocks.groups[branch.sure]] = np.inf
         per_column[group] = np.inf
         order = np.argsort(per_column, kind="stable")

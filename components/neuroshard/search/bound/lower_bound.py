@@ -25,7 +25,8 @@ What changes the steps:
 - f may have dips, where it is not convex. A convex underestimate replaces it, made for the range in which devices of a plan of at
   most C can be (`reach.py`).
 - A table may be row-wise: one more choice for it in step 4. Then every device exchanges all of its columns, more than in step 2;
-  what these add is at least what the tangent of the convex all-to-alls says.
+  what these add is at least what the tangent of the convex all-to-alls says. Over one domain is another choice: then as many
+  columns leave domains as of the whole table, more stay inside, and devices elsewhere may be empty.
 
 Three refinements, each with a switch in `settings.py`. `branches.py` distinguishes plans by which tables are row-wise; the bound
 is the least over all branches. `heavy_shards.py` raises what a heavy shard costs alone in step 5. `row_levels.py` replaces the
@@ -104,7 +105,9 @@ class _Proof:
     def bound_ms(self, cost_ms: float) -> float:
         """The bound, given a plan of `cost_ms`: the least over all branches."""
         low, best = self._of(self.all_plans, 0.0, cost_ms), cost_ms
-        row_wise = len(self.branches.order) if self.settings.branches else 0
+        # beside blocks on all devices no device is empty; beside those of a domain some may be
+        distinguished = self.settings.branches and self.problem.row_blocks.domains == 1
+        row_wise = len(self.branches.order) if distinguished else 0
         count_most = min(row_wise, self.settings.branch_cells // len(self.problem.group))
         for count in range(count_most):
             if best <= low * (1 + self.settings.least_gain):
@@ -160,7 +163,10 @@ class _Proof:
                     bound = _over_devices(intercept, cuts.total, branch)
                 if len(row_wise):
                     cheapest, sums = branch.cheaper_row_wise(cuts, slope, row_wise)
-                    bound = min(bound, intercept + cheapest / devices + branch.back + branch.ahead)
+                    with_blocks = intercept + cheapest / devices + branch.back + branch.ahead
+                    if problem.row_blocks.domains > 1:
+                        with_blocks = _over_devices(intercept, cheapest, branch)
+                    bound = min(bound, with_blocks)
                 if bound == np.inf:
                     return np.inf
                 vain = 0 if bound > best * (1 + self.settings.least_gain) else vain + 1

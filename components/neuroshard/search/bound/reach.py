@@ -22,7 +22,7 @@ class Reach:
         group, vectors = problem.group[possible], problem.vectors[possible]
         if row_wise:
             blocks = problem.row_blocks
-            group = np.concatenate([group, np.repeat(blocks.groups, 2)])
+            group = np.concatenate([group, np.repeat(blocks.groups, 2 * len(blocks.split_over))])
             vectors = np.concatenate([vectors, blocks.vectors.reshape(-1, vectors.shape[1])])
             order = np.argsort(group, kind="stable")
             group, vectors = group[order], vectors[order]

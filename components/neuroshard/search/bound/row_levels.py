@@ -25,18 +25,20 @@ from neuroshard.search.bound.branches import Branch
 from neuroshard.search.bound.cuts import cheapest_cuts
 from neuroshard.search.bound.settings import BoundSettings
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.row_blocks import OVER_ALL
 
 PIVOTS = 200  # of the simplex method, at most; any strategy it has by then is valid
 SLACK = 1e-9  # share by which plans must cost more to be ruled out: sums of floats are no more exact
 
 
 def row_levels(problem: Problem, slope: Floats, intercept: float, settings: BoundSettings) -> "RowLevels | None":
-    """None if costs do not depend on all rows of a device, or there are too many devices to tell apart.
+    """None if costs do not depend on all rows of a device, there are too many devices to tell apart, or tables may be row-wise
+    over one domain, which leaves other devices empty.
 
     `slope` and `intercept` are of a tangent that is below every device's compute cost, with the rates of each shard's own rows.
     """
     model = problem.model
-    if not settings.row_levels or problem.devices == 1:
+    if not settings.row_levels or problem.devices == 1 or problem.row_blocks.domains > 1:
         return None
     if not isinstance(model, Bending) or not len(model.head.used):
         return None
@@ -93,11 +95,12 @@ class RowLevels:
         raised, self.load = at_levels(vectors)
         self.alone: Floats = np.where(self.rows[:, None] < self.high, model.compute_ms(raised), np.inf)
         self.more: Floats = self.alone - model.compute_ms(vectors)[:, None]
-        blocks = problem.row_blocks.vectors if len(problem.row_blocks.groups) else np.zeros((0, 2, vectors.shape[1]))
+        row_blocks = problem.row_blocks
+        blocks = row_blocks.vectors[:, OVER_ALL] if len(row_blocks.groups) else np.zeros((0, 2, vectors.shape[1]))
         self.block_rows, self.block_load = blocks[..., ROWS], at_levels(blocks)[1]
         memory = np.sort(problem.memory)[::-1].astype(np.float64)
         self.room = np.append(0.0, np.cumsum(memory)) / memory[0]  # of the 0, 1, 2, … largest devices together
-        self.share, self.block_share = problem.nbytes / memory[0], problem.row_blocks.nbytes / memory[0]
+        self.share, self.block_share = problem.nbytes / memory[0], row_blocks.nbytes[:, OVER_ALL] / memory[0]
         self.steps_left = settings.level_cells // len(problem.group)
         self.shown_by: dict[tuple[int, ...], Floats] = {}  # multipliers that were enough, by counts
 
@@ -157,9 +160,9 @@ class _Relaxed:
         self.limit_ms, self.back = cost_ms - branch.ahead, levels.problem.devices * branch.back
         high = levels.high[used]
         self.load, self.rows, self.share = levels.load[:, used], levels.rows[:, None] / high, levels.share
-        self.row_wise = branch.block_alone <= self.limit_ms * (1 + SLACK)
+        self.row_wise = branch.block_alone[:, OVER_ALL] <= self.limit_ms * (1 + SLACK)
         self.row_wise &= (levels.block_rows.min(axis=1)[:, None] < high).all(axis=1)
-        self.all_to_all, self.groups = branch.all_to_all, levels.problem.row_blocks.groups
+        self.all_to_all, self.groups = branch.all_to_all[:, OVER_ALL], levels.problem.row_blocks.groups
         block_rows = levels.block_rows[..., None] / high
         block_share = np.broadcast_to(levels.block_share[..., None], block_rows.shape)
         self.of_blocks = np.stack([levels.block_load[..., used], block_rows, block_share])  # (3, P, 2, L)

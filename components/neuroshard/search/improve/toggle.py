@@ -1,4 +1,4 @@
-"""Toggle one table of a plan: split it row-wise, or cut it column-wise if it was row-wise."""
+"""Toggle one table of a plan: split it row-wise, or, if it was, cut it column-wise or split it over other devices."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,11 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.filling import complete
 from neuroshard.search.problem.objective import Objective, SoftMaximum
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.row_blocks import EVERYWHERE
 from neuroshard.search.problem.state import State
+
+CUT = EVERYWHERE - 1  # in place of a domain: column-wise
 
 
 class _Linearized(NamedTuple):
@@ -25,20 +29,19 @@ class _Linearized(NamedTuple):
         change -= self.soft.counts[0].sum()
         return change
 
-    def blocks(self, groups: Ints) -> tuple[Floats, Floats]:
-        """Ms (C, D) and columns (C, 1) that the row blocks of these groups are on each device."""
-        blocks = self.state.problem.row_blocks
-        positions = blocks.positions(groups)
-        load = blocks.vectors[positions, 0] @ self.slope.T
-        load[:, -1] = blocks.vectors[positions, 1] @ self.slope[-1]
-        dims = blocks.dims[positions][:, None]
-        return load + self.soft.objective.own_ms * dims, dims
+    def blocks(self, groups: Ints, domains: Ints) -> tuple[Floats, Floats]:
+        """Ms and columns that these groups' row blocks, over the devices of their domains, are on each device: two (C, D)."""
+        blocks, devices = self.state.problem.row_blocks, np.arange(self.state.problem.devices)
+        load = blocks.ms(groups, domains, devices, self.slope)
+        sent = blocks.dims[blocks.positions(groups), (domains != EVERYWHERE).astype(np.int64)]
+        dims = np.where(np.isfinite(load), sent[:, None], 0.0)
+        return np.nan_to_num(load, nan=0.0) + self.soft.objective.own_ms * dims, dims
 
 
 def toggled(
     state: State, objective: Objective, rng: np.random.Generator, current: CurrentPlacement | None = None
 ) -> State | None:
-    """The plan with one table more or one fewer row-wise, drawn from the best by a linear estimate.
+    """The plan with one table more or one fewer row-wise, or one over other devices, drawn from the best by a linear estimate.
 
     None if there is no such table, no room, or more bytes would move than the budget of the `current` placement.
     """
@@ -49,30 +52,51 @@ def toggled(
     permitted, most = problem.row_blocks.groups, tuning.toggle_candidates
     split = permitted[state.widths[permitted][:, sources].any(axis=1)][:most]
     join = problem.row_wise if len(problem.row_wise) <= most else rng.choice(problem.row_wise, most, replace=False)
-    split_change = _split_change(estimate, split)
-    join_change, cuts = _join_change(estimate, join)
-    groups, change = np.concatenate([split, join]), np.concatenate([split_change, join_change])
-    groups, change = groups[np.isfinite(change)], change[np.isfinite(change)]
+    over = problem.domains[np.searchsorted(problem.row_wise, join)]
+    split, to = _over_each(problem, split)
+    moved, elsewhere = _over_each(problem, join)
+    left = problem.domains[np.searchsorted(problem.row_wise, moved)]
+    moved, elsewhere, left = (one[elsewhere != left] for one in (moved, elsewhere, left))
+    split_change = _split_change(estimate, split, to)
+    join_change, cuts = _join_change(estimate, join, over)
+    move_change = _move_change(estimate, moved, left, elsewhere)
+    groups, domains = np.concatenate([split, join, moved]), np.concatenate([to, np.full(len(join), CUT), elsewhere])
+    change = np.concatenate([split_change, join_change, move_change])
+    finite = np.isfinite(change)
+    groups, domains, change = groups[finite], domains[finite], change[finite]
     if not len(groups):
         return None
     place = min(int(rng.exponential(tuning.toggle_luck)), len(groups) - 1)
-    group = int(groups[np.argsort(change, kind="stable")[place]])
-    widths = state.widths.copy()
-    if group in split:
-        there = problem.with_row_wise(np.append(problem.row_wise, group))
-        widths[group] = 0
-    else:
-        there = problem.with_row_wise(problem.row_wise[problem.row_wise != group])
+    chosen = np.argsort(change, kind="stable")[place]
+    group, domain = int(groups[chosen]), int(domains[chosen])
+    widths, others = state.widths.copy(), problem.row_wise != group
+    row_wise, where = problem.row_wise[others], problem.domains[others]
+    if domain == CUT:
+        there = problem.with_row_wise(row_wise, where)
         widths[group] = cuts[group]
+    else:
+        there = problem.with_row_wise(np.append(row_wise, group), np.append(where, domain))
+        widths[group] = 0
     found = None if there is None else complete(there, widths)
     if found is None or (current is not None and not current.within_budget(found.problem, found.widths)):
         return None
     return found
 
 
-def _split_change(estimate: _Linearized, groups: Ints) -> Floats:
-    """What the objective changes by if each of these groups is split row-wise: (C,)."""
-    load, dims = estimate.blocks(groups)
+def _over_each(problem: Problem, groups: Ints) -> tuple[Ints, Ints]:
+    """Each group with each of the places that its blocks may have: groups and domains, two (C,)."""
+    blocks = problem.row_blocks
+    if blocks.domains == 1:
+        return groups, np.full(len(groups), EVERYWHERE)
+    places = np.arange(EVERYWHERE, blocks.domains)
+    may = blocks.allowed[blocks.positions(groups)][:, (places != EVERYWHERE).astype(np.int64)]
+    of, where = np.nonzero(may)
+    return groups[of], places[where]
+
+
+def _split_change(estimate: _Linearized, groups: Ints, domains: Ints) -> Floats:
+    """What the objective changes by if each of these groups is split row-wise over the devices of its domain: (C,)."""
+    load, dims = estimate.blocks(groups, domains)
     problem, widths = estimate.state.problem, estimate.state.widths[groups]
     shards = problem.shards_of(groups[:, None], widths)
     problem.price(shards.ravel())
@@ -81,11 +105,17 @@ def _split_change(estimate: _Linearized, groups: Ints) -> Floats:
     return estimate.change(load - leaves - estimate.soft.objective.own_ms * columns, dims - columns)
 
 
-def _join_change(estimate: _Linearized, groups: Ints) -> tuple[Floats, dict[int, Ints]]:
+def _move_change(estimate: _Linearized, groups: Ints, left: Ints, domains: Ints) -> Floats:
+    """The same if each is split over the devices of another domain than the one `left`: (C,)."""
+    (load, dims), (less, fewer) = estimate.blocks(groups, domains), estimate.blocks(groups, left)
+    return estimate.change(load - less, dims - fewer)
+
+
+def _join_change(estimate: _Linearized, groups: Ints, domains: Ints) -> tuple[Floats, dict[int, Ints]]:
     """The same if each of these is cut column-wise instead, evenly over the least loaded devices, into the best of some numbers
     of shards: (C,); and its units on every device (D,), by group."""
     problem = estimate.state.problem
-    load, dims = estimate.blocks(groups)
+    load, dims = estimate.blocks(groups, domains)
     least_loaded = np.argsort(estimate.soft.load[0], kind="stable")
     best, cuts = np.full(len(groups), np.inf), {}
     for index, group in enumerate(groups.tolist()):

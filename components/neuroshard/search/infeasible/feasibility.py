@@ -13,6 +13,7 @@ from neuroshard.costmodel.protocol import CostModel, Ints
 from neuroshard.search.infeasible.hints import hints
 from neuroshard.search.infeasible.packing import GaveUp, pack, quick_plan
 from neuroshard.search.problem.problem import Placement, Problem, Widths
+from neuroshard.search.problem.row_blocks import OVER_ALL
 from neuroshard.search.tuning import TUNING, Tuning
 
 # Column shards repeat the optimizer's bytes of a row, at worst 9 times the memory, and on every device at most the bytes of a
@@ -92,14 +93,14 @@ def any_plan(problem: Problem) -> tuple[Problem, Widths]:
             widths, why = None, "no packing found"
         if widths is not None:
             return there, widths
-    if splittable > ROW_WISE_SETS_OF:
+    if splittable > ROW_WISE_SETS_OF or (splittable and problem.row_blocks.domains > 1):
         why = "no packing found"
     raise Infeasible(f"{why}: {_amount(problem)}; {hints(problem.task, problem.model)}")
 
 
 def _all_row_wise(problem: Problem) -> Iterator[Problem]:
     """The problem with every set of tables row-wise that has room for its blocks, the smallest sets first."""
-    groups = problem.row_blocks.groups
+    groups = problem.row_blocks.groups[problem.row_blocks.allowed[:, OVER_ALL]]
     for count in range(len(groups) + 1):
         for chosen in combinations(groups.tolist(), count):
             there = problem.with_row_wise(np.array(chosen, dtype=np.int64))

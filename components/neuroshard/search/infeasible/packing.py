@@ -10,6 +10,7 @@ import numpy as np
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.filling import put_back
 from neuroshard.search.problem.problem import Problem, Widths
+from neuroshard.search.problem.row_blocks import OVER_ALL
 
 TRIED = 20_000  # placements of one group each: about a second
 
@@ -24,7 +25,8 @@ def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
     It is the problem with these tables row-wise, and the units of every group on every device (I, D).
     """
     blocks = problem.row_blocks
-    largest, count = blocks.groups[np.argsort(-blocks.nbytes.sum(axis=1), kind="stable")], 0
+    may_be = blocks.allowed[:, OVER_ALL]
+    largest, count = blocks.groups[may_be][np.argsort(-blocks.nbytes[may_be, OVER_ALL].sum(axis=1), kind="stable")], 0
     while count <= len(largest):
         there = problem.with_row_wise(largest[:count])
         if there is None:

@@ -25,7 +25,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.problem import Placement, Problem, Widths
-from neuroshard.search.problem.row_blocks import row_shards
+from neuroshard.search.problem.row_blocks import EVERYWHERE, row_shards
 
 ORDERED = 8  # shards of a table of which every order is tried: 2^8 subsets; of more, their order is kept
 
@@ -57,22 +57,25 @@ class CurrentPlacement:
                 spans = self.spans.setdefault(shard.table, {}).setdefault(shard.device, [])
                 spans.append((shard.column_offset, shard.column_offset + shard.dim))
         permitted = problem.row_blocks.groups.tolist()
-        stay = [group for group in permitted if self._is_row_wise(before.get(problem.tables[group][0].name))]
-        self.row_wise: Ints = np.array(stay, dtype=np.int64)
+        split = {group: self._domain_of(before.get(problem.tables[group][0].name)) for group in permitted}
+        stay = {group: domain for group, domain in split.items() if domain is not None}
+        self.row_wise: Ints = np.array(list(stay), dtype=np.int64)
+        self.domains: Ints = np.array(list(stay.values()), dtype=np.int64)
         self.notes = (*compare(problem.task, plan), *self._dealt_anew())
         self._arriving: dict[tuple[int, bytes], int] = {}
-        self._arriving_blocks: dict[int, int] = {}
+        self._arriving_blocks: dict[tuple[int, int], int] = {}  # by group and domain
         self._in_spans: dict[tuple[int, bytes], list[tuple[int, int, int]]] = {}
         self.reserved_bytes = np.zeros(problem.devices, dtype=np.int64)
         if budget_bytes is not None:
             self._keep_spans()
 
-    def _is_row_wise(self, table: Table | None) -> bool:
-        """Whether the current plan has a table of its task row-wise over as many devices as there are now."""
+    def _domain_of(self, table: Table | None) -> int | None:
+        """Where the current plan has a table of its task row-wise, as a search can split it now; None if it has not."""
         if table is None or table.name not in self.not_whole:
-            return False
-        blocks = sorted((shard.row_offset, shard.device) for shard in self.shards[table.name])
-        return blocks == [(first, device) for device, (first, _) in enumerate(table.row_blocks(self.problem.devices))]
+            return None
+        held, blocks = sorted(self.shards[table.name], key=lambda shard: shard.row_offset), self.problem.row_blocks
+        domains = [EVERYWHERE, *(range(blocks.domains) if blocks.domains > 1 else ())]
+        return next((domain for domain in domains if held == row_shards(table, blocks.devices_of(domain))), None)
 
     def _dealt_anew(self) -> list[str]:
         """A line about tables in shards of some rows that cannot stay as they are."""
@@ -117,7 +120,9 @@ class CurrentPlacement:
             unit = self._unit(group)
             shards += [int(problem.first[group]) + (end - begin) // unit for _, begin, end in spans]
             devices += [device for device, _, _ in spans]
-        return Placement(np.array(shards, dtype=np.int64), np.array(devices, dtype=np.int64), placement.row_wise)
+        return Placement(
+            np.array(shards, dtype=np.int64), np.array(devices, dtype=np.int64), placement.row_wise, placement.domains
+        )
 
     def widths(self) -> Widths:
         """Units of every group that the current plan has whole on devices that are still there; of the others none. (G, D)"""
@@ -144,7 +149,7 @@ class CurrentPlacement:
 
     def moving_bytes(self, problem: Problem, widths: Widths) -> int:
         """Bytes that must move for a plan (G, D) of a problem that has the same tables, some row-wise."""
-        rows = sum(map(self._arriving_in_blocks, problem.row_wise.tolist()))
+        rows = sum(map(self._arriving_in_blocks, problem.row_wise.tolist(), problem.domains.tolist()))
         return rows + sum(self._arriving_in(group, row) for group, row in enumerate(widths))
 
     def within_budget(self, problem: Problem, widths: Widths) -> bool:
@@ -207,13 +212,14 @@ class CurrentPlacement:
             self._arriving[key] = sum(self._arriving_of(table, group, widths) for table in self.problem.tables[group])
         return self._arriving[key]
 
-    def _arriving_in_blocks(self, group: int) -> int:
-        """Bytes that devices must receive for the row blocks of a group."""
-        if group not in self._arriving_blocks:
+    def _arriving_in_blocks(self, group: int, domain: int) -> int:
+        """Bytes that devices must receive for the row blocks of a group over those of a domain."""
+        if (group, domain) not in self._arriving_blocks:
             table = self.problem.tables[group][0]
             before = self.shards.get(table.name, ()) if table.name in self.rows else ()
-            self._arriving_blocks[group] = arriving_bytes(table, before, row_shards(table, self.problem.devices))
-        return self._arriving_blocks[group]
+            blocks = row_shards(table, self.problem.row_blocks.devices_of(domain))
+            self._arriving_blocks[group, domain] = arriving_bytes(table, before, blocks)
+        return self._arriving_blocks[group, domain]
 
     def _arriving_of(self, table: Table, group: int, widths: Widths) -> int:
         if table.name not in self.rows:

@@ -31,7 +31,7 @@ class Shares:
         dims = problem.dims[problem.whole]
         of_column = column_ms(problem, problem.mean_columns)
         ms = np.maximum(vectors @ slope, 0.0) + of_column * dims
-        base_ms = max(float(base @ slope), 0.0) + of_column * problem.base_dims
+        base_ms = max(float(base @ slope), 0.0) + of_column * float(problem.base_dims.mean())
         amounts = ((ms, base_ms), (problem.nbytes[problem.whole], 0.0), (dims, 0.0))
         return cls(*(amount / max(amount.sum() / problem.devices + held, 1e-30) for amount, held in amounts))
 

@@ -103,7 +103,9 @@ class KeptCuts:
         dims = np.array([piece.dim for piece in pieces])[of] * there.units[placement.shards] // there.all_units[of]
         widest = np.array([tables[0].dim for tables in problem.tables])[groups[of]]
         units = dims * problem.all_units[groups[of]] // widest
-        return Placement(problem.first[groups[of]] + units, placement.devices, groups[placement.row_wise])
+        return Placement(
+            problem.first[groups[of]] + units, placement.devices, groups[placement.row_wise], placement.domains
+        )
 
     def _check_rules(self, table: Table, cuts: Sequence[Columns], task: ShardingTask) -> None:
         constraints = task.constraints

@@ -1,5 +1,5 @@
-"""What the launches of a plan take beyond those of one operator and one exchange: it depends on which tables are row-wise, and
-which sequences are cut.
+"""What the launches of a plan take beyond those of one operator and one exchange: it depends on which tables are row-wise, over
+which devices, and which sequences are cut.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
 from neuroshard.costmodel.pricing import LaunchMs, launch_ms
 from neuroshard.costmodel.protocol import CostModel, Ints
+from neuroshard.search.problem.row_blocks import EVERYWHERE
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
 
@@ -28,7 +29,7 @@ class LaunchCosts:
         self.measured = operators_of(table for _, table in tables)
         outputs: dict[Group, int] = {}
         operators: dict[object, int] = {}
-        # of each table, where it is whole, row-wise and cut: the number of its collective and of its operator, two (T, 3)
+        # of each table, where it is whole, row-wise, cut and table-row-wise: numbers of its collectives and its operator
         self.output: Ints = np.array([[outputs.setdefault(one, len(outputs)) for one in _ways(t)] for _, t in tables])
         self.operator: Ints = np.array(
             [
@@ -38,11 +39,13 @@ class LaunchCosts:
         )
 
         self.inputs: Ints = np.array([group.inputs if pipeline == "none" else 0 for group in outputs])
+        self.collectives: Ints = np.array([group.outputs for group in outputs])
 
-    def of(self, row_wise: Ints, cut: Ints = NONE) -> LaunchMs:
-        """Where these table groups are row-wise, these cut column-wise, and all others whole."""
+    def of(self, row_wise: Ints, domains: Ints, cut: Ints = NONE) -> LaunchMs:
+        """Where these table groups are row-wise, each over its domain, these cut column-wise, and all others whole."""
         way = np.zeros(len(self.output), dtype=np.int64)
         way[np.isin(self.group, row_wise)], way[np.isin(self.group, cut)] = 1, 2
+        way[np.isin(self.group, row_wise[domains != EVERYWHERE])] = 3
         outputs, operators = (
             np.unique(np.take_along_axis(each, way[:, None], axis=1)) for each in (self.output, self.operator)
         )
@@ -64,15 +67,17 @@ class LaunchCosts:
     def _ms(self, operators: int, outputs: Ints) -> LaunchMs:
         """Of so many operators, and the collectives with these numbers."""
         inputs = int(self.inputs[outputs].sum())
-        return launch_ms(self.model, self.devices, operators - self.measured, len(outputs) - 1, inputs)
+        count = int(self.collectives[outputs].sum())
+        return launch_ms(self.model, self.devices, operators - self.measured, count - 1, inputs)
 
 
-def _ways(table: Table) -> tuple[Group, Group, Group]:
-    """The groups that the table is in where it is whole, row-wise and cut column-wise."""
+def _ways(table: Table) -> tuple[Group, Group, Group, Group]:
+    """The groups that the table is in where it is whole, row-wise, cut column-wise and table-row-wise."""
     sequences = table.pooling == "none"
     whole, rows, cut = ("whole" if sequences else "columns", "rows", "columns")
     return (
         Group(table.module, table.weighted, sequences, whole),
         Group(table.module, table.weighted, sequences, rows),
         Group(table.module, table.weighted, sequences, cut),
+        Group(table.module, table.weighted, sequences, "host rows"),
     )

@@ -10,7 +10,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.problem import Placement, Problem
-from neuroshard.search.problem.row_blocks import row_shards
+from neuroshard.search.problem.row_blocks import EVERYWHERE, row_shards
 
 
 def make_plan(
@@ -63,7 +63,9 @@ def make_plan(
 def lay_out(problem: Problem, placement: Placement, current: CurrentPlacement | None = None) -> tuple[Shard, ...]:
     """Shards in the order of the tables. The columns of a table are dealt out from left to right, by device, widest first; or,
     from a current plan, so that most of them stay where they are."""
-    blocks = {group: row_shards(problem.tables[group][0], problem.devices) for group in placement.row_wise.tolist()}
+    split = zip(placement.row_wise.tolist(), placement.domains.tolist(), strict=True)
+    devices_of = problem.row_blocks.devices_of
+    blocks = {group: row_shards(problem.tables[group][0], devices_of(domain)) for group, domain in split}
     if current is not None:
         widths = problem.widths(placement)
         laid_out = [blocks.get(group) or current.lay_out(group, row) for group, row in enumerate(widths)]
@@ -102,11 +104,14 @@ def caveats(problem: Problem, placement: Placement) -> list[str]:
             f"costs are predicted for the cost model's batch size {model.batch_size:,}, not for the task's "
             f"{problem.task.batch_size:,}"
         )
-    if count := len(placement.row_wise):
+    if len(placement.row_wise):
+        over_all, of = int(np.count_nonzero(placement.domains == EVERYWHERE)), len(problem.task.tables)
+        ways = [f"over all {problem.devices} devices"] * (over_all > 0)
+        if in_domain := len(placement.row_wise) - over_all:
+            ways.append(f"{in_domain} of them over those of a domain" if over_all else "over the devices of a domain")
         notes.append(
-            f"{counted(count, 'table')} of {len(problem.task.tables)} split row-wise over all {problem.devices} devices: "
-            "costs take all rows of a table to be looked up alike, and the reduce-scatter of its sums to take as long as an "
-            "all-to-all of as many bytes"
+            f"{counted(len(placement.row_wise), 'table')} of {of} split row-wise {', '.join(ways)}: costs take all rows of a "
+            "table to be looked up alike, and the reduce-scatter of its sums to take as long as an all-to-all of as many bytes"
         )
     return notes
 
@@ -114,7 +119,7 @@ def caveats(problem: Problem, placement: Placement) -> list[str]:
 def _as_asked(problem: Problem, placement: Placement) -> list[Table]:
     """The tables that the cost model is asked for, apart from their widths: of those row-wise, one of their blocks."""
     tables = {table.name: table for table in problem.task.tables}
-    for group in placement.row_wise.tolist():
+    for group, domain in zip(placement.row_wise.tolist(), placement.domains.tolist(), strict=True):
         table = problem.tables[group][0]
-        tables[table.name] = table.part(table.block_rows(problem.devices), table.dim)
+        tables[table.name] = table.part(table.block_rows(len(problem.row_blocks.devices_of(domain))), table.dim)
     return list(tables.values())

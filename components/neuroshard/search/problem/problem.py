@@ -12,22 +12,27 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import MOST_PREDICTED_MS
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.network import waiting_ms
+from neuroshard.costmodel.network import sending_more, waiting_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
 from neuroshard.search.problem.launches import LaunchCosts
-from neuroshard.search.problem.row_blocks import RowBlocks, finite_vectors
+from neuroshard.search.problem.row_blocks import EVERYWHERE, RowBlocks, finite_vectors
 from neuroshard.search.tuning import TUNING, Tuning
 
 Widths = NDArray[np.int64]  # (G, D): how many units of each table group each device holds
 
 
+NONE: Ints = np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class Placement:
-    """Shards (S,) and the device of each (S,), -1 if it found no room. Every device has a block of the `row_wise` groups."""
+    """Shards (S,) and the device of each (S,), -1 if it found no room. Of the `row_wise` groups (R,) every device of their
+    `domains` (R,) has a block: all devices where that is EVERYWHERE."""
 
     shards: Ints
     devices: Ints
-    row_wise: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    row_wise: Ints = field(default_factory=lambda: NONE)
+    domains: Ints = field(default_factory=lambda: NONE)
 
     @property
     def fits(self) -> bool:
@@ -46,9 +51,9 @@ class Problem:
     (G,): `tables`, `all_units`, `whole` (its widest shard), `min_units` and `max_units` of a shard, `max_shards`, `allowed`
     devices (G, D), `max_devices` (that can hold a shard of it at the same time).
 
-    `row_blocks` has the groups that may be split row-wise. Each Problem has a fixed set of them split so (`row_wise`): a new one
-    none. `with_row_wise` gives the problem for another set, in which every device already holds their blocks (`base`, and less
-    `memory`) and their `whole` is shard 0.
+    `row_blocks` has the groups that may be split row-wise. Each Problem has a fixed set of them split so (`row_wise`, each over
+    the devices of its `domains`): a new one none. `with_row_wise` gives the problem for another set, in which devices already
+    hold their blocks (`base`, `base_dims`, and less `memory`) and their `whole` is shard 0.
     """
 
     def __init__(self, task: ShardingTask, model: CostModel, tuning: Tuning = TUNING) -> None:
@@ -57,7 +62,9 @@ class Problem:
         self._count = np.array([len(tables) for tables in self.tables])
         rules, constraints = task.constraints.rules(), task.constraints
         cuts = [constraints.allowed(rules.get(tables[0].name), tables[0].dim) for tables in self.tables]
-        never = np.array([len(tables) > 1 or most == 1 for tables, (_, most) in zip(self.tables, cuts, strict=True)])
+        may_cut = constraints.may_use("column-wise")
+        pairs = zip(self.tables, cuts, strict=True)
+        never = np.array([len(tables) > 1 or most == 1 or not may_cut for tables, (_, most) in pairs])
         steps = np.array([tables[0].dim // DIM_STEP for tables in self.tables])
         self.all_units: Ints = np.where(never, 1, steps)
         least_columns = np.maximum([least for least, _ in cuts], [tables[0].narrowest_cut for tables in self.tables])
@@ -99,13 +106,14 @@ class Problem:
             group for group in permitted if self.all_units[group] <= self.max_units[group]
         ]  # blocks have all columns
         self.too_wide_for_row_wise = [self.tables[group][0] for group in permitted if group not in set(rows)]
+        self.mean_columns = float(self.dims[self.whole].sum()) / self.devices
         self.row_blocks = RowBlocks(
             np.array(rows, dtype=np.int64), [self.tables[group][0] for group in rows], task, model
         )
         self.root = self
-        self.row_wise: Ints = np.zeros(0, dtype=np.int64)
-        self.mean_columns = float(self.dims[self.whole].sum()) / self.devices
-        self.base_dims, self._base = 0.0, np.zeros((1, 1))
+        self.row_wise, self.domains = NONE, NONE
+        self.base_dims: Floats = np.zeros(self.devices)
+        self._base: Floats = np.zeros((1, 1))
         self.launches = LaunchCosts(self.tables, self.devices, model, task.pipeline)
         self.sequences: Ints = np.flatnonzero(
             ~never & np.array([tables[0].pooling == "none" for tables in self.tables])
@@ -155,7 +163,8 @@ class Problem:
             held, whole = widths[self.sequences], self.all_units[self.sequences, None]
             cut = tuple(self.sequences[((held > 0) & (held < whole)).any(axis=1)].tolist())
         if cut not in self._launched_ms:
-            self._launched_ms[cut] = self.root.launches.of(self.row_wise, np.array(cut, dtype=np.int64)).total_ms
+            some = np.array(cut, dtype=np.int64)
+            self._launched_ms[cut] = self.root.launches.of(self.row_wise, self.domains, some).total_ms
         return self._launched_ms[cut]
 
     @property
@@ -163,32 +172,36 @@ class Problem:
         """Sum of the vectors (D, K) of the row blocks that each device holds."""
         return np.broadcast_to(self._base, (self.devices, self.vectors.shape[1]))
 
-    def with_row_wise(self, groups: Ints) -> "Problem | None":
+    def with_row_wise(self, groups: Ints, domains: Ints | None = None) -> "Problem | None":
         """The same problem with these table groups row-wise and no others; None if a device has no room for its blocks.
 
-        Problems made from one another share their prices.
+        Each is split over the devices of its domain; without `domains`, all are over all devices. Problems made from one another
+        share their prices.
         """
         root = self.root
         if not len(groups):
             return root
-        base, columns, nbytes = root.row_blocks.load(groups)
-        if (nbytes > root.memory).any():
+        over = np.full(len(groups), EVERYWHERE) if domains is None else domains
+        load = root.row_blocks.load(groups, over)
+        if (load.nbytes > root.memory).any():
             return None
         root.price(root.first + root.max_units)
-        new = copy.copy(root)
-        new.row_wise, new.memory = np.sort(groups), root.memory - nbytes
+        new, order = copy.copy(root), np.argsort(groups, kind="stable")
+        new.row_wise, new.domains, new.memory = groups[order], over[order], root.memory - load.nbytes
+        if (over != EVERYWHERE).any():
+            new.model = sending_more(root.model, load.near, load.far)
         new._launched_ms = {}
-        new._base, new.base_dims = base, columns
+        new._base, new.base_dims = load.vectors, load.dims
         new.whole = root.whole.copy()
         new.whole[groups] = 0
-        new.mean_columns = float(new.dims[new.whole].sum()) / new.devices + columns
+        new.mean_columns = float(new.dims[new.whole].sum()) / new.devices + float(load.dims.mean())
         return new
 
     def without_row_wise(self, task: ShardingTask) -> "Problem":
         """The same problem for the same task without tables that may be row-wise. It shares prices with this one."""
         new = copy.copy(self.root)
         new.root, new.task, new.too_wide_for_row_wise = new, task, []
-        new.row_blocks = RowBlocks(np.zeros(0, dtype=np.int64), [], task, self.model)
+        new.row_blocks = RowBlocks(NONE, [], task, self.model)
         return new
 
     def name(self, group: int) -> str:
@@ -273,18 +286,34 @@ class Problem:
         nbytes = np.zeros(self.devices, dtype=np.int64)
         np.add.at(nbytes, devices, self.nbytes[shards])
         if len(placement.row_wise):
-            base, columns, _ = self.row_blocks.load(placement.row_wise)
-            vectors, dims = vectors + base, dims + columns
+            load = self.row_blocks.load(placement.row_wise, placement.domains)
+            vectors, dims = vectors + load.vectors, dims + load.dims
         return vectors, dims, nbytes
 
     def costs(self, placements: Sequence[Placement]) -> tuple[Floats, Floats, Floats]:
         """Compute, forward all-to-all and backward all-to-all ms of P placements that fit, in one batch: three (P, D)."""
         sums = [self.sums(placement) for placement in placements]
-        each = device_costs(self.model, np.stack([s[0] for s in sums]), np.stack([s[1] for s in sums]))
-        more = np.array([self.launches.of(placement.row_wise, self._cut(placement)) for placement in placements])
+        each = [np.empty((len(sums), self.devices)) for _ in range(3)]
+        over_domains = np.array([(placement.domains != EVERYWHERE).any() for placement in placements])
+        alike = [
+            np.array([place]) for place in np.flatnonzero(over_domains).tolist()
+        ]  # the rest is priced in one batch
+        for some in (*alike, np.flatnonzero(~over_domains)) if not over_domains.all() else alike:
+            model = self._model_of(placements[some[0]])
+            costs = device_costs(model, *(np.stack([sums[place][part] for place in some]) for part in range(2)))
+            for ms, found in zip(each, costs, strict=True):
+                ms[some] = found
+        more = np.array([self.launches.of(p.row_wise, p.domains, self._cut(p)) for p in placements])
         compute, forward, backward = (ms + more[:, part, None] for part, ms in enumerate(each))
         waiting = waiting_ms(self.model, np.stack([s[0] for s in sums]))
         return compute - waiting, forward + waiting, backward
+
+    def _model_of(self, placement: Placement) -> CostModel:
+        """The cost model that knows what the placement's row blocks send beyond `sums`."""
+        if (placement.domains == EVERYWHERE).all():
+            return self.root.model
+        load = self.row_blocks.load(placement.row_wise, placement.domains)
+        return sending_more(self.root.model, load.near, load.far)
 
     def _cut(self, placement: Placement) -> Ints:
         """The table groups of which a placement has shards that are not whole."""
@@ -301,7 +330,7 @@ class Problem:
     def placement(self, widths: Widths) -> Placement:
         """One shard for the units of each group on each device."""
         groups, devices = np.nonzero(widths)
-        return Placement(self.first[groups] + widths[groups, devices], devices, self.row_wise)
+        return Placement(self.first[groups] + widths[groups, devices], devices, self.row_wise, self.domains)
 
     def _count_bytes(self, never: NDArray[np.bool_]) -> Ints:
         """What every shard takes, as int64: `feasible` refuses tasks that need more."""

@@ -42,7 +42,7 @@ class State:
     @classmethod
     def of(cls, problem: Problem, placement: Placement) -> "State":
         """The state of a placement that fits; shards of one group on one device become one."""
-        there = problem.with_row_wise(placement.row_wise)
+        there = problem.with_row_wise(placement.row_wise, placement.domains)
         assert there is not None
         return cls(there, problem.widths(placement))
 
@@ -71,7 +71,8 @@ def about_as_cheap(states: Sequence[State]) -> list[State]:
 
 
 def _same(one: State, other: State) -> bool:
-    return np.array_equal(one.problem.row_wise, other.problem.row_wise) and np.array_equal(one.widths, other.widths)
+    pairs = [(of.problem.row_wise, of.problem.domains, of.widths) for of in (one, other)]
+    return all(np.array_equal(*pair) for pair in zip(*pairs, strict=True))
 
 
 def _priced(problem: Problem, plans: Widths) -> tuple[Floats, Floats, Ints, Floats, Floats, Floats]:

@@ -40,7 +40,7 @@ def place(
     memory: Ints,
     weigh: Weigh,
     allowed: NDArray[np.bool_] | None = None,
-    base: tuple[Floats, float] | None = None,
+    base: tuple[Floats, Floats] | None = None,
     soft: bool = False,
     apart: Ints | None = None,
 ) -> Placed:
@@ -49,7 +49,7 @@ def place(
     Of the V shards in the orders: `vectors` (V, K), `dims` (V,) columns, `nbytes` (V,), `allowed` devices (V, D), and their
     group `apart` (V,), no two of which go on one device. `caps` (B, G) are columns of a device, `memory` (D,) bytes. Of equally
     loaded devices the one with the most free memory is taken, then the first. A shard of no columns changes nothing, so
-    orders of different lengths can be padded. `base` is what devices hold beforehand: sums of vectors (D, K), and columns.
+    orders of different lengths can be padded. `base` is what devices hold beforehand: sums of vectors (D, K), and columns (D,).
     `soft` caps give way if no device has room under them: to the device of the fewest columns.
     """
     (batch, grid), steps = caps.shape, orders.shape[1]
@@ -60,8 +60,8 @@ def place(
     columns = left[1].copy()
     if base is not None:
         sums.reshape(rows, count, -1)[:] = base[0]
-        load += weigh(base[0]) if base[1] else 0.0
-        left[1] -= round(base[1] * VECTOR_STEPS)
+        load += np.where(base[1] > 0, weigh(base[0]), 0.0)
+        left[1] -= np.rint(base[1] * VECTOR_STEPS).astype(np.int64)
     devices = np.empty((steps, rows), dtype=np.int64)
     fits = np.ones(rows, dtype=bool)
     free, spare, loads = left[0], left.reshape(-1), load.reshape(-1)  # views

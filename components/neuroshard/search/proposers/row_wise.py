@@ -1,17 +1,16 @@
 """Plans with some tables row-wise: greedy plans for the sets of tables that an estimate ranks best.
 
 The narrowest column shard of a table has all its lookups, so one heavy table can outweigh all else however it is cut. Its row
-blocks have a share of the lookups each, but every device then sends all its columns. So sets are sought in two orders of the
-tables: by what their narrowest shard takes, longest first; and by what their blocks save, all taken together.
+blocks have a share of the lookups each, but each of their devices then sends all its columns. So sets are sought in two orders of
+the tables: by what their narrowest shard takes, longest first; and by what their blocks save, all taken together.
 """
-
-from itertools import combinations
 
 import numpy as np
 
 from neuroshard.core.text import counted
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.row_blocks import EVERYWHERE, OVER_ALL, OVER_DOMAIN
 from neuroshard.search.problem.state import State, column_ms, transfers
 from neuroshard.search.proposers.base import ProposalRequest
 from neuroshard.search.proposers.greedy import first_plans
@@ -20,8 +19,8 @@ from neuroshard.search.proposers.greedy import first_plans
 def propose(problem: Problem, request: ProposalRequest) -> list[State]:
     """A greedy plan for each of the sets of tables that are estimated to cost least; none where no table may be row-wise."""
     found = []
-    for groups in _sets(problem):
-        there = problem.with_row_wise(groups)
+    for groups, domains in _sets(problem):
+        there = problem.with_row_wise(groups, domains)
         if there is not None:
             found += first_plans(there, 1)
     return sorted(found, key=lambda state: state.cost)
@@ -43,26 +42,79 @@ def worth_allowing(problem: Problem, found: State, request: ProposalRequest) -> 
     ]
 
 
-def _sets(problem: Problem) -> list[Ints]:
-    """The sets of table groups that are estimated to cost least, some of each order; of few groups, all sets."""
-    permitted, tuning = problem.row_blocks.groups, problem.tuning
+def _sets(problem: Problem) -> list[tuple[Ints, Ints]]:
+    """The sets of table groups, and the domains of each, that are estimated to cost least. Of few groups, all sets."""
+    blocks, tuning = problem.row_blocks, problem.tuning
+    permitted = blocks.groups[blocks.allowed.any(axis=1)]
     if len(permitted) <= tuning.all_row_sets_up_to:
-        counts = range(1, len(permitted) + 1)
-        return [np.array(some) for count in counts for some in combinations(permitted.tolist(), count)]
-    estimate = _SetCosts(problem)
-    heaviest = permitted[np.argsort(-estimate.narrow_ms[permitted], kind="stable")]
-    saving = permitted[np.argsort(-estimate.saved_ms, kind="stable")][: np.count_nonzero(estimate.saved_ms > 0)]
-    sets: dict[bytes, Ints] = {}
-    for order in (heaviest, saving):
-        counts_tried = _counts(len(order), tuning.row_sets_one_by_one)
-        if not len(counts_tried):
-            continue
-        costs = estimate.costs(order, counts_tried)
-        for best in np.argsort(costs, kind="stable")[: tuning.row_sets].tolist():
-            if np.isfinite(costs[best]):
-                groups = np.sort(order[: counts_tried[best]])
-                sets.setdefault(groups.tobytes(), groups)
-    return list(sets.values())
+        every = _all_sets(problem, permitted)
+        if blocks.domains == 1 or len(every) * problem.devices * len(problem.whole) <= tuning.all_row_sets_most_cells:
+            return every
+    estimate, found = _SetCosts(problem), dict[bytes, tuple[Ints, Ints]]()
+    ways = [OVER_ALL] if blocks.domains == 1 else [OVER_ALL, OVER_DOMAIN]
+    for way in ways:
+        heaviest = permitted[np.argsort(-estimate.narrow_ms[permitted], kind="stable")]
+        saved_ms = estimate.saved_ms[blocks.positions(permitted), way]
+        saving = permitted[np.argsort(-saved_ms, kind="stable")][: np.count_nonzero(saved_ms > 0)]
+        for order in (heaviest, saving):
+            for groups, domains in _sets_of(problem, estimate, order, way):
+                found.setdefault(groups.tobytes() + domains.tobytes(), (groups, domains))
+    return list(found.values())
+
+
+def _sets_of(problem: Problem, estimate: "_SetCosts", order: Ints, way: int) -> list[tuple[Ints, Ints]]:
+    """The first groups of an order, split in one way; over domains, also with some of the first over all devices."""
+    tuning, allowed = problem.tuning, problem.row_blocks.allowed[problem.row_blocks.positions(order)]
+    counts = _counts(len(order), tuning.row_sets_one_by_one)
+    if not len(counts):
+        return []
+    found: list[tuple[Ints, Ints]] = []
+    for leading in ([0], tuning.row_sets_leading) if way == OVER_DOMAIN else ([len(order)],):
+        tried, costs = [], []
+        for first in leading:
+            over_domain = (np.arange(len(order)) >= first) & allowed[:, -1] | ~allowed[:, OVER_ALL]
+            ways = np.where(over_domain, way, OVER_ALL)
+            tried += [(ways, count) for count in counts.tolist()]
+            costs.append(estimate.costs(order, ways, counts))
+        cost = np.concatenate(costs)
+        for best in np.argsort(cost, kind="stable")[: tuning.row_sets].tolist():
+            if np.isfinite(cost[best]):
+                ways, count = tried[best]
+                by_number = np.argsort(order[:count])
+                found.append((order[:count][by_number], _domains(problem, order[:count], ways[:count])[by_number]))
+    return found
+
+
+def _all_sets(problem: Problem, permitted: Ints) -> list[tuple[Ints, Ints]]:
+    """Every set of these groups, split in every way; of domains that are alike, the first is taken first."""
+    blocks = problem.row_blocks
+    alike = blocks.domains > 1 and problem.any_device and len(set(problem.memory.tolist())) == 1
+    found: list[tuple[tuple[int, int], ...]] = [()]
+    for group, allowed in zip(permitted.tolist(), blocks.allowed[blocks.positions(permitted)].tolist(), strict=True):
+        longer = []
+        for some in found:
+            used = max((domain for _, domain in some), default=EVERYWHERE)
+            domains = range(min(used + 2, blocks.domains) if alike else blocks.domains)
+            over = [EVERYWHERE] * allowed[OVER_ALL] + (list(domains) if blocks.domains > 1 and allowed[-1] else [])
+            longer += [some, *((*some, (group, domain)) for domain in over)]
+        found = longer
+    pairs = sorted((some for some in found if some), key=lambda some: (len(some), some))
+    return [(np.array([group for group, _ in some]), np.array([domain for _, domain in some])) for some in pairs]
+
+
+def _domains(problem: Problem, groups: Ints, ways: Ints) -> Ints:
+    """The domain of each group: each, heaviest first, goes where the blocks of those before take the least time."""
+    domains, blocks = np.full(len(groups), EVERYWHERE), problem.row_blocks
+    over = np.flatnonzero(ways == OVER_DOMAIN)
+    if not len(over):
+        return domains
+    vectors = blocks.vectors[blocks.positions(groups[over]), OVER_DOMAIN, 0]
+    ms = np.maximum(vectors @ problem.model.compute_slope(vectors.sum(axis=0)), 0.0)
+    load = np.zeros(blocks.domains)
+    for place in np.argsort(-ms, kind="stable").tolist():
+        domains[over[place]] = load.argmin()
+        load[load.argmin()] += max(ms[place], 1e-30)
+    return domains
 
 
 def _counts(most: int, one_by_one: int) -> Ints:
@@ -77,7 +129,7 @@ def _counts(most: int, one_by_one: int) -> Ints:
 class _SetCosts:
     """What plans cost with some groups row-wise if all else could be spread evenly: see `costs`.
 
-    `narrow_ms` (G,) is what the narrowest shard of a group takes alone, infinite if no device has room for it; `saved_ms` (P,)
+    `narrow_ms` (G,) is what the narrowest shard of a group takes alone, infinite if no device has room for it; `saved_ms` (P, W)
     what all devices together save with the blocks of a group instead of the group whole, by a linear estimate.
     """
 
@@ -89,24 +141,26 @@ class _SetCosts:
         widest = problem.first + problem.max_units
         problem.price(widest)
         self.vectors = problem.vectors[widest] * (problem.all_units / problem.max_units)[:, None]
-        self.all_blocks: Floats = blocks.vectors[:, 0] * (devices - 1) + blocks.vectors[:, 1]
+        self.all_blocks: Floats = blocks.all_blocks
         slope = problem.model.compute_slope(self.vectors.sum(axis=0) / devices)
         all_to_all = devices * column_ms(problem, problem.mean_columns) * blocks.more
-        self.saved_ms: Floats = (self.vectors[blocks.groups] - self.all_blocks) @ slope - all_to_all
+        self.saved_ms: Floats = (self.vectors[blocks.groups, None] - self.all_blocks) @ slope - all_to_all
 
-    def costs(self, order: Ints, counts: Ints) -> Floats:
-        """Ms if the first `counts` (C,) groups of an order are row-wise: (C,). Infinite if a device has no room for the blocks.
+    def costs(self, order: Ints, ways: Ints, counts: Ints) -> Floats:
+        """Ms if the first `counts` (C,) groups of an order are row-wise, each in its way: (C,). Infinite if a device has no
+        room for the blocks. Those over one domain are taken to be spread evenly over the domains.
 
         The slowest device holds the blocks, and either its share of all the rest or the heaviest narrowest shard.
         """
         problem, model, devices = self.problem, self.problem.model, self.problem.devices
-        positions, last = problem.row_blocks.positions(order), counts - 1
-        nbytes = problem.row_blocks.nbytes[positions].cumsum(axis=0)[last]
+        blocks, last = problem.row_blocks, counts - 1
+        positions, share = blocks.positions(order), np.where(ways == OVER_ALL, 1.0, 1 / blocks.domains)
+        nbytes = (blocks.nbytes[positions, ways] * share[:, None]).cumsum(axis=0)[last]
         fits = (nbytes[:, :1] <= problem.memory[:-1]).all(axis=1) & (nbytes[:, 1] <= problem.memory[-1])
-        block = problem.row_blocks.vectors[positions, 0].cumsum(axis=0)[last]
-        more = (self.all_blocks[positions] - self.vectors[order]).cumsum(axis=0)[last]
+        block = (blocks.vectors[positions, ways, 0] * share[:, None]).cumsum(axis=0)[last]
+        more = (self.all_blocks[positions, ways] - self.vectors[order]).cumsum(axis=0)[last]
         mean = model.compute_ms((self.vectors.sum(axis=0) + more) / devices)
-        columns = problem.mean_columns + problem.row_blocks.more[positions].cumsum()[last]
+        columns = problem.mean_columns + blocks.more[positions, ways].cumsum()[last]
         forward, backward = transfers(problem, np.repeat(columns[:, None], devices, axis=1))
 
         others = np.delete(np.arange(len(self.narrow)), order)
@@ -116,6 +170,7 @@ class _SetCosts:
         )
         heavy = problem.vectors[self.narrow[worst]] * (worst >= 0)[:, None]
         heaviest = np.where(np.isfinite(self.narrow_ms[worst]) | (worst < 0), model.compute_ms(block + heavy), np.inf)
-        launched = [problem.launches.of(order[:count]).total_ms for count in counts.tolist()]
+        over = np.where(ways == OVER_ALL, EVERYWHERE, 0)
+        launched = [problem.launches.of(order[:count], over[:count]).total_ms for count in counts.tolist()]
         costs: Floats = np.maximum(mean, heaviest) + (forward + backward).mean(axis=-1) + launched
         return np.where(fits, costs, np.inf)
