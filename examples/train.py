@@ -57,7 +57,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from neuroshard.client import Plan, load_plan, load_plan_on_all_ranks
-from neuroshard.client.torchrec import ShardingWarning, to_torchrec
+from neuroshard.client.torchrec import ShardingWarning, qcomms, to_torchrec
 from neuroshard.client.torchrec_module import collections_of as collections_in
 from neuroshard.client.torchrec_module import match_tables
 from neuroshard.client.torchrec_shards import shards_by_table
@@ -83,6 +83,7 @@ SHARE_OF_AVAILABLE = 0.8  # others on this machine want some, too
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 Features = dict[str, KeyedJaggedTensor]  # by the path of the collection that looks them up
 TOLERANCE = 1e-6  # a lookup, of pooled embeddings between sharded and not; 0 is what one sees where rows are whole
+ROUNDING = {"fp32": 0.0, "fp16": 2**-9, "bf16": 2**-6, "int8": 2**-6}  # of an exchange, as a share of the largest value
 
 
 def main() -> int:
@@ -171,7 +172,7 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
     generator = torch.Generator().manual_seed(1000 * arguments.seed + rank)
     local_batch = arguments.batch_size // world_size
     features, labels = make_batch(collections, local_batch, generator)
-    difference = compare_first_forward(model, unsharded, features, plan.task.tables)
+    difference = compare_first_forward(model, unsharded, features, plan)
     del unsharded
 
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))  # tables are updated by their own backward
@@ -211,7 +212,8 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
 def shard(model: nn.Module, plan: Plan, optimizer: str, learning_rate: float) -> DistributedModelParallel:
     """The model, each table where the plan says. Its tables may be on the meta device: only this rank's shards are made."""
     fused = {"optimizer": OPTIMIZERS[optimizer], "learning_rate": learning_rate}
-    of_bags = EmbeddingBagCollectionSharder(fused_params=fused)
+    codecs = qcomms(plan)  # where the plan's exchange is not in fp32
+    of_bags = EmbeddingBagCollectionSharder(fused_params=fused, qcomm_codecs_registry=codecs)
     return DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
@@ -219,8 +221,8 @@ def shard(model: nn.Module, plan: Plan, optimizer: str, learning_rate: float) ->
         plan=to_torchrec(plan, model, device_type="cpu", optimizer=optimizer),
         sharders=[
             of_bags,
-            FeatureProcessedEmbeddingBagCollectionSharder(of_bags),
-            EmbeddingCollectionSharder(fused_params=fused),
+            FeatureProcessedEmbeddingBagCollectionSharder(of_bags, qcomm_codecs_registry=codecs),
+            EmbeddingCollectionSharder(fused_params=fused, qcomm_codecs_registry=codecs),
         ],
     )
 
@@ -237,16 +239,21 @@ def load_weights(model: DistributedModelParallel, unsharded: nn.Module) -> None:
             part.tensor.detach().copy_(weights[name][row : row + rows, column : column + columns])
 
 
-def compare_first_forward(model: nn.Module, unsharded: nn.Module, features: Features, tables: Sequence[Table]) -> float:
+def compare_first_forward(model: nn.Module, unsharded: nn.Module, features: Features, plan: Plan) -> float:
     """Largest difference of pooled embeddings between the sharded and the unsharded model, over all ranks' batches.
 
     Raises InvalidInput above TOLERANCE for each of a sample's lookups. Where rows are whole, the sums are the same ones in the
-    same order, so it is 0 as a rule; where they are split, each rank sums up its own first.
+    same order, so it is 0 as a rule; where they are split, each rank sums up its own first. An exchange in another precision
+    than fp32 rounds values, by a share of the largest.
     """
     with torch.no_grad():
-        difference = (model(features)[1] - unsharded(features)[1]).abs().max()
+        wanted = unsharded(features)[1]
+        largest, difference = wanted.abs().max(), (model(features)[1] - wanted).abs().max()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
     dist.all_reduce(difference, dist.ReduceOp.MAX)
-    if not difference <= TOLERANCE * max(1.0, *(table.pooling_factor for table in tables)):
+    precision = plan.task.exchange_precision
+    rounding = 0.0 if precision is None else ROUNDING[precision.forward] * float(largest)
+    if not difference <= TOLERANCE * max(1.0, *(table.pooling_factor for table in plan.task.tables)) + rounding:
         raise InvalidInput(
             f"the first sharded forward differs by {difference:g} from the unsharded one: shards are misplaced"
         )

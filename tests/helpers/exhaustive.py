@@ -14,7 +14,7 @@ from neuroshard.core.plan import Shard
 from neuroshard.core.step_memory import BATCHES, Pipeline, step_bytes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.network import DomainMs, for_task, sending_more
+from neuroshard.costmodel.network import DomainMs, MoreColumns, for_task, sending_more
 from neuroshard.costmodel.pricing import HostColumns, block_columns, launch_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
 from neuroshard.search.run import SearchSettings, search
@@ -74,9 +74,9 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
     domain = task.topology.domain if task.topology and task.topology.domains(task.devices) > 1 else 1
     rates = DomainMs.of(model, task) if domain > 1 else None
     # of each table: its shards by way; vectors (ways, devices, K); columns as they are sent, those that are sent beyond these
-    # in a domain and out of it, and bytes, (ways, devices) each
+    # in a domain and out of it, and encoded, and bytes, (ways, devices) each
     shards: list[list[list[Shard]]] = []
-    vectors, columns, near, far, nbytes = [], [], [], [], []
+    vectors, columns, near, far, encoded, nbytes = [], [], [], [], [], []
     for table in task.tables:
         least, most = constraints.allowed(rules.get(table.name), table.dim)
         least = max(least, table.narrowest_cut)
@@ -121,9 +121,10 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
         columns.append(np.array(sent).reshape(shape) * (dims > 0).reshape(shape))
         near.append(np.zeros(shape))
         far.append(np.zeros(shape))
+        encoded.append(np.zeros(shape))
         if rates is not None and over_domains:
             host = HostColumns.of(model, [table], task.devices, domain, rates)
-            for amount, to in ((host.inside, near), (host.out, far)):
+            for amount, to in ((host.inside, near), (host.out, far), (host.encoded, encoded)):
                 of_domain = columns[-1][-over_domains:]
                 to[-1][-over_domains:] = np.where(of_domain > 0, amount - of_domain, 0.0)
         parts_of = [1 if one[0] == table.rows else of for one, of in zip(flat, over, strict=True)]
@@ -134,10 +135,11 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
     for group in constraints.together:
         at = np.stack([columns[i][ways[:, i]] > 0 for i in map(names.index, group)], axis=1)
         ways = ways[(at == at[:, :1]).all(axis=(1, 2))]
-    sums, dims, more_near, more_far, used = (
-        sum(one[ways[:, i]] for i, one in enumerate(of_tables)) for of_tables in (vectors, columns, near, far, nbytes)
+    sums, dims, used, *more = (
+        sum(one[ways[:, i]] for i, one in enumerate(of_tables))
+        for of_tables in (vectors, columns, nbytes, near, far, encoded)
     )
-    between = model if rates is None else sending_more(model, more_near, more_far)
+    between = model if rates is None else sending_more(model, MoreColumns(*more))
     cost = np.sum(device_costs(between, sums, dims), axis=0).max(axis=-1) + _launched_ms(task, model, shards, ways)
     return float(cost[(used <= task.usable_bytes).all(axis=-1)].min(initial=np.inf))
 

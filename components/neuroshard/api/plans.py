@@ -12,6 +12,7 @@ from neuroshard.api.results import Deployment, Diff, Price, Report, Tables
 from neuroshard.core.constraints import SIMPLICITY
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan
+from neuroshard.core.precision import parse_precision
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.table import Table
 from neuroshard.core.topology import topology_of
@@ -43,6 +44,7 @@ def search(
     domain: int | None = None,
     local_world_size: int | None = None,
     network: str | None = None,
+    exchange_precision: str | None = None,
     reserve: str | None = None,
     min_dim: int | None = None,
     max_shards: int | None = None,
@@ -133,6 +135,7 @@ def search(
             batch_size=batch_size,
             pipeline=pipeline,
             topology=topology,
+            exchange_precision=None if exchange_precision is None else parse_precision(exchange_precision),
             constraints=given,
             previous=previous if isinstance(previous, Plan) or previous is None else read_plan(Path(previous)),
             notes=notes,

@@ -42,7 +42,7 @@ _VALUES = {
     "CRON": "cron",
     "I/N": "shard",
     "NAME": "context experiment name namespace service_account",
-    "WORD": "access algorithm backend dtype optimizer pipeline preset take",
+    "WORD": "access algorithm backend dtype exchange_precision optimizer pipeline preset take",
 }
 METAVARS = {option: metavar for metavar, options in _VALUES.items() for option in options.split()}
 

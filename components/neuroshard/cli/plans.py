@@ -79,6 +79,12 @@ def search(
             help="What a rank can send to other domains: 50GB/s, 400Gb/s [default: by the hardware's datasheet]."
         ),
     ] = None,
+    exchange_precision: Annotated[
+        str | None,
+        typer.Option(
+            help="Of outputs and gradients between ranks: fp16, bf16 or int8, or one for each: fp16:bf16 [default: fp32]."
+        ),
+    ] = None,
     reserve: Annotated[
         str | None, typer.Option(help="Memory of every device that is not for tables: 2GiB, or 15% of it.")
     ] = None,
@@ -154,6 +160,7 @@ def search(
             domain=domain,
             local_world_size=local_world_size,
             network=network,
+            exchange_precision=exchange_precision,
             reserve=reserve,
             min_dim=min_dim,
             max_shards=max_shards,

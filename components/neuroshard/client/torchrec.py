@@ -14,10 +14,13 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import (
+    CommOp,
     EmbeddingModuleShardingPlan,
     ModuleSharder,
+    QuantizedCommCodecs,
     ShardingPlan,
     ShardingPlanner,
     ShardingType,
@@ -46,12 +49,13 @@ from neuroshard.client.torchrec_shards import (
 )
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.precision import ADDED_UP_AS, Precision
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.files.importers.imported import with_modules_in_repeated_names
 from neuroshard.files.importers.torchrec_tables import tables_of
 
-__all__ = ["NeuroShardPlanner", "ShardingWarning", "check_same_digest", "from_torchrec", "to_torchrec"]
+__all__ = ["NeuroShardPlanner", "ShardingWarning", "check_same_digest", "from_torchrec", "qcomms", "to_torchrec"]
 
 DEVICE_TYPES = ("cpu", "cuda")
 NOTES = {
@@ -140,6 +144,27 @@ def _sharding_types(plan: Plan, shards: Mapping[str, list[Shard]], places: Mappi
     return kinds
 
 
+def qcomms(plan: Plan, device_type: str = "cpu") -> dict[str, QuantizedCommCodecs] | None:
+    """The `qcomm_codecs_registry` for TorchRec's sharders, so that outputs and gradients travel in the plan's precision; None for
+    fp32.
+
+    A reduce-scatter sums what it receives, so for int8 it has fp16. On CPUs TorchRec takes fp16 for bf16, and warns.
+
+    >>> sharder = EmbeddingBagCollectionSharder(fused_params=fused, qcomm_codecs_registry=qcomms(plan))  # doctest: +SKIP
+    """
+    precision = plan.task.exchange_precision
+    if precision is None:
+        return None
+    registry: dict[str, QuantizedCommCodecs] = {}
+    for operation in CommOp:
+        ways: tuple[Precision, Precision] = (precision.forward, precision.backward)
+        if operation is CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER:
+            ways = ADDED_UP_AS[ways[0]], ADDED_UP_AS[ways[1]]
+        config = QCommsConfig(forward_precision=CommType(ways[0]), backward_precision=CommType(ways[1]))
+        registry |= get_qcomm_codecs_registry(config, [operation], torch.device(device_type)) or {}
+    return registry
+
+
 class NeuroShardPlanner(ShardingPlanner):
     """The live plan of a store where TorchRec wants a planner: `planner.collective_plan(model, sharders, pg)`.
 
@@ -176,6 +201,14 @@ class NeuroShardPlanner(ShardingPlanner):
                 raise InvalidInput(
                     f"module {path!r} is a {kind.__name__}, and none of the sharders is for it; add {kind.__name__}Sharder"
                 )
+        precision = loaded.task.exchange_precision
+        if precision is not None and any(not sharder.qcomm_codecs_registry for sharder in sharders):
+            warnings.warn(
+                f"the plan is for an exchange in {precision.text}, and a sharder has no codecs, so it will exchange fp32; "
+                "give all qcomm_codecs_registry=qcomms(plan)",
+                ShardingWarning,
+                stacklevel=3,
+            )
         self.loaded = loaded
         return given
 

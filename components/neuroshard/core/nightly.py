@@ -19,6 +19,7 @@ from pydantic import Field
 from neuroshard.core.constraints import SIMPLICITY, check_simplicity
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
+from neuroshard.core.precision import ExchangePrecision, parse_precision
 from neuroshard.core.release import MODEL_NAME
 from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
 from neuroshard.core.task import MAX_DEVICES
@@ -37,7 +38,8 @@ class Order(Value):
     one kind. `constraints` has the fields of a constraints.json. With a `move_budget` (50GiB) the plan is searched from the live
     one, and moves at most that; also with `keep_optimizer_state`, which keeps the column cuts of tables with row-wise optimizer
     state. `simplicity` is the most that a plan may cost above the cheapest to have fewer cuts (0.5%). `domain` ranks share fast
-    links and `local_world_size` a host, by default as the fleet's nodes have them.
+    links and `local_world_size` a host, by default as the fleet's nodes have them. `exchange_precision` is that of the trainer's
+    collectives (fp16).
     """
 
     name: Annotated[str, Field(pattern=MODEL_NAME)]
@@ -53,6 +55,7 @@ class Order(Value):
     domain: Annotated[Whole, Field(ge=1)] | None = None
     local_world_size: Annotated[Whole, Field(ge=1)] | None = None
     network: str = ""
+    exchange_precision: str = ""
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
@@ -69,6 +72,11 @@ class Order(Value):
         """As the order says it. Raises UsageError where its devices cannot be laid out so."""
         rate = parse_rate(self.network) if self.network else None
         return topology_of(self.devices, self.domain, self.local_world_size, rate)
+
+    @property
+    def precision(self) -> ExchangePrecision | None:
+        """Raises UsageError for one that is none."""
+        return parse_precision(self.exchange_precision) if self.exchange_precision else None
 
     @property
     def simplicity_share(self) -> float:

@@ -22,10 +22,11 @@ import numpy as np
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.hardware_names import is_part_of_name
+from neuroshard.core.precision import ExchangePrecision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.features import distinct_rows
-from neuroshard.costmodel.network import input_ms_per_column
+from neuroshard.costmodel.network import Codec, MoreColumns, input_ms_per_column
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import STAND_IN_ERROR
 
@@ -147,8 +148,9 @@ class Analytic:
     def __init__(self, name: str, batch_size: int) -> None:
         self.name, self.batch_size, self.sheet = f"analytic:{name}", batch_size, DATASHEETS[name]
         self.input_ms = 0.0  # a column of input, where steps wait for it
-        self.near_more: Floats | float = 0.0  # as in `sending_more`
-        self.far_more: Floats | float = 0.0
+        self.precision: ExchangePrecision | None = None
+        self.codec = Codec()
+        self.more = MoreColumns()
 
     def for_task(self, task: ShardingTask, *, waiting: bool) -> "Analytic":
         """As in network.ForTasks. The network between domains is the topology's, else the datasheet's."""
@@ -158,12 +160,14 @@ class Analytic:
             network = self.sheet.network_rate if given is None else given / 1000
             found.sheet = replace(self.sheet, node=task.topology.domain, network=network, network_share=1.0)
         found.input_ms = input_ms_per_column(found, task) if waiting else 0.0
+        found.precision = task.exchange_precision
+        found.codec = Codec.of(found.precision, self.batch_size, self.sheet.memory)
         return found
 
-    def sending_more(self, near: Floats, far: Floats) -> "Analytic":
+    def sending_more(self, more: MoreColumns) -> "Analytic":
         """As in network.ForTasks."""
         found = copy.copy(self)
-        found.near_more, found.far_more = near, far
+        found.more = more
         return found
 
     def waiting_ms(self, vector_sums: Floats) -> Floats:
@@ -229,14 +233,14 @@ class Analytic:
 
     def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
         waiting: Floats = start_delays_ms.max(axis=-1, keepdims=True) - start_delays_ms
-        return waiting + self._transfer_ms(device_dims)
+        return waiting + self._transfer_ms(device_dims, 0)
 
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
-        return self._transfer_ms(device_dims)
+        return self._transfer_ms(device_dims, 1)
 
     def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
         compute = np.where(device_dims > 0, self.compute_ms(vector_sums), 0.0)
-        spread: Floats = SPREAD * (compute + 2 * self._transfer_ms(device_dims))
+        spread: Floats = SPREAD * (compute + self._transfer_ms(device_dims, 0) + self._transfer_ms(device_dims, 1))
         return spread
 
     def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
@@ -249,8 +253,9 @@ class Analytic:
             factors[dims < below] = factor
         return factors
 
-    def _transfer_ms(self, device_dims: Floats) -> Floats:
-        """Ms of the all-to-all of fp32 outputs, equal on all devices: it ends when the busiest is done. (…, D) -> (…, D).
+    def _transfer_ms(self, device_dims: Floats, way: int) -> Floats:
+        """Ms of the all-to-all of outputs (`way` 0), or of their gradients (1): it ends when the busiest is done, equally on all
+        devices but for what encoding their own takes. (…, D) -> (…, D).
 
         A device sends its columns to D - 1 peers, and receives theirs. Of its traffic, the share of its peers in the node takes
         the fast link, the rest the network, at the same time.
@@ -260,18 +265,20 @@ class Analytic:
         if devices == 1:
             return np.zeros_like(dims)
         near = (min(devices, self.sheet.node) - 1) / (devices - 1)
-        byte_count = self.batch_size / devices * OUTPUT_BYTES  # of a column that goes to one device
+        byte_count = (
+            self.batch_size / devices * OUTPUT_BYTES * self.codec.shares[way]
+        )  # of a column that goes to one device
 
         def most(sent: Floats) -> Floats:  # bytes of the busiest device
             received = sent.sum(axis=-1, keepdims=True) - sent
             busiest: Floats = np.maximum((devices - 1) * sent, received).max(axis=-1, keepdims=True) * byte_count
             return busiest
 
-        ms = self.sheet.latency_ms + most(dims + self.near_more) * (near / (self.sheet.link * self.sheet.link_share))
+        ms = self.sheet.latency_ms + most(dims + self.more.near) * (near / (self.sheet.link * self.sheet.link_share))
         if near < 1:
-            far = most(dims + self.far_more) * ((1 - near) / self.sheet.network_rate)
+            far = most(dims + self.more.far) * ((1 - near) / self.sheet.network_rate)
             ms = np.maximum(ms, self.sheet.latency_ms + far) + self.sheet.network_latency_ms
-        transfer: Floats = np.repeat(ms, devices, axis=-1)
+        transfer: Floats = ms + self.codec.column_ms[way] * (dims + self.more.encoded)
         return transfer
 
 

@@ -8,14 +8,16 @@ model.json is the name of the bundle.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from neuroshard.core.cost import Bench
 from neuroshard.core.errors import InvalidInput, NewerFormat
+from neuroshard.core.precision import ExchangePrecision
 from neuroshard.core.release import BUNDLE_FILES
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -26,7 +28,7 @@ from neuroshard.costmodel.compute_net import MeanHead
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, FEWEST_FEATURES, OLDEST_FEATURES, split_features
 from neuroshard.costmodel.manifest import MODEL_FORMAT, Manifest, TrainedFrom
 from neuroshard.costmodel.nets import Nets
-from neuroshard.costmodel.network import Network, input_ms_per_column
+from neuroshard.costmodel.network import Codec, MoreColumns, Network, input_ms_per_column
 from neuroshard.costmodel.protocol import Dips, Floats, Ints
 from neuroshard.costmodel.report import Report
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
@@ -34,6 +36,14 @@ from neuroshard.costmodel.unseen import unlike_in_kind, unlike_trained
 from neuroshard.files.disk import read_bytes, writing
 
 TENSORS, MANIFEST = BUNDLE_FILES
+
+
+class _Sent(NamedTuple):
+    """Bytes of all samples on each device (…, D), the network that they take, and ms to encode and decode them (…, D)."""
+
+    nbytes: Floats
+    network: Network | None
+    codec_ms: Floats
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,9 @@ class TrainedCostModel:
     batch_size: int
     network: Network | None = None  # between domains, which were measured one at a time
     input_ms: float = 0.0  # a column of input, where steps wait for it
+    precision: ExchangePrecision | None = None
+    codec: Codec = field(default_factory=Codec)
+    encoded_more: Floats | float = field(default=0.0, compare=False)  # as in MoreColumns
 
     @cached_property
     def name(self) -> str:
@@ -124,22 +137,30 @@ class TrainedCostModel:
 
     def for_task(self, task: ShardingTask, *, waiting: bool) -> "TrainedCostModel":
         """As in network.ForTasks. The network between domains is the topology's, else the datasheet's of the hardware."""
-        network = None
+        network, sheet = None, DATASHEETS[analytic_for(self.manifest.bench.hardware)[0]]
         if task.topology is not None:
-            sheet = DATASHEETS[analytic_for(self.manifest.bench.hardware)[0]]
             given = task.topology.network_bytes_per_s
             rate = sheet.network_rate if given is None else given / 1000
             network = Network(task.topology.domain, rate, sheet.latency_ms + sheet.network_latency_ms)
-        found = replace(self, network=network)
+        found = replace(
+            self, network=network, precision=None, codec=Codec(), encoded_more=0.0
+        )  # input travels as it is
         input_ms = input_ms_per_column(found, task) if waiting else 0.0
         compute = replace(self.nets.compute, waits=input_ms > 0)
-        return replace(found, nets=replace(self.nets, compute=compute), input_ms=input_ms)
+        return replace(
+            found,
+            nets=replace(self.nets, compute=compute),
+            input_ms=input_ms,
+            precision=task.exchange_precision,
+            codec=Codec.of(task.exchange_precision, self.batch_size, sheet.memory),
+        )
 
-    def sending_more(self, near: Floats, far: Floats) -> "TrainedCostModel":
+    def sending_more(self, more: MoreColumns) -> "TrainedCostModel":
         """As in network.ForTasks."""
         if self.network is None:
             return self
-        return replace(self, network=replace(self.network, near_more=self._bytes(near), far_more=self._bytes(far)))
+        near, far = (columns * self._column_bytes for columns in (more.near, more.far))
+        return replace(self, network=replace(self.network, near_more=near, far_more=far), encoded_more=more.encoded)
 
     def waiting_ms(self, vector_sums: Floats) -> Floats:
         net = self.nets.compute
@@ -185,12 +206,12 @@ class TrainedCostModel:
         return self.nets.compute.slope(vector_sums)
 
     def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
-        network = self._network(device_dims.shape[-1])
-        return self._all_to_all(self.nets.forward, device_dims).ms(self._bytes(device_dims), start_delays_ms, network)
+        sent, network, codec_ms = self._sent(device_dims, 0)
+        return self._all_to_all(self.nets.forward, device_dims).ms(sent, start_delays_ms, network) + codec_ms
 
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
-        network = self._network(device_dims.shape[-1])
-        return self._all_to_all(self.nets.backward, device_dims).ms(self._bytes(device_dims), network=network)
+        sent, network, codec_ms = self._sent(device_dims, 1)
+        return self._all_to_all(self.nets.backward, device_dims).ms(sent, network=network) + codec_ms
 
     def transfers_ms(self, device_dims: Floats) -> tuple[Floats, Floats]:
         """Forward and backward all-to-all ms of every device without waiting: (…, D) -> two (…, D)."""
@@ -199,8 +220,14 @@ class TrainedCostModel:
         if devices not in self._transfers:
             nets = self._all_to_all(self.nets.forward, device_dims), self._all_to_all(self.nets.backward, device_dims)
             self._transfers[devices] = Transfers.of(nets, devices if network is None else network.domain)
-        both = self._transfers[devices].ms(self._bytes(device_dims), network)
-        return both[..., 0], both[..., 1]
+        if self.precision is None:
+            both = self._transfers[devices].ms(self._bytes(device_dims), network)
+            return both[..., 0], both[..., 1]
+        forward, backward = (self._sent(device_dims, way) for way in range(2))
+        return (
+            self._transfers[devices].ms(forward.nbytes, forward.network)[..., 0] + forward.codec_ms,
+            self._transfers[devices].ms(backward.nbytes, backward.network)[..., 1] + backward.codec_ms,
+        )
 
     @cached_property
     def _transfers(self) -> dict[int, Transfers]:
@@ -217,18 +244,32 @@ class TrainedCostModel:
         if device_dims.shape[-1] == 1:
             return compute
         forward, backward = (self._all_to_all(net, device_dims) for net in (self.nets.forward, self.nets.backward))
-        sent = self._bytes(device_dims)
-        network = self._network(device_dims.shape[-1])
-        backward_ms = backward.ms(sent, network=network)
+        sent, network, codec_ms = self._sent(device_dims, 1)
+        backward_ms = backward.ms(sent, network=network) + codec_ms
         ready = np.where(device_dims > 0, self.compute_ms(vector_sums), 0.0) + backward_ms
         slowest = ready.argmax(axis=-1)[..., None]
         ready_spread = np.take_along_axis(np.hypot(compute, backward_ms * backward.spread), slowest, axis=-1)
-        spread: Floats = np.hypot(ready_spread, forward.ms(sent, network=network) * forward.spread)
+        sent, network, codec_ms = self._sent(device_dims, 0)
+        forward_ms = forward.ms(sent, network=network) + codec_ms
+        spread: Floats = np.hypot(ready_spread, forward_ms * forward.spread)
         return spread
 
     def _bytes(self, device_dims: Floats) -> Floats:
         """Bytes of the whole batch's pooled embeddings on each device, in fp32: columns (…, D) -> (…, D)."""
-        return device_dims * (4.0 * self.batch_size)
+        return device_dims * self._column_bytes
+
+    @property
+    def _column_bytes(self) -> float:
+        return 4.0 * self.batch_size
+
+    def _sent(self, device_dims: Floats, way: int) -> _Sent:
+        """What devices send of outputs (`way` 0), or of gradients (1), in the precision of the task."""
+        share, network = self.codec.shares[way], self._network(device_dims.shape[-1])
+        if network is not None and share != 1:
+            network = replace(network, near_more=network.near_more * share, far_more=network.far_more * share)
+        return _Sent(
+            self._bytes(device_dims) * share, network, (device_dims + self.encoded_more) * self.codec.column_ms[way]
+        )
 
     def _all_to_all(self, net: AllToAllNet | None, device_dims: Floats) -> AllToAllNet:
         devices, measured = device_dims.shape[-1], self.manifest.device_counts

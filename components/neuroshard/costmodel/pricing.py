@@ -10,7 +10,7 @@ from neuroshard.core.launches import group_of, is_copied, launches, operators_of
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.network import DomainMs, for_task, sending_more, waiting_ms
+from neuroshard.costmodel.network import DomainMs, ForTasks, MoreColumns, for_task, sending_more, waiting_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 
 # gloo's reduce-scatter is an all-reduce and sends twice as much (bytes counted on four ranks, torch 2.13), its all-gather not:
@@ -66,6 +66,7 @@ def copies_ms(model: CostModel, copied: Sequence[Table], task: ShardingTask) -> 
     """
     if not copied:
         return LaunchMs(0.0, 0.0, 0.0)
+    task = task.model_copy(update={"exchange_precision": None})  # DDP sums gradients up as they are
     devices, model = task.devices, for_task(model, task, waiting=False)  # their lookups stay on the device
     tables = [own_samples(table, devices) for table in copied]
     vectors = model.table_vectors(tables, np.array([table.dim for table in tables], dtype=np.int64))
@@ -82,8 +83,11 @@ def block_columns(model: CostModel, block: Table) -> float:
 
     A pooled table's sums are added up by a reduce-scatter, and their gradients come back by an all-gather, each of as many bytes.
     """
+    if block.pooling == "none":
+        return block.sent_columns
     over_gloo = model.backend == "cpu" or model.name == "analytic:cpu"
-    return block.sent_columns * (GLOO_BLOCKS if over_gloo and block.pooling != "none" else 1.0)
+    precision = model.precision if isinstance(model, ForTasks) else None
+    return block.sent_columns * (GLOO_BLOCKS if over_gloo else 1.0) * (precision.rows_factor if precision else 1.0)
 
 
 class HostColumns(NamedTuple):
@@ -91,19 +95,21 @@ class HostColumns(NamedTuple):
 
     Sums for the samples of all devices are added up inside the domain, by a reduce-scatter; then each device sends those of its
     share of the samples on. One waits for the other, so `out` has columns in it that would take as long as `inside` does; `least`
-    has not.
+    has not. `encoded` are those of both exchanges, where they are not in fp32.
     """
 
     inside: Floats
     out: Floats
     least: Floats
+    encoded: Floats
 
     @classmethod
     def of(cls, model: CostModel, tables: Sequence[Table], devices: int, domain: int, rates: DomainMs) -> "HostColumns":
         blocks = [block_columns(model, table.part(table.block_rows(domain), table.dim)) for table in tables]
         inside = np.array(blocks, dtype=np.float64) * (devices // domain)
         least = np.array([table.sent_columns for table in tables], dtype=np.float64) / domain
-        return cls(inside, least + inside * (rates.near / rates.far if rates.far > 0 else 0.0), least)
+        waits = inside * (rates.near / rates.far if rates.far > 0 else 0.0)
+        return cls(inside, least + waits, least, np.array(blocks, dtype=np.float64) + least)
 
 
 class Prices(NamedTuple):
@@ -159,7 +165,7 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     np.add.at(device_dims, holders, sent)
     between = model
     if task.topology is not None and task.topology.domains(devices) > 1:
-        between = sending_more(model, *_in_domains(model, task, of_table, copied, task.topology.domain))
+        between = sending_more(model, _in_domains(model, task, of_table, copied, task.topology.domain))
     compute, forward, backward = device_costs(between, sums, device_dims)
     counted = launches(tables, shards, devices)
     copies = copies_ms(model, [tables[name] for name in sorted(copied)], task)
@@ -181,9 +187,9 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
 
 def _in_domains(
     model: CostModel, task: ShardingTask, of_table: Mapping[str, Sequence[Shard]], copied: Collection[str], domain: int
-) -> tuple[Floats, Floats]:
-    """Columns that each device sends inside its domain, and out of it, beyond those that `_sent` counts: two (D,)."""
-    near, far = np.zeros(task.devices), np.zeros(task.devices)
+) -> MoreColumns:
+    """What table-row-wise tables send beyond the columns that `_sent` counts."""
+    near, far, encoded = np.zeros((3, task.devices))
     rates = DomainMs.of(model, task, copied)
     for table in task.tables:
         held = of_table.get(table.name, ())
@@ -195,7 +201,8 @@ def _in_domains(
         counted = [_sent(model, table.part(shard.rows, shard.dim), table) for shard in held]
         np.add.at(near, on, columns.inside - counted)
         np.add.at(far, on, columns.out - counted)
-    return near, far
+        np.add.at(encoded, on, columns.encoded - counted)
+    return MoreColumns(near, far, encoded)
 
 
 def _sent(model: CostModel, part: Table, table: Table) -> float:

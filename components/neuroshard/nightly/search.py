@@ -89,6 +89,7 @@ def search_plan(
         batch_size=survey.request.batch_size,
         pipeline=order.pipeline,
         topology=order.topology or _as_the_nodes_are(survey, order),
+        exchange_precision=order.precision,
         constraints=constraints.model_copy(update={"reserve": max(constraints.reserve, margin_bytes)}),
         previous=start,
     )

@@ -33,7 +33,9 @@ def plan_text(plan: Plan) -> str:
 def _size(plan: Plan) -> str:
     topology = plan.task.topology
     laid_out = "" if topology is None else f" ({topology.text(plan.task.devices)})"
-    return f"{cut_tables(plan)}, {counted(plan.task.devices, 'device')}{laid_out}, batch {plan.task.batch_size:,}"
+    precision = plan.task.exchange_precision
+    exchange = "" if precision is None else f", exchange in {precision.text}"
+    return f"{cut_tables(plan)}, {counted(plan.task.devices, 'device')}{laid_out}, batch {plan.task.batch_size:,}{exchange}"
 
 
 def _cost_lines(plan: Plan) -> list[str]:
@@ -178,6 +180,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "row_wise_tables": list(row_wise_tables(plan)),
         "batch_size": plan.task.batch_size,
         "pipeline": plan.task.pipeline,
+        "exchange_precision": None if plan.task.exchange_precision is None else plan.task.exchange_precision.text,
         "cost_ms": plan.cost_ms,
         "lower_bound_ms": plan.lower_bound_ms,
         "gap": plan.gap,

@@ -189,7 +189,7 @@ class Problem:
         new, order = copy.copy(root), np.argsort(groups, kind="stable")
         new.row_wise, new.domains, new.memory = groups[order], over[order], root.memory - load.nbytes
         if (over != EVERYWHERE).any():
-            new.model = sending_more(root.model, load.near, load.far)
+            new.model = sending_more(root.model, load.more)
         new._launched_ms = {}
         new._base, new.base_dims = load.vectors, load.dims
         new.whole = root.whole.copy()
@@ -313,7 +313,7 @@ class Problem:
         if (placement.domains == EVERYWHERE).all():
             return self.root.model
         load = self.row_blocks.load(placement.row_wise, placement.domains)
-        return sending_more(self.root.model, load.near, load.far)
+        return sending_more(self.root.model, load.more)
 
     def _cut(self, placement: Placement) -> Ints:
         """The table groups of which a placement has shards that are not whole."""

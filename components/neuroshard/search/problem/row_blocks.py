@@ -16,7 +16,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.network import DomainMs
+from neuroshard.costmodel.network import DomainMs, MoreColumns
 from neuroshard.costmodel.pricing import HostColumns, block_columns
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 
@@ -25,13 +25,12 @@ OVER_ALL, OVER_DOMAIN = 0, 1  # the ways to split rows
 
 
 class BlockLoad(NamedTuple):
-    """What row blocks are on each device: sums of `vectors` (D, K), and (D,) each: columns by `dims`, those sent inside the
-    domain beyond these (`near`, may be negative), those sent out of it likewise (`far`), and bytes."""
+    """What row blocks are on each device: sums of `vectors` (D, K), columns by `dims` (D,), those sent beyond these (`more`),
+    and bytes (D,)."""
 
     vectors: Floats
     dims: Floats
-    near: Floats
-    far: Floats
+    more: MoreColumns
     nbytes: Ints
 
 
@@ -62,13 +61,13 @@ class RowBlocks:
         self.allowed = self.allowed.reshape(block.shape)
         blocks = [t.part(int(n), t.dim) for t, n in zip(tables, block[:, OVER_ALL], strict=True)]
         self.dims: Floats = np.array([block_columns(model, one) for one in blocks], dtype=np.float64)[:, None]
-        self.least = self.near = self.far = self.dims
+        self.least = self.near = self.far = self.encoded = self.dims
         if self.domains > 1:
             rates = DomainMs.of(model, task)
             over = HostColumns.of(model, tables, task.devices, domain, rates)
             longest = np.maximum(over.inside * rates.near, over.out * rates.far)
             felt = longest / max(rates) if max(rates) > 0 else over.inside
-            self.near, self.far, self.least, self.dims = (
+            self.near, self.far, self.least, self.encoded, self.dims = (
                 np.concatenate([self.dims, one[:, None]], axis=1) for one in (*over, felt)
             )
         share = np.array(self.split_over) / task.devices
@@ -115,9 +114,12 @@ class RowBlocks:
     def load(self, groups: Ints, domains: Ints) -> BlockLoad:
         """What the blocks of these table groups, each over the devices of its domain, add to each device."""
         positions = self.positions(groups)
-        dims, near, far = np.zeros((3, self.devices))
+        dims, near, far, encoded = np.zeros((4, self.devices))
         found = BlockLoad(
-            np.zeros((self.devices, self.vectors.shape[-1])), dims, near, far, np.zeros(self.devices, dtype=np.int64)
+            np.zeros((self.devices, self.vectors.shape[-1])),
+            dims,
+            MoreColumns(near, far, encoded),
+            np.zeros(self.devices, dtype=np.int64),
         )
         for domain in np.unique(domains).tolist():
             on, way = self.devices_of(domain), int(domain != EVERYWHERE)
@@ -126,9 +128,9 @@ class RowBlocks:
             found.vectors[there] += self.vectors[chosen, way].sum(axis=0)[which]
             found.nbytes[there] += self.nbytes[chosen, way].sum(axis=0)[which]
             columns = self.dims[chosen, way].sum()
-            found.dims[there] += columns
-            found.near[there] += self.near[chosen, way].sum() - columns
-            found.far[there] += self.far[chosen, way].sum() - columns
+            dims[there] += columns
+            for more, sent in ((near, self.near), (far, self.far), (encoded, self.encoded)):
+                more[there] += sent[chosen, way].sum() - columns
         return found
 
     def ms(self, groups: Ints, domains: Ints, devices: Ints, slope: Floats) -> Floats:

@@ -1,0 +1,61 @@
+"""The precision in which pooled outputs and their gradients travel between ranks: what TorchRec calls quantised collectives."""
+
+from collections.abc import Collection
+from typing import Literal, get_args
+
+from neuroshard.core.errors import UsageError
+from neuroshard.core.table import Table
+from neuroshard.core.value import Value
+
+Precision = Literal["fp32", "fp16", "bf16", "int8"]
+
+# Bytes on the way, as a share of fp32's. FBGEMM's int8 rows are 32 values and 8 bytes of scale and offset (quantize_comm.py).
+SHARES: dict[Precision, float] = {"fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "int8": (32 + 8) / (4 * 32)}
+# A reduce-scatter adds up what it receives, which sums of int8 codes would not survive: there int8 travels as fp16.
+ADDED_UP_AS: dict[Precision, Precision] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "int8": "fp16"}
+
+
+class ExchangePrecision(Value):
+    """Of the collectives of outputs (`forward`), and of those of their gradients (`backward`)."""
+
+    forward: Precision = "fp32"
+    backward: Precision = "fp32"
+
+    @property
+    def text(self) -> str:
+        """`fp16`, or `fp16:bf16` where the two differ; `parse_precision` reads it."""
+        return self.forward if self.forward == self.backward else f"{self.forward}:{self.backward}"
+
+    def fault(self, tables: Collection[Table], batch_size: int, devices: int) -> str:
+        """Why these tables cannot be exchanged so; empty if they can. FBGEMM ends training in an assertion there."""
+        if "int8" not in (self.forward, self.backward):
+            return ""
+        sequence = next((table.name for table in tables if table.pooling == "none"), None)
+        if sequence is not None:
+            return f"int8 travels in rows of 32 values, which the lookups of sequence {sequence!r} do not always fill; use fp16"
+        if batch_size % (8 * devices):
+            return (
+                f"int8 travels in rows of 32 values, which the samples of a rank must fill: a batch of {batch_size:,} on "
+                f"{devices} ranks must be a multiple of {8 * devices}"
+            )
+        return ""
+
+    @property
+    def rows_factor(self) -> float:
+        """How many times the bytes of an all-to-all of as many values the exchange of row blocks sends, both ways together."""
+        ways: tuple[Precision, Precision] = (self.forward, self.backward)
+        return sum(SHARES[ADDED_UP_AS[way]] for way in ways) / sum(SHARES[way] for way in ways)
+
+
+def parse_precision(text: str) -> ExchangePrecision | None:
+    """`fp16`, or `fp16:bf16` for outputs and gradients; None for fp32, as without it. Raises UsageError for other words."""
+    forward, _, backward = text.partition(":")
+    known = get_args(Precision)
+    for word in (forward, backward or forward):
+        if word not in known:
+            raise UsageError(
+                f"exchange precision {text!r}: {word!r} is none of {', '.join(known)}; say one, or one for outputs and one for "
+                "gradients: fp16:bf16"
+            )
+    found = ExchangePrecision.model_validate({"forward": forward, "backward": backward or forward})
+    return None if found == ExchangePrecision() else found
