@@ -50,6 +50,7 @@ class Network(NamedTuple):
     bytes_per_s: float
 
 
+PRECISIONS = ("fp32", "fp16", "int8")
 NETWORKS = (
     Network(2, "500mbit", 5e8 / 8),
     Network(2, "100mbit", 1e8 / 8),
@@ -82,7 +83,18 @@ def main() -> None:
                 row = race(Path(folder), network, options.rounds, options.steps, f"{len(tables)} tables, seed {seed}")
                 print(f"| {' | '.join(row)} |", flush=True)
                 rows.append(row)
+            if seed == options.seed:
+                precisions = race_precisions(Path(folder), options.rounds, options.steps)
+                print("\n".join(f"| {' | '.join(row)} |" for row in precisions), flush=True)
     if options.publish:
+        publish(
+            "trainer-precision",
+            "What does an exchange in fewer bytes save over a slow network? The first of these table sets, "
+            f"{NETWORKS[-2].hosts} x {RANKS_A_HOST} ranks.",
+            ["exchange in", "network of a rank", "a step", "faster", "predicted"],
+            precisions,
+            costs="measured",
+        )
         publish(
             "trainer-hosts",
             "Is a plan that knows the network between hosts faster? Ranks of TorchRec in network namespaces, "
@@ -91,6 +103,33 @@ def main() -> None:
             rows,
             costs="measured",
         )
+
+
+def race_precisions(folder: Path, rounds: int, steps: int) -> list[tuple[str, ...]]:
+    """A row for each precision of the exchange over the slowest network: median steps, in turns."""
+    network = NETWORKS[-2]
+    known = ("--domain", RANKS_A_HOST, "--network", f"{network.bytes_per_s:.0f}B/s")
+    predicted, took = {}, dict[str, list[float]]()
+    for words in PRECISIONS:
+        neuroshard(folder, "search", "tables.json", "--model", "model", "--devices", network.hosts * RANKS_A_HOST, "--memory",
+            MEMORY, "-o", f"{words}.json", "--exchange-precision", words, *known)  # fmt: skip
+        neuroshard(folder, "deploy", f"{words}.json", "--store", "store", "--name", words, "--force")
+        predicted[words], took[words] = read_plan(folder / f"{words}.json").cost_ms, []
+    with hosts(network.hosts, RANKS_A_HOST, network.rate) as there:
+        for round_ in range(rounds):
+            for words in PRECISIONS[:: 1 if round_ % 2 == 0 else -1]:
+                took[words].append(train(folder, there, words, steps))
+    plain = statistics.median(took[PRECISIONS[0]])
+    return [
+        (
+            words,
+            network.rate,
+            f"{statistics.median(each):.1f} ms ({min(each):.1f} to {max(each):.1f})",
+            f"{1 - statistics.median(each) / plain:.1%}",
+            f"{predicted[words]:.1f} ms",
+        )
+        for words, each in took.items()
+    ]
 
 
 def make_tables(seed: int) -> tuple[Table, ...]:

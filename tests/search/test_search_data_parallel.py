@@ -1,15 +1,21 @@
 """Tables of which every device has a copy: placed by rule, priced apart, and what cannot be copied refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+import neuroshard as ns
 from helpers.analytic import AnalyticModel
 from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
-from neuroshard.core.errors import Infeasible, InvalidInput
+from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.plan import Plan
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
+from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.pricing import copies_ms, price_shards
 from neuroshard.search.run import SearchSettings, search
 
@@ -98,3 +104,82 @@ def test_a_plan_with_too_few_copies_is_refused(make_task):
     for shards in ([shard for shard in plan.shards if shard != one], (*plan.shards, one)):
         with refused(InvalidInput, "data-parallel"):
             Plan.parse({**plan.model_dump(), "shards": shards}, "plan")
+
+
+def drawn(seed: int) -> tuple[Table, ...]:
+    """Tables of all sizes, some of them tiny."""
+    rng = np.random.default_rng(seed)
+    return tuple(
+        Table(
+            name=f"t{i}",
+            rows=int(10 ** rng.uniform(1, 7)),
+            dim=int(rng.choice([16, 32, 64, 128])),
+            pooling_factor=float(np.exp(rng.uniform(0, 3))),
+        )
+        for i in range(30)
+    )
+
+
+def over_network(some: tuple[Table, ...], devices: int = 16, **rules: object) -> ShardingTask:
+    topology = None if devices < 16 else Topology(domain=8, local_world_size=8, network_bytes_per_s=12.5e9)
+    given = {"tables": some, "device_memory_bytes": (2**36,) * devices, "batch_size": 65536, "topology": topology}
+    return ShardingTask.parse({**given, "constraints": Constraints(**rules)}, "task")
+
+
+AUTO = SearchSettings(rounds=12, try_row_wise=True, try_data_parallel=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_small_tables_are_copied_where_that_pays(seed: int) -> None:
+    model, task = Analytic("h100", 65536), over_network(drawn(seed))
+    plan, plain = search(task, model, AUTO), search(task, model, replace(AUTO, try_data_parallel=False))
+    copied = plan.task.constraints.data_parallel
+    assert copied
+    largest = max(table.rows for table in task.tables)
+    assert all(table.rows < largest / 10 for table in task.tables if table.name in copied)
+    assert plan.cost_ms is not None
+    assert plain.cost_ms is not None
+    assert plan.cost_ms < 0.95 * plain.cost_ms
+    assert any("data-parallel" in note and "dense optimizer" in note for note in plan.provenance.notes)
+    prices = price_shards(model, plan.task, plan.shards)
+    assert prices is not None
+    assert plan.predicted_ms == pytest.approx(prices.total_ms)
+
+
+def test_where_links_are_fast_and_tables_large_nothing_is_copied() -> None:
+    some = tuple(table.model_copy(update={"rows": 10**6}) for table in drawn(0))
+    model = Analytic("h100", 65536)
+    settings = replace(AUTO, try_data_parallel=False)
+    assert search(over_network(some, 8), model, AUTO) == search(over_network(some, 8), model, settings)
+
+
+def test_no_table_is_copied_that_a_rule_is_about_and_one_is_left() -> None:
+    tiny = tuple(Table(name=f"t{i}", rows=10, dim=64, pooling_factor=1.0) for i in range(6))
+    rules = (TableRule(table="t0", max_shards=1), TableRule(table="t1", data_parallel=True))
+    task = over_network(tiny, tables=rules, together=(("t2", "t3"),))
+    plan = search(task, Analytic("h100", 65536), AUTO)
+    assert plan.task.constraints.data_parallel <= {"t1", "t4", "t5"}
+    every = search(over_network(tiny), Analytic("h100", 65536), AUTO)
+    assert len(every.task.constraints.data_parallel) < len(tiny)
+
+
+def test_given_costs_do_not_tell_what_copies_cost() -> None:
+    task = over_network(drawn(0))
+    costs = GivenCosts.parse({"tables": [{"name": table.name, "cost_ms": 1.0} for table in task.tables]}, "here")
+    with refused(UsageError, "given costs", "--data-parallel PATTERN"):
+        search(task, Given(costs, 65536), AUTO)
+
+
+def test_auto_is_a_word_of_the_command_line_not_a_pattern() -> None:
+    tables = [{"name": f"t{i}", "rows": 10_000, "dim": 64, "pooling_factor": 10.0} for i in range(4)]
+    plan = ns.search(
+        tables,
+        "analytic:h100",
+        devices=2,
+        memory="1GiB",
+        batch_size=4096,
+        rounds=1,
+        data_parallel=["auto", "t3"],
+        quiet=True,
+    )
+    assert "t3" in plan.task.constraints.data_parallel

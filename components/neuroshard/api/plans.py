@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from neuroshard.search.run import Take
 
 FilePath = str | PathLike[str]
+AUTO = "auto"  # of data-parallel tables: where it pays
 
 
 def search(
@@ -102,6 +103,7 @@ def search(
         simplicity=parse_portion(str(simplicity)),
         take=cast("Take", take),  # checked by the search
         keep_optimizer_state=keep_optimizer_state,
+        try_data_parallel=AUTO in data_parallel,
     )
     memory_bytes = parse_memory(str(memory), devices)
     rate = None if network is None else parse_rate(network)
@@ -117,7 +119,7 @@ def search(
         row_wise=_several("row_wise", row_wise),
         no_row_wise=no_row_wise,
         sharding_types=sharding_types,
-        data_parallel=_several("data_parallel", data_parallel),
+        data_parallel=[pattern for pattern in _several("data_parallel", data_parallel) if pattern != AUTO],
         ranks_a_host=None if topology is None else topology.local_world_size,
     )
     if out is not None:

@@ -101,7 +101,10 @@ def search(
     ] = None,
     data_parallel: Annotated[
         list[str] | None,
-        typer.Option(help="A copy of this table (or of all that match) on every device; repeat for more."),
+        typer.Option(
+            help="A copy of this table (or of all that match) on every device, or auto: of small ones where that pays; repeat "
+            "for more."
+        ),
     ] = None,
     no_row_wise: Annotated[bool, typer.Option("--no-row-wise", help="Split no table row-wise.")] = False,
     sharding_types: Annotated[

@@ -1,19 +1,29 @@
-"""Tables of which every device has a copy: they are no matter of search, and take the same on every device.
+"""Tables of which every device has a copy: they take the same on every device.
 
-A search places the other tables in the memory that the copies leave. What the copies cost is added to its plan afterwards.
+A search places the other tables in the memory that the copies leave. What the copies cost is added to its plan afterwards. Which
+tables to copy is decided before (`worth_copying`), by first plans.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from math import inf
 
-from neuroshard.core.constraints import Constraints
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Shard, device_memory
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
+from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import copies_ms
 from neuroshard.costmodel.protocol import CostModel
+from neuroshard.search.infeasible.feasibility import feasible
+from neuroshard.search.proposers.base import ProposalRequest
+from neuroshard.search.proposers.registry import propose
+from neuroshard.search.tuning import Tuning
+from neuroshard.search.watch import Watch
+
+STAY = "data-parallel tables stay so, and no others become so"
 
 
 class Copies:
@@ -79,12 +89,65 @@ class Copies:
             predicted_ms=predicted and tuple(cost.total_ms for cost in predicted),
             baselines=tuple(_with(more.total_ms, each) for each in plan.baselines),
             lower_bound_ms=None if bound is None else bound + more.total_ms,
-            bound_assumptions=plan.bound_assumptions,
+            bound_assumptions=(*plan.bound_assumptions, *([] if bound is None else [STAY])),
             improvements=tuple(
                 Improvement(step=one.step, cost_ms=one.cost_ms + more.total_ms) for one in plan.improvements
             ),
             provenance=plan.provenance.model_copy(update={"notes": (*plan.provenance.notes, note)}),
         )
+
+
+def worth_copying(task: ShardingTask, model: CostModel, tuning: Tuning) -> tuple[str, ...]:
+    """The tables, beside those of which there are copies anyway, whose copies make first plans cheaper by `copies_worth`.
+
+    The fewer rows a table has, the less its gradients take to sum up beside what it saves. So of the tables in order of their
+    rows the first 1, 2, 4, … are tried, and then the numbers between the best of these and its neighbours.
+    """
+    names = _may_be_copied(task)
+    known: dict[int, float] = {}
+
+    def cost(count: int) -> float:
+        if count not in known:
+            known[count] = _first_cost(with_copies(task, names[:count]), model, tuning)
+        return known[count]
+
+    counts = [0, *(2**power for power in range(len(names).bit_length()))]
+    best = min(counts, key=cost)
+    step = best // 2
+    while step := step // 2:
+        best = min((best - step, best, min(best + step, len(names))), key=cost)
+    return tuple(names[:best]) if cost(best) < cost(0) * (1 - tuning.copies_worth) else ()
+
+
+def with_copies(task: ShardingTask, names: Collection[str]) -> ShardingTask:
+    """The task with the rule that these tables are data-parallel."""
+    rules = dict(task.constraints.rules())
+    rules |= {name: TableRule(table=name, data_parallel=True) for name in names}
+    ordered = tuple(rules[table.name] for table in task.tables if table.name in rules)
+    return task.model_copy(update={"constraints": task.constraints.model_copy(update={"tables": ordered})})
+
+
+def _may_be_copied(task: ShardingTask) -> list[str]:
+    """Tables without a rule that are no sequences, those of the fewest rows first; all but one of them, if they are all."""
+    constraints = task.constraints
+    ruled = {*constraints.rules(), *(name for group in constraints.together for name in group)}
+    free = [table for table in task.tables if table.name not in ruled and table.pooling != "none"]
+    names = [table.name for table in sorted(free, key=lambda table: (table.rows * table.dim, table.name))]
+    return names[: len(task.tables) - len(constraints.data_parallel) - 1]
+
+
+def _first_cost(task: ShardingTask, model: CostModel, tuning: Tuning) -> float:
+    """Ms of the cheapest first plan, infinite if there is none: row-wise ones too where the task allows them."""
+    model = for_task(model, task)
+    try:
+        copies = Copies(task) if task.constraints.data_parallel else None
+        problem = feasible(copies.rest if copies else task, model, tuning)
+    except Infeasible:
+        return inf
+    request = ProposalRequest(Watch())
+    plans = [*propose("greedy", problem, request), *propose("row_wise", problem, request)]
+    cheapest = min((plan.cost for plan in plans), default=inf)
+    return cheapest + (copies_ms(model, copies.tables, task).total_ms if copies else 0.0)
 
 
 def _task_of(task: ShardingTask, tables: Sequence[Table], memory_bytes: tuple[int, ...]) -> ShardingTask:

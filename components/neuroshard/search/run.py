@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from neuroshard.models.open import open_cost_model
 from neuroshard.progress import progress
 from neuroshard.search.bound.lower_bound import lower_bound
 from neuroshard.search.choice import choose, simplest
-from neuroshard.search.data_parallel import Copies
+from neuroshard.search.data_parallel import Copies, with_copies, worth_copying
 from neuroshard.search.improve.fewer_cuts import fewer_cuts
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.infeasible.feasibility import any_plan, feasible, misfit
@@ -75,7 +75,8 @@ class SearchSettings:
     current plan moves at most `move_budget_bytes` of weights and optimizer state. The plan may cost the share `simplicity` more
     than the cheapest found if it then has fewer cuts. With `keep_optimizer_state`, tables whose optimizer has state by the row
     keep the column cuts of the current plan. With `try_row_wise`, and if the task has no rule about rows, tables may be split
-    row-wise if a first plan with rows split is cheaper than all first column-wise plans. `take` is the plan expected to be the
+    row-wise if a first plan with rows split is cheaper than all first column-wise plans. With `try_data_parallel`, small tables
+    are data-parallel where first plans are cheaper so. `take` is the plan expected to be the
     fastest in truth, or the "cheapest" found by the cost model, whatever its doubt and its cuts.
     """
 
@@ -87,6 +88,7 @@ class SearchSettings:
     simplicity: float = SIMPLICITY
     keep_optimizer_state: bool = False
     try_row_wise: bool = False
+    try_data_parallel: bool = False
     take: Take = "expected"
     width: BeamWidth = PAPER
     tuning: Tuning = TUNING
@@ -163,18 +165,19 @@ def search(
     if settings.take == "cheapest":
         settings = replace(settings, simplicity=0.0, tuning=replace(settings.tuning, choice_under_doubt=False))
     cost_model = for_task(cost_model, task)
+    more: dict[str, Any] = {
+        "previous": previous,
+        "trust": trust,
+        "notes": notes,
+        "on_improvement": on_improvement,
+        "stop": stop,
+    }
+    if settings.try_data_parallel:
+        return _with_or_without_copies(task, cost_model, replace(settings, try_data_parallel=False), more)
     if task.constraints.data_parallel:
         copies = Copies(task)
-        rest = search(
-            copies.rest,
-            cost_model,
-            settings,
-            previous=None if previous is None else copies.without(previous),
-            trust=trust,
-            notes=notes,
-            on_improvement=on_improvement,
-            stop=stop,
-        )
+        more["previous"] = None if previous is None else copies.without(previous)
+        rest = search(copies.rest, cost_model, settings, **more)
         return copies.added_to(rest, cost_model)
     is_ours = settings.algorithm == LOCAL_SEARCH
     watch = Watch(settings.time_budget_s, on_improvement, stop)
@@ -267,6 +270,24 @@ def _saying_what_precision_saves(plan: Plan, cost_model: CostModel) -> Plan:
 def _with_note(plan: Plan, note: str) -> Plan:
     provenance = plan.provenance.model_copy(update={"notes": (*plan.provenance.notes, note)})
     return plan.model_copy(update={"provenance": provenance})
+
+
+def _with_or_without_copies(
+    task: ShardingTask, cost_model: CostModel, settings: SearchSettings, more: dict[str, Any]
+) -> Plan:
+    """The cheaper of two plans: with small tables data-parallel, if first plans are cheaper so, and with none beside those that
+    are anyway. Each search has half of a time budget."""
+    if not cost_model.prices_rows:
+        raise UsageError("given costs do not tell what copies of tables cost; name the tables: --data-parallel PATTERN")
+    allowed = _with_row_wise(task) if settings.try_row_wise else None
+    chosen = worth_copying(allowed or task, cost_model, settings.tuning)
+    if chosen and settings.time_budget_s is not None:
+        settings = replace(settings, time_budget_s=settings.time_budget_s / 2)
+    plan = search(task, cost_model, settings, **more)
+    if not chosen:
+        return plan
+    copied = search(with_copies(task, chosen), cost_model, settings, **more)
+    return min((plan, copied), key=lambda one: one.cost_ms if one.cost_ms is not None else math.inf)
 
 
 def _naming_changed_state(plan: Plan, previous: Plan, kept: KeptCuts) -> Plan:

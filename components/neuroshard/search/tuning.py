@@ -83,6 +83,9 @@ class Tuning:
         8,
     )  # tables over all devices, where the others are over those of a domain
     row_sets_one_by_one: int = 12  # tables up to which sets of an order differ by one table; beyond, by a fifth
+    copies_worth: float = (
+        0.02  # share that first plans must save by copies of small tables for these to be data-parallel
+    )
     row_wise_hint: float = 0.1  # share that a first plan row-wise must save for the plan to mention --row-wise
     row_wise_hint_most_cells: int = 100_000  # tables x devices above which that is not tried: 2,002 x 128 take 1.4 s
 
