@@ -50,12 +50,13 @@ class Network(NamedTuple):
     bytes_per_s: float
 
 
-PRECISIONS = ("fp32", "fp16", "int8")
 NETWORKS = (
     Network(2, "500mbit", 5e8 / 8),
     Network(2, "100mbit", 1e8 / 8),
     Network(3, "100mbit", 1e8 / 8),
 )
+
+SLOW, PRECISIONS = NETWORKS[1], ("fp32", "fp16", "int8")
 
 
 def main() -> None:
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="of a training [12]")
     parser.add_argument("--budget", default="90s", help="to measure a table set for [90s]")
     parser.add_argument("--seed", type=int, default=0, help="of the first table set [0]")
+    parser.add_argument("--only", choices=["networks", "precisions"], help="one of the two tables")
     parser.add_argument("--quick", action="store_true", help="one table set, one round")
     parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks/, and the page")
     options = parser.parse_args()
@@ -73,6 +75,14 @@ def main() -> None:
     if why := lacks_hosts():
         print(f"nothing is run: {why}")
         return
+    if options.only != "precisions":
+        race_networks(options)
+    if options.only != "networks":
+        race_precisions(options)
+
+
+def race_networks(options: argparse.Namespace) -> None:
+    """Plans that know the network against plans that do not, for several table sets and networks."""
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     rows = []
     for seed in range(options.seed, options.seed + options.worlds):
@@ -83,18 +93,7 @@ def main() -> None:
                 row = race(Path(folder), network, options.rounds, options.steps, f"{len(tables)} tables, seed {seed}")
                 print(f"| {' | '.join(row)} |", flush=True)
                 rows.append(row)
-            if seed == options.seed:
-                precisions = race_precisions(Path(folder), options.rounds, options.steps)
-                print("\n".join(f"| {' | '.join(row)} |" for row in precisions), flush=True)
     if options.publish:
-        publish(
-            "trainer-precision",
-            "What does an exchange in fewer bytes save over a slow network? The first of these table sets, "
-            f"{NETWORKS[-2].hosts} x {RANKS_A_HOST} ranks.",
-            ["exchange in", "network of a rank", "a step", "faster", "predicted"],
-            precisions,
-            costs="measured",
-        )
         publish(
             "trainer-hosts",
             "Is a plan that knows the network between hosts faster? Ranks of TorchRec in network namespaces, "
@@ -105,31 +104,41 @@ def main() -> None:
         )
 
 
-def race_precisions(folder: Path, rounds: int, steps: int) -> list[tuple[str, ...]]:
-    """A row for each precision of the exchange over the slowest network: median steps, in turns."""
-    network = NETWORKS[-2]
-    known = ("--domain", RANKS_A_HOST, "--network", f"{network.bytes_per_s:.0f}B/s")
-    predicted, took = {}, dict[str, list[float]]()
-    for words in PRECISIONS:
-        neuroshard(folder, "search", "tables.json", "--model", "model", "--devices", network.hosts * RANKS_A_HOST, "--memory",
-            MEMORY, "-o", f"{words}.json", "--exchange-precision", words, *known)  # fmt: skip
-        neuroshard(folder, "deploy", f"{words}.json", "--store", "store", "--name", words, "--force")
-        predicted[words], took[words] = read_plan(folder / f"{words}.json").cost_ms, []
-    with hosts(network.hosts, RANKS_A_HOST, network.rate) as there:
-        for round_ in range(rounds):
-            for words in PRECISIONS[:: 1 if round_ % 2 == 0 else -1]:
-                took[words].append(train(folder, there, words, steps))
+def race_precisions(options: argparse.Namespace) -> None:
+    """Plans for several precisions of the exchange, over one network: median steps, in turns."""
+    known = ("--domain", RANKS_A_HOST, "--network", f"{SLOW.bytes_per_s:.0f}B/s")
+    predicted, took = dict[str, float | None](), dict[str, list[float]]()
+    with tempfile.TemporaryDirectory() as named:
+        folder = Path(named)
+        learn(folder, make_tables(options.seed), options.budget)
+        for words in PRECISIONS:
+            neuroshard(folder, "search", "tables.json", "--model", "model", "--devices", SLOW.hosts * RANKS_A_HOST, "--memory",
+                MEMORY, "-o", f"{words}.json", "--exchange-precision", words, *known)  # fmt: skip
+            neuroshard(folder, "deploy", f"{words}.json", "--store", "store", "--name", words, "--force")
+            predicted[words], took[words] = read_plan(folder / f"{words}.json").cost_ms, []
+        with hosts(SLOW.hosts, RANKS_A_HOST, SLOW.rate) as there:
+            for round_ in range(options.rounds):
+                for words in PRECISIONS[:: 1 if round_ % 2 == 0 else -1]:
+                    took[words].append(train(folder, there, words, options.steps))
     plain = statistics.median(took[PRECISIONS[0]])
-    return [
+    rows = [
         (
             words,
-            network.rate,
             f"{statistics.median(each):.1f} ms ({min(each):.1f} to {max(each):.1f})",
             f"{1 - statistics.median(each) / plain:.1%}",
             f"{predicted[words]:.1f} ms",
         )
         for words, each in took.items()
     ]
+    columns = ["exchange in", "a step", "faster", "predicted"]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    print("\n".join(f"| {' | '.join(row)} |" for row in rows), flush=True)
+    if options.publish:
+        question = (
+            f"What does an exchange in fewer bytes save over a slow network? {SLOW.hosts} x {RANKS_A_HOST} ranks of TorchRec in "
+            f"network namespaces, {SLOW.rate} a rank, plans that know it."
+        )
+        publish("trainer-precision", question, columns, rows, costs="measured")
 
 
 def make_tables(seed: int) -> tuple[Table, ...]:

@@ -338,6 +338,27 @@ def on_this_cpu(settings: Settings) -> Section:
     return lines, found
 
 
+def over_hosts(settings: Settings) -> Section:
+    """Plans over several hosts, by a datasheet and a network."""
+    from bench.searching import domains  # torch, which a process that only searches should not load
+
+    chosen = domains.worlds(settings.folder)[: 2 if settings.quick else None]
+    found = [domains.costs(task) for task in chosen]
+    rows = []
+    for name in found[0]:
+        ratios = [each[name] / each[domains.OURS] for each in found if each[name] is not None]
+        more = [f"{ratio - 1:+.1%}" for ratio in (sum(ratios) / len(ratios), min(ratios), max(ratios))]
+        rows.append([name, f"{len(ratios)} of {len(found)}", *more])
+    columns = ["method", "solved", "cost over ours: mean", "least", "most"]
+    question = (
+        f"What do plans for several hosts cost? {len(found)} worlds of 16 to 128 devices in domains of 4 to 32, 12.5 to 50 "
+        "GB/s a device between them, by analytic:h100."
+    )
+    settings.publish("search-hosts", question, columns, rows, "none")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return lines, [dict(each) for each in found]
+
+
 def ablation(settings: Settings) -> Section:
     """Ours without each of its parts, of its usual rounds: by the truth where nets search, and by an analytic model itself."""
     methods = ("all parts", OTHER_SEED, *(f"without {switch}" for switch in SWITCHES))
@@ -371,6 +392,7 @@ SECTIONS: dict[str, Callable[[Settings], Section]] = {
     "scale": scale,
     "production": printed,
     "measured": on_this_cpu,
+    "hosts": over_hosts,
     "ablation": ablation,
 }
 

@@ -96,7 +96,7 @@ def search(
     row_wise: Annotated[
         list[str] | None,
         typer.Option(
-            help="Tables that may be split row-wise over all devices, '*' for all; may be repeated [default: all are tried]."
+            help="Tables that may be split row-wise, over all devices or a domain's; '*' for all; may be repeated [default: all]."
         ),
     ] = None,
     data_parallel: Annotated[

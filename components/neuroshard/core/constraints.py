@@ -32,7 +32,7 @@ def check_simplicity(share: float) -> None:
 
 class TableRule(Value):
     """What holds for one table: the devices that may hold it, how far it may be cut, and whether a search may split it row-wise
-    over all devices instead. None means no rule of its own. A `data_parallel` table is neither: every device has a copy."""
+    instead. None means no rule of its own. A `data_parallel` table is neither: every device has a copy."""
 
     table: str
     devices: tuple[DeviceNumber, ...] | None = None

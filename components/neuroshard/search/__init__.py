@@ -10,7 +10,7 @@ Proposers make plans, local search improves them, one of them is chosen, and a b
 
     problem/            the task as arrays
       problem.py        table groups and every shard of them by number, priced by the cost model
-      row_blocks.py     tables split row-wise over all devices
+      row_blocks.py     tables split row-wise over all devices, or those of a domain
       launches.py       what operators and collectives beyond the first take
       state.py          one plan, priced
       plans.py          several plans, changed in lockstep

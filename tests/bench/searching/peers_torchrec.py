@@ -4,7 +4,7 @@ Its storage estimator is replaced by the one memory accounting that all methods 
 the true pooling factors, and table-wise + column-wise + fused only, or row-wise as well. A column split is into blocks of one
 width, `min_partition`, so it is asked at four widths, and the best of its plans counts.
 
-Left out of "all types": data-parallel, of which a plan has no shards, and what differs from row-wise only between hosts.
+Left out of "all types": data-parallel, of which a plan has no shards, and, without domains, what differs only between hosts.
 """
 
 import contextlib
@@ -27,6 +27,7 @@ from neuroshard.core.task import ShardingTask
 
 COLUMN_TYPES = ("table_wise", "column_wise")
 ALL_TYPES = (*COLUMN_TYPES, "row_wise")
+HOST_TYPES = (*ALL_TYPES, "table_row_wise", "table_column_wise", "grid_shard")
 WIDTHS = (64, 32, 16, 8)
 
 
@@ -63,7 +64,9 @@ def plan(task: ShardingTask, width: int, types: Sequence[str] = COLUMN_TYPES) ->
         for name, t in zip(names, task.tables, strict=True)
     }
     with _quiet():
-        topology = Topology(world_size=task.devices, compute_device="cuda", hbm_cap=min(task.device_memory_bytes))
+        topology = Topology(
+            world_size=task.devices, compute_device="cuda", hbm_cap=min(task.device_memory_bytes), **_hosts(task)
+        )
         batch_size = max(1, task.batch_size // task.devices)  # TorchRec's is a rank's
         estimators = [EmbeddingPerfEstimator(topology, constraints), SameMemory(task)]
         planner = EmbeddingShardingPlanner(
@@ -88,6 +91,14 @@ def plan(task: ShardingTask, width: int, types: Sequence[str] = COLUMN_TYPES) ->
                 if count:  # few rows leave the last ranks without any
                     rows.append((place[name], dim, shard.placement.rank(), count))
     return rows, own_ms
+
+
+def _hosts(task: ShardingTask) -> dict[str, float]:
+    """Its words for the task's domains and network, in bytes a millisecond."""
+    if task.topology is None:
+        return {}
+    rate = task.topology.network_bytes_per_s
+    return {"local_world_size": task.topology.domain, **({} if rate is None else {"inter_host_bw": rate / 1000})}
 
 
 def _names(task: ShardingTask) -> list[str]:

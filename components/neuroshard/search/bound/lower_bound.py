@@ -57,8 +57,8 @@ ASSUMPTIONS = (
 )
 ASSUMPTIONS_ROW_WISE = (
     ASSUMPTIONS[0],
-    "tables are cut into multiples of 4 columns or, if allowed, into a block of rows for each device; memory is counted for each "
-    "shard",
+    "tables are cut into multiples of 4 columns or, if allowed, into a block of rows for each device, or for each of a domain; "
+    "memory is counted for each shard",
 )
 CONVEX = "never falls as a device gets more, and is convex"
 UNDERESTIMATED = "never falls as a device gets more, and a convex underestimate replaces it where it is not convex"
