@@ -7,6 +7,7 @@ import pytest
 
 import neuroshard as ns
 from helpers.analytic import AnalyticModel
+from helpers.drawn import drawn_tables
 from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
@@ -108,16 +109,7 @@ def test_a_plan_with_too_few_copies_is_refused(make_task):
 
 def drawn(seed: int) -> tuple[Table, ...]:
     """Tables of all sizes, some of them tiny."""
-    rng = np.random.default_rng(seed)
-    return tuple(
-        Table(
-            name=f"t{i}",
-            rows=int(10 ** rng.uniform(1, 7)),
-            dim=int(rng.choice([16, 32, 64, 128])),
-            pooling_factor=float(np.exp(rng.uniform(0, 3))),
-        )
-        for i in range(30)
-    )
+    return drawn_tables(np.random.default_rng(seed), 30, rows=(1, 7))
 
 
 def over_network(some: tuple[Table, ...], devices: int = 16, **rules: object) -> ShardingTask:

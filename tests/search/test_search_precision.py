@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.costs import random_model
+from helpers.drawn import drawn_tables
 from helpers.exhaustive import optimum_ms
 from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
@@ -26,16 +27,7 @@ MODELS = [Analytic("h100", BATCH_SIZE), random_model(2, 4, seed=3)]
 
 
 def tables(seed: int, count: int, dims: tuple[int, ...] = (16, 32, 64)) -> tuple[Table, ...]:
-    rng = np.random.default_rng(seed)
-    return tuple(
-        Table(
-            name=f"t{i}",
-            rows=int(10 ** rng.uniform(3, 5)),
-            dim=int(rng.choice(dims)),
-            pooling_factor=float(np.exp(rng.uniform(0, 3))),
-        )
-        for i in range(count)
-    )
+    return drawn_tables(np.random.default_rng(seed), count, rows=(3, 5), dims=dims)
 
 
 def task_of(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.costs import random_model
+from helpers.drawn import drawn_tables
 from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import UsageError
@@ -28,15 +29,7 @@ TRY = SearchSettings(rounds=20, try_row_wise=True)
 def hot_tables(seed: int, **changes: Any) -> tuple[Table, ...]:
     """Some tables of all sizes, and four with so many rows and lookups that none should lie on one device."""
     rng = np.random.default_rng(seed)
-    usual = [
-        Table(
-            name=f"t{i}",
-            rows=int(10 ** rng.uniform(3, 7)),
-            dim=int(rng.choice([16, 32, 64, 128])),
-            pooling_factor=float(np.exp(rng.uniform(0, 3))),
-        )
-        for i in range(12)
-    ]
+    usual = drawn_tables(rng, 12, rows=(3, 7))
     hot = [
         Table(name=f"hot{i}", rows=10**7, dim=128, pooling_factor=float(rng.uniform(50, 200)), **changes)
         for i in range(4)
