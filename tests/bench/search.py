@@ -351,7 +351,7 @@ def over_hosts(settings: Settings) -> Section:
         rows.append([name, f"{len(ratios)} of {len(found)}", *more])
     columns = ["method", "solved", "cost over ours: mean", "least", "most"]
     question = (
-        f"What do plans for several hosts cost? {len(found)} worlds of 16 to 128 devices in domains of 4 to 32, 12.5 to 50 "
+        f"What do plans for several hosts cost? {len(found)} worlds of 16 to 64 devices in domains of 4 to 32, 12.5 to 50 "
         "GB/s a device between them, by analytic:h100."
     )
     settings.publish("search-hosts", question, columns, rows, "none")

@@ -10,8 +10,8 @@ import pytest
 from helpers.costs import random_model
 from helpers.drawn import drawn_tables
 from helpers.refusals import refused
-from neuroshard.core.constraints import Constraints
-from neuroshard.core.errors import UsageError
+from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -37,9 +37,9 @@ def hot_tables(seed: int, **changes: Any) -> tuple[Table, ...]:
     return (*usual, *hot)
 
 
-def task_of(tables: Sequence[Table], types: tuple[str, ...] | None = None, **more: Any) -> ShardingTask:
+def task_of(some: Sequence[Table], types: tuple[str, ...] | None = None, **more: Any) -> ShardingTask:
     given = {
-        "tables": tables,
+        "tables": some,
         "device_memory_bytes": (80 * 2**30,) * DEVICES,
         "batch_size": BATCH_SIZE,
         "topology": Topology(domain=DOMAIN, local_world_size=DOMAIN, network_bytes_per_s=25e9),
@@ -173,3 +173,18 @@ def test_types_from_a_flag_or_a_file_reach_the_task_and_change_no_other_digest()
     given = with_flags(ConstraintsFile(), sharding_types="column-wise, table-row-wise")
     assert resolve(given, some, "c").sharding_types == ("column-wise", "table-row-wise")
     assert "sharding_types" not in Constraints().model_dump(mode="json")
+
+
+def test_types_that_contradict_a_permission_are_refused() -> None:
+    with refused(InvalidInput, "all tables", "sharding_types"):
+        task_of(hot_tables(0), ("column-wise",), row_wise=True)
+    with refused(InvalidInput, "'hot0'", "sharding_types"):
+        task_of(hot_tables(0), ("column-wise",), tables=(TableRule(table="hot0", row_wise=True),))
+
+
+def test_a_plan_says_where_no_table_can_be_of_a_type_that_was_asked_for() -> None:
+    task = task_of(hot_tables(0), ("column-wise", "table-row-wise"))
+    model = Analytic("h100", BATCH_SIZE)
+    for topology in (None, task.topology):
+        plan = search(task.model_copy(update={"topology": topology}), model, SearchSettings(rounds=1))
+        assert any("--domain" in note for note in plan.provenance.notes) == (topology is None)

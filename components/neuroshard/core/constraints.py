@@ -84,6 +84,11 @@ class Constraints(Value):
         """Whether a search may make shards of this type."""
         return self.sharding_types is None or sharding_type in self.sharding_types
 
+    @property
+    def may_split_some_rows(self) -> bool:
+        """Whether a search may split rows in any way."""
+        return self.may_use("row-wise") or self.may_use("table-row-wise")
+
     def reserved(self, memory_bytes: int) -> int:
         """Bytes of a device of so much memory that are not for tables."""
         return max(self.reserve_bytes, math.ceil(self.reserve_share * memory_bytes))
@@ -119,6 +124,11 @@ class Constraints(Value):
             raise ValueError(
                 f"all tables may be split row-wise, over all {devices} devices, and have "
                 f"{counted(self.max_shards, 'shard')} at most; say one of them"
+            )
+        rows = "all tables" if self.row_wise else next((repr(rule.table) for rule in self.tables if rule.row_wise), "")
+        if rows and not self.may_split_some_rows:
+            raise ValueError(
+                f"{rows} may be split row-wise, and sharding_types has neither row-wise nor table-row-wise; say one of them"
             )
         self._check_together(known)
 
@@ -191,7 +201,7 @@ class Constraints(Value):
                 and table.has_rows_for(devices)
             )
 
-        if devices == 1 or not (self.may_use("row-wise") or self.may_use("table-row-wise")):
+        if devices == 1 or not self.may_split_some_rows:
             return []
         return [table.name for table in tables if table.name not in kept and may(table)]
 

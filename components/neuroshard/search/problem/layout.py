@@ -98,6 +98,11 @@ def caveats(problem: Problem, placement: Placement) -> list[str]:
             f"{counted(len(wide_tables), 'table')} that may be split row-wise stayed column-wise: wider (up to {widest} columns) "
             f"than the {model.max_dim} that the cost model has seen; augment with --max-dim {widest}, measure and pretrain again"
         )
+    asked = problem.task.constraints.sharding_types or ()
+    if "table-row-wise" in asked and problem.row_blocks.domains == 1 and problem.task.devices > 1:
+        notes.append(
+            "no table can be table-row-wise: all devices are one domain (--domain says how many share fast links)"
+        )
     notes += model.caveats(problem.devices, _as_asked(problem, placement))
     if problem.task.batch_size != model.batch_size:
         notes.append(
