@@ -172,7 +172,7 @@ def test_table_row_wise_tables_launch_what_was_counted_for_them(local_world_size
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_world_size))
     monkeypatch.setenv("TORCHREC_RESOLVED_POD_SIZE", str(pod))
     ranks, plans = 4, []
-    for count in (1, 3):
+    for count in (1, 3, 4):
         each = ({"name": f"t{i}", "features": [{"name": f"t{i}f", "pooling_factor": 2.0}]} for i in range(count))
         tables = tuple(Table.model_validate({**one, "module": "m", "rows": ROWS, "dim": DIM}) for one in each)
         places = [("t0", (2, 3)), ("t1", (0,)), ("t2", (0, 1, 2, 3))][:count]
@@ -180,6 +180,12 @@ def test_table_row_wise_tables_launch_what_was_counted_for_them(local_world_size
             Shard(table=name, row_offset=place * ROWS // len(on), rows=ROWS // len(on), dim=DIM, device=device)
             for name, on in places
             for place, device in enumerate(on)
+        ]
+        shards += [  # t3, in a grid
+            Shard(
+                table="t3", row_offset=ROWS // 2 * (r % 2), rows=ROWS // 2, column_offset=4 * (r // 2), dim=4, device=r
+            )
+            for r in range(ranks * (count > 3))
         ]
         task = ShardingTask(
             tables=tables,
@@ -198,7 +204,7 @@ def test_table_row_wise_tables_launch_what_was_counted_for_them(local_world_size
         for rank, counts in enumerate(of_ranks):
             assert counts.pop("operators", 0) == counted.operators[rank]
             assert counts.total() == counted.inputs + 2 * counted.outputs, (counts, plan.shards)
-    assert [launches({t.name: t for t in p.task.tables}, p.shards, ranks).outputs for p in plans] == [2, 4]
+    assert [launches({t.name: t for t in p.task.tables}, p.shards, ranks).outputs for p in plans] == [2, 4, 6]
 
 
 def test_a_plan_launches_what_was_counted_for_it(tmp_path) -> None:

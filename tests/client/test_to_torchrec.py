@@ -579,7 +579,7 @@ def taken_over(sharding_plan: ShardingPlan, module: nn.Module, devices: int = 2)
     return from_torchrec(sharding_plan, module, device_memory_bytes=(2**20,) * devices, batch_size=64)
 
 
-def test_a_grid_is_taken_over_and_said_but_not_given_back():
+def test_a_grid_is_taken_over_and_said_and_given_back():
     big = Table(name="a", rows=1001, dim=256, pooling_factor=1)
     module = collection(big, ITEM)
     makers = {"a": grid_shard([0, 1]), "item": table_row_wise(1)}
@@ -591,9 +591,15 @@ def test_a_grid_is_taken_over_and_said_but_not_given_back():
     assert {("a", 0, 251, 0, 128, 0), ("a", 753, 248, 128, 128, 7), ("item", 225, 75, 0, 8, 7)} <= held
     rows, grid = plan.provenance.notes
     assert ("'item'" in rows, "table-row-wise" in rows) == (True, True)
-    assert ("'a'" in grid, "refuses it" in grid) == (True, True)
-    with pytest.raises(InvalidInput, match="'a' is split row-wise and column-wise"):
-        to_torchrec(plan, module, local_world_size=4)
+    assert ("'a'" in grid, "grid" in grid) == (True, True)
+    back = to_torchrec(plan, module, local_world_size=4).plan[""]
+    assert back["a"].sharding_type == "grid_shard"
+    assert back["a"].ranks == theirs["a"].ranks
+    assert [(s.shard_offsets, s.shard_sizes) for s in back["a"].sharding_spec.shards] == [
+        (s.shard_offsets, s.shard_sizes) for s in theirs["a"].sharding_spec.shards
+    ]
+    with refused(InvalidInput, "'a'", "grid", "2 ranks"):
+        to_torchrec(plan, module, local_world_size=2)
 
 
 @pytest.mark.parametrize("rows", [300, 301, 2])

@@ -101,6 +101,17 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
             for first in range(0, task.devices, domain):
                 rectangles.append([(0, 0)] * first + blocks + [(0, 0)] * (task.devices - first - domain))
                 split_over.append(domain)
+        grids: list[int] = []  # the columns of a part of each
+        pooled = table.name in row_wise and domain > 1 and table.pooling != "none" and constraints.may_use("grid")
+        for number in range(2, task.devices // domain + 1 if pooled else 0):
+            part, each = table.dim // number, number * domain
+            if (task.devices // domain) % number or table.dim % (4 * number) or part < least:
+                continue
+            for first in range(0, task.devices, each):
+                blocks = [(rows, part) for _, rows in table.row_blocks(domain)] * number
+                rectangles.append([(0, 0)] * first + blocks + [(0, 0)] * (task.devices - first - each))
+                grids.append(part)
+                split_over.append(domain)
         if not rectangles:
             return float("inf")
         shards.append([_shards(table, way) for way in rectangles])
@@ -122,11 +133,12 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
         near.append(np.zeros(shape))
         far.append(np.zeros(shape))
         encoded.append(np.zeros(shape))
-        if rates is not None and over_domains:
-            host = HostColumns.of(model, [table], task.devices, domain, rates)
+        dims_of = [table.dim] * over_domains + grids
+        for row, wide in enumerate(dims_of, len(rectangles) - len(dims_of)):
+            assert rates is not None
+            host = HostColumns.of(model, [table.with_dim(wide)], task.devices, domain, rates)
             for amount, to in ((host.inside, near), (host.out, far), (host.encoded, encoded)):
-                of_domain = columns[-1][-over_domains:]
-                to[-1][-over_domains:] = np.where(of_domain > 0, amount - of_domain, 0.0)
+                to[-1][row] = np.where(columns[-1][row] > 0, amount - columns[-1][row], 0.0)
         parts_of = [1 if one[0] == table.rows else of for one, of in zip(flat, over, strict=True)]
         sizes = [task.shard_bytes(table, *one, of) if one[1] else 0 for one, of in zip(flat, parts_of, strict=True)]
         nbytes.append(np.array(sizes).reshape(shape))

@@ -108,6 +108,22 @@ def test_what_a_domain_sends_is_counted_as_torchrec_sends_it() -> None:
     assert ms[0] == pytest.approx(ms[1] / 2, rel=0.01)
 
 
+def test_one_table_that_outweighs_a_domain_lies_in_a_grid_and_stays_there() -> None:
+    giant = Table(name="giant", rows=10**7, dim=128, pooling_factor=1000.0)
+    model, some = Analytic("h100", BATCH_SIZE), (*hot_tables(0)[:12], giant)
+    plan = search(task_of(some), model, TRY)
+    without = search(task_of(some, ("column-wise", "row-wise", "table-row-wise")), model, TRY)
+    shards = plan.by_table()["giant"]
+    assert {(shard.rows, shard.dim) for shard in shards} == {(10**7 // DOMAIN, 64)}
+    assert split(plan)["giant"] == set(range(DEVICES))
+    assert plan.cost_ms is not None
+    assert without.cost_ms is not None
+    assert plan.cost_ms < 0.95 * without.cost_ms
+    assert any("in a grid" in note for note in plan.provenance.notes)
+    stays = SearchSettings(rounds=5, move_budget_bytes=1)
+    assert search(task_of(some, row_wise=True), model, stays, previous=plan).by_table()["giant"] == shards
+
+
 def test_sequences_and_means_are_never_split_inside_a_domain() -> None:
     model = Analytic("h100", BATCH_SIZE)
     sequences = search(task_of(hot_tables(0, pooling="none", optimizer_bytes_per_row=0)), model, TRY)
@@ -160,7 +176,7 @@ def test_all_rows_in_domains_rescue_what_fits_no_device() -> None:
         ("rows", ["--sharding-types", "'rows'", "table-row-wise"]),
         ("column-wise,data-parallel", ["--data-parallel PATTERN"]),
         ("", ["''", "column-wise"]),
-        ("grid", ["'grid'"]),
+        ("grid_shard", ["'grid_shard'"]),
     ],
 )
 def test_unknown_types_are_reported_in_one_line(given: str, facts: list[str]) -> None:

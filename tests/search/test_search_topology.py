@@ -131,11 +131,24 @@ def test_two_tables_that_pay_as_row_wise_only_together_are_found() -> None:
 @pytest.mark.parametrize("drawn", [False, True])
 def test_table_row_wise_plans_and_their_bound_hold_against_the_best_of_all_plans(seed: int, drawn: bool) -> None:
     model = trained(seed) if drawn else Analytic("h100", BATCH_SIZE)
-    types = [None, ("column-wise", "table-row-wise"), ("row-wise", "table-row-wise")][seed % 3]
+    types = [None, ("column-wise", "table-row-wise"), ("row-wise", "grid")][seed % 3]
     some = tuple(table.model_copy(update={"dim": 4 + 4 * (i % 2)}) for i, table in enumerate(tables(seed, 3)))
     task = task_of(some, 4, domain=2)
     constraints = Constraints(row_wise=True, sharding_types=types)
     task = task.model_copy(update={"constraints": constraints})
+    optimum = optimum_ms(task, model)
+    plan = search(task, model, SearchSettings(rounds=10, simplicity=0.0))
+    assert plan.lower_bound_ms is not None
+    assert plan.lower_bound_ms <= optimum * (1 + 1e-9)
+    assert optimum * (1 - 1e-9) <= plan.cost_ms <= optimum * 1.03
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_grids_on_some_of_the_domains_hold_against_the_best_of_all_plans(seed: int) -> None:
+    model = trained(seed) if seed % 2 else Analytic("h100", BATCH_SIZE)
+    hot = Table(name="hot", rows=10**5, dim=16, pooling_factor=300.0)
+    task = task_of((hot, *tables(seed, 1)), 8, domain=2)
+    task = task.model_copy(update={"constraints": Constraints(row_wise=True, sharding_types=("row-wise", "grid"))})
     optimum = optimum_ms(task, model)
     plan = search(task, model, SearchSettings(rounds=10, simplicity=0.0))
     assert plan.lower_bound_ms is not None

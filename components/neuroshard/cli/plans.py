@@ -110,7 +110,7 @@ def search(
     sharding_types: Annotated[
         str | None,
         typer.Option(
-            help="What tables may be beside whole: column-wise,row-wise,table-row-wise (over one domain) [default: all]."
+            help="What tables may be beside whole: column-wise,row-wise, and over domains table-row-wise,grid [default: all]."
         ),
     ] = None,
     pin: Annotated[

@@ -61,8 +61,8 @@ DEVICE_TYPES = ("cpu", "cuda")
 NOTES = {
     ShardingType.TABLE_ROW_WISE.value: "row-wise over the ranks of a host (table-row-wise): {}; to_torchrec accepts such tables "
     "for trainers whose hosts have as many ranks",
-    ShardingType.GRID_SHARD.value: "column-wise and row-wise (grid): {}; such a plan can be shown and searched from, but "
-    "to_torchrec refuses it",
+    ShardingType.GRID_SHARD.value: "column-wise over hosts and row-wise over their ranks (grid): {}; to_torchrec accepts such "
+    "tables for trainers whose hosts have as many ranks",
 }
 
 
@@ -234,7 +234,7 @@ def from_torchrec(
     Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. With the
     trainer's `pipeline` (none, sparse-dist, prefetch) memory counts what a step needs. TorchRec's plan says nothing about
     lookups: give `tables` (from a tables.json, say) for the pooling factors; by default a table has one uniform lookup a feature.
-    The plan carries no predicted cost. Its notes name table-row-wise and grid tables; `to_torchrec` refuses grids. Raises
+    The plan carries no predicted cost. Its notes name table-row-wise and grid tables. Raises
     InvalidInput, which names table, rank and value, for missing or unknown tables, for data-parallel ones, for row blocks that
     TorchRec would place on other ranks, and for anything that makes a plan invalid: a gap, an overlap, a rank beyond the
     devices, too little memory.

@@ -45,6 +45,9 @@ def shards_by_table(plan: Plan, whose: str, local_world_size: int | None = None)
     for name, shards in plan.by_table().items():
         if name in copied:
             found[name] = sorted(shards, key=lambda shard: shard.device)
+        elif is_grid(tables[name], shards):
+            found[name] = sorted(shards, key=lambda shard: (shard.column_offset, shard.row_offset))
+            check_grid(tables[name], found[name], local_world_size or get_local_size(devices), whose)
         elif any(shard.rows < tables[name].rows for shard in shards):
             found[name] = sorted(shards, key=lambda shard: (shard.row_offset, shard.column_offset))
             if len(shards) < devices and local_world_size is None:
@@ -60,6 +63,31 @@ def shards_by_table(plan: Plan, whose: str, local_world_size: int | None = None)
         else:
             found[name] = as_torchrec_can_hold(sorted(shards, key=lambda shard: shard.column_offset), whose)
     return found
+
+
+def is_grid(table: Table, shards: list[Shard]) -> bool:
+    """Whether both the rows and the columns are split."""
+    return all(shard.rows < table.rows and shard.dim < table.dim for shard in shards)
+
+
+def check_grid(table: Table, shards: list[Shard], local_world_size: int, whose: str) -> None:
+    """Raise InvalidInput unless the shards, column by column, are those of TorchRec's GRID_SHARD: columns in parts of one width,
+    the rows of each part over the ranks of a host of its own."""
+    width, local = shards[0].dim, local_world_size
+    hosts = [shard.device // local for shard in shards[::local]]
+    wanted = [
+        (width, place * width, first, rows, host * local + rank)
+        for place, host in enumerate(hosts)
+        for rank, (first, rows) in enumerate(table.row_blocks(local))
+    ]
+    given = [(shard.dim, shard.column_offset, shard.row_offset, shard.rows, shard.device) for shard in shards]
+    whole = width * len(hosts) == table.dim and table.has_rows_for(local)
+    if given != wanted or len(set(hosts)) < len(hosts) or not whole:
+        raise InvalidInput(
+            f"table {table.name!r} is split row-wise and column-wise (rank {shards[0].device} has rows {_rows(shards[0])} and "
+            f"columns {spanned(shards[0].column_offset, width)}), and not in a grid as TorchRec has it: equal parts of columns, "
+            f"the rows of each over the {local} ranks of a host of its own, in order; {whose} must split it so, or by one of them"
+        )
 
 
 def ranks_of_rows(shards: list[Shard], devices: int, local_world_size: int) -> range:
@@ -95,9 +123,10 @@ def check_row_wise(table: Table, shards: list[Shard], devices: int, local_world_
 
 def check_hosts(shards: Mapping[str, list[Shard]], kinds: Mapping[str, str], devices: int) -> None:
     """Raise InvalidInput where a table is split over the ranks of a host, and TorchRec will take hosts to have others."""
-    split = [name for name, kind in kinds.items() if kind == ShardingType.TABLE_ROW_WISE.value]
-    if split and len(shards[split[0]]) != (hosts := get_topology_group_world_size(devices)):
-        parts = shards[split[0]]
+    over_hosts = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
+    split = [name for name, kind in kinds.items() if kind in over_hosts]
+    parts = [shard for shard in shards[split[0]] if shard.column_offset == 0] if split else []
+    if split and len(parts) != (hosts := get_topology_group_world_size(devices)):
         raise InvalidInput(
             f"table {split[0]!r} is split row-wise over the {len(parts)} ranks of a host (rank {parts[0].device} on), but here "
             f"TorchRec takes a host to have {hosts}: LOCAL_WORLD_SIZE must be what local_world_size is (torchrun sets it)"
@@ -158,9 +187,11 @@ def as_torchrec_can_hold(shards: list[Shard], whose: str) -> list[Shard]:
 
 
 def sharding_type(table: Table, shards: list[Shard], devices: int) -> ShardingType:
-    """What the shards of `shards_by_table` are: copies, row-wise over all ranks or a host's, in one piece, or column-wise."""
+    """What the shards of `shards_by_table` are: copies, a grid, row-wise over all ranks or a host's, whole, or column-wise."""
     if is_copied(table, shards):
         return ShardingType.DATA_PARALLEL
+    if is_grid(table, shards):
+        return ShardingType.GRID_SHARD
     if shards[0].rows < table.rows:
         return ShardingType.ROW_WISE if len(shards) == devices else ShardingType.TABLE_ROW_WISE
     return ShardingType.TABLE_WISE if len(shards) == 1 else ShardingType.COLUMN_WISE

@@ -17,7 +17,8 @@ MostShards = Annotated[Whole, Field(ge=1, le=2**31)]
 DeviceNumber = Annotated[Whole, Field(ge=0)]
 
 SIMPLICITY = 0.005  # share of the cost that a plan with fewer cuts may take, where nobody says
-ShardingTypeName = Literal["table-wise", "column-wise", "row-wise", "table-row-wise"]
+ShardingTypeName = Literal["table-wise", "column-wise", "row-wise", "table-row-wise", "grid"]
+ROW_TYPES: tuple[ShardingTypeName, ...] = ("row-wise", "table-row-wise", "grid")
 MOST_SIMPLICITY = 0.1  # more is a mistaken unit
 
 
@@ -87,7 +88,7 @@ class Constraints(Value):
     @property
     def may_split_some_rows(self) -> bool:
         """Whether a search may split rows in any way."""
-        return self.may_use("row-wise") or self.may_use("table-row-wise")
+        return any(map(self.may_use, ROW_TYPES))
 
     def reserved(self, memory_bytes: int) -> int:
         """Bytes of a device of so much memory that are not for tables."""
@@ -128,7 +129,7 @@ class Constraints(Value):
         rows = "all tables" if self.row_wise else next((repr(rule.table) for rule in self.tables if rule.row_wise), "")
         if rows and not self.may_split_some_rows:
             raise ValueError(
-                f"{rows} may be split row-wise, and sharding_types has neither row-wise nor table-row-wise; say one of them"
+                f"{rows} may be split row-wise, and sharding_types has none of {', '.join(ROW_TYPES)}; say one of them"
             )
         self._check_together(known)
 

@@ -9,10 +9,9 @@ from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.filling import complete
 from neuroshard.search.problem.objective import Objective, SoftMaximum
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.row_blocks import EVERYWHERE
 from neuroshard.search.problem.state import State
 
-CUT = EVERYWHERE - 1  # in place of a domain: column-wise
+CUT = np.iinfo(np.int64).min  # in place of a domain: column-wise
 
 
 class _Linearized(NamedTuple):
@@ -33,7 +32,7 @@ class _Linearized(NamedTuple):
         """Ms and columns that these groups' row blocks, over the devices of their domains, are on each device: two (C, D)."""
         blocks, devices = self.state.problem.row_blocks, np.arange(self.state.problem.devices)
         load = blocks.ms(groups, domains, devices, self.slope)
-        sent = blocks.dims[blocks.positions(groups), (domains != EVERYWHERE).astype(np.int64)]
+        sent = blocks.dims[blocks.positions(groups), blocks.way_of(domains)]
         dims = np.where(np.isfinite(load), sent[:, None], 0.0)
         return np.nan_to_num(load, nan=0.0) + self.soft.objective.own_ms * dims, dims
 
@@ -85,11 +84,8 @@ def toggled(
 
 def _over_each(problem: Problem, groups: Ints) -> tuple[Ints, Ints]:
     """Each group with each of the places that its blocks may have: groups and domains, two (C,)."""
-    blocks = problem.row_blocks
-    if blocks.domains == 1:
-        return groups, np.full(len(groups), EVERYWHERE)
-    places = np.arange(EVERYWHERE, blocks.domains)
-    may = blocks.allowed[blocks.positions(groups)][:, (places != EVERYWHERE).astype(np.int64)]
+    blocks, places = problem.row_blocks, problem.row_blocks.places()
+    may = blocks.allowed[blocks.positions(groups)][:, blocks.way_of(places)]
     of, where = np.nonzero(may)
     return groups[of], places[where]
 

@@ -25,7 +25,6 @@ from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.problem import Placement, Problem, Widths
-from neuroshard.search.problem.row_blocks import EVERYWHERE, row_shards
 
 ORDERED = 8  # shards of a table of which every order is tried: 2^8 subsets; of more, their order is kept
 
@@ -73,9 +72,9 @@ class CurrentPlacement:
         """Where the current plan has a table of its task row-wise, as a search can split it now; None if it has not."""
         if table is None or table.name not in self.not_whole:
             return None
-        held, blocks = sorted(self.shards[table.name], key=lambda shard: shard.row_offset), self.problem.row_blocks
-        domains = [EVERYWHERE, *(range(blocks.domains) if blocks.domains > 1 else ())]
-        return next((domain for domain in domains if held == row_shards(table, blocks.devices_of(domain))), None)
+        held = sorted(self.shards[table.name], key=lambda shard: (shard.column_offset, shard.row_offset))
+        blocks, domains = self.problem.row_blocks, self.problem.row_blocks.places().tolist()
+        return next((domain for domain in domains if held == blocks.shards(table, domain)), None)
 
     def _dealt_anew(self) -> list[str]:
         """A line about tables in shards of some rows that cannot stay as they are."""
@@ -217,7 +216,7 @@ class CurrentPlacement:
         if (group, domain) not in self._arriving_blocks:
             table = self.problem.tables[group][0]
             before = self.shards.get(table.name, ()) if table.name in self.rows else ()
-            blocks = row_shards(table, self.problem.row_blocks.devices_of(domain))
+            blocks = self.problem.row_blocks.shards(table, domain)
             self._arriving_blocks[group, domain] = arriving_bytes(table, before, blocks)
         return self._arriving_blocks[group, domain]
 

@@ -29,7 +29,7 @@ class LaunchCosts:
         self.measured = operators_of(table for _, table in tables)
         outputs: dict[Group, int] = {}
         operators: dict[object, int] = {}
-        # of each table, where it is whole, row-wise, cut and table-row-wise: numbers of its collectives and its operator
+        # of each table, where it is whole, row-wise, cut, table-row-wise, in a grid: numbers of its collectives and its operator
         self.output: Ints = np.array([[outputs.setdefault(one, len(outputs)) for one in _ways(t)] for _, t in tables])
         self.operator: Ints = np.array(
             [
@@ -45,7 +45,8 @@ class LaunchCosts:
         """Where these table groups are row-wise, each over its domain, these cut column-wise, and all others whole."""
         way = np.zeros(len(self.output), dtype=np.int64)
         way[np.isin(self.group, row_wise)], way[np.isin(self.group, cut)] = 1, 2
-        way[np.isin(self.group, row_wise[domains != EVERYWHERE])] = 3
+        way[np.isin(self.group, row_wise[domains >= 0])] = 3
+        way[np.isin(self.group, row_wise[domains < EVERYWHERE])] = 4
         outputs, operators = (
             np.unique(np.take_along_axis(each, way[:, None], axis=1)) for each in (self.output, self.operator)
         )
@@ -71,8 +72,8 @@ class LaunchCosts:
         return launch_ms(self.model, self.devices, operators - self.measured, count - 1, inputs)
 
 
-def _ways(table: Table) -> tuple[Group, Group, Group, Group]:
-    """The groups that the table is in where it is whole, row-wise, cut column-wise and table-row-wise."""
+def _ways(table: Table) -> tuple[Group, ...]:
+    """The groups that the table is in where it is whole, row-wise, cut column-wise, table-row-wise, and in a grid."""
     sequences = table.pooling == "none"
     whole, rows, cut = ("whole" if sequences else "columns", "rows", "columns")
     return (
@@ -80,4 +81,5 @@ def _ways(table: Table) -> tuple[Group, Group, Group, Group]:
         Group(table.module, table.weighted, sequences, rows),
         Group(table.module, table.weighted, sequences, cut),
         Group(table.module, table.weighted, sequences, "host rows"),
+        Group(table.module, table.weighted, sequences, "grid"),
     )

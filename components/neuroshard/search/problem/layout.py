@@ -10,7 +10,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.problem import Placement, Problem
-from neuroshard.search.problem.row_blocks import EVERYWHERE, row_shards
+from neuroshard.search.problem.row_blocks import EVERYWHERE
 
 
 def make_plan(
@@ -64,8 +64,7 @@ def lay_out(problem: Problem, placement: Placement, current: CurrentPlacement | 
     """Shards in the order of the tables. The columns of a table are dealt out from left to right, by device, widest first; or,
     from a current plan, so that most of them stay where they are."""
     split = zip(placement.row_wise.tolist(), placement.domains.tolist(), strict=True)
-    devices_of = problem.row_blocks.devices_of
-    blocks = {group: row_shards(problem.tables[group][0], devices_of(domain)) for group, domain in split}
+    blocks = {group: problem.row_blocks.shards(problem.tables[group][0], domain) for group, domain in split}
     if current is not None:
         widths = problem.widths(placement)
         laid_out = [blocks.get(group) or current.lay_out(group, row) for group, row in enumerate(widths)]
@@ -110,10 +109,14 @@ def caveats(problem: Problem, placement: Placement) -> list[str]:
             f"{problem.task.batch_size:,}"
         )
     if len(placement.row_wise):
-        over_all, of = int(np.count_nonzero(placement.domains == EVERYWHERE)), len(problem.task.tables)
-        ways = [f"over all {problem.devices} devices"] * (over_all > 0)
-        if in_domain := len(placement.row_wise) - over_all:
-            ways.append(f"{in_domain} of them over those of a domain" if over_all else "over the devices of a domain")
+        domains, of = placement.domains, len(problem.task.tables)
+        counts = {
+            f"over all {problem.devices} devices": np.count_nonzero(domains == EVERYWHERE),
+            "over the devices of a domain": np.count_nonzero(domains >= 0),
+            "in a grid, columns over domains and rows over their devices": np.count_nonzero(domains < EVERYWHERE),
+        }
+        some = {way: count for way, count in counts.items() if count}
+        ways = list(some) if len(some) == 1 else [f"{count} {way}" for way, count in some.items()]
         notes.append(
             f"{counted(len(placement.row_wise), 'table')} of {of} split row-wise {', '.join(ways)}: costs take all rows of a "
             "table to be looked up alike, and the reduce-scatter of its sums to take as long as an all-to-all of as many bytes"
@@ -126,5 +129,6 @@ def _as_asked(problem: Problem, placement: Placement) -> list[Table]:
     tables = {table.name: table for table in problem.task.tables}
     for group, domain in zip(placement.row_wise.tolist(), placement.domains.tolist(), strict=True):
         table = problem.tables[group][0]
-        tables[table.name] = table.part(table.block_rows(len(problem.row_blocks.devices_of(domain))), table.dim)
+        blocks = problem.row_blocks.shards(table, domain)
+        tables[table.name] = table.part(blocks[0].rows, table.dim)
     return list(tables.values())

@@ -1,10 +1,10 @@
-"""Tables split row-wise, over all devices or over those of one domain: what each device holds of them.
+"""Tables split row-wise, over all devices, over those of one domain, or in a grid: what each device holds of them.
 
-Each of these devices has a block of a table's rows at full width, as TorchRec's ROW_WISE and TABLE_ROW_WISE deal them out; the
+Each of these devices has a block of a table's rows, as TorchRec's ROW_WISE, TABLE_ROW_WISE and GRID_SHARD deal them out; the
 last has what is left. A block is priced as a table of its own (`Table.part`). Of a pooled table every one of them has sums for
 all samples, so it sends all columns, or more (`pricing.block_columns`); of a sequence what it looked up, which is taken to be
 the same everywhere. Over a domain, sums are added up inside it, and each device sends its share of them on
-(`pricing.HostColumns`).
+(`pricing.HostColumns`). In a grid each domain has as many of the columns, and their rows are split over its devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,16 +12,22 @@ from typing import NamedTuple
 
 import numpy as np
 
+from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Shard
-from neuroshard.core.table import Table
+from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import DomainMs, MoreColumns
 from neuroshard.costmodel.pricing import HostColumns, block_columns
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 
-EVERYWHERE = -1  # in place of a domain: all devices
-OVER_ALL, OVER_DOMAIN = 0, 1  # the ways to split rows
+# In place of a domain: all devices. Numbers below it are grids: several domains, each of which has a part of the columns
+EVERYWHERE = -1
+OVER_ALL, OVER_DOMAIN, FIRST_GRID = (
+    0,
+    1,
+    2,
+)  # the ways to split rows; in a grid of 2, 3, … parts of the columns from the third on
 
 
 class BlockLoad(NamedTuple):
@@ -36,52 +42,75 @@ class BlockLoad(NamedTuple):
 
 class RowBlocks:
     """The blocks of P tables on the D devices of a task. `groups` (P,), in order, are the numbers of their table groups in the
-    problem. There are W ways to split them: over all devices and, if `domains` is more than 1, over those of one domain.
+    problem. There are W ways to split them: over all devices and, if `domains` is more than 1, over those of one domain, or in
+    a grid of `parts` of the columns, each over a domain. Grids lie on neighbouring domains, and their number divides that of all.
 
-    Of each table and way: `allowed` (P, W); `nbytes` (P, W, 2), of a block and of the last; `dims` (P, W), columns that take a
-    device with a block as long to send; `more` (P, W), how many that are on average over all devices beyond those of the whole
-    table; `least` (P, W), columns that such a device sends at least; `vectors` (P, W, 2, K).
+    Of each table and way: `allowed` (P, W); `nbytes` (P, W, 2), of a block and of the last of a domain; `dims` (P, W), columns
+    that take a device with a block as long to send; `more` (P, W), how many that are on average over all devices beyond those of
+    the whole table; `least` (P, W), columns that such a device sends at least; `vectors` (P, W, 2, K).
     """
 
     def __init__(self, groups: Ints, tables: Sequence[Table], task: ShardingTask, model: CostModel) -> None:
         self.groups, self.tables, self.devices, self.model = groups, tables, task.devices, model
         may_use = task.constraints.may_use
-        domain = 1 if task.topology is None or not may_use("table-row-wise") else task.topology.domain
+        several = task.topology is not None and (may_use("table-row-wise") or may_use("grid"))
+        domain = task.topology.domain if several and task.topology is not None else 1
         self.domains = task.devices // domain if domain > 1 else 1
-        self.split_over = (task.devices, domain)[: 2 if self.domains > 1 else 1]  # devices of each way
+        self.parts: tuple[int, ...] = (1,)
+        if self.domains > 1:
+            self.parts = (1, *(parts for parts in range(1, self.domains + 1) if self.domains % parts == 0))
+        ways = len(self.parts)
+        self.split_over = (task.devices, *(domain for _ in self.parts[1:]))  # row blocks of each way
+        starts = [(way, first) for way in range(ways - 1, 0, -1) for first in range(0, self.domains, self.parts[way])]
+        grids = [one for one in starts if one[0] >= FIRST_GRID]
+        # of each domain, and of what stands in place of one, from the last grid on: its way and its first domain
+        self._places = [*grids, (OVER_ALL, 0), *((OVER_DOMAIN, h) for h in range(self.domains) if ways > 1)]
+        self._first_place = EVERYWHERE - len(grids)
         rows = np.array([table.rows for table in tables], dtype=np.int64)
         block = np.array([[t.block_rows(n) for n in self.split_over] for t in tables], dtype=np.int64)
-        block = block.reshape(-1, len(self.split_over))
+        block = block.reshape(-1, ways)
         self.rows: Ints = np.stack([block, rows[:, None] - block * (np.array(self.split_over) - 1)], axis=-1)
-        self.widths: Ints = np.array([table.dim for table in tables], dtype=np.int64)
-        # TorchRec has no table-row-wise sequences
-        self.allowed = np.array(
-            [[may_use("row-wise"), t.pooling != "none"][: len(self.split_over)] for t in tables], dtype=bool
-        )
+        self.allowed = np.array([self._allowed(table, task.constraints) for table in tables], dtype=bool)
         self.allowed = self.allowed.reshape(block.shape)
+        widths = [[max(t.dim // n, DIM_STEP) for n in self.parts] for t in tables]
+        self.widths: Ints = np.array(widths, dtype=np.int64).reshape(block.shape)
         blocks = [t.part(int(n), t.dim) for t, n in zip(tables, block[:, OVER_ALL], strict=True)]
         self.dims: Floats = np.array([block_columns(model, one) for one in blocks], dtype=np.float64)[:, None]
         self.least = self.near = self.far = self.encoded = self.dims
         if self.domains > 1:
             rates = DomainMs.of(model, task)
-            over = HostColumns.of(model, tables, task.devices, domain, rates)
-            longest = np.maximum(over.inside * rates.near, over.out * rates.far)
-            felt = longest / max(rates) if max(rates) > 0 else over.inside
-            self.near, self.far, self.least, self.encoded, self.dims = (
-                np.concatenate([self.dims, one[:, None]], axis=1) for one in (*over, felt)
-            )
-        share = np.array(self.split_over) / task.devices
+            for way in range(OVER_DOMAIN, ways):
+                cut = [table.with_dim(dim) for table, dim in zip(tables, self.widths[:, way].tolist(), strict=True)]
+                over = HostColumns.of(model, cut, task.devices, domain, rates)
+                longest = np.maximum(over.inside * rates.near, over.out * rates.far)
+                felt = longest / max(rates) if max(rates) > 0 else over.inside
+                self.near, self.far, self.least, self.encoded, self.dims = (
+                    np.concatenate([of, one[:, None]], axis=1)
+                    for of, one in zip(
+                        (self.near, self.far, self.least, self.encoded, self.dims), (*over, felt), strict=True
+                    )
+                )
+        share = np.array(self.split_over) * self.parts / task.devices
         sent = np.array([table.sent_columns for table in tables], dtype=np.float64) / task.devices
         self.more: Floats = self.dims * share - sent[:, None]
+        each = zip(tables, self.rows.tolist(), self.widths.tolist(), strict=True)
         sizes = [
             [
-                [task.shard_bytes(t, n, t.dim, over) for n in pair]
-                for pair, over in zip(of, self.split_over, strict=True)
+                [task.shard_bytes(table, n, dim, over) for n in pair]
+                for pair, dim, over in zip(of_table, dims, self.split_over, strict=True)
             ]
-            for t, of in zip(tables, self.rows.tolist(), strict=True)
+            for table, of_table, dims in each
         ]
         self.nbytes: Ints = np.array(sizes, dtype=np.int64).reshape(self.rows.shape)
         self._vectors: Floats | None = None
+
+    def _allowed(self, table: Table, constraints: Constraints) -> list[bool]:
+        """In which ways. TorchRec has no table-row-wise sequences, and the parts of a grid are equally wide."""
+        least = max(constraints.allowed(constraints.rules().get(table.name), table.dim)[0], table.narrowest_cut)
+        pooled, grid = table.pooling != "none", constraints.may_use("grid")
+        fits = [table.dim % (n * DIM_STEP) == 0 and table.dim // n >= least for n in self.parts[FIRST_GRID:]]
+        over_domain = [pooled and constraints.may_use("table-row-wise")] * (len(self.parts) > 1)
+        return [constraints.may_use("row-wise"), *over_domain, *(pooled and grid and fit for fit in fits)]
 
     @property
     def vectors(self) -> Floats:
@@ -89,7 +118,7 @@ class RowBlocks:
         if self._vectors is None:
             each = zip(self.tables, self.rows.reshape(len(self.tables), -1).tolist(), strict=True)
             parts = [table.part(rows, table.dim) for table, of in each for rows in of]
-            dims = np.repeat(self.widths, 2 * len(self.split_over))
+            dims = np.repeat(self.widths.ravel(), 2)
             vectors = finite_vectors(self.model, parts, dims, lambda bad: f"{parts[bad].rows:,} rows")
             self._vectors = vectors.reshape(*self.rows.shape, -1)
         return self._vectors
@@ -97,19 +126,45 @@ class RowBlocks:
     @property
     def all_blocks(self) -> Floats:
         """The vectors of all blocks of each table, summed: (P, W, K)."""
-        others = np.array(self.split_over)[:, None] - 1
-        total: Floats = self.vectors[:, :, 0] * others + self.vectors[:, :, 1]
+        others, parts = np.array(self.split_over)[:, None] - 1, np.array(self.parts)[:, None]
+        total: Floats = (self.vectors[:, :, 0] * others + self.vectors[:, :, 1]) * parts
         return total
 
     def positions(self, groups: Ints) -> Ints:
         """Where these table groups stand among the P."""
         return np.searchsorted(self.groups, groups)
 
-    def devices_of(self, domain: int) -> range:
-        """The devices of a domain, or all for EVERYWHERE."""
-        if domain == EVERYWHERE:
-            return range(self.devices)
-        return range(domain * self.split_over[OVER_DOMAIN], (domain + 1) * self.split_over[OVER_DOMAIN])
+    def way_of(self, domains: Ints) -> Ints:
+        """The way that each table over the devices of these domains is split."""
+        ways: Ints = np.array([way for way, _ in self._places])[domains - self._first_place]
+        return ways
+
+    def places(self) -> Ints:
+        """All domains, and what stands in place of one."""
+        return np.arange(self._first_place, self._first_place + len(self._places))
+
+    def place_of(self, way: int, first_domain: int) -> int:
+        """The place of so many domains from this one on as the way has."""
+        return self._places.index((way, first_domain)) + self._first_place
+
+    def shards(self, table: Table, domain: int) -> list[Shard]:
+        """The shards of a table over the devices of a domain, or of what stands in place of one."""
+        way, first = self._places[domain - self._first_place]
+        if way == OVER_ALL:
+            return row_shards(table, range(self.devices))
+        width, each = table.dim // self.parts[way], self.split_over[way]
+        return [
+            shard.model_copy(update={"column_offset": part * width, "dim": width})
+            for part in range(self.parts[way])
+            for shard in row_shards(table, range((first + part) * each, (first + part + 1) * each))
+        ]
+
+    def _devices_of(self, domain: int) -> tuple[slice, Ints]:
+        """The devices of a domain, and for each of them 1 if it has the last rows, else 0."""
+        way, first = self._places[domain - self._first_place]
+        each, begin = self.split_over[way], first * self.split_over[-1]
+        devices = np.arange(begin, begin + each * self.parts[way])
+        return slice(begin, begin + len(devices)), (devices % each == each - 1).astype(np.int64)
 
     def load(self, groups: Ints, domains: Ints) -> BlockLoad:
         """What the blocks of these table groups, each over the devices of its domain, add to each device."""
@@ -122,9 +177,8 @@ class RowBlocks:
             np.zeros(self.devices, dtype=np.int64),
         )
         for domain in np.unique(domains).tolist():
-            on, way = self.devices_of(domain), int(domain != EVERYWHERE)
-            chosen, there = positions[domains == domain], slice(on.start, on.stop)
-            which = np.append(np.zeros(len(on) - 1, dtype=np.int64), 1)
+            way, (there, which) = int(self.way_of(np.array(domain))), self._devices_of(domain)
+            chosen = positions[domains == domain]
             found.vectors[there] += self.vectors[chosen, way].sum(axis=0)[which]
             found.nbytes[there] += self.nbytes[chosen, way].sum(axis=0)[which]
             columns = self.dims[chosen, way].sum()
@@ -136,12 +190,16 @@ class RowBlocks:
     def ms(self, groups: Ints, domains: Ints, devices: Ints, slope: Floats) -> Floats:
         """What the block of each group, over the devices of its domain, takes on each of these devices (N,) by a linear estimate
         of `slope` (N, K): (P, N). NaN where the device has none of it."""
-        positions, way = self.positions(groups), (domains != EVERYWHERE).astype(np.int64)
-        first = np.where(way, domains * self.split_over[-1], 0)[:, None]
-        last = first + np.array(self.split_over)[way, None] - 1
+        positions, way = self.positions(groups), self.way_of(domains)
         of_block, of_last = (np.einsum("pk,nk->pn", self.vectors[positions, way, part], slope) for part in range(2))
-        held: Floats = np.where(devices == last, of_last, of_block)
-        return np.where((devices >= first) & (devices <= last), held, np.nan)
+        found: Floats = np.full(of_block.shape, np.nan)
+        for domain in np.unique(domains).tolist():
+            of, which = self._devices_of(domain)
+            there = np.flatnonzero((devices >= of.start) & (devices < of.stop))
+            rows = np.flatnonzero(domains == domain)[:, None]
+            is_last = which[devices[there] - of.start] == 1
+            found[rows, there] = np.where(is_last, of_last[rows, there], of_block[rows, there])
+        return found
 
 
 def finite_vectors(model: CostModel, tables: Sequence[Table], dims: Ints, part: Callable[[int], str]) -> Floats:

@@ -5,12 +5,14 @@ blocks have a share of the lookups each, but each of their devices then sends al
 the tables: by what their narrowest shard takes, longest first; and by what their blocks save, all taken together.
 """
 
+from itertools import product
+
 import numpy as np
 
 from neuroshard.core.text import counted
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.row_blocks import EVERYWHERE, OVER_ALL, OVER_DOMAIN
+from neuroshard.search.problem.row_blocks import EVERYWHERE, FIRST_GRID, OVER_ALL, OVER_DOMAIN
 from neuroshard.search.problem.state import State, column_ms, transfers
 from neuroshard.search.proposers.base import ProposalRequest
 from neuroshard.search.proposers.greedy import first_plans
@@ -48,40 +50,44 @@ def _sets(problem: Problem) -> list[tuple[Ints, Ints]]:
     permitted = blocks.groups[blocks.allowed.any(axis=1)]
     if len(permitted) <= tuning.all_row_sets_up_to:
         every = _all_sets(problem, permitted)
-        if blocks.domains == 1 or len(every) * problem.devices * len(problem.whole) <= tuning.all_row_sets_most_cells:
+        if len(every) * problem.devices * len(problem.whole) <= tuning.all_row_sets_most_cells or blocks.domains == 1:
             return every
     estimate, found = _SetCosts(problem), dict[bytes, tuple[Ints, Ints]]()
-    ways = [OVER_ALL] if blocks.domains == 1 else [OVER_ALL, OVER_DOMAIN]
-    for way in ways:
+    several = blocks.domains > 1
+    ways = ((OVER_ALL,), *((OVER_DOMAIN,), tuple(range(FIRST_GRID, len(blocks.parts)))) * several)
+    for some in ways:
         heaviest = permitted[np.argsort(-estimate.narrow_ms[permitted], kind="stable")]
-        saved_ms = estimate.saved_ms[blocks.positions(permitted), way]
+        saved_ms = estimate.saved_ms[blocks.positions(permitted)][:, list(some)].max(axis=1)
         saving = permitted[np.argsort(-saved_ms, kind="stable")][: np.count_nonzero(saved_ms > 0)]
         for order in (heaviest, saving):
-            for groups, domains in _sets_of(problem, estimate, order, way):
+            for groups, domains in _sets_of(problem, estimate, order, some):
                 found.setdefault(groups.tobytes() + domains.tobytes(), (groups, domains))
     return list(found.values())
 
 
-def _sets_of(problem: Problem, estimate: "_SetCosts", order: Ints, way: int) -> list[tuple[Ints, Ints]]:
-    """The first groups of an order, split in one way; over domains, also with some of the first over all devices."""
+def _sets_of(problem: Problem, estimate: "_SetCosts", order: Ints, ways: tuple[int, ...]) -> list[tuple[Ints, Ints]]:
+    """The first groups of an order, split in one of these ways; where there are domains, also with some of the first in this way
+    and the others over domains."""
     tuning, allowed = problem.tuning, problem.row_blocks.allowed[problem.row_blocks.positions(order)]
     counts = _counts(len(order), tuning.row_sets_one_by_one)
     if not len(counts):
         return []
     found: list[tuple[Ints, Ints]] = []
-    for leading in ([0], tuning.row_sets_leading) if way == OVER_DOMAIN else ([len(order)],):
+    mixed = tuning.row_sets_leading if problem.row_blocks.domains > 1 and ways != (OVER_DOMAIN,) else ()
+    for leading in ((len(order),), mixed) if mixed else ((len(order),),):
         tried, costs = [], []
-        for first in leading:
-            over_domain = (np.arange(len(order)) >= first) & allowed[:, -1] | ~allowed[:, OVER_ALL]
-            ways = np.where(over_domain, way, OVER_ALL)
-            tried += [(ways, count) for count in counts.tolist()]
-            costs.append(estimate.costs(order, ways, counts))
+        for way, first in product(ways, leading):
+            wanted = np.where(np.arange(len(order)) < first, way, OVER_DOMAIN) if mixed else np.full(len(order), way)
+            may = np.take_along_axis(allowed, wanted[:, None], axis=1)[:, 0]
+            split = np.where(may, wanted, allowed.argmax(axis=1))
+            tried += [(split, count) for count in counts.tolist()]
+            costs.append(estimate.costs(order, split, counts))
         cost = np.concatenate(costs)
         for best in np.argsort(cost, kind="stable")[: tuning.row_sets].tolist():
             if np.isfinite(cost[best]):
-                ways, count = tried[best]
+                split, count = tried[best]
                 by_number = np.argsort(order[:count])
-                found.append((order[:count][by_number], _domains(problem, order[:count], ways[:count])[by_number]))
+                found.append((order[:count][by_number], _domains(problem, order[:count], split[:count])[by_number]))
     return found
 
 
@@ -94,8 +100,9 @@ def _all_sets(problem: Problem, permitted: Ints) -> list[tuple[Ints, Ints]]:
         longer = []
         for some in found:
             used = max((domain for _, domain in some), default=EVERYWHERE)
-            domains = range(min(used + 2, blocks.domains) if alike else blocks.domains)
-            over = [EVERYWHERE] * allowed[OVER_ALL] + (list(domains) if blocks.domains > 1 and allowed[-1] else [])
+            places = blocks.places()
+            places = places[places <= max(used, EVERYWHERE) + 1] if alike else places
+            over = [place for place in places.tolist() if allowed[int(blocks.way_of(np.array(place)))]]
             longer += [some, *((*some, (group, domain)) for domain in over)]
         found = longer
     pairs = sorted((some for some in found if some), key=lambda some: (len(some), some))
@@ -103,17 +110,21 @@ def _all_sets(problem: Problem, permitted: Ints) -> list[tuple[Ints, Ints]]:
 
 
 def _domains(problem: Problem, groups: Ints, ways: Ints) -> Ints:
-    """The domain of each group: each, heaviest first, goes where the blocks of those before take the least time."""
+    """The domain of each group, or its place in a grid: each, heaviest first, goes where the blocks of those before take the
+    least time."""
     domains, blocks = np.full(len(groups), EVERYWHERE), problem.row_blocks
-    over = np.flatnonzero(ways == OVER_DOMAIN)
+    over = np.flatnonzero(ways != OVER_ALL)
     if not len(over):
         return domains
-    vectors = blocks.vectors[blocks.positions(groups[over]), OVER_DOMAIN, 0]
+    vectors = blocks.vectors[blocks.positions(groups[over]), ways[over], 0]
     ms = np.maximum(vectors @ problem.model.compute_slope(vectors.sum(axis=0)), 0.0)
     load = np.zeros(blocks.domains)
     for place in np.argsort(-ms, kind="stable").tolist():
-        domains[over[place]] = load.argmin()
-        load[load.argmin()] += max(ms[place], 1e-30)
+        way = int(ways[over[place]])
+        taken = load.reshape(-1, blocks.parts[way]).max(axis=1)
+        first = int(taken.argmin()) * blocks.parts[way]
+        domains[over[place]] = blocks.place_of(way, first)
+        load[first : first + blocks.parts[way]] += max(ms[place], 1e-30)
     return domains
 
 
@@ -154,7 +165,8 @@ class _SetCosts:
         """
         problem, model, devices = self.problem, self.problem.model, self.problem.devices
         blocks, last = problem.row_blocks, counts - 1
-        positions, share = blocks.positions(order), np.where(ways == OVER_ALL, 1.0, 1 / blocks.domains)
+        positions, share = blocks.positions(order), np.array(blocks.parts)[ways] / blocks.domains
+        share[ways == OVER_ALL] = 1.0  # of the devices that have a block
         nbytes = (blocks.nbytes[positions, ways] * share[:, None]).cumsum(axis=0)[last]
         fits = (nbytes[:, :1] <= problem.memory[:-1]).all(axis=1) & (nbytes[:, 1] <= problem.memory[-1])
         block = (blocks.vectors[positions, ways, 0] * share[:, None]).cumsum(axis=0)[last]
@@ -170,7 +182,7 @@ class _SetCosts:
         )
         heavy = problem.vectors[self.narrow[worst]] * (worst >= 0)[:, None]
         heaviest = np.where(np.isfinite(self.narrow_ms[worst]) | (worst < 0), model.compute_ms(block + heavy), np.inf)
-        over = np.where(ways == OVER_ALL, EVERYWHERE, 0)
+        over = np.select([ways == OVER_ALL, ways == OVER_DOMAIN], [EVERYWHERE, 0], EVERYWHERE - 1)
         launched = [problem.launches.of(order[:count], over[:count]).total_ms for count in counts.tolist()]
         costs: Floats = np.maximum(mean, heaviest) + (forward + backward).mean(axis=-1) + launched
         return np.where(fits, costs, np.inf)
