@@ -178,7 +178,7 @@ def read_orders(models: str) -> tuple[Order, ...]:
     orders = tuple(Order.parse(order, f"models[{index}]") for index, order in enumerate(listed))
     names = [order.name for order in orders]
     for order in orders:
-        _ = order.memory_bytes, order.move_budget_bytes, order.simplicity_share, order.topology
+        _ = order.memory_bytes, order.move_budget_bytes, order.simplicity_share, order.topology, order.precision
         if names.count(order.name) > 1:
             raise UsageError(f"model {order.name!r} is asked for {names.count(order.name)} times; give each model once")
     return orders
