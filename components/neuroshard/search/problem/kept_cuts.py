@@ -128,7 +128,7 @@ def _cuts(table: Table, shards: Sequence[Shard]) -> list[Columns]:
     cuts = sorted({Columns(shard.column_offset, shard.dim) for shard in shards})
     if len(cuts) > 1 and any(shard.rows < table.rows for shard in shards):
         raise Infeasible(
-            f"table {table.name!r} is cut by rows and by columns in the plan to start from, which a search does not keep; {WAY_OUT}"
+            f"table {table.name!r} is cut by rows and by columns in the plan to start from, which no search keeps; {WAY_OUT}"
         )
     return cuts
 
