@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 
 from bench.searching import methods, production, tables
+from bench.searching.peers_hugectr import plans
 from bench.searching.peers_paper import Predictor, PublishedSearch
 from bench.searching.scoring import cost_ms, fault, rows_of
 from helpers.analytic import AnalyticModel
 from helpers.costs import random_model, random_tables
 from neuroshard.core.constraints import Constraints
+from neuroshard.core.plan import Plan, Provenance
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
 from neuroshard.search.run import SearchSettings, search
 from neuroshard.search.tuning import BeamWidth
 
@@ -151,3 +155,25 @@ def test_every_switch_of_the_tuning_is_a_search_that_the_ablation_runs(task):
         found = methods.run(f"without {switch}", task, model)
         assert found["error"] is None, switch
     assert {"greedy", "swaps", "perturb", "choice_under_doubt"} <= set(methods.SWITCHES)
+
+
+def test_hugectrs_rule_deals_tables_to_hosts_and_splits_the_heaviest_further():
+    tables = tuple(
+        Table(name=f"t{i}", rows=rows, dim=32, pooling_factor=pooling)
+        for i, (rows, pooling) in enumerate([(50_000, 60.0), (40_000, 10.0), (30_000, 9.0), (20_000, 8.0), (500, 9.0)])
+    )
+    topology = Topology(domain=2, local_world_size=2, network_bytes_per_s=1e9)
+    task = ShardingTask(tables=tables, device_memory_bytes=(2**28,) * 8, batch_size=4096, topology=topology)
+    found = list(plans(task, 1e10, 500 * 32 * 4 + 1))
+    first, second = (
+        {name: [s for s in shards if s.table == name] for name in ("t0", "t1", "t4")} for _, shards in found[:2]
+    )
+    assert len(first["t0"]) == len(first["t1"]) == 2
+    assert {s.device // 2 for s in first["t0"]}.isdisjoint({s.device // 2 for s in first["t1"]})
+    assert [(len(second["t0"]), s.dim) for s in second["t0"]] == [(4, 16)] * 4
+    assert [s.device for s in second["t4"]] == list(range(8))
+    assert max(len([s for s in shards if s.table == "t0"]) for _, shards in found) == 8
+    for of, shards in found:
+        ordered = tuple(sorted(shards, key=lambda s: s.table))
+        assert Plan(task=of, shards=ordered, provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    assert all(s.rows < 500 for _, shards in plans(task, 1e10, 0) for s in shards if s.table == "t4")

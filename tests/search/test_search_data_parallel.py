@@ -18,6 +18,7 @@ from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.pricing import copies_ms, price_shards
+from neuroshard.search.data_parallel import with_copies
 from neuroshard.search.run import SearchSettings, search
 
 SHAPES = [(100_000, 16, 30.0), (50_000, 32, 5.0), (20, 8, 1.0), (7, 64, 2.0), (80_000, 8, 12.0)]
@@ -136,6 +137,22 @@ def test_small_tables_are_copied_where_that_pays(seed: int) -> None:
     prices = price_shards(model, plan.task, plan.shards)
     assert prices is not None
     assert plan.predicted_ms == pytest.approx(prices.total_ms)
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_as_many_tables_are_copied_as_is_cheapest(seed: int) -> None:
+    """Copies may pay only together: each alone, or a few, make the plan dearer."""
+    rng = np.random.default_rng(seed)
+    small, large = drawn_tables(rng, 40, rows=(2, 4.5)), drawn_tables(rng, 3, rows=(6, 7))
+    renamed = [table.model_copy(update={"name": f"large{i}"}) for i, table in enumerate(large)]
+    task, model = over_network((*small, *renamed)), Analytic("h100", 65536)
+    plan = search(task, model, replace(AUTO, rounds=4))
+    names = [table.name for table in sorted(task.tables, key=lambda table: table.rows)]
+    plain = replace(AUTO, rounds=4, try_data_parallel=False)
+    costs = {count: search(with_copies(task, names[:count]), model, plain).cost_ms for count in range(0, 41, 5)}
+    assert min(costs, key=costs.__getitem__) > 10
+    assert plan.cost_ms is not None
+    assert plan.cost_ms < 1.05 * min(cost for cost in costs.values() if cost is not None)
 
 
 def test_where_links_are_fast_and_tables_large_nothing_is_copied() -> None:

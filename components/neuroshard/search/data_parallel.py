@@ -4,6 +4,7 @@ A search places the other tables in the memory that the copies leave. What the c
 tables to copy is decided before (`worth_copying`), by first plans.
 """
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from math import inf
 
@@ -100,10 +101,12 @@ class Copies:
 def worth_copying(task: ShardingTask, model: CostModel, tuning: Tuning) -> tuple[str, ...]:
     """The tables, beside those of which there are copies anyway, whose copies make first plans cheaper by `copies_worth`.
 
-    The fewer rows a table has, the less its gradients take to sum up beside what it saves. So of the tables in order of their
-    rows the first 1, 2, 4, … are tried, and then the numbers between the best of these and its neighbours.
+    A copy of a table saves a device its outputs, of as many columns for all samples, and takes gradients of as many columns for
+    all rows: the fewer rows, the better. So of the tables in order of their rows those of at most 1, 2, 4, … rows are tried,
+    until the copies alone take longer than the best plan, and then numbers of tables between the best and its neighbours.
     """
-    names = _may_be_copied(task)
+    tables = _may_be_copied(task)
+    names = [table.name for table in tables]
     known: dict[int, float] = {}
 
     def cost(count: int) -> float:
@@ -111,11 +114,19 @@ def worth_copying(task: ShardingTask, model: CostModel, tuning: Tuning) -> tuple
             known[count] = _first_cost(with_copies(task, names[:count]), model, tuning)
         return known[count]
 
-    counts = [0, *(2**power for power in range(len(names).bit_length()))]
-    best = min(counts, key=cost)
-    step = best // 2
-    while step := step // 2:
-        best = min((best - step, best, min(best + step, len(names))), key=cost)
+    rows = [table.rows for table in tables]
+    powers = range(max(rows, default=1).bit_length() + 1)
+    counts = sorted({0, *(bisect_right(rows, 2**power) for power in powers)})
+    best = 0
+    for count in counts:
+        if copies_ms(model, tables[:count], task).total_ms > cost(best):
+            break
+        best = min(best, count, key=cost)
+    place = counts.index(best)
+    low, high = counts[max(place - 1, 0)], counts[min(place + 1, len(counts) - 1)]
+    while high - low > 2:
+        low, high = (low + best + 1) // 2, (best + high) // 2
+        best = min((low, best, high), key=cost)
     return tuple(names[:best]) if cost(best) < cost(0) * (1 - tuning.copies_worth) else ()
 
 
@@ -127,13 +138,13 @@ def with_copies(task: ShardingTask, names: Collection[str]) -> ShardingTask:
     return task.model_copy(update={"constraints": task.constraints.model_copy(update={"tables": ordered})})
 
 
-def _may_be_copied(task: ShardingTask) -> list[str]:
+def _may_be_copied(task: ShardingTask) -> list[Table]:
     """Tables without a rule that are no sequences, those of the fewest rows first; all but one of them, if they are all."""
     constraints = task.constraints
     ruled = {*constraints.rules(), *(name for group in constraints.together for name in group)}
     free = [table for table in task.tables if table.name not in ruled and table.pooling != "none"]
-    names = [table.name for table in sorted(free, key=lambda table: (table.rows * table.dim, table.name))]
-    return names[: len(task.tables) - len(constraints.data_parallel) - 1]
+    ordered = sorted(free, key=lambda table: (table.rows, table.dim, table.name))
+    return ordered[: len(task.tables) - len(constraints.data_parallel) - 1]
 
 
 def _first_cost(task: ShardingTask, model: CostModel, tuning: Tuning) -> float:

@@ -1,19 +1,19 @@
-"""Plans over several hosts: ours, TorchRec's planner that is told the same hosts and network, and one sharding type for all.
+"""Plans over several hosts: ours, peers that are told the same hosts and network, and one sharding type for all.
 
 All are priced by one datasheet's cost model on the task's network, so this compares searches, not machines.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from bench.searching import peers_torchrec, tasks
+from bench.searching import peers_hugectr, peers_torchrec, tasks
 from bench.searching.scoring import Row
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Shard
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
-from neuroshard.costmodel.analytic import Analytic
+from neuroshard.costmodel.analytic import DATASHEETS, Analytic
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.search.run import SearchSettings, search
 
@@ -24,8 +24,10 @@ WORLDS = (
     (120, 32, 16, 25), (100, 64, 8, 50), (120, 64, 8, 25), (150, 64, 32, 12.5), (80, 32, 4, 12.5),
 )  # fmt: skip
 WIDEST = 2_000  # devices x tables above which TorchRec's planner is asked at one width of column shards only
-SEED = 22_000  # of the first world; looked at twice: the first time two were lost to grids, which no search made then
-OURS, NO_DOMAINS = "local-search", "local-search, column-wise and row-wise"
+SEED = 22_000  # of the first world; looked at three times: the first time two were lost to grids, which no search made then
+HARDWARE = "h100"
+OURS, COPIES_TOO = "local-search", "local-search, copies too"
+NO_DOMAINS = "local-search, column-wise and row-wise"
 FOR_ALL = {"row-wise for all": ("row-wise",), "table-row-wise for all": ("table-row-wise",)}
 
 
@@ -41,23 +43,32 @@ def worlds(folder: Path) -> list[ShardingTask]:
 
 def costs(task: ShardingTask) -> Mapping[str, float | None]:
     """Ms of each method's plan; None where it found none."""
-    model = Analytic("h100", task.batch_size)
+    model = Analytic(HARDWARE, task.batch_size)
     found: dict[str, float | None] = {
         OURS: _ours(task, model, None),
+        COPIES_TOO: _ours(task, model, None, try_data_parallel=True),
         NO_DOMAINS: _ours(task, model, ("column-wise", "row-wise")),
     }
     widths = peers_torchrec.WIDTHS if task.devices * len(task.tables) <= WIDEST else peers_torchrec.WIDTHS[:1]
     rows = [peers_torchrec.plan(task, width, peers_torchrec.HOST_TYPES)[0] for width in widths]
     found["TorchRec's planner, all types"] = min((_priced(task, model, one) for one in rows if one), default=None)
+    memory = DATASHEETS[HARDWARE].memory * 1e3
+    found["HugeCTR's rule"] = _cheapest(model, peers_hugectr.plans(task, memory, 0))
+    found["HugeCTR's rule, copies too"] = _cheapest(
+        model, peers_hugectr.plans(task, memory, peers_hugectr.COPIED_BYTES)
+    )
     for name, types in FOR_ALL.items():
         found[name] = _all_split(task, model, types)
     return found
 
 
-def _ours(task: ShardingTask, model: Analytic, types: Sequence[str] | None) -> float | None:
+def _ours(
+    task: ShardingTask, model: Analytic, types: Sequence[str] | None, try_data_parallel: bool = False
+) -> float | None:
     constraints = Constraints.model_validate({"sharding_types": types})
+    settings = SearchSettings(try_row_wise=True, try_data_parallel=try_data_parallel)
     try:
-        plan = search(task.model_copy(update={"constraints": constraints}), model, SearchSettings(try_row_wise=True))
+        plan = search(task.model_copy(update={"constraints": constraints}), model, settings)
     except Infeasible:
         return None
     return plan.cost_ms
@@ -79,6 +90,12 @@ def _all_split(task: ShardingTask, model: Analytic, types: Sequence[str]) -> flo
         ]
     prices = price_shards(model, task, shards)
     return None if prices is None else float(prices.total_ms.max())
+
+
+def _cheapest(model: Analytic, plans: Iterable[tuple[ShardingTask, list[Shard]]]) -> float | None:
+    """Ms of the cheapest of these plans by our cost model, whichever their own rule would take; None where none fits."""
+    prices = [price_shards(model, task, shards) for task, shards in plans]
+    return min((float(each.total_ms.max()) for each in prices if each is not None), default=None)
 
 
 def _priced(task: ShardingTask, model: Analytic, rows: Sequence[Row]) -> float:
