@@ -44,7 +44,7 @@ def test_devices_that_cannot_be_laid_out_so_are_refused(devices, domain, local_w
 
 def test_a_network_without_domains_is_refused() -> None:
     with refused(UsageError, "network", "--domain"):
-        topology_of(8, None, None, 5e10)
+        topology_of(8, None, None, "50GB/s")
 
 
 def test_a_task_checks_its_topology_and_writes_none_where_there_is_none() -> None:

@@ -16,7 +16,7 @@ from neuroshard.core.precision import parse_precision
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.table import Table
 from neuroshard.core.topology import topology_of
-from neuroshard.core.units import parse_bytes, parse_duration, parse_memory, parse_portion, parse_rate
+from neuroshard.core.units import parse_bytes, parse_duration, parse_memory, parse_portion
 from neuroshard.core.value import shown
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ def search(
         try_data_parallel=AUTO in data_parallel,
     )
     memory_bytes = parse_memory(str(memory), devices)
-    rate = None if network is None else parse_rate(network)
-    topology = topology_of(devices, domain, local_world_size, rate)
+    topology = topology_of(devices, domain, local_world_size, network)
     given = with_flags(
         file,
         reserve=reserve,

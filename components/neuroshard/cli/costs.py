@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from neuroshard.cli.options import AsJson, Seed, out_file
 from neuroshard.core.errors import UsageError
 from neuroshard.core.text import counted, wrapped
 from neuroshard.core.units import parse_bytes, parse_counts, parse_duration, parse_share
+
+if TYPE_CHECKING:
+    from neuroshard.measure.network import NetworkFigures
 
 
 @command(
@@ -185,3 +188,52 @@ def merge(
         return
     sets, all_to_alls = counted(len(costs.compute), "table set"), counted(len(costs.collective), "all-to-all")
     say(f"{out}: {sets} and {all_to_alls} of {counted(len(folders), 'folder')}")
+
+
+@command(
+    "measure",
+    "neuroshard network --hosts 2 --host 0 --ranks 8 --address node-a:29400 --backend cuda",
+    "Measure what joins hosts, on all of them at once.",
+)
+def network(
+    hosts: Annotated[int, typer.Option(min=2, help="Hosts that take part.")],
+    host: Annotated[int, typer.Option(min=0, help="The number of this one, from 0.")],
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of a host: its GPUs.")],
+    address: Annotated[str, typer.Option(help="HOST:PORT of host 0, where all meet; hosts also use other ports.")],
+    backend: Annotated[str, typer.Option(help="cuda (NCCL) or cpu (gloo).")],
+    domain: Annotated[
+        int | None, typer.Option(min=1, help="Ranks that share fast links (NVLink) [default: those of a host].")
+    ] = None,
+    timeout: Annotated[str, typer.Option(help="Longest time of an exchange.")] = "60s",
+    meet: Annotated[str, typer.Option(help="Longest time until all hosts have met.")] = "4m",
+    as_json: AsJson = False,
+) -> None:
+    """Measure the network between hosts: run it on each host at the same time. All print the same figures."""
+    from neuroshard.core.errors import MeasureError
+    from neuroshard.measure.network import NetworkFigures, NetworkSettings, run
+
+    settings = NetworkSettings(
+        hosts=hosts,
+        host=host,
+        ranks=ranks,
+        address=address,
+        kind=backend,
+        domain=domain,
+        timeout_seconds=parse_duration(timeout),
+        meet_seconds=parse_duration(meet),
+    )
+    figures = NetworkFigures(settings, {})
+    try:
+        run(settings, figures)
+    except MeasureError:
+        if any(figures.ms.values()):
+            _say_network(figures, as_json)
+        raise
+    _say_network(figures, as_json)
+
+
+def _say_network(figures: "NetworkFigures", as_json: bool) -> None:
+    if as_json:
+        say_json(figures.as_json())
+    else:
+        say_text("\n".join(figures.lines()))

@@ -17,7 +17,7 @@ tables (tables --check); 128 + N ended by signal N (130: Ctrl-C)."""
 
 _VALUES = {
     "SIZE": "memory memory_limit move_budget reserve",
-    "TIME": "budget deadline max_age older_than patience poll time_budget timeout wait",
+    "TIME": "budget deadline max_age meet older_than patience poll time_budget timeout wait",
     "RATE": "network",
     "SHARE": "max_error memory_margin min_gain simplicity test_share",
     "MS": "max_delay",
@@ -36,6 +36,7 @@ _VALUES = {
     "TABLE=NUMBER": "pooling_factor",
     "NAME=VALUE": "settings",
     "NUMBERS": "batch_sizes",
+    "ADDRESS": "address",
     "URL": "endpoint kfp",
     "JSON": "selector tolerations",
     "FUNCTION": "torchrec",

@@ -76,7 +76,8 @@ def search(
     network: Annotated[
         str | None,
         typer.Option(
-            help="What a rank can send to other domains: 50GB/s, 400Gb/s [default: by the hardware's datasheet]."
+            help="What a rank can send to other domains, as `neuroshard network` prints it: 400Gb/s, or 50GB/s,0.06ms "
+            "[default: by the hardware's datasheet]."
         ),
     ] = None,
     exchange_precision: Annotated[

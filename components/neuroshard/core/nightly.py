@@ -24,7 +24,7 @@ from neuroshard.core.release import MODEL_NAME
 from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.topology import Topology, topology_of
-from neuroshard.core.units import parse_bytes, parse_memory, parse_portion, parse_rate
+from neuroshard.core.units import parse_bytes, parse_memory, parse_portion
 from neuroshard.core.value import Value, Whole, canonical_json, decode_json, sha256
 
 WORK_FOLDER, VERDICTS_FOLDER = "_measuring", "_nightly"
@@ -70,8 +70,7 @@ class Order(Value):
     @property
     def topology(self) -> Topology | None:
         """As the order says it. Raises UsageError where its devices cannot be laid out so."""
-        rate = parse_rate(self.network) if self.network else None
-        return topology_of(self.devices, self.domain, self.local_world_size, rate)
+        return topology_of(self.devices, self.domain, self.local_world_size, self.network)
 
     @property
     def precision(self) -> ExchangePrecision | None:

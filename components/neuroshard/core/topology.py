@@ -8,19 +8,22 @@ from pydantic import Field
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.text import counted
+from neuroshard.core.units import parse_network
 from neuroshard.core.value import Value, Whole
 
 
 class Topology(Value):
     """`domain` consecutive ranks share fast links, `local_world_size` of them a host.
 
-    `network_bytes_per_s` is what a rank can send to other domains, and receive from them at the same time; None where it is the
-    hardware's datasheet that says so.
+    `network_bytes_per_s` is what a rank can send to other domains, and receive from them at the same time, while all ranks do so;
+    `network_latency_ms` is what an all-to-all between domains takes that sends next to nothing. Either is None where the
+    hardware's datasheet says it. `neuroshard network` measures both.
     """
 
     domain: Whole = Field(ge=1)
     local_world_size: Whole = Field(ge=1)
     network_bytes_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    network_latency_ms: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
     def fault(self, devices: int) -> str:
         """Why so many devices cannot be laid out like this; empty if they can."""
@@ -46,18 +49,25 @@ class Topology(Value):
 
 
 def topology_of(
-    devices: int, domain: int | None, local_world_size: int | None, network_bytes_per_s: float | None = None
+    devices: int, domain: int | None, local_world_size: int | None, network: str | None = None
 ) -> Topology | None:
     """The topology that options give: a domain is a host where only one of the two is given; None where neither is.
 
-    Raises UsageError where so many devices cannot be laid out like that, or a network is given without domains to join.
+    Raises UsageError where so many devices cannot be laid out like that, a `network` (`"50GB/s"`, `"50GB/s,0.06ms"`) is none, or
+    one is given without domains to join.
     """
+    rate, latency_ms = parse_network(network) if network else (None, None)
     if domain is None and local_world_size is None:
-        if network_bytes_per_s is not None:
+        if network:
             raise UsageError("a network joins domains: give the ranks of a domain too (--domain 8)")
         return None
     ranks = domain or local_world_size or devices
-    found = Topology(domain=ranks, local_world_size=local_world_size or ranks, network_bytes_per_s=network_bytes_per_s)
+    found = Topology(
+        domain=ranks,
+        local_world_size=local_world_size or ranks,
+        network_bytes_per_s=rate,
+        network_latency_ms=latency_ms,
+    )
     if fault := found.fault(devices):
         raise UsageError(fault)
     return found

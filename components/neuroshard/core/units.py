@@ -67,6 +67,23 @@ def parse_rate(text: str) -> float:
     return rate / (1 if match.group(2) == "B" else 8)
 
 
+_LATENCY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(us|ms)\s*")
+
+
+def parse_network(text: str) -> tuple[float, float | None]:
+    """`"50GB/s"`, or `"50GB/s,0.06ms"` with what a small message takes, as bytes a second and ms; None where that is not said.
+
+    Raises UsageError.
+    """
+    rate, comma, latency = text.partition(",")
+    if not comma:
+        return parse_rate(rate), None
+    match = _LATENCY.fullmatch(latency)
+    if match is None:
+        raise UsageError(f"{text!r}: {latency!r} is no latency; write the network as 50GB/s, or as 50GB/s,0.06ms")
+    return parse_rate(rate), float(match.group(1)) * {"us": 1e-3, "ms": 1.0}[match.group(2)]
+
+
 def format_bytes(count: float, rounded: Literal["nearest", "up", "down"] = "nearest") -> str:
     """`1536` -> `1.5 KiB`. Binary units, one decimal; rounded up where so much is needed, down where no more may be."""
     size = float(count)

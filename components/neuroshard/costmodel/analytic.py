@@ -159,6 +159,9 @@ class Analytic:
             given = task.topology.network_bytes_per_s
             network = self.sheet.network_rate if given is None else given / 1000
             found.sheet = replace(self.sheet, node=task.topology.domain, network=network, network_share=1.0)
+            if task.topology.network_latency_ms is not None:
+                more_ms = max(task.topology.network_latency_ms - self.sheet.latency_ms, 0.0)
+                found.sheet = replace(found.sheet, network_latency_ms=more_ms)
         found.input_ms = input_ms_per_column(found, task) if waiting else 0.0
         found.precision = task.exchange_precision
         found.codec = Codec.of(found.precision, self.batch_size, self.sheet.memory)

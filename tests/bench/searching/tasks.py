@@ -38,14 +38,18 @@ class Task:
 
 @cache
 def pool(name: str, folder: Path) -> tuple[Table, ...]:
-    """Tables of a pool: `meta` in the paper's dims or any, `meta-production` in its own, `mlperf`, or the whole `zoo`."""
+    """Tables of a pool: `meta` in the paper's dims or any, `meta-production` in its own, `mlperf`, or the whole `zoo`.
+
+    Those of `meta` are all pooled, as in the paper: drawn in any width, sequences would make no collection of TorchRec's.
+    """
     if name == "mlperf":
         return preset("mlperf-dlrm-dcnv2")
     if name == "zoo":
         sets = [(size, import_tables(folder / f"nvidia-synthetic-{size}.json", access=ACCESS).tables) for size in ZOO]
         return tuple(t.model_copy(update={"name": f"{size}_{t.name}"}) for size, tables in sets for t in tables)
     dtype = "fp16" if name == "meta-production" else "fp32"
-    return import_tables(folder / "meta-production-1935.json", access=ACCESS, dtype=dtype).tables
+    tables = import_tables(folder / "meta-production-1935.json", access=ACCESS, dtype=dtype).tables
+    return tuple(t.model_copy(update={"pooling": "sum"}) for t in tables) if name == "meta" else tables
 
 
 def drawn(

@@ -129,7 +129,8 @@ class Worker:
 class WorkerPool:
     """Workers that answer requests together. They start at the first request, and again after one of them was lost.
 
-    `arguments` is called at every start and returns one tuple for each worker. No request takes longer than `timeout_seconds`.
+    `arguments` is called at every start and returns one tuple for each worker. No request takes longer than `timeout_seconds`,
+    and no start longer than `startup_seconds`.
     """
 
     def __init__(
@@ -138,7 +139,9 @@ class WorkerPool:
         arguments: Callable[[], Sequence[tuple[Any, ...]]],
         timeout_seconds: float,
         environment: Mapping[str, str] | None = None,
+        startup_seconds: float = STARTUP_SECONDS,
     ) -> None:
+        self.startup_seconds = startup_seconds
         self.target, self.arguments, self.environment = target, arguments, environment or {}
         self.timeout_seconds = timeout_seconds
         self.workers: list[Worker] = []
@@ -150,7 +153,7 @@ class WorkerPool:
         try:
             for arguments in self.arguments():
                 self.workers.append(Worker(self.target, arguments, self.environment))
-            gather(self.workers, STARTUP_SECONDS)
+            gather(self.workers, self.startup_seconds)
         except BaseException:
             self.kill()
             raise

@@ -1,0 +1,207 @@
+"""The network between hosts, measured: what a rank can send to other domains, and what it takes to begin.
+
+neuroshard network --hosts 2 --host 0 --ranks 8 --address node-a:29400      on every host, each with a --host of its own
+"""
+
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from neuroshard.core.errors import MeasureError, UsageError
+from neuroshard.core.topology import Topology, topology_of
+from neuroshard.core.units import format_bytes
+from neuroshard.measure.timing.network import Pattern, Place, TimeExchange, interface_to
+from neuroshard.measure.workers.processes import STARTUP_SECONDS, WorkerLost, WorkerPool
+from neuroshard.progress import progress
+
+PATTERNS: tuple[Pattern, ...] = ("far", "near", "all", "alone")
+# Bytes that a rank sends in all: from what is latency alone to what a step of a large model sends
+SIZES = tuple(2**power for power in range(12, 29, 2))
+LONG_MS = 1000.0  # of an exchange: what would take longer is left out
+MEET_SECONDS = 240.0  # for the ranks of all hosts to meet; a pod may have to fetch its image first
+# One rank of a domain alone that sends so much faster than all at once shares a port with the others.
+SHARED_PORT = 1.25
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """This is host `host` of `hosts`, with `ranks` each; all meet at `address` (HOST:PORT of host 0).
+
+    `kind` is cpu (gloo) or cuda (NCCL); `domain` the ranks that share fast links, those of a host if None. No exchange waits
+    longer than `timeout_seconds`. Raises UsageError for what cannot be.
+    """
+
+    hosts: int
+    host: int
+    ranks: int
+    address: str
+    kind: str
+    domain: int | None = None
+    timeout_seconds: float = 60.0
+    meet_seconds: float = MEET_SECONDS
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("cpu", "cuda"):
+            raise UsageError(f"unknown backend {self.kind!r}; a network is measured with cpu (gloo) or cuda (NCCL)")
+        if not 0 <= self.host < self.hosts:
+            raise UsageError(f"--host {self.host} is none of {self.hosts} hosts; they are numbered from 0")
+        topology = topology_of(self.devices, self.domain, self.ranks)
+        if topology is None or topology.domains(self.devices) < 2:
+            raise UsageError(
+                f"{self.hosts} x {self.ranks} ranks are one domain, which no network joins; give more --hosts, "
+                "or a smaller --domain"
+            )
+        _ = self.meeting_point
+
+    @property
+    def devices(self) -> int:
+        return self.hosts * self.ranks
+
+    @property
+    def domain_ranks(self) -> int:
+        return self.domain or self.ranks
+
+    @property
+    def meeting_point(self) -> tuple[str, int]:
+        name, colon, port = self.address.rpartition(":")
+        if not colon or not name or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise UsageError(f"--address {self.address!r} is no HOST:PORT of host 0, as in node-a:29400")
+        return name.strip("[]"), int(port)
+
+
+class Line(NamedTuple):
+    """Milliseconds of an exchange by the bytes that a rank sends: `latency_ms` + bytes / `bytes_per_s`.
+
+    The latency is that of the smallest exchange, the rate that of the largest, of `nbytes`: buffers on the way let what is in
+    between pass faster than the network can keep up.
+    """
+
+    bytes_per_s: float
+    latency_ms: float
+    nbytes: int
+
+    def ms(self, nbytes: float) -> float:
+        return self.latency_ms + 1e3 * nbytes / self.bytes_per_s
+
+
+@dataclass(frozen=True)
+class NetworkFigures:
+    """`ms` of each pattern by the bytes that a rank sends."""
+
+    settings: NetworkSettings
+    ms: dict[Pattern, dict[int, float]]
+
+    def line(self, pattern: Pattern) -> Line | None:
+        """None for fewer than two sizes."""
+        return fitted(self.ms.get(pattern, {}))
+
+    @property
+    def text(self) -> str | None:
+        """As `--network` takes it, such as `43.1GB/s,0.061ms`; None if nothing was measured between domains."""
+        far = self.line("far")
+        return None if far is None else f"{_rate_text(far.bytes_per_s)},{far.latency_ms:.3g}ms"
+
+    @property
+    def overlap(self) -> float | None:
+        """How much longer the largest exchange of all ranks takes than the slower of its parts, by the lines of these."""
+        near, far, both = self.line("near"), self.line("far"), self.ms.get("all")
+        if near is None or far is None or not both:
+            return None
+        size, peers = max(both), self.settings.devices - 1
+        parts = ((near, self.settings.domain_ranks - 1), (far, self.settings.devices - self.settings.domain_ranks))
+        return both[size] / max(line.ms(size * share / peers) for line, share in parts)
+
+    def lines(self) -> list[str]:
+        """What a person reads of it."""
+        of = self.settings
+        topology = Topology(domain=of.domain_ranks, local_world_size=of.ranks)
+        said = [f"{topology.text(of.devices)}, {of.kind}"]
+        far, near, alone = (self.line(pattern) for pattern in ("far", "near", "alone"))
+        if far is not None:
+            said.append(f"to other domains, all ranks at once: {_line_text(far)}")
+        if far is not None and alone is not None:
+            times = alone.bytes_per_s / far.bytes_per_s
+            shared = f", {times:.1f} times as much: ranks share ports" if times > SHARED_PORT else ": a port for each"
+            said.append(f"one rank of a domain alone: {_line_text(alone)}{shared}")
+        if near is not None:
+            said.append(f"inside a domain: {_line_text(near)}")
+        if self.overlap is not None:
+            said.append(f"near and far at once: {self.overlap:.2f} times what the slower of them takes")
+        if self.text is not None:
+            said.append(
+                f'use it: search --domain {of.domain_ranks} --network {self.text}; for nightly models, network: "{self.text}"'
+            )
+        return said
+
+    def as_json(self) -> dict[str, object]:
+        """For other programs; ms by pattern and bytes of a rank."""
+        of = self.settings
+        return {
+            "hosts": of.hosts,
+            "ranks": of.ranks,
+            "domain": of.domain_ranks,
+            "backend": of.kind,
+            "network": self.text,
+            "lines": {pattern: line._asdict() for pattern in self.ms if (line := self.line(pattern))},
+            "overlap": self.overlap,
+            "ms": self.ms,
+        }
+
+
+def run(settings: NetworkSettings, figures: NetworkFigures) -> None:
+    """Measure the network together with the other hosts, which run the same, and add what is measured to `figures`.
+
+    Blocks until all have met. Raises MeasureError in one line where hosts do not meet, or one ends on the way; what was measured
+    until then is in `figures`.
+    """
+    address = settings.meeting_point
+    interface = interface_to(address)
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", interface)
+    places = [
+        Place(settings.host * settings.ranks + local, local, settings.devices, settings.domain_ranks)
+        for local in range(settings.ranks)
+    ]
+    more = (address, interface, settings.meet_seconds, settings.timeout_seconds)
+    pool = WorkerPool(
+        "neuroshard.measure.timing.network:Rank",
+        lambda: [(settings.kind, place, *more) for place in places],
+        settings.timeout_seconds * 2,
+        {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": interface} if interface else {})},
+        settings.meet_seconds + STARTUP_SECONDS,
+    )
+    patterns = [pattern for pattern in PATTERNS if settings.domain_ranks > 1 or pattern in ("far", "all")]
+    try:
+        with progress("measure the network", len(patterns) * len(SIZES), "exchanges") as bar:
+            pool.start()
+            for pattern in patterns:
+                figures.ms[pattern] = {}
+                for size in SIZES:
+                    ms = pool.ask(TimeExchange(pattern, size))[0]
+                    if ms is None:
+                        break
+                    figures.ms[pattern][size] = ms
+                    bar.advance(1, f"{pattern}: {size / 2**20:.3g} MiB a rank in {ms:.3g} ms")
+                    if ms * SIZES[1] / SIZES[0] > LONG_MS:
+                        break
+    except WorkerLost as error:
+        why = str(error).partition(". ")[0]  # gloo adds advice of its own
+        raise MeasureError(f"a rank of another host ended, or did not answer in time: {why}") from None
+    finally:
+        pool.close()
+
+
+def fitted(ms: dict[int, float]) -> Line | None:
+    """The line of ms by bytes; None for fewer than two sizes, or where the largest takes no longer than the smallest."""
+    smallest, largest = min(ms, default=0), max(ms, default=0)
+    if smallest == largest or ms[largest] <= ms[smallest]:
+        return None
+    return Line(1e3 * (largest - smallest) / (ms[largest] - ms[smallest]), ms[smallest], largest)
+
+
+def _rate_text(bytes_per_s: float) -> str:
+    unit, factor = next(((u, f) for u, f in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)) if bytes_per_s >= f), ("B", 1.0))
+    return f"{bytes_per_s / factor:.3g}{unit}/s"
+
+
+def _line_text(line: Line) -> str:
+    return f"{_rate_text(line.bytes_per_s)} a rank and {line.latency_ms:.3g} ms (up to {format_bytes(line.nbytes)})"
