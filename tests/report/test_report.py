@@ -32,8 +32,9 @@ from neuroshard.deploy.run import deploy
 from neuroshard.files.plan import write_plan
 from neuroshard.measure.evaluate import run as evaluate
 from neuroshard.report import placement
-from neuroshard.report.live import LivePlan, open_live
+from neuroshard.report.live import LivePlan, change, open_live
 from neuroshard.report.run import report, run
+from neuroshard.report.sides import sides
 from neuroshard.report.text import plan_json, plan_text
 from neuroshard.store.open import open_store
 
@@ -368,3 +369,14 @@ def test_a_less_certain_plan_says_so_first(tmp_path):
     assert plan_text(plan).splitlines()[0].startswith("plan ")
     page = unescape(report(less))
     assert page.index("Less certain: this plan is by analytic:h200") < page.index("an ordinary note")
+
+
+def test_both_plans_stand_side_by_side_with_what_differs(html, parts):
+    live, plan = make_plan(), row_plan()
+    lines = {side.what: side for side in sides(plan, change(plan, LivePlan(live, "before"), None))}
+    assert (lines["tables row-wise"].live, lines["tables row-wise"].this) == ("0", "1")
+    assert "tables" not in lines
+    same = sides(plan, change(plan, LivePlan(plan, "before"), None))
+    assert {side.what for side in same} == {"slowest device", "mean device", "fullest device"}
+    slowest = {f"{one.cost_ms:.3f} ms, predicted" for one in (parts["plan"], parts["live"])}
+    assert all(re.search(rf'<table class="sides">.*<td>{text}</td>', html, re.S) for text in slowest)

@@ -29,6 +29,7 @@ from neuroshard.report.numbers import memory_counts, row_wise_tables, short, sou
 from neuroshard.report.origin import fleet_rows, measured, model_facts, plan_facts
 from neuroshard.report.page import render
 from neuroshard.report.placement import device_columns, evaluated_columns, shard_columns, table_columns
+from neuroshard.report.sides import sides
 from neuroshard.report.trust import curves, error_rows, points
 
 
@@ -108,7 +109,7 @@ def _fields(shown: Shown, nothing_live: bool) -> dict[str, Any]:
         "memory_counts": memory_counts(plan),
         "priced": shown.prices is not None,
         "row_wise": bool(row_wise_tables(plan)),
-        "change": None if changed is None else _change_fields(changed),
+        "change": None if changed is None else _change_fields(plan, changed),
         "trained": shown.manifest is not None,
         "model": model is not None,
         "costs": shown.costs is not None,
@@ -118,7 +119,7 @@ def _fields(shown: Shown, nothing_live: bool) -> dict[str, Any]:
     }
 
 
-def _change_fields(changed: PlanChange) -> dict[str, Any]:
+def _change_fields(plan: Plan, changed: PlanChange) -> dict[str, Any]:
     return {
         "name": changed.live.name,
         "digest": changed.live.plan.digest()[:12],
@@ -129,6 +130,7 @@ def _change_fields(changed: PlanChange) -> dict[str, Any]:
         "pieces": counted(changed.pieces, "piece"),
         "state": _state(changed),
         "left_out": changed.left_out,
+        "sides": sides(plan, changed),
     }
 
 

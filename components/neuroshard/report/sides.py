@@ -1,0 +1,66 @@
+"""This plan and the live one, side by side: what each costs, how it cuts its tables, and what it fills."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from neuroshard.core.launches import group_of
+from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.table import Table
+from neuroshard.core.units import format_bytes
+from neuroshard.report.live import PlanChange
+
+NOT_KNOWN = "–"
+WAYS = {
+    "rows": "row-wise",
+    "host rows": "table-row-wise",
+    "grid": "in a grid",
+    "data-parallel": "data-parallel",
+    "columns": "column-wise",
+    "whole": "whole",
+}
+
+
+class Side(NamedTuple):
+    """One line: what it is about, of the live plan, of this plan."""
+
+    what: str
+    live: str
+    this: str
+
+
+def sides(plan: Plan, change: PlanChange) -> list[Side]:
+    """The lines; none where both plans say the same of it but for costs and memory, which are always there."""
+    live = change.live.plan
+    of_live, of_this = (_facts(one, ms) for one, ms in ((live, change.live_ms), (plan, plan.predicted_ms)))
+    always = {"slowest device", "mean device", "fullest device"}
+    return [
+        Side(what, of_live[what], of_this[what]) for what in of_this if what in always or of_live[what] != of_this[what]
+    ]
+
+
+def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
+    held = plan.by_table()
+    counted = Counter(_way(table, held[table.name], plan.task.devices) for table in plan.task.tables)
+    used, limits = plan.memory_bytes(), plan.task.device_memory_bytes
+    fullest = max(range(len(used)), key=lambda device: used[device] / limits[device])
+    topology = plan.task.topology
+    return {
+        "slowest device": f"{max(ms):.3f} ms, predicted" if ms else NOT_KNOWN,
+        "mean device": f"{sum(ms) / len(ms):.3f} ms, predicted" if ms else NOT_KNOWN,
+        "fullest device": f"{format_bytes(used[fullest])} of {format_bytes(limits[fullest])}",
+        "tables": f"{len(plan.task.tables):,}",
+        "shards": f"{len(plan.shards):,}",
+        **{f"tables {way}": f"{counted[way]:,}" for way in WAYS.values()},
+        "devices": f"{plan.task.devices:,}",
+        "hosts": NOT_KNOWN if topology is None else topology.text(plan.task.devices),
+        "batch": f"{plan.task.batch_size:,}",
+        "exchange": plan.task.exchange_precision.text if plan.task.exchange_precision else "fp32",
+        "found by": plan.provenance.algorithm,
+    }
+
+
+def _way(table: Table, held: Sequence[Shard], devices: int) -> str:
+    """How a table lies in these shards."""
+    kind = group_of(table, held, devices).kind
+    return WAYS["whole" if kind == "columns" and len(held) == 1 else kind]
