@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test gpu extras-check package docs bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-hosts bench-truth bench-worlds bench-page submit lock clean
+.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test gpu extras-check package docs bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -100,6 +100,9 @@ bench-nights: .venv/dev.done ## nights on the local runner: the fleet changes, t
 
 bench-hosts: .venv/dev.done ## trainers on hosts with slow links between them (network namespaces; as root), by plans that know of it or not
 	@$(BIN)/python tests/bench/hosts.py $(ARGS)
+
+bench-traces: .venv/dev.done ## real lookups beside those drawn by their reuse bins, on this CPU; ARGS="--ratings u.data" (MovieLens 100K's)
+	@$(BIN)/python tests/bench/traces.py $(ARGS)
 
 bench-truth: .venv/dev.done ## costs from datasheets beside figures of real GPUs that others measured; ARGS="--figures FOLDER"
 	@$(BIN)/python tests/bench/truth.py $(ARGS)

@@ -31,6 +31,7 @@ TARGETS = [
     "bench-search",
     "bench-nights",
     "bench-hosts",
+    "bench-traces",
     "bench-truth",
     "bench-worlds",
     "bench-page",
