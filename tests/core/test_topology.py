@@ -10,6 +10,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology, topology_of
 from neuroshard.core.units import parse_rate
 from neuroshard.core.value import decode_json
+from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.bundle import TrainedCostModel
 
 
@@ -107,3 +108,45 @@ def test_over_a_network_costs_stay_what_bounds_rely_on(domain: int) -> None:
         both = model.transfers_ms(one)
         assert both[0] == pytest.approx(model.forward_collective_ms(one, np.zeros(8)))
         assert both[1] == pytest.approx(model.backward_collective_ms(one))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("50GB/s", (5e10, None)),
+        ("50GB/s,0.06ms", (5e10, 0.06)),
+        ("400Gb/s, 60us", (5e10, 0.06)),
+        ("50GB/s,0ms", (5e10, 0.0)),
+    ],
+)
+def test_a_network_is_a_rate_and_perhaps_a_latency(text: str, found: tuple[float, float | None]) -> None:
+    rate, latency_ms = found
+    topology = topology_of(16, 8, None, text)
+    assert topology is not None
+    assert topology.network_bytes_per_s == rate
+    assert topology.network_latency_ms == (None if latency_ms is None else pytest.approx(latency_ms))
+
+
+@pytest.mark.parametrize(
+    "text", ["50GB/s,", "50GB/s,0.06", "50GB/s,-1ms", ",0.06ms", "50GB/s,1ms,1ms", "0.06ms,50GB/s"]
+)
+def test_a_network_that_is_none_is_refused(text: str) -> None:
+    with refused(UsageError, "as in 50GB/s" if text.startswith(",") else "50GB/s,0.06ms"):
+        topology_of(16, 8, None, text)
+
+
+def test_all_to_alls_take_the_latency_that_is_given_and_the_plan_says_so() -> None:
+    model, tables = random_model(8), random_tables(4)
+    given = [topology_of(16, 8, None, text) for text in ("50GB/s", "50GB/s,70ms")]
+    tasks = [
+        ShardingTask(tables=tables, device_memory_bytes=(2**30,) * 16, batch_size=65536, topology=one) for one in given
+    ]
+    for own in (model, Analytic("h100", 65536)):
+        some = [own.for_task(task, waiting=False) for task in tasks]
+        sheet, given_ms = (float(one.backward_collective_ms(np.zeros(16)).max()) for one in some)
+        assert sheet < 70
+        assert given_ms == pytest.approx(70.0)
+    said = [model.for_task(task, waiting=False).caveats(16)[0] for task in tasks]
+    assert "was not measured" in said[0]
+    assert "as given" in said[1]
+    assert "70 ms" in said[1]

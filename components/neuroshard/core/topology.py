@@ -25,6 +25,11 @@ class Topology(Value):
     network_bytes_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     network_latency_ms: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
+    @property
+    def has_measured_network(self) -> bool:
+        """Whether both are given, as `neuroshard network` prints them."""
+        return self.network_bytes_per_s is not None and self.network_latency_ms is not None
+
     def fault(self, devices: int) -> str:
         """Why so many devices cannot be laid out like this; empty if they can."""
         hosts, domains = counted(self.local_world_size, "rank"), counted(self.domain, "rank")

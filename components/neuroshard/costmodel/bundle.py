@@ -141,10 +141,10 @@ class TrainedCostModel:
         if task.topology is not None:
             given = task.topology.network_bytes_per_s
             rate = sheet.network_rate if given is None else given / 1000
-            latency_ms = task.topology.network_latency_ms
+            latency_ms, whole = task.topology.network_latency_ms, task.topology.has_measured_network
             if latency_ms is None:
                 latency_ms = sheet.latency_ms + sheet.network_latency_ms
-            network = Network(task.topology.domain, rate, latency_ms)
+            network = Network(task.topology.domain, rate, latency_ms, given=whole)
         found = replace(
             self, network=network, precision=None, codec=Codec(), encoded_more=0.0
         )  # input travels as it is
@@ -179,7 +179,13 @@ class TrainedCostModel:
         network = self._network(devices)
         if network is not None:
             rate = f"{network.bytes_per_ms * 1000 / 1e9:.3g} GB/s a rank"
-            found.append(f"the network between domains was not measured: {rate}, as given or by its datasheet")
+            if network.given:
+                found.append(f"all-to-alls between domains are priced as given: {rate} and {network.latency_ms:.3g} ms")
+            else:
+                found.append(
+                    f"the network between domains was not measured: {rate}, as given or by its datasheet; "
+                    "`neuroshard network` measures it"
+                )
         near = devices if network is None else network.domain
         for what, asked, measured in (
             ("an all-to-all between {:,} devices", near, self.manifest.device_counts),

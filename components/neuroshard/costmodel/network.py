@@ -29,12 +29,13 @@ class MoreColumns(NamedTuple):
 class Network:
     """What joins domains of `domain` ranks: `bytes_per_ms` out of and into each rank, and `latency_ms` of a small message.
 
-    `near_more` and `far_more` are as in `MoreColumns`, but bytes.
+    `near_more` and `far_more` are as in `MoreColumns`, but bytes. `given` means that no datasheet had a part in it.
     """
 
     domain: int
     bytes_per_ms: float
     latency_ms: float
+    given: bool = False
     near_more: Floats | float = field(default=0.0, compare=False)
     far_more: Floats | float = field(default=0.0, compare=False)
 
