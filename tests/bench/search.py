@@ -346,10 +346,21 @@ def over_hosts(settings: Settings) -> Section:
     found = [domains.costs(task) for task in chosen]
     rows = []
     for name in found[0]:
-        ratios = [each[name] / each[domains.OURS] for each in found if each[name] is not None]
-        more = [f"{ratio - 1:+.1%}" for ratio in (sum(ratios) / len(ratios), min(ratios), max(ratios))]
+        more = list[str]()
+        for ours in (domains.OURS, domains.COPIES_TOO):
+            ratios = [each[name] / each[ours] for each in found if each[name] is not None]
+            more += [f"{ratio - 1:+.1%}" for ratio in (sum(ratios) / len(ratios), min(ratios), max(ratios))]
         rows.append([name, f"{len(ratios)} of {len(found)}", *more])
-    columns = ["method", "solved", "cost over ours: mean", "least", "most"]
+    columns = [
+        "method",
+        "solved",
+        "cost over ours: mean",
+        "least",
+        "most",
+        "over ours with copies: mean",
+        "least",
+        "most",
+    ]
     question = (
         f"What do plans for several hosts cost? {len(found)} worlds of 16 to 64 devices in domains of 4 to 32, 12.5 to 50 "
         "GB/s a device between them, by analytic:h100."
