@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import neuroshard as ns
 from helpers.limits import HANGS
+from helpers.refusals import refused
 from neuroshard import api
 from neuroshard.cli import app
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
@@ -148,7 +149,7 @@ def test_tables_come_from_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert ns.tables("s3://bucket/today/tables.json") == ns.tables(TABLES)
     plan = ns.search("s3://bucket/today/tables.json", "analytic:h100", **OPTIONS)
     assert plan.task.tables == ns.tables(TABLES)
-    with pytest.raises(UsageError, match="are for files"):
+    with refused(UsageError, "files"):
         ns.tables("s3://bucket/today/tables.json", optimizer="adam")
 
 
@@ -260,7 +261,7 @@ def test_of_many_devices_the_price_shows_the_slowest(plan: ns.Plan) -> None:
 def test_plans_for_other_batch_sizes_are_not_priced_together(plan: ns.Plan) -> None:
     other = ns.search(TABLES, "analytic:h100", **{**OPTIONS, "batch_size": 8192})
 
-    with pytest.raises(InvalidInput, match="for batches of 4,096 and 8,192 samples"):
+    with refused(InvalidInput, "4,096", "8,192"):
         ns.diff(plan, other, "analytic:h100")
 
 

@@ -18,6 +18,7 @@ from helpers.faults import faulty
 from helpers.limits import HANGS
 from helpers.plans import TABLES, make_plan
 from helpers.processes import wait_until
+from helpers.refusals import refused
 from helpers.servers import nobody
 from neuroshard.client import StaleWarning, load, load_plan, watch
 from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable, UsageError
@@ -131,7 +132,7 @@ def test_without_a_cache_nothing_is_kept(store, tmp_path, down, monkeypatch):
     load_plan(store.url, "m")
     assert (tmp_path / "home" / "neuroshard").exists()
     down(Unreachable("gone"))
-    with pytest.raises(Unreachable, match="gone"):
+    with refused(Unreachable, "gone"):
         load_plan(store.url, "m", cache_dir=False)
 
 
@@ -154,14 +155,14 @@ def test_a_store_that_answers_with_a_bad_plan_is_believed(store, tmp_path, broke
 def test_a_store_that_denies_is_believed(store, tmp_path, down):
     load_plan(store.url, "m", cache_dir=tmp_path / "cache")
     down(StoreError("access denied"))
-    with pytest.raises(StoreError, match="access denied"):
+    with refused(StoreError, "access denied"):
         load_plan(store.url, "m", cache_dir=tmp_path / "cache")
 
 
 def test_what_comes_from_the_cache_is_checked_like_any_plan(store, tmp_path, down):
     load_plan(store.url, "m", cache_dir=tmp_path / "cache")
     down(Unreachable("gone"))
-    with pytest.warns(StaleWarning), pytest.raises(InvalidInput, match="the trainer has 8"):
+    with pytest.warns(StaleWarning), refused(InvalidInput, "8"):
         load_plan(store.url, "m", cache_dir=tmp_path / "cache", world_size=8)
     (plan,) = (tmp_path / "cache").rglob("plans/*.json")
     plan.write_bytes(plan.read_bytes().replace(b"1000", b"1001"))

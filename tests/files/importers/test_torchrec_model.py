@@ -172,7 +172,7 @@ def test_what_is_no_model_is_told_in_one_line(user_model, spec, error, words):
 
 
 def test_a_module_that_no_plan_covers_is_refused_by_name(user_model):
-    with pytest.raises(InvalidInput, match="collisions: module '' is a ManagedCollisionEmbeddingBagCollection"):
+    with refused(InvalidInput, "collisions", "ManagedCollisionEmbeddingBagCollection"):
         read(f"{user_model}:collisions", default=1.0)
 
 
