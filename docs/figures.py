@@ -83,7 +83,7 @@ def measured(folder: Path) -> dict[str, Any]:
 
 
 def neuroshard(*arguments: object) -> None:
-    subprocess.run([sys.executable, "-m", "neuroshard.cli", *map(str, arguments)], check=True)
+    subprocess.run([sys.executable, "-m", "neuroshard", *map(str, arguments)], check=True)
 
 
 def chosen(tables: tuple[Table, ...]) -> tuple[Table, ...]:

@@ -33,7 +33,7 @@ TOO_NEW = ("CronJob", "PodDisruptionBudget")  # for a server of 1.20
 NEEDED = {"etcd": "etcd-server", "kubectl": "kubectl", "openssl": "openssl"}  # a tool, and Debian's package of it
 TO_BUILD = {"go": "golang-go", "dpkg-source": "dpkg-dev"}
 REFLECT2 = Path("/usr/share/gocode/src/github.com/modern-go/reflect2")
-PROBE = [sys.executable, "-m", "neuroshard.cli", "fleet", "--kubernetes"]
+PROBE = [sys.executable, "-m", "neuroshard", "fleet", "--kubernetes"]
 
 
 class Cluster:

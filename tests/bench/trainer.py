@@ -262,7 +262,7 @@ def load_example() -> ModuleType:
 
 def neuroshard(folder: Path, *arguments: object) -> None:
     """The real command, in `folder`; what it says is shown only where it fails."""
-    command = [sys.executable, "-m", "neuroshard.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "neuroshard", *map(str, arguments)]
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
     )

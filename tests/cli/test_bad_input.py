@@ -241,7 +241,7 @@ def test_a_full_disk_ends_in_one_line_and_leaves_nothing_half_written(made, tmp_
     """A limit of 1 KiB a file stands for the full disk: every larger write fails the same way. With -B, or Python
     would keep half of the modules that it compiles, and no process could import them ever after."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
-    limited = f"ulimit -f 1; exec {sys.executable} -B -m neuroshard.cli {command}"
+    limited = f"ulimit -f 1; exec {sys.executable} -B -m neuroshard {command}"
     done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
 
     assert_one_line(done, 1, "new")
@@ -301,7 +301,7 @@ def test_a_package_whose_libraries_do_not_fit_is_reported_in_one_line(made, tmp_
 @pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_what_a_shell_has_closed_is_not_spoken_to_and_no_file_takes_its_place(made, tmp_path, closed):
     """A cron job may close them. The first file that is opened then gets the number of stderr."""
-    command = f"{sys.executable} -m neuroshard.cli measure {made}/cases --backend synthetic -o costs {closed}"
+    command = f"{sys.executable} -m neuroshard measure {made}/cases --backend synthetic -o costs {closed}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, timeout=HANGS)
     assert done.returncode == 0
     assert read_costs(tmp_path / "costs") == read_costs(made / "costs")

@@ -82,7 +82,7 @@ echo "${{COMPREPLY[*]}}"
     ("words", "completed"), [("neuroshard se", "search"), ("neuroshard search --mo", "--model --move-budget")]
 )
 def test_bash_completes_commands_and_options(tmp_path, words, completed):
-    (tmp_path / "neuroshard").write_text(f'#!/bin/sh\nexec {sys.executable} -m neuroshard.cli "$@"\n')
+    (tmp_path / "neuroshard").write_text(f'#!/bin/sh\nexec {sys.executable} -m neuroshard "$@"\n')
     (tmp_path / "neuroshard").chmod(0o755)
     script = COMPLETED.format(words=words, last=words.count(" "))
     path = f"{tmp_path}:{os.environ['PATH']}"

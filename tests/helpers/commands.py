@@ -42,7 +42,7 @@ def in_this_process(*arguments: object, cwd: Path | None = None, **env: str) -> 
 
 def in_its_own_process(*arguments: object, cwd: Path | None = None, **env: str) -> "Done[str]":
     return subprocess.run(
-        [sys.executable, "-m", "neuroshard.cli", *map(str, arguments)],
+        [sys.executable, "-m", "neuroshard", *map(str, arguments)],
         cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1", **env},
         stdin=subprocess.DEVNULL,

@@ -250,7 +250,7 @@ def make_files(folder: Path) -> None:
         "deploy plan.json --store store --name ads-ranker",
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "neuroshard.cli", *command.split()], cwd=folder, capture_output=True, text=True
+            [sys.executable, "-m", "neuroshard", *command.split()], cwd=folder, capture_output=True, text=True
         )
         if done.returncode:
             sys.exit(f"error: neuroshard {command}: {last_line(done)}")

@@ -2,13 +2,14 @@
 
 import json
 import os
-import socket
 import subprocess
+import sys
 import threading
 
 import pytest
 
 from helpers.hosts import hosts, lacks_hosts
+from helpers.loopback import NETLOC, bound, port_of
 from helpers.refusals import refused
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.topology import topology_of
@@ -80,10 +81,8 @@ def test_an_address_that_does_not_resolve_is_refused_at_once() -> None:
 
 @pytest.fixture
 def address() -> str:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        found = one.getsockname()[1]
-    return f"127.0.0.1:{found}"
+    with bound() as one:
+        return f"{NETLOC}:{port_of(one)}"
 
 
 class Ends(dict[Pattern, dict[int, float]]):
@@ -136,8 +135,8 @@ def test_a_network_of_known_speed_is_measured_as_such() -> None:
     with hosts(2, 1, "20mbit") as there:
         started = [
             subprocess.Popen(
-                ["ip", "netns", "exec", one.namespace, "neuroshard", "network", "--hosts", "2", "--host", str(host), "--ranks",
-                 "2", "--address", f"{there[0].address}:29400", "--backend", "cpu", "--json"],
+                ["ip", "netns", "exec", one.namespace, sys.executable, "-m", "neuroshard", "network", "--hosts", "2", "--host",
+                 str(host), "--ranks", "2", "--address", f"{there[0].address}:29400", "--backend", "cpu", "--json"],
                 env={name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"},
                 stdout=subprocess.PIPE,
                 text=True,

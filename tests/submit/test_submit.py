@@ -423,7 +423,7 @@ def test_an_old_kfp_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_told_to_stop_it_says_that_the_run_goes_on_and_again_it_waits_for_it(kfp_stub: KfpStub, tmp_path: Path) -> None:
     kfp_stub.states = ["RUNNING"]
     metrics = tmp_path / "neuroshard.prom"
-    command = [sys.executable, "-m", "neuroshard.cli", "submit", "--poll", "0.05s", "--endpoint", kfp_stub.url]
+    command = [sys.executable, "-m", "neuroshard", "submit", "--poll", "0.05s", "--endpoint", kfp_stub.url]
     process = subprocess.Popen(
         [*command, "--metrics", metrics], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -439,7 +439,7 @@ def test_told_to_stop_it_says_that_the_run_goes_on_and_again_it_waits_for_it(kfp
 
 @pytest.mark.slow
 def test_told_to_stop_while_the_api_is_away_it_says_that_nothing_was_submitted() -> None:
-    command = [sys.executable, "-m", "neuroshard.cli", "submit", "--no-check", "--endpoint", "http://127.0.0.1:9"]
+    command = [sys.executable, "-m", "neuroshard", "submit", "--no-check", "--endpoint", "http://127.0.0.1:9"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:

@@ -293,7 +293,7 @@ def _need(day: Day, seconds: float) -> None:
 def _neuroshard(day: Day, *arguments: object, check_exit: bool = True) -> str:
     """What a command prints. Its progress goes to this process's stderr. Raises NeuroshardError with its last line."""
     done = subprocess.run(
-        [sys.executable, "-m", "neuroshard.cli", *map(str, arguments)],
+        [sys.executable, "-m", "neuroshard", *map(str, arguments)],
         cwd=day.folder,
         stdout=subprocess.PIPE,
         text=True,

@@ -71,7 +71,8 @@ class Rank:
         if kind == "cpu":
             take_core(place.local)
         self.device = open_device(kind, place.local, threads=1)
-        store_address = "tcp://{}:{}".format(*address)
+        host, port = address
+        store_address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
         try:
             dist.init_process_group(
                 COLLECTIVES[kind],
@@ -85,7 +86,7 @@ class Rank:
             self(TimeExchange("all", 4 * place.devices))  # connections are made at the first use
         except Exception as error:
             raise MeasureError(
-                f"rank {place.rank} of {place.devices} did not meet the others at {address[0]}:{address[1]} within "
+                f"rank {place.rank} of {place.devices} did not meet the others at {host}:{port} within "
                 f"{meet_seconds:g} s ({first_line(error):.200}); is every host started, with the same --hosts and --ranks and a "
                 "--host of its own, and may hosts reach one another on all ports?"
             ) from None

@@ -48,7 +48,7 @@ class LaunchCosts:
         way[np.isin(self.group, row_wise[domains >= 0])] = 3
         way[np.isin(self.group, row_wise[domains < EVERYWHERE])] = 4
         outputs, operators = (
-            np.unique(np.take_along_axis(each, way[:, None], axis=1)) for each in (self.output, self.operator)
+            distinct(np.take_along_axis(each, way[:, None], axis=1)) for each in (self.output, self.operator)
         )
         return self._ms(len(operators), outputs)
 
@@ -60,7 +60,7 @@ class LaunchCosts:
         """
         rows, stay = np.isin(self.group, row_wise), ~np.isin(self.group, may_be)
         outputs, operators = (
-            np.concatenate([np.unique(each[:, 0]), np.intersect1d(each[rows, 1], each[stay, 1])])
+            np.concatenate([distinct(each[:, 0]), np.intersect1d(each[rows, 1], each[stay, 1])])
             for each in (self.output, self.operator)
         )
         return self._ms(len(operators), outputs).total_ms
@@ -70,6 +70,12 @@ class LaunchCosts:
         inputs = int(self.inputs[outputs].sum())
         count = int(self.collectives[outputs].sum())
         return launch_ms(self.model, self.devices, operators - self.measured, count - 1, inputs)
+
+
+def distinct(numbers: Ints) -> Ints:
+    """Each of some small numbers once, in order. np.unique would first load numpy.ma, half of the time to a first plan."""
+    found: Ints = np.flatnonzero(np.bincount(numbers.ravel()))
+    return found
 
 
 def _ways(table: Table) -> tuple[Group, ...]:

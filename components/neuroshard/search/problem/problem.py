@@ -14,7 +14,7 @@ from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import sending_more, waiting_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
-from neuroshard.search.problem.launches import LaunchCosts
+from neuroshard.search.problem.launches import LaunchCosts, distinct
 from neuroshard.search.problem.row_blocks import EVERYWHERE, RowBlocks, finite_vectors
 from neuroshard.search.tuning import TUNING, Tuning
 
@@ -318,8 +318,7 @@ class Problem:
     def _cut(self, placement: Placement) -> Ints:
         """The table groups of which a placement has shards that are not whole."""
         groups = self.group[placement.shards]
-        cut: Ints = np.unique(groups[self.units[placement.shards] < self.all_units[groups]])
-        return cut
+        return distinct(groups[self.units[placement.shards] < self.all_units[groups]])
 
     def widths(self, placement: Placement) -> Widths:
         """A placement as units of each group on each device; shards of one group on one device become one."""

@@ -1,5 +1,0 @@
-"""python -m neuroshard.cli"""
-
-from neuroshard.cli import main
-
-main()
