@@ -260,19 +260,37 @@ def compare_first_forward(model: nn.Module, unsharded: nn.Module, features: Feat
     return float(difference)
 
 
-def time_embeddings(model: nn.Module, features: Features, steps: int) -> list[float]:
-    """Median ms of each rank, from barrier to its own end: embeddings alone, forward and backward, with their all-to-alls."""
+def time_embeddings(model: DistributedModelParallel, features: Features, steps: int) -> list[float]:
+    """Median ms of each rank, from barrier to its own end: lookups with their all-to-alls, forward and backward."""
     taken = []
     for _ in range(max(min(steps, 10), 3)):
+        lookups = send_ids(model, features)
         dist.barrier()
         began = time.perf_counter()
-        outputs = model(features)
+        outputs = [values for look_up in lookups for values in look_up()]
         # gradients of zeros cost as much, and change nothing
         torch.autograd.backward(outputs, [torch.zeros_like(each) for each in outputs])
         taken.append(1000 * (time.perf_counter() - began))
     of_ranks = [torch.zeros(1) for _ in range(dist.get_world_size())]
     dist.all_gather(of_ranks, torch.tensor([statistics.median(taken)]))
     return [float(of_rank) for of_rank in of_ranks]
+
+
+def send_ids(model: DistributedModelParallel, features: Features) -> list[Callable[[], list[Tensor]]]:
+    """Send the ids to the ranks of their tables, as TorchRec's pipelines do while the step before runs; and what then looks them
+    up, of each collection: its pooled embeddings, or the sequences of each feature."""
+
+    def of_one(sharded: Any, ids: KeyedJaggedTensor) -> Callable[[], list[Tensor]]:
+        context = sharded.create_context()
+        sent = sharded.input_dist(context, ids).wait().wait()
+
+        def look_up() -> list[Tensor]:
+            found = sharded.compute_and_output_dist(context, sent).wait()
+            return [each.values() for each in (found.values() if isinstance(found, dict) else [found])]
+
+        return look_up
+
+    return [of_one(model.module.sparse.get_submodule(path or "whole"), ids) for path, ids in features.items()]
 
 
 def lowest_of_ranks(count: int) -> int:

@@ -39,9 +39,11 @@ from neuroshard.core.label import labels, rounds_of
 from neuroshard.files.costs import read_costs
 from neuroshard.measure import formula
 from neuroshard.pretrain.run import pretrain
+from neuroshard.pretrain.stand_in import sets_error
 
 NOISE = 0.017  # of the median of 5 repeats with 3 %
 MEMORY = 80 * 2**30
+EPOCHS = 300  # at most, of a net that `pretrain` itself would not have taken
 OTHER_HARDWARE = {"HBM_BYTES": 0.6e9, "CACHE_BYTES": 3.0e9, "CACHE_SIZE": 6e6, "BACKWARD_LAUNCH_MS": 0.12,
                   "FORWARD_VECTORS": 9e6, "BACKWARD_VECTORS": 5e6}  # fmt: skip
 
@@ -68,12 +70,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="everything, but small")
     parser.add_argument("--out", type=Path, default=Path("bench/pretrain.json"))
     parser.add_argument(
-        "--only", nargs="+", default=["compute", "measured", "all_to_all", "speed", "curves", "transfer", "plans"]
+        "--only",
+        nargs="+",
+        default=["compute", "measured", "few", "all_to_all", "speed", "curves", "transfer", "plans"],
     )
     parser.add_argument("--samples", type=int, default=100_000, help="for the time to the paper's error")
     parser.add_argument("--paper-epochs", type=int, default=paper.EPOCHS)
     parser.add_argument("--speed-epochs", type=int, default=20, help="of the paper's, measured and extrapolated")
     parser.add_argument("--sizes", type=int, nargs="+", default=[500, 1000, 1500, 2000, 4000])
+    parser.add_argument(
+        "--few", type=int, nargs="+", default=[50, 100, 200, 400, 800], help="cases of --costs, to learn from"
+    )
     parser.add_argument("--acquired", type=int, nargs="*", default=[1500], help="acquired cases, in as many rounds")
     parser.add_argument("--draws", type=int, default=3, help="of tables, cases and seeds, for the curves")
     parser.add_argument("--curve-epochs", type=int, help="at most, for the curves")
@@ -83,7 +90,7 @@ def arguments() -> argparse.Namespace:
         parser.error("--publish is for whole runs, not for --quick")
     if options.quick:
         options.samples, options.paper_epochs, options.speed_epochs = 2000, 50, 5
-        options.sizes, options.acquired, options.draws = [100, 200, 400], [150], 2
+        options.sizes, options.acquired, options.few, options.draws = [100, 200, 400], [150], [50], 2
         options.plan_cases, options.plan_tasks = 400, 2
     return options
 
@@ -120,6 +127,61 @@ class Bench:
         """Unseen tables, of the costs that were given."""
         if self.options.costs:
             self.side_by_side("measured", read_costs(self.options.costs))
+
+    def few(self) -> None:
+        """Unseen tables, of a few of the costs that were given: three ways to learn, and what `pretrain` takes of them."""
+        if not self.options.costs:
+            return
+        costs = read_costs(self.options.costs).model_copy(update={"collective": ()})
+        rows = labels(rounds_of(costs.compute))
+        test = [row for row in rows if row[0].split == "test_tables"]
+        others = [row for row in rows if row[0].split != "test_tables"]
+        cases, ms = [case for case, _ in test], np.array([cost.total_ms for _, cost in test])
+        shown = []
+        for count in self.options.few:
+            if count > len(others):
+                print(f"few, {count} cases: only {len(others)} of other tables were measured")
+                continue
+            found = []
+            for draw in range(self.options.draws):
+                rng = np.random.default_rng([draw, count])
+                some = [others[place] for place in rng.permutation(len(others))[:count]]
+                found.append(self.learned(costs.model_copy(update={"compute": tuple(some)}), cases, ms))
+                self.say(f"few, {count} cases, draw {draw}", **found[-1])
+            means = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+            self.say(f"few, {count} cases, mean", **means)
+            shown.append([f"{count:,}", *(f"{means[name]:.1%}" for name in ("paper", "analytic", "net", "taken")),
+                          f"{sum(one['analytic_taken'] for one in found):.0f} of {len(found)}"])  # fmt: skip
+        self.publish(
+            "cost-few",
+            f"How much is learned from little? Error on {len(cases):,} measured sets of tables never seen, batch "
+            f"{costs.bench.batch_size:,}, mean of {self.options.draws} draws.",
+            [
+                "measured cases",
+                "neuroshard-2023",
+                "scaled analytic model",
+                "our net",
+                "what pretrain takes",
+                "analytic taken",
+            ],
+            shown,
+            "measured",
+        )
+
+    def learned(self, costs: Costs, cases: list, ms: np.ndarray) -> dict[str, float]:
+        """Error on these cases, measured as `ms`: of the paper's net, of the scaled analytic model, of our net, and of what
+        `pretrain` takes by held-out cases."""
+        torch.manual_seed(0)
+        said, _ = self.paper_compute(list(costs.compute), [(case, None) for case in cases], self.options.paper_epochs)
+        taken = pretrain(costs)
+        own = pretrain(costs, epochs=EPOCHS) if taken.report.compute_stands_in else taken
+        return {
+            "paper": scores(said, ms)[0],
+            "analytic": sets_error(costs, cases, ms),
+            "net": scores(predicted(own, cases), ms)[0],
+            "taken": scores(predicted(taken, cases), ms)[0],
+            "analytic_taken": float(taken.report.compute_stands_in),
+        }
 
     def side_by_side(self, name: str, costs: Costs) -> None:
         """The paper's nets, ours, and ours in which a table may lower a cost, on the same cases."""

@@ -1,26 +1,25 @@
-"""A TorchRec trainer's step time under our plan, under those of TorchRec's own planner, of the best heuristic, and of chance.
+"""Does a plan that is predicted to be faster train faster? A TorchRec trainer's steps under several planners' plans, in turns.
 
     make bench-release ARGS="--only trainer"            (or: .venv/bin/python tests/bench/trainer.py --quick)
 
-The whole chain on this CPU: tables are made up, measured with FBGEMM and gloo, cost models trained, plans searched and put
-live in a folder store. Then examples/train.py trains four gloo processes (--processes) by each plan in turn, several times, in
-rounds that begin with another plan each. Every plan is of the same tables, batch, devices and memory. On fewer cores than
-processes a step takes what all of them do, not what the slowest does: the most even plan gains nothing, and it is said.
+The whole chain on this CPU: tables are made up, measured with FBGEMM and gloo, a cost model is trained, and plans are searched
+of several of its table sets. Then gloo processes, each with a core of its own, train by all plans of a table set at once: each
+holds one model a plan, made and checked by the code of examples/train.py, and all models take their steps in turns, on the same
+batches, in rounds that begin with another plan each. Ids are sent ahead of a step, as TorchRec's pipelines do. Tables are read a
+lot and the dense part is one layer, so embeddings are most of a step.
 """
 
 import argparse
 import importlib.util
 import multiprocessing
 import os
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -30,112 +29,183 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.publishing.page import publish
-from neuroshard.core.plan import Plan
+from helpers.gloo import on_ranks
 from neuroshard.core.table import Table
 from neuroshard.core.value import decode_json
+from neuroshard.costmodel.protocol import Floats
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import write_tables
+from neuroshard.gpu_day.compare import Gain, gain
+from neuroshard.measure.hardware import kept_memory
 
 ROOT = Path(__file__).resolve().parents[2]
-MEMORY, BATCH_SIZE = "256MiB", 2048
+MEMORY, BATCH_SIZE = "256MiB", 8192
+OURS, TORCHREC = "local-search", "TorchRec's planner"
+HEURISTICS = ("size", "dim", "lookup", "size-lookup", "random")
+APART = 0.1  # plans predicted to differ by so much, of any two planners, must be told apart
+BATCHES = 4  # of a table set, in turns
 
 
 class Effort(NamedTuple):
-    """How much of everything. Cases are measured until `budget`."""
+    """How much of everything. Cases are measured until `budget`; each plan takes `steps` in each round."""
 
     budget: str
     compute_cases: int
     collective_cases: int
+    table_sets: int
     rounds: int
     steps: int
 
 
-FULL, QUICK = Effort("180s", 1200, 120, 5, 20), Effort("90s", 100, 40, 2, 4)
+FULL, QUICK = Effort("240s", 1500, 60, 6, 10, 5), Effort("20s", 100, 20, 1, 3, 5)
+
+
+class Trained(NamedTuple):
+    """Plans of a table set in the trainer: ms by round of a step, and of its embeddings alone on the slowest rank."""
+
+    step_ms: dict[str, Floats]
+    embeddings_ms: dict[str, Floats]
+
+
+class Raced(NamedTuple):
+    """A table set's plans, what they are predicted to take, what they took, and what `evaluate` says of ours."""
+
+    predicted_ms: dict[str, float]
+    trained: Trained
+    evaluated_ms: float
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of it or so, to see that it runs")
     parser.add_argument("--only", default="", help="nothing is done unless this is in the word trainer")
-    parser.add_argument("--processes", type=int, default=4, help="ranks that train, each a gloo process [4]")
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks/, and the page")
+    parser.add_argument("--processes", type=int, default=2, help="ranks that train, each a gloo process [2]")
+    parser.add_argument("--seed", type=int, default=0, help="of the table sets [0]")
+    parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks/, and the page")
     options = parser.parse_args()
     if options.publish and options.quick:
         parser.error("--publish is for whole runs, not for --quick")
     if options.only not in "trainer":
         return
-    with tempfile.TemporaryDirectory() as folder:
-        race(Path(folder), QUICK if options.quick else FULL, options.processes, publishing=options.publish)
+    # As `neuroshard measure` does, and as a GPU's allocator: by default half of a step on a CPU goes into new pages of memory.
+    # glibc reads it when a process starts.
+    keeping = kept_memory(os.environ)
+    if keeping.items() - os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **keeping})
+    effort = QUICK if options.quick else FULL
+    with tempfile.TemporaryDirectory() as named:
+        folder = Path(named)
+        pool = make_tables(60, options.seed)
+        learn(folder, pool, effort, options.processes)
+        raced = []
+        for index in range(effort.table_sets):
+            raced.append(race(folder / str(index), pool, index, effort, options.processes))
+            print(told(index, raced[-1]), flush=True)
+    report(raced, effort, options.processes, publishing=options.publish)
 
 
-def race(folder: Path, effort: Effort, processes: int, *, publishing: bool = False) -> None:
-    began = time.monotonic()
-    tables = make_tables()
-    write_tables(folder / "tables.json", tables)
-    measure(folder, effort, processes)
-    plans = make_plans(folder, processes)
-    heuristic = next(name for name in plans if name.startswith("best heuristic"))
-    prepared = time.monotonic() - began
-
-    steps: dict[str, list[float]] = {name: [] for name in plans}
-    train = trainer(folder, effort)
-    names = list(plans)
-    for round_ in range(effort.rounds):
-        for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
-            steps[name].append(train(name))
-
-    ours, cores = statistics.median(steps["local-search"]), len(os.sched_getaffinity(0))
-    print(f"| trainer, {processes} gloo processes on {cores} cores | median step, spread | predicted | against ours |")
-    print("|---|---|---|---|")
-    rows = []
-    for name, measured in sorted(steps.items(), key=lambda item: statistics.median(item[1])):
-        median, cost = statistics.median(measured), plans[name].cost_ms
-        step, predicted = f"{median:.1f} ms ± {spread(measured):.1f}", "-" if cost is None else f"{cost:.2f} ms"
-        rows.append((name, step, predicted))
-        print(
-            f"| {name} | {step} ({min(measured):.1f} to {max(measured):.1f}) | {predicted} | {median / ours - 1:+.1%} |"
-        )
+def report(raced: Sequence[Raced], effort: Effort, processes: int, *, publishing: bool) -> None:
+    """The two tables: plans of each planner against ours, and what is predicted against what trains."""
+    cores = len(os.sched_getaffinity(0))
+    where = f"{len(raced)} sets of 24 tables, {processes} gloo processes on {cores} cores, batch {BATCH_SIZE:,}"
+    columns = ["plans of", "table sets", "a step: mean and interval", "embeddings alone", "predicted, of embeddings"]
+    rows: list[Sequence[str]] = [row for name in planners(raced) if (row := against_ours(raced, name))]
+    apart = far_apart(raced)
+    if apart is not None:
+        rows.append(apart)
+    question = (
+        f"Does the plan that is predicted to be faster train faster? Time over that of our plan, {where}, "
+        f"{effort.rounds} rounds of {effort.steps} steps in turns; 95 % intervals by bootstrap."
+    )
+    shown(columns, rows)
+    share = [float(np.median(one.trained.embeddings_ms[OURS]) / np.median(one.trained.step_ms[OURS])) for one in raced]
+    ratios = {
+        "predicted": [one.predicted_ms[OURS] / float(np.median(one.trained.embeddings_ms[OURS])) for one in raced],
+        "run by `evaluate`": [one.evaluated_ms / float(np.median(one.trained.embeddings_ms[OURS])) for one in raced],
+    }
+    seen: list[Sequence[str]] = [
+        (name, f"{statistics.mean(each):.2f}", f"{min(each):.2f}", f"{max(each):.2f}") for name, each in ratios.items()
+    ]
+    seen.append(("embeddings, of the whole step", *(f"{of(share):.2f}" for of in (statistics.mean, min, max))))
+    shown(["", "mean", "least", "most"], seen)
     if publishing:
+        publish("trainer-steps", question, columns, rows, costs="measured")
         publish(
-            "trainer-steps",
-            f"Is a training step faster? {len(tables)} tables, {processes} gloo processes on {cores} cores, "
-            f"batch {BATCH_SIZE:,}, {effort.rounds} times {effort.steps} steps a plan.",
-            ["plan", "median step, spread of the runs", "predicted embedding cost"],
-            rows,
+            "trainer-agreement",
+            f"Is what is predicted, and what `evaluate` runs, what the trainer sees? Over its embeddings, our plans of {where}.",
+            ["ms of the slowest rank", "mean", "least", "most"],
+            seen,
             costs="measured",
         )
-    print(
-        f"\n{len(tables)} tables, batch {BATCH_SIZE:,}, each plan {effort.rounds} times {effort.steps} steps, in turn; a run's "
-        f"figure is the median of its steps, the spread half the range between the quartiles of the runs. {heuristic} is the "
-        f"best of five by the cost model. {prepared:.0f} s to measure, train and search, "
-        f"{time.monotonic() - began:.0f} s in all."
-        + (
-            f" {processes} processes share {cores} cores: the sum of their work counts, not the slowest."
-            * (processes > cores)
-        ),
-        flush=True,
+
+
+def planners(raced: Sequence[Raced]) -> list[str]:
+    """All but ours, the best of the heuristics before the others."""
+    return [name for name in dict.fromkeys(name for one in raced for name in one.predicted_ms) if name != OURS]
+
+
+def against_ours(raced: Sequence[Raced], name: str) -> tuple[str, ...] | None:
+    """A row: how much longer plans of this planner take, as trained and as predicted."""
+    both = [one for one in raced if name in one.predicted_ms]
+    if not both:
+        return None
+    step, alone = (gain([getattr(one.trained, what) for one in both], OURS, name) for what in Trained._fields)
+    predicted = statistics.mean(one.predicted_ms[name] / one.predicted_ms[OURS] - 1 for one in both)
+    return name, f"{len(both)}", str(step), str(alone), f"{predicted:+.1%}"
+
+
+def far_apart(raced: Sequence[Raced]) -> tuple[str, ...] | None:
+    """A row of all pairs of plans of a table set that are predicted to differ by `APART` or more, slower over faster."""
+    pairs = [
+        (one, slow, fast)
+        for one in raced
+        for slow, ms in one.predicted_ms.items()
+        for fast, least in one.predicted_ms.items()
+        if ms >= (1 + APART) * least
+    ]
+    if not pairs:
+        return None
+    gains: list[Gain] = []
+    for what in Trained._fields:
+        sides = [
+            {"slow": getattr(p.trained, what)[slow], "fast": getattr(p.trained, what)[fast]} for p, slow, fast in pairs
+        ]
+        gains.append(gain(sides, "fast", "slow"))
+    won = sum(np.median(p.trained.step_ms[slow]) > np.median(p.trained.step_ms[fast]) for p, slow, fast in pairs)
+    predicted = statistics.mean(p.predicted_ms[slow] / p.predicted_ms[fast] - 1 for p, slow, fast in pairs)
+    what = f"any two predicted {APART:.0%} apart or more: the slower over the faster, slower in {won} of {len(pairs)} pairs"
+    return what, f"{len({id(p) for p, _, _ in pairs})}", str(gains[0]), str(gains[1]), f"{predicted:+.1%}"
+
+
+def shown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    print("\n".join(f"| {' | '.join(row)} |" for row in rows), flush=True)
+
+
+def told(index: int, one: Raced) -> str:
+    """A table set's figures, as they come."""
+    each = ", ".join(
+        f"{name} {np.median(one.trained.step_ms[name]):.1f} ({np.median(one.trained.embeddings_ms[name]):.1f}; {ms:.1f})"
+        for name, ms in one.predicted_ms.items()
     )
+    return f"table set {index}, ms of a step (embeddings; predicted): {each}; evaluate: {one.evaluated_ms:.1f}"
 
 
-def spread(values: list[float]) -> float:
-    quarters = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    return (quarters[2] - quarters[0]) / 2
-
-
-def make_tables() -> tuple[Table, ...]:
-    """24 tables as unlike as real ones: a few wide and often read, many small. 160 MiB, so that no row is cut off."""
-    rng = np.random.default_rng(5)
+def make_tables(count: int, seed: int) -> tuple[Table, ...]:
+    """Tables as unlike as real ones: a few wide and often read, many small. None is so large that its rows would be cut off."""
+    rng = np.random.default_rng([5, seed])
     tables = []
-    for index in range(24):
+    for index in range(count):
         dim = int(rng.choice([16, 32, 64, 128], p=[0.35, 0.3, 0.25, 0.1]))
         rows = int(min(10 ** rng.uniform(2, 5.3), 12 * 2**20 / (4 * dim)))
-        pooling = round(float(min(rng.lognormal(1.0, 1.2), 60.0)), 1)
+        pooling = round(float(min(rng.lognormal(2.0, 1.2), 100.0)), 1)
         tables.append(Table(name=f"t{index}", rows=rows, dim=dim, pooling_factor=max(pooling, 1.0)))
     return tuple(tables)
 
 
-def measure(folder: Path, effort: Effort, processes: int) -> None:
+def learn(folder: Path, tables: tuple[Table, ...], effort: Effort, processes: int) -> None:
     """tables.json -> cases -> costs -> model, as typed."""
+    write_tables(folder / "tables.json", tables)
     neuroshard(folder, "augment", "tables.json", "-o", "cases", "--devices", processes, "--memory", MEMORY, "--max-dim", 128,
         "--compute-cases", effort.compute_cases, "--collective-cases", effort.collective_cases)  # fmt: skip
     neuroshard(folder, "measure", "cases", "-o", "costs", "--backend", "cpu", "--batch-size", BATCH_SIZE, "--optimizer", "sgd",
@@ -143,39 +213,88 @@ def measure(folder: Path, effort: Effort, processes: int) -> None:
     neuroshard(folder, "pretrain", "costs", "-o", "model")
 
 
-def make_plans(folder: Path, processes: int) -> dict[str, Plan]:
-    """Each planner's plan, live under a name of its own in the folder's store."""
+def race(folder: Path, pool: tuple[Table, ...], index: int, effort: Effort, processes: int) -> Raced:
+    """A table set's plans: searched, trained in turns, and ours run by `evaluate`."""
+    folder.mkdir()
+    chosen = np.random.default_rng([6, index]).choice(len(pool), size=24, replace=False)
+    write_tables(folder / "tables.json", tuple(pool[i] for i in sorted(chosen)))
+    files = make_plans(folder, processes)
+    predicted = {name: float(ms) for name, file in files.items() if (ms := read_plan(file).cost_ms) is not None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        of_ranks = on_ranks(processes, folder, train, {name: files[name] for name in predicted}, effort, timeout=900)
+    neuroshard(folder, "evaluate", files[OURS], "--backend", "cpu", "--optimizer", "sgd", "-o", "evaluation.json")
+    evaluation = decode_json((folder / "evaluation.json").read_bytes(), "evaluation")
+    evaluated = max(sum(device["measured"].values()) for device in evaluation["devices"] if device["measured"])
+    return Raced(predicted, of_ranks[0], evaluated)
+
+
+def train(rank: int, files: Mapping[str, Path], effort: Effort) -> Trained:
+    """One rank: a model for each plan, and their steps in turns."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    example = load_example()
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    plans = {name: read_plan(file) for name, file in files.items()}
+    tables = next(iter(plans.values())).task.tables
+    collections = example.collections_of(None, next(iter(plans.values())), tables)
+    torch.manual_seed(0)
+    unsharded = example.Model(collections, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(rank)
+    batches = [example.make_batch(collections, BATCH_SIZE // dist.get_world_size(), generator) for _ in range(BATCHES)]
+    models = {}
+    dense = nn.parallel.DistributedDataParallel(nn.Linear(sum(t.dim for t in tables), 1))
+    optimizer = torch.optim.SGD(dense.parameters(), lr=0.1)
+    for name, plan in plans.items():
+        models[name] = example.shard(example.Model(collections, torch.device("meta")), plan, "sgd", 0.1)
+        example.load_weights(models[name], unsharded)
+        example.compare_first_forward(models[name], unsharded, batches[0][0], plan)
+
+    def step(name: str, at: int) -> float:
+        features, labels = batches[at % BATCHES]
+        (look_up,) = example.send_ids(models[name], features)
+        dist.barrier()
+        began = time.perf_counter()
+        (pooled,) = look_up()
+        loss = nn.functional.binary_cross_entropy_with_logits(dense(pooled).squeeze(1), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        dist.barrier()
+        return 1e3 * (time.perf_counter() - began)
+
+    steps: dict[str, list[float]] = {name: [] for name in plans}
+    slowest: dict[str, list[float]] = {name: [] for name in plans}
+    names = list(plans)
+    for round_ in range(1 + effort.rounds):  # the first warms up
+        for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
+            steps[name].append(statistics.median(step(name, at) for at in range(effort.steps)))
+            slowest[name].append(max(example.time_embeddings(models[name], batches[round_ % BATCHES][0], effort.steps)))
+    return Trained(*({name: np.array(each[1:]) for name, each in ms.items()} for ms in (steps, slowest)))
+
+
+def make_plans(folder: Path, processes: int) -> dict[str, Path]:
+    """Each planner's plan of tables.json in `folder`, by the cost model beside it."""
+    model = folder.parent / "model"
 
     def searched(algorithm: str) -> Path:
         out = folder / f"{algorithm}.json"
-        neuroshard(folder, "search", "tables.json", "--model", "model", "--devices", processes, "--memory", MEMORY, "-o", out,
+        neuroshard(folder, "search", "tables.json", "--model", model, "--devices", processes, "--memory", MEMORY, "-o", out,
             "--algorithm", algorithm)  # fmt: skip
         return out
 
-    files = {
-        "local-search": searched("local-search"),
-        "random": searched("random"),
-        "torchrec": folder / "torchrec.json",
-    }
-    ours = read_plan(files["local-search"])
-    costs = {b.algorithm: b.cost_ms for b in ours.baselines if b.cost_ms is not None and b.algorithm != "random"}
-    best = min(costs, key=lambda name: costs[name])
-    files[f"best heuristic ({best})"] = searched(best)
+    files = {name: searched(name) for name in (OURS, "neuroshard-2023", *HEURISTICS)}
+    files[TORCHREC] = folder / "torchrec.json"
     # what is forked to train must not have run torch
     context = multiprocessing.get_context("spawn")
-    planner = context.Process(
-        target=plan_with_torchrec, args=(files["local-search"], folder / "model", files["torchrec"])
-    )
+    planner = context.Process(target=plan_with_torchrec, args=(files[OURS], model, files[TORCHREC]))
     planner.start()
     planner.join()
     assert planner.exitcode == 0, "TorchRec's planner failed"
-    for name, file in files.items():
-        neuroshard(folder, "deploy", file, "--store", "store", "--name", model_name(name))
-    return {name: read_plan(file) for name, file in files.items()}
-
-
-def model_name(name: str) -> str:
-    return re.sub(r"\W+", "-", name).strip("-")
+    return files
 
 
 def plan_with_torchrec(ours: Path, model: Path, out: Path) -> None:
@@ -228,25 +347,6 @@ def plan_with_torchrec(ours: Path, model: Path, out: Path) -> None:
     cost = price(plan, plan, load_cost_model(model))
     # of the slowest device only, which is all that is printed
     write_plan(out, plan.model_copy(update={"predicted_ms": None if cost is None else (cost,) * task.devices}))
-
-
-def trainer(folder: Path, effort: Effort) -> Callable[[str], float]:
-    """`train(name)`: examples/train.py by the live plan of that name; its median step in ms."""
-    example = load_example()
-
-    def train(name: str) -> float:
-        summary, said = folder / "summary.json", folder / "train.txt"
-        sys.argv = ["train.py", "--store", str(folder / "store"), "--name", model_name(name), "--steps", str(effort.steps),
-            "--batch-size", str(BATCH_SIZE), "--summary", str(summary)]  # fmt: skip
-        with said.open("w") as file, redirect_stdout(file), redirect_stderr(file):
-            code = example.main()
-        assert code == 0, f"the trainer failed with {name}: {said.read_text()}"
-        written = decode_json(summary.read_bytes(), "summary")
-        assert written["first_forward_max_abs_difference"] == 0
-        assert not written["capped_tables"], "a table was cut to fewer rows"
-        return float(written["step_ms_median"])
-
-    return train
 
 
 def load_example() -> ModuleType:

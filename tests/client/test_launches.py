@@ -3,6 +3,7 @@
 import random
 import warnings
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +35,8 @@ from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding, fused_groups
 
 pytestmark = pytest.mark.slow
 
@@ -232,3 +235,54 @@ def test_a_plan_launches_what_was_counted_for_it(tmp_path) -> None:
             assert operators == counted.operators[rank]
             assert counts.total() == counted.inputs + 2 * counted.outputs, (counts, plan.shards)
     assert len({plan.digest() for plan in plans}) == MODELS
+
+
+OF_AN_OPERATOR = (
+    "bounds_check_mode_int", "feature_table_map", "optimizer", "output_dtype", "pooling_mode", "stochastic_rounding", "use_cpu",
+    "weights_precision",
+)  # fmt: skip
+
+
+def facts_of(operator: SplitTableBatchedEmbeddingBagsCodegen) -> dict[str, object]:
+    return {name: getattr(operator, name) for name in OF_AN_OPERATOR}
+
+
+def compare_operators(_: int, held: tuple[Table, ...], optimizer: str) -> tuple[list[object], list[object]]:
+    """Facts of the operators that TorchRec makes of these tables of one collection, and of those that are measured."""
+    sharder: object
+    fused = {
+        "optimizer": {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}[optimizer]
+    }
+    sharder = (EmbeddingCollectionSharder if held[0].pooling == "none" else EmbeddingBagCollectionSharder)(
+        fused_params=fused
+    )
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    task = ShardingTask(tables=held, device_memory_bytes=(2**20,), batch_size=8)
+    shards = tuple(
+        Shard(table=table.name, row_offset=0, rows=ROWS, column_offset=0, dim=DIM, device=0) for table in held
+    )
+    plan = to_torchrec(
+        Plan(task=task, shards=shards, provenance=Provenance(neuroshard_version="0", algorithm="by hand")),
+        whole := module_of(held),
+    )
+    made = DistributedModelParallel(whole, env=env, device=torch.device("cpu"), plan=plan, sharders=[sharder])
+    lookups = [part for sharded in made.module.values() for lookup in sharded._lookups for part in lookup.modules()]
+    theirs = [one for one in lookups if isinstance(one, SplitTableBatchedEmbeddingBagsCodegen)]
+    sets = TableBatchedEmbedding("cpu", 0, MeasureSettings(batch_size=8, optimizer=optimizer), None, 2**20, 2**20)
+    ours = [sets._operator(group, [table.rows for table in group]) for group in fused_groups(held)]
+    return [facts_of(one) for one in theirs], [facts_of(one) for one in ours]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("pooling", ["sum", "mean", "none"])
+def test_what_is_measured_is_the_operator_that_torchrec_makes(pooling: str, optimizer: str, tmp_path: Path) -> None:
+    """Checks of ids, types, pooling and the fused optimizer: what a plan is priced by is what its trainer runs."""
+    held = tuple(
+        Table(
+            name=f"t{place}", module="m", rows=ROWS, dim=DIM, pooling_factor=2.0, pooling=pooling, element_bytes=width
+        )
+        for place, width in enumerate((4, 4, 2))
+    )
+    ((theirs, ours),) = on_ranks(1, tmp_path, compare_operators, held, optimizer)
+    assert len(theirs) == 2
+    assert sorted(map(str, theirs)) == sorted(map(str, ours))

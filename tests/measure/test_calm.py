@@ -1,19 +1,24 @@
 """How visits become a label: each repeat is scaled by reference kernels, with more visits while they disagree."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
+from neuroshard.core.case import ComputeCase
 from neuroshard.core.cost import READS, SHARES, SMALL_SET, slowness
+from neuroshard.measure.timing import calm
 from neuroshard.measure.timing.calm import (
     VISITS,
+    ReferenceKernel,
     Repeat,
     case_timing,
     dealt_out,
     enough,
     visit,
 )
+from neuroshard.measure.timing.clocks import TimedDevice
 from neuroshard.measure.timing.harness import LONG_CASE_MS, MIN_REPEATS
 
 
@@ -77,6 +82,23 @@ def test_a_visit_times_cold_steps_and_asks_how_slow_it_is_after_each_repeat() ->
     taken = visit(device, lambda: "out", lambda out: None, warmup=1, repeats=2, slow=lambda: next(slow))
     assert taken == [Repeat(1.0, 2.0, 1.5), Repeat(3.0, 4.0, 1.25)]
     assert device.flushes == 6
+
+
+def test_usual_times_of_the_reference_kernel_are_those_after_a_table_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And after a first run of its own: otherwise a large set before it would make it slower, and the set's label too small."""
+    device, ran = Scripted(iter([7.0, 8.0, 0.25, 0.5, 0.75])), list[tuple[int, int]]()
+
+    def steps(case: ComputeCase) -> tuple[Any, Any]:
+        return (lambda: ran.append((case.tables[0].rows, device.flushes))), (lambda _: None)
+
+    monkeypatch.setattr(calm, "TableBatchedEmbedding", Mock(return_value=Mock(steps=steps)))
+    assert ReferenceKernel(cast(TimedDevice, device), 1, 2**20).calm_ms(0) == {READS: 0.25, SMALL_SET: 1.25}
+    assert [flushes for _, flushes in ran] == [
+        1,
+        2,
+        2,
+    ]  # the set, from a cold cache; then the kernel, untimed and timed
+    assert ran[0][0] > ran[1][0] == ran[2][0]
 
 
 def test_the_machine_is_the_slower_the_longer_the_reference_kernel_takes() -> None:

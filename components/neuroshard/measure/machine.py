@@ -100,8 +100,8 @@ class CpuMachine:
         return (
             f"the label of a table set is the median of {visits * each} repeats in {visits} visits, each repeat scaled by how "
             f"much longer than calm_compute_ms random reads (to the power {SHARES[READS]:g}) and a small table set "
-            f"({SHARES[SMALL_SET]:g}) take right after it; of up to twice as many while the standard error of the visits is "
-            f"above {calm.SETTLED:.0%}; of at least {MIN_REPEATS} if they take longer than {LONG_CASE_MS:.0f} ms"
+            f"({SHARES[SMALL_SET]:g}) take right after it, both run once before; of up to twice as many while the standard error "
+            f"of the visits is above {calm.SETTLED:.0%}; of at least {MIN_REPEATS} if they take longer than {LONG_CASE_MS:.0f} ms"
         )
 
     def facts(self) -> dict[str, str]:

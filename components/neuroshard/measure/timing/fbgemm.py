@@ -2,8 +2,9 @@
 
 One operator serves all tables of a device that have the same element type, pooling and weighting, as TorchRec groups them, and
 of sequences those of one width. A table of several features is looked up once for each.
-Forward runs the operators of a device one after another, as a trainer does, and so does backward, which includes the optimizer
-that FBGEMM fuses into it. Weights are on the device that is measured: HOST for the CPU, DEVICE for CUDA.
+Forward checks that ids are within their tables, as it does for TorchRec by default, and runs the operators of a device one after
+another, as a trainer does. So does backward, which includes the optimizer that FBGEMM fuses into it. Weights are on the device
+that is measured: HOST for the CPU, DEVICE for CUDA.
 """
 
 from collections.abc import Callable, Sequence
@@ -113,11 +114,7 @@ class TableBatchedEmbedding:
 
     def _operator(self, tables: Sequence[Table], rows: Sequence[int]) -> "torch.nn.Module":
         from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
-            BoundsCheckMode,
-            EmbeddingLocation,
-            PoolingMode,
-        )
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
             ComputeDevice,
             SplitTableBatchedEmbeddingBagsCodegen,
@@ -142,7 +139,6 @@ class TableBatchedEmbedding:
             learning_rate=LEARNING_RATE,
             feature_table_map=[place for place, table in enumerate(tables) for _ in range(max(len(table.features), 1))],
             pooling_mode=PoolingMode[tables[0].pooling.upper()],
-            bounds_check_mode=BoundsCheckMode.NONE,
             device=self.device.torch,
             **buffers,
         )
