@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.publishing.page import publish
+from bench.publishing.page import print_table, publish
 from bench.trainer import neuroshard
 from helpers.hosts import Rank, hosts, lacks_hosts, start_ranks
 from neuroshard.core.table import Table
@@ -131,8 +131,7 @@ def race_precisions(options: argparse.Namespace) -> None:
         for words, each in took.items()
     ]
     columns = ["exchange in", "a step", "faster", "predicted"]
-    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    print("\n".join(f"| {' | '.join(row)} |" for row in rows), flush=True)
+    print_table(columns, rows)
     if options.publish:
         question = (
             f"What does an exchange in fewer bytes save over a slow network? {SLOW.hosts} x {RANKS_A_HOST} ranks of TorchRec in "

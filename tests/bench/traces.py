@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.publishing.page import publish
+from bench.publishing.page import print_table, publish
 from bench.trainer import neuroshard
 from neuroshard.core.case import Cases, ComputeCase
 from neuroshard.core.table import Table
@@ -78,11 +78,10 @@ def main() -> None:
                 f"{off[np.abs(off).argmax()]:+.1%}",
             ]
         )
-    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
-    print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    print_table(COLUMNS, rows)
     if options.publish:
         question = (
-            f"Do lookups drawn by reuse bins cost what real ones do? {len(tables)} tables of MovieLens 100K's ratings in their "
+            f"Do lookups drawn by reuse bins cost what real ones do? {len(lookups)} tables of MovieLens 100K's ratings in their "
             f"order, alone and in sets, batch {BATCH_SIZE:,}."
         )
         publish("measure-traces", question, COLUMNS, rows, costs="measured")

@@ -28,7 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.publishing.page import publish
+from bench.publishing.page import print_table, publish
 from helpers.gloo import on_ranks
 from neuroshard.core.table import Table
 from neuroshard.core.value import decode_json
@@ -117,7 +117,7 @@ def report(raced: Sequence[Raced], effort: Effort, processes: int, *, publishing
         f"Does the plan that is predicted to be faster train faster? Time over that of our plan, {where}, "
         f"{effort.rounds} rounds of {effort.steps} steps in turns; 95 % intervals by bootstrap."
     )
-    shown(columns, rows)
+    print_table(columns, rows)
     share = [float(np.median(one.trained.embeddings_ms[OURS]) / np.median(one.trained.step_ms[OURS])) for one in raced]
     ratios = {
         "predicted": [one.predicted_ms[OURS] / float(np.median(one.trained.embeddings_ms[OURS])) for one in raced],
@@ -127,7 +127,7 @@ def report(raced: Sequence[Raced], effort: Effort, processes: int, *, publishing
         (name, f"{statistics.mean(each):.2f}", f"{min(each):.2f}", f"{max(each):.2f}") for name, each in ratios.items()
     ]
     seen.append(("embeddings, of the whole step", *(f"{of(share):.2f}" for of in (statistics.mean, min, max))))
-    shown(["", "mean", "least", "most"], seen)
+    print_table(["", "mean", "least", "most"], seen)
     if publishing:
         publish("trainer-steps", question, columns, rows, costs="measured")
         publish(
@@ -140,7 +140,7 @@ def report(raced: Sequence[Raced], effort: Effort, processes: int, *, publishing
 
 
 def planners(raced: Sequence[Raced]) -> list[str]:
-    """All but ours, the best of the heuristics before the others."""
+    """All but ours."""
     return [name for name in dict.fromkeys(name for one in raced for name in one.predicted_ms) if name != OURS]
 
 
@@ -175,11 +175,6 @@ def far_apart(raced: Sequence[Raced]) -> tuple[str, ...] | None:
     predicted = statistics.mean(p.predicted_ms[slow] / p.predicted_ms[fast] - 1 for p, slow, fast in pairs)
     what = f"any two predicted {APART:.0%} apart or more: the slower over the faster, slower in {won} of {len(pairs)} pairs"
     return what, f"{len({id(p) for p, _, _ in pairs})}", str(gains[0]), str(gains[1]), f"{predicted:+.1%}"
-
-
-def shown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    print("\n".join(f"| {' | '.join(row)} |" for row in rows), flush=True)
 
 
 def told(index: int, one: Raced) -> str:

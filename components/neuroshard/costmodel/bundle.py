@@ -141,10 +141,10 @@ class TrainedCostModel:
         if task.topology is not None:
             given = task.topology.network_bytes_per_s
             rate = sheet.network_rate if given is None else given / 1000
-            latency_ms, whole = task.topology.network_latency_ms, task.topology.has_measured_network
+            latency_ms = task.topology.network_latency_ms
             if latency_ms is None:
                 latency_ms = sheet.latency_ms + sheet.network_latency_ms
-            network = Network(task.topology.domain, rate, latency_ms, given=whole)
+            network = Network(task.topology.domain, rate, latency_ms, given=task.topology.has_measured_network)
         found = replace(
             self, network=network, precision=None, codec=Codec(), encoded_more=0.0
         )  # input travels as it is

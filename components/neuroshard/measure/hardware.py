@@ -53,7 +53,7 @@ MEMORY = {
     "glibc.malloc.trim_threshold": 2**40,
     "glibc.malloc.top_pad": 64 * 2**20,
 }
-# To find how fast the CPU is in calm when a run begins. Over 10 s the result repeats within 4 %, over 0.3 s within 10 %.
+# To find how fast the CPU is in calm when a run begins. Twelve looks of 5 s, a second apart, were within 3 %.
 CALM_SECONDS = 10.0
 CALM_SHARE = 0.05  # of a budget, at most
 TURNS_SECONDS = 5.0  # for all table sets that are measured in turns: a killed run loses this much

@@ -16,6 +16,7 @@ from neuroshard.core.case import ComputeCase
 from neuroshard.core.cost import READS, SHARES, SMALL_SET, slowness
 from neuroshard.core.table import Table
 from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.rowcap import buffer_bytes
 from neuroshard.measure.timing.clocks import TimedDevice
 from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding
 from neuroshard.measure.timing.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, Timing, timing
@@ -23,9 +24,9 @@ from neuroshard.measure.timing.harness import LONG_CASE_MS, MIN_REPEATS, CaseTim
 VISITS = 4  # of a table set, which share its repeats; up to twice as many while they disagree
 SETTLED = 0.03  # standard error of a label over its visits, at which it needs no more visits …
 DISTURBED = 0.05  # … and above which it is marked as disturbed
-USUAL = (
-    0.25  # labels are scaled to this quantile of the reference kernels' times: it repeats within 1 %, as the fastest do
-)
+# Labels are scaled to this quantile of the reference kernels' times. It repeats as well as the fastest does, and is what a
+# machine does as a rule.
+USUAL = 0.25
 
 READ_DIM = 64
 READ_ROWS = 6_000
@@ -38,10 +39,9 @@ def _alike(tables: int, rows: int) -> ComputeCase:
 
 
 SMALL = _alike(2, 512)  # a core's cache holds it
-# What runs before the reference kernels while their usual times are found, as a table set does later: right after one, they take
-# a tenth to a seventh longer than after a flush alone.
+# What runs before the reference kernels while their usual times are found, as a table set does later: right after one they take
+# 6 to 9 % longer than after a flush alone.
 BEFORE = _alike(4, 16_384)
-SET_BYTES = 2**25  # of the weights of BEFORE
 
 
 class Repeat(NamedTuple):
@@ -58,20 +58,15 @@ class ReferenceKernel:
     def __init__(self, device: TimedDevice, threads: int, read_bytes: int) -> None:
         import torch
 
-        self.device = device
+        self.device, self.threads = device, threads
         self.rows = torch.ones(read_bytes // (4 * READ_DIM), READ_DIM)
         generator = torch.Generator().manual_seed(0)
         self.places, self.other_places = torch.randint(len(self.rows), (2, READ_ROWS), generator=generator)
-        settings = MeasureSettings(batch_size=1, threads=threads)
-        small, before = (
-            TableBatchedEmbedding("cpu", 0, settings, None, nbytes, nbytes) for nbytes in (2**19, SET_BYTES)
-        )
-        self.forward, self.backward = small.steps(SMALL)
-        self.before = before.steps(BEFORE)
+        self.forward, self.backward = _steps(SMALL, threads)
 
     def ms(self) -> dict[str, float]:
-        """The ms of each part, after an untimed run of both: the first one after a large table set takes up to four times as
-        long, since memory was given back. The reads come from memory: no step before has read these rows."""
+        """The ms of each part, after an untimed run of both: the first one after a large table set takes up to a quarter longer
+        than after a small one. The reads come from memory: no step before has read these rows."""
         self.rows.index_select(0, self.other_places)
         self.backward(self.forward())
         reads_ms, _ = self.device.timed(lambda: self.rows.index_select(0, self.places))
@@ -86,6 +81,7 @@ class ReferenceKernel:
     def calm_ms(self, seconds: float) -> dict[str, float]:
         """The ms of each part in calm, in trials as `visit` makes them, as many as fit into `seconds`, at least one."""
         trials: list[dict[str, float]] = []
+        before = _steps(BEFORE, self.threads)
 
         def in_calm() -> float:
             trials.append(self.ms())
@@ -93,8 +89,15 @@ class ReferenceKernel:
 
         began = time.monotonic()
         while not trials or time.monotonic() < began + seconds:
-            visit(self.device, *self.before, 0, 1, in_calm)
+            visit(self.device, *before, 0, 1, in_calm)
         return {part: sorted(trial[part] for trial in trials)[int(USUAL * len(trials))] for part in SHARES}
+
+
+def _steps(case: ComputeCase, threads: int) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """Forward and backward of a set of our own, in buffers of its own."""
+    settings = MeasureSettings(batch_size=1, threads=threads)
+    buffers = buffer_bytes([case], settings.optimizer, None)
+    return TableBatchedEmbedding("cpu", 0, settings, None, *buffers).steps(case)
 
 
 def dealt_out(repeats: int) -> tuple[int, int]:
