@@ -1,8 +1,11 @@
 """The cost of an all-to-all among processes, one a device, with torch.distributed (gloo on CPUs, NCCL on GPUs).
 
 In forward, each device has pooled embeddings of the whole batch for its own dims, and sends each peer that peer's samples. The
-time runs from the device's own start (some delay after the first device) until everything it needs has arrived, waiting
+time runs from the device's own start (some delay after the first device) until everything it needs lies in one matrix, waiting
 included. Backward is the reverse, timed by itself with all devices starting together. Values are fp32. Covers one host only.
+
+The copies around the exchange are TorchRec's (`All2All_Pooled_Req` and `All2All_Pooled_Wait` of its `comm_ops`), written with
+torch alone. They are bound by memory, and within a host they take longer than the exchange itself.
 """
 
 import shutil
@@ -156,22 +159,35 @@ class Rank:
         return milliseconds
 
     def _steps(self, case: CollectiveCase) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        """Forward and backward all-to-all of this rank, on new buffers."""
+        """Forward and backward all-to-all of this rank, on new buffers. The steps allocate nothing: a rank that ran out of
+        memory within one would let its peers wait."""
         import torch
         import torch.distributed as dist
 
         dims = case.device_dims
         shares = samples_per_device(self.settings.batch_size, len(dims))
-        to_peers = [share * dims[self.rank] for share in shares]
-        from_peers = [shares[self.rank] * dim for dim in dims]
-        mine, theirs = (torch.ones(sum(sizes), device=self.device.torch) for sizes in (to_peers, from_peers))
+        share = shares[self.rank]
+        to_peers = [each * dims[self.rank] for each in shares]
+        from_peers = [share * dim for dim in dims]
+        pooled, mine = (torch.ones(sum(to_peers), device=self.device.torch) for _ in range(2))
+        theirs, apart = (torch.ones(sum(from_peers), device=self.device.torch) for _ in range(2))
+        joined = torch.ones(share, sum(dims), device=self.device.torch)
+        by_peer = [part.view(share, dim) for part, dim in zip(theirs.split(from_peers), dims, strict=True)]
+        gradients = joined.split(dims, dim=1)
+        gradients_apart = [part.view(share, dim) for part, dim in zip(apart.split(from_peers), dims, strict=True)]
         group = self.groups[len(dims)]
 
         def forward() -> None:
+            mine.copy_(pooled)
             dist.all_to_all_single(theirs, mine, from_peers, to_peers, group=group)
+            torch.cat(by_peer, dim=1, out=joined)
 
         def backward() -> None:
+            for part, gradient in zip(gradients_apart, gradients, strict=True):
+                part.copy_(gradient)
+            torch.cat([part.view(-1) for part in gradients_apart], out=theirs)
             dist.all_to_all_single(mine, theirs, to_peers, from_peers, group=group)
+            mine.div_(len(dims))
 
         return forward, backward
 
