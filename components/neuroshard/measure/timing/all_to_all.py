@@ -164,7 +164,7 @@ class Rank:
         import torch
         import torch.distributed as dist
 
-        dims = case.device_dims
+        dims = list(case.device_dims)
         shares = samples_per_device(self.settings.batch_size, len(dims))
         share = shares[self.rank]
         to_peers = [each * dims[self.rank] for each in shares]
@@ -172,9 +172,11 @@ class Rank:
         pooled, mine = (torch.ones(sum(to_peers), device=self.device.torch) for _ in range(2))
         theirs, apart = (torch.ones(sum(from_peers), device=self.device.torch) for _ in range(2))
         joined = torch.ones(share, sum(dims), device=self.device.torch)
-        by_peer = [part.view(share, dim) for part, dim in zip(theirs.split(from_peers), dims, strict=True)]
-        gradients = joined.split(dims, dim=1)
-        gradients_apart = [part.view(share, dim) for part, dim in zip(apart.split(from_peers), dims, strict=True)]
+        by_peer = [part.view(share, dim) for part, dim in zip(torch.split(theirs, from_peers), dims, strict=True)]
+        gradients = torch.split(joined, dims, dim=1)
+        gradients_apart = [
+            part.view(share, dim) for part, dim in zip(torch.split(apart, from_peers), dims, strict=True)
+        ]
         group = self.groups[len(dims)]
 
         def forward() -> None:
