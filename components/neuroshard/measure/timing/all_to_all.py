@@ -1,11 +1,13 @@
 """The cost of an all-to-all among processes, one a device, with torch.distributed (gloo on CPUs, NCCL on GPUs).
 
 In forward, each device has pooled embeddings of the whole batch for its own dims, and sends each peer that peer's samples. The
-time runs from the device's own start (some delay after the first device) until everything it needs lies in one matrix, waiting
-included. Backward is the reverse, timed by itself with all devices starting together. Values are fp32. Covers one host only.
+time runs from the device's own start (some delay after the first device) until everything it needs lies in one matrix, in the
+tables' order, waiting included. Backward is the reverse, timed by itself with all devices starting together. Values are fp32.
+Covers one host only.
 
-The copies around the exchange are TorchRec's (`All2All_Pooled_Req` and `All2All_Pooled_Wait` of its `comm_ops`), written with
-torch alone. They are bound by memory, and within a host they take longer than the exchange itself.
+The copies around the exchange are TorchRec's (`All2All_Pooled_Req` and `All2All_Pooled_Wait` of its `comm_ops`, and the
+`PermutePooledEmbeddingsSplit` of column-wise sharding), written with torch alone. They are bound by memory, and within a host
+they take longer than the exchange itself.
 """
 
 import shutil
@@ -30,6 +32,7 @@ AGREEMENT = 0.1
 LONG_SECONDS = 1.0
 REFERENCE_DIM = 256  # columns of each device in the reference all-to-all
 CALM_TRIALS = 5  # of the reference all-to-all when a run begins; labels are scaled to the fastest trial
+SHARD_COLUMNS = 64  # of a table, which are copied together when columns are put in the tables' order
 LEAD_SECONDS = 0.001  # from agreeing on a start to the start; every device knows it by then
 
 
@@ -169,22 +172,30 @@ class Rank:
         share = shares[self.rank]
         to_peers = [each * dims[self.rank] for each in shares]
         from_peers = [share * dim for dim in dims]
-        pooled, mine = (torch.ones(sum(to_peers), device=self.device.torch) for _ in range(2))
-        theirs, apart = (torch.ones(sum(from_peers), device=self.device.torch) for _ in range(2))
-        joined = torch.ones(share, sum(dims), device=self.device.torch)
-        by_peer = [part.view(share, dim) for part, dim in zip(torch.split(theirs, from_peers), dims, strict=True)]
-        gradients = torch.split(joined, dims, dim=1)
-        gradients_apart = [
-            part.view(share, dim) for part, dim in zip(torch.split(apart, from_peers), dims, strict=True)
-        ]
+
+        def ones(*shape: int) -> Any:
+            return torch.ones(shape, device=self.device.torch)
+
+        pooled, mine = ones(sum(to_peers)), ones(sum(to_peers))
+        theirs, apart = ones(sum(from_peers)), ones(sum(from_peers))
+        by_rank, by_table = ones(share, sum(dims)), ones(share, sum(dims))
+        of_peers, gradients_apart = (
+            [part.view(share, dim) for part, dim in zip(torch.split(flat, from_peers), dims, strict=True)]
+            for flat in (theirs, apart)
+        )
+        # any order but that of the ranks takes as long
+        pieces, gradient_pieces = (torch.split(each, SHARD_COLUMNS, dim=1)[::-1] for each in (by_rank, by_table))
+        gradients = torch.split(by_rank, dims, dim=1)
         group = self.groups[len(dims)]
 
         def forward() -> None:
             mine.copy_(pooled)
             dist.all_to_all_single(theirs, mine, from_peers, to_peers, group=group)
-            torch.cat(by_peer, dim=1, out=joined)
+            torch.cat(of_peers, dim=1, out=by_rank)
+            torch.cat(pieces, dim=1, out=by_table)
 
         def backward() -> None:
+            torch.cat(gradient_pieces, dim=1, out=by_rank)
             for part, gradient in zip(gradients_apart, gradients, strict=True):
                 part.copy_(gradient)
             torch.cat([part.view(-1) for part in gradients_apart], out=theirs)
