@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.permute_pooled_embedding_modules_split import PermutePooledEmbeddingsSplit
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     DenseTableBatchedEmbeddingBagsCodegen,
@@ -21,7 +22,7 @@ from torchrec import (
     EmbeddingConfig,
     KeyedJaggedTensor,
 )
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed import DistributedModelParallel, ShardingEnv, embeddingbag
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.modules.embedding_configs import DataType, PoolingType
@@ -131,6 +132,18 @@ def counting(counts: Counter[str]) -> None:
         count(dist, name, name)
     for kind in (SplitTableBatchedEmbeddingBagsCodegen, DenseTableBatchedEmbeddingBagsCodegen):
         count(kind, "forward", "operators")
+    permute, concatenate = PermutePooledEmbeddingsSplit.forward, embeddingbag.construct_output_kt
+
+    def permuted(self: PermutePooledEmbeddingsSplit, outputs: torch.Tensor) -> torch.Tensor:
+        counts["reordered"] += outputs.shape[1]
+        return permute(self, outputs)
+
+    def concatenated(embeddings: list[torch.Tensor], *arguments: object, **named: object) -> object:
+        counts["reordered"] += sum(each.shape[1] for each in embeddings) if len(embeddings) > 1 else 0
+        return concatenate(embeddings, *arguments, **named)
+
+    PermutePooledEmbeddingsSplit.forward = permuted
+    embeddingbag.construct_output_kt = concatenated
 
 
 def count_steps(rank: int, plans: list[Plan]) -> list[Counter[str]]:
@@ -206,6 +219,8 @@ def test_table_row_wise_tables_launch_what_was_counted_for_them(local_world_size
         counted = launches({table.name: table for table in plan.task.tables}, plan.shards, ranks)
         for rank, counts in enumerate(of_ranks):
             assert counts.pop("operators", 0) == counted.operators[rank]
+            # the only table of a grid is in order whoever holds it
+            assert counted.reordered - counts.pop("reordered", 0) == (DIM if len(plan.task.tables) == 4 else 0)
             assert counts.total() == counted.inputs + 2 * counted.outputs, (counts, plan.shards)
     assert [launches({t.name: t for t in p.task.tables}, p.shards, ranks).outputs for p in plans] == [2, 4, 6]
 
@@ -228,13 +243,17 @@ def test_a_plan_launches_what_was_counted_for_it(tmp_path) -> None:
 
     found = on_ranks(RANKS, tmp_path, count_steps, plans)
 
+    in_order: list[float] = []  # columns that need not be put into order, since the ranks happen to hold them so
     for plan, *of_ranks in zip(plans, *found, strict=True):
         counted = launches({table.name: table for table in plan.task.tables}, plan.shards, RANKS)
         for rank, counts in enumerate(of_ranks):
             operators = counts.pop("operators", 0)
             assert operators == counted.operators[rank]
+            in_order.append(counted.reordered - counts.pop("reordered", 0))
             assert counts.total() == counted.inputs + 2 * counted.outputs, (counts, plan.shards)
     assert len({plan.digest() for plan in plans}) == MODELS
+    assert min(in_order) == 0
+    assert in_order.count(0) >= MODELS * RANKS * 3 / 4
 
 
 OF_AN_OPERATOR = (

@@ -23,6 +23,7 @@ class AnalyticModel:
     manifest = None
     stand_ins: tuple[str, ...] = ()
     operator_ms = 0.03
+    reorder_ms = 0.0
 
     def __init__(self, batch_size: int = 65536) -> None:
         self.batch_size = batch_size

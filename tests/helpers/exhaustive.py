@@ -170,12 +170,12 @@ def _launched_ms(
     kinds = [[group_of(t, way, task.devices) for way in of] for t, of in zip(task.tables, shards, strict=True)]
     found = []
     for way in ways.tolist():
-        key = tuple(kinds[table][one] for table, one in enumerate(way))
+        key = tuple((kinds[table][one], len(shards[table][one]) > 1) for table, one in enumerate(way))
         if key not in known:
             held = [shard for table, one in enumerate(way) for shard in shards[table][one]]
             counted = launches(tables, held, task.devices)
             more = counted.kinds_of_operators - operators_of(task.tables)
             inputs = counted.inputs if task.pipeline == "none" else 0
-            known[key] = launch_ms(model, task.devices, more, counted.outputs - 1, inputs).total_ms
+            known[key] = launch_ms(model, task.devices, more, counted.outputs - 1, inputs, counted.reordered).total_ms
         found.append(known[key])
     return np.array(found)

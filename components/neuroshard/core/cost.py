@@ -84,6 +84,8 @@ class Bench(Value):
     flush_bytes: int | None = None  # written before each timed step, on a CPU
     # of the reference kernel, by devices: what labels are scaled to
     calm_all_to_all_ms: dict[str, Milliseconds] = Field(default_factory=dict)
+    # to copy a column of outputs of all samples into another order and, backward, its gradients (CostModel.reorder_ms)
+    reorder_ms: Milliseconds | None = None
     # of the two things that are timed beside table sets
     calm_compute_ms: dict[str, Annotated[float, Field(gt=0, le=MOST_MS)]] = Field(default_factory=dict)
 
@@ -102,6 +104,7 @@ class Bench(Value):
             "facts": {},
             "calm_all_to_all_ms": {},
             "calm_compute_ms": {},
+            "reorder_ms": None,
         }
         return without_defaults(fields(self), unsaid)
 

@@ -4,6 +4,10 @@ TorchRec runs one embedding operator for each (collection x sharding type x elem
 tables of it; and for each (collection x sharding type) three all-to-alls of the input (how many lookups go where, their lengths,
 the ids; a fourth for the weights of weighted lookups), one collective of the output forward and one backward (torchrec 1.8,
 distributed/embeddingbag.py and embedding.py; counted on gloo in tests/client/test_launches.py).
+
+Pooled outputs may be copied once more each way. Once a table of a collection is cut column-wise, the outputs of all its whole and
+cut tables are put into the tables' order (`PermutePooledEmbeddingsSplit` of cw_sharding.py); those of grids always are. Where
+tables of a collection have several sharding types, all its outputs are concatenated (`construct_output_kt` of embeddingbag.py).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,6 +50,7 @@ class Launches:
     outputs: int
     inputs: int
     kinds_of_operators: int  # those of all devices together
+    reordered: float  # columns of pooled outputs that are copied once more, forward and backward
 
 
 def launches(tables: Mapping[str, Table], shards: Sequence[Shard], devices: int) -> Launches:
@@ -64,7 +69,28 @@ def launches(tables: Mapping[str, Table], shards: Sequence[Shard], devices: int)
         outputs=sum(group.outputs for group in exchanged),
         inputs=sum(group.inputs for group in exchanged),
         kinds_of_operators=len(set().union(*on_device)),
+        reordered=reordered_columns(
+            (groups[name], tables[name].sent_columns, len(held) > 1) for name, held in of_table.items()
+        ),
     )
+
+
+def reordered_columns(tables: Iterable[tuple[Group, float, bool]]) -> float:
+    """Columns of pooled outputs that are copied once more each way. Of each table: its group, its columns, whether it is cut."""
+    collections: dict[tuple[str, bool], dict[str, float]] = {}
+    cut: set[tuple[str, bool]] = set()
+    for group, columns, is_cut in tables:
+        if not group.sequences:
+            key = group.module, group.weighted
+            kinds = collections.setdefault(key, {})
+            kinds[group.kind] = kinds.get(group.kind, 0.0) + columns
+            if is_cut and group.kind == "columns":
+                cut.add(key)
+    permuted = sum(
+        kinds.get("grid", 0.0) + kinds.get("columns", 0.0) * (key in cut) for key, kinds in collections.items()
+    )
+    concatenated = sum(sum(kinds.values()) for kinds in collections.values() if len(kinds) > 1)
+    return permuted + concatenated
 
 
 def group_of(table: Table, shards: Sequence[Shard], devices: int) -> Group:

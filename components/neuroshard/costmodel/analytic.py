@@ -74,6 +74,10 @@ class Datasheet:
         """Bytes a millisecond that a device sends over the network, one way."""
         return self.network * self.network_share
 
+    def reorder_ms(self, batch_size: int) -> float:
+        """As in the protocol: outputs and gradients are read and written once."""
+        return 4 * OUTPUT_BYTES * batch_size / (self.memory * self.read_share)
+
 
 _H100_CACHE = 5.7e9  # Chips and Cheese, July 2023: 5.5 to 6 TB/s measured on the PCIe card. NVIDIA publishes none
 _PCIE_4, _PCIE_5 = 0.0315e9, 0.063e9  # 16 lanes, one way, after encoding (PCI-SIG)
@@ -183,6 +187,10 @@ class Analytic:
     @property
     def operator_ms(self) -> float:
         return self.sheet.forward_launch_ms + self.sheet.backward_launch_ms
+
+    @property
+    def reorder_ms(self) -> float:
+        return self.sheet.reorder_ms(self.batch_size)
 
     def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
         """(N,) tables cut to dims (N,) -> (N, 5) ms."""

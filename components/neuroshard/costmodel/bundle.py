@@ -111,6 +111,13 @@ class TrainedCostModel:
         return max(float(self.compute_ms(np.zeros(self.nets.compute.width))), 0.0)
 
     @property
+    def reorder_ms(self) -> float:
+        bench = self.manifest.bench
+        if bench.reorder_ms is None:
+            return DATASHEETS[analytic_for(bench.hardware)[0]].reorder_ms(self.batch_size)
+        return bench.reorder_ms * self.batch_size / bench.batch_size
+
+    @property
     def head(self) -> MeanHead:
         return self.nets.compute.mean
 

@@ -94,6 +94,7 @@ class Given:
     manifest = None  # nothing was learned
     stand_ins: tuple[str, ...] = ()
     operator_ms = 0.0
+    reorder_ms = 0.0
 
     def __init__(self, costs: GivenCosts, batch_size: int) -> None:
         self.costs, self.batch_size = costs, batch_size

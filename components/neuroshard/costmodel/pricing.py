@@ -38,8 +38,11 @@ class LaunchMs(NamedTuple):
         return sum(self)
 
 
-def launch_ms(model: CostModel, devices: int, operators: int, outputs: int, inputs: int = 0) -> LaunchMs:
-    """What so many operators, collectives of outputs each way, and all-to-alls of inputs take that have nothing to do.
+def launch_ms(
+    model: CostModel, devices: int, operators: int, outputs: int, inputs: int = 0, reordered: float = 0.0
+) -> LaunchMs:
+    """What so many operators, collectives of outputs each way, and all-to-alls of inputs take that have nothing to do; and what
+    each device takes to copy so many `reordered` columns of its own samples once more, half of it each way.
 
     A cost model predicts one exchange, and the operators of the element types and poolings that a device holds. What TorchRec
     launches beyond that (core/launches.py), since it runs each collection and sharding type by itself, is priced by this. Its
@@ -50,7 +53,8 @@ def launch_ms(model: CostModel, devices: int, operators: int, outputs: int, inpu
     nothing = np.zeros(devices)
     each = (model.forward_collective_ms(nothing, nothing), model.backward_collective_ms(nothing))
     forward, backward = (max(float(ms.max()), 0.0) for ms in each)
-    return LaunchMs(operators * model.operator_ms, (outputs + inputs) * forward, outputs * backward)
+    copied = reordered * model.reorder_ms / devices / 2
+    return LaunchMs(operators * model.operator_ms, (outputs + inputs) * forward + copied, outputs * backward + copied)
 
 
 def own_samples(table: Table, devices: int) -> Table:
@@ -173,7 +177,7 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     held = (tables[name] for name in of_table if name not in copied)
     operators = counted.kinds_of_operators - own - operators_of(held)
     inputs = counted.inputs if task.pipeline == "none" else 0
-    more = launch_ms(model, devices, operators, max(counted.outputs - 1, 0), inputs)
+    more = launch_ms(model, devices, operators, max(counted.outputs - 1, 0), inputs, counted.reordered)
     others = np.where(device_dims[holders] > sent, model.compute_ms(sums[holders] - vectors), 0.0)
     waiting = waiting_ms(model, sums)
     return Prices(

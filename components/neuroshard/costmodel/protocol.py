@@ -81,6 +81,11 @@ class CostModel(Protocol):
     def operator_ms(self) -> float:
         """Ms that one embedding operator takes, forward and backward, with nothing to look up; 0 where costs are given."""
 
+    @property
+    def reorder_ms(self) -> float:
+        """Ms to copy a column of outputs of all samples into another order and, backward, its gradients; 0 where costs are given.
+        Each device does so for its own samples."""
+
     def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
         """A line for each cost of a plan of these tables on so many devices that lies beyond what was measured."""
 

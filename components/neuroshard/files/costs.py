@@ -271,6 +271,7 @@ def _joined_benches(*benches: Bench) -> list[Bench]:
         "flush_bytes": max(known(bench.flush_bytes for bench in benches), default=None),
         "calm_all_to_all_ms": _least(bench.calm_all_to_all_ms for bench in benches),
         "calm_compute_ms": _least(bench.calm_compute_ms for bench in benches),
+        "reorder_ms": min((bench.reorder_ms for bench in benches if bench.reorder_ms is not None), default=None),
     }
     return [bench.model_copy(update=alike) for bench in benches]
 

@@ -14,8 +14,9 @@ from statistics import median
 import numpy as np
 
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
-from neuroshard.core.cost import CollectiveCost, ComputeCost
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost
 from neuroshard.core.errors import MeasureError, UsageError
+from neuroshard.core.launches import launches
 from neuroshard.core.plan import DeviceCost, Plan
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
@@ -74,6 +75,8 @@ def evaluate(
             measured: list[DeviceCost | str] = list(_by_formula(sets, dims, settings.batch_size))
         else:
             measured, rounds_differ = _by_measuring(by_device, all_to_all, opened, rounds)
+        if all_to_all is not None:
+            measured = _with_reordering(measured, plan, opened.bench)
     # after an error it is not known when that device would start its all-to-all
     complete = not any(isinstance(cost, str) for cost in measured)
     rows = {table.name: table.rows for table in plan.task.tables}
@@ -88,6 +91,24 @@ def evaluate(
         predicted_for=_predicted_for(plan),
         devices=_device_evaluations(plan, dims, measured),
     )
+
+
+def _with_reordering(measured: Sequence[DeviceCost | str], plan: Plan, bench: Bench) -> list[DeviceCost | str]:
+    """The costs, and what putting outputs into order takes: for so many columns as the plan needs, by what the bench says of
+    one."""
+    launched = launches({table.name: table for table in plan.task.tables}, plan.shards, plan.task.devices)
+    each_way = launched.reordered * (bench.reorder_ms or 0.0) / plan.task.devices / 2
+    return [
+        cost
+        if isinstance(cost, str)
+        else cost.model_copy(
+            update={
+                "forward_collective_ms": cost.forward_collective_ms + each_way,
+                "backward_collective_ms": cost.backward_collective_ms + each_way,
+            }
+        )
+        for cost in measured
+    ]
 
 
 def _predicted_for(plan: Plan) -> str:

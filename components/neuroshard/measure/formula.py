@@ -185,6 +185,11 @@ def _if_any(of: dict[str, Floats], time: Floats) -> Floats:
     return np.where(of["tables"] > 0, time, 0.0)
 
 
+def reorder_ms(batch_size: int) -> float:
+    """As in costmodel/protocol.py: fp32 outputs and gradients are read and written once."""
+    return 16 * batch_size / HBM_BYTES
+
+
 class Formula:
     """The formula as a cost model (costmodel/protocol.py): the predictions of a perfectly trained one."""
 
@@ -199,6 +204,10 @@ class Formula:
     manifest = None  # nothing was learned
     stand_ins: tuple[str, ...] = ()
     operator_ms = FORWARD_LAUNCH_MS + BACKWARD_LAUNCH_MS
+
+    @property
+    def reorder_ms(self) -> float:
+        return reorder_ms(self.batch_size)
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size

@@ -34,6 +34,7 @@ from neuroshard.measure.timing.all_to_all import (
     MOST_BURSTS,
     RankTiming,
     TimeAllToAll,
+    TimeReorder,
     at_speed,
     reference_case,
 )
@@ -150,10 +151,14 @@ class OnMachine:
 
         All labels are scaled to them, so a run that continues keeps the fields of `begun`, and adds numbers of devices.
         """
+        found: dict[str, Any] = {"reorder_ms": begun.reorder_ms if begun else None}
+        if self.machine.kind == "cpu":
+            known = begun.calm_all_to_all_ms if begun else {}
+            found["calm_all_to_all_ms"] = known | self._calm_all_to_all_ms(known)
+        if found["reorder_ms"] is None and self.counts and self.most_devices != 1:
+            found["reorder_ms"] = self._reorder_ms(max(self.counts))
         if self.machine.kind != "cpu":
-            return {}
-        known = begun.calm_all_to_all_ms if begun else {}
-        found: dict[str, Any] = {"calm_all_to_all_ms": known | self._calm_all_to_all_ms(known)}
+            return found
         if begun and begun.calm_compute_ms:
             return found | {"flush_bytes": begun.flush_bytes, "calm_compute_ms": begun.calm_compute_ms}
         if sets_wanted:
@@ -164,6 +169,16 @@ class OnMachine:
             probe = tried(lambda: self.set_workers.ask(request, count=1)[0])
             found |= {"flush_bytes": probe.flush_bytes, "calm_compute_ms": probe.calm_ms}
         return found
+
+    def _reorder_ms(self, devices: int) -> float | None:
+        """As in `Bench`: the mean of the devices, which do it at the same time; None if they are lost."""
+        self._make_room_for(self.rank_workers)
+        try:
+            answers = tried(lambda: self.rank_workers.ask(TimeReorder(devices), count=devices))
+        except WorkerLost as error:
+            log(f"note: what putting outputs into order takes is not measured: {error}")
+            return None
+        return statistics.mean(answers)
 
     def _calm_all_to_all_ms(self, known: Mapping[str, float]) -> dict[str, float]:
         """The reference kernel's ms for each number of devices that is not `known`: the fastest of some trials.

@@ -45,6 +45,7 @@ class Synthetic:
             threads=settings.threads,
             seed=settings.seed,
             versions={"neuroshard": __version__},
+            reorder_ms=formula.reorder_ms(settings.batch_size),
             notes=(f"a formula, not measured: measure/formula.py with {NOISE:.0%} noise a repeat",),
         )
 

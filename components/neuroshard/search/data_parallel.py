@@ -10,13 +10,14 @@ from math import inf
 
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible
+from neuroshard.core.launches import launches
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Shard, device_memory
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.network import for_task
-from neuroshard.costmodel.pricing import copies_ms
+from neuroshard.costmodel.pricing import LaunchMs, copies_ms, launch_ms
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.infeasible.feasibility import feasible
 from neuroshard.search.proposers.base import ProposalRequest
@@ -66,10 +67,17 @@ class Copies:
     def added_to(self, plan: Plan, model: CostModel) -> Plan:
         """The plan of the whole task, from the plan of the rest."""
         more = copies_ms(model, self.tables, self.task)
+        tables = {table.name: table for table in self.task.tables}
+        before, after = (
+            launches(tables, shards, self.task.devices).reordered
+            for shards in (plan.shards, (*plan.shards, *self.shards))
+        )
+        joined = launch_ms(model, self.task.devices, 0, 0, reordered=after - before)  # to the outputs of the copies
+        more = LaunchMs(*(own + one for own, one in zip(more, joined, strict=True)))
         predicted = plan.predicted and tuple(
             DeviceCost(
                 compute_ms=cost.compute_ms + more.compute_ms,
-                forward_collective_ms=cost.forward_collective_ms,
+                forward_collective_ms=cost.forward_collective_ms + more.forward_ms,
                 backward_collective_ms=cost.backward_collective_ms + more.backward_ms,
             )
             for cost in plan.predicted

@@ -26,7 +26,7 @@ def cost_ms(model: CostModel, task: ShardingTask, rows: Sequence[Row]) -> float:
     ]
     counted = launches(tables, shards, task.devices)
     operators = counted.kinds_of_operators - operators_of(task.tables)
-    launched = launch_ms(model, task.devices, operators, counted.outputs - 1).total_ms
+    launched = launch_ms(model, task.devices, operators, counted.outputs - 1, reordered=counted.reordered).total_ms
     return float(np.sum(device_costs(model, *sums(model, task, rows)), axis=0).max()) + launched
 
 

@@ -1,16 +1,16 @@
 """The cost of an all-to-all among processes, one a device, with torch.distributed (gloo on CPUs, NCCL on GPUs).
 
 In forward, each device has pooled embeddings of the whole batch for its own dims, and sends each peer that peer's samples. The
-time runs from the device's own start (some delay after the first device) until everything it needs lies in one matrix, in the
-tables' order, waiting included. Backward is the reverse, timed by itself with all devices starting together. Values are fp32.
-Covers one host only.
+time runs from the device's own start (some delay after the first device) until everything it needs lies in one matrix, waiting
+included. Backward is the reverse, timed by itself with all devices starting together. Values are fp32. Covers one host only.
 
-The copies around the exchange are TorchRec's (`All2All_Pooled_Req` and `All2All_Pooled_Wait` of its `comm_ops`, and the
-`PermutePooledEmbeddingsSplit` of column-wise sharding), written with torch alone. They are bound by memory, and within a host
-they take longer than the exchange itself.
+The copies around the exchange are TorchRec's (`All2All_Pooled_Req` and `All2All_Pooled_Wait` of its `comm_ops`), written with
+torch alone. They are bound by memory, and within a host they take longer than the exchange itself. `TimeReorder` times one more,
+which a plan with cut tables needs.
 """
 
 import shutil
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -32,7 +32,9 @@ AGREEMENT = 0.1
 LONG_SECONDS = 1.0
 REFERENCE_DIM = 256  # columns of each device in the reference all-to-all
 CALM_TRIALS = 5  # of the reference all-to-all when a run begins; labels are scaled to the fastest trial
-SHARD_COLUMNS = 64  # of a table, which are copied together when columns are put in the tables' order
+REORDERED_COLUMNS, SHARD_COLUMNS = 1024, 64  # in all, and of each shard, when columns are put into another order
+REORDERED_SAMPLES = 16_384  # at most: 64 MiB, which is beyond caches
+REORDER_SECONDS = 0.5  # for which that is repeated
 LEAD_SECONDS = 0.001  # from agreeing on a start to the start; every device knows it by then
 
 
@@ -82,8 +84,16 @@ class TimeAllToAll(NamedTuple):
     repeats: int
 
 
+class TimeReorder(NamedTuple):
+    """A request to a rank: time putting the outputs of its samples into another order, on so many devices at once."""
+
+    devices: int
+
+
 class Rank:
     """One rank of the all-to-alls. Serves `TimeAllToAll -> RankTiming`, or the text of an out-of-memory error.
+
+    It also serves `TimeReorder -> ms`: what a column of all samples and its gradients take together.
 
     All ranks join one process group of `max(counts)` devices. An all-to-all of fewer devices is among the first of them.
     """
@@ -117,10 +127,32 @@ class Rank:
         # GPUs need no reference kernel: NCCL shares its links with nobody
         self.references = {n: self._steps(reference_case(n))[1] for n in counts if rank < n} if kind == "cpu" else {}
 
-    def __call__(self, request: TimeAllToAll) -> RankTiming | str:
-        answer = self._all_to_all(*request)
+    def __call__(self, request: TimeAllToAll | TimeReorder) -> RankTiming | float | str:
+        answer = self._reorder_ms(request.devices) if isinstance(request, TimeReorder) else self._all_to_all(*request)
         self.device.release()
         return answer
+
+    def _reorder_ms(self, devices: int) -> float:
+        """By FBGEMM's operator, as TorchRec calls it (`PermutePooledEmbeddingsSplit`); gradients take as long as outputs."""
+        import fbgemm_gpu  # noqa: F401  registers the operator
+        import torch
+
+        share = samples_per_device(self.settings.batch_size, devices)[self.rank]
+        samples = min(share, REORDERED_SAMPLES)
+        outputs = torch.ones(samples, REORDERED_COLUMNS, device=self.device.torch)
+        shards = REORDERED_COLUMNS // SHARD_COLUMNS
+        offsets = torch.arange(shards + 1, device=self.device.torch) * SHARD_COLUMNS
+        order = torch.arange(shards, device=self.device.torch).flip(0)
+
+        def reorder() -> None:
+            torch.ops.fbgemm.permute_pooled_embs_auto_grad_split(outputs, offsets, order, offsets, order)
+
+        taken: list[float] = []
+        until = time.monotonic() + REORDER_SECONDS
+        while len(taken) < self.settings.warmup + 3 or time.monotonic() < until:
+            taken.append(self.device.timed(reorder)[0])
+        of_column = statistics.median(taken[self.settings.warmup :]) / REORDERED_COLUMNS * share / samples
+        return 2 * of_column * devices
 
     def _all_to_all(self, case: CollectiveCase, repeats: int) -> RankTiming | str:
         devices, delay_ms = len(case.device_dims), case.start_delays_ms[self.rank]
@@ -178,24 +210,20 @@ class Rank:
 
         pooled, mine = ones(sum(to_peers)), ones(sum(to_peers))
         theirs, apart = ones(sum(from_peers)), ones(sum(from_peers))
-        by_rank, by_table = ones(share, sum(dims)), ones(share, sum(dims))
+        joined = ones(share, sum(dims))
         of_peers, gradients_apart = (
             [part.view(share, dim) for part, dim in zip(torch.split(flat, from_peers), dims, strict=True)]
             for flat in (theirs, apart)
         )
-        # any order but that of the ranks takes as long
-        pieces, gradient_pieces = (torch.split(each, SHARD_COLUMNS, dim=1)[::-1] for each in (by_rank, by_table))
-        gradients = torch.split(by_rank, dims, dim=1)
+        gradients = torch.split(joined, dims, dim=1)
         group = self.groups[len(dims)]
 
         def forward() -> None:
             mine.copy_(pooled)
             dist.all_to_all_single(theirs, mine, from_peers, to_peers, group=group)
-            torch.cat(of_peers, dim=1, out=by_rank)
-            torch.cat(pieces, dim=1, out=by_table)
+            torch.cat(of_peers, dim=1, out=joined)
 
         def backward() -> None:
-            torch.cat(gradient_pieces, dim=1, out=by_rank)
             for part, gradient in zip(gradients_apart, gradients, strict=True):
                 part.copy_(gradient)
             torch.cat([part.view(-1) for part in gradients_apart], out=theirs)

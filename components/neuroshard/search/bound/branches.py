@@ -84,10 +84,13 @@ class Branch:
 
 
 class Branches:
-    """The branches of a problem. `order` (P,) are the places of groups that may be row-wise, heaviest first."""
+    """The branches of a problem whose plans take `cut_ms` for their cuts.
 
-    def __init__(self, problem: Problem, settings: BoundSettings) -> None:
-        self.problem, self.beyond_mean = problem, settings.beyond_mean
+    `order` (P,) are the places of groups that may be row-wise, heaviest first.
+    """
+
+    def __init__(self, problem: Problem, settings: BoundSettings, cut_ms: float = 0.0) -> None:
+        self.problem, self.beyond_mean, self.cut_ms = problem, settings.beyond_mean, cut_ms
         self.may_be: NDArray[np.bool_] = (problem.units >= problem.min_units[problem.group]) & (problem.units > 0)
         blocks, devices = problem.row_blocks, problem.devices
         ways = len(blocks.split_over)
@@ -132,7 +135,7 @@ class Branches:
         # over a domain no more leaves it than of the whole table
         all_to_all = (devices * self._column_ms(mean)) * rows.more * (np.arange(rows.more.shape[1]) == OVER_ALL)
         all_to_all[sure] = 0.0
-        launched = problem.launches.least(rows.groups[sure], rows.groups)
+        launched = problem.launches.least(rows.groups[sure], rows.groups) + self.cut_ms
         own_all_to_all = self._all_to_all_ms(mean)
         return Branch(
             problem=problem,

@@ -20,6 +20,8 @@ The proof, for all plans that cost at most C:
 
 What changes the steps:
 
+- A plan that cuts a pooled table takes some ms more to put outputs into order (`core/launches.py`). So the bound is the lesser of
+  two: of plans with a cut, these ms included, and of plans without any.
 - Empty devices compute nothing, so the tangent of step 3 does not hold for them. The bound is the least over all numbers of
   devices that are used (`_over_devices`).
 - f may have dips, where it is not convex. A convex underestimate replaces it, made for the range in which devices of a plan of at
@@ -82,7 +84,10 @@ def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND) 
     collectives = COLLECTIVES.format(and_grow=", never fall as columns are added" * row_wise)
     grows = UNDERESTIMATED if _has_dips(problem.model) else CONVEX
     why = ASSUMPTIONS_ROW_WISE if row_wise else ASSUMPTIONS
-    ms = _Proof(problem, plan, settings).bound_ms(plan.cost)
+    ms = _Proof(problem, plan, settings, problem.launches.least_reorder_ms()).bound_ms(plan.cost)
+    uncut = problem.uncut()
+    if uncut is not None:
+        ms = min(ms, _Proof(uncut, plan, settings).bound_ms(plan.cost))
     return Bound(ms, tuple(line.format(grows=grows, collectives=collectives) for line in why))
 
 
@@ -91,10 +96,13 @@ def _has_dips(model: CostModel) -> TypeGuard[Bending]:
 
 
 class _Proof:
-    """Shows that plans of at most some cost do not exist. `convex` is a convex cost model that is not above the problem's."""
+    """Shows that plans of at most some cost do not exist, if each takes `cut_ms` for its cuts.
 
-    def __init__(self, problem: Problem, plan: State, settings: BoundSettings) -> None:
-        self.problem, self.settings, self.branches = problem, settings, Branches(problem, settings)
+    `convex` is a convex cost model that is not above the problem's.
+    """
+
+    def __init__(self, problem: Problem, plan: State, settings: BoundSettings, cut_ms: float = 0.0) -> None:
+        self.problem, self.settings, self.branches = problem, settings, Branches(problem, settings, cut_ms)
         self.start = plan.sums.mean(axis=0)
         all_plans = self.branches.of(0)
         self.convex = self._convex(all_plans, plan.cost)

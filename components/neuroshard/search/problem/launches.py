@@ -1,12 +1,12 @@
-"""What the launches of a plan take beyond those of one operator and one exchange: it depends on which tables are row-wise, over
-which devices, and which sequences are cut.
+"""What the launches of a plan take beyond those of one operator and one exchange, and what it takes to put outputs into order: it
+depends on which tables are row-wise, over which devices, and which are cut.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from neuroshard.core.launches import Group, operators_of
+from neuroshard.core.launches import Group, operators_of, reordered_columns
 from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
 from neuroshard.costmodel.pricing import LaunchMs, launch_ms
@@ -14,6 +14,7 @@ from neuroshard.costmodel.protocol import CostModel, Ints
 from neuroshard.search.problem.row_blocks import EVERYWHERE
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
+CUT = 2  # place, among the ways of a table, of that in which it is cut column-wise
 
 
 class LaunchCosts:
@@ -26,15 +27,23 @@ class LaunchCosts:
         self.devices, self.model = devices, model
         tables = [(place, table) for place, group in enumerate(table_groups) for table in group]
         self.group: Ints = np.array([place for place, _ in tables])
+        self.ways = [_ways(table) for _, table in tables]
+        self.columns = [table.sent_columns for _, table in tables]
+        # by the number of each collection of pooled tables, -1 for sequences: its table groups
+        keys: dict[object, int] = {}
+        self.collection: Ints = np.full(len(table_groups), -1)
+        for place, table in tables:
+            if table.pooling != "none":
+                self.collection[place] = keys.setdefault((table.module, table.weighted), len(keys))
         self.measured = operators_of(table for _, table in tables)
         outputs: dict[Group, int] = {}
         operators: dict[object, int] = {}
         # of each table, where it is whole, row-wise, cut, table-row-wise, in a grid: numbers of its collectives and its operator
-        self.output: Ints = np.array([[outputs.setdefault(one, len(outputs)) for one in _ways(t)] for _, t in tables])
+        self.output: Ints = np.array([[outputs.setdefault(one, len(outputs)) for one in ways] for ways in self.ways])
         self.operator: Ints = np.array(
             [
-                [operators.setdefault((one, t.element_bytes, t.pooling), len(operators)) for one in _ways(t)]
-                for _, t in tables
+                [operators.setdefault((one, t.element_bytes, t.pooling), len(operators)) for one in ways]
+                for ways, (_, t) in zip(self.ways, tables, strict=True)
             ]
         )
 
@@ -44,13 +53,27 @@ class LaunchCosts:
     def of(self, row_wise: Ints, domains: Ints, cut: Ints = NONE) -> LaunchMs:
         """Where these table groups are row-wise, each over its domain, these cut column-wise, and all others whole."""
         way = np.zeros(len(self.output), dtype=np.int64)
-        way[np.isin(self.group, row_wise)], way[np.isin(self.group, cut)] = 1, 2
+        way[np.isin(self.group, row_wise)], way[np.isin(self.group, cut)] = 1, CUT
         way[np.isin(self.group, row_wise[domains >= 0])] = 3
         way[np.isin(self.group, row_wise[domains < EVERYWHERE])] = 4
         outputs, operators = (
             distinct(np.take_along_axis(each, way[:, None], axis=1)) for each in (self.output, self.operator)
         )
-        return self._ms(len(operators), outputs)
+        each = zip(self.ways, self.columns, way.tolist(), strict=True)
+        return self._ms(len(operators), outputs, reordered_columns((of[at], n, at == CUT) for of, n, at in each))
+
+    def cut(self, shards: Ints) -> bytes:
+        """What these numbers of shards (G,) change in `of`: which sequences are cut, and which collections have a cut table."""
+        cut = shards > 1
+        sequences, collections = cut & (self.collection < 0), distinct(self.collection[cut] + 1)
+        return sequences.tobytes() + collections.tobytes()
+
+    def least_reorder_ms(self) -> float:
+        """What a plan takes at least to put outputs into order, if it cuts a pooled table."""
+        pooled = self.collection[self.group] >= 0
+        columns = np.bincount(self.collection[self.group][pooled], np.array(self.columns)[pooled])
+        least = float(columns.min(initial=np.inf)) if len(columns) else 0.0
+        return launch_ms(self.model, self.devices, 0, 0, reordered=least).total_ms
 
     def least(self, row_wise: Ints, may_be: Ints) -> float:
         """The least ms of a plan in which the table groups `row_wise` are so, and no others than `may_be`.
@@ -65,11 +88,11 @@ class LaunchCosts:
         )
         return self._ms(len(operators), outputs).total_ms
 
-    def _ms(self, operators: int, outputs: Ints) -> LaunchMs:
-        """Of so many operators, and the collectives with these numbers."""
+    def _ms(self, operators: int, outputs: Ints, reordered: float = 0.0) -> LaunchMs:
+        """Of so many operators, the collectives with these numbers, and so many columns put into order."""
         inputs = int(self.inputs[outputs].sum())
         count = int(self.collectives[outputs].sum())
-        return launch_ms(self.model, self.devices, operators - self.measured, count - 1, inputs)
+        return launch_ms(self.model, self.devices, operators - self.measured, count - 1, inputs, reordered)
 
 
 def distinct(numbers: Ints) -> Ints:

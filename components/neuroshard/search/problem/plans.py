@@ -84,7 +84,6 @@ class Plans:
             self._estimated[plan, devices] = self._estimate(slope)
         forward, backward = transfers(problem, self.dims)
         ready = self.compute + backward
-        if len(problem.sequences):
-            each = zip(self.problems, self.widths, strict=True)
-            self.launched_ms = np.array([one.launched_ms(widths) for one, widths in each])
+        each = zip(self.problems, self.shards, strict=True)
+        self.launched_ms = np.array([one.launched_ms(shards) for one, shards in each])
         self.cost = ready.max(axis=1) + forward.max(axis=1) + self.launched_ms

@@ -115,10 +115,7 @@ class Problem:
         self.base_dims: Floats = np.zeros(self.devices)
         self._base: Floats = np.zeros((1, 1))
         self.launches = LaunchCosts(self.tables, self.devices, model, task.pipeline)
-        self.sequences: Ints = np.flatnonzero(
-            ~never & np.array([tables[0].pooling == "none" for tables in self.tables])
-        )
-        self._launched_ms: dict[tuple[int, ...], float] = {}  # by the sequences that are cut
+        self._launched_ms: dict[bytes, float] = {}  # by what cuts change in it
 
         self.vectors: Floats = np.zeros((len(self.group), 0))
         self._priced = np.zeros(len(self.group), dtype=bool)
@@ -153,19 +150,29 @@ class Problem:
     def devices(self) -> int:
         return self.task.devices
 
-    def launched_ms(self, widths: Widths | None = None) -> float:
-        """Ms of launches in a plan (G, D) with these groups row-wise; without one, of plans that cut no sequence.
+    def launched_ms(self, shards: Ints) -> float:
+        """Ms of launches, and of putting outputs into order, in a plan with so many shards (G,) of each group not row-wise.
 
-        Sequences that are cut have collectives of their own. Raises what the cost model raises for unknown devices.
+        Raises what the cost model raises for unknown devices.
         """
-        cut: tuple[int, ...] = ()
-        if widths is not None and len(self.sequences):
-            held, whole = widths[self.sequences], self.all_units[self.sequences, None]
-            cut = tuple(self.sequences[((held > 0) & (held < whole)).any(axis=1)].tolist())
-        if cut not in self._launched_ms:
-            some = np.array(cut, dtype=np.int64)
-            self._launched_ms[cut] = self.root.launches.of(self.row_wise, self.domains, some).total_ms
-        return self._launched_ms[cut]
+        key = self.root.launches.cut(shards)
+        if key not in self._launched_ms:
+            cut = np.flatnonzero(shards > 1)
+            self._launched_ms[key] = self.root.launches.of(self.row_wise, self.domains, cut).total_ms
+        return self._launched_ms[key]
+
+    def uncut(self) -> "Problem | None":
+        """The same problem without plans that cut a pooled table; None if some table has to be cut or row-wise. It shares prices
+        with this one."""
+        root, pooled = self.root, self.launches.collection >= 0
+        if (root.all_units > root.max_units)[pooled].any():
+            return None
+        root.price(root.first + root.max_units)
+        new = copy.copy(root)
+        new.root, new.min_units, new.max_shards = new, root.min_units.copy(), root.max_shards.copy()
+        new.max_devices = root.max_devices.copy()
+        new.min_units[pooled], new.max_shards[pooled], new.max_devices[pooled] = root.all_units[pooled], 1, 1
+        return new
 
     @property
     def base(self) -> Floats:

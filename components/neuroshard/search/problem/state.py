@@ -28,7 +28,7 @@ class State:
         self.shards = np.count_nonzero(widths, axis=1)
         self.compute, self.forward, self.backward = compute, forward, backward
         self.ready = compute + backward
-        self.launched_ms = problem.launched_ms(widths)
+        self.launched_ms = problem.launched_ms(self.shards)
         self.cost = float(self.ready.max() + forward.max()) + self.launched_ms
         if not 0 <= self.cost <= MOST_PREDICTED_MS:
             raise InvalidInput(f"cost model {problem.model.name} predicts {self.cost} ms for a plan; train it again")

@@ -166,5 +166,9 @@ def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: boo
         soft,
     )
     forward, backward = transfers(problem, placed.dims)
-    costs = (placed.load + backward).max(axis=-1) + forward.max(axis=-1) + problem.launched_ms()
+    costs = (
+        (placed.load + backward).max(axis=-1)
+        + forward.max(axis=-1)
+        + problem.launched_ms(np.ones(len(problem.whole), dtype=np.int64))
+    )
     return placed, np.where(placed.fits, costs, np.inf)
