@@ -105,13 +105,13 @@ def share_plan(
     The keys begin with `prefix`, the same on all ranks, under which nothing was ever written. Raises as
     `load_plan_on_all_ranks` does.
     """
-    talk = _Talk(key_value, prefix, rank)
+    talk = _Channel(key_value, prefix, rank)
     if rank == 0:
         return _give(talk, ranks, load, check, model, timeout_seconds)
     return _take(talk, check, model, load_seconds + timeout_seconds, timeout_seconds + MARGIN_SECONDS)
 
 
-class _Talk:
+class _Channel:
     """The keys of one call, written and read in bounded time."""
 
     def __init__(self, key_value: KeyValueStore, prefix: str, rank: int) -> None:
@@ -166,7 +166,7 @@ class _Talk:
 
 
 def _give(
-    talk: _Talk,
+    talk: _Channel,
     ranks: int,
     load: Callable[[], Published],
     check: Callable[[Plan, str], None],
@@ -209,7 +209,7 @@ def _give(
 
 
 def _take(
-    talk: _Talk, check: Callable[[Plan, str], None], model: str, offer_seconds: float, verdict_seconds: float
+    talk: _Channel, check: Callable[[Plan, str], None], model: str, offer_seconds: float, verdict_seconds: float
 ) -> Plan:
     """Any other rank: read the plan that rank 0 offers, answer, and follow the verdict."""
     answer = f"answer/{talk.rank}"

@@ -43,7 +43,7 @@ class AllToAllNet:
 
     @property
     def convex(self) -> bool:
-        """True if the net is convex, which the signs of its weights tell."""
+        """True if the net is convex, by the signs of its weights."""
         return all(float(weights.min()) >= 0 for weights in (self.weight, self.out, self.skip))
 
     def ms(self, device_bytes: Floats, start_delays_ms: Floats | None = None, network: Network | None = None) -> Floats:
@@ -160,7 +160,7 @@ def near_inputs(device_bytes: Floats, network: Network) -> tuple[Floats, Floats]
 
 
 def by_devices(devices: int) -> Floats:
-    """The factors of the inputs for so many devices: (BY_DEVICES,).
+    """The factors of the inputs for a number of devices: (BY_DEVICES,).
 
     The last two are small, so that training uses them only where the number of devices changes what a byte costs.
     """

@@ -13,8 +13,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import DomainMs, ForTasks, MoreColumns, for_task, sending_more, waiting_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 
-# gloo's reduce-scatter is an all-reduce and sends twice as much (bytes counted on four ranks, torch 2.13), its all-gather not:
-# three times the bytes of one exchange instead of two. NCCL has both.
+# gloo has no reduce-scatter: it runs an all-reduce, which sends twice as much (bytes counted on four ranks, torch 2.13). With the
+# all-gather that is three times the bytes of one all-to-all instead of two. NCCL has both.
 GLOO_BLOCKS = 1.5
 
 
@@ -39,11 +39,11 @@ class LaunchMs(NamedTuple):
 
 
 def launch_ms(model: CostModel, devices: int, operators: int, outputs: int, inputs: int = 0) -> LaunchMs:
-    """What so many operators, collectives of outputs each way, and all-to-alls of inputs take that have nothing to do.
+    """The latency of this many operators, collectives of outputs each way, and all-to-alls of inputs, without any data.
 
-    A cost model predicts one exchange, and the operators of the element types and poolings that a device holds. What TorchRec
-    launches beyond that (core/launches.py), since it runs each collection and sharding type by itself, is priced by this. Its
-    bytes are part of the one exchange. Every device is taken to run every operator of the plan.
+    A cost model predicts one all-to-all each way, and the operators of the element types and poolings that a device holds.
+    TorchRec launches more (core/launches.py), since it runs each collection and sharding type by itself; this prices the rest.
+    Their bytes are part of the one all-to-all. Every device is assumed to run every operator of the plan.
     """
     if devices == 1:
         return LaunchMs(operators * model.operator_ms, 0.0, 0.0)
@@ -79,7 +79,7 @@ def copies_ms(model: CostModel, copied: Sequence[Table], task: ShardingTask) -> 
 
 
 def block_columns(model: CostModel, block: Table) -> float:
-    """Columns whose all-to-alls, forward and backward, take as long as the exchanges of a row block.
+    """Columns whose all-to-alls, forward and backward, take as long as the collectives of a row block.
 
     A pooled table's sums are added up by a reduce-scatter, and their gradients come back by an all-gather, each of as many bytes.
     """
@@ -94,8 +94,8 @@ class HostColumns(NamedTuple):
     """Columns that each device of a table-row-wise pooled table sends inside its domain and out of it, (P,) each.
 
     Sums for the samples of all devices are added up inside the domain, by a reduce-scatter; then each device sends those of its
-    share of the samples on. One waits for the other, so `out` has columns in it that would take as long as `inside` does; `least`
-    has not. `encoded` are those of both exchanges, where they are not in fp32.
+    share of the samples on. One waits for the other, so `out` includes columns that would take as long as `inside` does; `least`
+    does not. `encoded` are those of both collectives, where they are not in fp32.
     """
 
     inside: Floats

@@ -20,7 +20,7 @@ class Fact(NamedTuple):
 
 
 def measured(backend: str | None) -> str:
-    """What to call the costs that a cost model learned from: those of a formula are never called measured."""
+    """The name of the costs that a cost model learned from: those of a formula are never called measured."""
     return "the formula's" if backend == "synthetic" else "measured"
 
 

@@ -22,7 +22,7 @@ WAYS = {
 
 
 class Side(NamedTuple):
-    """One line: what it is about, of the live plan, of this plan."""
+    """One line: its subject, the live plan's value, this plan's value."""
 
     what: str
     live: str
@@ -30,7 +30,7 @@ class Side(NamedTuple):
 
 
 def sides(plan: Plan, change: PlanChange) -> list[Side]:
-    """The lines; none where both plans say the same of it but for costs and memory, which are always there."""
+    """The lines: costs and memory always, other facts only where the two plans differ."""
     live = change.live.plan
     of_live, of_this = (_facts(one, ms) for one, ms in ((live, change.live_ms), (plan, plan.predicted_ms)))
     always = {"slowest device", "mean device", "fullest device"}
@@ -61,6 +61,6 @@ def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
 
 
 def _way(table: Table, held: Sequence[Shard], devices: int) -> str:
-    """How a table lies in these shards."""
+    """How these shards divide a table."""
     kind = group_of(table, held, devices).kind
     return WAYS["whole" if kind == "columns" and len(held) == 1 else kind]

@@ -34,7 +34,7 @@ def _size(plan: Plan) -> str:
     topology = plan.task.topology
     laid_out = "" if topology is None else f" ({topology.text(plan.task.devices)})"
     precision = plan.task.exchange_precision
-    exchange = "" if precision is None else f", exchange in {precision.text}"
+    exchange = "" if precision is None else f", collectives in {precision.text}"
     return f"{cut_tables(plan)}, {counted(plan.task.devices, 'device')}{laid_out}, batch {plan.task.batch_size:,}{exchange}"
 
 
