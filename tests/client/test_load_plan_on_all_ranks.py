@@ -19,7 +19,7 @@ from helpers.loopback import HOST
 from helpers.plans import TABLES, make_plan
 from helpers.refusals import refused
 from neuroshard.client import load_plan, load_plan_on_all_ranks
-from neuroshard.client.ranks import PART_BYTES, _Channel, share_plan
+from neuroshard.client.ranks import PART_BYTES, Channel, share_plan
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound, UsageError
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.deploy.run import deploy
@@ -157,13 +157,13 @@ def test_a_fault_of_the_program_on_rank_0_ends_the_others_too(store):
 
 def begin_to_wait_when_answered_by(rank: int) -> None:
     """In this process, which ends with its test: however busy the machine is, this rank is not late."""
-    wait = _Channel.wait
+    wait = Channel.wait
 
-    def patient(self: _Channel, names: Sequence[str], seconds: float) -> list[str]:
+    def patient(self: Channel, names: Sequence[str], seconds: float) -> list[str]:
         assert wait(self, [f"answer/{rank}"], HANGS) == []
         return wait(self, names, seconds)
 
-    _Channel.wait = patient
+    Channel.wait = patient
 
 
 def test_a_rank_that_dies_is_named_on_all_others(store):

@@ -227,8 +227,9 @@ def test_the_net_is_that_of_the_best_epoch():
 
     # Adam moves about 0.005 a step, so 1.1 is reached after about 20, by the running mean after about 40; then the error
     # rises until patience ends
-    assert (fit.train_cases, fit.valid_cases, fit.epochs, fit.best_epoch) == (8, 2, 83, 42)
-    assert len(fit.train_errors) == len(fit.valid_errors) == 83
+    assert (fit.train_cases, fit.valid_cases) == (8, 2)
+    assert 20 < fit.best_epoch < fit.epochs < 100
+    assert len(fit.train_errors) == len(fit.valid_errors) == fit.epochs
     assert np.argmin(fit.valid_errors) + 1 == fit.best_epoch
     assert fit.train_errors[-1] < fit.train_errors[0]
     assert float(net.ms.detach()) == pytest.approx(1.1, abs=0.01)

@@ -311,12 +311,12 @@ def check_same_digest(plan: Plan) -> str:
         own = own.cuda()
     digests = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(digests, own)
-    held = [bytes(digest.tolist()).hex() for digest in digests]
-    others = [rank for rank, digest in enumerate(held) if digest != held[0]]
+    plans = [bytes(digest.tolist()).hex() for digest in digests]
+    others = [rank for rank, digest in enumerate(plans) if digest != plans[0]]
     if others:
         more = f" (and {len(others) - 1} more ranks differ)" if len(others) > 1 else ""
         raise InvalidInput(
-            f"rank {others[0]} holds plan {held[others[0]][:12]}, rank 0 plan {held[0][:12]}{more}: a deploy came in between; "
+            f"rank {others[0]} holds plan {plans[others[0]][:12]}, rank 0 plan {plans[0][:12]}{more}: a deploy came in between; "
             "load again on every rank"
         )
-    return held[0]
+    return plans[0]

@@ -161,9 +161,9 @@ class _Resharding(DefaultLoadPlanner):
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """On one rank, for all: a rank's state may lack the tables of others. Raises InvalidInput, which all ranks get."""
         saved, keys, shards = self._saved(), set[str](), dict[str, list[_Rectangle]]()
-        for held in (plan.planner_data for plan in global_plan):
-            keys |= set(held.keys)
-            for key, rectangles in held.shards.items():
+        for state in (plan.planner_data for plan in global_plan):
+            keys |= set(state.keys)
+            for key, rectangles in state.shards.items():
                 shards.setdefault(key, []).extend(rectangles)
         if not shards:
             raise InvalidInput("the state has no weights of sharded tables; give it model.state_dict()")
@@ -218,10 +218,10 @@ class _Resharding(DefaultLoadPlanner):
             if not shard.metadata.shard_sizes[0]:
                 continue
             mine = new[shard.metadata.shard_offsets[0]]
-            for offset, held in old.items():
-                first, end = max(mine.row, held.row), min(mine.row + mine.rows, held.row + held.rows)
-                left = max(mine.column, held.column)
-                columns = min(mine.column + mine.columns, held.column + held.columns) - left
+            for offset, theirs in old.items():
+                first, end = max(mine.row, theirs.row), min(mine.row + mine.rows, theirs.row + theirs.rows)
+                left = max(mine.column, theirs.column)
+                columns = min(mine.column + mine.columns, theirs.column + theirs.columns) - left
                 if first >= end or columns <= 0:
                     continue
                 item = ReadItem(
@@ -229,12 +229,12 @@ class _Resharding(DefaultLoadPlanner):
                     dest_index=MetadataIndex(key, shard.metadata.shard_offsets),
                     dest_offsets=torch.Size([first - mine.row]),
                     storage_index=MetadataIndex(key, [offset]),
-                    storage_offsets=torch.Size([first - held.row]),
+                    storage_offsets=torch.Size([first - theirs.row]),
                     lengths=torch.Size([end - first]),
                 )
                 if columns < mine.columns:
                     self.weights_of[item] = columns / mine.columns
-                if (mine.column, mine.columns) != (held.column, held.columns):
+                if (mine.column, mine.columns) != (theirs.column, theirs.columns):
                     self.estimated.add(_table_of(weight))
                 yield item
 

@@ -176,12 +176,12 @@ def as_torchrec_can_hold(shards: list[Shard], whose: str) -> list[Shard]:
     """
     found = joined(shards)
     for rank in dict.fromkeys(shard.device for shard in found):
-        held = [shard for shard in found if shard.device == rank]
-        if len({shard.dim for shard in held}) > 1:
-            columns = ", ".join(f"{s.column_offset} to {s.column_offset + s.dim}" for s in held)
+        on_rank = [shard for shard in found if shard.device == rank]
+        if len({shard.dim for shard in on_rank}) > 1:
+            columns = ", ".join(f"{s.column_offset} to {s.column_offset + s.dim}" for s in on_rank)
             raise InvalidInput(
-                f"table {held[0].table!r} has shards of unequal widths on rank {rank} (columns {columns}), which TorchRec mixes "
-                f"up; {whose} must keep them together or equally wide"
+                f"table {on_rank[0].table!r} has shards of unequal widths on rank {rank} (columns {columns}), which TorchRec "
+                f"mixes up; {whose} must keep them together or equally wide"
             )
     return found
 

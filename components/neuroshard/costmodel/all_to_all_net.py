@@ -108,10 +108,10 @@ class Transfers:
         weight, bias, out = np.zeros((inputs, hidden + 2)), np.zeros(hidden + 2), np.zeros((hidden, 2))
         begin = 0
         for place, net in enumerate(nets):
-            of_net, beside = slice(begin, begin + len(net.bias)), hidden + place
+            of_net, of_skip = slice(begin, begin + len(net.bias)), hidden + place
             layer, skip, latency = net.between(devices)
-            weight[:, of_net], weight[:, beside] = layer / net.unit_bytes, skip * (net.unit_ms / net.unit_bytes)
-            bias[of_net], bias[beside], out[of_net, place] = net.bias, latency * net.unit_ms, net.out * net.unit_ms
+            weight[:, of_net], weight[:, of_skip] = layer / net.unit_bytes, skip * (net.unit_ms / net.unit_bytes)
+            bias[of_net], bias[of_skip], out[of_net, place] = net.bias, latency * net.unit_ms, net.out * net.unit_ms
             begin += len(net.bias)
         return cls(weight, bias, out)
 

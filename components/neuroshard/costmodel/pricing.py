@@ -144,7 +144,7 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     of_table: dict[str, list[Shard]] = {}
     for shard in shards:
         of_table.setdefault(shard.table, []).append(shard)
-    copied = {name for name, held in of_table.items() if is_copied(tables[name], held)}
+    copied = {name for name, parts in of_table.items() if is_copied(tables[name], parts)}
     # shards of one shape are priced once: hundreds of devices hold blocks of equally many rows
     shapes: dict[tuple[str, int, int], int] = {}
     kinds = [shapes.setdefault((shard.table, shard.rows, shard.dim), len(shapes)) for shard in shards]
@@ -170,8 +170,8 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     counted = launches(tables, shards, devices)
     copies = copies_ms(model, [tables[name] for name in sorted(copied)], task)
     own = len({(tables[name].element_bytes, tables[name].pooling, tables[name].module) for name in copied})
-    held = (tables[name] for name in of_table if name not in copied)
-    operators = counted.kinds_of_operators - own - operators_of(held)
+    rest = (tables[name] for name in of_table if name not in copied)
+    operators = counted.kinds_of_operators - own - operators_of(rest)
     inputs = counted.inputs if task.pipeline == "none" else 0
     more = launch_ms(model, devices, operators, max(counted.outputs - 1, 0), inputs)
     others = np.where(device_dims[holders] > sent, model.compute_ms(sums[holders] - vectors), 0.0)
@@ -192,13 +192,13 @@ def _in_domains(
     near, far, encoded = np.zeros((3, task.devices))
     rates = DomainMs.of(model, task, copied)
     for table in task.tables:
-        held = of_table.get(table.name, ())
-        if len(held) % domain or group_of(table, held, task.devices).kind not in ("host rows", "grid"):
+        shards = of_table.get(table.name, ())
+        if len(shards) % domain or group_of(table, shards, task.devices).kind not in ("host rows", "grid"):
             continue
-        parts = [table.with_dim(shard.dim) for shard in held]
+        parts = [table.with_dim(shard.dim) for shard in shards]
         columns = HostColumns.of(model, parts, task.devices, domain, rates)
-        on = [shard.device for shard in held]
-        counted = [_sent(model, table.part(shard.rows, shard.dim), table) for shard in held]
+        on = [shard.device for shard in shards]
+        counted = [_sent(model, table.part(shard.rows, shard.dim), table) for shard in shards]
         np.add.at(near, on, columns.inside - counted)
         np.add.at(far, on, columns.out - counted)
         np.add.at(encoded, on, columns.encoded - counted)

@@ -40,8 +40,8 @@ def sides(plan: Plan, change: PlanChange) -> list[Side]:
 
 
 def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
-    held = plan.by_table()
-    counted = Counter(_way(table, held[table.name], plan.task.devices) for table in plan.task.tables)
+    by_table = plan.by_table()
+    counted = Counter(_way(table, by_table[table.name], plan.task.devices) for table in plan.task.tables)
     used, limits = plan.memory_bytes(), plan.task.device_memory_bytes
     fullest = max(range(len(used)), key=lambda device: used[device] / limits[device])
     topology = plan.task.topology
@@ -55,12 +55,12 @@ def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
         "devices": f"{plan.task.devices:,}",
         "hosts": NOT_KNOWN if topology is None else topology.text(plan.task.devices),
         "batch": f"{plan.task.batch_size:,}",
-        "exchange": plan.task.exchange_precision.text if plan.task.exchange_precision else "fp32",
+        "collectives": plan.task.exchange_precision.text if plan.task.exchange_precision else "fp32",
         "found by": plan.provenance.algorithm,
     }
 
 
-def _way(table: Table, held: Sequence[Shard], devices: int) -> str:
+def _way(table: Table, shards: Sequence[Shard], devices: int) -> str:
     """How these shards divide a table."""
-    kind = group_of(table, held, devices).kind
-    return WAYS["whole" if kind == "columns" and len(held) == 1 else kind]
+    kind = group_of(table, shards, devices).kind
+    return WAYS["whole" if kind == "columns" and len(shards) == 1 else kind]

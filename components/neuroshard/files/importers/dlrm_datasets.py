@@ -153,10 +153,10 @@ def _broken(path: Path, error: Exception) -> InvalidInput:
 
 def _sidecar(path: Path, tables: int) -> list[dict[str, Any]]:
     """What `X.json` says of each table of `X.pt` or `X.pt.gz`; empty objects where there is no such file."""
-    beside = path.with_name(re.sub(r"\.pt(\.gz)?$", "", path.name, flags=re.IGNORECASE) + ".json")
-    if not beside.exists():
+    sidecar = path.with_name(re.sub(r"\.pt(\.gz)?$", "", path.name, flags=re.IGNORECASE) + ".json")
+    if not sidecar.exists():
         return [{} for _ in range(tables)]
-    entries, _ = read_json(beside)
+    entries, _ = read_json(sidecar)
     if len(entries) != tables:
-        raise InvalidInput(f"{beside}: describes {len(entries)} tables, but {path.name} has {tables}")
+        raise InvalidInput(f"{sidecar}: describes {len(entries)} tables, but {path.name} has {tables}")
     return [entry.fields for entry in entries]
