@@ -543,7 +543,7 @@ def memory_for_tables(arguments: argparse.Namespace, ranks: int) -> int:
 
 
 def table_budget(memory_bytes: int, plan: Plan) -> int:
-    """Bytes for the shards of all ranks, so that they fit beside the unsharded fp32 tables, which every rank holds at first."""
+    """Bytes for the shards of all ranks, which must fit together with the unsharded fp32 tables that each rank has at first."""
     growth = max(4 // table.element_bytes for table in plan.task.tables)
     return memory_bytes // (plan.task.devices * growth + 1)
 

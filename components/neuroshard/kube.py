@@ -10,10 +10,10 @@ from neuroshard.core.extras import install_command
 from neuroshard.core.text import one_line
 
 TIMEOUT_SECONDS = 30.0
-ASK_SECONDS = 5.0  # for a request whose answer is useful and not needed
+ASK_SECONDS = 5.0  # for a request whose answer is useful but not needed
 NOT_FOUND, FORBIDDEN = 404, 403
 USER = 10001  # of our images
-POD_LABELS = {"app.kubernetes.io/name": "neuroshard"}  # the network policy of a step's pod selects by them
+POD_LABELS = {"app.kubernetes.io/name": "neuroshard"}  # the network policy selects the pods of steps by these labels
 # The security context that Kubeflow Pipelines 2.17 and the pipeline give a step's pod
 SECURITY = {
     "runAsNonRoot": True,
@@ -54,7 +54,7 @@ def admission(namespace: str, account: str, context: str | None = None) -> Admis
 
 
 def _refusal(api: Any, namespace: str, account: str) -> tuple[Literal["refused", "unknown"], str] | None:
-    """Why the pod is not admitted; None where it is. Raises the client's errors for answers that do not say."""
+    """Why the pod is not admitted; None where it is. Raises the client's errors for any other answer."""
     from kubernetes import client
 
     core = client.CoreV1Api(api)
@@ -110,8 +110,8 @@ def kubernetes_api(
     except config.ConfigException as error:
         before = f"{doing}: " if doing else ""
         raise UsageError(
-            f"{before}no way to a Kubernetes cluster: {one_line(error)}; give a kubeconfig (KUBECONFIG), or run in a pod whose "
-            "service account may do so"
+            f"{before}no access to a Kubernetes cluster: {one_line(error)}; give a kubeconfig (KUBECONFIG), or run in a pod "
+            "whose service account has access"
         ) from None
     configuration = client.Configuration.get_default_copy()
     configuration.retries = retries

@@ -61,7 +61,7 @@ class _Nothing:
 
 
 class _Terminal:
-    """A terminal that may be closed while the work goes on: writing to it then does nothing."""
+    """A terminal that may be closed during the work: writing to it then does nothing."""
 
     def __init__(self, terminal: TextIO) -> None:
         self.terminal = terminal

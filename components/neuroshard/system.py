@@ -70,7 +70,7 @@ def cpu_name() -> str:
 
 
 def fbgemm_lacks() -> str:
-    """What FBGEMM's operators on a CPU need and this machine hides, with the way out; empty if nothing."""
+    """What FBGEMM's operators on a CPU need but this machine hides, with the fix; empty if nothing."""
     if sys.platform != "linux" or read("/proc/cpuinfo"):
         return ""
     return "FBGEMM needs /proc/cpuinfo, which cannot be read here; mount /proc: mount -t proc proc /proc"

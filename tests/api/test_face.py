@@ -59,7 +59,7 @@ def test_what_is_public_is_listed_once() -> None:
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     name = "nothing"
-    with pytest.raises(AttributeError, match="'neuroshard' has no attribute 'nothing'"):
+    with refused(AttributeError, "'neuroshard'", "'nothing'"):
         getattr(ns, name)
 
 
@@ -315,35 +315,34 @@ def test_frames_have_a_row_a_shard_and_a_row_a_device(plan: ns.Plan) -> None:
 def test_without_pandas_to_frame_says_how_to_get_it(plan: ns.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
 
-    with pytest.raises(ns.NeuroshardError, match=r"to_frame needs pandas: .*install"):
+    with refused(ns.NeuroshardError, "to_frame", "pandas", "install"):
         plan.to_frame()
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "error", "facts"),
     [
-        (lambda: ns.search(TABLES, "analytic:h100", devices=0, memory="1GiB"), UsageError, "from 1 to 4096, not 0"),
-        (lambda: ns.search(TABLES, "analytic:h100", devices=2, memory="1 lot"), UsageError, "'1 lot' is not an amount"),
+        (lambda: ns.search(TABLES, "analytic:h100", devices=0, memory="1GiB"), UsageError, ("devices", 4096, 0)),
+        (lambda: ns.search(TABLES, "analytic:h100", devices=2, memory="1 lot"), UsageError, ("'1 lot'",)),
         (
             lambda: ns.search(TABLES, "analytic:h100", **OPTIONS, pin="t0=0"),
             UsageError,
-            r"a list, as in pin=\['t0=0'\]",
+            ("pin", "['t0=0']"),
         ),
-        (lambda: ns.search("no.json", "analytic:h100", **OPTIONS), InvalidInput, "no.json: no such file"),
-        (lambda: ns.tables(3), UsageError, "3 holds no tables; give a preset"),  # type: ignore[arg-type]
-        (lambda: ns.tables([3]), InvalidInput, r"tables\[0\]: is 3, neither a Table"),  # type: ignore[list-item]
-        (lambda: ns.tables(TABLES, pooling_factors={"t0": 2.0}), UsageError, "pooling factors are for a model"),
-        (lambda: ns.price(3, "analytic:h100"), UsageError, "3 is no plan"),  # type: ignore[arg-type]
-        (lambda: ns.load_plan("s3://bucket/prefix"), UsageError, "give its name too"),
-        (lambda: ns.load_plan("nowhere", "ads"), NotFound, "nowhere"),
+        (lambda: ns.search("no.json", "analytic:h100", **OPTIONS), InvalidInput, ("no.json",)),
+        (lambda: ns.tables(3), UsageError, (3, "preset")),  # type: ignore[arg-type]
+        (lambda: ns.tables([3]), InvalidInput, ("tables[0]", 3, "Table")),  # type: ignore[list-item]
+        (lambda: ns.tables(TABLES, pooling_factors={"t0": 2.0}), UsageError, ("pooling factors", "model")),
+        (lambda: ns.price(3, "analytic:h100"), UsageError, (3, "plan.json")),  # type: ignore[arg-type]
+        (lambda: ns.load_plan("s3://bucket/prefix"), UsageError, ("s3://bucket/prefix", "name='ads-ranker'")),
+        (lambda: ns.load_plan("nowhere", "ads"), NotFound, ("nowhere",)),
     ],
 )
-def test_errors_are_the_projects_own_in_one_line(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message) as raised:
+def test_errors_are_the_projects_own_in_one_line(call: Any, error: type[Exception], facts: tuple[object, ...]) -> None:
+    with refused(error, *facts) as raised:
         call()
 
     assert isinstance(raised.value, ns.NeuroshardError)
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.slow

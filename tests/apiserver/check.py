@@ -44,18 +44,18 @@ class Cluster:
 
     def kubeconfig(self, token: str) -> Path:
         cluster = {"name": "here", "cluster": {"server": self.url, "certificate-authority": str(self.certificate)}}
-        told = {"apiVersion": "v1", "kind": "Config", "current-context": "here", "clusters": [cluster]}
+        config = {"apiVersion": "v1", "kind": "Config", "current-context": "here", "clusters": [cluster]}
         users = {"users": [{"name": "one", "user": {"token": token}}]}
         contexts = {"contexts": [{"name": "here", "context": {"cluster": "here", "user": "one"}}]}
         path = self.folder / "kubeconfig"
-        path.write_text(json.dumps({**told, **users, **contexts}))
+        path.write_text(json.dumps({**config, **users, **contexts}))
         return path
 
     def kubectl(self, *words: object, token: str = "", stdin: str = "") -> "subprocess.CompletedProcess[str]":
         command = ["kubectl", "--kubeconfig", self.kubeconfig(token or self.admin), *words]
         return subprocess.run([str(word) for word in command], input=stdin, capture_output=True, text=True)
 
-    def told(self, *words: object, token: str = "", stdin: str = "") -> str:
+    def output(self, *words: object, token: str = "", stdin: str = "") -> str:
         ended = self.kubectl(*words, token=token, stdin=stdin)
         if ended.returncode:
             sys.exit(f"error: kubectl {' '.join(map(str, words))}: {ended.stderr.strip()}")
@@ -63,7 +63,7 @@ class Cluster:
 
     def token(self, namespace: str, account: str) -> str:
         """A token as the kubelet would project it."""
-        return self.told("-n", namespace, "create", "token", account).strip()
+        return self.output("-n", namespace, "create", "token", account).strip()
 
     def run(self, command: list[str], token: str, **env: str) -> "subprocess.CompletedProcess[str]":
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig(token)), **env}
@@ -143,7 +143,7 @@ def running(server: Path, folder: Path) -> Iterator[Cluster]:
                     print(*(folder / "log").read_text().splitlines()[-15:], sep="\n", file=sys.stderr)
                     sys.exit("error: the API server did not become ready")
                 time.sleep(0.2)
-            version = json.loads(cluster.told("get", "--raw", "/version"))["gitVersion"]
+            version = json.loads(cluster.output("get", "--raw", "/version"))["gitVersion"]
             print(f"kube-apiserver {version} with etcd, ready after {time.monotonic() - began:.0f} s")
             yield cluster
         finally:
@@ -188,19 +188,19 @@ def check(cluster: Cluster, record: Path | None) -> None:
     admits(cluster, cluster.admin, "admin", "nobody", "refused", 'serviceaccount "nobody" not found')
     admits(cluster, submitter, "submitter", "neuroshard-runner", "unknown", "the account exists")
     admits(cluster, submitter, "submitter", "nobody", "unknown", 'cannot get resource "serviceaccounts"')
-    cluster.told("-n", "kubeflow", "delete", "serviceaccount", "neuroshard-runner")
+    cluster.output("-n", "kubeflow", "delete", "serviceaccount", "neuroshard-runner")
     admits(cluster, submitter, "submitter", "neuroshard-runner", "refused", "there is no such service account")
-    pods = json.loads(cluster.told("-n", "kubeflow", "get", "pods", "-o", "json"))["items"]
+    pods = json.loads(cluster.output("-n", "kubeflow", "get", "pods", "-o", "json"))["items"]
     expect(pods == [], f"a dry run made {len(pods)} pods")
     install(cluster)
     runner = cluster.token("kubeflow", "neuroshard-runner")
 
-    told(cluster, submitter, "submitter", 0)
-    told(cluster, runner, "runner", 1)
+    check_event(cluster, submitter, "submitter", 0)
+    check_event(cluster, runner, "runner", 1)
 
     put(cluster, mixed_fleet())
     if record is not None:
-        listed = json.loads(cluster.told("get", "nodes", "-o", "json"))
+        listed = json.loads(cluster.output("get", "nodes", "-o", "json"))
         record.write_text(json.dumps(listed, indent=1) + "\n")
         print(f"{record}: {len(listed['items'])} nodes as the server tells them")
     probe(cluster, runner, "runner", 6)
@@ -208,11 +208,11 @@ def check(cluster: Cluster, record: Path | None) -> None:
         cluster, submitter, "submitter", "answered 403: nodes is forbidden", "bind the ClusterRole neuroshard-fleet"
     )
     refused(cluster, "wrong", "a wrong token", "answered 401: Unauthorized", "the token is not valid there")
-    cluster.told("delete", "clusterrolebinding", "neuroshard-fleet")
+    cluster.output("delete", "clusterrolebinding", "neuroshard-fleet")
     refused(cluster, runner, "runner, its binding deleted", "answered 403", "bind the ClusterRole neuroshard-fleet")
     install(cluster)
 
-    cluster.told("delete", "nodes", "--all")
+    cluster.output("delete", "nodes", "--all")
     put(cluster, [node(f"n{index:04}") for index in range(1000)])
     began = time.monotonic()
     probe(cluster, runner, "runner, 1,000 nodes", 1, 1000)
@@ -228,7 +228,7 @@ def install(cluster: Cluster) -> None:
     resources += yaml.safe_load_all((ROOT / "manifests" / "components" / "several-nodes" / "rbac.yaml").read_text())
     kubeflow = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kubeflow"}}  # not ours to make
     items = [kubeflow, *sorted(resources, key=lambda one: one["kind"] != "Namespace")]
-    applied = cluster.told(
+    applied = cluster.output(
         "apply", "--validate=false", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
     )
     print(f"applied manifests/overlays/prod and the role for TrainJobs: {len(applied.splitlines()) - 1} resources")
@@ -241,10 +241,10 @@ def may(cluster: Cluster, token: str, who: str, cases: list[tuple[str, str, bool
         asked = {"verb": verb, "resource": plural, "group": group, "namespace": namespace}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
         body = json.dumps({**review, "spec": {"resourceAttributes": asked}})
-        answer = json.loads(cluster.told("create", "-f", "-", "-o", "json", token=token, stdin=body))["status"]
+        answer = json.loads(cluster.output("create", "-f", "-", "-o", "json", token=token, stdin=body))["status"]
         expect(answer["allowed"] == wanted, f"may {who} {verb} {resource} in {namespace or 'all'}? {answer}")
-    told = (f"{verb} {resource} {'yes' if wanted else 'no'}" for verb, resource, wanted in cases)
-    print(f"{who} in {namespace or 'all namespaces'}: may {', '.join(told)}")
+    answers = (f"{verb} {resource} {'yes' if wanted else 'no'}" for verb, resource, wanted in cases)
+    print(f"{who} in {namespace or 'all namespaces'}: may {', '.join(answers)}")
 
 
 def admits(cluster: Cluster, token: str, who: str, account: str, verdict: str, words: str) -> None:
@@ -278,7 +278,7 @@ def probe(cluster: Cluster, token: str, who: str, kinds: int, nodes: int | None 
     expect(len(found["kinds"]) == kinds, f"{who}: found {len(found['kinds'])} kinds, not {kinds}")
     expect(nodes in (None, sum(one["nodes"] for one in found["kinds"])), f"{who}: not {nodes} nodes")
     recorded = cluster.folder / "nodes.json"
-    recorded.write_text(cluster.told("get", "nodes", "-o", "json"))
+    recorded.write_text(cluster.output("get", "nodes", "-o", "json"))
     replayed = subprocess.run([*PROBE, "--json", "--nodes", recorded], capture_output=True, text=True, check=True)
     expect(json.loads(replayed.stdout)["kinds"] == found["kinds"], f"{who}: a recording tells another fleet")
     print(
@@ -286,14 +286,17 @@ def probe(cluster: Cluster, token: str, who: str, kinds: int, nodes: int | None 
     )
 
 
-def told(cluster: Cluster, token: str, who: str, notes: int) -> None:
+def check_event(cluster: Cluster, token: str, who: str, notes: int) -> None:
     """An event of a failed run, as an account in the submitter's namespace writes it; `notes` that it could not."""
-    code = "from neuroshard.submit.tell import RunOutcome, tell; tell(RunOutcome(0, 1e9, False, 'run r1 ended'), None, True)"
+    code = (
+        "from neuroshard.submit.outcome import RunOutcome, report_outcome; "
+        "report_outcome(RunOutcome(0, 1e9, False, 'run r1 ended'), None, True)"
+    )
     pod = {"POD_NAME": f"of-{who}", "POD_NAMESPACE": "neuroshard", "POD_UID": "u1"}
     ended = cluster.run([sys.executable, "-c", code], token, **pod)
     lines = ended.stderr.strip().splitlines()
     expect(ended.returncode == 0 and len(lines) == notes, f"{who}: {ended.stderr.strip()}")
-    events = json.loads(cluster.told("-n", "neuroshard", "get", "events", "-o", "json"))["items"]
+    events = json.loads(cluster.output("-n", "neuroshard", "get", "events", "-o", "json"))["items"]
     written = [
         (one["type"], one["reason"], one["message"]) for one in events if one["involvedObject"]["name"] == f"of-{who}"
     ]

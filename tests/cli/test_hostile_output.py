@@ -160,7 +160,7 @@ def test_the_report_is_clean_too(folder):
 
 
 def test_the_events_and_metrics_of_a_run_are_clean(tmp_path, capsys, monkeypatch):
-    from neuroshard.submit import tell
+    from neuroshard.submit import outcome as reporting
 
     sent: list[dict[str, Any]] = []
     for name in ("NAME", "NAMESPACE", "UID"):
@@ -176,10 +176,10 @@ def test_the_events_and_metrics_of_a_run_are_clean(tmp_path, capsys, monkeypatch
 
     import kubernetes.client
 
-    monkeypatch.setattr(tell, "kubernetes_api", lambda *_: nullcontext())
+    monkeypatch.setattr(reporting, "kubernetes_api", lambda *_: nullcontext())
     monkeypatch.setattr(kubernetes.client, "CoreV1Api", Api)
-    outcome = tell.RunOutcome(1.0, 2.0, False, EVIL)
-    tell.tell(outcome, "http://admin:s3cretpw@127.0.0.1:9", event=True)
+    outcome = reporting.RunOutcome(1.0, 2.0, False, EVIL)
+    reporting.report_outcome(outcome, "http://admin:s3cretpw@127.0.0.1:9", event=True)
 
     for text in (sent[0]["message"], capsys.readouterr().err):
         assert text

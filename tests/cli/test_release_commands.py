@@ -32,8 +32,8 @@ def test_a_day_of_releases(tmp_path, neuroshard, place):
     def step(*arguments: object, code: int = 0) -> str:
         done = neuroshard(*arguments, *place, cwd=tmp_path)
         assert done.returncode == code, done.stderr
-        told = [line for line in done.stderr.splitlines(keepends=True) if not line.startswith("note: ")]
-        return done.stdout + "".join(told)
+        lines = [line for line in done.stderr.splitlines(keepends=True) if not line.startswith("note: ")]
+        return done.stdout + "".join(lines)
 
     old, equal, better = (plan.digest()[:12] for plan in (OLD, EQUAL, BETTER))
     assert step("deploy", "old.json") == f"store: m release 1 is live, plan {old}\ngate: nothing is live\n"

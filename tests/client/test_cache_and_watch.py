@@ -18,7 +18,7 @@ from helpers.faults import faulty
 from helpers.limits import HANGS
 from helpers.plans import TABLES, make_plan
 from helpers.processes import wait_until
-from helpers.refusals import refused
+from helpers.refusals import names, refused, warned
 from helpers.servers import nobody
 from neuroshard.client import StaleWarning, load, load_plan, watch
 from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable, UsageError
@@ -61,7 +61,7 @@ def down(monkeypatch):
 def test_a_store_that_is_down_is_answered_for_by_the_cache(store, tmp_path, down):
     load_plan(store.url, "m", cache_dir=tmp_path / "cache")
     down(Unreachable("s3://b/m/live.json: cannot reach the store"))
-    with pytest.warns(StaleWarning, match=rf"cannot reach the store; using plan {A.digest()[:12]} of release 1 .2025"):
+    with warned(StaleWarning, "s3://b/m/live.json", A.digest()[:12], "release 1", NOW.year):
         plan = load_plan(store.url, "m", cache_dir=tmp_path / "cache")
 
     assert plan == A
@@ -72,7 +72,7 @@ def test_the_cache_holds_what_was_loaded_last(store, tmp_path, down):
         load_plan(store.url, "m", cache_dir=tmp_path / "cache")
         deploy(plan, store, "m", now=NOW)
     down(Unreachable("gone"))
-    with pytest.warns(StaleWarning, match="of release 2"):
+    with warned(StaleWarning, "release 2"):
         assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == B
 
 
@@ -83,7 +83,7 @@ def test_a_cache_answers_only_for_its_own_store_and_model(store, tmp_path, down,
     load_plan(store.url, "m", cache_dir=tmp_path / "cache")
     down(Unreachable("gone"))
     url = str(tmp_path / "other" / "store") if other_url else store.url
-    with pytest.raises(Unreachable, match=r"^gone$"):
+    with refused(Unreachable, "gone"):
         load_plan(url, other_model, cache_dir=tmp_path / cache)
 
 
@@ -95,7 +95,7 @@ def test_a_folder_of_the_same_name_elsewhere_is_another_store(store, tmp_path, m
     with pytest.warns(StaleWarning):
         assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == A
     monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(Unreachable, match=r"^gone$"):
+    with refused(Unreachable, "gone"):
         load_plan("store", "m", cache_dir=tmp_path / "cache")
 
 
@@ -106,7 +106,7 @@ def test_a_bucket_of_the_same_name_at_another_endpoint_is_another_store(aws, mot
     monkeypatch.setattr(s3, "CONFIG", s3.CONFIG.merge(Config(retries={"total_max_attempts": 1, "mode": "standard"})))
     with nobody() as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}")
-        with pytest.raises(Unreachable, match="cannot reach the store"):
+        with refused(Unreachable, address):
             load_plan(url, "m", cache_dir=tmp_path / "cache")
 
 
@@ -120,7 +120,7 @@ def test_an_s3_store_that_stops_answering_is_answered_for_by_the_cache(aws, moto
         load_plan(url, "m", cache_dir=tmp_path / "cache")
         for answer in ("503", "500", "reset"):
             answers.append(answer)
-            with pytest.warns(StaleWarning, match="using plan"):
+            with warned(StaleWarning, A.digest()[:12]):
                 assert load_plan(url, "m", cache_dir=tmp_path / "cache") == A
 
 
@@ -166,7 +166,7 @@ def test_what_comes_from_the_cache_is_checked_like_any_plan(store, tmp_path, dow
         load_plan(store.url, "m", cache_dir=tmp_path / "cache", world_size=8)
     (plan,) = (tmp_path / "cache").rglob("plans/*.json")
     plan.write_bytes(plan.read_bytes().replace(b"1000", b"1001"))
-    with pytest.raises(Unreachable, match=r"^gone$"):
+    with refused(Unreachable, "gone"):
         load_plan(store.url, "m", cache_dir=tmp_path / "cache")
 
 
@@ -216,10 +216,10 @@ def test_an_answer_older_than_what_was_loaded_is_believed_with_a_warning_and_not
     deploy(B, store, "m", now=NOW)
     load_plan(store.url, "m", cache_dir=tmp_path / "cache")
     (store.root / live_key("m")).write_bytes(old)
-    with pytest.warns(StaleWarning, match=r"release 1 .2025.* is live, but release 2 .2025.* loaded here before"):
+    with warned(StaleWarning, "release 1", "release 2"):
         assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == A
     down(Unreachable("gone"))
-    with pytest.warns(StaleWarning, match="of release 2"):
+    with warned(StaleWarning, "release 2"):
         assert load_plan(store.url, "m", cache_dir=tmp_path / "cache") == B
 
 
@@ -279,7 +279,7 @@ def test_setting_up_a_store_counts_towards_the_deadline(monkeypatch):
     """boto3 runs a credential_process as soon as it is set up, and that may hang."""
     freed = threading.Event()
     monkeypatch.setattr(load, "open_store", lambda _: waits_for(freed))
-    with pytest.raises(Unreachable, match=r"before anything was asked of it: no answer within 0\.1 s"):
+    with refused(Unreachable, "0.1 s"):
         load_plan("s3://bucket/prefix", "m", cache_dir=False, deadline_seconds=0.1)
     freed.set()
 
@@ -294,9 +294,9 @@ def test_a_store_that_hangs_is_given_up_at_the_deadline(store, monkeypatch, tmp_
         return read(self, key, *rest)
 
     monkeypatch.setattr(FolderStore, "read", hangs)
-    with pytest.raises(Unreachable, match=r"store: no answer within 0\.2 s"):
+    with refused(Unreachable, store.url, "0.2 s"):
         load_plan(store.url, "m", cache_dir=False, deadline_seconds=0.2)
-    with pytest.warns(StaleWarning, match=r"no answer within 0\.2 s; using plan"):
+    with warned(StaleWarning, "0.2 s", A.digest()[:12]):
         assert load_plan(store.url, "m", cache_dir=tmp_path / "cache", deadline_seconds=0.2) == A
     freed.set()
 
@@ -334,14 +334,14 @@ def test_watching_begins_with_the_live_plan_and_follows_it(store):
     assert next(plans) == A
 
 
-def test_a_plan_that_the_trainer_has_is_not_told_again(store):
+def test_a_plan_that_the_trainer_has_is_not_yielded_again(store):
     plans = watching(store, seen=A.digest())
     threading.Timer(0.1, deploy, args=(B, store, "m"), kwargs={"now": NOW}).start()
 
     assert next(plans) == B
 
 
-def test_watching_ends_when_it_is_told_to(store):
+def test_watching_ends_when_stop_is_set(store):
     stop = threading.Event()
     threading.Timer(0.1, stop.set).start()
 
@@ -369,7 +369,7 @@ def test_a_store_that_breaks_is_warned_of_and_watched_on(store):
     with once_warned(mend) as seen:
         assert next(plans) == B
 
-    assert {(w.category, "watching on" in str(w.message)) for w in seen} == {(StaleWarning, True)}
+    assert {(w.category, store.url in str(w.message)) for w in seen} == {(StaleWarning, True)}
 
 
 def test_watching_passes_over_an_old_copy_of_the_pointer(store):
@@ -435,7 +435,7 @@ def test_watching_a_store_that_hangs_keeps_one_thread_and_warns_once(store, monk
     thread.join()
 
     assert seen_meanwhile == [(2, 1)]  # `end`, and the one that hangs
-    assert [str(w.message) for w in seen] == [f"{store.url}: no answer within 0.1 s; watching on"]
+    assert [(w.category, names(str(w.message), "0.1 s")) for w in seen] == [(StaleWarning, True)]
 
 
 def test_loading_again_and_again_from_a_store_that_hangs_keeps_a_bounded_number_of_threads(store, monkeypatch):
@@ -443,7 +443,7 @@ def test_loading_again_and_again_from_a_store_that_hangs_keeps_a_bounded_number_
     monkeypatch.setattr(FolderStore, "read", lambda *_: waits_for(freed))
     before = set(threading.enumerate())
     for _ in range(3 * THREADS):
-        with pytest.raises(Unreachable, match="no answer within"):
+        with refused(Unreachable, store.url):
             load_plan(store.url, "m", cache_dir=False, deadline_seconds=0.002)
     hanging = len(set(threading.enumerate()) - before)
     freed.set()

@@ -68,5 +68,5 @@ def test_a_plan_for_another_world_size_is_refused(url, ranks):
 
 
 def test_a_model_that_was_never_deployed_is_named(url):
-    with pytest.raises(NotFound, match=r"other/live\.json: does not exist; has a plan of 'other' been deployed"):
+    with refused(NotFound, "other/live.json", "'other'"):
         load_plan(url, "other")

@@ -199,7 +199,7 @@ def weights_only(new: Plan, optimizer: str, folder: Path) -> Trainer:
     return trainer
 
 
-def told(found: list[dict[str, Any]]) -> set[str]:
+def inexact(found: list[dict[str, Any]]) -> set[str]:
     return {name for of_rank in found for name in of_rank["estimated"]}
 
 
@@ -210,7 +210,7 @@ def test_a_plan_with_other_cuts_goes_on_exactly_where_the_optimizer_keeps_nothin
 ):
     found = on_ranks(2, tmp_path, go_on, old, new, optimizer, tmp_path / "saved")
 
-    assert told(found) == set()
+    assert inexact(found) == set()
     for each in found:
         assert each["same_weights"]
         assert each["losses"] == pytest.approx(each["uninterrupted"], rel=1e-5)
@@ -220,7 +220,7 @@ def test_a_plan_with_other_cuts_goes_on_exactly_where_the_optimizer_keeps_nothin
 def test_row_wise_adagrad_goes_on_within_noise_and_exactly_where_the_cuts_are_the_same(tmp_path, new):
     found = on_ranks(2, tmp_path, go_on, CUT, new, "rowwise_adagrad", tmp_path / "saved")
 
-    assert told(found) == set(changed_state(CUT, new)) == (set() if new is MOVED else {"user"})
+    assert inexact(found) == set(changed_state(CUT, new)) == (set() if new is MOVED else {"user"})
     for each in found:
         assert each["same_weights"]
         noise = 1e-5 if new is MOVED else 2e-3
@@ -228,7 +228,7 @@ def test_row_wise_adagrad_goes_on_within_noise_and_exactly_where_the_cuts_are_th
         assert each["without_moments"] != pytest.approx(each["uninterrupted"], rel=0.02)
         before, after = each["moments"]
         for name in before:
-            if name not in told(found):
+            if name not in inexact(found):
                 assert np.array_equal(before[name], after[name])
             else:  # the sum of a row's squared gradients stays, whatever the cuts
                 assert np.allclose(before[name].sum(1), after[name].sum(1)) or new is WIDER

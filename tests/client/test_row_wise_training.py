@@ -269,9 +269,9 @@ def moved_on(plan: Plan) -> Plan:
     return Plan(task=plan.task, shards=shards, provenance=plan.provenance)
 
 
-def check_same(told: dict[str, dict[str, dict[str, float]]]) -> None:
+def check_same(results: dict[str, dict[str, dict[str, float]]]) -> None:
     """What each optimizer's training differs by from that of unsplit tables is rounding."""
-    for optimizer, found in told.items():
+    for optimizer, found in results.items():
         # row-wise Adagrad keeps a moment a row and shard: two halves of the columns learn at rates of their own
         same = {name for name in found["first"] if optimizer == "sgd" or not name.startswith("columns")}
         assert max(found["first"].values()) < 1e-6
@@ -282,9 +282,9 @@ def check_same(told: dict[str, dict[str, dict[str, float]]]) -> None:
 
 @pytest.mark.parametrize("devices", [2, 4])
 def test_split_rows_train_as_unsplit_tables_do_also_with_row_wise_adagrad(tmp_path, devices):
-    for told in on_ranks(devices, tmp_path, train, mixed_plan(devices), list(OPTIMIZERS)):
-        check_same(told)
-        assert told["rowwise_adagrad"]["last"]["columns"] > 1e-3
+    for results in on_ranks(devices, tmp_path, train, mixed_plan(devices), list(OPTIMIZERS)):
+        check_same(results)
+        assert results["rowwise_adagrad"]["last"]["columns"] > 1e-3
 
 
 def test_rows_split_over_the_ranks_of_a_host_train_as_unsplit_tables_do(tmp_path, monkeypatch):
@@ -300,15 +300,15 @@ def test_rows_split_over_the_ranks_of_a_host_train_as_unsplit_tables_do(tmp_path
         "rows_sum": ("table_row_wise", [2, 3]),
         "rows_weighted": ("table_row_wise", [0, 1]),
     }
-    for told in on_ranks(4, tmp_path, train, plan, list(OPTIMIZERS)):
-        check_same(told)
+    for results in on_ranks(4, tmp_path, train, plan, list(OPTIMIZERS)):
+        check_same(results)
 
 
 def test_split_rows_of_half_precision_train_as_unsplit_ones_do(tmp_path):
-    for told in on_ranks(2, tmp_path, train, mixed_plan(2, element_bytes=2), ["sgd"]):
-        assert max(told["sgd"]["first"].values()) < 1e-6
+    for results in on_ranks(2, tmp_path, train, mixed_plan(2, element_bytes=2), ["sgd"]):
+        assert max(results["sgd"]["first"].values()) < 1e-6
         for which in ("last", "trained"):
-            assert max(told["sgd"][which].values()) < 2e-3
+            assert max(results["sgd"][which].values()) < 2e-3
 
 
 def from_plan_to_plan(rank: int, plan: Plan, folder: Path) -> dict[str, float]:
@@ -356,11 +356,11 @@ def test_a_checkpoint_goes_to_a_plan_with_the_same_column_cuts_with_row_wise_sta
     cut = [table.name for table in plan.task.tables if table.name.startswith("columns")]
     elsewhere = with_its_cuts_elsewhere(plan, cut[0])
     assert elsewhere.shards != plan.shards
-    told = []
+    results = []
     for name, others in (("alone", [plan, plan]), ("moved", [elsewhere, plan])):
         (tmp_path / name).mkdir()
-        told.append(on_ranks(2, tmp_path / name, off_unsplit_tables, plan, others, tmp_path / name))
-    for uninterrupted, found in zip(*told, strict=True):
+        results.append(on_ranks(2, tmp_path / name, off_unsplit_tables, plan, others, tmp_path / name))
+    for uninterrupted, found in zip(*results, strict=True):
         assert min(uninterrupted[name] for name in cut) > 1e-4  # two halves of a row learn at rates of their own
         assert found == pytest.approx(uninterrupted, abs=2e-6)
 

@@ -21,7 +21,7 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 
 from helpers.limits import HANGS
 from helpers.plans import TABLES, make_plan, row_plan
-from helpers.refusals import refused
+from helpers.refusals import refused, warned
 from neuroshard.client.torchrec import ShardingWarning, check_same_digest, from_torchrec, to_torchrec
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import InvalidInput, UsageError
@@ -52,7 +52,7 @@ def change(table: Table, **fields: object) -> Table:
     return table.model_copy(update=fields)
 
 
-def test_a_table_that_the_module_pools_otherwise_is_told_but_not_refused():
+def test_a_table_that_the_module_pools_otherwise_is_a_warning_and_not_refused():
     configs = [
         EmbeddingBagConfig(
             name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[t.name], pooling=PoolingType.MEAN
@@ -60,8 +60,7 @@ def test_a_table_that_the_module_pools_otherwise_is_told_but_not_refused():
         for t in TABLES
     ]
     module = EmbeddingBagCollection(tables=configs, is_weighted=True, device=torch.device("meta"))
-    told = r"'user' is pooled by mean with weights in module '', but plan .* was searched for sum \(and 2 more tables differ"
-    with pytest.warns(ShardingWarning, match=told):
+    with warned(ShardingWarning, "'user'", "mean with weights", "sum", "2 more tables"):
         assert set(to_torchrec(make_plan(), module).plan[""]) == {t.name for t in TABLES}
 
 
@@ -123,7 +122,7 @@ def test_shards_on_one_rank_that_torchrec_would_mix_up_become_one(planned, given
 
 
 def test_unequal_shards_apart_on_one_rank_are_refused():
-    with pytest.raises(InvalidInput, match=r"'user' has shards of unequal widths on rank 1 .columns 0 to 4, 8 to 16."):
+    with refused(InvalidInput, "'user'", "rank 1", "0 to 4, 8 to 16"):
         to_torchrec(user_in((0, 4, 1), (4, 4, 0), (8, 8, 1)), collection(USER))
 
 
@@ -177,9 +176,7 @@ def test_a_plan_that_does_not_say_which_of_two_tables_it_means_is_refused(plan, 
 
 
 def test_two_tables_of_a_plan_that_are_one_of_the_model_are_refused():
-    with pytest.raises(
-        InvalidInput, match=r"tables 'a.item' and 'b.item' of plan .* are both table 'item' of module 'a'"
-    ):
+    with refused(InvalidInput, "'a.item'", "'b.item'", "'item'", "module 'a'"):
         to_torchrec(twins("a", "b"), nn.ModuleDict({"a": collection(USER, ITEM)}))
 
 
@@ -326,13 +323,13 @@ def test_means_of_split_rows_beside_a_table_whose_rows_are_whole_are_refused_and
         )
         for groups in ([configs], [configs[:1], configs[1:]])
     )
-    with pytest.raises(InvalidInput, match=r"'user' of module '0' is pooled by mean and split row-wise.* table 'item'"):
+    with refused(InvalidInput, "'user'", "module '0'", "mean", "row-wise", "'item'"):
         to_torchrec(plan, together)
     given = to_torchrec(plan, apart)
     assert given.plan["0"]["user"].sharding_type == "row_wise"
     assert set(taken_over(given, apart).shards) == set(plan.shards)
     theirs = ShardingPlan(plan={"0": EmbeddingModuleShardingPlan({**given.plan["0"], **given.plan["1"]})})
-    with pytest.warns(ShardingWarning, match="TorchRec divides table 'item' of module '0' by its lookups"):
+    with warned(ShardingWarning, "'user'", "module '0'", "mean", "row-wise", "'item'"):
         assert set(taken_over(theirs, together).shards) == set(plan.shards)
 
 
@@ -364,11 +361,8 @@ def test_all_rows_on_the_first_of_several_ranks_are_a_whole_table():
     ids=["ranks out of order", "one row off", "unequal", "not all ranks", "not the last", "twice a rank", "one rank"],
 )
 def test_rows_that_torchrec_would_look_for_elsewhere_are_refused(shards, devices, words):
-    with pytest.raises(InvalidInput, match="table 'item' has ") as caught:
+    with refused(InvalidInput, "table 'item'", *words):
         to_torchrec(item_in(*shards, devices=devices), collection(ITEM))
-
-    for word in words:
-        assert word in str(caught.value)
 
 
 @settings(max_examples=60, deadline=None)
@@ -391,7 +385,7 @@ def test_any_split_of_rows_is_torchrecs_own_or_refused_in_one_line(data):
     )
     as_theirs = [(first, n, rank) for rank, (first, n) in enumerate(blocks)]
     if shards != as_theirs or len(blocks) < devices:
-        with pytest.raises(InvalidInput, match=r"\Atable 'item' has [^\n]*\Z"):
+        with refused(InvalidInput, "table 'item'"):
             to_torchrec(plan, module)
     else:
         assert to_torchrec(plan, module).plan[""]["item"].sharding_spec == theirs["item"].sharding_spec
@@ -400,9 +394,7 @@ def test_any_split_of_rows_is_torchrecs_own_or_refused_in_one_line(data):
 def test_a_table_that_is_split_row_wise_and_by_columns_is_refused():
     plan = item_in((0, 150, 0), (150, 150, 1))
     halves = [s.model_copy(update={"dim": 4, "column_offset": c}) for s in plan.shards for c in (0, 4)]
-    with pytest.raises(
-        InvalidInput, match=r"'item' is split row-wise and column-wise .rank 0 has rows 0-149 and columns 0-3."
-    ):
+    with refused(InvalidInput, "'item'", "rank 0", "rows 0-149", "columns 0-3"):
         to_torchrec(plan.model_copy(update={"shards": tuple(halves)}), collection(ITEM))
 
 
@@ -442,7 +434,7 @@ def test_from_torchrec_counts_what_a_step_needs_where_it_is_given_a_pipeline():
     counted = from_torchrec(sharding, module, pipeline="prefetch", **memory)
     assert [used.step for used in counted.device_memory()] == [3 * 64 * 8 * 6] * 2
     assert from_torchrec(sharding, module, **memory).device_memory()[0].step == 0
-    with pytest.raises(InvalidInput, match=r"pipeline: must be 'none', 'sparse-dist' or 'prefetch', not 'x'$"):
+    with refused(InvalidInput, "pipeline", "'none'", "'sparse-dist'", "'prefetch'", "'x'"):
         from_torchrec(sharding, module, pipeline="x", **memory)
 
 
@@ -459,7 +451,7 @@ def test_memory_counts_the_state_of_the_trainers_optimizer():
 
 
 def test_row_wise_adagrad_on_split_columns_is_warned_of():
-    with pytest.warns(ShardingWarning, match="1 table split column-wise .'user' into 4."):
+    with warned(ShardingWarning, "1 table", "'user' into 4"):
         to_torchrec(make_plan(), collection(*TABLES), optimizer="rowwise_adagrad")
 
 
@@ -503,7 +495,7 @@ def test_a_table_that_several_features_read_is_placed_and_another_number_of_them
         ],
         device=torch.device("meta"),
     )
-    with pytest.warns(ShardingWarning, match=r"'user' is read by 2 features .* searched for 1"):
+    with warned(ShardingWarning, "'user'", "2 features", 1):
         got = to_torchrec(make_plan(), module)
 
     assert got == to_torchrec(make_plan(), collection(*TABLES))
@@ -546,7 +538,7 @@ def test_a_plan_taken_over_is_shown_and_deployed_and_ours_is_weighed_against_it(
     "wrong", [{"device_type": "tpu"}, {"compute_kernel": "fast"}, {"optimizer": "lion"}], ids=lambda w: next(iter(w))
 )
 def test_a_wrong_argument_is_named(wrong):
-    with pytest.raises(UsageError, match=next(iter(wrong.values()))):
+    with refused(UsageError, *wrong.values()):
         to_torchrec(make_plan(), collection(*TABLES), **wrong)
 
 
@@ -643,11 +635,8 @@ def test_what_torchrecs_planner_splits_over_the_ranks_of_a_host_comes_back_as_it
     ids=["two hosts", "ranks out of order", "one row off", "twice a rank", "three ranks"],
 )
 def test_rows_that_are_not_over_exactly_the_ranks_of_a_host_are_refused(shards, words):
-    with pytest.raises(InvalidInput, match=r"\Atable 'item' has [^\n]*\Z") as caught:
+    with refused(InvalidInput, "table 'item'", *words):
         to_torchrec(item_in(*shards, devices=4), collection(ITEM), local_world_size=2)
-
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_a_host_whose_last_rank_would_have_no_rows_is_refused():
@@ -675,9 +664,7 @@ def test_a_host_is_by_default_what_torchrun_says_and_must_be_where_torchrec_runs
     assert to_torchrec(plan, module, local_world_size=2) == given
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
-        with pytest.raises(
-            InvalidInput, match=r"'item' is split .* the 2 ranks of a host .rank 2 on.*takes a host to have 4"
-        ):
+        with refused(InvalidInput, "'item'", "2 ranks", "rank 2", 4):
             to_torchrec(plan, module, local_world_size=2, world_size=4)
     finally:
         torch.distributed.destroy_process_group()
@@ -800,7 +787,7 @@ def rank_with(rank: int, notes: list[str], rendezvous: str, results) -> None:
 
 
 @pytest.mark.parametrize(("notes", "same"), [(["", "", ""], True), (["", "", "other"], False)])
-def test_every_rank_is_told_whether_all_hold_the_same_plan(tmp_path, notes, same):
+def test_every_rank_learns_whether_all_hold_the_same_plan(tmp_path, notes, same):
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     ranks = [
@@ -809,10 +796,10 @@ def test_every_rank_is_told_whether_all_hold_the_same_plan(tmp_path, notes, same
     ]
     for process in ranks:
         process.start()
-    told = dict(results.get(timeout=HANGS) for _ in ranks)
+    answers = dict(results.get(timeout=HANGS) for _ in ranks)
     for process in ranks:
         process.join()
 
     other = f"rank 2 holds plan {make_plan('other').digest()[:12]}, rank 0 plan {make_plan().digest()[:12]}"
     for rank in range(len(notes)):
-        assert told[rank] == make_plan().digest() if same else told[rank].startswith(other)
+        assert answers[rank] == make_plan().digest() if same else answers[rank].startswith(other)

@@ -228,7 +228,7 @@ def test_a_model_of_several_modules_trains_as_the_unsharded_one(tmp_path, as_col
         assert max(found.values()) < 2e-6, found
 
 
-def test_tables_of_one_name_are_told_by_their_modules():
+def test_tables_of_one_name_are_distinguished_by_their_modules():
     got = to_torchrec(plan(2), Model("meta", True))
 
     assert {path: {name: p.sharding_type for name, p in tables.items()} for path, tables in got.plan.items()} == {

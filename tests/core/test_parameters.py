@@ -74,12 +74,12 @@ def test_a_bad_value_is_one_line_with_the_name(name: str, value: object) -> None
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         check_parameters({"memory_margin": 1.5, "seed": 3, "algorithm": "nope", "colour": "red"})
     lines = faults({"memory_margin": 1.5, "seed": 3, "algorithm": "nope", "colour": "red"})
     assert [line.split(maxsplit=1)[0] for line in lines] == ["memory_margin:", "algorithm:", "'colour'"]
-    assert str(told.value) == "; ".join(lines)
-    assert "memory_margin: must be a share of at least 0 and below 1 (0.1 is 10 %), not 1.5" in str(told.value)
+    assert str(caught.value) == "; ".join(lines)
+    assert "memory_margin: must be a share of at least 0 and below 1 (0.1 is 10 %), not 1.5" in str(caught.value)
 
 
 def test_the_names_are_those_of_the_rooms() -> None:

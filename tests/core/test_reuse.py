@@ -9,7 +9,7 @@ from neuroshard.core.reuse import REUSE_BINS, expected_bins, poisson_at_most, un
 
 
 def counted(rows: np.ndarray) -> np.ndarray:
-    """Shares of the touched rows that are touched once, twice, 3-4 times, …, told one by one."""
+    """Shares of the touched rows that are touched once, twice, 3-4 times, …, computed one by one."""
     bins = [0] * REUSE_BINS
     for count in np.unique(rows, return_counts=True)[1].tolist():
         bins[min(math.ceil(math.log2(count)), REUSE_BINS - 1)] += 1

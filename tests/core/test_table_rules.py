@@ -41,7 +41,7 @@ GOOD = {"name": "a", "rows": 1000, "dim": 64, "pooling_factor": 2.0}
         ({"element_bytes": 3}, "4 (fp32)"),
         ({"reuse_bins": [1.0]}, "17 shares, not 1"),
         ({"reuse_bins": [0.5] * REUSE_BINS}, "sum to 1"),
-        ({"reuse_bins": [-1.0, 2.0] + [0.0] * 15}, "not be negative"),
+        ({"reuse_bins": [-1.0, 2.0] + [0.0] * 15}, "-1.0"),
         ({"reuse_bins": [math.nan] * REUSE_BINS}, "finite"),
         ({"reuse_batch_size": 0}, "greater than 0"),
         ({"pooling": "max"}, "'sum', 'mean' or 'none'"),

@@ -30,7 +30,7 @@ def test_a_domain_is_a_host_where_only_one_is_given(domain, local_world_size, fo
 
 
 @pytest.mark.parametrize(
-    ("devices", "domain", "local_world_size", "told"),
+    ("devices", "domain", "local_world_size", "facts"),
     [
         (16, 5, None, ("16 devices", "5 ranks")),
         (12, None, 8, ("12 devices", "hosts of 8 ranks", "unequal")),
@@ -38,8 +38,8 @@ def test_a_domain_is_a_host_where_only_one_is_given(domain, local_world_size, fo
         (8, 16, 4, ("8 devices", "domains of 16 ranks")),
     ],
 )
-def test_devices_that_cannot_be_laid_out_so_are_refused(devices, domain, local_world_size, told) -> None:
-    with refused(UsageError, *told):
+def test_devices_that_cannot_be_laid_out_so_are_refused(devices, domain, local_world_size, facts) -> None:
+    with refused(UsageError, *facts):
         topology_of(devices, domain, local_world_size)
 
 

@@ -1,4 +1,4 @@
-"""What all values share: canonical bytes, digests, and faults told in one line."""
+"""What all values share: canonical bytes, digests, and faults in one line."""
 
 import pytest
 

@@ -118,7 +118,7 @@ def test_the_limit_is_the_users(store, folders):
         publish_model(folders[POOR.name], store, now=NOW, asked=Asked(max_error=0.0))
 
 
-def test_the_slower_of_two_publishers_is_told_who_won(store, folders):
+def test_the_slower_of_two_publishers_learns_who_won(store, folders):
     class Slow:
         def __getattr__(self, name):
             return getattr(store, name)
@@ -159,7 +159,7 @@ def test_a_pointer_that_cannot_be_read_holds_up_no_other_hardware(store, folders
     assert [one.is_live for one in list_published(store)] == [True]
 
 
-def test_models_are_listed_where_it_cannot_be_told_which_is_live(store, folders):
+def test_models_are_listed_where_it_is_unknown_which_is_live(store, folders):
     publish(store, folders, *MODELS[:2])
     (store.root / LINE.live_key).write_bytes(b"{")
 

@@ -236,7 +236,7 @@ class MeddledStore:
         return getattr(self.inner, name)
 
 
-def test_the_slower_of_two_deployers_is_told_who_won(store):
+def test_the_slower_of_two_deployers_learns_who_won(store):
     deploy(A, store, "m", now=NOW)
 
     def swap(key: str, data: bytes, token: str | None) -> None:

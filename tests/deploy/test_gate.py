@@ -88,7 +88,7 @@ def test_a_plan_goes_live_if_it_is_better_by_more_than_asked(store, cost_ms, gat
 
 
 @pytest.mark.parametrize(
-    ("cost_ms", "gate", "error", "told"),
+    ("cost_ms", "gate", "error", "comparison"),
     [
         (9.0, Gate(), 0.05, ", more than the 5.0% that its cost model is off by"),
         (9.6, Gate(), 0.05, ", not more than the 5.0% that its cost model is off by"),
@@ -97,17 +97,19 @@ def test_a_plan_goes_live_if_it_is_better_by_more_than_asked(store, cost_ms, gat
             1.0,
             Gate(),
             1.2,
-            ", not more than the 120.0% that its cost model is off by, and no gain ever is: measure more cases, or say by "
-            "--min-gain what is enough",
+            ", not more than the 120.0% that its cost model is off by, and no gain ever is: measure more cases, or set "
+            "--min-gain",
         ),
         (1.0, Gate(min_gain=0.5), 1.2, ", more than the 50.0% asked for"),
     ],
 )
 def test_it_is_reported_where_the_least_gain_comes_from_and_what_to_do_where_none_is_enough(
-    store, cost_ms, gate, error, told
+    store, cost_ms, gate, error, comparison
 ):
     deploy(plan_of(10.0), store, "m", now=NOW)
-    assert decision_of(store, plan_of(cost_ms, error=error, note="new"), gate).why.endswith(f"{told}; 0 B to move")
+    assert decision_of(store, plan_of(cost_ms, error=error, note="new"), gate).why.endswith(
+        f"{comparison}; 0 B to move"
+    )
 
 
 def test_a_plan_that_is_kept_back_is_published_recorded_and_can_be_promoted(store):

@@ -168,7 +168,7 @@ def test_too_eager_a_collection_is_refused(store, keep, days, word):
 
 def test_what_a_collection_is_deleting_cannot_go_live_until_it_is_done(store):
     orphan = make_plan("orphan")
-    told = []
+    refusals = []
 
     class Collecting:
         """A store in which somebody wants an orphan just before it is deleted."""
@@ -181,12 +181,12 @@ def test_what_a_collection_is_deleting_cannot_go_live_until_it_is_done(store):
                 for use in (lambda: promote(store, "m", orphan.digest(), now=NOW), lambda: publish(orphan, store, "m")):
                     with refused(Conflict, orphan.digest()[:12], "'m'") as one:
                         use()
-                    told.append(str(one.value))
+                    refusals.append(str(one.value))
             store.delete(key)
 
     gc(Collecting(), plans_of("m"), keep=3, age_seconds=DAY, apply=True)
 
-    assert len(told) == 2
+    assert len(refusals) == 2
     assert load_plan(store.url, "m") == PLANS[7]
     deploy(orphan, store, "m", now=NOW)
     assert load_plan(store.url, "m") == orphan

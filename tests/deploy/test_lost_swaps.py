@@ -1,4 +1,4 @@
-"""What a deployer is told whose swap got no answer, or the wrong one: what is true, as far as it can be known."""
+"""The errors of a deployer whose swap got no answer, or the wrong one: what is true, as far as it is known."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -71,14 +71,14 @@ def test_a_refusal_without_a_winner_names_none(store):
 
 
 @pytest.mark.parametrize("error", [NO_ANSWER, LOST])
-def test_who_lost_is_told_the_winner(store, error):
+def test_the_loser_learns_the_winner(store, error):
     store.error, store.meanwhile = error, lambda: later(C, store)
     with refused(Conflict, "release 2", C.digest()[:12]):
         deploy(B, store, "m", now=NOW)
 
 
 @pytest.mark.parametrize("error", [NO_ANSWER, LOST])
-def test_who_won_and_was_replaced_at_once_is_told_so(store, error):
+def test_who_won_and_was_replaced_at_once_learns_it(store, error):
     store.error, store.does_it, store.meanwhile = error, True, lambda: later(C, store)
     with refused(Conflict, "release 2", "release 3", C.digest()[:12]):
         deploy(B, store, "m", now=NOW)

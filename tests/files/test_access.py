@@ -1,4 +1,4 @@
-"""Reuse bins told from lookups, stated by words, and turned back into groups of rows."""
+"""Reuse bins counted from lookups, computed from a distribution, and turned back into groups of rows."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""constraints.json as people write it by hand, with faults: each is told in their words, by its place."""
+"""constraints.json as people write it by hand, with faults: each is reported in the words of the file, with its place."""
 
 import json
 
@@ -21,7 +21,7 @@ from neuroshard.files.constraints import ConstraintsFile, read_constraints, reso
         ({"min_dim": "8"}, "min_dim: must be a whole number, not '8'"),
         ({"max_shards": 2**63}, "max_shards: must be less than or equal to 2147483648, not 9223372036854775808"),
         ({"tables": [{"match": "a", "devices": 1}]}, "tables[0].devices: must be a list, not 1"),
-        ({"tables": [{"match": 3}]}, "tables[0].match: must be a text, not 3"),
+        ({"tables": [{"match": 3}]}, "tables[0].match: must be text, not 3"),
         ({"tables": [{"match": "a", "split": "maybe"}]}, "tables[0].split: must be true or false, not 'maybe'"),
         ({"tables": ["a"]}, "tables[0]: must be an object, not 'a'"),
         ({"together": "a,b"}, "together: must be a list, not 'a,b'"),

@@ -286,7 +286,7 @@ def test_a_flipped_bit_is_an_error_or_changes_nothing(tmp_path, tables, compute)
             writer.add_compute(case, timed(case))
     good, part, drawn = read_costs(tmp_path), tmp_path / "compute-00000.parquet", random.Random(0)
     data = part.read_bytes()
-    told = 0
+    noticed = 0
     for _ in range(200):
         damaged = bytearray(data)
         damaged[drawn.randrange(len(data))] ^= 1 << drawn.randrange(8)
@@ -294,8 +294,8 @@ def test_a_flipped_bit_is_an_error_or_changes_nothing(tmp_path, tables, compute)
         try:
             assert read_costs(tmp_path) == good
         except InvalidInput:
-            told += 1
-    assert told > 50  # most bytes are of pages, under a checksum
+            noticed += 1
+    assert noticed > 50  # most bytes are of pages, under a checksum
 
 
 def test_parts_of_an_unknown_bench_are_not_added_to(tmp_path, tables, compute):
@@ -317,8 +317,8 @@ def test_a_part_that_is_cut_off_is_set_aside_and_measured_again(tmp_path, tables
     with CostWriter(tmp_path, BENCH, tables) as writer:
         assert writer.done["compute"] == {(compute[1].case_id, 0)}
         writer.add_compute(compute[0], timed(compute[0]))
-    told = capsys.readouterr().err
-    assert (told.count("\n"), "set aside as compute-00000.parquet.broken" in told) == (1, True)
+    notes = capsys.readouterr().err
+    assert (notes.count("\n"), "set aside as compute-00000.parquet.broken" in notes) == (1, True)
     assert {cost.case_id for _, cost in read_costs(tmp_path).compute} == {case.case_id for case in compute[:2]}
     assert (tmp_path / "compute-00000.parquet.broken").exists()
 
@@ -360,9 +360,9 @@ def test_table_sets_of_a_machine_that_was_less_calm_are_scaled_to_the_calmer_and
 def test_a_calm_that_nothing_can_be_scaled_by_is_reported(tmp_path, tables, calm):
     CostWriter(tmp_path, BENCH, tables).__exit__(None, None, None)
     path = tmp_path / "costs.json"
-    told = json.loads(path.read_text())
-    told["bench"]["calm_compute_ms"] = calm
-    path.write_text(json.dumps(told))
+    manifest = json.loads(path.read_text())
+    manifest["bench"]["calm_compute_ms"] = calm
+    path.write_text(json.dumps(manifest))
     with refused(InvalidInput, "costs.json", "bench.calm_compute_ms"):
         read_costs(tmp_path)
 

@@ -63,11 +63,11 @@ def test_a_listing_that_expires_is_begun_again_and_nothing_counts_twice(
 )
 def test_what_the_api_refuses_is_one_line(api: FakeApiServer, status: int, message: str) -> None:
     api.faults = [status] * 10
-    with pytest.raises(NeuroshardError) as told:
+    with pytest.raises(NeuroshardError) as caught:
         kubernetes_fleet()
-    assert str(told.value).startswith(api.url)
-    assert message in str(told.value)
-    assert "\n" not in str(told.value)
+    assert str(caught.value).startswith(api.url)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_without_permission_the_way_out_is_reported(api: FakeApiServer, tmp_path: Path) -> None:

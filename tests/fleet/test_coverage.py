@@ -54,8 +54,8 @@ def make_live(
     """A cost model of this hardware, live since `days_old` days, with these fields of model.json changed; its digest."""
     model = of_pooled_tables(random_model(2, 4))
     bench = model.manifest.bench.model_copy(update={"hardware": hardware, "batch_size": batch_size})
-    told = {"bench": bench, "hardware_fingerprint": hardware.fingerprint, "batch_size": batch_size}
-    changed = model.manifest.model_copy(update={**told, "batch_sizes": (batch_size,)})
+    fields = {"bench": bench, "hardware_fingerprint": hardware.fingerprint, "batch_size": batch_size}
+    changed = model.manifest.model_copy(update={**fields, "batch_sizes": (batch_size,)})
     data = canonical_json({**changed.model_dump(mode="json"), **manifest})
     line, digest = models_of(hardware.fingerprint, batch_size), sha256(data)
     put(store, line, digest, dict(zip(line.keys(digest), (to_tensors(model.nets), data), strict=True)))
@@ -123,12 +123,12 @@ def test_a_model_that_is_too_old(store: FolderStore) -> None:
     assert stands(store, kind()).state == "covered"
 
 
-@pytest.mark.parametrize(("error", "told"), [(0.2, "is 20.0%"), (None, "was not measured")])
-def test_a_model_whose_error_is_too_high_or_unknown(store: FolderStore, error: float | None, told: str) -> None:
+@pytest.mark.parametrize(("error", "reason"), [(0.2, "is 20.0%"), (None, "was not measured")])
+def test_a_model_whose_error_is_too_high_or_unknown(store: FolderStore, error: float | None, reason: str) -> None:
     make_live(store, kind().hardware, error=error)
     one = stands(store, kind(), max_error=0.1)
     assert (one.state, one.to_measure) == ("error too high", True)
-    assert one.why.endswith(f": its error on unseen tables {told}, and 10.0% is allowed")
+    assert one.why.endswith(f": its error on unseen tables {reason}, and 10.0% is allowed")
     assert stands(store, kind()).state == "covered"
 
 
@@ -196,10 +196,10 @@ def test_a_bundle_that_never_went_live_covers_nothing(store: FolderStore) -> Non
 
 @pytest.mark.parametrize("file", [0, 1])
 @pytest.mark.parametrize(
-    ("damage", "told"), [(None, "does not exist"), (b"numb3rs", "it is cut off or was changed|damaged")]
+    ("damage", "reason"), [(None, "does not exist"), (b"numb3rs", "it is cut off or was changed|damaged")]
 )
 def test_a_live_bundle_whose_files_are_lost_or_damaged_is_reported_and_its_kind_measured_anew(
-    store: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: int, damage: bytes | None, told: str
+    store: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: int, damage: bytes | None, reason: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     digest = make_live(store, kind().hardware)
@@ -209,7 +209,7 @@ def test_a_live_bundle_whose_files_are_lost_or_damaged_is_reported_and_its_kind_
         store.create(key, damage)
     one = stands(store, kind())
     assert (one.state, one.to_measure) == ("unreadable", True)
-    assert re.search(rf"{digest}/.*({told})", one.why)
+    assert re.search(rf"{digest}/.*({reason})", one.why)
 
 
 @pytest.mark.parametrize("data", [b"garbage", b'{"format_version": 999}'])
@@ -237,20 +237,20 @@ def nodes(tmp_path: Path) -> str:
 def test_the_command_tells_people_and_programs_the_same(nodes: str, store: FolderStore) -> None:
     make_live(store, kind().hardware)
     text = command("--nodes", nodes, "--against", store.url).output
-    told = json.loads(command("--nodes", nodes, "--against", store.url, "--json").output)
-    assert {entry["hardware"]["name"]: entry["state"] for entry in told["kinds"]} == {
+    listed = json.loads(command("--nodes", nodes, "--against", store.url, "--json").output)
+    assert {entry["hardware"]["name"]: entry["state"] for entry in listed["kinds"]} == {
         "NVIDIA-H100": "new",
         "NVIDIA-H200": "covered",
     }
-    for entry in told["kinds"]:
+    for entry in listed["kinds"]:
         assert entry["fingerprint"] in text
         assert f"{entry['state']}: {entry['why'][:20]}" in text
 
 
 def test_this_machine_has_a_cpu() -> None:
-    told = json.loads(command("--local", "--json").output)
-    assert told["kinds"][0]["hardware"]["kind"] == "cpu"
-    assert "to_measure" not in told["kinds"][0]
+    listed = json.loads(command("--local", "--json").output)
+    assert listed["kinds"][0]["hardware"]["kind"] == "cpu"
+    assert "to_measure" not in listed["kinds"][0]
 
 
 @pytest.mark.parametrize(

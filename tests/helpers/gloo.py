@@ -36,16 +36,16 @@ def on_ranks(
     ]
     for process in processes:
         process.start()
-    told = {}
+    by_rank = {}
     try:
         for _ in processes:
             rank, result, error = results.get(timeout=timeout)
             assert error is None, f"rank {rank}: {error}"
-            told[rank] = result
+            by_rank[rank] = result
     finally:
         for process in processes:
-            process.join(10) if len(told) == ranks else process.kill()
-    return [told[rank] for rank in range(ranks)]
+            process.join(10) if len(by_rank) == ranks else process.kill()
+    return [by_rank[rank] for rank in range(ranks)]
 
 
 def _rank(rank: int, ranks: int, rendezvous: Path, results: Any, work: Callable[..., Any], arguments: Any) -> None:

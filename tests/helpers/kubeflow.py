@@ -119,8 +119,8 @@ class KfpStub:
             case "POST", ["recurringruns"]:
                 known = f"j{sum(path == f'{API}/recurringruns' for way, path, _ in self.requests if way == 'POST')}"
                 account = body.get("service_account") or "pipeline-runner"  # as the server fills it in
-                told = {"recurring_run_id": known, "service_account": account, "created_at": CREATED}
-                self.recurring.append({**body, **told})
+                filled_in = {"recurring_run_id": known, "service_account": account, "created_at": CREATED}
+                self.recurring.append({**body, **filled_in})
                 return 200, self.recurring[-1]
             case "DELETE", ["recurringruns", recurring_run_id]:
                 self.recurring = [one for one in self.recurring if one["recurring_run_id"] != recurring_run_id]

@@ -33,7 +33,7 @@ def node(
     """A GPU node; `labels` and `allocatable` are put over what such a node has."""
     major, minor = compute.split(".")
     versions = driver.split(".")
-    told = {
+    discovered = {
         "kubernetes.io/hostname": name,
         "nvidia.com/gfd.timestamp": "1763712000",
         "nvidia.com/gpu.present": "true",
@@ -56,7 +56,7 @@ def node(
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": {**told, **(labels or {})}},
+        "metadata": {"name": name, "labels": {**discovered, **(labels or {})}},
         "spec": {
             **({"taints": taints} if taints else {}),
             **({"unschedulable": True} if cordoned else {}),

@@ -101,9 +101,9 @@ def test_a_command_that_said_nothing_is_named_by_its_exit_code() -> None:
 
 
 def test_the_wheel_holds_every_file_that_is_no_code() -> None:
-    """As setuptools is told in pyproject.toml; `make extras-check` installs such a wheel and uses them."""
+    """As pyproject.toml configures setuptools; `make extras-check` installs such a wheel and uses them."""
     package = ROOT / "components" / "neuroshard"
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["neuroshard"]
-    named = {path for pattern in told for path in package.glob(pattern)}
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["neuroshard"]
+    named = {path for pattern in patterns for path in package.glob(pattern)}
     there = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
     assert there == named

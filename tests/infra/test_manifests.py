@@ -176,8 +176,8 @@ def test_images_are_pinned_and_our_own_of_this_version() -> None:
     assert {image for image in images if image.startswith("neuroshard")} == {
         f"neuroshard-{kind}:{__version__}" for kind in ("cpu", "gpu")
     }
-    told = [yaml.safe_load(path.read_text()) for path in sorted(MANIFESTS.rglob("parameters.yaml"))]
-    named = {value for one in told for key, value in one.items() if key.endswith("_image")}
+    parameters = [yaml.safe_load(path.read_text()) for path in sorted(MANIFESTS.rglob("parameters.yaml"))]
+    named = {value for one in parameters for key, value in one.items() if key.endswith("_image")}
     assert all(image.endswith(f":{__version__}") for image in named)
 
 
@@ -255,13 +255,13 @@ def test_the_submitter_is_called_as_its_command_line_wants(rendered: Path) -> No
     [container] = cronjob["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     program, *arguments = container["command"]
     assert program == "neuroshard"
-    told = CliRunner().invoke(app, [*arguments, "--set", "no-such=1"])
+    ended = CliRunner().invoke(app, [*arguments, "--set", "no-such=1"])
     # all is understood: what fails is the file, which is in the pod alone
-    assert "/etc/neuroshard/parameters.yaml: no such file" in str(told.exception)
+    assert "/etc/neuroshard/parameters.yaml: no such file" in str(ended.exception)
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
-    told_of = {one["name"] for one in container["env"]}
+    variables = {one["name"] for one in container["env"]}
     assert ("--event" in arguments) == ("/var/run/secrets/kubernetes.io/serviceaccount" in mounted)
-    assert ("--event" in arguments) == ({"POD_NAME", "POD_NAMESPACE", "POD_UID"} <= told_of)
+    assert ("--event" in arguments) == ({"POD_NAME", "POD_NAMESPACE", "POD_UID"} <= variables)
 
 
 def test_the_namespace_is_restricted_and_closed() -> None:

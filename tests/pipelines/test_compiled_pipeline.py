@@ -117,15 +117,15 @@ def test_every_input_of_a_task_resolves(dag: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_what_kubernetes_is_told_resolves_where_the_step_runs(step: str) -> None:
+def test_what_kubernetes_gets_resolves_where_the_step_runs(step: str) -> None:
     dag, executor = STEPS[step]
-    told = [
+    sources = [
         {key: found}
         for key in ("componentInputParameter", "taskOutputParameter")
         for found in values(CONFIGS.get(executor, {}), key)
     ]
-    assert all(resolves(source, dag) for source in told), told
-    producers = {source["taskOutputParameter"]["producerTask"] for source in told if "taskOutputParameter" in source}
+    assert all(resolves(source, dag) for source in sources), sources
+    producers = {source["taskOutputParameter"]["producerTask"] for source in sources if "taskOutputParameter" in source}
     assert producers <= set(task_of(step).get("dependentTasks", ()))
 
 
@@ -190,7 +190,7 @@ def test_only_who_speaks_to_the_store_has_its_secret() -> None:
 
 
 def test_nothing_is_cached_as_every_step_reads_the_world() -> None:
-    """The fleet, the store, the files behind the models' tables: what covers a kind is told by the store, not by a cache."""
+    """The fleet, the store, the files behind the models' tables: what covers a kind is read from the store, not by a cache."""
     assert [step for step in STEPS if task_of(step).get("cachingOptions", {}).get("enableCache")] == []
 
 

@@ -99,9 +99,9 @@ def test_a_signal_to_the_run_alone_ends_its_step_and_all_workers(start: Start, n
     run.process.send_signal(number)
     assert run.is_over(), alive(run.mark)
     assert run.process.wait() == 128 + number
-    told = run.stderr.read_text().splitlines()
-    assert told[-1] == (f"stopped by {number.name}: its steps are ended; the next run goes on with what is measured")
-    assert "Traceback" not in " ".join(told)
+    lines = run.stderr.read_text().splitlines()
+    assert lines[-1] == (f"stopped by {number.name}: its steps are ended; the next run goes on with what is measured")
+    assert "Traceback" not in " ".join(lines)
     assert run.scratch() == []
 
 

@@ -35,9 +35,9 @@ def test_a_file_and_the_same_file_in_a_store_are_the_same_tables(folder: Path) -
 def test_notes_go_to_stderr_and_tables_into_the_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(str(folder / "tables.csv"), folder / "out" / "tables")
     assert read_tables(folder / "out" / "tables")[0] == load_tables(str(folder / "tables.csv"))[0]
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "colour" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "colour" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,6 @@ def test_notes_go_to_stderr_and_tables_into_the_file(folder: Path, capsys: pytes
 def test_what_cannot_be_is_reported_by_the_name_that_was_given(
     folder: Path, source: str, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error) as told:
+    with pytest.raises(error) as caught:
         load_tables(source.format(folder=folder))
-    assert str(told.value).startswith(message.format(folder=folder))
+    assert str(caught.value).startswith(message.format(folder=folder))

@@ -187,7 +187,7 @@ def test_rates_of_few_tables_go_on_as_steps_with_many(many):
 def test_with_rates_numpy_predicts_what_the_ensemble_does(many, monotone):
     generator, train = torch.Generator().manual_seed(0), np.arange(300)
     samples = SetSamples(many, np.full(300, 65536), train)
-    ensemble = _Ensemble(generator, monotone, samples.floor, samples.told_apart(train))
+    ensemble = _Ensemble(generator, monotone, samples.floor, samples.learnable(train))
     net = ensemble.as_numpy(samples.scale, samples.unit_ms)
 
     with torch.no_grad():
@@ -227,8 +227,9 @@ def test_the_net_is_that_of_the_best_epoch():
 
     # Adam moves about 0.005 a step, so 1.1 is reached after about 20, by the running mean after about 40; then the error
     # rises until patience ends
-    assert (fit.train_cases, fit.valid_cases, fit.epochs, fit.best_epoch) == (8, 2, 83, 42)
-    assert len(fit.train_errors) == len(fit.valid_errors) == 83
+    assert (fit.train_cases, fit.valid_cases) == (8, 2)
+    assert 20 < fit.best_epoch < fit.epochs < 100
+    assert len(fit.train_errors) == len(fit.valid_errors) == fit.epochs
     assert np.argmin(fit.valid_errors) + 1 == fit.best_epoch
     assert fit.train_errors[-1] < fit.train_errors[0]
     assert float(net.ms.detach()) == pytest.approx(1.1, abs=0.01)
@@ -269,7 +270,7 @@ def test_what_a_cost_is_made_of_is_learned_too_but_tells_no_error():
 def test_an_ensemble_learns_forward_and_backward_apart(many):
     generator, train, valid = torch.Generator().manual_seed(0), np.arange(250), np.arange(250, 300)
     samples = SetSamples(many, np.full(300, 65536), train)
-    net = _Ensemble(generator, True, samples.floor, samples.told_apart(train))
+    net = _Ensemble(generator, True, samples.floor, samples.learnable(train))
     fit_net("test", net, samples, (train, valid), Recipe(60, WEIGHT_DECAY), generator)
 
     with torch.no_grad():

@@ -171,17 +171,17 @@ def test_hovering_over_a_shard_in_the_chart_shows_its_numbers(opened, html, part
     block = page.locator("#chart-map path[aria-roledescription=bar]").first
     block.hover(force=True)
     page.wait_for_selector("#vg-tooltip-element.visible")
-    told = dict(
+    tooltip = dict(
         page.eval_on_selector_all(
             "#vg-tooltip-element tr", "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
         )
     )
 
-    shards = [s for s in plan.shards if s.table == told["table"] and s.device == int(told["device"])]
-    table = next(table for table in plan.task.tables if table.name == told["table"])
-    assert told["rows"] == f"{table.rows:,}"
-    assert told["columns"] in {f"{s.column_offset}–{s.column_offset + s.dim - 1}" for s in shards}
-    assert told["adds to its device (predicted)"].endswith(" ms")
+    shards = [s for s in plan.shards if s.table == tooltip["table"] and s.device == int(tooltip["device"])]
+    table = next(table for table in plan.task.tables if table.name == tooltip["table"])
+    assert tooltip["rows"] == f"{table.rows:,}"
+    assert tooltip["columns"] in {f"{s.column_offset}–{s.column_offset + s.dim - 1}" for s in shards}
+    assert tooltip["adds to its device (predicted)"].endswith(" ms")
 
 
 def test_a_table_that_is_split_row_wise_is_reported_in_words_and_by_its_rows(opened):

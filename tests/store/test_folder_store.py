@@ -59,9 +59,9 @@ def test_a_file_where_a_folder_should_be_is_reported_in_one_line(store):
 
 
 def test_a_place_where_no_folder_can_be_made_is_reported_as_that():
-    with refused(StoreError, "/proc/nonesuch") as told:
+    with refused(StoreError, "/proc/nonesuch") as caught:
         FolderStore(Path("/proc/nonesuch")).create("m/a", b"one")
-    assert not isinstance(told.value, NotFound)
+    assert not isinstance(caught.value, NotFound)
 
 
 def test_a_folder_that_cannot_be_listed_is_an_error_and_no_empty_one(store, monkeypatch):

@@ -33,11 +33,11 @@ def test_it_is_sent_while_the_work_goes_on_so_that_a_killed_pod_loses_little(tmp
     store, sent = MemoryStore(), threading.Event()
     create = store.create
 
-    def told(key: str, data: bytes) -> None:
+    def recorded(key: str, data: bytes) -> None:
         create(key, data)
         sent.set()
 
-    store.create = told
+    store.create = recorded
     with kept(store, "w", tmp_path, every_seconds=0.01):
         (tmp_path / "part").write_text("1")
         assert sent.wait(HANGS)
@@ -85,9 +85,9 @@ def test_what_cannot_be_sent_meanwhile_is_reported_once_each_time(
     (tmp_path / "part").write_text("1")
     with kept(store, "w", tmp_path, every_seconds=0.01):
         assert sent.wait(HANGS)
-    assert capsys.readouterr().err == (
-        "note: the credentials have expired; until that is mended, nothing new is kept there\n"
-    )
+    note = capsys.readouterr().err
+    assert note.startswith("note: the credentials have expired")
+    assert note.count("\n") == 1
 
 
 def test_of_two_that_fill_one_folder_the_second_sends_no_part(tmp_path: Path) -> None:

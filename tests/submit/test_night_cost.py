@@ -43,8 +43,8 @@ def test_the_docs_say_what_nights_of_this_pipeline_cost() -> None:
             minutes = f"{cost.seconds / 60:.1f} min | {slower.seconds / 60:.1f} min"
             at_once = f"{cost.at_once} | {slower.at_once}"
             rows.append(f"| {models} | {kinds} | {cost.pods} | {cost.in_a_row} | {at_once} | {minutes} |")
-    told = re.findall(r"^\| \d+ \| [01] \| .*$", OPERATING.read_text(), re.M)
-    assert told == rows, "docs/operating.md, What a night costs, must say:\n" + "\n".join(rows)
+    table = re.findall(r"^\| \d+ \| [01] \| .*$", OPERATING.read_text(), re.M)
+    assert table == rows, "docs/operating.md, What a night costs, must say:\n" + "\n".join(rows)
 
 
 @pytest.mark.parametrize(("parallelism", "at_once"), [(0, 15), (1, 3), (4, 9), (10, 15)])

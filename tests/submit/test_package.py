@@ -141,9 +141,9 @@ def test_the_parallelism_of_the_command_goes_over_that_of_the_file(tmp_path: Pat
 )
 def test_parameters_that_cannot_be_are_one_line(tmp_path: Path, text: str, facts: list[str]) -> None:
     path = written(tmp_path, text, "parameters.yaml")
-    with refused(InvalidInput, *facts) as told:
+    with refused(InvalidInput, *facts) as caught:
         read_parameters(path, None)
-    assert str(told.value).startswith(str(path))
+    assert str(caught.value).startswith(str(path))
 
 
 # ten lines that say a thousand million items
@@ -181,9 +181,9 @@ LAUGHS = "- &a0 [x]\n" + "".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n"
 )
 def test_models_that_cannot_be_are_one_line(tmp_path: Path, text: str, facts: list[str]) -> None:
     path = written(tmp_path, text)
-    with refused(NeuroshardError, *facts) as told:
+    with refused(NeuroshardError, *facts) as caught:
         read_parameters(None, path)
-    assert str(told.value).startswith(str(path))
+    assert str(caught.value).startswith(str(path))
 
 
 def test_a_file_that_is_not_there_or_no_text_is_one_line(tmp_path: Path) -> None:

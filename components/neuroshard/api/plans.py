@@ -76,7 +76,7 @@ def search(
 
     Predicted costs are ms a step: `plan.cost_ms` of the slowest device, `plan.predicted_ms` of each of D devices.
 
-    Raises UsageError for an argument that cannot be, InvalidInput for a fault in a file, Infeasible if no plan fits, StoreError
+    Raises UsageError for an invalid argument, InvalidInput for a fault in a file, Infeasible if no plan fits, StoreError
     for a store that does not answer; all are NeuroshardError, in one line.
 
     >>> import neuroshard as ns
@@ -152,7 +152,7 @@ def price(plan: Plan | FilePath, model: FilePath) -> Price:
 
     `plan` is a Plan or a plan.json, `model` names a cost model as for `search`. The result has the predicted ms of each of D
     devices, for the batch size of the plan's task. Raises NeuroshardError, in one line: InvalidInput for a broken plan, or one
-    that the model cannot price; UsageError for a name that is none.
+    that the model cannot price; UsageError for an unknown cost model.
 
     >>> import neuroshard as ns
     >>> tables = [{"name": f"t{i}", "rows": 100_000, "dim": 64, "pooling_factor": 10.0} for i in range(8)]
@@ -244,7 +244,7 @@ def load_plan(source: FilePath, name: str | None = None, *, digest: str | None =
 
         return client.load_plan(str(source), name, digest=digest)
     if digest is not None or "://" in str(source):
-        raise UsageError(f"{source}: a plan of a store has a model; give its name too, as in name='ads-ranker'")
+        raise UsageError(f"{source}: a plan of a store has a model; give the model's name too, as in name='ads-ranker'")
     return _plan(source)
 
 

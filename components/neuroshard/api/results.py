@@ -47,7 +47,7 @@ class Tables(tuple[Table, ...]):
         write_tables(Path(path), tuple(self))
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a table: name, rows, dim, pooling_factor, pooling, memory_bytes (weights and optimizer state).
+        """One row per table: name, rows, dim, pooling_factor, pooling, memory_bytes (weights and optimizer state).
 
         Raises NeuroshardError where pandas is missing.
         """
@@ -111,7 +111,7 @@ class Price:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a device, all columns in predicted ms. Raises NeuroshardError where pandas is missing."""
+        """One row per device, all columns in predicted ms. Raises NeuroshardError where pandas is missing."""
         return frame(self._columns())
 
     def __str__(self) -> str:
@@ -169,7 +169,7 @@ class Diff:
         return moved
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a piece that moves or is made anew. Raises NeuroshardError where pandas is missing."""
+        """One row per rectangle of a table that moves or is initialised. Raises NeuroshardError where pandas is missing."""
         moves: list[dict[str, Any]] = self.data["moves"]
         return frame({name: [move[name] for move in moves] for name in (moves[0] if moves else ())})
 

@@ -47,7 +47,7 @@ def tables(
     or adam) hold where the source does not say, `dim` for .pt files, which have no dims. Notes on what was assumed go to
     stderr unless `quiet`, and stay in `.notes`.
 
-    Raises UsageError for a source that is none, InvalidInput for a fault in it; both are NeuroshardError, in one line.
+    Raises UsageError for an unknown kind of source, InvalidInput for a fault in it; both are NeuroshardError, in one line.
 
     >>> import neuroshard as ns
     >>> ns.tables([{"name": "user", "rows": 1_000_000, "dim": 64, "pooling_factor": 3.0}])
@@ -105,6 +105,6 @@ def _noted(listed: tuple[Table, ...], notes: tuple[str, ...], quiet: bool) -> Ta
 
 
 def _is_a(module: str, name: str, value: object) -> bool:
-    """Whether a value is of a class of a package that may not be imported; then no value is of it."""
+    """Whether a value is an instance of a package's class. A package that was never imported has no instances."""
     found = getattr(sys.modules.get(module), name, None)
     return isinstance(found, type) and isinstance(value, found)

@@ -21,9 +21,9 @@ from neuroshard.costmodel.protocol import CostModel, Floats
 from neuroshard.models.open import at_batch_size
 
 CANDIDATES: Final = 4  # devices drawn for each one that is chosen; with more, the chosen ones are more extreme
-_LEAST_KNOWN: Final = 0.1  # cases that any model counts as knowing, so that the precision matrix has an inverse
+_LEAST_KNOWN: Final = 0.1  # cases that every model is assumed to have seen, so that the precision matrix has an inverse
 _RIDGE: Final = 1e-3  # of the average variance of a term, for terms that hardly vary
-_SHORTEST_MS: Final = 1e-9  # of a case, to divide by
+_SHORTEST_MS: Final = 1e-9  # the shortest case, so that no division is by zero
 _BLOCK: Final = 2_000  # devices that are compared with each other
 _CHUNK: Final = 2_000  # cases whose features are computed at once
 
@@ -47,7 +47,7 @@ def acquire(
 
 
 def terms(cases: Sequence[ComputeCase], model: TrainedCostModel) -> Floats:
-    """The terms that the compute net's answer for each case is the sum of, as shares of the answer: (cases, T)."""
+    """The terms that add up to the compute net's prediction for each case, as shares of the prediction: (cases, T)."""
     sums = np.empty((len(cases), model.nets.compute.width))
     for batch_size in sorted({case.batch_size or 0 for case in cases}):
         at = at_batch_size(model, batch_size or None)
@@ -76,7 +76,7 @@ def most_informative(of_devices: Floats, of_sets: Floats, known: int, count: int
     ridge = _RIDGE * np.trace(usual) / max(len(usual), 1) * np.eye(len(usual))
     unsure = np.linalg.inv(known * usual + _LEAST_KNOWN * (usual + ridge) + scaled_sets.T @ scaled_sets)
     spared = unsure @ usual @ unsure
-    # of each case: its own variance, and by how much it reduces the average variance, up to the noise of its label
+    # for each case: its own variance, and by how much measuring it reduces the average variance, before label noise
     variance, gain = (np.einsum("nt,nt->n", scaled @ of, scaled) for of in (unsure, spared))
     for _ in range(count):
         best = int(np.argmax(gain / (1 + variance)))

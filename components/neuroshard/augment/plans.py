@@ -49,7 +49,7 @@ def draw_device(
     vary_share: float,
     rng: np.random.Generator,
 ) -> tuple[Table, ...]:
-    """The shards of one device in a random plan of up to `tables` tables for so many `devices` of `memory_bytes` each.
+    """The shards of one device in a random plan of up to `tables` tables for `devices` of `memory_bytes` each.
 
     In some plans the heaviest tables are row-wise on all devices. The other tables are cut column-wise until no shard has more
     than some share of a device's fair load. Then the shards go, heaviest first by a noisy guess, to the device with the least
@@ -187,7 +187,7 @@ def _amounts(of: Floats, dims: Ints) -> Floats:
 
 
 def _widths(steps: int, pieces: int, even: bool, rng: np.random.Generator) -> Ints:
-    """`steps` split into so many pieces, none of them empty: (pieces,)."""
+    """`steps` split into `pieces` parts, none of them empty: (pieces,)."""
     if pieces == 1 or even:
         return np.full(pieces, steps // pieces) + (np.arange(pieces) < steps % pieces)
     places = np.sort(rng.choice(np.arange(1, steps), size=pieces - 1, replace=False))

@@ -50,7 +50,7 @@ def augment(
     seed of the model's own cases then holds out the same tables again, and draws other cases.
 
     Tables of which not even 4 columns fit a device are left out of the compute cases. Raises Infeasible where that is all of
-    them. Where fewer distinct cases exist than were asked for, the result has fewer. The progress line says both.
+    them. Where fewer distinct cases exist than were asked for, the result has fewer, and the progress line says so.
     """
     rng = np.random.default_rng(settings.seed)
     fitting = _fitting(tables, settings.memory_bytes)

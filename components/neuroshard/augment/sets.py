@@ -27,7 +27,7 @@ class SetSizes:
 
     @classmethod
     def for_plans(cls, tables: int, devices: int) -> "SetSizes":
-        """The sizes for so many tables on so many devices."""
+        """The sizes for plans of this many tables on this many devices."""
         return cls(largest=math.ceil(LARGE_MEANS * tables / devices))
 
     def draw(self, most: int, rng: np.random.Generator) -> int:

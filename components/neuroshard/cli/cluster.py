@@ -16,7 +16,7 @@ Endpoint = Annotated[
     str, typer.Option(envvar="KFP_ENDPOINT", help="Address of the Kubeflow Pipelines API, as in http://localhost:8888.")
 ]
 Parameters = Annotated[
-    Path | None, typer.Option(help="YAML mapping of the pipeline's parameters; what it leaves out keeps the default.")
+    Path | None, typer.Option(help="YAML mapping of the pipeline's parameters; others keep their defaults.")
 ]
 ModelsYaml = Annotated[Path | None, typer.Option("--models", help="YAML list of the models that want a plan.")]
 Setting = Annotated[
@@ -55,9 +55,9 @@ def submit(
     poll: Annotated[str, typer.Option(help="Time between two looks at the run.")] = "15s",
     metrics: Annotated[
         str | None,
-        typer.Option(help="Report the outcome to Prometheus: in a file, or at a Pushgateway (http://…:9091)."),
+        typer.Option(help="Report the outcome to Prometheus: to a file, or to a Pushgateway (http://…:9091)."),
     ] = None,
-    event: Annotated[bool, typer.Option("--event", help="Report the outcome as an event at this pod.")] = False,
+    event: Annotated[bool, typer.Option("--event", help="Report the outcome as an event of this pod.")] = False,
     patience: Annotated[
         str, typer.Option(help="Retry an API that does not answer for this long; 0 for no retry.")
     ] = "10m",

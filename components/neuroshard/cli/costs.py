@@ -44,7 +44,9 @@ def augment(
     ] = None,
     acquire: Annotated[
         str | None,
-        typer.Option(help="Cost model: of 4 times as many devices of plans, train on those it learns most from."),
+        typer.Option(
+            help="Cost model to improve: of 4 times as many devices of plans, keep those it learns most from."
+        ),
     ] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -204,7 +206,7 @@ def network(
     domain: Annotated[
         int | None, typer.Option(min=1, help="Ranks that share fast links (NVLink) [default: those of a host].")
     ] = None,
-    timeout: Annotated[str, typer.Option(help="Longest time of an exchange.")] = "60s",
+    timeout: Annotated[str, typer.Option(help="Longest time of an all-to-all.")] = "60s",
     meet: Annotated[str, typer.Option(help="Longest time until all hosts have met.")] = "4m",
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""How --help reads: commands in groups, an argument by what it is (`PLAN`), an option's value by its kind (`--memory SIZE`)."""
+"""The look of --help: commands in groups, an argument by its kind (`PLAN`), an option's value by its kind (`--memory SIZE`)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -27,7 +27,7 @@ def fleet(
     context: Annotated[str | None, typer.Option(help="Of the kubeconfig [default: its current one].")] = None,
     selector: Annotated[str, typer.Option(help='Labels that a node must have, as JSON: {"pool": "train"}.')] = "{}",
     tolerations: Annotated[
-        str, typer.Option(help="Taints that measuring bears, as JSON.")
+        str, typer.Option(help="Tolerations of the measuring pods, as JSON.")
     ] = '[{"key": "nvidia.com/gpu", "operator": "Exists"}]',
     store: Annotated[
         str | None, typer.Option("--against", help="Say which kinds no live cost model of this store covers, and why.")

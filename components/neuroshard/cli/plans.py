@@ -111,7 +111,7 @@ def search(
     sharding_types: Annotated[
         str | None,
         typer.Option(
-            help="What tables may be beside whole: column-wise,row-wise, and over domains table-row-wise,grid [default: all]."
+            help="Types to use besides table-wise: column-wise,row-wise, and over domains table-row-wise,grid [default: all]."
         ),
     ] = None,
     pin: Annotated[
@@ -138,7 +138,7 @@ def search(
     take: Annotated[
         str,
         typer.Option(
-            help="Of the plans found: expected (the fastest in truth, under the cost model's doubt) or cheapest."
+            help="Plan to take: expected (fastest on average, given the cost model's error) or cheapest (lowest prediction)."
         ),
     ] = "expected",
     seed: Seed = 0,
@@ -239,7 +239,7 @@ def evaluate(
     ],
     rounds: Annotated[int, typer.Option(min=1, help="Times each device's tables are measured; the median counts.")] = 3,
     processes: Annotated[
-        int, typer.Option(min=1, help="Measure the all-to-all of plans of up to so many devices.")
+        int, typer.Option(min=1, help="Measure the all-to-all of plans of at most this many devices.")
     ] = 8,
     optimizer: Annotated[
         str, typer.Option(help="Fused into backward: sgd, rowwise_adagrad or adagrad.")

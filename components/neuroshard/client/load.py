@@ -73,7 +73,7 @@ def load_published(
             f"digest {digest[:80]!r} is not a plan's digest; give its 64 hex digits, as plan.digest() returns them"
         )
     ends = time.monotonic() + deadline_seconds
-    # boto3 may ask a credential_process or an instance for credentials as soon as it is set up
+    # creating a boto3 client may already ask a credential_process or the instance for credentials
     store = within(deadline_seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
     cache = _cache(store, cache_dir)
     return _load(store, model, cache, ends) if digest is None else _load_digest(store, model, digest, cache, ends)
@@ -132,7 +132,7 @@ def watch(
         except NeuroshardError as error:
             if str(error) != warned:
                 warned = str(error)
-                warnings.warn(f"{error}; watching on", StaleWarning, stacklevel=2)
+                warnings.warn(f"{error}; still watching", StaleWarning, stacklevel=2)
         if new is not None:
             yield new
         stop.wait(every_seconds)

@@ -105,13 +105,13 @@ def share_plan(
     The keys begin with `prefix`, the same on all ranks, under which nothing was ever written. Raises as
     `load_plan_on_all_ranks` does.
     """
-    talk = _Talk(key_value, prefix, rank)
+    channel = Channel(key_value, prefix, rank)
     if rank == 0:
-        return _give(talk, ranks, load, check, model, timeout_seconds)
-    return _take(talk, check, model, load_seconds + timeout_seconds, timeout_seconds + MARGIN_SECONDS)
+        return _give(channel, ranks, load, check, model, timeout_seconds)
+    return _take(channel, check, model, load_seconds + timeout_seconds, timeout_seconds + MARGIN_SECONDS)
 
 
-class _Talk:
+class Channel:
     """The keys of one call, written and read in bounded time."""
 
     def __init__(self, key_value: KeyValueStore, prefix: str, rank: int) -> None:
@@ -166,7 +166,7 @@ class _Talk:
 
 
 def _give(
-    talk: _Talk,
+    channel: Channel,
     ranks: int,
     load: Callable[[], Published],
     check: Callable[[Plan, str], None],
@@ -178,13 +178,13 @@ def _give(
         published = load()
     except BaseException as error:  # an interrupt too: the other ranks must not wait for a rank that has ended
         with suppress(NeuroshardError):
-            talk.write("offer", json.dumps({"error": _as_json(error, 0)}))
+            channel.write("offer", json.dumps({"error": _as_json(error, 0)}))
         raise
     parts = [published.data[i : i + PART_BYTES] for i in range(0, len(published.data), PART_BYTES)]
     names = [f"part/{number}" for number in range(len(parts))]
     for name, part in zip(names, parts, strict=True):
-        talk.write(name, part)
-    talk.write("offer", json.dumps({"parts": len(parts), "sha256": sha256(published.data)}))
+        channel.write(name, part)
+    channel.write("offer", json.dumps({"parts": len(parts), "sha256": sha256(published.data)}))
 
     found: dict[int, NeuroshardError] = {}
     verdict = ""
@@ -193,55 +193,55 @@ def _give(
             check(published.plan, name_of(published, model))
         except NeuroshardError as error:
             found[0] = error
-        missing = talk.wait([f"answer/{rank}" for rank in range(1, ranks)], timeout_seconds)
+        missing = channel.wait([f"answer/{rank}" for rank in range(1, ranks)], timeout_seconds)
         late = sorted(int(name.rpartition("/")[2]) for name in missing)
         for rank in set(range(1, ranks)) - set(late):
-            if answer := talk.read(f"answer/{rank}"):
+            if answer := channel.read(f"answer/{rank}"):
                 found[rank] = _from_json(json.loads(answer))
         _raise_verdict(found, late, name_of(published, model), timeout_seconds)
     except BaseException as error:
         verdict = json.dumps(_as_json(error, 0))
         raise
     finally:
-        talk.write("verdict", verdict)
-    talk.delete(names)  # every rank has answered, so every rank has read them
+        channel.write("verdict", verdict)
+    channel.delete(names)  # every rank has answered, so every rank has read them
     return published.plan
 
 
 def _take(
-    talk: _Talk, check: Callable[[Plan, str], None], model: str, offer_seconds: float, verdict_seconds: float
+    channel: Channel, check: Callable[[Plan, str], None], model: str, offer_seconds: float, verdict_seconds: float
 ) -> Plan:
     """Any other rank: read the plan that rank 0 offers, answer, and follow the verdict."""
-    answer = f"answer/{talk.rank}"
-    if talk.wait(["offer"], offer_seconds):
+    answer = f"answer/{channel.rank}"
+    if channel.wait(["offer"], offer_seconds):
         error = NeuroshardError(
-            f"rank {talk.rank}: rank 0 gave no plan of {model!r} within {offer_seconds:g} s; has rank 0 ended, or does it not "
+            f"rank {channel.rank}: rank 0 gave no plan of {model!r} within {offer_seconds:g} s; has rank 0 ended, or does it not "
             "call load_plan_on_all_ranks?"
         )
-        talk.write(answer, json.dumps(_as_json(error, talk.rank)))  # in case rank 0 comes later
+        channel.write(answer, json.dumps(_as_json(error, channel.rank)))  # in case rank 0 comes later
         raise error
-    offer = json.loads(talk.read("offer"))
+    offer = json.loads(channel.read("offer"))
     if "error" in offer:
         raise _from_json(offer["error"], "rank 0: " if offer["error"]["kind"] else "")
     said = ""
     try:
-        data = b"".join(talk.read(f"part/{number}") for number in range(offer["parts"]))
+        data = b"".join(channel.read(f"part/{number}") for number in range(offer["parts"]))
         if sha256(data) != offer["sha256"]:
             raise InvalidInput(f"the plan of {model!r} was damaged on the way from rank 0")
         published = Published(Plan.from_json(data, "the plan that rank 0 loaded"), data)
         check(published.plan, name_of(published, model))
     except BaseException as error:
-        said = json.dumps(_as_json(error, talk.rank))
+        said = json.dumps(_as_json(error, channel.rank))
         if not isinstance(error, NeuroshardError):
             raise
     finally:
-        talk.write(answer, said)
-    if talk.wait(["verdict"], verdict_seconds):
+        channel.write(answer, said)
+    if channel.wait(["verdict"], verdict_seconds):
         raise NeuroshardError(
-            f"rank {talk.rank}: rank 0 loaded the plan of {model!r}, but did not say within {verdict_seconds:g} s that all "
+            f"rank {channel.rank}: rank 0 loaded the plan of {model!r}, but did not say within {verdict_seconds:g} s that all "
             "ranks have it; rank 0 has ended"
         )
-    if verdict := talk.read("verdict"):
+    if verdict := channel.read("verdict"):
         raise _from_json(json.loads(verdict))
     return published.plan
 

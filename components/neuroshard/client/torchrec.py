@@ -132,7 +132,7 @@ def _sharding_types(plan: Plan, shards: Mapping[str, list[Shard]], places: Mappi
 
     TorchRec runs an operator and its all-to-alls for each sharding type of a module. So whole tables of a module that has cut
     ones are called column-wise, in one shard: the same bytes in half as many launches (torchrec 1.8, 4 gloo ranks, 8 small
-    tables: 17 instead of 22 ms a step). Not so sequences: an operator of theirs has rows of one width.
+    tables: 17 instead of 22 ms a step). Sequences are an exception: their operators have rows of one width.
     """
     kinds = {
         table.name: sharding_type(table, shards[table.name], plan.task.devices).value for table in plan.task.tables
@@ -148,7 +148,7 @@ def qcomms(plan: Plan, device_type: str = "cpu") -> dict[str, QuantizedCommCodec
     """The `qcomm_codecs_registry` for TorchRec's sharders, so that outputs and gradients travel in the plan's precision; None for
     fp32.
 
-    A reduce-scatter sums what it receives, so for int8 it has fp16. On CPUs TorchRec takes fp16 for bf16, and warns.
+    A reduce-scatter sums what it receives, so it sends int8 as fp16. On CPUs TorchRec uses fp16 instead of bf16, and warns.
 
     >>> sharder = EmbeddingBagCollectionSharder(fused_params=fused, qcomm_codecs_registry=qcomms(plan))  # doctest: +SKIP
     """
@@ -178,7 +178,7 @@ class NeuroShardPlanner(ShardingPlanner):
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
         """The sharding plan, loaded by this process alone. Raises what `load_plan` and `to_torchrec` raise, and InvalidInput
-        for a module that none of the sharders is for, which TorchRec ends with a bare KeyError for."""
+        for a module that none of the sharders is for, where TorchRec would raise a bare KeyError."""
         return self._sharding_plan(load_plan(self.store_url, self.name, digest=self.digest), module, sharders)
 
     def collective_plan(
@@ -204,7 +204,7 @@ class NeuroShardPlanner(ShardingPlanner):
         precision = loaded.task.exchange_precision
         if precision is not None and any(not sharder.qcomm_codecs_registry for sharder in sharders):
             warnings.warn(
-                f"the plan is for an exchange in {precision.text}, and a sharder has no codecs, so it will exchange fp32; "
+                f"the plan is for collectives in {precision.text}, but a sharder has no codecs and will send fp32; "
                 "give all qcomm_codecs_registry=qcomms(plan)",
                 ShardingWarning,
                 stacklevel=3,
@@ -283,8 +283,8 @@ def from_torchrec(
     if twice := divided_twice(kinds, places):
         mean, other, path = twice
         warnings.warn(
-            f"by this plan TorchRec divides table {other!r} of module {path!r} by its lookups as well, beside table {mean!r}, "
-            "which is pooled by mean and split row-wise: a trainer that follows it computes something else than the model says",
+            f"module {path!r}: table {mean!r} is pooled by mean and split row-wise, and then TorchRec also divides table "
+            f"{other!r} by its lookups: a trainer with this plan computes other values than the model",
             ShardingWarning,
             stacklevel=2,
         )
@@ -311,12 +311,12 @@ def check_same_digest(plan: Plan) -> str:
         own = own.cuda()
     digests = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(digests, own)
-    held = [bytes(digest.tolist()).hex() for digest in digests]
-    others = [rank for rank, digest in enumerate(held) if digest != held[0]]
+    plans = [bytes(digest.tolist()).hex() for digest in digests]
+    others = [rank for rank, digest in enumerate(plans) if digest != plans[0]]
     if others:
         more = f" (and {len(others) - 1} more ranks differ)" if len(others) > 1 else ""
         raise InvalidInput(
-            f"rank {others[0]} holds plan {held[others[0]][:12]}, rank 0 plan {held[0][:12]}{more}: a deploy came in between; "
+            f"rank {others[0]} holds plan {plans[others[0]][:12]}, rank 0 plan {plans[0][:12]}{more}: a deploy came in between; "
             "load again on every rank"
         )
-    return held[0]
+    return plans[0]

@@ -32,7 +32,7 @@ class ShardingWarning(UserWarning):
 
 
 class Place(NamedTuple):
-    """Where a table of a plan lies in the model."""
+    """Where a table of a plan is in the model."""
 
     path: str  # of the module, as TorchRec's plan wants it
     config: EmbeddingBagConfig | EmbeddingConfig
@@ -60,11 +60,11 @@ def collections_of(module: nn.Module) -> dict[str, Collection]:
 
 
 def match_tables(tables: Sequence[Table], collections: Mapping[str, Collection], whose: str) -> dict[str, Place]:
-    """Where each of the tables lies in the model, by its name.
+    """Where each of the tables is in the model, by its name.
 
-    A table is the one of its name in its module; the model may have come by a longer path since. Where only one module of the
-    model has a table of that name, it is that one, whatever the path. Raises InvalidInput unless each table of one side is one
-    of the other, of the same shape and element size. Warns of tables that are read otherwise than `whose` says.
+    A table is the one of its name in its module, whose path in the model may have grown longer since. Where only one module of
+    the model has a table of that name, it is that one, whatever the path. Raises InvalidInput unless each table of one side is
+    one of the other, of the same shape and element size. Warns of tables that are read otherwise than `whose` says.
     """
     there: dict[str, list[Place]] = {}
     for path, collection in collections.items():
@@ -127,7 +127,7 @@ def _check_shapes(
 
 
 def _check_how_read(tables: Sequence[Table], places: Mapping[str, Place], whose: str) -> None:
-    """Warn of tables that the model reads otherwise than they were priced."""
+    """Warn of tables whose pooling, weights or features differ from those that were priced."""
     otherwise = []
     for table in tables:
         place, features = places[table.name], max(len(table.features), 1)
@@ -144,7 +144,7 @@ def _check_how_read(tables: Sequence[Table], places: Mapping[str, Place], whose:
     if otherwise:
         more = f" (and {len(otherwise) - 1} more tables differ)" if len(otherwise) > 1 else ""
         warnings.warn(
-            f"{otherwise[0]}{more}: it trains rightly, but its cost was predicted for other tables; say `pooling`, `weighted` "
+            f"{otherwise[0]}{more}: it trains correctly, but its cost was predicted for other tables; say `pooling`, `weighted` "
             "and `features` in tables.json",
             ShardingWarning,
             stacklevel=4,
@@ -190,8 +190,8 @@ def warn_of_split_state(shards: dict[str, list[Shard]], optimizer: str) -> None:
     if optimizer == "rowwise_adagrad" and split:
         warnings.warn(
             f"{counted(len(split), 'table')} split column-wise ({split[0]!r} into {len(shards[split[0]])}): row-wise Adagrad "
-            "keeps one moment per row and shard, so training differs from that of the unsplit tables; split rows train "
-            "alike (search with --row-wise '*' --min-dim 65536)",
+            "keeps one moment per row and shard, so training differs from that of the unsplit tables; row-wise splits do "
+            "not change training (search with --row-wise '*' --min-dim 65536)",
             ShardingWarning,
             stacklevel=3,
         )
@@ -210,5 +210,5 @@ def check_widths_of_sequences(
                 if dim != shard.dim:
                     raise InvalidInput(
                         f"tables {other!r} and {name!r} of module {place.path!r} are sequences with shards of {dim} and "
-                        f"{shard.dim} columns on rank {shard.device}, which no operator takes; {whose} must cut them alike"
+                        f"{shard.dim} columns on rank {shard.device}, which no operator takes; {whose} must cut them equally"
                     )

@@ -5,7 +5,7 @@ What torch.distributed.checkpoint holds of a DistributedModelParallel (seen with
 - moments of the row (row-wise Adagrad) of whole tables and split rows: one number for each row of the table;
 - moments of the row of column shards: one number for each row **and shard**, shard by shard from the left. So their number
   changes with the number of shards, and loading ends with `Size mismatch … momentum1`; with as many shards of other widths it
-  ends well, and the moments are those of other columns.
+  succeeds, but the moments are those of other columns.
 
 Row-wise Adagrad's moment of a row is the sum over steps of the mean of its squared gradients over the shard's columns. So a new
 shard gets the mean of the old shards' moments, weighted by the columns that it has of each:
@@ -156,14 +156,14 @@ class _Resharding(DefaultLoadPlanner):
             key: _rectangles(shard.metadata for shard in self.state_dict[key].local_shards())
             for key in weights.values()
         }
-        return LoadPlan(items, planner_data=_Held(tuple(self.state_dict), shards))
+        return LoadPlan(items, planner_data=_RankState(tuple(self.state_dict), shards))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """On one rank, for all: a rank's state may lack the tables of others. Raises InvalidInput, which all ranks get."""
         saved, keys, shards = self._saved(), set[str](), dict[str, list[_Rectangle]]()
-        for held in (plan.planner_data for plan in global_plan):
-            keys |= set(held.keys)
-            for key, rectangles in held.shards.items():
+        for state in (plan.planner_data for plan in global_plan):
+            keys |= set(state.keys)
+            for key, rectangles in state.shards.items():
                 shards.setdefault(key, []).extend(rectangles)
         if not shards:
             raise InvalidInput("the state has no weights of sharded tables; give it model.state_dict()")
@@ -197,7 +197,7 @@ class _Resharding(DefaultLoadPlanner):
                 yield key, weights[str(path[-2])]
 
     def _is_by_row(self, key: str, weight: str) -> bool:
-        """Whether a moment is of rows of shards. Raises InvalidInput for state in DTensors."""
+        """Whether a moment is one number per row and shard. Raises InvalidInput for state in DTensors."""
         state, table = self.state_dict[key], _table_of(weight)
         if not isinstance(state, ShardedTensor):
             raise InvalidInput(
@@ -218,10 +218,10 @@ class _Resharding(DefaultLoadPlanner):
             if not shard.metadata.shard_sizes[0]:
                 continue
             mine = new[shard.metadata.shard_offsets[0]]
-            for offset, held in old.items():
-                first, end = max(mine.row, held.row), min(mine.row + mine.rows, held.row + held.rows)
-                left = max(mine.column, held.column)
-                columns = min(mine.column + mine.columns, held.column + held.columns) - left
+            for offset, theirs in old.items():
+                first, end = max(mine.row, theirs.row), min(mine.row + mine.rows, theirs.row + theirs.rows)
+                left = max(mine.column, theirs.column)
+                columns = min(mine.column + mine.columns, theirs.column + theirs.columns) - left
                 if first >= end or columns <= 0:
                     continue
                 item = ReadItem(
@@ -229,12 +229,12 @@ class _Resharding(DefaultLoadPlanner):
                     dest_index=MetadataIndex(key, shard.metadata.shard_offsets),
                     dest_offsets=torch.Size([first - mine.row]),
                     storage_index=MetadataIndex(key, [offset]),
-                    storage_offsets=torch.Size([first - held.row]),
+                    storage_offsets=torch.Size([first - theirs.row]),
                     lengths=torch.Size([end - first]),
                 )
                 if columns < mine.columns:
                     self.weights_of[item] = columns / mine.columns
-                if (mine.column, mine.columns) != (held.column, held.columns):
+                if (mine.column, mine.columns) != (theirs.column, theirs.columns):
                     self.estimated.add(_table_of(weight))
                 yield item
 
@@ -259,7 +259,7 @@ class _Resharding(DefaultLoadPlanner):
         return _Saved(self.metadata, self.whose)
 
 
-class _Held(NamedTuple):
+class _RankState(NamedTuple):
     """The keys of a rank's state, and its shards by key of the weights."""
 
     keys: tuple[str, ...]
@@ -322,7 +322,7 @@ def _check_nothing_left(saved: _Saved, keys: Collection[str], weights: Collectio
 
 
 def _check_plan(plan: Plan, held: Mapping[str, Sequence[_Rectangle]], whose: str) -> None:
-    """Raise InvalidInput unless the tables are held, by key of their weights, in the shards that TorchRec has by the plan."""
+    """Raise InvalidInput unless the tables are held, by key of their weights, in the shards that the plan gives TorchRec."""
     name = f"plan {plan.digest()[:12]}"
     shards, taken, called = plan.by_table(), set[str](), defaultdict[str, list[Table]](list)
     for each in plan.task.tables:
@@ -352,7 +352,7 @@ def _differing(one: Sequence[_Rectangle], other: Sequence[_Rectangle]) -> Iterat
 
 
 def _planned(called: Sequence[Table], key: str) -> Table | None:
-    """Of a plan's tables of one name that of a weight, by its module where there are several."""
+    """The plan's table of this weight; where several tables have its name, the one in its module."""
     inside = [t for t in called if t.module and f".{t.module}." in f".{key}"]
     return max(inside or called, key=lambda table: len(table.module or ""), default=None)
 

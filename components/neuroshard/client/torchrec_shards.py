@@ -1,14 +1,14 @@
 """The shards of one table as TorchRec's ParameterSharding, and back. Needs torch and torchrec.
 
-A plan may hold any rectangles, TorchRec not. What it would mix up, or put elsewhere, without a word (seen with torchrec 1.8)
-is told here by table, rank and value:
-- of a table's column shards on a rank, all are taken to be as wide as the first;
-- of row shards the n-th goes to rank n (table-row-wise to rank n of the first one's host), whatever its placement says, and ids
-  go to these ranks in blocks of ceil(rows / ranks): what lies elsewhere is looked up in row 0 of another block;
-- how many ranks a host has it takes from LOCAL_WORLD_SIZE; where that is another number than that of the shards of a
-  table-row-wise table, ranks fail with an IndexError or wait for each other;
-- where a table's means are of split rows, the sums and means of all tables of its collection that are not split row-wise are
-  divided by their numbers of lookups.
+A plan may hold any rectangles; TorchRec may not. What it would place wrongly without an error (seen with torchrec 1.8) is
+refused here, by table, rank and value:
+- all column shards of a table on a rank are assumed to be as wide as the first;
+- the n-th row shard goes to rank n (table-row-wise to rank n of the first one's host), whatever its placement says, and ids
+  go to these ranks in blocks of ceil(rows / ranks): rows elsewhere are looked up in row 0 of another block;
+- the ranks of a host are as many as LOCAL_WORLD_SIZE says; if a table-row-wise table has another number of shards, ranks fail
+  with an IndexError or wait for each other;
+- if a table pooled by mean is split row-wise, all tables of its collection that are not split row-wise are divided by their
+  numbers of lookups too.
 """
 
 from collections.abc import Mapping
@@ -176,12 +176,12 @@ def as_torchrec_can_hold(shards: list[Shard], whose: str) -> list[Shard]:
     """
     found = joined(shards)
     for rank in dict.fromkeys(shard.device for shard in found):
-        held = [shard for shard in found if shard.device == rank]
-        if len({shard.dim for shard in held}) > 1:
-            columns = ", ".join(f"{s.column_offset} to {s.column_offset + s.dim}" for s in held)
+        on_rank = [shard for shard in found if shard.device == rank]
+        if len({shard.dim for shard in on_rank}) > 1:
+            columns = ", ".join(f"{s.column_offset} to {s.column_offset + s.dim}" for s in on_rank)
             raise InvalidInput(
-                f"table {held[0].table!r} has shards of unequal widths on rank {rank} (columns {columns}), which TorchRec mixes "
-                f"up; {whose} must keep them together or equally wide"
+                f"table {on_rank[0].table!r} has shards of unequal widths on rank {rank} (columns {columns}), which TorchRec "
+                f"mixes up; {whose} must keep them together or equally wide"
             )
     return found
 
@@ -200,8 +200,8 @@ def sharding_type(table: Table, shards: list[Shard], devices: int) -> ShardingTy
 def parameter_sharding(
     kind: str, shards: list[Shard], device_type: str, compute_kernel: str, local_size: int
 ) -> ParameterSharding:
-    """TorchRec's record of one table, of `shards_by_table`. TorchRec trains copies with a kernel of its own, and no fused
-    optimizer."""
+    """TorchRec's record of one table, of `shards_by_table`. TorchRec trains copies with a kernel of their own, without a
+    fused optimizer."""
     if kind == ShardingType.DATA_PARALLEL.value:
         return ParameterSharding(kind, EmbeddingComputeKernel.DENSE.value, ranks=[shard.device for shard in shards])
     return ParameterSharding(
@@ -222,7 +222,7 @@ def parameter_sharding(
 
 
 def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[Shard]:
-    """The shards of one table of a TorchRec plan for so many ranks. Those of no rows are left out.
+    """The shards of one table of a TorchRec plan for `devices` ranks. Shards without rows are left out.
 
     Raises InvalidInput where there are none on ranks, and where TorchRec would put them elsewhere than the plan says.
     """
@@ -254,7 +254,7 @@ def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[
     if parameter.ranks and parameter.ranks != placed:
         raise InvalidInput(
             f"table {table.name!r} is sharded {kind} on ranks {shown(parameter.ranks)}, but its shards are placed on ranks "
-            f"{shown(placed)}: TorchRec goes by now one, now the other"
+            f"{shown(placed)}: TorchRec uses one in some places and the other in others"
         )
     if kind == ShardingType.ROW_WISE.value:
         check_row_wise(table, shards, devices, devices, "the sharding plan")

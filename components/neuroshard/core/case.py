@@ -29,7 +29,7 @@ class ComputeCase(Value):
     batch_size: Annotated[int, Field(gt=0, le=2**31)] | None = None
 
     @model_serializer(mode="wrap")
-    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return without_defaults(fields(self), {"batch_size": None})
 
     @cached_property
@@ -44,7 +44,7 @@ def _shape(table: Table) -> list[Any]:
     if table.pooling != "sum" or table.weighted:
         shape += [table.pooling, table.weighted]
     if len(table.features) > 1 and table.pooling_factor:
-        # shares, rounded: a table read back from its row has its features' lookups by another multiplication
+        # rounded shares, since lookups of features that are computed again from a Parquet row differ in their last digits
         shape += [[round(feature.pooling_factor / table.pooling_factor, 6) for feature in table.features]]
     return shape
 

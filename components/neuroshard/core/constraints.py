@@ -16,14 +16,14 @@ LeastDim = Annotated[Whole, Field(ge=DIM_STEP, multiple_of=DIM_STEP)]
 MostShards = Annotated[Whole, Field(ge=1, le=2**31)]
 DeviceNumber = Annotated[Whole, Field(ge=0)]
 
-SIMPLICITY = 0.005  # share of the cost that a plan with fewer cuts may take, where nobody says
+SIMPLICITY = 0.005  # default share that a plan may cost above the cheapest to have fewer cuts
 ShardingTypeName = Literal["table-wise", "column-wise", "row-wise", "table-row-wise", "grid"]
 ROW_TYPES: tuple[ShardingTypeName, ...] = ("row-wise", "table-row-wise", "grid")
-MOST_SIMPLICITY = 0.1  # more is a mistaken unit
+MOST_SIMPLICITY = 0.1  # a larger share is a mistaken unit
 
 
 def check_simplicity(share: float) -> None:
-    """Raise UsageError unless a plan may cost this share more than the cheapest for fewer cuts."""
+    """Raise UsageError for an invalid simplicity: the share that a plan may cost above the cheapest to have fewer cuts."""
     if not 0 <= share <= MOST_SIMPLICITY:
         raise UsageError(
             f"simplicity must be 0% to {MOST_SIMPLICITY:.0%} of the cost, not {100 * share:.6g}%; 0 takes the cheapest plan "
@@ -33,7 +33,7 @@ def check_simplicity(share: float) -> None:
 
 class TableRule(Value):
     """What holds for one table: the devices that may hold it, how far it may be cut, and whether a search may split it row-wise
-    instead. None means no rule of its own. A `data_parallel` table is neither: every device has a copy."""
+    instead. None means no rule of its own. A `data_parallel` table is neither pinned nor cut: every device has a copy."""
 
     table: str
     devices: tuple[DeviceNumber, ...] | None = None
@@ -43,7 +43,7 @@ class TableRule(Value):
     data_parallel: bool | None = None
 
     @model_serializer(mode="wrap")
-    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return without_defaults(fields(self), {"row_wise": None, "data_parallel": None})
 
     @model_validator(mode="after")
@@ -63,7 +63,7 @@ class Constraints(Value):
 
     `reserve_bytes` of every device, or `reserve_share` of its memory if that is more, are not for tables. `min_dim` and
     `max_shards` hold for tables without a rule of their own; a table of fewer columns than `min_dim` stays whole. The tables of
-    each set in `together` lie whole on one device. `row_wise` lets a search split any table row-wise that no other rule keeps
+    each set in `together` are whole on one device. `row_wise` lets a search split any table row-wise that no other rule keeps
     from it. `sharding_types` are those that a search may use, None for all; tables may always stay whole. These two forbid no
     plan.
     """
@@ -78,7 +78,7 @@ class Constraints(Value):
     sharding_types: tuple[ShardingTypeName, ...] | None = None
 
     @model_serializer(mode="wrap")
-    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return without_defaults(fields(self), {"row_wise": False, "reserve_share": 0.0, "sharding_types": None})
 
     def may_use(self, sharding_type: ShardingTypeName) -> bool:
@@ -101,7 +101,7 @@ class Constraints(Value):
         return " or ".join(filter(None, [format_bytes(self.reserve_bytes) if self.reserve_bytes else "", share]))
 
     def check(self, names: Collection[str], device_memory_bytes: Collection[int]) -> None:
-        """Raise ValueError for a table or device that is not there, and for rules that contradict each other."""
+        """Raise ValueError for an unknown table or device, and for rules that contradict each other."""
         known, devices = set(names), len(device_memory_bytes)
         smallest = min(device_memory_bytes)
         if self.reserved(smallest) >= smallest:
@@ -183,7 +183,7 @@ class Constraints(Value):
         return min(least, dim), most
 
     def may_split_rows(self, tables: Collection[Table], devices: int) -> list[str]:
-        """Names of the tables that may be split row-wise over so many devices, and have rows for all of them.
+        """Names of the tables that may be split row-wise over `devices` devices, and have rows for all of them.
 
         Not those whose rows are averaged: TorchRec (1.8) then divides what whole tables give as well (client/torchrec_shards.py).
         """

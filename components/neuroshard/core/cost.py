@@ -13,7 +13,7 @@ from neuroshard.core.value import Value, canonical_json, sha256, without_default
 MOST_MS = 1e9  # eleven days: no measured step takes longer, and squares stay finite
 Milliseconds = Annotated[float, Field(ge=0, le=MOST_MS)]
 
-READS, SMALL_SET = "random reads", "small table set"  # timed beside each repeat of a table set on a CPU
+READS, SMALL_SET = "random reads", "small table set"  # timed after each repeat of a table set on a CPU
 # Exponents of both in the slowdown of a table set, fitted on six kinds of sets. Both are noisy, so they sum to less than 1.
 SHARES: dict[str, float] = {READS: 0.4, SMALL_SET: 0.2}
 
@@ -75,8 +75,8 @@ class Bench(Value):
     optimizer: str
     threads: int
     seed: int
-    memory_limit_bytes: int | None = None  # where the tables of a case need more, the larger have fewer rows …
-    row_cap_bytes: int | None = None  # … and no table was cut to less than this
+    memory_limit_bytes: int | None = None  # where the tables of a case need more, the larger ones get fewer rows …
+    row_cap_bytes: int | None = None  # … but never fewer bytes than this
     capped_tables: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
     facts: dict[str, str] = Field(default_factory=dict)  # of the hardware, beyond its kind: clocks, power cap, links
@@ -86,7 +86,7 @@ class Bench(Value):
     calm_all_to_all_ms: dict[str, Milliseconds] = Field(default_factory=dict)
     # to copy a column of outputs of all samples into another order and, backward, its gradients (CostModel.reorder_ms)
     reorder_ms: Milliseconds | None = None
-    # of the two things that are timed beside table sets
+    # of both reference kernels of table sets
     calm_compute_ms: dict[str, Annotated[float, Field(gt=0, le=MOST_MS)]] = Field(default_factory=dict)
 
     @field_validator("calm_compute_ms")
@@ -97,7 +97,7 @@ class Bench(Value):
         return calm_ms
 
     @model_serializer(mode="wrap")
-    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         unsaid: dict[str, Any] = {
             "memory_limit_bytes": None,
             "flush_bytes": None,
@@ -112,9 +112,9 @@ class Bench(Value):
 class ComputeCost(Value):
     """ms of one ComputeCase, or the error that it met (out of memory, say). Exactly one.
 
-    On a CPU they are of a machine as calm as in the bench's `calm_compute_ms`, on a GPU of the fastest repeat. Spreads are half
+    On a CPU the times are scaled to the bench's `calm_compute_ms`; on a GPU they are the fastest repeat's. Spreads are half
     the interquartile range of the repeats, in the same ms; medians are of the repeats as they were timed. `round` 0 is the first
-    measurement; later rounds are the same case measured again, which makes a label of several (label.py) or tells its noise.
+    measurement; later rounds are the same case measured again, for a label of several rounds (label.py) or its noise.
     `disturbed` says that the label is uncertain: its visits, or its fastest repeats, disagree.
     """
 
@@ -130,7 +130,7 @@ class ComputeCost(Value):
     disturbed: bool = False
 
     @model_serializer(mode="wrap")
-    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return without_defaults(
             fields(self), {"disturbed": False, "forward_median_ms": None, "backward_median_ms": None}
         )
@@ -172,7 +172,7 @@ class CollectiveCost(Value):
     error: str | None = None
 
     @model_serializer(mode="wrap")
-    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return without_defaults(fields(self), {"forward_median_ms": (), "backward_median_ms": ()})
 
     @model_validator(mode="after")
@@ -188,7 +188,7 @@ def check_times_or_error(case_id: str, forward: object, backward: object, error:
 
 
 class Costs(Value):
-    """A whole cost set: every measured case beside its cost, and the bench. Pairs of round 0 and 1 share a case_id.
+    """A whole cost set: every measured case with its cost, and the bench. Pairs of round 0 and 1 share a case_id.
 
     `tables` are those that the cases were drawn from, and `device_counts` the numbers of ranks whose all-to-alls were asked for:
     also those of which none was measured.

@@ -1,4 +1,4 @@
-"""The command that installs an extra of pyproject.toml, for messages that end with a way out.
+"""The command that installs an extra of pyproject.toml, for error messages.
 
 On PyPI the name `neuroshard` belongs to another project. So no message says `pip install 'neuroshard[…]'`: where NeuroShard
 runs without being installed, pip would fetch that project. What is named instead is the source tree, or the packages themselves.

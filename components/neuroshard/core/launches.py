@@ -94,7 +94,7 @@ def reordered_columns(tables: Iterable[tuple[Group, float, bool]]) -> float:
 
 
 def group_of(table: Table, shards: Sequence[Shard], devices: int) -> Group:
-    """The group of a table that lies in these shards."""
+    """The group of a table with these shards."""
     rows, columns = any(s.rows < table.rows for s in shards), any(s.dim < table.dim for s in shards)
     sequences = table.pooling == "none"
     if rows:
@@ -112,5 +112,5 @@ def is_copied(table: Table, shards: Sequence[Shard]) -> bool:
 
 
 def operators_of(tables: Iterable[Table]) -> int:
-    """Operators of a device that holds such tables, were they all of one collection: what compute costs are measured with."""
+    """Operators of a device with these tables if all are in one collection, as they are when compute costs are measured."""
     return len({(table.element_bytes, table.pooling, table.weighted) for table in tables})

@@ -1,7 +1,7 @@
 """From one plan to another: which columns of which table go from where to where, and how many bytes that is.
 
-What a device holds already stays. Rows and tables that the old plan does not have are made, not moved; so is a table that has
-another number of columns now: its vectors are of no use to it.
+What a device already holds stays. Rows and tables that the old plan does not have are initialised, not moved; so is a table
+whose number of columns changed, since its old vectors cannot be used.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,7 +15,7 @@ from neuroshard.core.value import Value
 
 
 class Move(Value):
-    """A rectangle of a table that goes to `to_device`: from `from_device`, or, where that is None, made there anew.
+    """A rectangle of a table that goes to `to_device`: from `from_device`, or, where that is None, initialised there.
 
     `nbytes` counts weights and optimizer state. State that is kept by the row goes along with the first columns of its rows.
     """
@@ -35,7 +35,7 @@ def moves(old: Plan, new: Plan) -> tuple[Move, ...]:
     tables = {table.name: table for table in new.task.tables}
     dims = {table.name: table.dim for table in old.task.tables}
     shards = old.by_table()
-    held = {name: _Held(shards[name] if dims.get(name) == table.dim else ()) for name, table in tables.items()}
+    held = {name: _OldShards(shards[name] if dims.get(name) == table.dim else ()) for name, table in tables.items()}
     return tuple(move for shard in new.shards for move in _arriving(shard, tables[shard.table], held[shard.table]))
 
 
@@ -46,14 +46,14 @@ def moved_bytes(old: Plan, new: Plan) -> int:
 
 def arriving_bytes(table: Table, before: Sequence[Shard], after: Sequence[Shard]) -> int:
     """The same of one table, from its shards of before to those of after."""
-    held = _Held(before)
+    held = _OldShards(before)
     arriving = (move for shard in after for move in _arriving(shard, table, held))
     return sum(move.nbytes for move in arriving if move.from_device is not None)
 
 
 def changed_state(old: Plan, new: Plan) -> tuple[str, ...]:
     """Tables of both plans whose optimizer keeps state by the row and shard, under other column cuts: it does not carry over
-    exactly (client.torchrec_optimizer says what becomes of it). A table with another number of columns is made anew."""
+    exactly (client.torchrec_optimizer says what becomes of it). A table with another number of columns is initialised."""
     before = {table.name: table for table in old.task.tables}
     cuts, were = new.by_table(), old.by_table()
     return tuple(
@@ -96,7 +96,7 @@ def joined(shards: Sequence[Shard]) -> list[Shard]:
 
 
 def bytes_by_device(found: Iterable[Move], devices: int) -> dict[str, list[int]]:
-    """Bytes that so many devices must get from others (`arriving`), give to others (`leaving`) and make anew (`made`)."""
+    """Bytes that each device must get from others (`arriving`), give to others (`leaving`) and initialise (`made`)."""
     sums = {name: [0] * devices for name in ("arriving", "leaving", "made")}
     for move in found:
         if move.from_device is None:
@@ -128,8 +128,8 @@ class _Rows:
         return _Rows(self.begins[left:right], self.ends[left:right])
 
 
-class _Held:
-    """The shards of a table under the old plan, such that those in a shard's way are found without looking at all."""
+class _OldShards:
+    """The shards of a table under the old plan, sorted so that those that overlap a shard are found without looking at all."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.in_columns: dict[tuple[int, int], list[Shard]] = defaultdict(list)
@@ -157,7 +157,7 @@ def _first_row(shard: Shard) -> int:
     return shard.row_offset
 
 
-def _arriving(shard: Shard, table: Table, held: _Held) -> Iterator[Move]:
+def _arriving(shard: Shard, table: Table, held: _OldShards) -> Iterator[Move]:
     element_bytes = table.element_bytes + table.optimizer_bytes_per_element
     last = shard.row_offset + shard.rows
     with_state = held.rows[shard.device].near(shard.row_offset, last) if shard.device in held.rows else _Rows()

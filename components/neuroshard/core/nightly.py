@@ -69,17 +69,17 @@ class Order(Value):
 
     @property
     def topology(self) -> Topology | None:
-        """As the order says it. Raises UsageError where its devices cannot be laid out so."""
+        """The order's topology. Raises UsageError where its devices do not make whole hosts and domains."""
         return topology_of(self.devices, self.domain, self.local_world_size, self.network)
 
     @property
     def precision(self) -> ExchangePrecision | None:
-        """Raises UsageError for one that is none."""
+        """Raises UsageError for an invalid one."""
         return parse_precision(self.exchange_precision) if self.exchange_precision else None
 
     @property
     def simplicity_share(self) -> float:
-        """Raises UsageError for one that is none, or too large."""
+        """Raises UsageError for an invalid one, or one that is too large."""
         share = parse_portion(self.simplicity) if self.simplicity else SIMPLICITY
         check_simplicity(share)
         return share

@@ -1,6 +1,6 @@
 """What each parameter of the nightly pipeline may be. All of them are checked together, before anything is measured.
 
-The names of backends and algorithms stand here a second time, as this is below the rooms that have them; a test compares them.
+The names of backends and algorithms are repeated here, since core cannot import the rooms that define them; a test compares them.
 """
 
 import json
@@ -29,13 +29,13 @@ SUBDOMAIN = re.compile(rf"{LABEL.pattern}(\.{LABEL.pattern})*")
 IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
 STORE = re.compile(r"s3://[A-Za-z0-9][A-Za-z0-9._-]*(/.*)?|file:///.+|(?![A-Za-z][A-Za-z0-9+.-]*://).+")
 
-Check = Callable[[Any], object]  # raises UsageError, or another NeuroshardError, for what cannot be
+Check = Callable[[Any], object]  # raises UsageError, or another NeuroshardError, for an invalid value
 
 
 def check_parameters(given: Mapping[str, Any]) -> None:
-    """Raise UsageError where parameters cannot be: a sentence for each, with its name, its value and what it must be.
+    """Raise UsageError for invalid parameters: a sentence for each, with its name, its value and what it must be.
 
-    `given` may be some of them: the others have their defaults. What only the store, the cluster or a file can say is not
+    `given` may lack some of them, which have their defaults. What only the store, the cluster or a file can show is not
     covered.
     """
     if lines := faults(given):
@@ -43,7 +43,7 @@ def check_parameters(given: Mapping[str, Any]) -> None:
 
 
 def faults(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """A line for each parameter that cannot be, in the order of `given`."""
+    """A line for each invalid parameter, in the order of `given`."""
     lines = []
     for name, value in given.items():
         try:
@@ -60,7 +60,7 @@ def _models(value: Any) -> None:
     for order in read_orders(_text(value)):
         if order.name == HARDWARE:
             raise UsageError(
-                f"no model can be called {HARDWARE!r}: cost models are kept under that name; call it otherwise"
+                f"no model can be called {HARDWARE!r}: cost models are kept under that name; choose another"
             )
         if not order.tables.strip():
             raise UsageError(f"model {order.name!r} has no tables; give a preset, a file, or s3://bucket/tables.json")

@@ -46,7 +46,7 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-MOST_PREDICTED_MS = 1e24  # tables may be given costs of 1e9 ms, a million times as much where they are narrow
+MOST_PREDICTED_MS = 1e24  # given costs of a table may be 1e9 ms, times a factor of a million where it is narrow
 PredictedMs = Annotated[float, Field(ge=0, le=MOST_PREDICTED_MS)]
 
 
@@ -220,7 +220,7 @@ class Plan(Value):
             devices = {shard.device for name in group for shard in shards[name]}
             if len(devices) > 1:
                 raise ValueError(
-                    f"tables {group[0]!r} and {group[1]!r} are kept together, but lie on {len(devices)} devices"
+                    f"tables {group[0]!r} and {group[1]!r} are kept together, but are on {len(devices)} devices"
                 )
 
     def by_table(self) -> dict[str, list[Shard]]:
@@ -231,7 +231,7 @@ class Plan(Value):
         return shards
 
     def shards_by_device(self) -> tuple[int, ...]:
-        """How many shards lie on each device."""
+        """How many shards are on each device."""
         counts = Counter(shard.device for shard in self.shards)
         return tuple(counts[device] for device in range(self.task.devices))
 
@@ -307,7 +307,7 @@ class Plan(Value):
         """A plan from the bytes of a plan.json. Raises InvalidInput or NewerFormat in one line that names `where`."""
         decoded = decode_json(data, where)
         if isinstance(decoded, dict) and not decoded.keys() & {"task", "task_digest", "shards"}:
-            raise InvalidInput(f"{where}: no plan; a plan.json has task and shards, and this has {_keys(decoded)}")
+            raise InvalidInput(f"{where}: not a plan; a plan.json has task and shards, and this has {_keys(decoded)}")
         raw = check_format(decoded, PLAN_FORMAT, where)
         if "task_digest" not in raw:
             raise InvalidInput(f"{where}: task_digest is missing")
@@ -345,7 +345,7 @@ def _keys(data: dict[str, Any]) -> str:
 def check_tiles(table: Table, shards: list[Shard]) -> None:
     """Raise ValueError unless the shards cover the table exactly once.
 
-    Rectangles that stay inside the table, do not overlap, and have the table's area together leave no gap.
+    Rectangles inside the table that do not overlap and together have the table's area leave no gap.
     """
     for shard in shards:
         if shard.row_offset + shard.rows > table.rows or shard.column_offset + shard.dim > table.dim:

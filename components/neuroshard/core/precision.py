@@ -11,7 +11,7 @@ Precision = Literal["fp32", "fp16", "bf16", "int8"]
 
 # Bytes on the way, as a share of fp32's. FBGEMM's int8 rows are 32 values and 8 bytes of scale and offset (quantize_comm.py).
 SHARES: dict[Precision, float] = {"fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "int8": (32 + 8) / (4 * 32)}
-# A reduce-scatter adds up what it receives, which sums of int8 codes would not survive: there int8 travels as fp16.
+# A reduce-scatter sums what it receives, and int8 codes cannot be summed: there int8 is sent as fp16.
 ADDED_UP_AS: dict[Precision, Precision] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "int8": "fp16"}
 
 
@@ -27,7 +27,7 @@ class ExchangePrecision(Value):
         return self.forward if self.forward == self.backward else f"{self.forward}:{self.backward}"
 
     def fault(self, tables: Collection[Table], batch_size: int, devices: int) -> str:
-        """Why these tables cannot be exchanged so; empty if they can. FBGEMM ends training in an assertion there."""
+        """Why these tables cannot be sent in this precision; empty if they can. FBGEMM would fail an assertion in training."""
         if "int8" not in (self.forward, self.backward):
             return ""
         sequence = next((table.name for table in tables if table.pooling == "none"), None)
@@ -42,7 +42,7 @@ class ExchangePrecision(Value):
 
     @property
     def rows_factor(self) -> float:
-        """How many times the bytes of an all-to-all of as many values the exchange of row blocks sends, both ways together."""
+        """The bytes that collectives of row blocks send, both ways, relative to all-to-alls of as many values."""
         ways: tuple[Precision, Precision] = (self.forward, self.backward)
         return sum(SHARES[ADDED_UP_AS[way]] for way in ways) / sum(SHARES[way] for way in ways)
 

@@ -1,4 +1,4 @@
-"""A release: the small pointer that is followed to what is live, a plan or a cost model; and what the gate found before."""
+"""A release: the small pointer to what is live, a plan or a cost model; and what the gate found before it."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Self
@@ -20,7 +20,7 @@ HARDWARE = "hardware"  # the folder of all cost models, each under its hardware'
 FINGERPRINT = r"^[0-9a-f]{16}$"
 BUNDLE_FILES = ("nets.safetensors", "model.json")  # of a cost model, in the order in which they are written
 SEAL = "sha256"
-CLOCKS_DIFFER = timedelta(hours=1)  # of two machines at most; a release from further ahead says nothing of its age
+CLOCKS_DIFFER = timedelta(hours=1)  # at most, of two machines; a release from further in the future has no known age
 
 
 def in_the_future(time: str, now: datetime) -> bool:
@@ -29,7 +29,7 @@ def in_the_future(time: str, now: datetime) -> bool:
 
 
 class Decision(Value):
-    """What the gate found of a plan, with the numbers it went by. Shares are of 1: 0.05 is 5 %.
+    """What the gate found about a plan, with the numbers that decided. Shares are of 1: 0.05 is 5 %.
 
     `refused`: a rule is broken (`faults` says which). `kept`: valid, but not predicted better than the live plan by more than
     `min_gain`. A plan that is `passed`, or `forced`, goes live. `comparison` says how the two plans were compared, or why
@@ -89,19 +89,19 @@ class Decision(Value):
 
     @property
     def _against_limit(self) -> str:
-        """How the gain compares with the least gain, and where that comes from: asked for, or as far as the model is off."""
+        """How the gain compares with the least gain, which is the one asked for or the cost model's error."""
         least = self.min_gain or 0.0
         if least != self.cost_model_error:
             return f"{'more' if self.verdict == 'passed' else 'not more'} than the {least:.1%} asked for"
         if self.verdict == "passed":
             return f"more than the {least:.1%} that its cost model is off by"
-        way_out = "measure more cases, or say by --min-gain what is enough"
+        way_out = "measure more cases, or set --min-gain"
         never = f", and no gain ever is: {way_out}" if least >= 1 else ""
         return f"not more than the {least:.1%} that its cost model is off by{never}"
 
 
 class Sealed(Value):
-    """A value whose JSON carries the sha256 of all its other fields, so that no changed byte is believed."""
+    """A value whose JSON carries the sha256 of all its other fields, so that every changed byte is noticed."""
 
     format_version: Literal[1] = RELEASE_FORMAT
 
@@ -113,7 +113,7 @@ class Sealed(Value):
     def from_json(cls, data: bytes, where: str) -> Self:
         """The value from a file's bytes. Raises InvalidInput or NewerFormat in one line that names `where`.
 
-        The seal is over what the file holds, keys that we do not know included.
+        The seal covers all that the file holds, unknown keys included.
         """
         raw = check_format(decode_json(data, where), RELEASE_FORMAT, where)
         value = cls.parse(raw, where)
@@ -128,11 +128,11 @@ class Sealed(Value):
 
 
 class Pointer(Sealed):
-    """What is live under one name of a store since `time` (UTC, ISO 8601), as release `number`, after `previous_digest`.
+    """What has been live under one name of a store since `time` (UTC, ISO 8601), as release `number`, after `previous_digest`.
 
     `rollback_number` is the release whose artifact a rollback from this one brings back, or None where there is none: whatever
-    is newly live points at the release that it replaces, a rollback at what its target points at. So rollbacks walk back,
-    never forth.
+    is newly live points at the release that it replaces, a rollback at what its target points at. So rollbacks go back,
+    never forward.
     """
 
     number: Annotated[int, Field(ge=1)]
@@ -170,7 +170,7 @@ class Release(Pointer):
     plan_digest: Digest
     action: Literal["deploy", "promote", "rollback"] = "deploy"
     cost_ms: float | None = None
-    decision: Decision | None = None  # none for a rollback: it asks nobody
+    decision: Decision | None = None  # none for a rollback, which does not ask the gate
 
     @property
     def name(self) -> str:
@@ -197,7 +197,7 @@ class ModelRelease(Pointer):
     device_name: str
     batch_size: Annotated[int, Field(ge=1)]
     error: Share | None = None
-    max_error: Share | None = None  # that was asked for; None for promote, which asks nobody
+    max_error: Share | None = None  # that was asked for; None for promote, which has no limit
     forced: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""Is a plan for the tables of a model? The check that the gate and the trainers share."""
+"""Whether a plan is for the tables of a model: the check that the gate and the trainers share."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,4 +1,4 @@
-"""Memory that a training step needs for the shards of a device, beside weights and optimizer state: inputs and outputs.
+"""Memory that a training step needs for the shards of a device, besides weights and optimizer state: inputs and outputs.
 
 The rules are those of TorchRec 1.8's `EmbeddingStorageEstimator` (planner/shard_estimators.py, `calculate_pipeline_io_cost`),
 for tables in device memory. They depend on the trainer's pipeline: how many batches of lookups are on the device at a time. Not
@@ -46,6 +46,6 @@ def step_bytes(table: Table, batch_size: int, pipeline: Pipeline | None, row_blo
 
 
 def _pooled(table: Table) -> float:
-    """Pooled vectors of a sample: one a feature. TorchRec takes samples without a lookup to have none."""
+    """Pooled vectors of a sample: one a feature. TorchRec assumes that a sample without lookups has none."""
     each = [feature.pooling_factor for feature in table.features] or [table.pooling_factor]
     return sum(min(lookups, 1.0) for lookups in each)

@@ -1,4 +1,4 @@
-"""An embedding table, as everything else sees it: its shape, how it is read, and what it occupies."""
+"""An embedding table: its shape, how it is read, and the memory that it occupies."""
 
 import math
 from typing import Annotated, Any, Literal, Self
@@ -22,7 +22,7 @@ MOST_FEATURES = 4096  # of one table
 VECTOR_STEPS = 256  # vectors a sample are counted in steps of 1/256, so that sums of columns are exact in any order
 
 Pooling = Literal["sum", "mean", "none"]
-_UNSAID = {"pooling": "sum", "weighted": False, "module": ""}  # left out of JSON where they say no more than this
+_UNSAID = {"pooling": "sum", "weighted": False, "module": ""}  # left out of JSON where they have these values
 
 
 class Feature(Value):
@@ -65,7 +65,7 @@ class Table(Value):
     features: Annotated[tuple[Feature, ...], Field(max_length=MOST_FEATURES)] = ()
 
     @model_serializer(mode="wrap")
-    def _say_no_more_than_needed(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data = without_defaults(fields(self), _UNSAID)
         if not self.features:
             del data["features"]
@@ -73,7 +73,7 @@ class Table(Value):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_uniformly_unless_said(cls, data: Any) -> Any:
+    def _uniform_by_default(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         data = _with_pooling_factor_of_features(data)
@@ -134,11 +134,11 @@ class Table(Value):
         if len(bins) != REUSE_BINS:
             raise ValueError(f"must be {REUSE_BINS} shares, not {len(bins)}")
         if min(bins) < 0:
-            raise ValueError(f"must not be negative, not {min(bins)}")
+            raise ValueError(f"must be at least 0, not {min(bins)}")
         total = math.fsum(bins)
         if total and abs(total - 1) > 0.02:
             raise ValueError(f"must sum to 1 (or be all 0 for a table never read), not {total:g}")
-        # only what is off is scaled: a table read back has the very bins, and so the digest, that was written
+        # scaled only if the sum is off, so that a table read back has exactly the bins, and the digest, that were written
         return tuple(b / total for b in bins) if total and abs(total - 1) > 1e-9 else bins
 
     @model_validator(mode="after")
@@ -197,19 +197,19 @@ class Table(Value):
         return self.dim // 2 if self.dim % (2 * DIM_STEP) == 0 else self.dim
 
     def with_dim(self, dim: int) -> Self:
-        """The same table cut to `dim` columns. The caller answers for the multiple of 4."""
+        """The same table cut to `dim` columns, which must be a multiple of 4; that is not checked."""
         return self.model_copy(update={"dim": dim})
 
     def part(self, rows: int, dim: int) -> Self:
         """A rectangle of the table as a table of its own: some of its rows have their share of the lookups, as if all rows
-        were looked up alike. The caller answers for the multiple of 4."""
+        were looked up equally often. `dim` must be a multiple of 4; that is not checked."""
         if rows == self.rows:
             return self.with_dim(dim)
         return self.resized(rows, dim, self.pooling_factor * rows / self.rows)
 
     def resized(self, rows: int, dim: int, pooling_factor: float) -> Self:
-        """The same table of another size, with other lookups, of which its features have the same shares. The caller answers
-        for the values."""
+        """The same table of another size, with other lookups, of which its features have the same shares. The values
+        are not checked."""
         size = {"rows": rows, "dim": dim, "pooling_factor": pooling_factor}
         if not self.features:
             return self.model_copy(update=size)
@@ -242,31 +242,31 @@ class Table(Value):
         return self.shard_bytes(self.rows, self.dim)
 
     def shard_bytes(self, rows: int, dim: int) -> int:
-        """What a rectangle of this table occupies. Row-wise state is kept once by every column shard."""
+        """Bytes of a rectangle of this table. Row-wise state is kept once by every column shard."""
         return rows * (dim * (self.element_bytes + self.optimizer_bytes_per_element) + self.optimizer_bytes_per_row)
 
 
 def _of_one_line(name: str) -> str:
-    # messages and reports are of lines, and a terminal obeys control characters, those beyond ASCII too
+    # messages and reports are made of lines, and a terminal obeys control characters, also those beyond ASCII
     if any(char < " " or "\x7f" <= char < "\xa0" or char in "\u2028\u2029" for char in name):
         raise ValueError(f"must have no line breaks or control characters, not {name!r:.80}")
     return name
 
 
 def _with_pooling_factor_of_features(data: dict[str, Any]) -> dict[str, Any]:
-    """The same fields with the features' lookups summed, where no `pooling_factor` is there."""
+    """The same fields, with the sum of the features' lookups as `pooling_factor` where there is none."""
     features = data.get("features")
     if data.get("pooling_factor") is not None or not isinstance(features, list | tuple) or not features:
         return data
     each = [f.get("pooling_factor") if isinstance(f, dict) else getattr(f, "pooling_factor", None) for f in features]
     numbers = [
         one for one in each if isinstance(one, int | float)
-    ]  # where one is none, its own check has the better message
+    ]  # where one is invalid, its own check has the better message
     return {**data, "pooling_factor": math.fsum(numbers)}
 
 
 def check_distinct(tables: tuple[Table, ...]) -> tuple[Table, ...]:
-    """Tables of a set: at least one, no name twice. Raises ValueError."""
+    """Raise ValueError unless there is at least one table, and no name twice."""
     if not tables:
         raise ValueError("the list of tables is empty")
     first: dict[str, int] = {}

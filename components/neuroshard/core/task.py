@@ -18,7 +18,7 @@ class ShardingTask(Value):
     """Tables to place on `len(device_memory_bytes)` devices; `batch_size` is the global batch of one training step.
 
     `pipeline` is the trainer's; memory then counts what a step needs (core/step_memory.py). Without one it is not counted.
-    `topology` says which devices share a host and fast links; without one the cost model takes it as it knows it.
+    `topology` says which devices share a host and fast links; without one the cost model assumes its own.
     `exchange_precision` is that of the collectives of outputs and gradients; without one they are fp32.
     """
 
@@ -57,7 +57,7 @@ class ShardingTask(Value):
 
     @model_serializer(mode="wrap")
     def _without_needless_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Constraints, and what is None where nobody gives it, are written only if there are any."""
+        """Constraints, and fields that are None by default, are written only if they are set."""
         data: dict[str, Any] = handler(self)
         if self.constraints == Constraints():
             del data["constraints"]
@@ -83,7 +83,7 @@ class ShardingTask(Value):
     @property
     def waits_for_input(self) -> bool:
         """Whether a step waits for lookups to reach the devices that hold the rows. A pipeline sends them a step ahead, but over
-        a network between domains they take the time of outputs all the same."""
+        a network between domains they take time on the links that outputs use."""
         several_domains = self.topology is not None and self.topology.domains(self.devices) > 1
         return self.pipeline == "none" or several_domains
 

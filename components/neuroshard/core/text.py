@@ -29,7 +29,7 @@ def first_few(names: Sequence[str]) -> str:
 
 
 def one_line(said: object, most: int | None = 300) -> str:
-    """What somebody else's code says, cleaned, without line breaks, and no longer than `most` characters."""
+    """An error of foreign code, cleaned, without line breaks, and no longer than `most` characters."""
     return clean(" ".join(str(said).split()))[:most]
 
 

@@ -16,8 +16,8 @@ class Topology(Value):
     """`domain` consecutive ranks share fast links, `local_world_size` of them a host.
 
     `network_bytes_per_s` is what a rank can send to other domains, and receive from them at the same time, while all ranks do so;
-    `network_latency_ms` is what an all-to-all between domains takes that sends next to nothing. Either is None where the
-    hardware's datasheet says it. `neuroshard network` measures both.
+    `network_latency_ms` is what an all-to-all between domains takes that sends next to nothing. Where either is None, the
+    hardware's datasheet has it. `neuroshard network` measures both.
     """
 
     domain: Whole = Field(ge=1)
@@ -31,7 +31,7 @@ class Topology(Value):
         return self.network_bytes_per_s is not None and self.network_latency_ms is not None
 
     def fault(self, devices: int) -> str:
-        """Why so many devices cannot be laid out like this; empty if they can."""
+        """Why `devices` devices do not make whole hosts and domains; empty if they do."""
         hosts, domains = counted(self.local_world_size, "rank"), counted(self.domain, "rank")
         if devices % self.local_world_size:
             return f"{counted(devices, 'device')} do not make whole hosts of {hosts}; hosts of unequal size cannot be planned"
@@ -44,7 +44,7 @@ class Topology(Value):
         return ""
 
     def domains(self, devices: int) -> int:
-        """The number of domains of so many devices."""
+        """The number of domains that `devices` devices make."""
         return devices // self.domain
 
     def text(self, devices: int) -> str:
@@ -58,8 +58,8 @@ def topology_of(
 ) -> Topology | None:
     """The topology that options give: a domain is a host where only one of the two is given; None where neither is.
 
-    Raises UsageError where so many devices cannot be laid out like that, a `network` (`"50GB/s"`, `"50GB/s,0.06ms"`) is none, or
-    one is given without domains to join.
+    Raises UsageError where the devices do not make whole hosts and domains, a `network` (`"50GB/s"`, `"50GB/s,0.06ms"`) is
+    invalid, or one is given without domains to join.
     """
     rate, latency_ms = parse_network(network) if network else (None, None)
     if domain is None and local_world_size is None:
@@ -79,7 +79,7 @@ def topology_of(
 
 
 def near_ranks(devices: int, topology: Topology | None) -> int:
-    """The ranks of an all-to-all that a cost model must know: all, or those of a domain where so many devices are several.
+    """The ranks of an all-to-all that a cost model must know: all, or those of a domain if the devices are several.
 
     Domains of one rank have no all-to-all of their own to measure, so the model knows that of all ranks.
     """

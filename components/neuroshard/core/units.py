@@ -63,7 +63,7 @@ def parse_rate(text: str) -> float:
     except UsageError:
         rate = 0
     if match is None or not rate:
-        raise UsageError(f"{text!r} is no rate; write bytes or bits a second, as in 50GB/s or 400Gb/s")
+        raise UsageError(f"{text!r} is not a rate; write bytes or bits a second, as in 50GB/s or 400Gb/s")
     return rate / (1 if match.group(2) == "B" else 8)
 
 
@@ -80,12 +80,12 @@ def parse_network(text: str) -> tuple[float, float | None]:
         return parse_rate(rate), None
     match = _LATENCY.fullmatch(latency)
     if match is None:
-        raise UsageError(f"{text!r}: {latency!r} is no latency; write the network as 50GB/s, or as 50GB/s,0.06ms")
+        raise UsageError(f"{text!r}: {latency!r} is not a latency; write the network as 50GB/s, or as 50GB/s,0.06ms")
     return parse_rate(rate), float(match.group(1)) * {"us": 1e-3, "ms": 1.0}[match.group(2)]
 
 
 def format_bytes(count: float, rounded: Literal["nearest", "up", "down"] = "nearest") -> str:
-    """`1536` -> `1.5 KiB`. Binary units, one decimal; rounded up where so much is needed, down where no more may be."""
+    """`1536` -> `1.5 KiB`. Binary units, one decimal; `up` for an amount that is needed, `down` for a limit."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024 or unit == "TiB":
@@ -109,7 +109,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """`95` -> `95 s`, `600` -> `10 min`, `9000` -> `2.5 h`: as exact as one wants to know it."""
+    """`95` -> `95 s`, `600` -> `10 min`, `9000` -> `2.5 h`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -128,7 +128,7 @@ def parse_portion(text: str) -> float:
     """`"0.5%"` or `"0.005"` as 0.005. Raises UsageError."""
     number = parse_number(text.removesuffix("%").rstrip())
     if number is None:
-        raise UsageError(f"{text!r} is no part of a whole; write per cent or a share, as in 0.5% or 0.005")
+        raise UsageError(f"{text!r} is not a share; write per cent or a fraction, as in 0.5% or 0.005")
     return number / 100 if text.endswith("%") else float(number)
 
 
@@ -136,7 +136,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def parse_number(text: str) -> float | None:
-    """`"1000"` as a whole number, `"1.5e3"` as any; None for what is none, `1_000` and `nan` among it."""
+    """`"1000"` as an int, `"1.5e3"` as a float; None for anything else, such as `1_000` or `nan`."""
     if not _NUMBER.fullmatch(text):
         return None
     return int(text) if text.lstrip("+-").isdigit() and len(text) < 20 else float(text)

@@ -67,7 +67,9 @@ def sha256(data: bytes) -> str:
 def decode_json(data: bytes, where: str) -> Any:
     """Bytes of a JSON file as Python values. Raises InvalidInput that names `where` and the place of the fault."""
     try:
-        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_distinct)  # bytes might be UTF-16 to it
+        value = json.loads(
+            data.decode("utf-8-sig"), object_pairs_hook=_distinct
+        )  # json.loads might take bytes for UTF-16
         if b"\\" in data:
             json.dumps(value, ensure_ascii=False).encode()
         return value
@@ -111,7 +113,7 @@ def check_format(data: Any, newest: int, where: str) -> dict[str, Any]:
     return data
 
 
-# pydantic's kinds of faults that speak of Python, in the words of who writes a file
+# pydantic's errors that speak of Python types, in words for people who write JSON
 _PLAIN = {
     "bool_parsing": "must be true or false",
     "bool_type": "must be true or false",
@@ -124,7 +126,7 @@ _PLAIN = {
     "int_parsing_size": "must be a smaller whole number",
     "int_type": "must be a whole number",
     "model_type": "must be an object",
-    "string_type": "must be a text",
+    "string_type": "must be text",
     "tuple_type": "must be a list",
 }
 

@@ -43,7 +43,7 @@ class AllToAllNet:
 
     @property
     def convex(self) -> bool:
-        """True if the net is convex, which the signs of its weights tell."""
+        """True if the net is convex, by the signs of its weights."""
         return all(float(weights.min()) >= 0 for weights in (self.weight, self.out, self.skip))
 
     def ms(self, device_bytes: Floats, start_delays_ms: Floats | None = None, network: Network | None = None) -> Floats:
@@ -108,10 +108,10 @@ class Transfers:
         weight, bias, out = np.zeros((inputs, hidden + 2)), np.zeros(hidden + 2), np.zeros((hidden, 2))
         begin = 0
         for place, net in enumerate(nets):
-            of_net, beside = slice(begin, begin + len(net.bias)), hidden + place
+            of_net, of_skip = slice(begin, begin + len(net.bias)), hidden + place
             layer, skip, latency = net.between(devices)
-            weight[:, of_net], weight[:, beside] = layer / net.unit_bytes, skip * (net.unit_ms / net.unit_bytes)
-            bias[of_net], bias[beside], out[of_net, place] = net.bias, latency * net.unit_ms, net.out * net.unit_ms
+            weight[:, of_net], weight[:, of_skip] = layer / net.unit_bytes, skip * (net.unit_ms / net.unit_bytes)
+            bias[of_net], bias[of_skip], out[of_net, place] = net.bias, latency * net.unit_ms, net.out * net.unit_ms
             begin += len(net.bias)
         return cls(weight, bias, out)
 
@@ -160,7 +160,7 @@ def near_inputs(device_bytes: Floats, network: Network) -> tuple[Floats, Floats]
 
 
 def by_devices(devices: int) -> Floats:
-    """The factors of the inputs for so many devices: (BY_DEVICES,).
+    """The factors of the inputs for a number of devices: (BY_DEVICES,).
 
     The last two are small, so that training uses them only where the number of devices changes what a byte costs.
     """

@@ -177,7 +177,7 @@ class TrainedCostModel:
         return vector_sums[..., net.waiting] if net.waits else np.zeros(vector_sums.shape[:-1])
 
     def _network(self, devices: int) -> Network | None:
-        """The network that so many devices need; None for one domain."""
+        """The network that this many devices need; None for one domain."""
         return self.network if self.network is not None and self.network.joins(devices) else None
 
     def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:

@@ -40,8 +40,8 @@ from neuroshard.costmodel.protocol import Dips, Floats, Ints
 MEMBERS: Final = 4  # nets of the ensemble; together they take as long as one net of twice their widths
 TABLE_WIDTHS: Final = (64, 16)  # of a member's table layers; the second is the vector that is summed
 HEAD_WIDTH: Final = 32
-# Thresholds at which rates have fully set in: rows of a device; bytes of the distinct rows of a batch; and rows just beyond a
-# power of two, whose numbers need one more binary digit
+# Thresholds at which the extra cost of a rate saturates: rows of a device; bytes of the distinct rows of a batch; and rows just
+# beyond a power of two, whose numbers need one more binary digit
 BY_ROWS: Final[Floats] = np.exp2(np.arange(8, 33))
 BY_BYTES: Final[Floats] = np.exp2(np.arange(14, 37, 2))
 BY_DIGITS: Final[Floats] = BY_ROWS * (1 + 1 / 64)
@@ -56,7 +56,7 @@ _SHIFT: Final[Floats] = SETS_IN / (1 - SETS_IN)
 COUNTED_IN: Final = np.repeat([ROWS, BYTES, ROWS], _KINDS)
 IN_CACHE: Final = 2**17  # numbers of an array of which two copies fit a cache
 AT_ONCE: Final = 200  # shards whose vectors are computed at a time
-FEW: Final = 40  # up to so many devices, one layer for all members is faster than a layer for each
+FEW: Final = 40  # up to this many devices, one layer for all members is faster than a layer for each
 MANY: Final = 2048  # devices at a time: larger arrays fit no cache and take twice as long
 
 
@@ -117,7 +117,7 @@ def least_skip(head: Floats, out: Floats) -> Floats:
 
 
 def steps(vector_sums: Floats, used: Ints) -> Floats:
-    """How far the rate of each threshold in `used` has set in, from 0 to 1, at these sums: (…, width) -> (…, T)."""
+    """The share of each rate in `used` that applies at these sums, from 0 to 1: (…, width) -> (…, T)."""
     share = np.take(vector_sums, COUNTED_IN[used], axis=-1)
     share *= _STEEPNESS[used]
     share -= _SHIFT[used]
@@ -172,7 +172,7 @@ class ComputeNet:
 
     @property
     def monotone(self) -> bool:
-        """True if a prediction decreases in no vector component, which the signs of the weights tell."""
+        """True if a prediction decreases in no vector component, by the signs of the weights."""
         grows = self.rates is None or (self.rates >= 0).all()
         return bool(grows and (self.skip >= least_skip(self.head.weight, self.out.weight)).all())
 
@@ -289,7 +289,7 @@ class ComputeNet:
         return ms.reshape(vector_sums.shape[:-1])
 
     def slope(self, vector_sums: Floats) -> Floats:
-        """The gradient of `ms`, at a kink that of one side: (…, width) -> (…, width), in ms a unit."""
+        """The gradient of `ms`; at a kink, that of one side: (…, width) -> (…, width), in ms a unit."""
         mean, flat = self.mean, vector_sums.reshape(-1, vector_sums.shape[-1])
         hidden = mean.hidden(flat)
         slope: Floats = ((hidden > 0) * mean.out) @ mean.weight.T

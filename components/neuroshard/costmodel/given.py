@@ -164,11 +164,11 @@ def load_given(path: Path, batch_size: int | None = None) -> Given:
     """Costs from a .json or .csv. Raises InvalidInput in one line that names the file, UsageError without a batch size."""
     read = {".json": _read_json, ".csv": _read_csv}.get(path.suffix.lower())
     if read is None:
-        raise UsageError(f"given:{path}: its name does not say what it is; known: .json, .csv")
+        raise UsageError(f"given:{path}: its name has no known suffix; known: .json, .csv")
     costs = GivenCosts.parse(read(path), str(path))
     batch_size = batch_size or costs.batch_size
     if batch_size is None:
-        raise UsageError(f"{path} says no batch_size: add it, or give --batch-size, samples a step over all devices")
+        raise UsageError(f"{path} has no batch_size: add it, or give --batch-size, samples a step over all devices")
     return Given(costs, batch_size)
 
 

@@ -13,8 +13,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import DomainMs, ForTasks, MoreColumns, for_task, sending_more, waiting_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 
-# gloo's reduce-scatter is an all-reduce and sends twice as much (bytes counted on four ranks, torch 2.13), its all-gather not:
-# three times the bytes of one exchange instead of two. NCCL has both.
+# gloo has no reduce-scatter: it runs an all-reduce, which sends twice as much (bytes counted on four ranks, torch 2.13). With the
+# all-gather that is three times the bytes of one all-to-all instead of two. NCCL has both.
 GLOO_BLOCKS = 1.5
 
 
@@ -41,12 +41,12 @@ class LaunchMs(NamedTuple):
 def launch_ms(
     model: CostModel, devices: int, operators: int, outputs: int, inputs: int = 0, reordered: float = 0.0
 ) -> LaunchMs:
-    """What so many operators, collectives of outputs each way, and all-to-alls of inputs take that have nothing to do; and what
-    each device takes to copy so many `reordered` columns of its own samples once more, half of it each way.
+    """The latency of this many operators, collectives of outputs each way, and all-to-alls of inputs, without any data; and what
+    each device takes to copy this many `reordered` columns of its own samples once more, half of it each way.
 
-    A cost model predicts one exchange, and the operators of the element types and poolings that a device holds. What TorchRec
-    launches beyond that (core/launches.py), since it runs each collection and sharding type by itself, is priced by this. Its
-    bytes are part of the one exchange. Every device is taken to run every operator of the plan.
+    A cost model predicts one all-to-all each way, and the operators of the element types and poolings that a device holds.
+    TorchRec launches more (core/launches.py), since it runs each collection and sharding type by itself; this prices the rest.
+    Their bytes are part of the one all-to-all. Every device is assumed to run every operator of the plan.
     """
     if devices == 1:
         return LaunchMs(operators * model.operator_ms, 0.0, 0.0)
@@ -83,7 +83,7 @@ def copies_ms(model: CostModel, copied: Sequence[Table], task: ShardingTask) -> 
 
 
 def block_columns(model: CostModel, block: Table) -> float:
-    """Columns whose all-to-alls, forward and backward, take as long as the exchanges of a row block.
+    """Columns whose all-to-alls, forward and backward, take as long as the collectives of a row block.
 
     A pooled table's sums are added up by a reduce-scatter, and their gradients come back by an all-gather, each of as many bytes.
     """
@@ -98,8 +98,8 @@ class HostColumns(NamedTuple):
     """Columns that each device of a table-row-wise pooled table sends inside its domain and out of it, (P,) each.
 
     Sums for the samples of all devices are added up inside the domain, by a reduce-scatter; then each device sends those of its
-    share of the samples on. One waits for the other, so `out` has columns in it that would take as long as `inside` does; `least`
-    has not. `encoded` are those of both exchanges, where they are not in fp32.
+    share of the samples on. One waits for the other, so `out` includes columns that would take as long as `inside` does; `least`
+    does not. `encoded` are those of both collectives, where they are not in fp32.
     """
 
     inside: Floats
@@ -148,7 +148,7 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     of_table: dict[str, list[Shard]] = {}
     for shard in shards:
         of_table.setdefault(shard.table, []).append(shard)
-    copied = {name for name, held in of_table.items() if is_copied(tables[name], held)}
+    copied = {name for name, parts in of_table.items() if is_copied(tables[name], parts)}
     # shards of one shape are priced once: hundreds of devices hold blocks of equally many rows
     shapes: dict[tuple[str, int, int], int] = {}
     kinds = [shapes.setdefault((shard.table, shard.rows, shard.dim), len(shapes)) for shard in shards]
@@ -174,8 +174,8 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     counted = launches(tables, shards, devices)
     copies = copies_ms(model, [tables[name] for name in sorted(copied)], task)
     own = len({(tables[name].element_bytes, tables[name].pooling, tables[name].module) for name in copied})
-    held = (tables[name] for name in of_table if name not in copied)
-    operators = counted.kinds_of_operators - own - operators_of(held)
+    rest = (tables[name] for name in of_table if name not in copied)
+    operators = counted.kinds_of_operators - own - operators_of(rest)
     inputs = counted.inputs if task.pipeline == "none" else 0
     more = launch_ms(model, devices, operators, max(counted.outputs - 1, 0), inputs, counted.reordered)
     others = np.where(device_dims[holders] > sent, model.compute_ms(sums[holders] - vectors), 0.0)
@@ -196,13 +196,13 @@ def _in_domains(
     near, far, encoded = np.zeros((3, task.devices))
     rates = DomainMs.of(model, task, copied)
     for table in task.tables:
-        held = of_table.get(table.name, ())
-        if len(held) % domain or group_of(table, held, task.devices).kind not in ("host rows", "grid"):
+        shards = of_table.get(table.name, ())
+        if len(shards) % domain or group_of(table, shards, task.devices).kind not in ("host rows", "grid"):
             continue
-        parts = [table.with_dim(shard.dim) for shard in held]
+        parts = [table.with_dim(shard.dim) for shard in shards]
         columns = HostColumns.of(model, parts, task.devices, domain, rates)
-        on = [shard.device for shard in held]
-        counted = [_sent(model, table.part(shard.rows, shard.dim), table) for shard in held]
+        on = [shard.device for shard in shards]
+        counted = [_sent(model, table.part(shard.rows, shard.dim), table) for shard in shards]
         np.add.at(near, on, columns.inside - counted)
         np.add.at(far, on, columns.out - counted)
         np.add.at(encoded, on, columns.encoded - counted)

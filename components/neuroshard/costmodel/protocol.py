@@ -54,8 +54,8 @@ class CostModel(Protocol):
 
     @property
     def error_on_unseen_tables(self) -> float | None:
-        """How far its compute costs are expected to be off, as a share: the mean |predicted / measured - 1| over tables that
-        were not in its training data. None where nobody knows."""
+        """The expected error of its compute costs, as a share: the mean |predicted / measured - 1| over tables that were not
+        in its training data. None where it is unknown."""
 
     @property
     def stand_ins(self) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class CostModel(Protocol):
         Each device does so for its own samples."""
 
     def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
-        """A line for each cost of a plan of these tables on so many devices that lies beyond what was measured."""
+        """A line for each cost of a plan of these tables on `devices` devices that is beyond what was measured."""
 
     def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
         """The vector of each table, cut to dims[i] columns: (N,) tables and dims -> (N, K)."""
@@ -124,7 +124,7 @@ class Dips:
 
 @runtime_checkable
 class Bending(CostModel, Protocol):
-    """A cost model whose compute cost may not be convex: it has dips, or rates that set in with the rows of a device."""
+    """A cost model whose compute cost may not be convex: it has dips, or rates that depend on the rows of a device."""
 
     @property
     def convex(self) -> bool:
@@ -136,14 +136,14 @@ class Bending(CostModel, Protocol):
 
     @property
     def head(self) -> "MeanHead":
-        """The function from vector sums to ms, opened up: its weights, and the rates with their thresholds (`used`)."""
+        """The weights of the function from vector sums to ms, and its rates with their thresholds (`used`)."""
 
     def convex_below(self, low: Floats, high: Floats) -> CostModel:
         """A cost model with a convex compute cost that underestimates this one wherever dip j is between low[j] and high[j]."""
 
 
 def predicts(model: CostModel, devices: int) -> bool:
-    """Can the model predict the all-to-all of so many devices? One device needs none."""
+    """Whether the model can predict the all-to-all of this many devices. One device needs none."""
     return devices == 1 or not model.device_counts or devices in model.device_counts
 
 

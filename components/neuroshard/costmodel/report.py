@@ -59,7 +59,7 @@ class Coverage(Value):
 
 
 class Fit(Value):
-    """How a training went. Epochs count from 1; the weights are those of `best_epoch`, the best on the `valid_cases`.
+    """The course of a training. Epochs count from 1; the weights are those of `best_epoch`, the best on the `valid_cases`.
 
     `train_errors` and `valid_errors` have one value an epoch, mean |log(predicted / measured)|: of single members during the
     epoch, and of their mean after it.
@@ -112,7 +112,7 @@ class Report(Value):
 
     @property
     def uncertainty(self) -> float | None:
-        """How far off a plan's cost may be, as a share: `unseen_tables_error`, and at least STAND_IN_ERROR with any stand-in."""
+        """The possible error of a plan's cost, as a share: `unseen_tables_error`, at least STAND_IN_ERROR with a stand-in."""
         error = self.unseen_tables_error
         return max(error or 0.0, STAND_IN_ERROR) if self.stand_ins else error
 
@@ -124,11 +124,11 @@ class Report(Value):
             errors, learned = net.splits.get("test_tables"), counted(net.fit.train_cases, "set")
             if errors is None:
                 notes.append(
-                    f"the cost model was tested on no table that is new to it; it learned from {learned} of tables"
+                    f"the cost model was not tested on tables that it never saw; it learned from {learned} of tables"
                 )
             elif errors.mape > FAR_OFF:
                 notes.append(
-                    f"the cost model is {errors.mape:,.0%} off for tables that are new to it; measure more cases"
+                    f"the cost model's error on tables that it never saw is {errors.mape:,.0%}; measure more cases"
                 )
         return tuple(notes)
 
@@ -141,7 +141,7 @@ class Report(Value):
         notes += [f"note: {gap}" for gap in self.gaps]
         if self.left_out:
             notes.append(
-                f"note: {self.left_out:,} measured rows were left out: their case met an error, as out of memory, or took 0 ms"
+                f"note: {self.left_out:,} measured rows were left out: their case failed (out of memory, say) or took 0 ms"
             )
         return "\n".join([*lines, *(part for note in notes for part in wrap(note, 80, subsequent_indent="  "))])
 

@@ -22,7 +22,7 @@ def to_tensors(nets: Nets) -> bytes:
 
 
 def from_tensors(data: bytes, all_to_all: bool, where: str, features: int) -> Nets:
-    """Nets of so many features from safetensors bytes, with or without those of the all-to-all.
+    """Nets of `features` features from safetensors bytes, with or without those of the all-to-all.
 
     Raises InvalidInput where a tensor is missing, unknown, misshapen or not finite.
     """
@@ -70,7 +70,7 @@ def _with_leaves(node: Any, tensors: Mapping[str, Floats], name: str = "") -> An
 
 
 def _children(node: Any) -> dict[str, Any] | None:
-    """Named parts of a dataclass or tuple, without those that are None or no numbers; None for a number or an array."""
+    """Named parts of a dataclass or tuple, without those that are None or hold no numbers; None for a number or an array."""
     if is_dataclass(node):
         parts = {field.name: getattr(node, field.name) for field in fields(node)}
     elif isinstance(node, tuple):

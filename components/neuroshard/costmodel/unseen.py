@@ -23,7 +23,7 @@ _SIZES: Final[dict[str, Callable[[float], str]]] = {
     "log2_rows": lambda log2: f"{_number(2**log2)} rows",
     "log2_pooling_factor": lambda log2: f"{_number(max(2**log2 - 1, 0.0))} lookups a sample",
 }
-# Features of kinds. A net that saw one kind alone takes every other for it.
+# Features of kinds. A net that saw only one kind prices all others like it.
 _KINDS: Final[dict[str, Callable[[float], str]]] = {
     "log2_element_bytes": lambda log2: "fp32 elements" if log2 > 1 else "fp16 elements",
     "mean_pooling": lambda mean: (
@@ -35,14 +35,14 @@ _KINDS: Final[dict[str, Callable[[float], str]]] = {
 
 
 def unlike_trained(scale: FeatureScale, tables: Sequence[Table]) -> tuple[str, ...]:
-    """A line for each way in which some tables are outside the range of `scale`, the net's training data. Widths are ignored."""
+    """A line for each way in which some tables are outside the range of `scale`, the net's training data. Ignores widths."""
     features = _features(tables)
     lines = [*_beyond(scale, features, _SIZES), *unlike_in_kind(scale, tables)]
     read = np.array([any(table.reuse_bins) for table in tables])
     shares, low_share, high_share = (array[..., SHARE_COLUMNS] for array in (features, scale.low, scale.high))
     otherwise = ((shares < low_share - SHARE) | (shares > high_share + SHARE)).any(axis=1) & read
     if otherwise.any():
-        lines.append(f"{_of(otherwise)} rows that are read again more or less often than any that was measured")
+        lines.append(f"{_of(otherwise)} rows that repeat more or less often than any that was measured")
     return tuple(f"{line}: their costs are extrapolated" for line in lines)
 
 
@@ -58,7 +58,7 @@ def _features(tables: Sequence[Table]) -> NDArray[np.float64]:
 def _beyond(
     scale: FeatureScale, features: NDArray[np.float64], names: dict[str, Callable[[float], str]]
 ) -> tuple[str, ...]:
-    """A line for each of the features `names` of which some values lie outside the range of `scale`."""
+    """A line for each of the features `names` of which some values are outside the range of `scale`."""
     lines = []
     for name, said in names.items():
         place, margin = FEATURES.index(name), DOUBLINGS if name in _SIZES else 0.0

@@ -100,7 +100,7 @@ def _go_live(
         raise Refused(
             f"{store.url}: cost model {artifact.digest[:12]} of {track.name} is published, but does not go live: its error on "
             f"unseen tables {found}, and at most {asked.max_error:.1%} is asked for ({stays}); measure more "
-            f"{unknown if error is None else 'cases'}, or make it live all the same by `neuroshard publish-model` with --force"
+            f"{unknown if error is None else 'cases'}, or make it live anyway: `neuroshard publish-model` with --force"
             f"{'' if error is None else ' or --max-error'}"
         )
     if live and not is_live and action == "publish" and not asked.force:
@@ -133,15 +133,15 @@ def _check_still_learned(
     digest = live.release.bundle_digest
     try:
         old = Manifest.parse(read_artifact(store, track, digest).value, f"{store.url}/{track.keys(digest)[-1]}")
-    except (NotFound, InvalidInput):  # a live one that nobody can open is worth less than any
+    except (NotFound, InvalidInput):  # a live one that cannot be opened is worth less than any other
         return
     if set(new.device_counts) - set(old.device_counts):
         return
     if lost := sorted(_parts(new) - _parts(old)):
         raise Refused(
             f"{store.url}: cost model {new.digest()[:12]} of {track.name} is published, but does not go live: its "
-            f"{' and '.join(lost)} were not learned but are the analytic model's, and release {live.release.number}, which "
-            "stays live, learned them; measure more cases, or publish it with --force"
+            f"{' and '.join(lost)} were not learned: the analytic model stands in; release {live.release.number}, "
+            "which stays live, learned them; measure more cases, or publish it with --force"
         )
 
 

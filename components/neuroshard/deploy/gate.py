@@ -1,4 +1,4 @@
-"""Decides whether a plan goes live: values in, a Decision with its numbers out (docs/deploy.md).
+"""Decides whether a plan goes live, and returns a Decision with its numbers (docs/deploy.md).
 
 A plan is refused where it breaks a rule: it is for other tables than today's, leaves less memory free than the margin, or its
 cost model's error is too high. A valid plan is compared with the live plan, if both can be priced in the same way. It goes

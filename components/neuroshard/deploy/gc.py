@@ -6,7 +6,7 @@ Kept are the live release, the last `keep` releases, the `keep` releases that ro
 of all of them, and every object that is younger than the age.
 
 An artifact must not go live while it is deleted. So gc first writes a mark that names what it is about to delete, and then looks
-at the ages again. golive.py makes an artifact young first, and then looks for marks. Whichever of the two looks later sees the
+at the ages again. golive.py makes an artifact young first, and then looks for marks. Whichever looks later sees the
 other. Ages are by the store's clock alone, never by this machine's.
 
     neuroshard gc --store s3://bucket/prefix --name _measuring/FINGERPRINT --older-than 720h [--apply]
@@ -52,7 +52,7 @@ def find_garbage(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds
     """
     if keep < 1:
         raise UsageError(f"--keep must be at least 1 release, not {keep}")
-    _check_age(age_seconds, f"a {track.noun} is there before its release")
+    _check_age(age_seconds, f"a {track.noun} is written before its release")
     live = read_pointer(store, track)
     entries = store.list(f"{track.name}/")
     keys = {entry.key for entry in entries}

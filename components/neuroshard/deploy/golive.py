@@ -79,7 +79,7 @@ def go_live(release: R, live: Live[R] | None, store: Store, track: ReleaseTrack[
     Raises Conflict where another writer was faster, and StoreError.
     """
     data = release.canonical_json()
-    if len(data) > MAX_RELEASE_BYTES:  # the name of a device in a file has no limit
+    if len(data) > MAX_RELEASE_BYTES:  # a device's name in a file may have any length
         raise InvalidInput(
             f"{store.url}: release {release.number} of {track.name!r} would have {len(data):,} bytes, more than the "
             f"{MAX_RELEASE_BYTES:,} that are read"
@@ -98,7 +98,7 @@ def go_live(release: R, live: Live[R] | None, store: Store, track: ReleaseTrack[
 def mend_live(store: Store, track: ReleaseTrack[R]) -> str | None:
     """Make the live pointer and its copy in the history agree, so that releases can follow. Returns what was done, or None.
 
-    A pointer that nobody can read is replaced by the newest release of the history. If the history has something else under the
+    An unreadable pointer is replaced by the newest release of the history. If the history has something else under the
     number of the live release, it is replaced by that. What is replaced is kept under aside/. A pointer of a newer version is
     left alone, since newer trainers can read it. Raises StoreError, and Conflict where somebody else changed the pointer in
     between.
@@ -129,7 +129,7 @@ def _mend_pointer(store: Store, track: ReleaseTrack[R], fault: str) -> str:
 
 
 def _replace(store: Store, track: ReleaseTrack[R], key: str, data: bytes | None) -> str:
-    """Put `data` in place of an object (None: nothing), and keep that under aside/; what became of it, in words."""
+    """Put `data` in place of an object (None: nothing), and keep that under aside/; returns what happened to it, in words."""
     try:
         there, token = store.read_versioned(key)
     except InvalidInput:  # no object of ours is so large
@@ -248,7 +248,7 @@ def _check_lost(error: StoreError, release: R, live: Live[R] | None, store: Stor
     except NeuroshardError:
         raise StoreError(f"{error}; whether {said} went live is not known: look with `neuroshard releases`") from None
     if isinstance(error, Conflict):
-        raise Conflict(f"{error}; but what is live there is as it was, so {said} did not go live; try again")
+        raise Conflict(f"{error}; but what was live there still is, so {said} did not go live; try again")
     if isinstance(error, Unreachable):
         raise Unreachable(
             f"{error}; {said} is not live, unless the request is still under way: look with `neuroshard releases`"

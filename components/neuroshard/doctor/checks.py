@@ -10,7 +10,7 @@ Verdict = Literal["ok", "none", "warn", "fail"]
 
 
 class Check(NamedTuple):
-    """`none`: absent, and not asked for. `warn`: works in part. `fail`: asked for, and does not work. `mend` is the way out."""
+    """`none`: absent, and not asked for. `warn`: works in part. `fail`: asked for, and does not work. `mend` is how to fix it."""
 
     name: str
     verdict: Verdict
@@ -19,7 +19,7 @@ class Check(NamedTuple):
 
 
 def check_lines(check: Check) -> list[str]:
-    """A check in lines of 80 columns; the way out has lines of its own."""
+    """A check in lines of 80 columns; how to fix it has lines of its own."""
     lines = wrapped(f"{check.verdict:<5} {check.name:<12} {check.says}", indent=19)
     return lines + (wrapped(f"{'':<19}-> {check.mend}", indent=22) if check.mend else [])
 

@@ -97,7 +97,7 @@ def operator_check(kind: str, python: str = sys.executable) -> Check:
 
 
 def _why_no_gpu() -> str:
-    """The way out, with or without a driver."""
+    """How to fix it, with or without a driver."""
     if not Path("/proc/driver/nvidia").exists():
         return "measure on a node with GPUs, or with --backend cpu; without measuring: search --model analytic:h100"
     return (

@@ -60,7 +60,7 @@ def _cleaned_up(store: Store) -> Iterator[None]:
 
 
 def _prove(store: Store) -> None:
-    """Raises NeuroshardError for a broken promise of store/protocol.py."""
+    """Raises NeuroshardError where the store breaks a rule of store/protocol.py."""
     key = f"{FOLDER}/{uuid4().hex}/object"
     try:
         if not store.create(key, b"one") or store.read(key) != b"one":

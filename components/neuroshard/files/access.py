@@ -36,7 +36,7 @@ def access_bins(access: str) -> BinsOf:
     match = re.fullmatch(r"zipf:([0-9]+(?:\.[0-9]+)?)", access)
     if match is None or float(match.group(1)) > _MAX_EXPONENT:
         raise UsageError(
-            f"{access!r} is no access distribution; write uniform, or zipf:EXPONENT with an exponent from 0 to "
+            f"{access!r} is not an access distribution; write uniform, or zipf:EXPONENT with an exponent from 0 to "
             f"{_MAX_EXPONENT:g}, as in zipf:1.05"
         )
     exponent = float(match.group(1))
@@ -57,7 +57,7 @@ def count_bins(indices: Ints) -> Bins:
 
 
 class RowGroups(NamedTuple):
-    """Groups of rows of a table, the most accessed first: (G,) rows and (G,) share of the table's lookups.
+    """Groups of rows of a table, the most accessed first: rows (G,) and shares of the table's lookups (G,).
 
     Within a group every row is equally likely. Numbers of rows may be fractions; their sum is from 1 to the table's rows.
     """

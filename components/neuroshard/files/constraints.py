@@ -192,7 +192,7 @@ def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Cons
 
 
 def _sharding_types(text: str) -> list[str]:
-    """The names in `table-wise,row-wise`. Raises UsageError for others, and says what to do for those no search makes."""
+    """The names in `table-wise,row-wise`. Raises UsageError for others, with what to do for those that no search makes."""
     names, known = [name.strip() for name in text.split(",")], get_args(ShardingTypeName)
     unknown = next((name for name in names if name not in known), None)
     if unknown == "data-parallel":

@@ -39,7 +39,7 @@ _Case = TypeVar("_Case")
 _Cost = TypeVar("_Cost", ComputeCost, CollectiveCost)
 
 BROKEN = ".broken"  # suffix of a part that could not be read
-FLUSH_SECONDS = 5.0  # a killed run loses at most the costs of so long
+FLUSH_SECONDS = 5.0  # a killed run loses at most the costs of this many seconds
 
 COMPUTE_FIELDS = [
     *COMPUTE_CASE_FIELDS,
@@ -130,7 +130,7 @@ class CostWriter:
         aside = part.with_name(part.name + BROKEN)
         with disk_errors(part, "set it aside"):
             part.replace(aside)
-        log(f"note: {error}; set aside as {aside.name}, and what it held is measured again")
+        log(f"note: {error}; set aside as {aside.name}, and its cases are measured again")
 
     def _note(self, kind: str, row: Mapping[str, Any]) -> None:
         self.done[kind].add((row["case_id"], row["round"]))
@@ -159,8 +159,8 @@ class CostWriter:
         """
         if not _holds(self.lock, self.folder):
             raise NeuroshardError(
-                f"{self.folder}: was deleted or moved while costs were written to it; measure again, or, where it was moved, "
-                "go on with -o and its new name"
+                f"{self.folder}: was deleted or moved while costs were written to it; measure again, or, if it was moved, "
+                "continue with -o and its new name"
             )
         for kind, fields in (("compute", COMPUTE_FIELDS), ("collective", COLLECTIVE_FIELDS)):
             if self.rows[kind]:
@@ -228,7 +228,7 @@ def _extended(begun: CostsManifest, now: CostsManifest, path: Path) -> CostsMani
 
 
 def _holds(lock: int, folder: Path) -> bool:
-    """Is this still the folder that was locked, with its costs.json?"""
+    """Whether this is still the folder that was locked, with its costs.json."""
     try:
         there = os.stat(folder / ".lock")
     except OSError:
@@ -290,7 +290,7 @@ def _joined(costs: Costs, more: Costs, where: str) -> Costs:
 
 
 def _as_calm_as(calm_ms: Mapping[str, float], costs: Costs) -> tuple[tuple[ComputeCase, ComputeCost], ...]:
-    """Table sets scaled to the calm reference times `calm_ms` instead of those of their own run."""
+    """Table sets scaled to the reference times `calm_ms` instead of those of their own run."""
     was_ms = costs.bench.calm_compute_ms
     if not was_ms or was_ms == calm_ms:
         return costs.compute

@@ -35,18 +35,18 @@ def disk_errors(path: Path, doing: str) -> Iterator[None]:
 def check_folder_exists(path: Path) -> None:
     """Raise UsageError where the folder that `path` is in does not exist.
 
-    For paths that a person gives, of which only the last part may be new: a mistyped one would make folders that nobody wants.
+    For paths that a person gives: only the last part may be new, since a mistyped path would make unwanted folders.
     """
     folder = path.absolute().parent
-    if not os.path.lexists(folder):  # a link that leads nowhere is said to be one when it is written
+    if not os.path.lexists(folder):  # a broken link is reported when it is written
         raise UsageError(
-            f"{path}: its folder {folder} does not exist, and only the last part of a path is made; check the path, or make the "
-            f"folder first (mkdir -p)"
+            f"{path}: its folder {folder} does not exist, and only the last part of a path is created; check the path, or "
+            "create the folder first (mkdir -p)"
         )
 
 
 def check_can_write(path: Path, *, folder: bool = False) -> None:
-    """Raise now, before hours of work, what writing the file (or into the `folder`) would raise after them. Makes nothing."""
+    """Raise now, before hours of work, what writing the file (or into the `folder`) would raise after them. Writes nothing."""
     with disk_errors(path, "write it"):
         if path.is_dir() and not folder:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -55,7 +55,7 @@ def check_can_write(path: Path, *, folder: bool = False) -> None:
         target = _target(path)
         for above in (target, *target.parents) if folder else target.parents:
             if above.is_symlink() and not above.exists():
-                raise NotADirectoryError(errno.ENOTDIR, f"{above} is a link that leads nowhere")
+                raise NotADirectoryError(errno.ENOTDIR, f"{above} is a broken link")
         there = next(one for one in ((target, *target.parents) if folder else target.parents) if one.exists())
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{there} is not a folder")
@@ -78,13 +78,13 @@ def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
             )
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
-        if len(data) > max_bytes:  # a pipe or a device says no size
+        if len(data) > max_bytes:  # a pipe or a device reports no size
             raise InvalidInput(f"{path}: more than the {max_bytes:,} bytes that such a file may have")
         return data
 
 
 def check_unpacked(nbytes: int, size: int, path: Path) -> None:
-    """Raise InvalidInput where a file of `size` bytes unpacks to so many that it must be made to fill memory or a disk."""
+    """Raise InvalidInput where a file of `size` bytes unpacks to so many that it looks like an attack on memory or disk."""
     most = max(LEAST_UNPACKED_BYTES, MOST_UNPACKED_TIMES * size)
     if nbytes > most:
         raise InvalidInput(
@@ -94,17 +94,17 @@ def check_unpacked(nbytes: int, size: int, path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write the file whole or not at all: a temporary file beside it, fsync, rename."""
+    """Write the file whole or not at all: a temporary file in the same folder, fsync, rename."""
     with writing(path) as temporary:
         temporary.write_bytes(data)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; at the end of the block it is flushed and renamed to `path`, on an error removed.
+    """A temporary path next to `path`; at the end of the block it is flushed and renamed to `path`, on an error removed.
 
-    Where `path` is a link, what it leads to is written, and where it is a pipe or a device (/dev/null, /dev/stdout), that gets
-    the bytes, as from any other program.
+    Where `path` is a link, its target is written. A pipe or a device (/dev/null, /dev/stdout) gets the bytes, as from any
+    other program.
     """
     check_can_write(path)
     with disk_errors(path, "write it"):
@@ -129,7 +129,7 @@ def writing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`, which may be there only if empty; at the end it is renamed, on an error removed."""
+    """A temporary folder next to `path`, which may exist only if empty; at the end it is renamed, on an error removed."""
     with disk_errors(path, "write it"):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=_scratch(path)))
@@ -142,17 +142,17 @@ def writing_folder(path: Path) -> Iterator[Path]:
 
 
 def _target(path: Path) -> Path:
-    """What a link leads to, be it there or not; any other path as it is."""
+    """The target of a link, whether it exists or not; any other path unchanged."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def _scratch(path: Path) -> str:
-    """How a temporary name begins, which may be no longer than 255 bytes, as any name."""
+    """The beginning of a temporary name, short enough that the name has at most 255 bytes."""
     return f".{path.name[:50]}."
 
 
 def _is_sink(path: Path) -> bool:
-    """A pipe or a device, which takes what is written to it and which nothing may take the place of."""
+    """Whether it is a pipe or a device, which gets the bytes and must not be replaced."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 

@@ -1,7 +1,7 @@
-"""Parquet files as anybody may have written them: one line for what is wrong with one, and types that say the same.
+"""Parquet files of any writer: one line for what is wrong with one, and columns of any equivalent type.
 
-A file of a few hundred KB can hold gigabytes: a value a million times, a long text once and many references to it. So what a file
-would take is bounded by its size: by what its footer says before anything is read, and by what was read, row group by row group.
+A file of a few hundred KB can hold gigabytes: a value a million times, a long text once and many references to it. So the memory
+of a file is limited by its size: by what its footer says before anything is read, then by what was read, row group by row group.
 A page that is larger than the footer says is found only once it is read.
 """
 
@@ -20,15 +20,15 @@ from neuroshard.core.text import one_line
 from neuroshard.files.disk import check_unpacked
 from neuroshard.files.parquet_footer import read_footer
 
-ROW_BYTES, VALUE_BYTES = 256, 8  # in Python, at least: a row is a dict, a value a reference
+ROW_BYTES, VALUE_BYTES = 256, 8  # in Python, at least: a row is a dict, a value is a reference
 
 
 @contextmanager
 def opened(path: Path, columns: Collection[str] | None = None) -> Iterator[pa.Table]:
     """The whole file, or these columns of it.
 
-    Raises InvalidInput where it is missing, no file, damaged or not Parquet, also where that shows later; and where it would take
-    much more memory than a file of its size should.
+    Raises InvalidInput where it is missing, not a file, damaged or not Parquet, even if that shows only inside the block; and
+    where it would take much more memory than a file of its size should.
     """
     with _file(path) as file:
         yield _read(file, columns, path)
@@ -36,7 +36,7 @@ def opened(path: Path, columns: Collection[str] | None = None) -> Iterator[pa.Ta
 
 @contextmanager
 def _file(path: Path) -> Iterator[pa.NativeFile]:
-    """The file; what Arrow raises in the block is InvalidInput."""
+    """The file. Errors of Arrow in the block become InvalidInput."""
     if not path.exists():
         raise InvalidInput(f"{path}: no such file")
     if not path.is_file():
@@ -52,7 +52,7 @@ def _file(path: Path) -> Iterator[pa.NativeFile]:
 
 
 def column_names(path: Path) -> list[str]:
-    """The names of the columns, of which some may have the same. Raises InvalidInput as `opened` does."""
+    """The names of the columns, which need not be distinct. Raises InvalidInput as `opened` does."""
     with _file(path) as file:
         return list(pq.read_schema(file).names)
 
@@ -108,7 +108,7 @@ def _text_bytes(values: pa.ChunkedArray) -> int:
 
 
 def column(table: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray | None:
-    """A column as `kind`, if what it holds says the same in another way, as other programs do; None where it does not.
+    """A column as `kind`, if its own type can hold the same values, as other programs write them; None where it cannot.
 
     Text may be large or in a dictionary, lists and numbers of another width, and a column of nulls only of no type at all.
     """

@@ -28,7 +28,7 @@ class Footer(NamedTuple):
 
 
 def read_footer(path: Path) -> Footer:
-    """Raises InvalidInput where it is no footer."""
+    """The footer of a file. Raises InvalidInput where it has none, or a damaged one."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(size - 8, 0))
@@ -47,10 +47,10 @@ def read_footer(path: Path) -> Footer:
         raise InvalidInput(f"{path}: not a whole Parquet file (its footer is damaged); make it again") from None
 
 
-def _chunk(told: dict[int, Any], longest: int) -> Chunk:
-    path = tuple(part.decode() for part in told[3])
-    width = longest if told[1] == FIXED_LENGTH else 0
-    return Chunk(path, told[1] == BYTE_ARRAY, int(told[5]), int(told[6]), int(width))
+def _chunk(fields: dict[int, Any], longest: int) -> Chunk:
+    path = tuple(part.decode() for part in fields[3])
+    width = longest if fields[1] == FIXED_LENGTH else 0
+    return Chunk(path, fields[1] == BYTE_ARRAY, int(fields[5]), int(fields[6]), int(width))
 
 
 class _Compact:

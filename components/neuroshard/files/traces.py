@@ -101,10 +101,10 @@ def trace_lookups(traces: Traces, table: Table, batch_size: int, rng: np.random.
     """A batch of consecutive samples of the table's trace, from a random one on, beginning again after the last.
 
     Where the table's pooling factor is less than the trace's, as that of a row block is, only lookups of a span of rows are
-    kept, in which each row is read as often as before; it begins anywhere and is as long as makes the mean right. Where it is
-    more, a sample is made of several of the trace, and each lookup is kept with the probability that makes the mean right. Row
-    numbers are taken modulo the table's rows, which only matters for a table that was given fewer. Raises InvalidInput where
-    there is no trace of the table's name.
+    kept. Each row in it is read as often as before; the span begins anywhere, and its length gives the right mean. Where the
+    factor is more, a sample joins several of the trace, and each lookup is kept with the probability that gives the mean. Row
+    numbers are taken modulo the table's rows, which matters only for a table that was measured with fewer rows. Raises
+    InvalidInput where there is no trace of the table's name.
     """
     if table.name not in traces.tables:
         raise InvalidInput(f"the traces have no table {table.name!r}; they have {len(traces.tables)} others")
@@ -130,7 +130,7 @@ def trace_lookups(traces: Traces, table: Table, batch_size: int, rng: np.random.
 def _in_a_span(rows: Ints, share: float, rng: np.random.Generator) -> Floats:
     """1 for lookups of rows in a span of row numbers that has a share of all lookups, else 0, and of its last row between: (N,).
 
-    From the highest row number it goes on with the lowest.
+    After the highest row number the span continues with the lowest.
     """
     _, row, counts = np.unique(rows, return_inverse=True, return_counts=True)
     first = int(rng.integers(len(counts)))

@@ -76,5 +76,5 @@ def _continue(page: Any) -> str | None:
 def _nodes(listed: Any, where: str) -> list[Node]:
     items = listed.get("items") if isinstance(listed, dict) else None
     if not isinstance(items, list):
-        raise InvalidInput(f"{where}: is no list of nodes, as `kubectl get nodes -o json` gives one")
+        raise InvalidInput(f"{where}: is not a list of nodes, as `kubectl get nodes -o json` writes it")
     return [Node.from_json(item, f"{where}: items[{index}]") for index, item in enumerate(items)]

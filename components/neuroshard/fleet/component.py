@@ -9,7 +9,7 @@ from neuroshard.component import component
 def place(
     job: str,
 ) -> NamedTuple("Place", [("gpus", str), ("resource", str), ("nodes", dict), ("tolerations", list)]):  # type: ignore[valid-type]
-    """Where the pod of a job runs, and the devices it requests, as outputs: KFP cannot give Kubernetes a loop's items."""
+    """Where the pod of a job runs, and the devices it requests, as outputs: KFP cannot give Kubernetes fields of loop items."""
     from neuroshard.core.nightly import Job, parse_message
 
     work = parse_message(Job, job).work

@@ -78,7 +78,7 @@ def _covered(kind: Kind, known: Mapping[ModelKey, Known], wanted: Wanted, now: d
 def _without(kind: Kind, known: Mapping[ModelKey, Known], wanted: Wanted) -> tuple[State, str]:
     """The state of a kind without a live cost model of its own at the wanted batch size, and why."""
     if kind.hardware.sharing:
-        return "shared", "others compute on the same devices, so no time measured there would be that of one device"
+        return "shared", "other processes share these devices, so times measured there would not be those of one device"
     sizes = sorted(one.release.batch_size for key, one in known.items() if key.fingerprint == kind.fingerprint)
     if sizes and wanted.batch_size:
         at = ", ".join(f"{size:,}" for size in sizes)

@@ -42,7 +42,7 @@ def kinds_of(
     """The kinds of GPUs of `nodes`, by fingerprint, and notes on nodes whose labels do not identify their GPUs.
 
     Only nodes with the labels of `node_selector` count. A node is in service if it is ready, not cordoned, has devices, and
-    `tolerations` bear every taint that keeps pods off.
+    `tolerations` tolerate every taint that keeps pods off.
     """
     borne = [Toleration.parse(toleration, "tolerations") for toleration in tolerations]
     found: dict[str, list[NodeResource]] = defaultdict(list)

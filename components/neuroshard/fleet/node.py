@@ -14,7 +14,7 @@ class Taint(Value):
 
 
 class Toleration(Value):
-    """A toleration, by the rules of Kubernetes: an empty effect, or an empty key, bears any."""
+    """A toleration, by the rules of Kubernetes: an empty effect, or an empty key, tolerates any."""
 
     key: str = ""
     operator: str = "Equal"

@@ -25,7 +25,7 @@ class SurveySettings:
     """What a nightly run asks of its survey.
 
     `nodes` is a file that `kubectl get nodes -o json` wrote, "" for asking the cluster; only nodes with the labels of
-    `node_selector` count, and pods bear the taints of `tolerations`. At most `most_pods` pods measure one kind at once. A cost
+    `node_selector` count, and pods have these `tolerations`. At most `most_pods` pods measure one kind at once. A cost
     model that is older than `max_age_seconds`, or whose error on unseen tables is above `max_error`, is measured again; None
     allows any.
     """
@@ -80,7 +80,7 @@ def survey(
     """Find the hardware of each order, and the kinds that no live cost model of `known` covers for the orders.
 
     `tables` are those of each model that can be read. An order with invalid constraints, or with an ambiguous
-    or unknown name of hardware, gets no plan; the other orders go on. With `unreadable` the store has pointers that cannot be
+    or unknown name of hardware, gets no plan; the other orders continue. With `unreadable` the store has pointers that cannot be
     read, so it may know a name that is not found.
     """
     batch_size = settings.request.batch_size
@@ -157,7 +157,7 @@ def _check_spelling(
 ) -> None:
     """Raise UsageError for hardware that neither the fleet nor the store has ever had.
 
-    A fleet without any kind says nothing: its nodes may be away tonight, or the cluster could not be asked.
+    An empty fleet proves nothing: its nodes may be away tonight, or the cluster could not be asked.
     """
     if fingerprint or unreadable or not fleet.kinds:
         return

@@ -1,1 +1,1 @@
-"""The day a GPU is there: everything that only hardware can show, by one command, in stages that go on where they stopped."""
+"""The day a GPU is there: everything that only hardware can show, by one command, in stages that continue where they stopped."""

@@ -1,11 +1,11 @@
-"""The day a GPU is there: measure it, learn it, and hold plans against each other on it.
+"""The day a GPU is there: measure it, train its cost model, and compare plans on it.
 
     make gpu                                     on a machine with an NVIDIA GPU and this project's environment
-    python -m neuroshard.gpu_day --wheels W      where make is missing: what is missing comes from a folder of wheels
+    python -m neuroshard.gpu_day --wheels W      where make is missing: installs packages from a folder of wheels
     python -m neuroshard.gpu_day --backend cpu   the rehearsal: the same stages, a tenth of the cases
 
-A call takes --minutes at most, and the same command goes on from where it ended; all stages take about 45 on one GPU. All that is
-found lies in one folder: the cost model, its costs, plans.jsonl and page.md are what to bring back.
+A call takes --minutes at most, and the same command continues where it ended; all stages take about 45 on one GPU. All results
+are in one folder: bring back the cost model, its costs, plans.jsonl and page.md.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 NEEDED = ("numpy", "pandas", "pyarrow", "pydantic", "typer", "rich", "fbgemm-gpu")
-AGAIN = 3  # exit status: time was up, the same command goes on
+AGAIN = 3  # exit status: time was up, the same command continues
 
 
 def main() -> int:
@@ -63,7 +63,7 @@ def _install(wheels: Path) -> str:
 
 
 def _device_counts(backend: str) -> tuple[int, ...]:
-    """Whose all-to-alls are measured: all GPUs here; on the CPU two and four processes."""
+    """Numbers of devices whose all-to-alls are measured: all GPUs here; on the CPU two and four processes."""
     if backend != "cuda":
         return (2, 4)
     import torch

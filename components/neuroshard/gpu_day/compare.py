@@ -1,6 +1,6 @@
-"""Plans of the same task, run side by side: what the slowest device computes, measured in turns, and how sure the difference is.
+"""Plans of the same task, measured in turns: the compute of the slowest device, and the interval of the difference.
 
-Only compute is compared. All-to-alls between more processes than devices say more of the machine than of a plan.
+Only compute is compared. All-to-alls between more processes than devices depend more on the machine than on the plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ def slowest_ms(
     """Ms of the slowest device of each plan of a task with these tables, in each round: by plan, (rounds,).
 
     Devices of all plans are measured in turns, so that drift of the machine affects them alike. With `begun`, the bench of costs
-    measured here before, what counts as calm is the same as for those. Raises MeasureError, also for a table set that fails.
+    measured here before, labels are scaled to the same calm times as those. Raises MeasureError, also for a table set that fails.
     """
     cases = {name: [ComputeCase(tables=tuple(held)) for held in devices if held] for name, devices in plans.items()}
     sets = list({case.case_id: case for of_plan in cases.values() for case in of_plan}.values())
@@ -64,7 +64,7 @@ def slowest_ms(
 
 
 def gain(tasks: Sequence[Mapping[str, Floats]], ours: str, other: str, seed: int = 0) -> Gain:
-    """Of `other` over `ours`, from the `slowest_ms` of some tasks. Tasks and rounds are drawn again for the interval."""
+    """The gain of `ours` over `other`, from the `slowest_ms` of some tasks. The interval is a bootstrap over tasks and rounds."""
     rng = np.random.default_rng(seed)
     pairs = [(np.asarray(task[other]), np.asarray(task[ours])) for task in tasks if other in task and ours in task]
     if not pairs:
@@ -78,6 +78,6 @@ def gain(tasks: Sequence[Mapping[str, Floats]], ours: str, other: str, seed: int
 
 
 def _drawn(ms: Floats, rng: np.random.Generator) -> Floats:
-    """Medians of the rounds drawn again: (rounds,) -> (DRAWS,)."""
+    """Medians of resampled rounds: (rounds,) -> (DRAWS,)."""
     medians: Floats = np.median(ms[rng.integers(len(ms), size=(len(ms), DRAWS))], axis=0)
     return medians

@@ -1,4 +1,4 @@
-"""FBGEMM's operator on a device beside the same operator on the CPU: outputs, and weights after a step."""
+"""FBGEMM's operator on a device compared with the same operator on the CPU: outputs, and weights after a step."""
 
 import warnings
 from dataclasses import dataclass
@@ -34,11 +34,11 @@ def check(device: str) -> list[Checked]:
     for pooling, element, weighted, optimizer in KINDS:
         what = f"{pooling}, {element}, {'weighted' if weighted else 'unweighted'}, {optimizer}"
         if weighted and pooling != "sum":
-            continue  # TorchRec weighs sums alone
+            continue  # TorchRec allows weights only with sums
         try:
             with warnings.catch_warnings(action="ignore"):
                 here, there = (_step(on, pooling, element, weighted, optimizer) for on in (device, "cpu"))
-        except Exception as error:  # a kind that this build of FBGEMM lacks is a finding, not the end
+        except Exception as error:  # a kind that this build of FBGEMM lacks is a result, not a failure
             found.append(
                 Checked(what, float("inf"), TOLERANCE[element], f"{type(error).__name__}: {error}".splitlines()[0])
             )

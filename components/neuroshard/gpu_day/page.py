@@ -10,7 +10,11 @@ def render(day: Day) -> str:
     lines = [f"# A day on {_device(day)}", ""]
     bad = [each for each in day.read("operators") if not each["good"]]
     count = len(day.read("operators"))
-    lines += ["## The operator beside the CPU's", "", f"{count - len(bad)} of {count} kinds give the same results."]
+    lines += [
+        "## The operator, compared with the CPU's",
+        "",
+        f"{count - len(bad)} of {count} kinds give the same results.",
+    ]
     lines += [f"- {each['what']}: {each['error'] or 'differs by ' + format(each['difference'], '.2g')}" for each in bad]
     costs, model = day.read("costs"), day.read("model")
     lines += ["", "## Costs and the cost model", "", f"{costs['measured']:,} cases measured, {costs['errors']} errors."]

@@ -1,6 +1,6 @@
-"""The stages of the day: each leaves its files in one folder, so that a later call goes on where an earlier one was cut off.
+"""The stages of the day: each writes its files into one folder, so that a later call continues where an earlier one was cut off.
 
-Stages are commands of this package wherever there is one. What a stage has found lies in STAGE.json, and `page` renders them all.
+Stages call this package's commands where there are any. A stage's results are in STAGE.json, and `page` renders all of them.
 """
 
 import json
@@ -39,7 +39,7 @@ TASK_TABLES, TASK_DEVICES = (16, 60), 4
 TIGHTNESS = 1.3  # memory of a task's devices, times what its tables need
 ACCESS = "zipf:1.05"  # how rows are read, where a table set does not say it
 VERIFIED = 100  # cases that are measured again
-LEAST_SECONDS = 20.0  # of a measuring that is worth beginning
+LEAST_SECONDS = 20.0  # the least time for which measuring is worth starting
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Day:
 
 
 class OutOfTime(Exception):
-    """This call has no time left; the next one goes on."""
+    """This call has no time left; the next one continues."""
 
 
 def run(day: Day) -> bool:
@@ -106,14 +106,14 @@ def run(day: Day) -> bool:
         try:
             found = stage(day)
         except OutOfTime:
-            day.say(f"{name}: time is up; the same command goes on from here")
+            day.say(f"{name}: time is up; the same command continues from here")
             return False
         day.write(name, found)
         day.say(f"{name}: done, {day.clock() - began:.0f} s")
     from neuroshard.gpu_day.page import render
 
     write_bytes(day.folder / "page.md", render(day).encode())
-    day.say(f"{day.folder / 'page.md'}: all that was found; the cost model is {day.folder / 'model'}")
+    day.say(f"{day.folder / 'page.md'}: all results; the cost model is {day.folder / 'model'}")
     return True
 
 
@@ -146,7 +146,7 @@ def cases(day: Day) -> Any:
 
 
 def costs(day: Day) -> Any:
-    """The long stage: every call measures for as long as it has time, and the next one goes on."""
+    """The long stage: every call measures for as long as it has time, and the next one continues."""
     while day.left_s > LEAST_SECONDS:
         settings = MeasureSettings(batch_size=day.scale.batch_size, budget_seconds=day.left_s - LEAST_SECONDS / 2)
         found = measure(day.folder / "cases", day.folder / "costs", day.scale.backend, settings)
@@ -177,7 +177,7 @@ def noise(day: Day) -> Any:
 
 def model(day: Day) -> Any:
     _need(day, 120)
-    # one GPU measures no all-to-alls: the datasheet's stand in, since plans are compared by their compute
+    # one GPU measures no all-to-alls: the datasheet stands in, since plans are compared by their compute
     report = pretrain(
         day.folder / "costs", day.folder / "model", ranks=(TASK_DEVICES,), epochs=day.scale.epochs
     ).manifest.report
@@ -273,7 +273,7 @@ def _task(pool: Sequence[Table], index: int, batch_size: int) -> ShardingTask:
 
 
 def _plans(task: ShardingTask, cost_model: Any) -> dict[str, Plan]:
-    """Ours, the published search's, and of the heuristics the one that the nets like best."""
+    """Ours, the published search's, and the best heuristic's by the nets."""
     found = {OURS: search(task, cost_model)}
     costs = {each.algorithm: each.cost_ms for each in found[OURS].baselines if each.cost_ms is not None}
     wanted = {THEIRS: PUBLISHED} | ({HEURISTIC: min(costs, key=lambda name: costs[name])} if costs else {})

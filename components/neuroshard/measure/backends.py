@@ -28,7 +28,7 @@ class MeasureSettings:
     `batch_size` is global: samples of one step over all devices. A device looks up the whole batch in its own tables, and then
     keeps its share of the samples. While `repeats` disagree, up to as many more are taken. `memory_limit_bytes` is for the
     tables of one case; None takes the backend's default. `budget_seconds` is for the whole run; None has no limit. `hardware` is
-    the kind that this machine must be, or that the formula stands in for; None takes any.
+    the kind that this machine must be, or that the formula simulates; None takes any.
     """
 
     batch_size: int

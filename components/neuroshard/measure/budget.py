@@ -1,4 +1,4 @@
-"""What a budget buys on this machine: how often to repeat each case, and in which order to measure the cases.
+"""What to measure within a budget on this machine: how often to repeat each case, and in which order.
 
 A few cases are timed first. If the others do not fit with full repeats, fewer repeats come before fewer cases: a net averages out
 the noise of labels, but it cannot guess cases that it never saw.
@@ -13,9 +13,9 @@ from neuroshard.measure.schedule import REFERENCE, Step
 
 Kind = int  # a number of ranks, or SETS
 SETS: Kind = 0
-TRIAL_SETS = 3  # to time first; the first of them does not count, as it also draws lookups and touches memory
+TRIAL_SETS = 3  # to time first; the first one does not count, since it also draws lookups and touches memory
 FEWEST_REPEATS = 2
-# Table sets, and all-to-alls of each number of ranks. Beyond these, more repeats are worth more than more cases.
+# Table sets, and all-to-alls of each number of ranks. Beyond these, more repeats help more than more cases.
 ENOUGH = {"compute": 400, "collective": 60}
 # Of the time after the least. Nets of all-to-alls need fewer cases.
 SHARES = {"compute": 0.7, "collective": 0.3}
@@ -25,7 +25,7 @@ PART_APART = 120  # … and where a change ends processes and starts others
 
 @dataclass(frozen=True)
 class Bought:
-    """The repeats of each case, the steps in order, and how many steps the time is expected to suffice for, by kind."""
+    """The repeats of each case, the steps in order, and how many steps of each kind are expected to fit the time."""
 
     repeats: int
     steps: tuple[Step, ...]

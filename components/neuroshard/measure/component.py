@@ -51,7 +51,7 @@ def train_job(
     try:
         # time for nodes to start and pull images
         run(train_job(parsed, training_runtime, image, options), 2 * parse_duration(budget) + 3600)
-    except NeuroshardError as error:  # concerns this kind alone: the others go on
+    except NeuroshardError as error:  # concerns this kind alone: the others continue
         from neuroshard.store.measuring import note_failure
         from neuroshard.store.open import open_store
 

@@ -88,7 +88,7 @@ class Evaluation(Value):
 
     def _notes(self) -> Iterator[str]:
         if self.rounds_differ is not None:
-            yield f"rounds of a device's compute differ by {self.rounds_differ:.1%} (median): smaller differences mean nothing"
+            yield f"rounds of a device's compute differ by {self.rounds_differ:.1%} (median): smaller differences are noise"
         if not self.all_to_all_measured:
             yield f"the all-to-all among {len(self.devices)} devices was not measured, as " + (
                 "not every device's tables could be run"

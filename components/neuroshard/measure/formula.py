@@ -26,7 +26,7 @@ MEMORY_BYTES = 80 * 2**30
 HBM_BYTES = 2.4e9  # 3.35 TB/s at the peak; rows at random reach about 70 %
 CACHE_BYTES = 5.5e9  # L2
 CACHE_SIZE = 50e6
-SECTOR_BYTES = 32  # the least that memory moves
+SECTOR_BYTES = 32  # the smallest unit that memory moves
 VECTOR_COLUMNS = 128  # a warp moves 32 lanes x 4 columns in one instruction, also for narrower rows
 FORWARD_VECTORS = 25e6  # 132 multiprocessors, 1.7 GHz, about 9 cycles each
 BACKWARD_VECTORS = 12e6
@@ -173,7 +173,7 @@ def _launches(of: dict[str, Floats]) -> Floats:
 
 
 def _longest_bag_ms(of: dict[str, Floats]) -> Floats:
-    # sums that tables were taken off again can be a little below 0
+    # sums from which tables were subtracted again can be a little below 0
     return np.asarray(LOOKUP_MS * np.maximum(of["pooling_to_the_8th"], 0.0) ** (1 / LONGEST), dtype=np.float64)
 
 

@@ -54,7 +54,7 @@ MEMORY = {
     "glibc.malloc.trim_threshold": 2**40,
     "glibc.malloc.top_pad": 64 * 2**20,
 }
-# To find how fast the CPU is in calm when a run begins. Twelve looks of 5 s, a second apart, were within 3 %.
+# To find how fast the CPU is in calm when a run begins. Twelve trials of 5 s, a second apart, were within 3 %.
 CALM_SECONDS = 10.0
 CALM_SHARE = 0.05  # of a budget, at most
 TURNS_SECONDS = 5.0  # for all table sets that are measured in turns: a killed run loses this much
@@ -270,7 +270,7 @@ def bench_of(machine: Machine, cases: Cases, settings: MeasureSettings, begun: B
 def wanted_hardware(found: Hardware, wanted: Hardware | None) -> Hardware:
     """The hardware that was found here. Raises MeasureError if it is of another kind than `wanted`.
 
-    The machine's name, which a container hides, and the sharing, which nobody can see from inside, come from `wanted`.
+    The machine's name, which a container hides, and the sharing, which is invisible from inside, come from `wanted`.
     """
     if wanted is None:
         return found
@@ -278,8 +278,8 @@ def wanted_hardware(found: Hardware, wanted: Hardware | None) -> Hardware:
     found = found.model_copy(update=hidden)
     if found.fingerprint != wanted.fingerprint:
         raise MeasureError(
-            f"{wanted.name} was to be measured ({_facts(wanted)}), and here is {found.name} ({_facts(found)}): correct the "
-            "node's labels, or the node selector"
+            f"{wanted.name} was to be measured ({_facts(wanted)}), but this machine has {found.name} ({_facts(found)}): correct "
+            "the node's labels, or the node selector"
         )
     return found
 

@@ -42,7 +42,7 @@ class Machine(Protocol):
         """Raise MeasureError if memory does not hold the tables of a case, where they are allocated beforehand."""
 
     def apart(self, buffer_bytes: int, ranks: int) -> bool:
-        """Whether memory does not hold the worker for table sets and so many ranks together."""
+        """Whether memory is too small for the worker for table sets and this many ranks together."""
 
     def concurrency(self) -> int:
         """How many table sets can be measured side by side without disturbing each other."""
@@ -166,7 +166,7 @@ class CudaMachine:
         return len(self.seen)
 
     def in_turns(self) -> int:
-        return 1  # nobody else uses the GPU, so one moment is as good as another
+        return 1  # nothing else uses the GPU, so there is no need to spread visits over time
 
     def label_note(self, repeats: int) -> str:
         return (

@@ -1,4 +1,4 @@
-"""The network between hosts, measured: what a rank can send to other domains, and what it takes to begin.
+"""The network between hosts, measured: the rate at which a rank can send to other domains, and the latency.
 
 neuroshard network --hosts 2 --host 0 --ranks 8 --address node-a:29400      on every host, each with a --host of its own
 """
@@ -15,11 +15,11 @@ from neuroshard.measure.workers.processes import STARTUP_SECONDS, WorkerLost, Wo
 from neuroshard.progress import progress
 
 PATTERNS: tuple[Pattern, ...] = ("far", "near", "all", "alone")
-# Bytes that a rank sends in all: from what is latency alone to what a step of a large model sends
+# Bytes that a rank sends in all: from a message that is latency alone to that of a step of a large model
 SIZES = tuple(2**power for power in range(12, 29, 2))
-LONG_MS = 1000.0  # of an exchange: what would take longer is left out
+LONG_MS = 1000.0  # of an all-to-all; sizes that would take longer are left out
 MEET_SECONDS = 240.0  # for the ranks of all hosts to meet; a pod may have to fetch its image first
-# One rank of a domain alone that sends so much faster than all at once shares a port with the others.
+# If one rank of a domain alone sends this much faster than all at once, it shares a port with the others.
 SHARED_PORT = 1.25
 
 
@@ -27,8 +27,8 @@ SHARED_PORT = 1.25
 class NetworkSettings:
     """This is host `host` of `hosts`, with `ranks` each; all meet at `address` (HOST:PORT of host 0).
 
-    `kind` is cpu (gloo) or cuda (NCCL); `domain` the ranks that share fast links, those of a host if None. No exchange waits
-    longer than `timeout_seconds`. Raises UsageError for what cannot be.
+    `kind` is cpu (gloo) or cuda (NCCL); `domain` the ranks that share fast links, those of a host if None. No all-to-all waits
+    longer than `timeout_seconds`. Raises UsageError for invalid settings.
     """
 
     hosts: int
@@ -48,7 +48,7 @@ class NetworkSettings:
         topology = topology_of(self.devices, self.domain, self.ranks)
         if topology is None or topology.domains(self.devices) < 2:
             raise UsageError(
-                f"{self.hosts} x {self.ranks} ranks are one domain, which no network joins; give more --hosts, "
+                f"{self.hosts} x {self.ranks} ranks are one domain, without a network to measure; give more --hosts, "
                 "or a smaller --domain"
             )
         _ = self.meeting_point
@@ -65,15 +65,15 @@ class NetworkSettings:
     def meeting_point(self) -> tuple[str, int]:
         name, colon, port = self.address.rpartition(":")
         if not colon or not name or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise UsageError(f"--address {self.address!r} is no HOST:PORT of host 0, as in node-a:29400")
+            raise UsageError(f"--address {self.address!r} is not the HOST:PORT of host 0, as in node-a:29400")
         return name.strip("[]"), int(port)
 
 
 class Line(NamedTuple):
-    """Milliseconds of an exchange by the bytes that a rank sends: `latency_ms` + bytes / `bytes_per_s`.
+    """Milliseconds of an all-to-all by the bytes that a rank sends: `latency_ms` + bytes / `bytes_per_s`.
 
-    The latency is that of the smallest exchange, the rate that of the largest, of `nbytes`: buffers on the way let what is in
-    between pass faster than the network can keep up.
+    The latency is that of the smallest all-to-all, the rate that of the largest, of `nbytes`: buffers on the way let sizes in
+    between pass faster than the network can sustain.
     """
 
     bytes_per_s: float
@@ -103,7 +103,7 @@ class NetworkFigures:
 
     @property
     def overlap(self) -> float | None:
-        """How much longer the largest exchange of all ranks takes than the slower of its parts, by the lines of these."""
+        """How much longer the largest all-to-all of all ranks takes than the slower of its two parts, by their lines."""
         near, far, both = self.line("near"), self.line("far"), self.ms.get("all")
         if near is None or far is None or not both:
             return None
@@ -112,7 +112,7 @@ class NetworkFigures:
         return both[size] / max(line.ms(size * share / peers) for line, share in parts)
 
     def lines(self) -> list[str]:
-        """What a person reads of it."""
+        """The figures as text."""
         of = self.settings
         topology = Topology(domain=of.domain_ranks, local_world_size=of.ranks)
         said = [f"{topology.text(of.devices)}, {of.kind}"]
@@ -126,7 +126,7 @@ class NetworkFigures:
         if near is not None:
             said.append(f"inside a domain: {_line_text(near)}")
         if self.overlap is not None:
-            said.append(f"near and far at once: {self.overlap:.2f} times what the slower of them takes")
+            said.append(f"inside and between domains at once: {self.overlap:.2f} times as long as the slower of both")
         if self.text is not None:
             said.append(
                 f'use it: search --domain {of.domain_ranks} --network {self.text}; for nightly models, network: "{self.text}"'
@@ -171,7 +171,7 @@ def run(settings: NetworkSettings, figures: NetworkFigures) -> None:
     )
     patterns = [pattern for pattern in PATTERNS if settings.domain_ranks > 1 or pattern in ("far", "all")]
     try:
-        with progress("measure the network", len(patterns) * len(SIZES), "exchanges") as bar:
+        with progress("measure the network", len(patterns) * len(SIZES), "all-to-alls") as bar:
             pool.start()
             for pattern in patterns:
                 figures.ms[pattern] = {}
@@ -184,7 +184,7 @@ def run(settings: NetworkSettings, figures: NetworkFigures) -> None:
                     if ms * SIZES[1] / SIZES[0] > LONG_MS:
                         break
     except WorkerLost as error:
-        why = str(error).partition(". ")[0]  # gloo adds advice of its own
+        why = str(error).partition(". ")[0]  # gloo adds its own advice
         raise MeasureError(f"a rank of another host ended, or did not answer in time: {why}") from None
     finally:
         pool.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from neuroshard import system
 
 PROCESS_BYTES = 256 * 2**20  # a worker with torch and FBGEMM loaded holds 180 MiB of its own, a rank without FBGEMM 150
-MOST_FLUSH_BYTES = 256 * 2**20  # 25 ms at 10 GB/s, ten times most steps
+MOST_FLUSH_BYTES = 256 * 2**20  # 25 ms at 10 GB/s, ten times as long as most steps
 MOST_READ_BYTES = 256 * 2**20  # of the reference kernel of random reads; far more than most last-level caches
 MOST_LOOKUP_BYTES = (
     2 * 2**30

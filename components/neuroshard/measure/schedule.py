@@ -27,7 +27,7 @@ Case = ComputeCase | CollectiveCase
 _Case = TypeVar("_Case", ComputeCase, CollectiveCase)
 
 AGAIN_EVERY = 33  # 3 % of the cases have a round 1 …
-AGAIN_AT_LEAST = 8  # … and at least so many, since the repeatability is a median over them …
+AGAIN_AT_LEAST = 8  # … and at least this many, since the repeatability is a median over them …
 AGAIN_LATER = 0.1  # … after this share of the other cases was measured: minutes later, or hours
 BLOCK = 40  # table sets and all-to-alls alternate in blocks of about this size, so a run that ends early has both
 # Cases to measure first, of each split: a few more to train on than a net needs, as some end in errors, and enough others to
@@ -97,7 +97,7 @@ def schedule(cases: Cases, seed: int, rounds: int = 1) -> Schedule:
 def _in_blocks(
     reference: Sequence[Step], compute: Sequence[Step], collective: Sequence[Step], blocks: int
 ) -> tuple[Step, ...]:
-    """The steps in so many blocks: the reference case, a part of the table sets, and a part of the all-to-alls."""
+    """The steps in `blocks` blocks: the reference case, a part of the table sets, and a part of the all-to-alls."""
     order: list[Step] = []
     for block in range(blocks):
         parts = [

@@ -36,7 +36,7 @@ def open_trained(spec: str | Path, option: str) -> TrainedCostModel:
     Raises otherwise what `open_cost_model` raises.
     """
     if str(spec).startswith(("analytic:", "given:")):
-        raise UsageError(f"{option} {spec}: nothing was learned there; name what `neuroshard pretrain` wrote")
+        raise UsageError(f"{option} {spec}: not a trained cost model; name one that `neuroshard pretrain` wrote")
     model = open_cost_model(spec)
     assert isinstance(model, TrainedCostModel)
     return model

@@ -45,7 +45,7 @@ class Listed(NamedTuple):
 
 def open_published(spec: str, batch_size: int | None = None) -> TrainedCostModel:
     """The cost model that `spec` names: STORE#HARDWARE is the live one of that hardware, at `batch_size` where it has several;
-    STORE#FINGERPRINT@DIGEST is that very one, live or not.
+    STORE#FINGERPRINT@DIGEST is the one of that digest, live or not.
 
     Raises UsageError, NotFound, StoreError, InvalidInput, NewerFormat.
     """
@@ -95,7 +95,7 @@ def list_published(store: Store) -> tuple[Listed, ...]:
 
 
 def _live(store: Store, track: ReleaseTrack[ModelRelease]) -> tuple[Live[ModelRelease] | None, str]:
-    """What is live, if anything; or why nobody can know."""
+    """What is live, if anything; or why that is unknown."""
     try:
         return live_or_none(store, track), ""
     except Unreachable:
@@ -126,7 +126,7 @@ def _kept(digest: str) -> Path | None:
 
 
 def _holds(folder: Path, digest: str) -> bool:
-    """Whether the folder holds the whole bundle; that its tensors are right is `load_cost_model`'s to check."""
+    """Whether the folder holds the whole bundle; `load_cost_model` checks its tensors."""
     with suppress(OSError, NeuroshardError):
         manifest, tensors = ((folder / name).read_bytes() for name in reversed(BUNDLE_FILES))
         if sha256(manifest) == digest:
@@ -135,6 +135,6 @@ def _holds(folder: Path, digest: str) -> bool:
 
 
 def _copy(files: Files, folder: Path) -> None:
-    """Under names of our own: a key of the store never becomes a path."""
+    """Copies files under fixed names: a key of the store never becomes a path."""
     for name, data in zip(BUNDLE_FILES, files.values(), strict=True):
         write_bytes(folder / name, data)

@@ -1,4 +1,4 @@
-"""Is a live cost model good enough for the plans that are wanted? Survey, search and publishing all decide by this.
+"""Whether a live cost model is good enough for the plans that are wanted. Survey, search and publishing all use this.
 
 A model serves if no shortfall is found. For each shortfall more is measured. A model that is merely old or inaccurate is still
 usable: a plan searched with it is better than no plan.
@@ -115,7 +115,7 @@ def serves(known: Known, wanted: Wanted, now: datetime) -> tuple[Shortfall, ...]
 
 
 def usable(found: tuple[Shortfall, ...]) -> bool:
-    """Can plans be searched with a model that has these shortfalls?"""
+    """Whether plans can be searched with a model that has these shortfalls."""
     return all(one.usable for one in found)
 
 

@@ -37,7 +37,7 @@ TEST_SHARE = AugmentSettings.test_share  # of the kinds of tables, as augment ho
 FEWEST_ALL_TO_ALLS = round(
     1.6 * FEWEST_TRAIN_ALL_TO_ALLS
 )  # of each number of devices, with some to spare for the other splits
-ENOUGH_SHARE = 0.9  # of the training cases: splits are drawn at random, so a few less will do
+ENOUGH_SHARE = 0.9  # of the training cases: splits are drawn at random, so a few less are enough
 MORE_SHARE = 0.5  # of the cases asked for, added where those measured did not give a good cost model
 MOST_DRAWN = 4.0  # times the cases asked for, over all draws
 VERSION_MARK = "~"  # between the name of a table that has changed and the digest of its content
@@ -56,7 +56,7 @@ class Lacking(NamedTuple):
 def run(survey: Survey, store_url: str, *, single_writer: bool = False) -> list[Job]:
     """Draw what the works of a survey lack into the store, and return the jobs that measure what is left to measure.
 
-    Where the cases of a kind cannot be drawn, the failure is recorded and the other kinds go on. Raises StoreError where the
+    Where the cases of a kind cannot be drawn, the failure is recorded and the other kinds continue. Raises StoreError where the
     store cannot be listed, or does not answer.
     """
     jobs = []
@@ -237,7 +237,7 @@ def _names(cases: Iterable[ComputeCase], is_test: bool) -> set[str]:
 def renamed(tables: Sequence[Table], earlier: Iterable[Cases]) -> tuple[Table, ...]:
     """The tables, with a digest after the name of each that has changed since an earlier draw.
 
-    A row of costs holds the name of a table alone, so the name has to tell the two versions apart.
+    A row of costs holds the name of a table alone, so the two versions need different names.
     """
     known = {table.name: table for cases in earlier for table in cases.tables}
     found = []

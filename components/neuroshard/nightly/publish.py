@@ -60,5 +60,5 @@ def _serves_less(store: Store, work: Work, request: Request, cost_model: Path) -
     asked = ", ".join(map(str, sorted(set(missing))))
     return (
         f"{work.hardware.name}: cost model {new.name[:12]} cannot predict the all-to-all of {asked} devices, which the live "
-        f"{old.name[:12]} can; that one stays live, and the measuring goes on"
+        f"{old.name[:12]} can; that one stays live, and later runs measure more"
     )

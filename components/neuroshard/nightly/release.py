@@ -118,7 +118,7 @@ def _verdict(
     settings: DeploySettings,
     doubts: Sequence[str],
 ) -> Verdict:
-    """Deploy the plan, if there is one, and judge what came of it."""
+    """Deploy the plan, if there is one; returns the verdict."""
     store = open_store(store_url, single_writer=settings.single_writer)
     if searched.no_plan:
         return _without_plan(store, survey, name, searched.no_plan, doubts)
@@ -179,7 +179,7 @@ def conclude(survey: Survey, store_url: str) -> tuple[str, ...]:
 
 
 def check_red(survey: Survey, verdict: Verdict) -> None:
-    """Raise NeuroshardError for a model without any plan. A run that goes on to measure leaves that to `conclude`."""
+    """Raise NeuroshardError for a model without any plan. A run that measures afterwards leaves that to `conclude`."""
     if verdict.end == "red" and not survey.works:
         raise NeuroshardError(verdict.text)
 

@@ -120,7 +120,7 @@ def _pending_works(
             left, why = _pending(store, work, tables, covered[work.hardware.fingerprint], settings)
         except Unreachable:
             raise
-        except StoreError as error:  # what is there may not be read; the other kinds go on
+        except StoreError as error:  # access to it may be denied; the other kinds continue
             left, why = None, f"nothing can be measured for it: {error}"
         if left is not None:
             pending.append(left)

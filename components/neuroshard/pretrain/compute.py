@@ -1,7 +1,7 @@
 """Table sets and their measured times -> the compute net (costmodel/compute_net.py). All members are trained at once.
 
-Forward and backward are learned by a head each, which share the hidden layer, since the two times together say more about what
-they are made of than their sum does. The trained heads are added up to one.
+Forward and backward are learned by a head each, which share the hidden layer, since two times say more about their causes than
+their sum does. The trained heads are added up to one.
 """
 
 import math
@@ -51,7 +51,7 @@ FIRST_RATES: Final = 0.02  # initial rates, as a share of a layer's usual initia
 BEYOND: Final = 0.3  # initial skip beyond its least, as a share of a layer's usual initial weights
 ROUNDED: Final = 1e-9  # relative margin that keeps the skip above its least whatever the rounding
 COUNTS: Final = (COUNTED_IN == BYTES).astype(np.int64)  # what each threshold counts: 0 rows, 1 bytes
-SLOW: Final = slice(len(BY_ROWS))  # thresholds in rows whose rates set in slowly; STEPS: at once
+SLOW: Final = slice(len(BY_ROWS))  # thresholds in rows whose rates rise slowly; STEPS: at once
 STEPS: Final = slice(-len(BY_DIGITS), None)
 NOWHERE: Final[Ints] = np.empty(0, dtype=np.int64)
 
@@ -81,7 +81,7 @@ def train_compute(
     """The compute net, trained on the cases at `train` (places among the labels); `valid` chooses the best epoch.
 
     `batch_sizes` (cases,) are those of the cases. The predicted spread is calibrated on `valid` and on `also_calibrated_on`,
-    cases whose errors did not choose the epoch and so are not too small.
+    cases that did not choose the epoch, so their errors are not too small.
     """
     start = training.start
     if start is not None and len(start.scale.mean) < len(FEATURES):
@@ -89,12 +89,12 @@ def train_compute(
             "the cost model to start from was trained on fewer features, by an older neuroshard; train without it"
         )
     samples = SetSamples(labels, batch_sizes, train, start.scale if start else None)
-    told_apart = samples.told_apart(train)
+    learnable = samples.learnable(train)
     if start is not None and start.rates is not None:
         rates = _of_kind(start.rates, samples.few(train))
         start = replace(start, rates=rates)
-        told_apart = np.union1d(told_apart, np.flatnonzero(rates.any(axis=(0, 1))))
-    net = _Ensemble(generator, training.monotone, samples.floor, told_apart)
+        learnable = np.union1d(learnable, np.flatnonzero(rates.any(axis=(0, 1))))
+    net = _Ensemble(generator, training.monotone, samples.floor, learnable)
     recipe = Recipe(training.epochs, WEIGHT_DECAY)
     if start is not None:
         net.begin(start)
@@ -150,7 +150,7 @@ class SetSamples:
         places, tables = self._tables(cases)
         return self.features[tables], self.counted[tables], places, torch.tensor(len(cases))
 
-    def told_apart(self, cases: Ints) -> Ints:
+    def learnable(self, cases: Ints) -> Ints:
         """Places of the thresholds with enough cases on both sides."""
         places, tables = self._tables(torch.from_numpy(cases))
         counted = torch.zeros(len(cases), 2, dtype=torch.float64).index_add_(0, places, self.counted[tables].double())
@@ -203,10 +203,10 @@ class _Ensemble(Net):
 
     The parameter of a skip is what it has beyond its least; if `monotone`, its absolute value counts, and so for rates.
     Dips, and rates beyond OWN, make the bounds of a search loose, so `extra_loss` grows with both, each as a share of the cost.
-    `told_apart` are the places of the thresholds that get rates.
+    `learnable` are the places of the thresholds that get rates.
     """
 
-    def __init__(self, generator: torch.Generator, monotone: bool, floor: float, told_apart: Ints) -> None:
+    def __init__(self, generator: torch.Generator, monotone: bool, floor: float, learnable: Ints) -> None:
         super().__init__()
         self.monotone, self.floor = monotone, floor
         widths, vector = (len(FEATURES), *TABLE_WIDTHS, HEAD_WIDTH, PARTS), TABLE_WIDTHS[-1]
@@ -217,12 +217,12 @@ class _Ensemble(Net):
         with torch.no_grad():
             self.skip.abs_().mul_(BEYOND)  # also where it may turn negative: costs grow
             self.biases[3].fill_(0.1 / PARTS)
-        self.told_apart = told_apart
-        self.counts = torch.from_numpy(COUNTS[told_apart])
-        self.thresholds, self.sets_in = (torch.from_numpy(of[told_apart]).float() for of in (THRESHOLDS, SETS_IN))
-        if len(told_apart):
-            self.rates = uniform(MEMBERS, vector, len(told_apart), fan_in=1, generator=generator)
-            self.in_backward = nn.Parameter(torch.zeros(MEMBERS, 1, len(told_apart)))
+        self.learnable = learnable
+        self.counts = torch.from_numpy(COUNTS[learnable])
+        self.thresholds, self.sets_in = (torch.from_numpy(of[learnable]).float() for of in (THRESHOLDS, SETS_IN))
+        if len(learnable):
+            self.rates = uniform(MEMBERS, vector, len(learnable), fan_in=1, generator=generator)
+            self.in_backward = nn.Parameter(torch.zeros(MEMBERS, 1, len(learnable)))
             with torch.no_grad():
                 self.rates.abs_().mul_(FIRST_RATES)
 
@@ -236,7 +236,7 @@ class _Ensemble(Net):
         falls = torch.bmm(torch.relu(-head), torch.relu(out)) + torch.bmm(torch.relu(head), torch.relu(-out))
         parts = torch.baddbmm(self.biases[3], hidden, out) + torch.bmm(sums, falls + self._positive(self.skip))
         surplus = torch.zeros(())
-        if len(self.told_apart):
+        if len(self.learnable):
             rates = self._positive(self.rates)
             counted_a_case = torch.zeros(int(cases), counted.shape[1]).index_add_(0, places, counted)
             added = torch.bmm(sums, rates) * self._steps(counted_a_case)
@@ -266,8 +266,8 @@ class _Ensemble(Net):
                 weight.copy_(torch.from_numpy(layer.weight))
                 bias.copy_(torch.from_numpy(layer.bias))
             self.skip.copy_(torch.from_numpy(beyond))
-            if len(self.told_apart) and net.rates is not None:
-                before = net.rates[..., self.told_apart]
+            if len(self.learnable) and net.rates is not None:
+                before = net.rates[..., self.learnable]
                 known = before.any(
                     axis=(0, 1)
                 )  # the others keep their initial weights: an absolute value has no slope at 0
@@ -280,7 +280,7 @@ class _Ensemble(Net):
                 self.weights[3],
                 self.biases[3],
                 self.skip,
-                *([self.rates] if len(self.told_apart) else []),
+                *([self.rates] if len(self.learnable) else []),
             ):
                 parameter.mul_(factor)
 
@@ -292,9 +292,9 @@ class _Ensemble(Net):
         skip = least * (1 + ROUNDED) + _whole(_numpy(self._positive(self.skip)))
         out = Layer(_whole(parts.weight), _whole(parts.bias))
         rates = None
-        if len(self.told_apart):
+        if len(self.learnable):
             rates = np.zeros((*skip.shape[:2], len(THRESHOLDS)))
-            rates[..., self.told_apart] = _numpy(self._positive(self.rates))
+            rates[..., self.learnable] = _numpy(self._positive(self.rates))
         return ComputeNet(scale, (layers[0], layers[1]), head, out, skip, unit_ms, self.floor, 1.0, 1.0, rates)
 
 

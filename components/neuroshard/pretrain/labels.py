@@ -34,7 +34,7 @@ class Labels(Generic[Case]):
 
 
 def teaches(cost: ComputeCost | CollectiveCost) -> bool:
-    """Can a net learn from this cost? Not from an error, nor from 0 ms, which only a broken clock measures."""
+    """Whether a net can learn from this cost: not from an error, nor from 0 ms, which only a broken clock measures."""
     if cost.error is not None:
         return False
     if isinstance(cost, ComputeCost):

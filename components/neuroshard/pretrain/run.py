@@ -213,7 +213,7 @@ def _compute_net(costs: Costs, training: Training) -> tuple[ComputeNet, int, tup
 
 
 def _analytic_is_better(costs: Costs, net: ComputeNet) -> bool:
-    """Does the scaled analytic model predict held-out table sets clearly better than a net trained on few cases?
+    """Whether the scaled analytic model predicts held-out table sets clearly better than a net trained on few cases.
 
     It compares on `valid` and `test_sets`, so that `test_tables` remains a test.
     """

@@ -151,7 +151,7 @@ def _all_to_all_factors(analytic: Analytic, costs: Costs, ranks: int) -> tuple[t
 def _drawn_all_to_alls(
     analytic: Analytic, costs: Costs, ranks: int, factors: tuple[float, float], rng: np.random.Generator
 ) -> Iterator[tuple[CollectiveCase, CollectiveCost]]:
-    """Random all-to-alls of so many ranks, from balanced to lopsided, of the columns of all tables together."""
+    """Random all-to-alls of `ranks` ranks, from balanced to lopsided, of the columns of all tables together."""
     columns = sum(table.dim for table in costs.tables) or max(
         (sum(case.device_dims) for case, _ in costs.collective), default=DIM_STEP * ranks
     )
@@ -187,6 +187,6 @@ def _split(number: int) -> Split:
 def _scaled(factor: float, known: int, noun: str, rows: Sequence[tuple[object, ComputeCost | CollectiveCost]]) -> str:
     if not known:
         errors = [cost.error for _, cost in rows if cost.error]
-        why = f" ({len(errors)} of {len(rows)} met an error, the first: {shown(errors[0], 200)})" if errors else ""
+        why = f" ({len(errors)} of {len(rows)} failed, the first: {shown(errors[0], 200)})" if errors else ""
         return f"from datasheets alone, since none was measured{why}"
     return f"times {factor:.3g} by {counted(known, f'measured {noun}')}"

@@ -1,1 +1,1 @@
-"""Pictures of all of the above: one HTML page, and in text what `show`, `diff`, `releases` and the end of a run print."""
+"""Reports: one HTML page, and in text what `show`, `diff`, `releases` and the end of a run print."""

@@ -54,7 +54,7 @@ class PlanChange:
 
 
 def open_live(spec: str, plan: Plan) -> LivePlan | None:
-    """A plan.json, or the live plan of STORE#MODEL; the plan it replaced, where that is `plan` itself. None without one.
+    """A plan.json, or the live plan of STORE#MODEL; if that is `plan` itself, the plan that it replaced. None without one.
 
     Raises UsageError, InvalidInput, NewerFormat and StoreError.
     """

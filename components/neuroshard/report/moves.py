@@ -39,7 +39,7 @@ def _predictions(old: Plan, new: Plan, model: CostModel | None) -> _Predictions:
     if model is not None:
         if old.task.batch_size != new.task.batch_size:
             sizes = f"{old.task.batch_size:,} and {new.task.batch_size:,}"
-            raise InvalidInput(f"the plans are for batches of {sizes} samples, so no one cost model prices both")
+            raise InvalidInput(f"the plans are for batches of {sizes} samples, so no single cost model prices both")
         from neuroshard.report.priced import priced  # NumPy, which plans as they are do not need
 
         old_ms, new_ms = ([cost.total_ms for cost in priced(plan, model)] for plan in (old, new))
@@ -136,7 +136,7 @@ def _move_lines(moving: Sequence[Move], rows_of: Mapping[str, int]) -> list[str]
         columns = spanned(move.column_offset, move.dim)
         room = WIDTH - 41 - width
         whole = clean(move.table)
-        name = whole if len(whole) <= room else f"…{whole[1 - room :]}"  # the end of a path says more
+        name = whole if len(whole) <= room else f"…{whole[1 - room :]}"  # the end of a path is the more useful part
         place = f"{move.from_device:>4} {move.to_device:>4} {format_bytes(move.nbytes):>12}"
         lines.append(f"{place}  {columns:<16} {some:<{width}}{name}")
     return lines

@@ -38,7 +38,7 @@ def cut_tables(plan: Plan) -> str:
 def memory_counts(plan: Plan) -> str:
     """What a plan's memory counts, as words after "counts"."""
     if plan.task.pipeline is None:
-        return "weights and optimizer state, and nothing of what a step needs, for the plan names no pipeline"
+        return "weights and optimizer state; not a step's inputs and outputs, since the plan names no pipeline"
     return f"weights, optimizer state, and a step's inputs and outputs by pipeline {plan.task.pipeline}"
 
 

@@ -38,7 +38,7 @@ def _piece(name: str) -> str:
 
 
 def _apart(script: str) -> str:
-    """A script in a scope of its own: the bundle alone has thousands of short names."""
+    """A script in its own scope: the bundle alone has thousands of short names."""
     return f"(() => {{{script}\n}})();"
 
 
@@ -48,7 +48,7 @@ def _charts() -> str:
     from vl_convert import javascript_bundle
 
     script = javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    # an HTML parser ends a script at the first `</script`, wherever it is; JavaScript reads both spellings alike
+    # an HTML parser ends a script at the first `</script`, wherever it is; to JavaScript both spellings are the same
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--").replace("\r\n", "\n")
 
 

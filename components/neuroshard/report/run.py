@@ -174,7 +174,7 @@ def run(
 ) -> int:
     """Read a plan.json and what goes with it, and write the page to `out`. Returns its size in bytes.
 
-    `model` names the cost model as for a search. `live` is a plan.json or STORE#MODEL, where nothing need be live. `costs` are
+    `model` names the cost model as for a search. `live` is a plan.json or STORE#MODEL, which may have nothing live. `costs` are
     the folders that the cost model learned from. `fleet` is a file with the output of `neuroshard fleet --json`, `evaluation`
     a file that `neuroshard evaluate -o` wrote.
 
@@ -208,7 +208,7 @@ def report_of(
     evaluation: Path | None = None,
     files: Mapping[str, str] | None = None,
 ) -> str:
-    """The page of a plan as HTML, with what `run` reads beside it. `files` maps names of files already read to their sha256."""
+    """The page of a plan as HTML, with what else `run` reads. `files` maps names of files already read to their sha256."""
     read = dict(files or {})
     opened = None if model is None else open_cost_model(model, plan.task.batch_size)
     if model is not None and (Path(model) / MANIFEST).is_file():

@@ -22,7 +22,7 @@ WAYS = {
 
 
 class Side(NamedTuple):
-    """One line: what it is about, of the live plan, of this plan."""
+    """One line: its subject, the live plan's value, this plan's value."""
 
     what: str
     live: str
@@ -30,7 +30,7 @@ class Side(NamedTuple):
 
 
 def sides(plan: Plan, change: PlanChange) -> list[Side]:
-    """The lines; none where both plans say the same of it but for costs and memory, which are always there."""
+    """The lines: costs and memory always, other facts only where the two plans differ."""
     live = change.live.plan
     of_live, of_this = (_facts(one, ms) for one, ms in ((live, change.live_ms), (plan, plan.predicted_ms)))
     always = {"slowest device", "mean device", "fullest device"}
@@ -40,8 +40,8 @@ def sides(plan: Plan, change: PlanChange) -> list[Side]:
 
 
 def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
-    held = plan.by_table()
-    counted = Counter(_way(table, held[table.name], plan.task.devices) for table in plan.task.tables)
+    by_table = plan.by_table()
+    counted = Counter(_way(table, by_table[table.name], plan.task.devices) for table in plan.task.tables)
     used, limits = plan.memory_bytes(), plan.task.device_memory_bytes
     fullest = max(range(len(used)), key=lambda device: used[device] / limits[device])
     topology = plan.task.topology
@@ -55,12 +55,12 @@ def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
         "devices": f"{plan.task.devices:,}",
         "hosts": NOT_KNOWN if topology is None else topology.text(plan.task.devices),
         "batch": f"{plan.task.batch_size:,}",
-        "exchange": plan.task.exchange_precision.text if plan.task.exchange_precision else "fp32",
+        "collectives": plan.task.exchange_precision.text if plan.task.exchange_precision else "fp32",
         "found by": plan.provenance.algorithm,
     }
 
 
-def _way(table: Table, held: Sequence[Shard], devices: int) -> str:
-    """How a table lies in these shards."""
-    kind = group_of(table, held, devices).kind
-    return WAYS["whole" if kind == "columns" and len(held) == 1 else kind]
+def _way(table: Table, shards: Sequence[Shard], devices: int) -> str:
+    """How these shards divide a table."""
+    kind = group_of(table, shards, devices).kind
+    return WAYS["whole" if kind == "columns" and len(shards) == 1 else kind]

@@ -34,8 +34,8 @@ def _size(plan: Plan) -> str:
     topology = plan.task.topology
     laid_out = "" if topology is None else f" ({topology.text(plan.task.devices)})"
     precision = plan.task.exchange_precision
-    exchange = "" if precision is None else f", exchange in {precision.text}"
-    return f"{cut_tables(plan)}, {counted(plan.task.devices, 'device')}{laid_out}, batch {plan.task.batch_size:,}{exchange}"
+    sent = "" if precision is None else f", collectives in {precision.text}"
+    return f"{cut_tables(plan)}, {counted(plan.task.devices, 'device')}{laid_out}, batch {plan.task.batch_size:,}{sent}"
 
 
 def _cost_lines(plan: Plan) -> list[str]:
@@ -46,8 +46,8 @@ def _cost_lines(plan: Plan) -> list[str]:
         if baseline.cost_ms is None:
             lines += wrapped(f"  {baseline.algorithm:<12} no plan: {baseline.error}", indent=15)
         else:
-            beside = against(plan.cost_ms, baseline.cost_ms, "{:.1%}".format)
-            cost = f"  {clean(baseline.algorithm):<12} {baseline.cost_ms:10.3f} ms   this plan is {beside}"
+            comparison = against(plan.cost_ms, baseline.cost_ms, "{:.1%}".format)
+            cost = f"  {clean(baseline.algorithm):<12} {baseline.cost_ms:10.3f} ms   this plan is {comparison}"
             lines.append(cost + (f" (after {counted(baseline.cuts, 'cut')})" if baseline.cuts else ""))
     return lines
 
@@ -221,16 +221,16 @@ def releases_text(releases: Sequence[Pointer]) -> str:
     lines = [f"number  time                  action    {what:<12}  {figure}"]
     worst = max(release.error or 0.0 if isinstance(release, ModelRelease) else 0.0 for release in releases)
     for index, release in enumerate(releases):
-        shown, beside = "-", ""
+        shown, gained = "-", ""
         if isinstance(release, Release):
             shown = "-" if release.cost_ms is None else f"{release.cost_ms:.3f} ms"
             gain = release.decision.gain if release.decision else None
-            beside = "-" if gain is None else f"{gain:+.1%}"
+            gained = "-" if gain is None else f"{gain:+.1%}"
         elif isinstance(release, ModelRelease) and release.error is not None:
-            shown, beside = f"{release.error:.1%}", bar([release.error], worst, 6)
+            shown, gained = f"{release.error:.1%}", bar([release.error], worst, 6)
         live = "live" if index == 0 else ""
         line = f"{release.number:>6}  {release.time:<20}  {release.action:<8}  {release.artifact[:12]}"
-        lines.append(f"{line}  {shown:>12} {beside:>6} {live}".rstrip())
+        lines.append(f"{line}  {shown:>12} {gained:>6} {live}".rstrip())
     return "\n".join(lines)
 
 

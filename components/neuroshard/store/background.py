@@ -1,4 +1,4 @@
-"""Something done again and again in a thread of its own, while a block runs."""
+"""Repeats a call in its own thread while a block runs."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def repeating(every_seconds: float, do: Callable[[], None]) -> Iterator[None]:
-    """Call `do` every so many seconds while the block runs. `do` must not raise. The last call has ended when this does."""
+    """Call `do` every `seconds` while the block runs. `do` must not raise. The block does not end before the last call has."""
     ended = threading.Event()
 
     def repeat() -> None:

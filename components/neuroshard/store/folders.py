@@ -72,10 +72,10 @@ def kept(store: Store, prefix: str, folder: Path, every_seconds: float = EVERY_S
         try:
             send_folder(store, prefix, folder, sent)
             noted = ""
-        except StoreError as error:  # the block goes on; the end raises if the store still fails then
+        except StoreError as error:  # the block continues; its end raises if the store still fails
             if str(error) != noted:
                 noted = str(error)
-                log(f"note: {error}; until that is mended, nothing new is kept there")
+                log(f"note: {error}; until that is fixed, nothing new is kept there")
 
     try:
         with repeating(every_seconds, send):

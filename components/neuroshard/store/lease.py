@@ -14,7 +14,7 @@ from neuroshard.core.value import canonical_json
 from neuroshard.store.background import repeating
 from neuroshard.store.protocol import ObjectInfo, Store
 
-LEASE_SECONDS = 600.0  # a holder renews ten times as often, so a store that is away for minutes costs nobody its lease
+LEASE_SECONDS = 600.0  # a holder renews ten times as often, so no lease is lost while a store is away for minutes
 
 
 class LeaseHeld(StoreError):
@@ -23,7 +23,7 @@ class LeaseHeld(StoreError):
 
 @contextmanager
 def leased(store: Store, key: str, owner: str, seconds: float = LEASE_SECONDS) -> Iterator[None]:
-    """Hold the lease at `key` while the block runs. Raises LeaseHeld where another holds it, and StoreError.
+    """Hold the lease at `key` while the block runs. Raises LeaseHeld where another run holds it, and StoreError.
 
     A holder that is killed leaves its lease behind. Anybody may take over a lease that was not renewed for `seconds`. At the
     end a holder deletes its own lease alone, never one that was taken over.
@@ -58,7 +58,7 @@ def holder(store: Store, key: str) -> str:
 
 
 def expired(store: Store, entry: ObjectInfo, seconds: float = LEASE_SECONDS) -> bool:
-    """Whether an object has not changed for so many seconds, by the store's clock.
+    """Whether an object has not changed for `seconds`, by the store's clock.
 
     One that is dated so far in the future has expired too: a live holder renews its lease within a minute.
     """

@@ -136,7 +136,7 @@ def _put(store: Store, key: str, data: bytes) -> None:
         return
     except Unreachable:
         raise
-    except (StoreError, InvalidInput):  # not to be read, or too large: what a record says can be lost
+    except (StoreError, InvalidInput):  # unreadable, or too large: a record may be lost
         store.delete(key)
         store.create(key, data)
         return
@@ -176,8 +176,8 @@ def set_aside(store: Store, folder: str, name: str, why: str) -> None:
 def set_aside_share(store: Store, folder: str, share: Share, why: str) -> None:
     """Set the costs of a share aside, so that its cases are measured again.
 
-    Other shares of the draw, of a night with more or fewer pods, may have ended because this one had measured their cases. So
-    none of them counts as ended any more.
+    Other shares of the draw, of a nightly run with more or fewer pods, may have ended because this one had measured their
+    cases. So none of them counts as ended any more.
     """
     set_aside(store, folder, share.costs, why)
     for ended in {share, *(one for one in measuring(store, folder).ended if one.draw == share.draw)}:

@@ -150,7 +150,7 @@ class Kubeflow:
         return True
 
     def failures(self, run: Run) -> tuple[str, ...]:
-        """Each step of a run that failed, what it was for and why, as far as the API gives that away."""
+        """Each step of a run that failed, what it was for, and why, as far as the API says."""
         workflow = self._workflow(run.run_id)
         messages = {key: str(one.get("message") or "") for key, one in _nodes(workflow).items()}
         steps = failed_steps(run.tasks)
@@ -176,13 +176,13 @@ class Kubeflow:
         )
 
     def _refusals(self, run: Run, pod: str) -> Iterator[str]:
-        """Why the log of a pod cannot be read, by each name that the pod may have; empty where it can, or nobody knows."""
+        """Why the log of a pod cannot be read, by each name that the pod may have; empty where it can, or where it is unknown."""
         for name in _pod_names(run, pod):
             log, refusal = self._log(run.run_id, name)
             yield "" if log is not None else refusal
 
     def _last_log(self, run: Run, pods: Sequence[str]) -> str:
-        """The log of the last of these pods, or nothing where it cannot be had."""
+        """The log of the last of these pods; empty where there is none."""
         for name in _pod_names(run, pods[-1]) if pods else ():
             log, _ = self._log(run.run_id, name)
             if log is not None:
@@ -190,9 +190,9 @@ class Kubeflow:
         return ""
 
     def _log(self, run_id: str, pod: str) -> tuple[str | None, str]:
-        """A pod's log without its middle, and None with what the API says where there is no such log.
+        """A pod's log without its middle; where there is none, None and the API's message.
 
-        The API answers 200 and puts an error into the text. That it does so is from the source of KFP 2.17.0.
+        The API answers 200 with an error in the text (source of KFP 2.17.0).
         """
         from urllib3.exceptions import HTTPError
 
@@ -209,9 +209,9 @@ class Kubeflow:
         return (None, text) if text.startswith('{"error_message":') else (text, "")
 
     def _workflow(self, run_id: str) -> Mapping[str, Any]:
-        """The run as Argo keeps it, which has the reasons that API v2beta1 leaves out; empty where it cannot be had.
+        """The run as Argo keeps it, with the reasons that API v2beta1 leaves out; empty where it cannot be read.
 
-        That API v1beta1 answers with it for runs of version 2 too is from the source of KFP 2.17.0.
+        API v1beta1 answers with it for runs of version 2 too (source of KFP 2.17.0).
         """
         from urllib3.exceptions import HTTPError
 
@@ -223,7 +223,7 @@ class Kubeflow:
         return found if isinstance(found, dict) else {}
 
     def _get(self, path: str, names: Mapping[str, str]) -> Any:
-        """The answer to a question that the SDK does not know, to be read."""
+        """The answer to a request that the SDK does not have, as a stream."""
         with self._asking():
             return self.client._run_api.api_client.call_api(
                 path,
@@ -300,10 +300,10 @@ class Kubeflow:
                     f"{self.endpoint}: answers, but not as Kubeflow Pipelines 2 does (no /apis/v2beta1/healthz); "
                     "is it the address of its API, and of version 2?"
                 ) from None
-            way_out = {401: "; show a token that it takes", 403: "; may this account submit in that namespace?"}
-            told = f"Kubeflow Pipelines answered {error.status}: {said(error)}{way_out.get(error.status, '')}"
+            way_out = {401: "; send a token that it accepts", 403: "; may this account submit in that namespace?"}
+            message = f"Kubeflow Pipelines answered {error.status}: {said(error)}{way_out.get(error.status, '')}"
             kind = NotAnswering if error.status in PASSING_STATUSES else NeuroshardError
-            raise kind(f"{self.endpoint}: {told}") from None
+            raise kind(f"{self.endpoint}: {message}") from None
         except (HTTPError, OSError) as error:
             raise NotAnswering(f"{self.endpoint}: Kubeflow Pipelines does not answer: {one_line(error)}") from None
         except (
@@ -321,52 +321,52 @@ def _in_time(request: Any, *arguments: Any, **options: Any) -> Any:
     return request(*arguments, **{**options, "_request_timeout": options.get("_request_timeout") or TIMEOUT})
 
 
-def read_run(told: Any) -> Run:
-    """A run as the SDK gives it."""
-    details = getattr(told.run_details, "task_details", None) or ()
-    given = getattr(told.runtime_config, "parameters", None) or {}
-    spec = _spec(told.pipeline_spec)
+def read_run(answer: Any) -> Run:
+    """Parses a run of the SDK."""
+    details = getattr(answer.run_details, "task_details", None) or ()
+    given = getattr(answer.runtime_config, "parameters", None) or {}
+    spec = _spec(answer.pipeline_spec)
     return Run(
-        run_id=str(told.run_id),
-        name=str(told.display_name or ""),
-        state=str(told.state or "PENDING"),
+        run_id=str(answer.run_id),
+        name=str(answer.display_name or ""),
+        state=str(answer.state or "PENDING"),
         tasks=tuple(_task(task) for task in details),
-        recurring_run_id=str(told.recurring_run_id or ""),
+        recurring_run_id=str(answer.recurring_run_id or ""),
         models=str(given.get("models") or _default(spec, "models")),
         spec=spec,
     )
 
 
-def _spec(told: object) -> Mapping[str, Any]:
+def _spec(answer: object) -> Mapping[str, Any]:
     """The pipeline alone: a package of two documents comes back as an object of both."""
-    spec = told.get("pipeline_spec", told) if isinstance(told, dict) else {}
+    spec = answer.get("pipeline_spec", answer) if isinstance(answer, dict) else {}
     return spec if isinstance(spec, dict) else {}
 
 
 def _default(spec: Mapping[str, Any], name: str) -> object:
-    """What a parameter of the pipeline is where nobody gives it."""
+    """The default of a parameter of the pipeline."""
     given = spec.get("root", {}).get("inputDefinitions", {}).get("parameters", {}).get(name, {})
     return given.get("defaultValue", "")
 
 
-def _task(told: Any) -> Task:
+def _task(answer: Any) -> Task:
     return Task(
-        name=str(told.display_name or ""),
-        state=str(told.state or ""),
-        children=tuple(str(child.pod_name or child.task_id or "") for child in told.child_tasks or ()),
-        began=_seconds(told.start_time),
-        ended=_seconds(told.end_time),
-        error=_why(told),
+        name=str(answer.display_name or ""),
+        state=str(answer.state or ""),
+        children=tuple(str(child.pod_name or child.task_id or "") for child in answer.child_tasks or ()),
+        began=_seconds(answer.start_time),
+        ended=_seconds(answer.end_time),
+        error=_why(answer),
     )
 
 
-def _seconds(told: Any) -> float:
+def _seconds(moment: Any) -> float:
     """Seconds since 1970; 0 for a time that has not come, which the server calls the year 1970."""
-    return max(told.timestamp(), 0.0) if isinstance(told, datetime) else 0.0
+    return max(moment.timestamp(), 0.0) if isinstance(moment, datetime) else 0.0
 
 
 def _why(task: Any) -> str:
-    """What a failed task says: where the server keeps it depends on its version, and 2.17 keeps nothing."""
+    """The error of a failed task. Where it is depends on the server's version; 2.17 keeps none."""
     history = [status.error for status in task.state_history or ()]
     said = [error.message for error in (task.error, *history[::-1]) if error is not None and error.message]
     return one_line(said[0]) if said else ""
@@ -388,15 +388,15 @@ def _nodes(workflow: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     return {key: one for key, one in nodes.items() if isinstance(one, dict)} if isinstance(nodes, dict) else {}
 
 
-def _recurring(told: Any) -> Recurring:
+def _recurring(answer: Any) -> Recurring:
     return Recurring(
-        cron=str(getattr(getattr(told.trigger, "cron_schedule", None), "cron", None) or ""),
-        description=told.description or "",
-        parameters=getattr(told.runtime_config, "parameters", None) or {},
-        service_account=told.service_account or "",
-        enabled=str(told.mode) == "ENABLE",
-        max_concurrency=int(told.max_concurrency or 0),
-        no_catchup=bool(told.no_catchup),
+        cron=str(getattr(getattr(answer.trigger, "cron_schedule", None), "cron", None) or ""),
+        description=answer.description or "",
+        parameters=getattr(answer.runtime_config, "parameters", None) or {},
+        service_account=answer.service_account or "",
+        enabled=str(answer.mode) == "ENABLE",
+        max_concurrency=int(answer.max_concurrency or 0),
+        no_catchup=bool(answer.no_catchup),
     )
 
 

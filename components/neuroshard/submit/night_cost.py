@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from neuroshard.submit.steps import loop_source
 
 RENEW = "renew"  # among the items: whether anything is measured or learned, which the pipeline does on a condition
-POD_SECONDS = 10.0  # from one pod to the next, the shortest: Argo looks every 10 s (KFP 2.17 with Argo 4.0.5)
+POD_SECONDS = 10.0  # at least, from one pod to the next: Argo checks every 10 s (KFP 2.17 with Argo 4.0.5)
 
 
 class NightCost(NamedTuple):
-    """The pods of a run, the most of them that go one after another, and the most that there are at once.
+    """The pods of a run, the longest chain of pods that wait for each other, and the most pods at once.
 
     The items of a loop run at once, as many as its iteratorPolicy allows.
     """
@@ -27,12 +27,12 @@ class NightCost(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The least time that the run takes where every step does its work at once and every pod finds its place."""
+        """The least time of a run: if steps take no time and no pod waits for a node."""
         return self.in_a_row * POD_SECONDS
 
 
 def night_cost(spec: Mapping[str, Any], items: Mapping[str, int]) -> NightCost:
-    """What a run of the pipeline costs where its loops have these many `items`, by the output or parameter they come from.
+    """The cost of a run whose loops have this many `items`, by the output or parameter that they come from.
 
     Steps on a condition count where RENEW is among the items and not 0.
     """

@@ -1,4 +1,4 @@
-"""The compiled pipeline that this package carries, and what a run of it is given: parameters, models, settings."""
+"""The compiled pipeline in this package, and the inputs of a run: parameters, models, settings."""
 
 import io
 import json
@@ -33,7 +33,7 @@ TYPES: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
 
 
 class RunSettings(NamedTuple):
-    """All that makes one run another run: its parameters, its account, and what is fixed in the package that is uploaded.
+    """All that distinguishes runs: parameters, account, and what is fixed in the package that is uploaded.
 
     `parallelism` is the most items of a loop (models, kinds of hardware, measuring pods) at once; 0 for all of them.
     """
@@ -58,7 +58,7 @@ def known_parameters() -> Mapping[str, str]:
 
 @contextmanager
 def packaged(settings: RunSettings) -> Iterator[Path]:
-    """A copy of the package with the deadline and the parallelism of `settings`: the deadline ends every storm of retries."""
+    """A copy of the package with the deadline and the parallelism of `settings`: the deadline also ends endless retries."""
     import yaml
 
     spec, platform = yaml.safe_load_all(PACKAGE.read_text())
@@ -76,7 +76,7 @@ def packaged(settings: RunSettings) -> Iterator[Path]:
 
 
 def limit_loops(spec: Mapping[str, Any], parallelism: int) -> None:
-    """Let every loop of a pipeline run at most so many of its items at once."""
+    """Let every loop of a pipeline run at most `parallelism` items at once."""
     pipelines = [one["dag"] for one in (spec["root"], *spec["components"].values()) if "dag" in one]
     for task in (task for dag in pipelines for task in dag["tasks"].values()):
         if "parameterIterator" in task:
@@ -96,9 +96,9 @@ def take_parallelism(given: dict[str, Any], asked: int | None) -> int:
 
 
 def read_parameters(file: Path | None, models: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:
-    """What a run is given: a YAML mapping, over it a YAML list of models, over that settings (`store=s3://b/p`).
+    """The parameters of a run: a YAML mapping, overridden by a YAML list of models, overridden by settings (`store=s3://b/p`).
 
-    What none of them says keeps the pipeline's default. PARALLELISM may be among them. Raises InvalidInput and UsageError in
+    Other parameters keep the pipeline's defaults. PARALLELISM may be among them. Raises InvalidInput and UsageError in
     one line.
     """
     given: dict[str, Any] = {}
@@ -118,15 +118,15 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
         name, equals, text = setting.partition("=")
         if not equals:
             raise UsageError(f"--set {shown(setting)} must be NAME=VALUE")
-        # text is taken as it is: "8" CPUs are text to Kubernetes, and a number to YAML
+        # text stays as it is: "8" CPUs are text to Kubernetes, but a number to YAML
         value = text if known_parameters().get(name) == "STRING" else _decoded(text, f"--set {name}")
         _check(name, value, "--set")
         given[name] = value
     if "models" in given:
         where = models or file or "--set"
         try:
-            for told, order in zip(*_both(given["models"]), strict=True):
-                _no_others(told, Order, f"model {order.name!r}")
+            for written, order in zip(*_both(given["models"]), strict=True):
+                _no_others(written, Order, f"model {order.name!r}")
                 constraints = f"constraints of model {order.name!r}"
                 ConstraintsFile.parse(order.constraints, constraints)
                 _no_others(order.constraints, ConstraintsFile, constraints)
@@ -144,9 +144,9 @@ def _both(models: str) -> tuple[list[dict[str, Any]], tuple[Order, ...]]:
     return json.loads(models), orders
 
 
-def _no_others(told: Mapping[str, Any], kind: type[Value], where: str) -> None:
-    """A key that nobody reads is a slip of the pen here: this file is written by hand, for this version."""
-    if unknown := sorted(str(key) for key in told if key not in kind.model_fields):
+def _no_others(written: Mapping[str, Any], kind: type[Value], where: str) -> None:
+    """Unknown keys are typing errors here, since this file is written by hand for this version."""
+    if unknown := sorted(str(key) for key in written if key not in kind.model_fields):
         raise InvalidInput(f"{where}: {', '.join(unknown)} is no key of it; there are {', '.join(kind.model_fields)}")
 
 
@@ -172,11 +172,11 @@ def _read(path: Path) -> Any:
 
 
 def _as_json(value: Any, where: str) -> str:
-    """What YAML gave, as JSON. Raises InvalidInput where what it refers to again and again (*name) makes it too large."""
+    """The YAML value as JSON. Raises InvalidInput where repeated references (*name) make it too large."""
     text = io.StringIO()
     for piece in json.JSONEncoder().iterencode(value):
         if text.tell() > MAX_BYTES:
-            raise InvalidInput(f"{where}: more than {MAX_BYTES:,} characters with all that it refers to")
+            raise InvalidInput(f"{where}: more than {MAX_BYTES:,} characters once its references are expanded")
         text.write(piece)
     return text.getvalue()
 
@@ -198,5 +198,5 @@ def _decoded(text: str, where: str) -> Any:
 
     try:
         return next(yaml.load_all(text, Loader=Distinct), None)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an invalid date
         raise InvalidInput(f"{where}: not YAML: {one_line(error, 200)}") from None

@@ -13,17 +13,17 @@ from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.units import format_duration
 from neuroshard.kube import Admission, admission
 from neuroshard.submit.kubeflow import Kubeflow, NotAnswering, Run, Server
+from neuroshard.submit.outcome import RunOutcome, report_outcome
 from neuroshard.submit.package import RunSettings
 from neuroshard.submit.steps import refused_at_once, steps_text
-from neuroshard.submit.tell import RunOutcome, tell
 
-PATIENCE_SECONDS = 600.0  # an API server that restarts is back by then
-MOST_POLL_SECONDS = 15.0  # between two questions to an API that does not answer
+PATIENCE_SECONDS = 600.0  # longer than an API server takes to restart
+MOST_POLL_SECONDS = 15.0  # between two requests to an API that does not answer
 STORM = 6  # pods of one step that failed at once: KFP makes three of a step, so the levels above it have begun again
 STILL_SECONDS = 300.0  # a run of which nothing has changed for so long may be an orphan
-STILL_CHECKS = 2  # of its pods: a persistence agent that restarts is late too
+STILL_CHECKS = 2  # the same for its pods: a persistence agent that restarts is late too
 
-# where Kubeflow Pipelines runs pods, and under which account, where it is not asked for another
+# the namespace and the account in which Kubeflow Pipelines runs pods by default
 RUNS_NAMESPACE, RUNS_ACCOUNT, PROFILE_ACCOUNT = "kubeflow", "pipeline-runner", "default-editor"
 
 Answer = TypeVar("Answer")
@@ -45,17 +45,17 @@ class Stopped(NeuroshardError):
 
 
 class Orphaned(NeuroshardError):
-    """Kubeflow says that a run goes on for ever, and nothing of it runs any more."""
+    """Kubeflow records a run as running, but none of its pods exists any more."""
 
 
 class Patience:
-    """Asks an API that does not answer again, and says so once, and once when it answers again."""
+    """Repeats requests to an API that does not answer, with one note when it stops answering and one when it answers again."""
 
     def __init__(self, seconds: float, poll_seconds: float) -> None:
         self.seconds, self.poll_seconds = seconds, min(poll_seconds, MOST_POLL_SECONDS)
 
     def ask(self, question: Callable[[], Answer]) -> Answer:
-        """What `question` answers. Raises NotAnswering where it does not in `seconds`."""
+        """What `question` returns. Raises NotAnswering if it has not answered within `seconds`."""
         began: float | None = None
         while True:
             try:
@@ -101,11 +101,11 @@ def run(
         raise
     finally:
         if waiting is not None and not dry_run:
-            tell(RunOutcome(began, time.time(), succeeded, message), waiting.metrics, waiting.event)
+            report_outcome(RunOutcome(began, time.time(), succeeded, message), waiting.metrics, waiting.event)
 
 
 def submit_and_wait(submission: "Submission", patience: Patience, waiting: Waiting | None) -> Iterator[str]:
-    """Submit and, with `waiting`, wait. An orphan with the same parameters is left alone, and another run submitted."""
+    """Submit and, with `waiting`, wait. If the run with the same parameters is an orphan, another run is submitted."""
     while True:
         with stoppable(lambda: submission.unfinished):
             submitted = settled(patience, submission)
@@ -137,7 +137,7 @@ class Submission:
         self.connect, self.settings, self.check = connect, settings, check
         self.name = f"neuroshard {settings.digest()}"
         self.kubeflow: Kubeflow
-        self.started: list[str] = []  # names of runs that the API may have taken although it did not answer
+        self.started: list[str] = []  # names of runs that the API may have started although it did not answer
         self.ignored: set[str] = set()
         self.run_id = ""
 
@@ -147,9 +147,9 @@ class Submission:
 
     @property
     def unfinished(self) -> str:
-        """What to report where this ends before there is a run."""
+        """What to report if this ends before there is a run."""
         if self.started:
-            return "whether a run was submitted is not known; the same command waits for it if so"
+            return "it is unknown whether a run was submitted; if so, the same command waits for it"
         return "no run was submitted"
 
     def __call__(self) -> Run:
@@ -165,9 +165,9 @@ class Submission:
                 found = self._there() or found
         kept = (
             found[-1] if self.started else found[0]
-        )  # what was started first; else the newest, since others may be orphans
+        )  # the first that this process started; else the newest, since others may be orphans
         for twin in found if self.started else ():
-            if twin is not kept and not twin.ended:  # the start before it did not answer, and was only late
+            if twin is not kept and not twin.ended:  # an earlier start that seemed to fail was only late
                 self.kubeflow.terminate(twin.run_id)
                 note(f"run {kept.run_id} was submitted before; run {twin.run_id} is terminated")
         self.run_id = kept.run_id
@@ -197,24 +197,24 @@ class Submission:
 
 
 def run_admission(namespace: str | None, service_account: str | None) -> Callable[[], Admission]:
-    """The question whether the cluster takes a run's pods; without an account, under the one that Kubeflow gives them."""
+    """Asks whether the cluster admits a run's pods; without an account, under Kubeflow's default one."""
     account = service_account or (RUNS_ACCOUNT if namespace is None else PROFILE_ACCOUNT)
     return partial(admission, namespace or RUNS_NAMESPACE, account)
 
 
 def admitted(check: Callable[[], Admission] | None) -> None:
-    """Raises NeuroshardError where the cluster would refuse the run's pods. That it cannot be asked is a note."""
+    """Raises NeuroshardError where the cluster would refuse the run's pods. If it cannot be asked, prints a note."""
     if check is None:
         return
     answer = check()
     if answer.verdict == "refused":
-        raise NeuroshardError(f"nothing was submitted: {answer.says}; --no-check submits all the same")
+        raise NeuroshardError(f"nothing was submitted: {answer.says}; --no-check submits anyway")
     if answer.verdict == "unknown":
         note(answer.says)
 
 
 def settled(patience: Patience, submission: Submission) -> Run:
-    """The run, whenever the API answers. Raises NotAnswering with what became of it."""
+    """The run, once the API answers. Raises NotAnswering, which says what may have happened to the run."""
     try:
         return patience.ask(submission)
     except NotAnswering as error:
@@ -228,13 +228,13 @@ def wait(kubeflow: Kubeflow, run_id: str, seconds: float, patience: Patience, po
     kfp's own wait never sees a run that was cancelled, nor one whose Workflow was deleted. A run whose pods are refused again
     and again is terminated: KFP would retry them hundreds of times.
     """
-    with stoppable(lambda: f"run {run_id} goes on, and the same command waits for it again"):
-        deadline, still, state = time.monotonic() + seconds, Still(), ""
+    with stoppable(lambda: f"run {run_id} continues, and the same command waits for it again"):
+        deadline, still, state = time.monotonic() + seconds, OrphanWatch(), ""
         while True:
             try:
                 run = patience.ask(lambda: kubeflow.run(run_id))
             except NotAnswering as error:
-                raise NeuroshardError(f"{error}; run {run_id} may go on, and nobody waits for it") from None
+                raise NeuroshardError(f"{error}; run {run_id} may continue, and nothing waits for it") from None
             if run.state != state:
                 state = run.state
                 yield f"run {run_id}: {state}"
@@ -245,7 +245,7 @@ def wait(kubeflow: Kubeflow, run_id: str, seconds: float, patience: Patience, po
             end_storm(kubeflow, run, patience)
             if time.monotonic() > deadline:
                 raise NeuroshardError(
-                    f"run {run_id} is {state} after {seconds / 3600:g} h; it goes on, nobody waits for it"
+                    f"run {run_id} is {state} after {seconds / 3600:g} h; it continues, but nothing waits for it"
                 )
             time.sleep(poll_seconds)
         if state != "SUCCEEDED":
@@ -254,8 +254,8 @@ def wait(kubeflow: Kubeflow, run_id: str, seconds: float, patience: Patience, po
             )
 
 
-class Still:
-    """Watches a run of which nothing changes: does anything of it run at all?"""
+class OrphanWatch:
+    """Detects orphans: runs whose record does not change and of which nothing runs."""
 
     def __init__(self) -> None:
         self.tasks: tuple[Any, ...] = ()
@@ -263,7 +263,7 @@ class Still:
         self.gone = 0
 
     def orphaned(self, kubeflow: Kubeflow, run: Run) -> str:
-        """Why the run will never end, or nothing. The cluster is asked only now and then."""
+        """Why the run will never end; empty if it may. Asks the cluster only now and then."""
         now = time.monotonic()
         if run.tasks != self.tasks:
             self.tasks, self.since, self.asked, self.gone = run.tasks, now, now, 0
@@ -280,19 +280,19 @@ class Still:
 
 
 def end_storm(kubeflow: Kubeflow, run: Run, patience: Patience) -> None:
-    """Terminate a run whose pods are refused again and again. Raises NeuroshardError then."""
+    """Terminate a run whose pods are refused again and again, and raise NeuroshardError."""
     step, times = refused_at_once(run.tasks)
     if times < STORM or run.state == "CANCELING":
         return
     patience.ask(lambda: kubeflow.terminate(run.run_id))
     raise NeuroshardError(
-        f"run {run.run_id} was terminated: {times} pods of {step} failed as soon as they were made, and Kubeflow goes on making "
-        f"them{why(kubeflow, run)}; the live plans are those from before"
+        f"run {run.run_id} was terminated: {times} pods of {step} failed as soon as they were created, and Kubeflow keeps "
+        f"creating them{why(kubeflow, run)}; the live plans are those from before"
     )
 
 
 def why(kubeflow: Kubeflow, run: Run) -> str:
-    """The steps that failed, in brackets, or nothing."""
+    """The steps that failed, in brackets; empty if none did."""
     failures = kubeflow.failures(run)
     return f" ({steps_text(failures)})" if failures else ""
 
@@ -303,13 +303,13 @@ def note(text: str) -> None:
 
 @contextmanager
 def stoppable(what: Callable[[], str]) -> Iterator[None]:
-    """For as long as the block lasts, SIGTERM is an error of one line: a drained node, a deadline, a deleted job.
+    """During the block, SIGTERM raises an error of one line: a drained node, a deadline, a deleted job.
 
-    `what` says then how things stand.
+    `what` returns the state to report.
     """
 
     def stop(*_: object) -> None:
-        raise Stopped(f"told to stop; {what()}")
+        raise Stopped(f"stopped by SIGTERM; {what()}")
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

@@ -24,7 +24,7 @@ class Change(NamedTuple):
 
 
 class Nightly(NamedTuple):
-    """What runs when: a cron expression of five fields, or six with seconds first, and the settings of each run."""
+    """A cron expression of five fields, or six with seconds first, and the settings of each run."""
 
     cron: str
     settings: RunSettings
@@ -58,13 +58,13 @@ def run(
 
 
 def endangered(kubeflow: Kubeflow, todo: Change) -> list[Run]:
-    """The runs under way of the recurring runs that are to be deleted: their Workflows are deleted with those."""
+    """Runs under way that belong to the recurring runs to delete: their Workflows would be deleted too."""
     runs = kubeflow.runs() if todo.delete else ()
     return [run for run in runs if run.recurring_run_id in todo.delete and not run.ended]
 
 
 def spared(kubeflow: Kubeflow, todo: Change, wait_seconds: float, now: bool) -> Iterator[str]:
-    """Until no run under way would be deleted: wait, or with `now` terminate it, so that its end is recorded.
+    """Wait until no run under way would be deleted, or with `now` terminate it, so that its end is recorded.
 
     Raises NeuroshardError, before anything is changed, where a run does not end in `wait_seconds`.
     """
@@ -80,7 +80,7 @@ def spared(kubeflow: Kubeflow, todo: Change, wait_seconds: float, now: bool) -> 
     while under_way and time.monotonic() < deadline:
         time.sleep(min(POLL_SECONDS, wait_seconds))
         under_way = endangered(kubeflow, todo)
-    if under_way and now:  # of an orphan nothing is left to terminate
+    if under_way and now:  # an orphan has nothing left to terminate
         yield f"after {format_duration(wait_seconds)} Kubeflow still records {_runs(under_way)}"
     elif under_way:
         raise NeuroshardError(
@@ -90,7 +90,7 @@ def spared(kubeflow: Kubeflow, todo: Change, wait_seconds: float, now: bool) -> 
 
 
 def terminated(kubeflow: Kubeflow, runs: Sequence[Run]) -> Iterator[str]:
-    """Terminate each of these; one that cannot be is left as it is."""
+    """Terminate each of these; skip those that cannot be terminated."""
     for run in runs:
         try:
             kubeflow.terminate(run.run_id)
@@ -122,9 +122,9 @@ def wanted(nightly: Nightly) -> Recurring:
 
 
 def change(name: str, found: Mapping[str, Recurring], want: Recurring | None) -> Change:
-    """What turns the recurring runs `found`, the newest first, into `want` alone; None for no recurring run at all.
+    """The change from the recurring runs `found`, the newest first, to `want` alone, or to none if that is None.
 
-    KFP cannot change a recurring run: another is made, and the one before deleted.
+    KFP cannot change a recurring run: a new one is created, and the old one deleted.
     """
     if want is None:
         lines = tuple(f"delete {name} ({key})" for key in found) or (f"{name} is not there; nothing to do",)
@@ -139,11 +139,11 @@ def change(name: str, found: Mapping[str, Recurring], want: Recurring | None) ->
     newest = next(iter(found))
     changes = tuple(f"  {line}" for line in _differences(found[newest], want))
     deleted = tuple(f"delete {name} ({key})" for key in others)
-    return Change((f"make {name} anew, with", *changes, *deleted), make=want, delete=others)
+    return Change((f"recreate {name} with", *changes, *deleted), make=want, delete=others)
 
 
 def apply(kubeflow: Kubeflow, name: str, todo: Change, nightly: Nightly | None) -> None:
-    """Make first, then delete: killed in between there are two, and the next call deletes one; never none."""
+    """Create first, then delete: if killed in between there are two, and the next call deletes one; there is never none."""
     if todo.make is not None and nightly is not None:
         kubeflow.start_recurring(name, todo.make, nightly.settings)
     for key in todo.delete:
@@ -153,7 +153,7 @@ def apply(kubeflow: Kubeflow, name: str, todo: Change, nightly: Nightly | None) 
 def _differences(one: Recurring, other: Recurring) -> Iterable[str]:
     for field, before, after in zip(Recurring._fields, one, other, strict=True):
         if field == "service_account" and not after:
-            continue  # the server puts its own in; that another was asked for before is in the description
+            continue  # the server fills in its own; an earlier choice shows in the description
         if field != "parameters" and before != after:
             yield f"{field}: {before or '(none)'} -> {after or '(none)'}"
     for key in sorted({*one.parameters, *other.parameters}):

@@ -18,8 +18,8 @@ from neuroshard.core.text import one_line
 ATTEMPT = re.compile(r"\((\d+)\)")
 ITEM = re.compile(r"\((\d+):[^()]*\)$")
 MOST_ATTEMPTS = 10  # of a node; KFP makes three, and an administrator may have asked for more
-DRIVER, POD = "-driver", "executor"  # what a step's two pods are called
-# Argo's templates, which stand in the names of pods: of a step with as many labels as ours has, of one without, of a driver
+DRIVER, POD = "-driver", "executor"  # names of a step's two pods
+# Argo's templates, which are part of pods' names: of a step with as many labels as ours has, of one without, of a driver
 TEMPLATES = (
     "metadata-0-1-system-container-impl",
     "system-container-impl",
@@ -27,7 +27,7 @@ TEMPLATES = (
     "system-dag-driver",
 )
 MOST_STEPS = 5  # in one message
-QUICK_SECONDS = 60.0  # pods that are refused fail at once; those that work for a while are another matter
+QUICK_SECONDS = 60.0  # pods that are refused fail at once; pods that fail later are not counted
 FNV_OFFSET, FNV_PRIME = 0x811C9DC5, 0x01000193
 
 
@@ -95,7 +95,7 @@ class Nodes:
         return found
 
     def failed(self) -> Iterator[tuple[str, Task]]:
-        """The innermost nodes that failed and were not made good by a later attempt, by full name, in the order of time."""
+        """The innermost nodes that failed without a later attempt that succeeded, by full name, in the order of time."""
         bad = {name: task for name, task in self.parents.items() if task.state == "FAILED"}
         outer = {scope for name in bad for scope in _scopes(name)}
         for name, task in sorted(bad.items(), key=lambda one: (one[1].ended, one[0])):
@@ -110,7 +110,7 @@ class Nodes:
 
 
 def failed_steps(tasks: Sequence[Task]) -> list[FailedStep]:
-    """Each step that failed, once, however often it was tried.
+    """Each step that failed, once, whatever its number of attempts.
 
     A server that answers with the steps themselves (KFP after 2.17) is understood too; its steps have no path and no pods.
     """
@@ -171,15 +171,15 @@ def step_text(step: FailedStep, spec: Mapping[str, Any], models: str, log: str, 
 
 
 def steps_text(said: Sequence[str]) -> str:
-    """`search of 'ads': …; deploy of 'feed': … and 3 more`: what each step said, the first few of them."""
+    """`search of 'ads': …; deploy of 'feed': … and 3 more`: the error of each step, for the first few."""
     more = f" and {len(said) - MOST_STEPS} more" if len(said) > MOST_STEPS else ""
     return "; ".join(said[:MOST_STEPS]) + more
 
 
 def loop_item(spec: Mapping[str, Any], path: str) -> tuple[str, int] | None:
-    """Over what the innermost loop around a step goes, and which item it is: ("names", 1). None for a step in no loop.
+    """The source of the innermost loop around a step, and the number of the item: ("names", 1). None for a step in no loop.
 
-    `spec` is the pipeline's; the items are called as the output or parameter that they come from.
+    `spec` is the pipeline's; the source is the output or parameter that the items come from.
     """
     dag = spec.get("root", {}).get("dag", {})
     inputs: dict[str, str] = {}
@@ -201,14 +201,14 @@ def loop_item(spec: Mapping[str, Any], path: str) -> tuple[str, int] | None:
 
 
 def loop_source(task: Mapping[str, Any], outer: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
-    """Where the inputs of a task come from, and where its items do if it is a loop; `outer` is that of the pipeline around it."""
+    """The sources of a task's inputs and, if it is a loop, of its items; `outer` are the sources of the pipeline around it."""
     inputs = {key: _source(one, outer) for key, one in task.get("inputs", {}).get("parameters", {}).items()}
     items = task.get("parameterIterator", {}).get("items", {}).get("inputParameter")
     return inputs, None if items is None else inputs.get(items, items)
 
 
 def error_line(log: str) -> str:
-    """The step's own line of error in the log of its pod, or nothing: the last line of its traceback, or `error: …`."""
+    """The step's error in the log of its pod: the last line of its traceback, or `error: …`; empty if there is none."""
     lines = log.splitlines()
     begins = [index for index, line in enumerate(lines) if "Traceback (most recent call last)" in line]
     raised: Iterable[str] = lines[begins[-1] + 1 :] if begins else ()
@@ -217,12 +217,12 @@ def error_line(log: str) -> str:
         if match := re.match(r"(?:[\w.]+\.)?([A-Za-z_]\w*)(?:: (.*))?$", line):
             ours = line.startswith("neuroshard.") and match[2]
             return one_line(match[2] if ours else line)
-    told = [line for line in lines if line.startswith("error: ")]
-    return one_line(told[-1].removeprefix("error: ")) if told else ""
+    errors = [line for line in lines if line.startswith("error: ")]
+    return one_line(errors[-1].removeprefix("error: ")) if errors else ""
 
 
 def _of(step: FailedStep, spec: Mapping[str, Any], models: str, log: str) -> str:
-    """The model or the kind of hardware that a step was for, by its inputs in its log, else by its place in its loop."""
+    """The model or the kind of hardware of a step, by its inputs in its log, else by its item of its loop."""
     given = _inputs(log)
     if isinstance(name := given.get("name"), str) and name:
         return f" of model {name!r}"
@@ -250,10 +250,10 @@ def _inputs(log: str) -> Mapping[str, Any]:
 
 
 def _hardware(value: object) -> str:
-    """What the hardware of a Job or a Work is called, both as JSON."""
+    """The name of the hardware of a Job or a Work, both as JSON."""
     try:
-        told = json.loads(value) if isinstance(value, str) else {}
-        return str(told.get("work", told)["hardware"]["name"])
+        message = json.loads(value) if isinstance(value, str) else {}
+        return str(message.get("work", message)["hardware"]["name"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ""
 
@@ -266,7 +266,7 @@ def _model(models: str, index: int) -> str:
 
 
 def _source(one: Mapping[str, Any], outer: Mapping[str, str]) -> str:
-    """What an input is called where it comes from."""
+    """The name of an input at its source."""
     if "taskOutputParameter" in one:
         return str(one["taskOutputParameter"].get("outputParameterKey", ""))
     name = str(one.get("componentInputParameter", ""))
@@ -274,7 +274,7 @@ def _source(one: Mapping[str, Any], outer: Mapping[str, str]) -> str:
 
 
 def _scopes(name: str) -> list[str]:
-    """All that a node is inside of: `a(0).b(1)` -> a, a(0), a(0).b."""
+    """All nodes around a node: `a(0).b(1)` -> a, a(0), a(0).b."""
     return [name[:index] for index, letter in enumerate(name) if letter == "." or (letter == "(" and index)]
 
 
@@ -284,6 +284,6 @@ def _displayed(name: str) -> str:
 
 
 def _step_name(path: str) -> str:
-    """The step of a node's path, without attempts; nothing for what only holds steps."""
+    """The step of a node's path, without attempts; empty for a node that only contains steps."""
     name = _displayed(path.removesuffix(f".{POD}"))
     return name.removesuffix(DRIVER) if not ITEM.search(name) else ""

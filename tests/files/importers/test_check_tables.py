@@ -18,7 +18,7 @@ PLAIN = {"name": "plain", "rows": 1_000_000, "dim": 64, "pooling_factor": 3.0}
         ({"reuse_bins": [0.0] * 17}, ["unread"], "no row is read"),
         ({"pooling_factor": 0.001}, ["rare"], "once in 1,000 samples"),
         ({"pooling_factor": 6066}, ["many-lookups"], "6,066 lookups"),
-        ({"rows": 1, "pooling_factor": 1}, ["one-row"], "a bias would do"),
+        ({"rows": 1, "pooling_factor": 1}, ["one-row"], "a bias"),
         ({"rows": 5, "pooling_factor": 50}, ["few-rows"], "50 lookups a sample of 5 rows"),
         ({"dim": 4}, ["cache-line"], "a row of 16 bytes leaves 75%"),
         ({"dim": 36}, [], ""),
@@ -34,7 +34,7 @@ def test_each_oddity_has_its_word(change, what, words):
     assert words in "".join(finding.message for finding in found)
 
 
-def test_all_faults_are_told_not_only_the_first_with_a_way_out():
+def test_all_faults_are_listed_not_only_the_first_with_a_fix():
     fields = [
         {**PLAIN, "dim": 6},
         {**PLAIN, "rows": 0, "name": "b"},
@@ -53,7 +53,7 @@ def test_all_faults_are_told_not_only_the_first_with_a_way_out():
     assert max(map(len, findings_text(found, 4).splitlines())) <= 80
 
 
-def test_of_many_alike_the_first_few_are_told_and_how_many_more():
+def test_of_many_of_a_kind_the_first_few_are_listed_and_how_many_more():
     entries = [TableEntry(f"t[{i}]", {**PLAIN, "name": f"t{i}", "dim": 4}) for i in range(1000)]
     lines = findings_text(check_entries(entries, table_defaults()), 1000).splitlines()
     assert lines[0] == "1,000 tables: 0 faults, 1,000 odd"

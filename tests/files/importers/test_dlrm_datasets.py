@@ -90,10 +90,10 @@ def test_a_packed_file_leaves_nothing_behind(path, tmp_path, monkeypatch):
     assert list(scratch.iterdir()) == []
 
 
-def test_no_room_to_unpack_is_told_in_one_line(path, tmp_path, full_disk):
+def test_no_room_to_unpack_is_reported_in_one_line(path, tmp_path, full_disk):
     packed = tmp_path / "data.pt.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    with full_disk(), pytest.raises(NeuroshardError, match=r"cannot unpack .*data\.pt\.gz there: File too large"):
+    with full_disk(), refused(NeuroshardError, f"{path}.gz", "File too large"):
         import_tables(packed)
 
 
@@ -131,10 +131,7 @@ def test_a_sidecar_that_does_not_fit_is_refused(path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            {"a": 1},
-            "expected three whole-number tensors (indices, offsets, lengths of shape (tables, batch)), found 'dict'",
-        ),
+        ({"a": 1}, "found 'dict'"),
         (tensors()[:2], "found 'tuple'"),
         ((*tensors()[:2], 3), "found ['torch.int64', 'torch.int64', 'int']"),
         ((*tensors()[:2], torch.ones(3, 4)), "'torch.float32']"),
@@ -180,13 +177,13 @@ def test_a_file_that_would_run_code_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kept", [0, 3, 500, -1])
-def test_a_truncated_file_is_told_in_one_line(path, kept):
+def test_a_truncated_file_is_reported_in_one_line(path, kept):
     path.write_bytes(path.read_bytes()[:kept])
     assert fault(path).startswith("not a whole file of tensors (")
 
 
 @pytest.mark.parametrize("data", [b"junk", b"\x80\x02h", b"\x80\x02]", b"not a pickle at all", bytes(range(256))])
-def test_what_is_no_file_of_tensors_is_told_in_one_line(path, data):
+def test_what_is_no_file_of_tensors_is_reported_in_one_line(path, data):
     path.write_bytes(data)
     assert fault(path).startswith("not a whole file of tensors (")
 

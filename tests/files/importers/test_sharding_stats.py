@@ -3,7 +3,6 @@
 import logging
 import re
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -235,28 +234,28 @@ def test_the_last_of_several_printouts_counts(columns, mixed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "facts"),
     [
-        (lambda text: "", "holds no Parameter Info"),
+        (lambda text: "", ("Parameter Info",)),
         (
             lambda text: "\n".join(line for line in text.splitlines() if "sparse." not in line),
-            "holds no Parameter Info",
+            ("Parameter Info",),
         ),
-        (lambda text: text.replace("Batch Size: 512", "Batch Size:"), "no line 'Batch Size'"),
-        (lambda text: text.replace("Batch Size: 512", f"Batch Size: {'9' * 5000}"), "no line 'Batch Size'"),
-        (lambda text: text.replace(" 5000 ", " many "), "line 2[0-9]: not a line of the planner's Parameter Info"),
-        (lambda text: text.replace("   unweighted   ", "   ", 1), "line [12][0-9]: has 15 cells.*16 columns"),
-        (lambda text: text.replace("      0-3   ", "      0-2   "), "user is in 4 shards of columns, on 3 ranks"),
-        (lambda text: text.replace("      0-3   ", "      4-7   "), "user lies on rank 7, but 4 are printed"),
-        (lambda text: text.replace("      0-3   ", "   0-9999999   "), "ranks 0-9999999"),
-        (lambda text: text.replace("128 (32)", " 128 (0)"), "shards of 0 columns of 128"),
-        (lambda text: text.replace("    23.0   ", "     inf   "), "inf is no amount"),
+        (lambda text: text.replace("Batch Size: 512", "Batch Size:"), ("'Batch Size'",)),
+        (lambda text: text.replace("Batch Size: 512", f"Batch Size: {'9' * 5000}"), ("'Batch Size'",)),
+        (lambda text: text.replace(" 5000 ", " many "), ("Parameter Info", "'many'")),
+        (lambda text: text.replace("   unweighted   ", "   ", 1), ("15 cells", "16 columns")),
+        (lambda text: text.replace("      0-3   ", "      0-2   "), ("sparse.user", "4 shards", "3 ranks")),
+        (lambda text: text.replace("      0-3   ", "      4-7   "), ("sparse.user", "rank 7", 4)),
+        (lambda text: text.replace("      0-3   ", "   0-9999999   "), ("0-9999999",)),
+        (lambda text: text.replace("128 (32)", " 128 (0)"), ("0 columns", 128)),
+        (lambda text: text.replace("    23.0   ", "     inf   "), ("inf",)),
     ],
 )
-def test_a_spoiled_printout_is_told_in_one_line(columns, tmp_path, spoil, words):
+def test_a_spoiled_printout_is_reported_in_one_line(columns, tmp_path, spoil, facts):
     path = tmp_path / "stats.txt"
     path.write_text(spoil(columns[2].read_text()))
-    with pytest.raises(InvalidInput, match=words):
+    with refused(InvalidInput, path, *facts):
         stats_plan(read_stats(path), read(path).tables, str(path))
 
 
@@ -267,7 +266,7 @@ def test_without_printed_memory_it_is_asked_for_and_with_too_little_the_rank_is_
 
     with refused(UsageError, "--memory"):
         stats_plan(printed, tables, str(path))
-    with pytest.raises(InvalidInput, match=r"device 0 needs .* GiB of 1.0 GiB"):
+    with refused(InvalidInput, "device 0", "1.0 GiB"):
         stats_plan(printed, tables, str(path), memory_bytes=GIB)
 
 
@@ -276,8 +275,9 @@ def test_a_printout_of_no_plan_still_has_tables(columns, tmp_path):
     lines = columns[2].read_text().splitlines()
     kept = [line[: line.rindex("0-3")] + "None   #" if "sparse.user" in line else line for line in lines]
     path.write_text("\n".join(kept))
-    with pytest.raises(InvalidInput, match="found no plan"):
-        stats_plan(read_stats(path), read(path).tables, str(Path("x")))
+    assert "user" in [table.name for table in read(path).tables]
+    with refused(InvalidInput, path):
+        stats_plan(read_stats(path), read(path).tables, str(path))
 
 
 @given(data=st.data())

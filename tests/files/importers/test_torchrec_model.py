@@ -148,27 +148,26 @@ def test_a_table_s_own_pooling_factor_counts_before_its_features_and_a_default(u
 
 
 @pytest.mark.parametrize(
-    ("spec", "error", "words"),
+    ("spec", "error", "facts"),
     [
-        ("{0}", UsageError, "write package.module:function"),
-        ("{0}:make it", UsageError, "write package.module:function"),
-        ("no_such_module:make", InvalidInput, "there is no module 'no_such_module', neither installed nor in /"),
-        ("{0}_broken:make", InvalidInput, "needs the module no_such_package, which is not installed"),
-        ("{0}_raises:make", InvalidInput, "raised ZeroDivisionError: division by zero"),
-        ("{0}:mak", InvalidInput, "has no 'mak'; it has "),
-        ("{0}:number", InvalidInput, "is 3, which cannot be called"),
-        ("{0}:needs", InvalidInput, r"needs arguments \(batch_size, device\)"),
-        ("{0}:raises", InvalidInput, r"raised ValueError: two lines \(at {0}.py:"),
-        ("{0}:reads_weights", InvalidInput, r"cannot be called on meta tensors .*; leave out what reads the values"),
-        ("{0}:exits", InvalidInput, "raised SystemExit: bye"),
-        ("{0}:other", InvalidInput, "returned {{}}, not a torch.nn.Module"),
-        ("{0}:plain", InvalidInput, "the model holds no EmbeddingBagCollection"),
+        ("{0}", UsageError, ("package.module:function",)),
+        ("{0}:make it", UsageError, ("package.module:function",)),
+        ("no_such_module:make", InvalidInput, ("'no_such_module'",)),
+        ("{0}_broken:make", InvalidInput, ("no_such_package",)),
+        ("{0}_raises:make", InvalidInput, ("ZeroDivisionError", "division by zero")),
+        ("{0}:mak", InvalidInput, ("'mak'",)),
+        ("{0}:number", InvalidInput, (3,)),
+        ("{0}:needs", InvalidInput, ("batch_size", "device")),
+        ("{0}:raises", InvalidInput, ("ValueError", "two lines", "{0}.py")),
+        ("{0}:reads_weights", InvalidInput, ("meta tensors", "weights")),
+        ("{0}:exits", InvalidInput, ("SystemExit", "bye")),
+        ("{0}:other", InvalidInput, ("{{}}", "torch.nn.Module")),
+        ("{0}:plain", InvalidInput, ("EmbeddingBagCollection", "EmbeddingCollection")),
     ],
 )
-def test_what_is_no_model_is_told_in_one_line(user_model, spec, error, words):
-    with pytest.raises(error, match=words.format(user_model)) as raised:
+def test_what_is_no_model_is_reported_in_one_line(user_model, spec, error, facts):
+    with refused(error, *(str(fact).format(user_model) for fact in facts)):
         read(spec.format(user_model))
-    assert "\n" not in str(raised.value)
 
 
 def test_a_module_that_no_plan_covers_is_refused_by_name(user_model):

@@ -77,11 +77,11 @@ def check_table(table: Table) -> Iterator[Finding]:
             f"{table.pooling_factor:,.0f} lookups a sample; is that of a batch, or a history to cut off?",
         )
     if table.rows == 1:
-        yield odd("one-row", "one row: every lookup returns the same vector; a bias would do")
+        yield odd("one-row", "one row: every lookup returns the same vector; use a bias instead")
     elif table.pooling_factor > table.rows:
         yield odd(
             "few-rows",
-            f"{table.pooling_factor:g} lookups a sample of {table.rows:,} rows: each row several times a sample",
+            f"{table.pooling_factor:g} lookups a sample of {table.rows:,} rows: each row is read several times a sample",
         )
     row_bytes = table.dim * table.element_bytes
     wasted = -row_bytes % CACHE_LINE_BYTES

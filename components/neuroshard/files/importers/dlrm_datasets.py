@@ -3,7 +3,7 @@
 `lengths` is (tables, batch); `indices` holds the rows looked up, table after table and in each sample after sample;
 `offsets` (tables * batch + 1) is where each sample's begin. The 2021 file has 856 tables, batch 65,536 and 887,017,990 lookups.
 
-The file has neither names, rows nor dims. A sidecar, `X.json` beside `X.pt`, may give them: a tables.json or a list with
+The file has neither names, rows nor dims. A sidecar, `X.json` next to `X.pt`, may give them: a tables.json or a list with
 one object a table, of which name, rows, dim and bytes count. Otherwise rows is the highest row looked up, plus one.
 """
 
@@ -32,8 +32,8 @@ from neuroshard.progress import progress
 def read_dlrm_dataset(path: Path, *, dim: int, defaults: Defaults) -> Imported:
     """Tables, their lookups as traces, and notes. `dim` is that of tables for which no sidecar says one.
 
-    The lookups stay in the mapped file (a .gz is unpacked to a temporary one first): besides, it takes memory for one
-    table at a time. Raises InvalidInput in one line.
+    The lookups stay in the mapped file (a .gz is unpacked to a temporary one first), so it takes memory for one table
+    at a time. Raises InvalidInput in one line.
     """
     indices, offsets, lengths = _load(path)
     entries = _sidecar(path, len(lengths))
@@ -85,7 +85,7 @@ def _load(path: Path) -> tuple[Ints, Ints, Ints]:
     except ImportError:
         raise NeuroshardError(f"{path}: reading it needs PyTorch; {install_command('measure')}") from None
     tensors = _torch_load(path)
-    kind = f"{path}: expected three whole-number tensors (indices, offsets, lengths of shape (tables, batch))"
+    kind = f"{path}: expected three integer tensors (indices, offsets, lengths of shape (tables, batch))"
     if not isinstance(tensors, tuple | list) or len(tensors) != 3:
         raise InvalidInput(f"{kind}, found {shown(type(tensors).__name__)}")
     if not all(isinstance(t, torch.Tensor) and t.dtype in (torch.int64, torch.int32) for t in tensors):
@@ -115,17 +115,17 @@ def _torch_load(path: Path) -> Any:
     plain = _unpack(path) if path.name.lower().endswith(".gz") else path
     try:
         with disk_errors(path, "read it"):
-            if zipfile.is_zipfile(plain):  # whose parts may be packed too, and of any size
+            if zipfile.is_zipfile(plain):  # its parts may be compressed too, to any size
                 with zipfile.ZipFile(plain) as parts:
                     check_unpacked(sum(part.file_size for part in parts.infolist()), plain.stat().st_size, path)
             return torch.load(plain, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(plain))
     except NeuroshardError:
         raise
-    except Exception as error:  # its unpickler meets what is no pickle with struct.error, IndexError, KeyError …
+    except Exception as error:  # its unpickler raises struct.error, IndexError, KeyError … for what is not a pickle
         raise _broken(path, error) from None
     finally:
         if plain != path:
-            plain.unlink()  # what is mapped stays
+            plain.unlink()  # what is mapped stays readable
 
 
 def _unpack(path: Path) -> Path:
@@ -153,10 +153,10 @@ def _broken(path: Path, error: Exception) -> InvalidInput:
 
 def _sidecar(path: Path, tables: int) -> list[dict[str, Any]]:
     """What `X.json` says of each table of `X.pt` or `X.pt.gz`; empty objects where there is no such file."""
-    beside = path.with_name(re.sub(r"\.pt(\.gz)?$", "", path.name, flags=re.IGNORECASE) + ".json")
-    if not beside.exists():
+    sidecar = path.with_name(re.sub(r"\.pt(\.gz)?$", "", path.name, flags=re.IGNORECASE) + ".json")
+    if not sidecar.exists():
         return [{} for _ in range(tables)]
-    entries, _ = read_json(beside)
+    entries, _ = read_json(sidecar)
     if len(entries) != tables:
-        raise InvalidInput(f"{beside}: describes {len(entries)} tables, but {path.name} has {tables}")
+        raise InvalidInput(f"{sidecar}: describes {len(entries)} tables, but {path.name} has {tables}")
     return [entry.fields for entry in entries]

@@ -60,7 +60,7 @@ def read_entries(path: Path) -> tuple[list[TableEntry], tuple[str, ...]]:
     """The unchecked entries of a .json, .csv or .parquet file, and notes. Raises UsageError, InvalidInput."""
     read = READERS.get(path.suffix.lower())
     if read is None:
-        raise UsageError(f"{path}: its name does not say what it is; known: {', '.join(READERS)}, .pt, .pt.gz")
+        raise UsageError(f"{path}: its name has no known suffix; known: {', '.join(READERS)}, .pt, .pt.gz")
     entries, unknown = read(path)
     notes = [f"unknown keys were ignored: {', '.join(sorted(unknown))}"] if unknown else []
     return entries, (*notes, *_hints(entries))
@@ -75,7 +75,7 @@ def _hints(entries: Sequence[TableEntry]) -> list[str]:
 
 
 def read_csv(path: Path) -> tuple[list[TableEntry], set[str]]:
-    """A header line, then a line a table. An empty cell counts as absent; `reuse_bins` are 17 numbers separated by spaces."""
+    """A header line, then a line per table. An empty cell counts as absent; `reuse_bins` are 17 numbers separated by spaces."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -95,7 +95,7 @@ def checked_tables(
     names, numbered = number_repeats([table.name for table in tables])
     more += numbered
     if left_out:
-        more.append(f"{counted(left_out, 'sequence table')} left out: their printed cost is a fixed one of all ranks")
+        more.append(f"{counted(left_out, 'sequence table')} left out: their printed cost is a fixed cost of all ranks")
     return Imported(
         tuple(table.model_copy(update={"name": name}) for table, name in zip(tables, names, strict=True)),
         notes=tuple(f"{where}: {note}" for note in (*more, *notes)),

@@ -70,6 +70,6 @@ def _checked(pairs: Iterable[tuple[str, Any]], where: str) -> dict[str, float]:
                 f"{where}: {name} has {shown(value)} lookups a sample; it must be a number from 0 to 1e9"
             )
         if name in factors:
-            raise InvalidInput(f"{where}: {name} is there twice")
+            raise InvalidInput(f"{where}: {name} occurs twice")
         factors[name] = factor
     return factors

@@ -73,12 +73,12 @@ def read_stats(path: Path) -> Printed:
     if not tables:
         raise InvalidInput(
             f"{path}: holds no Parameter Info of TorchRec's planner; let it print with EmbeddingShardingPlanner(debug=True) and "
-            "keep the lines whole"
+            "keep its lines unwrapped"
         )
     ranks = [_rank_ms(where, cells) for where, cells in _rows(path, lines, "Rank", "Perf (ms)")]
     batch_size = re.search(r"^Batch Size: ([0-9]{1,10})$", "\n".join(texts), re.M)
     if batch_size is None:
-        raise InvalidInput(f"{path}: the printout has no line 'Batch Size'; is it whole?")
+        raise InvalidInput(f"{path}: the printout has no line 'Batch Size'; is it complete?")
     return Printed(
         tables=tuple(tables),
         rank_ms=tuple(ranks),
@@ -90,7 +90,7 @@ def read_stats(path: Path) -> Printed:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Where, and what stands between the two # of a line."""
+    """The place of each line, and its text between the two #."""
     text = read_bytes(path).decode("utf-8", errors="replace")
     for number, line in enumerate(text.splitlines(), 1):
         found = _LINE.search(line)
@@ -101,7 +101,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 def _rows(
     path: Path, lines: Sequence[tuple[str, str]], first: str, *needed: str
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """The rows of the table whose header begins with `first`, cells by their header. Columns stand 3 spaces apart."""
+    """The rows of the table whose header begins with `first`, cells by their header. Columns are 3 spaces apart."""
     header: list[str] = []
     for where, text in lines:
         cells = re.split(r" {2,}", text)
@@ -110,7 +110,7 @@ def _rows(
                 header = cells
         elif not set(text) <= set("- "):
             if len(cells) != len(header):
-                if len(cells) < 3:  # the table is over
+                if len(cells) < 3:  # the table has ended
                     return
                 raise InvalidInput(
                     f"{where}: has {len(cells)} cells, but the planner's table has {len(header)} columns"
@@ -153,7 +153,7 @@ def _number(text: str) -> float:
     """A number that may be an amount of something. Raises ValueError."""
     number = float(text)
     if not 0 <= number < 1e15:  # not NaN either
-        raise ValueError(f"{text} is no amount")
+        raise ValueError(f"{text} is not an amount")
     return number
 
 

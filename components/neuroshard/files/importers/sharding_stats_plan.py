@@ -23,15 +23,15 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
     InvalidInput for an invalid plan.
     """
     if not all(table.ranks for table in printed.tables) or not printed.ranks:
-        raise InvalidInput(f"{where}: the planner found no plan, so there are tables but none to write")
+        raise InvalidInput(f"{where}: the planner found no plan, so there is none to write, only tables")
     beyond = next((table for table in printed.tables if max(table.ranks) >= printed.ranks), None)
     if beyond is not None:
         raise InvalidInput(
-            f"{beyond.where}: {beyond.path} lies on rank {max(beyond.ranks)}, but {printed.ranks} are printed"
+            f"{beyond.where}: {beyond.path} is on rank {max(beyond.ranks)}, but {printed.ranks} ranks are printed"
         )
     if memory_bytes is None and printed.memory_gib is None:
         raise UsageError(
-            f"{where}: does not say what memory the planner planned with; give --memory, as in --memory 80GiB"
+            f"{where}: does not show the memory that the planner planned with; give --memory, as in --memory 80GiB"
         )
     all_of_them = len(tables) == len(printed.tables)
     wanted = [table for table in printed.tables if all_of_them or table.pooled]
@@ -45,7 +45,7 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
             free[rank] -= round(table.storage_gib * GIB / len(table.ranks))
     if min(free) < 1:
         raise InvalidInput(
-            f"{where}: what is left out alone takes more than a rank's {format_bytes(limit)}; give --memory"
+            f"{where}: what is left out already takes more than a rank's {format_bytes(limit)}; give --memory"
         )
     task = ShardingTask.parse(
         {
@@ -94,7 +94,7 @@ def given_costs(printed: Printed, tables: Sequence[Table], where: str) -> dict[s
     uneven = next((table.path for table in others if table.ranks != everywhere), None)
     if uneven:
         raise InvalidInput(
-            f"{where}: sequence table {uneven!r} lies on some ranks only, so its cost is not a fixed one of all"
+            f"{where}: sequence table {uneven!r} is on some ranks only, so its cost is not a fixed cost of all ranks"
         )
     pairs = zip(
         (table for table in printed.tables if table.pooled),
@@ -111,7 +111,7 @@ def given_costs(printed: Printed, tables: Sequence[Table], where: str) -> dict[s
 
 
 def _notes(printed: Printed, others: Sequence[PrintedTable]) -> list[str]:
-    notes = ["costs are the printed estimates of TorchRec's planner; waiting is not in them"]
+    notes = ["costs are the printed estimates of TorchRec's planner; they do not include waiting"]
     if others:
         notes.append(f"{counted(len(others), 'sequence table')} left out")
     host = sum("uvm" in table.kernel or "key_value" in table.kernel for table in printed.tables)

@@ -27,7 +27,7 @@ def stats_entries(printed: Printed, element_bytes: int | None = None) -> tuple[l
         for table, size in zip(printed.tables, inferred, strict=True)
     ]
     shared = sum(table.features > 1 for table in printed.tables)
-    notes = [how, "whether a table pools by sum or mean is not printed: sum is taken"]
+    notes = [how, "whether a table pools by sum or mean is not printed: sum is assumed"]
     if printed.printouts > 1:
         notes.append(f"{printed.printouts} printouts are in the file; the last one counts")
     if shared:
@@ -35,9 +35,7 @@ def stats_entries(printed: Printed, element_bytes: int | None = None) -> tuple[l
             f"read by several features: {counted(shared, 'table')}; each feature is given an equal share of the lookups"
         )
     if all(table.lookups == table.features for table in printed.tables):
-        notes.append(
-            "every feature has 1 lookup, as where the planner was not told pooling factors: costs grow with them"
-        )
+        notes.append("every feature has 1 lookup, as if the planner got no pooling factors: costs grow with them")
     return entries, notes
 
 
@@ -56,16 +54,16 @@ def element_bytes_of(printed: Printed, given: int | None) -> tuple[list[int], st
         if printed.weights_gib is not None and abs(size * sum(elements) - printed.weights_gib) <= 0.0005 * 8:
             return [size] * len(
                 sizes
-            ), f"elements have {size} bytes, as the printed {printed.weights_gib:,} GB of weights say"
+            ), f"elements have {size} bytes, by the printed {printed.weights_gib:,} GB of weights"
     if printed.weights_gib is not None and abs(weights - printed.weights_gib) <= 0.0005 * 8:
         halves = sizes.count(2)
         return (
             sizes,
-            f"{halves} tables of {len(sizes)} have elements of 2 bytes, as what each stores says (small ones cannot be told)",
+            f"{halves} tables of {len(sizes)} have elements of 2 bytes, by what each stores (unknown for small ones)",
         )
     return sizes, (
-        f"element types are not printed: {sizes.count(2)} tables of {len(sizes)} store too little for fp32 and are taken for "
-        "fp16, the others for fp32; if all are alike, say it with --dtype"
+        f"element types are not printed: {sizes.count(2)} tables of {len(sizes)} store too little for fp32 and count as "
+        "fp16, the others as fp32; if all have one type, give it with --dtype"
     )
 
 

@@ -1,7 +1,7 @@
 """Which modules of a TorchRec model a plan shards, at which paths, and which it must refuse. Needs torch and torchrec.
 
 TorchRec picks a sharder by a module's exact class, and shards a module that wraps a collection at the wrapper's own path. A plan
-for the path inside trains something else, without a word (seen with torchrec 1.8): the position weights of a
+for the path inside trains something else without an error (seen with torchrec 1.8): the position weights of a
 FeatureProcessedEmbeddingBagCollection get no gradient, and with managed collisions every rank maps ids to rows of its own.
 """
 
@@ -14,7 +14,7 @@ from torch import nn
 from neuroshard.core.errors import InvalidInput
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what torchrec and FBGEMM say while they are imported
+    warnings.simplefilter("ignore")  # warnings of torchrec and FBGEMM while they are imported
     from torchrec.modules.embedding_modules import (
         EmbeddingBagCollection,
         EmbeddingBagCollectionInterface,
@@ -30,7 +30,7 @@ MANAGED_COLLISIONS = (ManagedCollisionCollection, ManagedCollisionModule)
 CONTAINERS = (
     "torchrec.models.",
     "torchrec.modules.lazy_extension",
-)  # of torchrec's classes, those that only hold others
+)  # classes of torchrec that only hold other modules
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _find(module: nn.Module, path: str, found: Collections, seen: dict[int, str]
 
 
 def _is_torchrecs_own(module: nn.Module) -> bool:
-    """Is it, or does it inherit from, a class of torchrec that is more than a container?"""
+    """Whether it is, or inherits from, a class of torchrec that is more than a container."""
     return any(
         f"{kind.__module__}.".startswith("torchrec.") and not kind.__module__.startswith(CONTAINERS)
         for kind in type(module).__mro__
@@ -110,8 +110,8 @@ def _refuse(module: nn.Module, path: str) -> NoReturn:
         )
     elif bases:
         why = (
-            f"a class of its own, and TorchRec shards {bases[0].__name__} but nothing that inherits from it; let the module hold "
-            "one instead"
+            f"a subclass of {bases[0].__name__}, and TorchRec shards that class but no subclass of it; let the module hold one "
+            "instead"
         )
     else:
         why = f"which a plan does not cover; it covers {' and '.join(kind.__name__ for kind in COVERED)}"

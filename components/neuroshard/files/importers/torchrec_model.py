@@ -34,8 +34,8 @@ def torchrec_entries(
 
     `pooling_factors` are lookups a sample by the name of a table, its module's path before it or not, or of a feature (a table
     has the sum of its features'); where neither is there, a feature has `default_pooling_factor` lookups (1, with a note, as
-    TorchRec's planner). Raises UsageError for a `spec` that cannot be, InvalidInput for a model that cannot be made, holds no
-    tables or holds some that no plan covers, and for a pooling factor of nothing in it.
+    TorchRec's planner). Raises UsageError for an invalid `spec`, InvalidInput for a model that cannot be made, holds no tables
+    or holds some that no plan covers, and for a pooling factor of an unknown name.
     """
     return entries_of(make_on_meta(spec), spec, pooling_factors, default_pooling_factor)
 
@@ -75,8 +75,8 @@ def entries_of(
 
 
 def _lookups(each: Sequence[float | None], total: float | None) -> list[float]:
-    """Lookups a sample of each feature of a table: what is known of it, or 1; where the table's `total` is known, those not known
-    share equally what the others leave."""
+    """Lookups a sample of each feature of a table: the given number, or 1; where the table's `total` is given, features without a
+    number share the rest equally."""
     if total is None:
         return [1.0 if one is None else one for one in each]
     known, unknown = sum(one or 0.0 for one in each), sum(one is None for one in each)
@@ -89,8 +89,8 @@ def _notes(assumed: list[str]) -> list[str]:
     if not assumed:
         return []
     return [
-        f"{_some(assumed)} have no pooling factor and are taken to have 1 lookup a feature and sample; say what is true "
-        "with --pooling-factor NAME=LOOKUPS or --pooling-factors FILE, for costs grow with it"
+        f"{_some(assumed)} have no pooling factor and are assumed to have 1 lookup a feature and sample; give the real "
+        "number with --pooling-factor NAME=LOOKUPS or --pooling-factors FILE, for costs grow with it"
     ]
 
 
@@ -114,7 +114,7 @@ def _collections(model: nn.Module, spec: str) -> Iterator[tuple[str, Any]]:
 
 
 def make_on_meta(spec: str) -> nn.Module:
-    """The model, every tensor on the meta device. What it prints goes to stderr, its warnings nowhere.
+    """The model, every tensor on the meta device. What it prints goes to stderr; its warnings are dropped.
 
     Raises UsageError and InvalidInput.
     """
@@ -169,7 +169,7 @@ def _check_arguments(spec: str, make: Callable[..., Any]) -> None:
             if parameter.default is parameter.empty
             and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         ]
-    except ValueError:  # a builtin does not tell
+    except ValueError:  # a builtin may have no signature
         return
     if needed:
         raise InvalidInput(
@@ -203,7 +203,7 @@ class _OnMeta(TorchFunctionMode):
         if func in (torch.Tensor.cuda, torch.Tensor.cpu):
             return args[0]
         if func is torch.Tensor.to:
-            kinds = [getattr(arg, "dtype", arg) for arg in (*args[1:], kwargs.get("dtype"))]  # of another tensor: its
+            kinds = [getattr(arg, "dtype", arg) for arg in (*args[1:], kwargs.get("dtype"))]  # those of another tensor
             dtype = next((kind for kind in kinds if isinstance(kind, torch.dtype)), None)
             return args[0] if dtype is None else args[0].type(dtype)
         return func(*args, **kwargs)

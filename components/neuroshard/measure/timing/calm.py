@@ -24,8 +24,8 @@ from neuroshard.measure.timing.harness import LONG_CASE_MS, MIN_REPEATS, CaseTim
 VISITS = 4  # of a table set, which share its repeats; up to twice as many while they disagree
 SETTLED = 0.03  # standard error of a label over its visits, at which it needs no more visits …
 DISTURBED = 0.05  # … and above which it is marked as disturbed
-# Labels are scaled to this quantile of the reference kernels' times. It repeats as well as the fastest does, and is what a
-# machine does as a rule.
+# Labels are scaled to this quantile of the reference kernels' times. It repeats as well as the fastest time does, and is
+# typical of the machine.
 USUAL = 0.25
 
 READ_DIM = 64
@@ -33,14 +33,14 @@ READ_ROWS = 6_000
 
 
 def _alike(tables: int, rows: int) -> ComputeCase:
-    """A set of so many tables. It depends on no setting, so all runs on a machine have the same."""
+    """A set of this many tables. It depends on no setting, so all runs on a machine time the same set."""
     each = ({"name": f"{rows}-{i}", "rows": rows, "dim": READ_DIM, "pooling_factor": 16.0} for i in range(tables))
     return ComputeCase(tables=tuple(Table.model_validate(one) for one in each), batch_size=512)
 
 
 SMALL = _alike(2, 512)  # a core's cache holds it
-# What runs before the reference kernels while their usual times are found, as a table set does later: right after one they take
-# 6 to 9 % longer than after a flush alone.
+# Runs before the reference kernels while their usual times are found, as a table set does later: right after one they take 6 to
+# 9 % longer than after a flush alone.
 BEFORE = _alike(4, 16_384)
 
 

@@ -30,7 +30,7 @@ class TimedDevice(Protocol):
         """Milliseconds that the step took on this device, and what it returned. With `waiting`, time spent waiting counts."""
 
     def release(self) -> None:
-        """Give cached memory back to the device, if another process of ours needs it."""
+        """Return cached memory to the device, if another process of ours needs it."""
 
 
 class Cpu:

@@ -1,7 +1,7 @@
 """How a case is timed: warm-up, cold cache, repeats until the fastest agree.
 
-Disturbances only ever add time on a device that nobody else uses, so its label is the fastest repeat. A CPU is
-shared: calm.py times table sets there.
+On a device that nothing else uses, disturbances only add time, so the label is the fastest repeat. A CPU is shared:
+calm.py times table sets there.
 """
 
 import statistics

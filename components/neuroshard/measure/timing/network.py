@@ -1,7 +1,7 @@
-"""What ranks send one another inside a domain and between domains, timed with torch.distributed over several hosts.
+"""All-to-alls inside a domain and between domains, timed with torch.distributed over several hosts.
 
-Every host runs the processes of its own ranks, and asks them for the same exchanges in the same order. A rank answers with what
-the slowest of all ranks took, so all hosts read the same figures and decide alike what comes next.
+Every host runs the processes of its own ranks, and asks them for the same all-to-alls in the same order. A rank answers with the
+time of the slowest of all ranks, so all hosts read the same figures and make the same next decision.
 """
 
 import socket
@@ -43,14 +43,14 @@ class Place(NamedTuple):
 
 
 class TimeExchange(NamedTuple):
-    """A request to a rank: time an exchange in which each rank that sends, sends `nbytes` in all."""
+    """A request to a rank: time an all-to-all in which each sender sends `nbytes` in all."""
 
     pattern: Pattern
     nbytes: int
 
 
 class Rank:
-    """One rank of the exchanges. Serves `TimeExchange -> ms`, or None where a rank has too little memory for it.
+    """One rank of the all-to-alls. Serves `TimeExchange -> ms`, or None where a rank has too little memory for it.
 
     Ranks meet at `address` (host, port), where rank 0 listens; `interface` is for gloo, which otherwise takes the one that the
     host's name belongs to. Raises MeasureError where they do not meet within `meet_seconds`.
@@ -131,7 +131,7 @@ class Rank:
 
 
 def interface_to(address: tuple[str, int]) -> str:
-    """The network interface by which this host reaches an address; empty where that cannot be told.
+    """The network interface by which this host reaches an address; empty where it is unknown.
 
     Raises MeasureError for a host name that does not resolve.
     """

@@ -18,7 +18,7 @@ from neuroshard.measure.workers.processes import first_line
 
 
 class TimeTableSets(NamedTuple):
-    """A request: time table sets, each for its round, with so many repeats.
+    """A request: time table sets, each for its round, with `repeats` repeats.
 
     A CPU also needs the ms of the reference kernels in calm, and how many bytes to write before each timed step.
     """

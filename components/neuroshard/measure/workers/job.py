@@ -1,6 +1,6 @@
 """One pod's share of measuring a kind of hardware. Costs go to the store as they are measured, so another pod can continue.
 
-The layout in the store is in store/measuring.py. The next night continues a share that ran out of budget.
+The layout in the store is in store/measuring.py. The next nightly run continues a share that ran out of budget.
 """
 
 import shutil
@@ -49,8 +49,8 @@ def run(
 ) -> None:
     """Measure the rest of a job's share of every draw into the store, newest draw first, for at most `budget_seconds`.
 
-    A failure is noted in the store, for the next night and for the end of this one: other kinds of hardware go on. Raises
-    StoreError where the store cannot be listed, or does not answer.
+    A failure is recorded in the store, for the next nightly run and for the end of this one: other kinds of hardware continue.
+    Raises StoreError where the store cannot be listed, or does not answer.
     """
     store = open_store(store_url, single_writer=single_writer)
     settings = MeasureSettings(batch_size=batch_size, seed=seed, hardware=job.work.hardware)
@@ -60,7 +60,7 @@ def run(
         share = Share(draw, job.share, job.work.pods)
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         if begun and left is not None and left < LEAST_SECONDS:
-            log(f"the budget is used up: the next night measures {share.costs}")
+            log(f"the budget is used up: the next nightly run measures {share.costs}")
             continue
         if _has_ended(store, job.work.folder, share):
             log(f"{store.url}/{job.work.folder}/{share.costs}: was measured to its end before")
@@ -140,8 +140,8 @@ def _measured(store: Store, work: Work, share: Share, scratch: Path) -> set[str]
 def merge_shares(work: Work, store_url: str, out: Path, *, single_writer: bool = False) -> None:
     """All shares of all draws of a work -> one folder of costs.
 
-    Shares that cannot be read, and those of another bench than the newest share's, are set aside; the next night measures them
-    again. Raises StoreError, and InvalidInput if no share is left.
+    Shares that cannot be read, and those of another bench than the newest share's, are set aside; the next nightly run measures
+    them again. Raises StoreError, and InvalidInput if no share is left.
     """
     store = open_store(store_url, single_writer=single_writer)
     now = measuring(store, work.folder)

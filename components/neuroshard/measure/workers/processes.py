@@ -175,7 +175,7 @@ class WorkerPool:
                 worker.send(message)
             return gather(asked, self.timeout_seconds)
         except BaseException:
-            self.kill()  # the others may still send answers to this request, so none of them can be used again
+            self.kill()  # the others may still answer this request, so none of them can be used again
             raise
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How a run went, for those who watch: Prometheus' text format in a file or at a Pushgateway, and an event of Kubernetes."""
+"""Reports the outcome of a run: metrics for Prometheus, in a file or at a Pushgateway, and an event of Kubernetes."""
 
 import base64
 import http.client
@@ -22,7 +22,7 @@ SUCCESS_TIME = "neuroshard_nightly_last_success_timestamp_seconds"
 
 
 class RunOutcome(NamedTuple):
-    """A run's beginning and end in seconds since 1970, whether it succeeded, and what there is to say of it."""
+    """A run's beginning and end in seconds since 1970, whether it succeeded, and a message."""
 
     began: float
     ended: float
@@ -31,7 +31,7 @@ class RunOutcome(NamedTuple):
 
 
 def metrics_text(outcome: RunOutcome, last_success: int | None = None) -> str:
-    """The outcome in Prometheus' text format. `last_success` is when a run before this one succeeded, as far as is known."""
+    """The outcome in Prometheus' text format. `last_success` is when an earlier run succeeded, if known."""
     values = {
         "neuroshard_nightly_success": ("1 where the last run succeeded, else 0", int(outcome.succeeded)),
         "neuroshard_nightly_start_timestamp_seconds": ("When the last run began", round(outcome.began)),
@@ -46,12 +46,12 @@ def metrics_text(outcome: RunOutcome, last_success: int | None = None) -> str:
     return "".join(lines)
 
 
-def tell_metrics(target: str, outcome: RunOutcome) -> None:
+def write_metrics(target: str, outcome: RunOutcome) -> None:
     """Write a file, renamed into place, or with http:// post to a Pushgateway. Raises NeuroshardError."""
     if not target.startswith(("http://", "https://")):
         write_bytes(Path(target), metrics_text(outcome, _last_success(Path(target))).encode())
         return
-    # posting keeps what is not sent: when a run last succeeded
+    # POST keeps metrics that are not sent: when a run last succeeded
     url, headers = without_user_info(f"{target.rstrip('/')}/metrics/job/neuroshard")
     headers["Content-Type"] = "text/plain"
     request = urllib.request.Request(url, metrics_text(outcome).encode(), headers, method="POST")
@@ -62,7 +62,7 @@ def tell_metrics(target: str, outcome: RunOutcome) -> None:
 
 
 def without_user_info(url: str) -> tuple[str, dict[str, str]]:
-    """The URL without `user:password@`, and the header that says the same: urllib takes a password for a port."""
+    """The URL without `user:password@`, and the header in its place: urllib would parse a password as a port."""
     scheme, _, rest = url.partition("://")
     place, slash, path = rest.partition("/")
     user_info, at, host = place.rpartition("@")
@@ -70,8 +70,8 @@ def without_user_info(url: str) -> tuple[str, dict[str, str]]:
     return f"{scheme}://{host}{slash}{path}", {"Authorization": f"Basic {header}"} if at else {}
 
 
-def tell_event(outcome: RunOutcome) -> None:
-    """An event at the pod that this runs in, which POD_NAME, POD_NAMESPACE and POD_UID tell of. Raises NeuroshardError."""
+def write_event(outcome: RunOutcome) -> None:
+    """An event of the pod that this runs in, which POD_NAME, POD_NAMESPACE and POD_UID name. Raises NeuroshardError."""
     pod = {name: os.environ.get(f"POD_{name.upper()}", "") for name in ("name", "namespace", "uid")}
     if not all(pod.values()):
         raise NeuroshardError("an event needs POD_NAME, POD_NAMESPACE and POD_UID in the environment")
@@ -95,14 +95,14 @@ def tell_event(outcome: RunOutcome) -> None:
         )
 
 
-def tell(outcome: RunOutcome, metrics: str | None, event: bool) -> None:
-    """Tell all who are to be told. What cannot be told is a note: it makes a run that went well no failure, nor the reverse."""
-    telling: list[Callable[[], None]] = []
+def report_outcome(outcome: RunOutcome, metrics: str | None, event: bool) -> None:
+    """Report the outcome to all that are asked for. A failure to report is only a note: it does not change the outcome."""
+    reports: list[Callable[[], None]] = []
     if metrics:
-        telling.append(partial(tell_metrics, metrics, outcome))
+        reports.append(partial(write_metrics, metrics, outcome))
     if event:
-        telling.append(partial(tell_event, outcome))
-    for one in telling:
+        reports.append(partial(write_event, outcome))
+    for one in reports:
         try:
             one()
         except NeuroshardError as error:

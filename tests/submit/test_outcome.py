@@ -1,4 +1,4 @@
-"""How a run went, told: in a metrics file, at a Pushgateway, as an event at the pod; and what happens where it cannot be told."""
+"""The outcome of a run, reported in a metrics file, to a Pushgateway and as an event of the pod; and failures to report it."""
 
 import json
 import re
@@ -17,9 +17,9 @@ from helpers.nodes import FakeApiServer
 from helpers.refusals import refused
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.submit.kubeflow import Server
+from neuroshard.submit.outcome import RunOutcome, metrics_text, report_outcome, write_event, write_metrics
 from neuroshard.submit.package import RunSettings
 from neuroshard.submit.run import Waiting, run
-from neuroshard.submit.tell import RunOutcome, metrics_text, tell, tell_event, tell_metrics
 
 WELL = RunOutcome(1000.4, 2000.6, True, "run r1 succeeded")
 BADLY = RunOutcome(3000.0, 4000.0, False, "run r2 ended as FAILED")
@@ -63,14 +63,14 @@ def test_each_metric_has_a_help_line_a_type_and_a_number() -> None:
 
 def test_the_file_keeps_when_a_run_last_succeeded(tmp_path: Path) -> None:
     path = tmp_path / "neuroshard.prom"
-    tell_metrics(str(path), WELL)
+    write_metrics(str(path), WELL)
     assert values(path.read_text()) == {
         "neuroshard_nightly_success": "1",
         "neuroshard_nightly_start_timestamp_seconds": "1000",
         "neuroshard_nightly_end_timestamp_seconds": "2001",
         "neuroshard_nightly_last_success_timestamp_seconds": "2001",
     }
-    tell_metrics(str(path), BADLY)
+    write_metrics(str(path), BADLY)
     assert values(path.read_text()) == {
         "neuroshard_nightly_success": "0",
         "neuroshard_nightly_start_timestamp_seconds": "3000",
@@ -82,7 +82,7 @@ def test_the_file_keeps_when_a_run_last_succeeded(tmp_path: Path) -> None:
 
 def test_a_pushgateway_is_posted_to_so_that_it_keeps_the_last_success(recorder: tuple[str, type[Recorder]]) -> None:
     url, handler = recorder
-    tell_metrics(f"{url}/", BADLY)
+    write_metrics(f"{url}/", BADLY)
     [(path, body)] = handler.posted
     assert path == "/metrics/job/neuroshard"
     assert "neuroshard_nightly_last_success_timestamp_seconds" not in values(body)
@@ -131,13 +131,15 @@ def api(recorder: tuple[str, type[Recorder]], tmp_path: Path, monkeypatch: pytes
 def test_an_event_that_is_refused_is_one_line(recorder: tuple[str, type[Recorder]], api: list[Any]) -> None:
     recorder[1].status = 403
     with refused(NeuroshardError, 403):
-        tell_event(WELL)
+        write_event(WELL)
 
 
-def test_what_cannot_be_told_is_a_note_and_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_outcome_that_cannot_be_reported_is_a_note_and_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
-    tell(WELL, str(tmp_path / "file" / "neuroshard.prom"), event=True)
-    tell(WELL, "http://127.0.0.1:9", event=False)
+    report_outcome(WELL, str(tmp_path / "file" / "neuroshard.prom"), event=True)
+    report_outcome(WELL, "http://127.0.0.1:9", event=False)
     notes = capsys.readouterr().err.splitlines()
     assert [note.split(":")[0] for note in notes] == ["note"] * 3
     assert "POD_NAME, POD_NAMESPACE and POD_UID" in notes[1]
