@@ -1,5 +1,6 @@
 """Costs from datasheets: what they must be whatever the rates are."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -81,9 +82,10 @@ def test_rows_that_outgrow_the_cache_are_read_again() -> None:
     small, large = (table(rows=rows, dim=128, pooling_factor=10.0) for rows in (10_000, 100_000))
 
     def again(name: str, table: Table) -> float:  # of the bytes of all lookups, those read from memory beyond the first
-        sheet, model = DATASHEETS[name], analytic_model(name, BATCH)
+        model = analytic_model(name, BATCH)
+        model.sheet = sheet = replace(DATASHEETS[name], memory_wait_ms=0.0, cache_wait_ms=0.0)
         (vector,) = model.table_vectors([table], np.array([128]))
-        moved = vector[0] * sheet.memory * sheet.read_share - BATCH * (10 * 8 + 512)
+        moved = vector[0] * sheet.memory * sheet.memory_share - BATCH * (10 * 8 + 512)
         return float((moved - table.rows * 512) / (BATCH * 10 * 512))
 
     assert again("h100", small) < 0.15 < again("h100", large)
@@ -94,6 +96,20 @@ def test_more_memory_bandwidth_makes_a_table_that_never_repeats_a_row_faster() -
     once = table(rows=2**30, pooling_factor=1.0)
     a100, h100, h200 = (ms(analytic_model(name, BATCH), once) for name in ("a100", "h100", "h200"))
     assert a100 > h100 > h200
+
+
+def test_loads_wait_so_faster_memory_alone_helps_less_than_its_bandwidth() -> None:
+    """An H200 is an H100 with 1.43 times the bandwidth. A B200 has 2.39 times, and its loads wait longer."""
+    once = table(rows=2**30, dim=128, pooling_factor=20.0)
+    h100, h200, b200 = (ms(analytic_model(name, BATCH), once) for name in ("h100", "h200", "b200"))
+    assert 1.1 < h100 / h200 < 1.3
+    assert 1.4 < h100 / b200 < 1.9
+
+
+def test_without_nvlink_the_spread_is_wider() -> None:
+    for name, sheet in DATASHEETS.items():
+        assert (sheet.spread > SPREAD) == (name in {"h100-pcie", "l40", "l40s", "a40"})
+        assert analytic_model(name, BATCH).error_on_unseen_tables == sheet.spread
 
 
 def test_its_spread_is_about_what_it_is_off_beside_the_formula() -> None:

@@ -118,7 +118,7 @@ def test_one_table_that_outweighs_a_domain_lies_in_a_grid_and_stays_there() -> N
     assert split(plan)["giant"] == set(range(DEVICES))
     assert plan.cost_ms is not None
     assert without.cost_ms is not None
-    assert plan.cost_ms < 0.95 * without.cost_ms
+    assert plan.cost_ms < 0.98 * without.cost_ms
     assert any("in a grid" in note for note in plan.provenance.notes)
     stays = SearchSettings(rounds=5, move_budget_bytes=1)
     assert search(task_of(some, row_wise=True), model, stays, previous=plan).by_table()["giant"] == shards

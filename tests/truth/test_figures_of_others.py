@@ -3,17 +3,17 @@
 import pytest
 
 from bench import truth
-from neuroshard.costmodel.analytic import SPREAD
+from neuroshard.costmodel.analytic import DATASHEETS, SPREAD
 
 pytestmark = pytest.mark.skipif(not truth.FIGURES.is_dir(), reason="needs the figures of others")
 
 
-def test_the_operator_on_an_h100_is_within_15_percent() -> None:
-    """Of these rows one constant was made: from the difference of Adam and SGD, in backward."""
+def test_the_operator_on_an_h100_is_within_10_percent() -> None:
+    """No constant came from these rows."""
     found = list(truth.operator(truth.FIGURES))
     assert len(found) == 4
     for figure in found:
-        assert abs(figure.error) < 0.15, figure
+        assert abs(figure.error) < 0.1, figure
 
 
 def test_all_to_alls_inside_a_domain_are_within_15_percent() -> None:
@@ -32,15 +32,26 @@ def test_no_step_of_mlperf_is_shorter_than_its_embeddings() -> None:
         assert step.embeddings_ms < 1.1 * step.step_ms, step
 
 
-def test_systems_keep_their_order_and_are_within_the_spread() -> None:
-    found = {figure.what: figure for figure in truth.ratios(truth.FIGURES)}
-    for figure in found.values():
+def test_systems_keep_their_order_and_are_within_20_percent_once_dense_layers_are_counted() -> None:
+    """The A40 is not: its step holds more than GPU and datasheet tell. It is within what is stated for GPUs without NVLink."""
+    found = {figure.what.split()[0]: figure for figure in truth.ratios(truth.FIGURES)}
+    assert set(found) == {"a100", "h200", "b200", "b300", "l40", "l40s", "a40"}
+    for name, figure in found.items():
         assert (figure.ours > 1) == (figure.theirs > 1), figure
-    for name in ("a100", "h200", "b200"):
-        assert abs(found[f"{name} over h100"].error) < SPREAD
+        assert abs(figure.error) < DATASHEETS[name].spread, figure
+        assert abs(figure.dense_error) < (DATASHEETS[name].spread if name == "a40" else 0.2), figure
 
 
-def test_a_network_between_four_and_four_h100_costs_what_it_did_and_a_domain_of_two_hosts_nothing() -> None:
+def test_more_hosts_change_steps_in_the_direction_that_was_measured() -> None:
+    found = list(truth.more_hosts(truth.FIGURES))
+    assert len(found) == 5
+    for figure in found:
+        assert figure.with_dense is not None
+        assert (figure.with_dense > 1) == (figure.theirs > 1), figure
+        assert abs(figure.error) < SPREAD, figure
+        assert abs(figure.dense_error) < 0.2, figure
+
+
+def test_a_domain_of_two_hosts_costs_what_one_host_does() -> None:
     found = {figure.what.partition(",")[0]: figure for figure in truth.more_hosts(truth.FIGURES)}
-    assert abs(found["8 x 1 x h100 -> 4 x 2 x h100"].error) < 0.15
     assert found["8 x 1 x b200 -> 4 x 2 x gb200"].ours == pytest.approx(1.0)

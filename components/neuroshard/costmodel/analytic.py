@@ -1,6 +1,8 @@
 """A cost model from datasheets alone, for a cold start: `neuroshard search --model analytic:h100`. Nothing was measured.
 
 A pass (forward or backward) over a device's tables takes as long as the busier of two resources: memory and the cache (L2).
+Memory takes bytes over bandwidth, and on top of that loads over what the device has in flight: a warp loads one row and waits
+for it, so a device finishes (multiprocessors x warps) loads in each latency. Faster memory does not shorten that part.
 Every lookup moves through the cache. The first one of a row in a batch comes from memory, and so do those later ones whose row
 was pushed out in between: FBGEMM goes through the bags table by table, so a table has the cache to itself, and a row comes
 back after as many bytes as its table has rows, with the outputs written meanwhile. In backward the gradients of a table's bags
@@ -36,8 +38,12 @@ SORT_BYTES = 24  # a lookup and pass of the radix sort by row number: 8 B key an
 # Narrow rows leave lanes of a warp idle. Factors as in TorchRec's planner (QUARTER_ and HALF_BLOCK_PENALTY in its
 # constants.py): (columns below, factor of the cost).
 NARROW: tuple[tuple[int, float], ...] = ((64, 1.75), (128, 1.15))
+WARP_COLUMNS = 128  # that a warp loads at once: 32 lanes x 4 columns. Narrower rows share a warp
+STATE_ELEMENT_BYTES = 4  # an optimizer's state is fp32, and each of its tensors a load
 UNKNOWN_GPU = "h100"  # the datasheet for GPUs without one
 SPREAD = STAND_IN_ERROR  # of a device's predicted total
+# And without NVLink: how a server joins its GPUs and CPUs decides, and a datasheet of a GPU does not tell
+PCIE_SPREAD = 0.5
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,19 @@ class Datasheet:
     narrow: tuple[tuple[int, float], ...] = NARROW
     forward_launch_ms: float = 0.010  # two kernels of 5 us, about what CUDA takes to launch one
     backward_launch_ms: float = 0.050  # ten: linearise, sort in passes, group, update
-    read_share: float = (
-        0.90  # of memory, rows read and outputs written: FBGEMM's regroup of rows on an H100 (torchrec#4634)
-    )
-    # Of memory, rows read, changed and written back: what Adam takes longer than SGD on an H100 for its state
-    # (NVIDIA/recsys-examples@43465aea, BSD-3). No other figure of that file was used.
-    update_share: float = 0.55
+    # Of memory, where enough loads are in flight: FBGEMM's regroup of rows on an H100 (torchrec#4634). Streams reach 0.9 or
+    # more of the peak on A100, H100 and L40S alike
+    memory_share: float = 0.90
+    # Loads in flight: the warps of FBGEMM's kernels on a multiprocessor. Forward is built for 2,048 threads
+    # (`__launch_bounds__(kForwardMaxThreads, 2048 / kForwardMaxThreads)`), backward for one block of 512 with all registers
+    # (`__launch_bounds__(kBackwardMaxThreads)`): pytorch/FBGEMM, embedding_forward_split_kernel_v2_template.cu and
+    # embedding_backward_split_kernel_warp_template.cu
+    multiprocessors: int = 1
+    forward_warps: int = 64
+    backward_warps: int = 16
+    memory_wait_ms: float = 0.0  # of a load that memory answers
+    cache_wait_ms: float = 0.0  # and one that the cache answers
+    spread: float = SPREAD
     link_share: float = 0.78  # H100 SXM: 335 of 450 GB/s on 4 GPUs (NVIDIA/nccl#2169), 370 on 8 (NVIDIA/nccl-tests#212)
     network_share: float = 0.95  # H100: 46 to 49 of 50 GB/s a port (NVIDIA/nccl-tests#130)
     node: int = 8  # DGX and HGX
@@ -78,41 +91,153 @@ class Datasheet:
         """As in the protocol: outputs and gradients are read and written once."""
         return 4 * OUTPUT_BYTES * batch_size / (self.memory * self.read_share)
 
+    def waiting(self, cycles: int, cache_cycles: int, gigahertz: float) -> "Datasheet":
+        """The same device with its latencies, in cycles of its boost clock."""
+        wait_ms, cache_wait_ms = (each / gigahertz / 1e6 for each in (cycles, cache_cycles))
+        return replace(self, memory_wait_ms=wait_ms, cache_wait_ms=cache_wait_ms)
+
 
 _H100_CACHE = 5.7e9  # Chips and Cheese, July 2023: 5.5 to 6 TB/s measured on the PCIe card. NVIDIA publishes none
 _PCIE_4, _PCIE_5 = 0.0315e9, 0.063e9  # 16 lanes, one way, after encoding (PCI-SIG)
+# Without NVLink, NCCL sends through buffers in the host's memory, at 6 or 9 of 15.75 GB/s (PCIe 3.0, by the way to the CPU: a
+# maintainer in NVIDIA/nccl#406). 18 of 31.5 were measured on four GPUs (PCIe 4.0: NVIDIA/nccl#1603). The middle of 6 and 9
+_THROUGH_HOST = 0.48
+_INLINE_ECC = (
+    15 / 16
+)  # GDDR6 has no bits for ECC: it keeps a sixteenth of its bytes for them (nvidia-smi: 45 of 48 GiB)
+_ADA_WARPS = 48  # Ada and GA102: 1,536 threads on a multiprocessor (CUDA C++ Programming Guide)
 
-# A name that contains another one comes first: a device is known by the first name found in its own.
+# A name that contains another one comes first: a device is known by the first name found in its own. Multiprocessors and boost
+# clocks are the datasheets'; latencies are those that markdewing/AI_kernels (latency/README.md) measured with one program.
 DATASHEETS = {
     # NVIDIA A100 80GB datasheet (2,039 GB/s; NVLink 600 GB/s both ways); A100 whitepaper (L2 40 MB, 5,120 B a clock, 1.41 GHz);
     # DGX A100 datasheet (a port of 200 Gb/s a GPU)
-    "a100": Datasheet("A100 80GB SXM", memory=2.039e9, cache=7.2e9, cache_bytes=40e6, link=0.3e9, network=0.025e9),
-    # NVIDIA H100 datasheet (PCIe: 2 TB/s, PCIe 5.0); H100 whitepaper (L2 50 MB); a port of 400 Gb/s for two GPUs
+    "a100": Datasheet(
+        "A100 80GB SXM",
+        memory=2.039e9,
+        cache=7.2e9,
+        cache_bytes=40e6,
+        link=0.3e9,
+        network=0.025e9,
+        multiprocessors=108,
+    ).waiting(550, 210, 1.41),
+    # NVIDIA H100 datasheet (PCIe: 2 TB/s, PCIe 5.0); H100 whitepaper (L2 50 MB); a port of 400 Gb/s for two GPUs. Latencies: the
+    # SXM's
     "h100-pcie": Datasheet(
-        "H100 PCIe", memory=2.0e9, cache=_H100_CACHE, cache_bytes=50e6, link=_PCIE_5, network=0.025e9
-    ),
+        "H100 PCIe",
+        memory=2.0e9,
+        cache=_H100_CACHE,
+        cache_bytes=50e6,
+        link=_PCIE_5,
+        network=0.025e9,
+        multiprocessors=114,
+        link_share=_THROUGH_HOST,
+        spread=PCIE_SPREAD,
+    ).waiting(700, 291, 1.755),
     # NVIDIA H100 datasheet (3.35 TB/s; NVLink 900 GB/s both ways); H100 whitepaper (L2 50 MB); DGX H100 datasheet (a port of
     # 400 Gb/s a GPU)
-    "h100": Datasheet("H100 SXM", memory=3.35e9, cache=_H100_CACHE, cache_bytes=50e6, link=0.45e9, network=0.05e9),
+    "h100": Datasheet(
+        "H100 SXM",
+        memory=3.35e9,
+        cache=_H100_CACHE,
+        cache_bytes=50e6,
+        link=0.45e9,
+        network=0.05e9,
+        multiprocessors=132,
+    ).waiting(700, 291, 1.98),
     # NVIDIA H200 datasheet (4.8 TB/s; NVLink 900 GB/s both ways); chip and node are the H100's
-    "h200": Datasheet("H200 SXM", memory=4.8e9, cache=_H100_CACHE, cache_bytes=50e6, link=0.45e9, network=0.05e9),
+    "h200": Datasheet(
+        "H200 SXM",
+        memory=4.8e9,
+        cache=_H100_CACHE,
+        cache_bytes=50e6,
+        link=0.45e9,
+        network=0.05e9,
+        multiprocessors=132,
+    ).waiting(700, 291, 1.98),
     # NVIDIA GB200 NVL72 datasheet (16 TB/s and NVLink 3.6 TB/s both ways for two GPUs; 72 GPUs in one NVLink domain); a port of
-    # 400 Gb/s a GPU. Chips and Cheese, December 2025 (L2 126 MB). No rate of the L2 is published: the H100's
+    # 400 Gb/s a GPU. Chips and Cheese, December 2025 (148 multiprocessors, L2 126 MB). No rate of the L2 is published: the
+    # H100's
     "gb200": Datasheet(
-        "GB200", memory=8.0e9, cache=_H100_CACHE, cache_bytes=126e6, link=0.9e9, network=0.05e9, node=72
-    ),
+        "GB200",
+        memory=8.0e9,
+        cache=_H100_CACHE,
+        cache_bytes=126e6,
+        link=0.9e9,
+        network=0.05e9,
+        node=72,
+        multiprocessors=148,
+    ).waiting(860, 295, 1.965),
     # NVIDIA DGX B200 datasheet (64 TB/s and NVLink 14.4 TB/s both ways for eight GPUs; a port of 400 Gb/s a GPU)
-    "b200": Datasheet("B200 SXM", memory=8.0e9, cache=_H100_CACHE, cache_bytes=126e6, link=0.9e9, network=0.05e9),
+    "b200": Datasheet(
+        "B200 SXM",
+        memory=8.0e9,
+        cache=_H100_CACHE,
+        cache_bytes=126e6,
+        link=0.9e9,
+        network=0.05e9,
+        multiprocessors=148,
+    ).waiting(860, 295, 1.965),
     # NVIDIA GB300 NVL72 and DGX B300 datasheets: memory and links of GB200 and B200; a port of 800 Gb/s a GPU
-    "gb300": Datasheet("GB300", memory=8.0e9, cache=_H100_CACHE, cache_bytes=126e6, link=0.9e9, network=0.1e9, node=72),
-    "b300": Datasheet("B300 SXM", memory=8.0e9, cache=_H100_CACHE, cache_bytes=126e6, link=0.9e9, network=0.1e9),
+    "gb300": Datasheet(
+        "GB300",
+        memory=8.0e9,
+        cache=_H100_CACHE,
+        cache_bytes=126e6,
+        link=0.9e9,
+        network=0.1e9,
+        node=72,
+        multiprocessors=148,
+    ).waiting(810, 295, 2.032),
+    "b300": Datasheet(
+        "B300 SXM",
+        memory=8.0e9,
+        cache=_H100_CACHE,
+        cache_bytes=126e6,
+        link=0.9e9,
+        network=0.1e9,
+        multiprocessors=148,
+    ).waiting(810, 295, 2.032),
     # NVIDIA L40S and L40 datasheets (864 GB/s; PCIe 4.0; no NVLink); Ada whitepaper (L2 96 MB). No rate of the L2 is published:
-    # the H100's. A port of 200 Gb/s for two GPUs is assumed
-    "l40s": Datasheet("L40S", memory=0.864e9, cache=_H100_CACHE, cache_bytes=96e6, link=_PCIE_4, network=0.0125e9),
-    "l40": Datasheet("L40", memory=0.864e9, cache=_H100_CACHE, cache_bytes=96e6, link=_PCIE_4, network=0.0125e9),
+    # the H100's. A port of 200 Gb/s for two GPUs is assumed. Latencies: an RTX 4090's, of the same chip
+    "l40s": Datasheet(
+        "L40S",
+        memory=0.864e9 * _INLINE_ECC,
+        cache=_H100_CACHE,
+        cache_bytes=96e6,
+        link=_PCIE_4,
+        network=0.0125e9,
+        multiprocessors=142,
+        forward_warps=_ADA_WARPS,
+        link_share=_THROUGH_HOST,
+        spread=PCIE_SPREAD,
+    ).waiting(636, 296, 2.52),
+    "l40": Datasheet(
+        "L40",
+        memory=0.864e9 * _INLINE_ECC,
+        cache=_H100_CACHE,
+        cache_bytes=96e6,
+        link=_PCIE_4,
+        network=0.0125e9,
+        multiprocessors=142,
+        forward_warps=_ADA_WARPS,
+        link_share=_THROUGH_HOST,
+        spread=PCIE_SPREAD,
+    ).waiting(636, 296, 2.49),
     # NVIDIA A40 datasheet (696 GB/s; PCIe 4.0; its NVLink joins pairs only); GA102 whitepaper (L2 6 MB); rates of the L2 and of
-    # the network as above
-    "a40": Datasheet("A40", memory=0.696e9, cache=_H100_CACHE, cache_bytes=6e6, link=_PCIE_4, network=0.0125e9),
+    # the network as above. Latencies: an RTX A2000's, of the same generation
+    "a40": Datasheet(
+        "A40",
+        memory=0.696e9 * _INLINE_ECC,
+        cache=_H100_CACHE,
+        cache_bytes=6e6,
+        link=_PCIE_4,
+        network=0.0125e9,
+        multiprocessors=84,
+        forward_warps=_ADA_WARPS,
+        link_share=_THROUGH_HOST,
+        spread=PCIE_SPREAD,
+    ).waiting(570, 214, 1.74),
     # A process with one core and one channel of DDR4-3200 (JEDEC: 25.6 GB/s); L3 32 B a clock at 3 GHz, 32 MB (AMD's
     # optimization guide for family 19h); exchanged through loopback, which reads and writes each byte twice
     "cpu": Datasheet(
@@ -126,8 +251,7 @@ DATASHEETS = {
         narrow=(),
         forward_launch_ms=0.020,
         backward_launch_ms=0.020,
-        read_share=1.0,
-        update_share=1.0,
+        memory_share=1.0,
         link_share=1.0,
         network_share=1.0,
         node=2**30,
@@ -145,12 +269,12 @@ class Analytic:
     device_counts: tuple[int, ...] = ()  # any number
     bounded = True
     prices_rows = True
-    error_on_unseen_tables = SPREAD
     manifest = None  # nothing was learned
     stand_ins: tuple[str, ...] = ()
 
     def __init__(self, name: str, batch_size: int) -> None:
         self.name, self.batch_size, self.sheet = f"analytic:{name}", batch_size, DATASHEETS[name]
+        self.error_on_unseen_tables = self.sheet.spread
         self.input_ms = 0.0  # a column of input, where steps wait for it
         self.precision: ExchangePrecision | None = None
         self.codec = Codec()
@@ -215,14 +339,29 @@ class Analytic:
         output = self.batch_size * vectors * columns * OUTPUT_BYTES
         passes = np.ceil(np.log2(np.maximum(rows, 2)) / 8)
         between = distinct * (row + output / np.maximum(lookups, 1))  # bytes that pass before a row comes back
-        rows_again = (lookups - distinct) * row * _missed(between, sheet.cache_bytes)
-        gradients_again = np.maximum(lookups * gradient - output, 0.0) * _missed(output, sheet.cache_bytes)
-        forward = distinct * row + rows_again + output + lookups * INDEX_BYTES
+        again, row_missed = lookups - distinct, _missed(between, sheet.cache_bytes)
+        bags = np.minimum(self.batch_size * vectors, lookups)
+        gradient_missed = _missed(output, sheet.cache_bytes)
+        forward = distinct * row + again * row * row_missed + output + lookups * INDEX_BYTES
+        gradients_again = np.maximum(lookups * gradient - output, 0.0) * gradient_missed
         backward = 2 * distinct * (row + state_row) + gradients_again + output + lookups * passes * SORT_BYTES
-        reading, updating = (sheet.memory * share for share in (sheet.read_share, sheet.update_share))
+        reading = self._waits_ms(distinct + again * row_missed, again * (1 - row_missed), sheet.forward_warps)
+        updating = self._waits_ms(
+            distinct * (1 + state / STATE_ELEMENT_BYTES + (row_state > 0)) + bags + (lookups - bags) * gradient_missed,
+            (lookups - bags) * (1 - gradient_missed),
+            sheet.backward_warps,
+        )
+        warps = self._narrow(columns) * np.minimum(columns / WARP_COLUMNS, 1.0)  # that a row takes
+        rate = sheet.memory * sheet.memory_share
         cached = (lookups * gradient + 2 * distinct * row) / sheet.cache
         waiting = self.input_ms * np.array([table.input_columns for table in tables])
-        terms = (forward / reading, lookups * row / sheet.cache, backward / updating, cached, waiting)
+        terms = (
+            forward / rate + reading * warps,
+            lookups * row / sheet.cache,
+            backward / rate + updating * warps,
+            cached,
+            waiting,
+        )
         return np.stack(terms, axis=-1)
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
@@ -251,11 +390,19 @@ class Analytic:
 
     def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
         compute = np.where(device_dims > 0, self.compute_ms(vector_sums), 0.0)
-        spread: Floats = SPREAD * (compute + self._transfer_ms(device_dims, 0) + self._transfer_ms(device_dims, 1))
+        spread: Floats = self.sheet.spread * (
+            compute + self._transfer_ms(device_dims, 0) + self._transfer_ms(device_dims, 1)
+        )
         return spread
 
     def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
         return ()
+
+    def _waits_ms(self, from_memory: Floats, from_cache: Floats, warps: int) -> Floats:
+        """Ms that loads take, if each occupies a warp for its latency, and all warps of the device are busy (Little's law)."""
+        in_flight = self.sheet.multiprocessors * warps
+        ms: Floats = (from_memory * self.sheet.memory_wait_ms + from_cache * self.sheet.cache_wait_ms) / in_flight
+        return ms
 
     def _narrow(self, dims: Floats) -> Floats:
         """The factor of narrow rows: (N,) dims -> (N,)."""
