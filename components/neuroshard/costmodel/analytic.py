@@ -89,7 +89,7 @@ class Datasheet:
 
     def reorder_ms(self, batch_size: int) -> float:
         """As in the protocol: outputs and gradients are read and written once."""
-        return 4 * OUTPUT_BYTES * batch_size / (self.memory * self.read_share)
+        return 4 * OUTPUT_BYTES * batch_size / (self.memory * self.memory_share)
 
     def waiting(self, cycles: int, cache_cycles: int, gigahertz: float) -> "Datasheet":
         """The same device with its latencies, in cycles of its boost clock."""
