@@ -347,7 +347,7 @@ def _found(
     """The plan that the algorithm finds, and notes on it. Raises Infeasible."""
     watch, rng = request.watch, np.random.default_rng(settings.seed)
     if settings.algorithm == LOCAL_SEARCH:
-        return _local_search(problem, request, settings, tries_row_wise, rng)
+        return _with_or_without_cuts(problem, request, settings, tries_row_wise, rng)
     if settings.algorithm != PUBLISHED:
         return State.of(problem, baseline(problem, settings.algorithm, rng)), ()
     with progress("search splits", total=settings.width.depth, unit="levels") as watch.bar:
@@ -358,6 +358,43 @@ def _found(
             f"{misfit(problem, placement)}; {LOCAL_SEARCH} splits until tables fit: try it"
         )
     return State.of(problem, placement), ()
+
+
+def _with_or_without_cuts(
+    problem: Problem, request: ProposalRequest, settings: SearchSettings, tries_row_wise: bool, rng: np.random.Generator
+) -> tuple[State, tuple[str, ...]]:
+    """The cheaper of two plans: of those that cut no pooled table, whose outputs need not be put into order, and of all others.
+
+    Either is looked for only if its first plans are not far dearer than those of the other.
+    """
+    watch, uncut, far = request.watch, _uncut(problem, request), 1 - problem.tuning.promising
+    first, first_uncut = (_first_cost(one, request) if one is not None else math.inf for one in (problem, uncut))
+    if uncut is None or first < far * first_uncut:
+        return _local_search(problem, request, settings, tries_row_wise, rng)
+    uncut_rng = rng.spawn(1)[0]
+    if first_uncut < far * first:
+        return _local_search(uncut, request, settings, tries_row_wise, uncut_rng)
+    with watch.sharing(0.5):
+        without = _local_search(uncut, request, settings, tries_row_wise, uncut_rng)
+    cut = _local_search(problem, request, settings, tries_row_wise, rng)
+    return min(without, cut, key=lambda found: found[0].cost)
+
+
+def _uncut(problem: Problem, request: ProposalRequest) -> Problem | None:
+    """The problem without cuts of pooled tables, if that saves anything. A search from a plan with cuts has none: its starts are
+    cut."""
+    current = request.current
+    if not problem.launches.least_reorder_ms():
+        return None
+    if current is not None and any(plan.cuts > len(plan.problem.row_wise) for plan in plans_in_place(problem, current)):
+        return None
+    return problem.uncut()
+
+
+def _first_cost(problem: Problem, request: ProposalRequest) -> float:
+    """Ms of the cheapest first plan, row-wise ones too where they are allowed; infinite if no column-wise one fits."""
+    plans = propose("greedy", problem, request)
+    return min(plan.cost for plan in [*plans, *propose("row_wise", problem, request)]) if plans else math.inf
 
 
 def _local_search(

@@ -51,6 +51,9 @@ class Tuning:
     # that a search which goes on column-wise finds what it would have found without the comparison.
     rounds_before_rows: int = 12
     time_for_cuts: float = 0.15  # share of a time budget that is left for undoing cuts
+    # Share by which first plans may be dearer, and local search still end with the cheaper plan: between plans with cut tables
+    # and plans without
+    promising: float = 0.1
     worth_moving: float = 1e-3  # share that a plan must gain for shards to move: for less, 7.5 GiB moved for nothing
 
     # problem: how many shards the cost model prices at once

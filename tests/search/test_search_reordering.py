@@ -1,0 +1,78 @@
+"""Once a pooled table is cut, TorchRec puts all outputs of its collection into order: what a search does about that."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.analytic import AnalyticModel
+from helpers.exhaustive import memory_of_devices, optimum_ms, pipelines, tiny_tables
+from neuroshard.core.errors import Infeasible
+from neuroshard.core.launches import launches
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.analytic import Analytic
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.search.run import SearchSettings, search
+
+
+class Reordering(AnalyticModel):
+    """The same, where putting outputs into order takes a while."""
+
+    def __init__(self, reorder_ms: float) -> None:
+        super().__init__(1024)
+        self.reorder_ms = reorder_ms  # type: ignore[misc]
+
+
+@given(data=st.data(), reorder_ms=st.sampled_from([1e-4, 1e-2, 1.0]))
+@settings(max_examples=60, deadline=None)
+def test_a_plan_is_the_optimum_or_near_it_and_its_bound_is_not_above(data: st.DataObject, reorder_ms: float) -> None:
+    tables = tuple(data.draw(st.lists(tiny_tables, min_size=1, max_size=4)))
+    devices, pipeline = data.draw(st.integers(2, 3)), data.draw(pipelines)
+    memory = memory_of_devices(data.draw, tables, [1.0] * devices, 1024, pipeline)
+    task = ShardingTask(tables=tables, device_memory_bytes=memory, batch_size=1024, pipeline=pipeline)
+    model = Reordering(reorder_ms)
+    best = optimum_ms(task, model)
+    if best == np.inf:
+        with pytest.raises(Infeasible):
+            search(task, model)
+        return
+    plan = search(task, model, SearchSettings(simplicity=0))
+    assert plan.cost_ms == pytest.approx(best, rel=0.02)
+    assert plan.lower_bound_ms is not None
+    assert plan.lower_bound_ms <= best * (1 + 1e-6)
+
+
+def even_tables(count: int) -> tuple[Table, ...]:
+    """Tables that weigh the same."""
+    return tuple(Table(name=f"t{i}", rows=100_000, dim=128, pooling_factor=20.0) for i in range(count))
+
+
+def test_tables_stay_whole_where_cuts_gain_less_than_they_cost() -> None:
+    """Five tables on two devices: with one of them cut they are even."""
+    task = ShardingTask(tables=even_tables(5), device_memory_bytes=(2**34,) * 2, batch_size=1024)
+    free, dear = (search(task, Reordering(ms), SearchSettings(simplicity=0)) for ms in (0.0, 1.0))
+    assert len(free.shards) == 6
+    assert len(dear.shards) == 5
+    assert dear.cost_ms < free.cost_ms + 5 * 128 * 1.0 / 2
+
+
+def test_a_table_that_outweighs_all_others_is_cut_all_the_same() -> None:
+    heavy = Table(name="heavy", rows=1_000_000, dim=128, pooling_factor=200.0)
+    task = ShardingTask(tables=(heavy, *even_tables(6)), device_memory_bytes=(2**34,) * 4, batch_size=65536)
+    plan = search(task, Analytic("h100", 65536))
+    assert len([shard for shard in plan.shards if shard.table == "heavy"]) > 1
+
+
+@pytest.mark.parametrize("data_parallel", [False, True])
+def test_a_plan_costs_what_its_shards_are_priced_at(data_parallel: bool) -> None:
+    small = Table(name="small", rows=16, dim=32, pooling_factor=1.0)
+    heavy = Table(name="heavy", rows=1_000_000, dim=128, pooling_factor=200.0)
+    task = ShardingTask(tables=(small, heavy, *even_tables(6)), device_memory_bytes=(2**34,) * 4, batch_size=65536)
+    model = Analytic("h100", 65536)
+    plan = search(task, model, SearchSettings(try_data_parallel=data_parallel, try_row_wise=True))
+    prices = price_shards(model, plan.task, plan.shards)
+    assert prices is not None
+    assert plan.cost_ms == pytest.approx(prices.total_ms.max())
+    counted = launches({table.name: table for table in task.tables}, plan.shards, task.devices)
+    assert counted.reordered > 0
