@@ -10,7 +10,6 @@ which a plan with cut tables needs.
 """
 
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -34,7 +33,7 @@ REFERENCE_DIM = 256  # columns of each device in the reference all-to-all
 CALM_TRIALS = 5  # of the reference all-to-all when a run begins; labels are scaled to the fastest trial
 REORDERED_COLUMNS, SHARD_COLUMNS = 1024, 64  # in all, and of each shard, when columns are put into another order
 REORDERED_SAMPLES = 16_384  # at most: 64 MiB, which is beyond caches
-REORDER_SECONDS = 0.5  # for which that is repeated
+REORDER_SECONDS = 1.0  # for which that is repeated
 LEAD_SECONDS = 0.001  # from agreeing on a start to the start; every device knows it by then
 
 
@@ -149,9 +148,10 @@ class Rank:
 
         taken: list[float] = []
         until = time.monotonic() + REORDER_SECONDS
-        while len(taken) < self.settings.warmup + 3 or time.monotonic() < until:
+        while not taken or time.monotonic() < until:
             taken.append(self.device.timed(reorder)[0])
-        of_column = statistics.median(taken[self.settings.warmup :]) / REORDERED_COLUMNS * share / samples
+        # the first ones get new pages of memory
+        of_column = lower_decile(taken) / REORDERED_COLUMNS * share / samples
         return 2 * of_column * devices
 
     def _all_to_all(self, case: CollectiveCase, repeats: int) -> RankTiming | str:
