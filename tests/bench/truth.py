@@ -311,11 +311,13 @@ def ratios(folder: Path) -> Iterator[Figure]:
     basis = found[BASIS]
     for system, step in found.items():
         if system.startswith("8 x 1 x ") and step is not basis:
+            name = system.split()[-1]
             yield Figure(
-                f"{system.split()[-1]} over h100",
+                f"{name} over h100",
                 "mlcommons/training_results",
                 step.step_ms / basis.step_ms,
                 step.embeddings_ms / basis.embeddings_ms,
+                "choice of a share" if name in ("l40", "l40s") else "no",
                 with_dense=step.ours_ms / basis.ours_ms,
             )
 

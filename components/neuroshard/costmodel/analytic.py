@@ -63,13 +63,10 @@ class Datasheet:
     narrow: tuple[tuple[int, float], ...] = NARROW
     forward_launch_ms: float = 0.010  # two kernels of 5 us, about what CUDA takes to launch one
     backward_launch_ms: float = 0.050  # ten: linearise, sort in passes, group, update
-    # Of memory, where enough loads are in flight: FBGEMM's regroup of rows on an H100 (torchrec#4634). Streams reach 0.9 or
-    # more of the peak on A100, H100 and L40S alike
-    memory_share: float = 0.90
-    # Loads in flight: the warps of FBGEMM's kernels on a multiprocessor. Forward is built for 2,048 threads
-    # (`__launch_bounds__(kForwardMaxThreads, 2048 / kForwardMaxThreads)`), backward for one block of 512 with all registers
-    # (`__launch_bounds__(kBackwardMaxThreads)`): pytorch/FBGEMM, embedding_forward_split_kernel_v2_template.cu and
-    # embedding_backward_split_kernel_warp_template.cu
+    memory_share: float = 0.90  # where enough loads are in flight: FBGEMM's regroup of rows on an H100 (torchrec#4634)
+    # Loads in flight: the warps of FBGEMM's kernels on a multiprocessor, by their launch bounds (pytorch/FBGEMM). Forward of
+    # pooled tables is built for 2,048 threads (embedding_forward_split_kernel_v2_template.cu); that of sequences states no bound,
+    # and is taken to have as many. Backward is built for one block of 512 (embedding_backward_split_kernel_warp_template.cu)
     multiprocessors: int = 1
     forward_warps: int = 64
     backward_warps: int = 16
