@@ -110,7 +110,7 @@ def test_a_broken_tables_file_is_distinguished(tmp_path, neuroshard, text, words
         ("measure cases --backend synthetic --batch-size 128 -o costs", 1, ["batch_size", "65536", "128"]),
         ("pretrain nowhere -o x", 1, ["nowhere", "costs.json"]),
         ("pretrain costs --start-from nowhere -o x", 1, ["nowhere", "model.json"]),
-        ("pretrain costs --start-from analytic:h100 -o x", 2, ["--start-from analytic:h100", "nothing was learned"]),
+        ("pretrain costs --start-from analytic:h100 -o x", 2, ["--start-from analytic:h100", "neuroshard pretrain"]),
         ("pretrain costs --publish http://x -o x", 2, ["http"]),
         (
             "search tables.json --model model --devices 2 --memory 1GiB --algorithm guess -o x",
@@ -119,8 +119,16 @@ def test_a_broken_tables_file_is_distinguished(tmp_path, neuroshard, text, words
         ),
         ("search tables.json --model model --devices 2 --memory 100KiB -o x", 1, ["KiB"]),
         ("search tables.json --model s3://b/p --devices 2 --memory 1GiB -o x", 2, ["'s3://b/p'", "STORE#HARDWARE"]),
-        ("augment tables.json --devices 2 --memory 1GiB --acquire analytic:h100 -o x", 2, ["analytic:h100", "learned"]),
-        ("augment tables.json --devices 2 --memory 1GiB --acquire given:c.json -o x", 2, ["given:c.json", "learned"]),
+        (
+            "augment tables.json --devices 2 --memory 1GiB --acquire analytic:h100 -o x",
+            2,
+            ["analytic:h100", "neuroshard pretrain"],
+        ),
+        (
+            "augment tables.json --devices 2 --memory 1GiB --acquire given:c.json -o x",
+            2,
+            ["given:c.json", "neuroshard pretrain"],
+        ),
         ("search tables.json --model model --devices 2 --memory 1GiB,1GiB,1GiB -o x", 2, ["3", "2"]),
         ("search tables.json --model model --devices 3 --memory 1GiB -o x", 1, ["3", "2"]),
         ("search tables.json --model nowhere --devices 2 --memory 1GiB -o x", 1, ["nowhere"]),

@@ -57,7 +57,7 @@ def test_what_has_changed_is_reported_line_by_line(kfp_stub: KfpStub) -> None:
     scheduled(kfp_stub)
     kfp_stub.recurring[0]["mode"] = "DISABLE"
     lines = scheduled(kfp_stub, "30 3 * * *", {"store": "s3://b/p", "seed": 1})
-    assert lines[0] == f"make {NAME} anew, with"
+    assert lines[0] == f"recreate {NAME} with"
     assert lines[1] == "  cron: 0 0 2 * * * -> 0 30 3 * * *"
     assert lines[2].startswith("  description: neuroshard 0.1.0, package and parameters ")
     assert lines[3:] == [
@@ -210,7 +210,7 @@ def test_another_deadline_makes_another_recurring_run(kfp_stub: KfpStub) -> None
     nightly = Nightly("0 2 * * *", RunSettings(GIVEN, deadline_seconds=48 * 3600))
     lines = list(run(Server(kfp_stub.url), NAME, nightly))
     assert [line.partition(":")[0].strip() for line in lines] == [
-        f"make {NAME} anew, with",
+        f"recreate {NAME} with",
         "description",
         f"delete {NAME} (j1)",
     ]
