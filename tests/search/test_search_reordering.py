@@ -21,7 +21,7 @@ class Reordering(AnalyticModel):
 
     def __init__(self, reorder_ms: float) -> None:
         super().__init__(1024)
-        self.reorder_ms = reorder_ms  # type: ignore[misc]
+        self.reorder_ms = reorder_ms
 
 
 @given(data=st.data(), reorder_ms=st.sampled_from([1e-4, 1e-2, 1.0]))
@@ -29,7 +29,7 @@ class Reordering(AnalyticModel):
 def test_a_plan_is_the_optimum_or_near_it_and_its_bound_is_not_above(data: st.DataObject, reorder_ms: float) -> None:
     tables = tuple(data.draw(st.lists(tiny_tables, min_size=1, max_size=4)))
     devices, pipeline = data.draw(st.integers(2, 3)), data.draw(pipelines)
-    memory = memory_of_devices(data.draw, tables, [1.0] * devices, 1024, pipeline)
+    memory = memory_of_devices(data.draw, tables, [1.0] * devices, 1024, pipeline)  # type: ignore[arg-type]
     task = ShardingTask(tables=tables, device_memory_bytes=memory, batch_size=1024, pipeline=pipeline)
     model = Reordering(reorder_ms)
     best = optimum_ms(task, model)
