@@ -25,7 +25,7 @@ Setting = Annotated[
 Experiment = Annotated[str, typer.Option(help="Kubeflow's name for a group of runs.")]
 Namespace = Annotated[str | None, typer.Option(help="Profile to run in, where Kubeflow has several users.")]
 ServiceAccount = Annotated[
-    str | None, typer.Option(help="Of the run's pods [default: what Kubeflow Pipelines gives them].")
+    str | None, typer.Option(help="Service account of the run's pods [default: what Kubeflow Pipelines gives them].")
 ]
 Deadline = Annotated[str, typer.Option(help="Kubeflow ends a run that takes longer.")]
 Parallelism = Annotated[
@@ -105,11 +105,11 @@ def schedule(
     parameters: Parameters = None,
     models_yaml: ModelsYaml = None,
     settings: Setting = None,
-    name: Annotated[str, typer.Option(help="What the recurring run is called.")] = "neuroshard-nightly",
+    name: Annotated[str, typer.Option(help="Name of the recurring run.")] = "neuroshard-nightly",
     experiment: Experiment = "neuroshard",
     namespace: Namespace = None,
     service_account: ServiceAccount = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Delete it instead.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Delete the recurring run instead.")] = False,
     wait: Annotated[
         str | None, typer.Option(help="Wait this long for a run under way that would be deleted: 3h [default: refuse].")
     ] = None,

@@ -40,7 +40,9 @@ def augment(
     ] = 0.2,
     batch_sizes: Annotated[
         str | None,
-        typer.Option(help="Batch sizes of the table sets, one each: 256,512,1024 [default: that of `measure`]."),
+        typer.Option(
+            help="Batch sizes of the table sets, one for each set: 256,512,1024 [default: that of `measure`]."
+        ),
     ] = None,
     acquire: Annotated[
         str | None,
@@ -96,10 +98,12 @@ def measure(
         str | None, typer.Option(help="Stop after this long: 90s, 3m, 1h [default: when all is done].")
     ] = None,
     optimizer: Annotated[
-        str, typer.Option(help="Fused into backward: sgd, rowwise_adagrad or adagrad.")
+        str, typer.Option(help="Optimizer fused into backward: sgd, rowwise_adagrad or adagrad.")
     ] = "rowwise_adagrad",
-    warmup: Annotated[int, typer.Option(min=0, help="Repeats thrown away first.")] = 1,
-    repeats: Annotated[int, typer.Option(min=1, help="Repeats, twice as many while they disagree.")] = 7,
+    warmup: Annotated[int, typer.Option(min=0, help="Repeats discarded first.")] = 1,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Repeats of a case; up to twice as many while they disagree.")
+    ] = 7,
     rounds: Annotated[
         int, typer.Option(help="Times to measure all cases, one round after another; the mean is the label.")
     ] = 1,
@@ -117,7 +121,7 @@ def measure(
     ] = None,
     verify: Annotated[
         Path | None,
-        typer.Option(help="Instead: measure cases of these costs again, and fail where labels differ too much."),
+        typer.Option(help="Measure cases of these costs again instead, and fail where labels differ too much."),
     ] = None,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="Cases to verify.")] = 100,
     seed: Seed = 0,

@@ -24,7 +24,7 @@ def fleet(
     nodes: Annotated[
         Path | None, typer.Option(help="What `kubectl get nodes -o json` wrote, in place of a cluster.")
     ] = None,
-    context: Annotated[str | None, typer.Option(help="Of the kubeconfig [default: its current one].")] = None,
+    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig [default: its current one].")] = None,
     selector: Annotated[str, typer.Option(help='Labels that a node must have, as JSON: {"pool": "train"}.')] = "{}",
     tolerations: Annotated[
         str, typer.Option(help="Tolerations of the measuring pods, as JSON.")

@@ -7,7 +7,7 @@ import typer
 
 from neuroshard.files.disk import check_folder_exists
 
-Seed = Annotated[int, typer.Option(help="Seed of everything that is left to chance.", min=0, max=2**31 - 1)]
+Seed = Annotated[int, typer.Option(help="Seed of all random choices.", min=0, max=2**31 - 1)]
 StoreUrl = Annotated[str, typer.Option("--store", help="s3://bucket/prefix, or a folder.")]
 SingleWriter = Annotated[
     bool, typer.Option(help="Nobody else deploys: accept a store that ignores conditional writes.")

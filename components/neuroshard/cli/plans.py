@@ -13,7 +13,10 @@ from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.units import format_bytes, parse_bytes
 
 Memory = Annotated[
-    str, typer.Option(help="Memory a device: bytes or a unit (32GiB); one, or one per device, by commas.")
+    str,
+    typer.Option(
+        help="Memory of a device: bytes or a unit (32GiB); one for all, or one per device, separated by commas."
+    ),
 ]
 
 
@@ -64,7 +67,7 @@ def search(
     ] = None,
     pipeline: Annotated[
         str,
-        typer.Option(help="The trainer's, which says what a step needs of memory: none, sparse-dist or prefetch."),
+        typer.Option(help="The trainer's pipeline, by which a step needs memory: none, sparse-dist or prefetch."),
     ] = DEFAULT_PIPELINE,
     domain: Annotated[
         int | None,
@@ -83,13 +86,15 @@ def search(
     exchange_precision: Annotated[
         str | None,
         typer.Option(
-            help="Of outputs and gradients between ranks: fp16, bf16 or int8, or one for each: fp16:bf16 [default: fp32]."
+            help="Precision of outputs and gradients between ranks: fp16, bf16 or int8; one for each: fp16:bf16 [default: fp32]."
         ),
     ] = None,
     reserve: Annotated[
         str | None, typer.Option(help="Memory of every device that is not for tables: 2GiB, or 15% of it.")
     ] = None,
-    min_dim: Annotated[int | None, typer.Option(help="Least columns of a shard, a multiple of 4 [default: 4].")] = None,
+    min_dim: Annotated[
+        int | None, typer.Option(help="Fewest columns of a shard, a multiple of 4 [default: 4].")
+    ] = None,
     max_shards: Annotated[int | None, typer.Option(help="Most shards of a table.")] = None,
     never_split: Annotated[
         list[str] | None, typer.Option(help="Tables (a name or a pattern) that stay whole; may be repeated.")
@@ -103,8 +108,8 @@ def search(
     data_parallel: Annotated[
         list[str] | None,
         typer.Option(
-            help="A copy of this table (or of all that match) on every device, or auto: of small ones where that pays; repeat "
-            "for more."
+            help="Copy this table (a name or a pattern) to every device; auto copies small ones where that pays; may be "
+            "repeated."
         ),
     ] = None,
     no_row_wise: Annotated[bool, typer.Option("--no-row-wise", help="Split no table row-wise.")] = False,
@@ -123,13 +128,13 @@ def search(
     ] = None,
     previous: Annotated[Path | None, typer.Option("--from", help="plan.json to start from.")] = None,
     move_budget: Annotated[
-        str | None, typer.Option(help="With --from: weights and optimizer state to move at most: 50GiB.")
+        str | None, typer.Option(help="With --from: most weights and optimizer state to move: 50GiB.")
     ] = None,
     keep_optimizer_state: Annotated[
         bool,
         typer.Option(
             "--keep-optimizer-state",
-            help="With --from: keep the column cuts of tables whose optimizer has state by the row, so that it can be loaded.",
+            help="With --from: keep the column cuts of tables with row-wise optimizer state, so that the state can be loaded.",
         ),
     ] = False,
     simplicity: Annotated[
@@ -242,11 +247,11 @@ def evaluate(
         int, typer.Option(min=1, help="Measure the all-to-all of plans of at most this many devices.")
     ] = 8,
     optimizer: Annotated[
-        str, typer.Option(help="Fused into backward: sgd, rowwise_adagrad or adagrad.")
+        str, typer.Option(help="Optimizer fused into backward: sgd, rowwise_adagrad or adagrad.")
     ] = "rowwise_adagrad",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads a device may use (cpu).")] = 1,
     memory_limit: Annotated[
-        str | None, typer.Option(help="Weights at most: larger tables are run with fewer rows.")
+        str | None, typer.Option(help="Most memory for weights: larger tables are run with fewer rows.")
     ] = None,
     traces: Annotated[
         Path | None, typer.Option(help="Real lookups, as `neuroshard tables --traces` wrote them.")

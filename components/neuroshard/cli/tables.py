@@ -53,7 +53,7 @@ def tables(
         typer.Option(help="With --from-stats: also write the printed costs, for search --model given:FILE."),
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(help="With --plan-out: memory a device [default: what the planner planned with].")
+        str | None, typer.Option(help="With --plan-out: memory of a device [default: what the planner planned with].")
     ] = None,
     check: Annotated[
         bool,
@@ -70,7 +70,7 @@ def tables(
         str | None, typer.Option(help="Element type where the source does not say: fp32 or fp16 [default: fp32].")
     ] = None,
     optimizer: Annotated[
-        str, typer.Option(help="Whose state memory counts: sgd, rowwise_adagrad, adagrad or adam.")
+        str, typer.Option(help="Optimizer whose state memory counts: sgd, rowwise_adagrad, adagrad or adam.")
     ] = "rowwise_adagrad",
     dim: Annotated[int, typer.Option(help="Columns of the tables of a dlrm_datasets file, which has none.")] = 128,
     traces: Annotated[Path | None, typer.Option(help="Also write the file's own lookups here (dlrm_datasets).")] = None,

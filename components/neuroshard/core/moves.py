@@ -17,7 +17,7 @@ from neuroshard.core.value import Value
 class Move(Value):
     """A rectangle of a table that goes to `to_device`: from `from_device`, or, where that is None, initialised there.
 
-    `nbytes` counts weights and optimizer state. State that is kept by the row goes along with the first columns of its rows.
+    `nbytes` counts weights and optimizer state. Row-wise state moves with the first columns of its rows.
     """
 
     table: str
@@ -31,7 +31,7 @@ class Move(Value):
 
 
 def moves(old: Plan, new: Plan) -> tuple[Move, ...]:
-    """Everything that devices must get under `new` and did not hold under `old`, in the order of the new plan's shards."""
+    """Everything that devices hold under `new` and not under `old`, in the order of the new plan's shards."""
     tables = {table.name: table for table in new.task.tables}
     dims = {table.name: table.dim for table in old.task.tables}
     shards = old.by_table()
@@ -52,8 +52,8 @@ def arriving_bytes(table: Table, before: Sequence[Shard], after: Sequence[Shard]
 
 
 def changed_state(old: Plan, new: Plan) -> tuple[str, ...]:
-    """Tables of both plans whose optimizer keeps state by the row and shard, under other column cuts: it does not carry over
-    exactly (client.torchrec_optimizer says what becomes of it). A table with another number of columns is initialised."""
+    """Tables of both plans with optimizer state per row and shard whose column cuts differ: the state does not carry over
+    exactly (client.torchrec_optimizer says how it is loaded). A table with another number of columns is initialised."""
     before = {table.name: table for table in old.task.tables}
     cuts, were = new.by_table(), old.by_table()
     return tuple(

@@ -70,7 +70,7 @@ def request_errors(where: str, endpoint_url: str, has_condition: bool = False) -
         ValueError,
     ) as error:  # an answer that is not S3's, or was damaged
         raise StoreError(
-            f"{where}: the store's answer is not S3's ({type(error).__name__}); is AWS_ENDPOINT_URL that of an S3 store?"
+            f"{where}: the store's answer is not valid S3 ({type(error).__name__}); is AWS_ENDPOINT_URL that of an S3 store?"
         ) from None
 
 
