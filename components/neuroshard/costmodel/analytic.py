@@ -96,16 +96,15 @@ class Datasheet:
 
 _H100_CACHE = 5.7e9  # Chips and Cheese, July 2023: 5.5 to 6 TB/s measured on the PCIe card. NVIDIA publishes none
 _PCIE_4, _PCIE_5 = 0.0315e9, 0.063e9  # 16 lanes, one way, after encoding (PCI-SIG)
-# Without NVLink, NCCL sends through buffers in the host's memory, at 6 or 9 of 15.75 GB/s (PCIe 3.0, by the way to the CPU: a
-# maintainer in NVIDIA/nccl#406). 18 of 31.5 were measured on four GPUs (PCIe 4.0: NVIDIA/nccl#1603). The middle of 6 and 9
+# Without NVLink, NCCL sends through buffers in the host's memory: at 6 or 9 of 15.75 GB/s (PCIe 3.0; a maintainer in
+# NVIDIA/nccl#406), of which this is the middle. Four GPUs reached 18 of 31.5 (PCIe 4.0; NVIDIA/nccl#1603)
 _THROUGH_HOST = 0.48
-_INLINE_ECC = (
-    15 / 16
-)  # GDDR6 has no bits for ECC: it keeps a sixteenth of its bytes for them (nvidia-smi: 45 of 48 GiB)
+# GDDR6 has no bits for ECC, so it keeps a sixteenth of its bytes for them (nvidia-smi: 45 of 48 GiB)
+_INLINE_ECC = 15 / 16
 _ADA_WARPS = 48  # Ada and GA102: 1,536 threads on a multiprocessor (CUDA C++ Programming Guide)
 
-# A name that contains another one comes first: a device is known by the first name found in its own. Multiprocessors and boost
-# clocks are the datasheets'; latencies are those that markdewing/AI_kernels (latency/README.md) measured with one program.
+# A name that contains another one comes first: a device is known by the first name found in its own. Latencies are
+# those that markdewing/AI_kernels (latency/README.md) measured with one program, at the boost clocks of the chips in GHz.
 DATASHEETS = {
     # NVIDIA A100 80GB datasheet (2,039 GB/s; NVLink 600 GB/s both ways); A100 whitepaper (L2 40 MB, 5,120 B a clock, 1.41 GHz);
     # DGX A100 datasheet (a port of 200 Gb/s a GPU)
@@ -222,7 +221,7 @@ DATASHEETS = {
         spread=PCIE_SPREAD,
     ).waiting(636, 296, 2.49),
     # NVIDIA A40 datasheet (696 GB/s; PCIe 4.0; its NVLink joins pairs only); GA102 whitepaper (L2 6 MB); rates of the L2 and of
-    # the network as above. Latencies: an RTX A2000's, of the same generation
+    # the network as above. Latencies: of an RTX 2000 with 6 GB, of the same generation
     "a40": Datasheet(
         "A40",
         memory=0.696e9 * _INLINE_ECC,
