@@ -158,7 +158,9 @@ def plainly(plan: Plan, model: CostModel) -> list[tuple[float, float, float]]:
     backward = model.backward_collective_ms(np.array(dims)).tolist()
     ready = [c + b for c, b in zip(compute, backward, strict=True)]
     forward = model.forward_collective_ms(np.array(dims), np.array(ready) - min(ready)).tolist()
-    return list(zip(compute, forward, backward, strict=True))
+    cut = len(plan.shards) > len(by_name)
+    reordered = sum(table.dim for table in by_name.values()) * cut * model.reorder_ms / plan.task.devices / 2
+    return [(c, f + reordered, b + reordered) for c, f, b in zip(compute, forward, backward, strict=True)]
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,14 @@ def hot_tables(seed: int, **changes: Any) -> tuple[Table, ...]:
     return (*usual, *hot)
 
 
-def task_of(some: Sequence[Table], types: tuple[str, ...] | None = None, **more: Any) -> ShardingTask:
+def task_of(
+    some: Sequence[Table], types: tuple[str, ...] | None = None, network: float = 25e9, **more: Any
+) -> ShardingTask:
     given = {
         "tables": some,
         "device_memory_bytes": (80 * 2**30,) * DEVICES,
         "batch_size": BATCH_SIZE,
-        "topology": Topology(domain=DOMAIN, local_world_size=DOMAIN, network_bytes_per_s=25e9),
+        "topology": Topology(domain=DOMAIN, local_world_size=DOMAIN, network_bytes_per_s=network),
         "constraints": Constraints(sharding_types=types, **more),
     }
     return ShardingTask.parse(given, "task")
@@ -109,19 +111,19 @@ def test_what_a_domain_sends_is_counted_as_torchrec_sends_it() -> None:
 
 
 def test_one_table_that_outweighs_a_domain_lies_in_a_grid_and_stays_there() -> None:
-    giant = Table(name="giant", rows=10**7, dim=128, pooling_factor=1000.0)
-    model, some = Analytic("h100", BATCH_SIZE), (*hot_tables(0)[:12], giant)
-    plan = search(task_of(some), model, TRY)
-    without = search(task_of(some, ("column-wise", "row-wise", "table-row-wise")), model, TRY)
+    giant = Table(name="giant", rows=10**7, dim=128, pooling_factor=700.0)
+    model, some, slow = Analytic("h100", BATCH_SIZE), (*hot_tables(0)[:12], giant), 10e9
+    plan = search(task_of(some, network=slow), model, TRY)
+    without = search(task_of(some, ("column-wise", "row-wise", "table-row-wise"), slow), model, TRY)
     shards = plan.by_table()["giant"]
     assert {(shard.rows, shard.dim) for shard in shards} == {(10**7 // DOMAIN, 64)}
     assert split(plan)["giant"] == set(range(DEVICES))
     assert plan.cost_ms is not None
     assert without.cost_ms is not None
-    assert plan.cost_ms < 0.98 * without.cost_ms
+    assert plan.cost_ms < 0.95 * without.cost_ms
     assert any("in a grid" in note for note in plan.provenance.notes)
     stays = SearchSettings(rounds=5, move_budget_bytes=1)
-    assert search(task_of(some, row_wise=True), model, stays, previous=plan).by_table()["giant"] == shards
+    assert search(task_of(some, network=slow, row_wise=True), model, stays, previous=plan).by_table()["giant"] == shards
 
 
 def test_sequences_and_means_are_never_split_inside_a_domain() -> None:

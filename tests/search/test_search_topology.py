@@ -100,8 +100,8 @@ def test_a_search_that_knows_a_slow_network_finds_plans_that_are_cheaper_on_it()
     ratios = []
     for seed in range(4):
         rng = np.random.default_rng(seed)
-        busy = [Table(name=f"b{i}", rows=10**7, dim=32, pooling_factor=float(rng.uniform(5, 20))) for i in range(8)]
-        wide = [Table(name=f"w{i}", rows=10**3, dim=128, pooling_factor=float(rng.uniform(1, 3))) for i in range(8)]
+        busy = [Table(name=f"b{i}", rows=10**7, dim=32, pooling_factor=float(rng.uniform(5, 20))) for i in range(7)]
+        wide = [Table(name=f"w{i}", rows=10**3, dim=128, pooling_factor=float(rng.uniform(1, 3))) for i in range(7)]
         model = Analytic("h100", BATCH_SIZE)
         slow, fast = (task_of((*busy, *wide), 4, domain=domain, gib=64) for domain in (2, None))
         knows, blind = (search(task, model, SearchSettings(rounds=10)) for task in (slow, fast))
@@ -109,7 +109,7 @@ def test_a_search_that_knows_a_slow_network_finds_plans_that_are_cheaper_on_it()
         assert prices is not None
         ratios.append(knows.cost_ms / prices.total_ms.max())
     assert max(ratios) <= 1.001
-    assert np.mean(ratios) < 0.99
+    assert np.mean(ratios) < 0.95
 
 
 def test_two_tables_that_pay_as_row_wise_only_together_are_found() -> None:
