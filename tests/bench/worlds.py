@@ -33,7 +33,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.measure.formula import Formula
-from neuroshard.search.run import PUBLISHED, SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import PUBLISHED, SearchSettings
 
 FIRST_WORLD = 1001
 OURS, CHEAPEST = "ours", "ours, the cheapest by the nets"

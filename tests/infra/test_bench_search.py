@@ -17,7 +17,8 @@ from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import BeamWidth
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,11 @@ from helpers.states import whole
 from neuroshard.core.errors import UsageError
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.search.choice import choose, drawn_ms
+from neuroshard.search.notes import LEAST_SAID
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State, about_as_cheap
-from neuroshard.search.run import LEAST_SAID, SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import TUNING
 
 SHARE = 0.04

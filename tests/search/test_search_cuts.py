@@ -15,7 +15,8 @@ from neuroshard.search.improve.fewer_cuts import fewer_cuts
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 from neuroshard.search.watch import Watch
 
 CHEAPEST = SearchSettings(rounds=6, simplicity=0)

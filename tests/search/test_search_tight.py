@@ -9,7 +9,8 @@ from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Plan
 from neuroshard.search.proposers import baselines
 from neuroshard.search.proposers.lockstep import place
-from neuroshard.search.run import ALGORITHMS, SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import ALGORITHMS, SearchSettings
 
 GIB = 2**30
 ROWS_GIB = GIB // (4 * 128 + 4)  # rows of 128 columns and row-wise Adagrad that make a GiB

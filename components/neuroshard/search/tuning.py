@@ -72,20 +72,11 @@ class Tuning:
     lockstep_bytes: int = 128 * 2**20  # memory of greedy placements made together in the published search
     row_sets: int = 3  # sets of tables tried row-wise, of each order
     all_row_sets_up_to: int = 4  # tables that may be row-wise, up to which every set is tried
-    all_row_sets_most_cells: int = (
-        200_000  # sets x tables x devices above which that is not done where there are domains
-    )
-    row_sets_leading: tuple[int, ...] = (
-        1,
-        2,
-        3,
-        5,
-        8,
-    )  # tables over all devices, where the others are over those of a domain
+    all_row_sets_most_cells: int = 200_000  # sets x tables x devices above which it is not, where there are domains
+    # Tables over all devices, where the others are over those of a domain
+    row_sets_leading: tuple[int, ...] = (1, 2, 3, 5, 8)
     row_sets_one_by_one: int = 12  # tables up to which sets of an order differ by one table; beyond, by a fifth
-    copies_worth: float = (
-        0.02  # share that first plans must save by copies of small tables for these to be data-parallel
-    )
+    copies_worth: float = 0.02  # share that first plans must save by copies for small tables to be data-parallel
     row_wise_hint: float = 0.1  # share that a first plan row-wise must save for the plan to mention --row-wise
     row_wise_hint_most_cells: int = 100_000  # tables x devices above which that is not tried: 2,002 x 128 take 1.4 s
 

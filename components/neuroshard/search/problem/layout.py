@@ -1,6 +1,6 @@
 """From a placement to a plan: where each shard's columns begin, what the plan is predicted to cost, what to know about it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -8,9 +8,10 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
-from neuroshard.search.problem.current import CurrentPlacement
+from neuroshard.search.problem.current import CurrentPlacement, dealt
 from neuroshard.search.problem.problem import Placement, Problem
 from neuroshard.search.problem.row_blocks import EVERYWHERE
+from neuroshard.search.problem.state import State
 
 
 def make_plan(
@@ -60,26 +61,40 @@ def make_plan(
     )
 
 
-def lay_out(problem: Problem, placement: Placement, current: CurrentPlacement | None = None) -> tuple[Shard, ...]:
-    """Shards in the order of the tables. The columns of a table are dealt out from left to right, by device, widest first; or,
-    from a current plan, so that most of them stay where they are."""
-    split = zip(placement.row_wise.tolist(), placement.domains.tolist(), strict=True)
-    blocks = {group: problem.row_blocks.shards(problem.tables[group][0], domain) for group, domain in split}
-    if current is not None:
-        widths = problem.widths(placement)
-        laid_out = [blocks.get(group) or current.lay_out(group, row) for group, row in enumerate(widths)]
-        return tuple(shard for laid in laid_out for shard in laid)
-    order = np.lexsort((-placement.shards, placement.devices, problem.group[placement.shards]))
+def lay_out(plan: State, current: CurrentPlacement | None = None) -> tuple[Shard, ...]:
+    """Shards in the order of the tables. The columns of a table are dealt out from left to right, by device; or, from a current
+    plan, so that most of them stay where they are."""
+    problem = plan.problem
+    domains = dict(zip(problem.row_wise.tolist(), problem.domains.tolist(), strict=True))
     shards: dict[str, list[Shard]] = {table.name: [] for table in problem.task.tables}
-    for of_table in blocks.values():
-        shards[of_table[0].table] = of_table
-    for shard, device in zip(placement.shards[order].tolist(), placement.devices[order].tolist(), strict=True):
-        together = problem.tables[problem.group[shard]]
-        for table in together:
-            laid, dim = shards[table.name], table.dim if len(together) > 1 else int(problem.columns[shard])
-            offset = laid[-1].column_offset + laid[-1].dim if laid else 0
-            laid.append(Shard(table=table.name, rows=table.rows, column_offset=offset, dim=dim, device=device))
+    for group, (tables, widths) in enumerate(zip(problem.tables, plan.widths, strict=True)):
+        if group in domains:
+            laid = problem.row_blocks.shards(tables[0], domains[group])
+        elif current is not None:
+            laid = current.lay_out(group, widths)
+        else:
+            by_device = np.flatnonzero(widths).tolist()
+            laid = [shard for table in tables for shard in dealt(problem, group, table, widths, by_device)]
+        for shard in laid:
+            shards[shard.table].append(shard)
     return tuple(shard for laid in shards.values() for shard in laid)
+
+
+def placement_of(problem: Problem, shards: Sequence[Shard], plan: State) -> Placement:
+    """These shards of a plan as a placement. Several shards of a table on one device stay several, unlike in the plan's widths;
+    and the problem may have cut the tables otherwise than the plan's, which keeps the cuts of a current plan."""
+    number = {tables[0].name: group for group, tables in enumerate(problem.tables)}
+    names = [plan.problem.tables[group][0].name for group in plan.problem.row_wise.tolist()]
+    row_wise = np.array([number[name] for name in names], dtype=np.int64)
+    held = sorted(
+        (number[shard.table], shard.device, shard.column_offset, shard.dim)
+        for shard in shards
+        if shard.table in number and shard.table not in names
+    )
+    groups, devices, _, dims = np.array(held, dtype=np.int64).reshape(-1, 4).T
+    widest = np.array([tables[0].dim for tables in problem.tables])[groups]
+    units = dims * problem.all_units[groups] // widest
+    return Placement(problem.first[groups] + units, devices, row_wise, plan.problem.domains)
 
 
 def caveats(problem: Problem, placement: Placement) -> list[str]:

@@ -48,8 +48,10 @@ class State:
 
     @property
     def placement(self) -> Placement:
-        """The plan's shards and their devices."""
-        return self.problem.placement(self.widths)
+        """One shard for the units of each group on each device."""
+        groups, devices = np.nonzero(self.widths)
+        shards = self.problem.first[groups] + self.widths[groups, devices]
+        return Placement(shards, devices, self.problem.row_wise, self.problem.domains)
 
     @property
     def cuts(self) -> int:
@@ -90,26 +92,20 @@ def _priced(problem: Problem, plans: Widths) -> tuple[Floats, Floats, Ints, Floa
         begins = (np.cumsum(held) - held)[busy]
         flat[busy] = np.add.reduceat(problem.vectors[shards], begins)
         nbytes[busy] = np.add.reduceat(problem.nbytes[shards], begins)
-    columns = np.bincount(on, problem.dims[shards], len(widths)).astype(
-        np.float64
-    )  # bincount of nothing is of integers
+    # bincount of nothing is of integers
+    columns = np.bincount(on, problem.dims[shards], len(widths)).astype(np.float64)
     sums: Floats = flat.reshape(count, devices, -1)
     dims: Floats = columns.reshape(count, -1)
     if len(problem.row_wise):
         sums, dims = sums + problem.base, dims + problem.base_dims
     compute = np.where(dims > 0, problem.model.compute_ms(sums), 0.0)
-    return sums, dims, nbytes.reshape(count, -1), compute, *transfers(problem, dims)
-
-
-def transfers(problem: Problem, device_dims: Floats) -> tuple[Floats, Floats]:
-    """Forward and backward all-to-all ms of every device, without waiting: (…, D) -> two (…, D)."""
-    return transfers_ms(problem.model, device_dims)
+    return sums, dims, nbytes.reshape(count, -1), compute, *transfers_ms(problem.model, dims)
 
 
 def column_ms(problem: Problem, columns: float) -> float:
     """Ms that one column more on every device adds to both all-to-alls, where each holds `columns`."""
     even = np.full((2, problem.devices), columns)
     even[1] *= 1.01
-    forward, backward = transfers(problem, even)
+    forward, backward = transfers_ms(problem.model, even)
     more = (forward + backward).max(axis=-1)
     return max(float(more[1] - more[0]) / (0.01 * columns), 0.0)

@@ -15,7 +15,6 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.infeasible.feasibility import misfit
 from neuroshard.search.problem.problem import Placement, Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.proposers.base import ProposalRequest
 from neuroshard.search.proposers.lockstep import place
 from neuroshard.search.proposers.splits import split, split_oversized
 
@@ -57,9 +56,9 @@ KEYS: dict[str, Key] = {
 }
 
 
-def propose(problem: Problem, request: ProposalRequest) -> list[State]:
+def propose(problem: Problem, seed: int) -> list[State]:
     """The plans of all heuristics that have one, cheapest first."""
-    placed = [one for one in baselines(problem, request.seed).values() if isinstance(one, Placement)]
+    placed = [one for one in baselines(problem, seed).values() if isinstance(one, Placement)]
     plans = State.each(problem, [problem.widths(one) for one in placed]) if placed else []
     return sorted(plans, key=lambda state: state.cost)
 

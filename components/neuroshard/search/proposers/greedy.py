@@ -13,12 +13,11 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.filling import Shares, fewest_and_most_shards, put_back
 from neuroshard.search.problem.problem import Placement, Problem, Widths
 from neuroshard.search.problem.state import State
-from neuroshard.search.proposers.base import ProposalRequest
 from neuroshard.search.proposers.lockstep import costliest_first, padded, place, place_lists
 from neuroshard.search.proposers.splits import halves, split
 
 
-def propose(problem: Problem, request: ProposalRequest) -> list[State]:
+def propose(problem: Problem, seed: int) -> list[State]:
     """At most `greedy_plans` plans."""
     return first_plans(problem, problem.tuning.greedy_plans)
 

@@ -1,0 +1,170 @@
+"""The plan that each algorithm finds.
+
+`local-search` starts from plans of several proposers, improves them until its rounds or its time are spent, and chooses one
+under doubt. `neuroshard-2023` is the beam search of the NeuroShard paper (MLSys 2023, arXiv 2305.01868) as published. The
+others are heuristics that need no cost model.
+
+The order of the steps is decided here and nowhere below: read `_local_search` from top to bottom.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.core.errors import Infeasible
+from neuroshard.progress import progress
+from neuroshard.search.choice import choose, simplest
+from neuroshard.search.improve.fewer_cuts import fewer_cuts
+from neuroshard.search.improve.local_search import LocalSearch
+from neuroshard.search.infeasible.feasibility import any_plan, misfit
+from neuroshard.search.notes import doubted, fewer_cuts_cost
+from neuroshard.search.problem.current import CurrentPlacement
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import State
+from neuroshard.search.proposers.baselines import baseline
+from neuroshard.search.proposers.beam import beam_search
+from neuroshard.search.proposers.current import plans_in_place
+from neuroshard.search.proposers.registry import propose
+from neuroshard.search.settings import LOCAL_SEARCH, PUBLISHED, SearchSettings
+from neuroshard.search.watch import Watch
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to search: the settings, the clock, and the current plan. If it only `tries_row_wise`, rows are split only where a
+    first plan with rows split is cheaper than all first column-wise plans."""
+
+    settings: SearchSettings
+    watch: Watch
+    current: CurrentPlacement | None
+    tries_row_wise: bool
+
+
+def find(problem: Problem, asked: Asked) -> tuple[State, tuple[str, ...]]:
+    """The plan that the algorithm finds, and notes on it. Raises Infeasible."""
+    settings, rng = asked.settings, np.random.default_rng(asked.settings.seed)
+    if settings.algorithm == LOCAL_SEARCH:
+        return _local_search(problem, asked, rng)
+    if settings.algorithm == PUBLISHED:
+        return _published_search(problem, settings, asked.watch), ()
+    return State.of(problem, baseline(problem, settings.algorithm, rng)), ()
+
+
+def _published_search(problem: Problem, settings: SearchSettings, watch: Watch) -> State:
+    with progress("search splits", total=settings.width.depth, unit="levels") as watch.bar:
+        placement = beam_search(problem, settings.width, watch)
+    if not placement.fits:
+        raise Infeasible(
+            f"{PUBLISHED}, which gives a device at most 1.5 x the mean columns, found no plan: "
+            f"{misfit(problem, placement)}; {LOCAL_SEARCH} splits until tables fit: try it"
+        )
+    return State.of(problem, placement)
+
+
+def _local_search(problem: Problem, asked: Asked, rng: np.random.Generator) -> tuple[State, tuple[str, ...]]:
+    """The plan to take, and notes where it costs more than the cheapest. Raises Infeasible if nothing fits, or if the move budget
+    is too small."""
+    settings, watch, current = asked.settings, asked.watch, asked.current
+    column_wise, row_wise = _rounds(problem, asked)
+    total, unit = watch.amount(column_wise + row_wise)
+    with progress("search", total=total, unit=unit) as watch.bar:
+        with watch.sharing(1 - problem.tuning.time_for_cuts if settings.simplicity else 1.0):
+            starts = _starts(problem, current)
+            watch.note(min(plan.cost for plan in starts))
+            found, with_rows = _searched(problem, starts, asked, rng)
+
+        # The choice: among the column-wise plans that are about as cheap, then between that one and plans with rows split.
+        best = _choose_column_wise(found, starts[0], current)
+        if with_rows:
+            best = choose([*with_rows, best], best)
+
+        # No heuristic's plan is cheaper.
+        within_budget = current is not None and current.budget_bytes is not None
+        heuristic = None if within_budget else next(iter(propose("baselines", problem, settings.seed)), None)
+        worth_ms = best.cost * (1 - problem.tuning.worth_moving) if current is not None else best.cost
+        if heuristic is not None and heuristic.cost < worth_ms:
+            best = heuristic
+
+        notes = doubted(best, watch.best_ms) if current is None else ()
+        if not settings.simplicity:
+            return best, notes
+        simple = _with_few_cuts(best, starts[0], heuristic, asked, rng.spawn(1)[0])
+    return simple, (*notes, *fewer_cuts_cost(best, simple))
+
+
+def _rounds(problem: Problem, asked: Asked) -> tuple[int, int]:
+    """Rounds of column-wise plans, and those for plans with rows split: some of the others, or as many more."""
+    rounds = asked.settings.most_rounds
+    if not _may_split_rows(problem):
+        return rounds, 0
+    if not asked.tries_row_wise:
+        return rounds, rounds
+    column_wise = min(rounds, problem.tuning.rounds_before_rows)
+    return column_wise, rounds - column_wise
+
+
+def _may_split_rows(problem: Problem) -> bool:
+    return len(problem.row_blocks.groups) > 0 and problem.tuning.row_wise
+
+
+def _searched(
+    problem: Problem, starts: Sequence[State], asked: Asked, rng: np.random.Generator
+) -> tuple[list[State], list[State]]:
+    """The plans found from these column-wise ones, without rows split and with."""
+    watch, current, tuning = asked.watch, asked.current, problem.tuning
+    rounds, rounds_with_rows = _rounds(problem, asked)
+    with watch.sharing(0.5 if _may_split_rows(problem) else 1.0):
+        column_wise = LocalSearch(starts, rng, watch, current)
+        found = column_wise.run(rounds)
+    if not _may_split_rows(problem):
+        return found, []
+    proposed = _affordable(propose("row_wise", problem), current)
+    # whether one with rows split costs less than all first column-wise plans: improving lowers both
+    cheaper = min((plan.cost for plan in proposed), default=math.inf) < min(plan.cost for plan in starts)
+    if asked.tries_row_wise and not cheaper:
+        return column_wise.run(rounds_with_rows), []
+    # rounds would go on from the cheapest: an improved column-wise plan hides first ones that lead further
+    more = [] if cheaper else [_choose_column_wise(found, starts[0], current)]
+    search = LocalSearch([*proposed, *more], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise)
+    with_rows = search.run(rounds_with_rows)
+    return [*found, *(plan for plan in with_rows if not len(plan.problem.row_wise))], with_rows
+
+
+def _with_few_cuts(best: State, start: State, heuristic: State | None, asked: Asked, rng: np.random.Generator) -> State:
+    """The plan with the fewest cuts that costs little more than the `best` one.
+
+    It costs no more than the best heuristic's plan. From a current plan (`start`) it is cheap enough to be worth moving for.
+    """
+    current, simplicity = asked.current, asked.settings.simplicity
+    limits = [best.cost * (1 + simplicity)]
+    if current is None:
+        limits += [] if heuristic is None else [heuristic.cost]
+    elif best is not start:
+        limits += [max(start.cost * (1 - start.problem.tuning.worth_moving), best.cost)]
+    plans = [best, *fewer_cuts(best, min(limits), rng, asked.watch, current)]
+    return simplest(plans if current is None else [*plans, start], simplicity, current)
+
+
+def _starts(problem: Problem, current: CurrentPlacement | None) -> list[State]:
+    """Plans that fit and keep the move budget: first the current one, if there is one, then greedy plans, cheapest first. If
+    there are neither, any plan that fits."""
+    in_place = [] if current is None else plans_in_place(problem, current)
+    starts = [*in_place, *propose("greedy", problem)] or [State(*any_plan(problem))]
+    if current is not None and current.budget_bytes is not None:
+        current.check(min(current.moving_bytes(plan.problem, plan.widths) for plan in starts))
+    return _affordable(starts, current)
+
+
+def _affordable(plans: Sequence[State], current: CurrentPlacement | None) -> list[State]:
+    """Those of the plans that keep the move budget."""
+    return [plan for plan in plans if current is None or current.within_budget(plan.problem, plan.widths)]
+
+
+def _choose_column_wise(found: Sequence[State], first: State, current: CurrentPlacement | None) -> State:
+    """The plan to take of those found. The current plan (`first`), if there is one, stays unless another is clearly cheaper."""
+    if current is None:
+        return choose(found)
+    best = choose(found, at_most_ms=first.cost)
+    return first if best.cost > first.cost * (1 - first.problem.tuning.worth_moving) else best
