@@ -27,7 +27,7 @@ from neuroshard.costmodel.pricing import launch_ms
 from neuroshard.costmodel.protocol import CostModel, device_costs
 from neuroshard.files.constraints import ConstraintsFile, resolve, with_flags
 from neuroshard.measure.formula import Formula
-from neuroshard.search.problem.layout import caveats
+from neuroshard.search.notes import caveats
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.run import search

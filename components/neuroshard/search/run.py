@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from neuroshard import __version__
 from neuroshard.core.errors import Infeasible, UsageError
@@ -36,7 +37,7 @@ from neuroshard.search.data_parallel import Copies, with_copies, worth_copying
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import WAY_OUT, KeptCuts
-from neuroshard.search.problem.layout import caveats, lay_out, make_plan, placement_of
+from neuroshard.search.problem.layout import lay_out, make_plan, placement_of
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
 from neuroshard.search.proposers.row_wise import worth_allowing
@@ -79,13 +80,11 @@ def search(
     if settings.take == "cheapest":
         settings = replace(settings, simplicity=0.0, tuning=replace(settings.tuning, choice_under_doubt=False))
     caller = _Caller(previous, trust, notes, on_improvement, stop)
-    searched = _with_or_without_copies if settings.try_data_parallel else _with_copies
+    searched = _choosing_copies if settings.try_data_parallel else _beside_copies
     return searched(task, for_task(cost_model, task), settings, caller)
 
 
-def _with_or_without_copies(
-    task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller
-) -> Plan:
+def _choosing_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller) -> Plan:
     """The cheaper of two plans: with small tables data-parallel, if first plans are cheaper so, and with none beside those that
     are anyway. Each search has half of a time budget."""
     if not cost_model.prices_rows:
@@ -94,14 +93,14 @@ def _with_or_without_copies(
     chosen = worth_copying(allowed or task, cost_model, settings.tuning)
     if chosen and settings.time_budget_s is not None:
         settings = replace(settings, time_budget_s=settings.time_budget_s / 2)
-    plan = _with_copies(task, cost_model, settings, caller)
+    plan = _beside_copies(task, cost_model, settings, caller)
     if not chosen:
         return plan
-    copied = _with_copies(with_copies(task, chosen), cost_model, settings, caller)
+    copied = _beside_copies(with_copies(task, chosen), cost_model, settings, caller)
     return min((plan, copied), key=lambda one: one.cost_ms if one.cost_ms is not None else math.inf)
 
 
-def _with_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller) -> Plan:
+def _beside_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller) -> Plan:
     """The plan of a task some of whose tables may be data-parallel: the others are placed in the memory that copies leave."""
     if not task.constraints.data_parallel:
         return _sharded(task, cost_model, settings, caller)
@@ -120,19 +119,10 @@ def _sharded(task: ShardingTask, cost_model: CostModel, settings: SearchSettings
     problem.alone_ms(problem.whole)  # reject invalid costs before the search starts
     notes = [*caller.notes, *_rows_not_split(problem, settings)]
 
-    searched, current, kept = problem, None, None
-    if caller.previous is not None:
-        current = CurrentPlacement(problem, caller.previous, settings.move_budget_bytes)
-        notes += current.notes
-        if settings.keep_optimizer_state:
-            kept = KeptCuts(problem.task, caller.previous, cost_model.max_dim)
-            searched = _with_kept_cuts(problem, kept)
-            current = CurrentPlacement(searched, kept.plan, settings.move_budget_bytes)
-            notes.append(kept.note)
-        searched.memory = searched.memory - current.reserved_bytes
-
-    best, found_notes = find(searched, Asked(settings, watch, current, tried is not None))
-    notes += found_notes
+    start = _starting_from(caller.previous, problem, settings)
+    current, kept = start.current, start.kept
+    best, found_notes = find(start.problem, Asked(settings, watch, current, tried is not None))
+    notes += [*start.notes, *found_notes]
     if is_ours:
         notes += say.mean_pooled(task, settings.try_row_wise)
     if tried is not None and not len(best.problem.row_wise):
@@ -157,12 +147,36 @@ def _sharded(task: ShardingTask, cost_model: CostModel, settings: SearchSettings
         bound_ms=bound.ms,
         bound_assumptions=bound.why,
         improvements=watch.improvements,
-        provenance=_provenance(cost_model, settings, caller.trust, (*notes, *caveats(problem, placement))),
+        provenance=_provenance(cost_model, settings, caller.trust, (*notes, *say.caveats(problem, placement))),
     )
     plan = say.with_notes(plan, *say.precision_saves(plan, cost_model))
     if kept is None or caller.previous is None:
         return plan
     return say.with_notes(plan, *say.state_changed(plan, caller.previous, kept))
+
+
+class _Start(NamedTuple):
+    """The problem to search, with column cuts that are `kept` or without, the current plan in it, and notes on both."""
+
+    problem: Problem
+    current: CurrentPlacement | None = None
+    kept: KeptCuts | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _starting_from(previous: Plan | None, problem: Problem, settings: SearchSettings) -> _Start:
+    """What to search from a plan, if there is one."""
+    if previous is None:
+        return _Start(problem)
+    current, kept = CurrentPlacement(problem, previous, settings.move_budget_bytes), None
+    notes = current.notes
+    if settings.keep_optimizer_state:
+        kept = KeptCuts(problem.task, previous, problem.model.max_dim)
+        problem = _with_kept_cuts(problem, kept)
+        current = CurrentPlacement(problem, kept.plan, settings.move_budget_bytes)
+        notes = (*notes, kept.note)
+    problem.memory = problem.memory - current.reserved_bytes
+    return _Start(problem, current, kept, notes)
 
 
 def _provenance(cost_model: CostModel, settings: SearchSettings, trust: Trust, notes: tuple[str, ...]) -> Provenance:

@@ -141,6 +141,21 @@ def _in_use(problem: Problem, lists: Sequence[Ints]) -> tuple[Ints, Ints]:
     return np.flatnonzero(used), np.cumsum(used) - 1
 
 
+def place_by_load(problem: Problem, shards: Ints, loads: Floats, orders: Ints, apart: Ints | None = None) -> Placed:
+    """Place V shards of fixed loads (V,), in orders (B, S), whatever the columns of a device. `apart` is as in `place`."""
+    return place(
+        vectors=loads[:, None],
+        orders=orders,
+        dims=problem.dims[shards],
+        nbytes=problem.nbytes[shards],
+        caps=np.full((len(orders), 1), np.inf),
+        memory=problem.memory,
+        weigh=lambda sums: sums[..., 0],
+        allowed=None if problem.any_device else problem.allowed[problem.group[shards]],
+        apart=apart,
+    )
+
+
 def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: bool = False) -> tuple[Placed, Floats]:
     """Place B lists of shards by the cost model, under G caps on each device's columns, as multiples of the mean.
 
