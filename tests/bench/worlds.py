@@ -15,7 +15,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,13 +36,12 @@ from neuroshard.search.run import search
 from neuroshard.search.settings import PUBLISHED, SearchSettings
 
 FIRST_WORLD = 1001
-OURS, CHEAPEST = "ours", "ours, the cheapest by the nets"
+OURS = "ours"
 METHODS = {
     OURS: SearchSettings(simplicity=0),
-    CHEAPEST: SearchSettings(take="cheapest"),
     PUBLISHED: SearchSettings(algorithm=PUBLISHED),
 }
-COLUMNS = ["world", "tasks", "promised", "real", "of it real", "worst task", "choice under doubt"]
+COLUMNS = ["world", "tasks", "promised", "real", "of it real", "worst task"]
 
 
 class Costs(NamedTuple):
@@ -124,13 +122,12 @@ def costs(settings: SearchSettings, task: ShardingTask, model: CostModel) -> Cos
 
 
 def row(name: str, answers: Sequence[dict[str, Costs]]) -> tuple[str, ...]:
-    """Mean gains over the published search, the share of the promise that is real, and what the choice under doubt changes."""
+    """Mean gains over the published search, and the share of the promise that is real."""
     if not answers:
         return (name, "0", *["-"] * (len(COLUMNS) - 2))
     promised, real = (
         np.array([1 - getattr(of[OURS], by) / getattr(of[PUBLISHED], by) for of in answers]) for by in ("nets", "true")
     )
-    chosen = mean(of[OURS].true / of[CHEAPEST].true - 1 for of in answers)
     return (
         name,
         str(len(answers)),
@@ -138,7 +135,6 @@ def row(name: str, answers: Sequence[dict[str, Costs]]) -> tuple[str, ...]:
         f"{real.mean():.1%}",
         f"{real.mean() / promised.mean():.0%}" if promised.mean() > 0 else "-",
         f"{-real.min():+.1%}",
-        f"{chosen:+.2%}",
     )
 
 

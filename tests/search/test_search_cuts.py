@@ -10,8 +10,7 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.moves import moved_bytes, moves
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
-from neuroshard.search.choice import simplest
-from neuroshard.search.improve.fewer_cuts import fewer_cuts
+from neuroshard.search.improve.fewer_cuts import fewer_cuts, simplest
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from neuroshard.search.settings import Take
 
 FilePath = str | PathLike[str]
 AUTO = "auto"  # of data-parallel tables: where it pays
@@ -60,7 +59,6 @@ def search(
     move_budget: str | int | None = None,
     keep_optimizer_state: bool = False,
     simplicity: str | float = SIMPLICITY,
-    take: str = "expected",
     seed: int = 0,
     quiet: bool = False,
     stop: threading.Event | None = None,
@@ -100,7 +98,6 @@ def search(
         time_budget_s=None if time_budget is None else parse_duration(str(time_budget)),
         move_budget_bytes=None if move_budget is None else parse_bytes(str(move_budget)),
         simplicity=parse_portion(str(simplicity)),
-        take=cast("Take", take),  # checked by the search
         keep_optimizer_state=keep_optimizer_state,
         try_data_parallel=AUTO in data_parallel,
     )

@@ -135,12 +135,6 @@ def search(
     simplicity: Annotated[
         str, typer.Option(help="Most that a plan may cost above the cheapest to have fewer cuts; 0 takes the cheapest.")
     ] = "0.5%",
-    take: Annotated[
-        str,
-        typer.Option(
-            help="Of the plans found: expected (the fastest in truth, under the cost model's doubt) or cheapest."
-        ),
-    ] = "expected",
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -179,7 +173,6 @@ def search(
             move_budget=move_budget,
             keep_optimizer_state=keep_optimizer_state,
             simplicity=simplicity,
-            take=take,
             seed=seed,
             stop=stop,
         )

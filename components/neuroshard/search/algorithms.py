@@ -1,7 +1,7 @@
 """The plan that each algorithm finds.
 
-`local-search` starts from plans of several proposers, improves them until its rounds or its time are spent, and chooses one
-under doubt. `neuroshard-2023` is the beam search of the NeuroShard paper (MLSys 2023, arXiv 2305.01868) as published. The
+`local-search` starts from plans of several proposers, improves them until its rounds or its time are spent, and undoes cuts.
+`neuroshard-2023` is the beam search of the NeuroShard paper (MLSys 2023, arXiv 2305.01868) as published. The
 others are heuristics that need no cost model.
 
 The order of the steps is decided here and nowhere below: read `_local_search` from top to bottom.
@@ -15,11 +15,10 @@ import numpy as np
 
 from neuroshard.core.errors import Infeasible
 from neuroshard.progress import progress
-from neuroshard.search.choice import choose, simplest
-from neuroshard.search.improve.fewer_cuts import fewer_cuts
+from neuroshard.search.improve.fewer_cuts import fewer_cuts, simplest
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.infeasible.feasibility import any_plan, misfit
-from neuroshard.search.notes import doubted, fewer_cuts_cost
+from neuroshard.search.notes import fewer_cuts_cost
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
@@ -73,25 +72,23 @@ def _local_search(problem: Problem, asked: Asked, rng: np.random.Generator) -> t
         with watch.sharing(1 - problem.tuning.time_for_cuts if settings.simplicity else 1.0):
             starts = _starts(problem, current)
             watch.note(min(plan.cost for plan in starts))
-            found, with_rows = _searched(problem, starts, asked, rng)
+            best = _improved(problem, starts, asked, rng)
 
-        # The choice: among the column-wise plans that are about as cheap, then between that one and plans with rows split.
-        best = _choose_column_wise(found, starts[0], current)
-        if with_rows:
-            best = choose([*with_rows, best], best)
+        # From a current plan nothing moves for next to no gain.
+        worth = 1 - problem.tuning.worth_moving if current is not None else 1.0
+        if best.cost > starts[0].cost * worth:
+            best = starts[0]
 
         # No heuristic's plan is cheaper.
         within_budget = current is not None and current.budget_bytes is not None
         heuristic = None if within_budget else next(iter(propose("baselines", problem, settings.seed)), None)
-        worth_ms = best.cost * (1 - problem.tuning.worth_moving) if current is not None else best.cost
-        if heuristic is not None and heuristic.cost < worth_ms:
+        if heuristic is not None and heuristic.cost < best.cost * worth:
             best = heuristic
 
-        notes = doubted(best, watch.best_ms) if current is None else ()
         if not settings.simplicity:
-            return best, notes
+            return best, ()
         simple = _with_few_cuts(best, starts[0], heuristic, asked, rng.spawn(1)[0])
-    return simple, (*notes, *fewer_cuts_cost(best, simple))
+    return simple, fewer_cuts_cost(best, simple)
 
 
 def _rounds(problem: Problem, asked: Asked) -> tuple[int, int]:
@@ -109,27 +106,24 @@ def _may_split_rows(problem: Problem) -> bool:
     return len(problem.row_blocks.groups) > 0 and problem.tuning.row_wise
 
 
-def _searched(
-    problem: Problem, starts: Sequence[State], asked: Asked, rng: np.random.Generator
-) -> tuple[list[State], list[State]]:
-    """The plans found from these column-wise ones, without rows split and with."""
+def _improved(problem: Problem, starts: Sequence[State], asked: Asked, rng: np.random.Generator) -> State:
+    """The cheapest plan found from these column-wise ones, and from plans with rows split."""
     watch, current, tuning = asked.watch, asked.current, problem.tuning
     rounds, rounds_with_rows = _rounds(problem, asked)
     with watch.sharing(0.5 if _may_split_rows(problem) else 1.0):
         column_wise = LocalSearch(starts, rng, watch, current)
-        found = column_wise.run(rounds)
+        best = column_wise.run(rounds)
     if not _may_split_rows(problem):
-        return found, []
+        return best
     proposed = _affordable(propose("row_wise", problem), current)
     # whether one with rows split costs less than all first column-wise plans: improving lowers both
     cheaper = min((plan.cost for plan in proposed), default=math.inf) < min(plan.cost for plan in starts)
     if asked.tries_row_wise and not cheaper:
-        return column_wise.run(rounds_with_rows), []
+        return column_wise.run(rounds_with_rows)
     # rounds would go on from the cheapest: an improved column-wise plan hides first ones that lead further
-    more = [] if cheaper else [_choose_column_wise(found, starts[0], current)]
-    search = LocalSearch([*proposed, *more], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise)
-    with_rows = search.run(rounds_with_rows)
-    return [*found, *(plan for plan in with_rows if not len(plan.problem.row_wise))], with_rows
+    more = [] if cheaper else [best]
+    with_rows = LocalSearch([*proposed, *more], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise)
+    return min(with_rows.run(rounds_with_rows), best, key=lambda plan: plan.cost)
 
 
 def _with_few_cuts(best: State, start: State, heuristic: State | None, asked: Asked, rng: np.random.Generator) -> State:
@@ -160,11 +154,3 @@ def _starts(problem: Problem, current: CurrentPlacement | None) -> list[State]:
 def _affordable(plans: Sequence[State], current: CurrentPlacement | None) -> list[State]:
     """Those of the plans that keep the move budget."""
     return [plan for plan in plans if current is None or current.within_budget(plan.problem, plan.widths)]
-
-
-def _choose_column_wise(found: Sequence[State], first: State, current: CurrentPlacement | None) -> State:
-    """The plan to take of those found. The current plan (`first`), if there is one, stays unless another is clearly cheaper."""
-    if current is None:
-        return choose(found)
-    best = choose(found, at_most_ms=first.cost)
-    return first if best.cost > first.cost * (1 - first.problem.tuning.worth_moving) else best

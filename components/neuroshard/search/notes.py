@@ -16,7 +16,6 @@ from neuroshard.search.problem.row_blocks import EVERYWHERE
 from neuroshard.search.problem.state import State
 
 STOPPED = "the search was stopped by hand: more of it might have found a better plan"
-LEAST_SAID = 0.0005  # share of the cost by which a plan may be dearer than the cheapest without a word
 
 
 def with_notes(plan: Plan, *notes: str) -> Plan:
@@ -87,17 +86,6 @@ def mean_pooled(task: ShardingTask, tried: bool) -> tuple[str, ...]:
     return (
         f"{counted(len(names), 'table')} pooled by mean not split row-wise ({first_few(names)}): TorchRec would then divide "
         "the sums of whole tables too",
-    )
-
-
-def doubted(taken: State, cheapest_ms: float) -> tuple[str, ...]:
-    """A line where a plan is taken that costs more than the cheapest found."""
-    if taken.cost <= cheapest_ms * (1 + LEAST_SAID):
-        return ()
-    more = taken.cost / cheapest_ms - 1
-    return (
-        f"{more:.2%} more than the cheapest plan found ({cheapest_ms:.3f} ms), which gains from errors of the cost model: this "
-        "plan is expected to be faster in truth (--take cheapest takes that one)",
     )
 
 

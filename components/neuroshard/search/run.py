@@ -77,8 +77,6 @@ def search(
     model raises where it knows no all-to-all between so many devices.
     """
     settings.check(from_a_plan=previous is not None)
-    if settings.take == "cheapest":
-        settings = replace(settings, simplicity=0.0, tuning=replace(settings.tuning, choice_under_doubt=False))
     caller = _Caller(previous, trust, notes, on_improvement, stop)
     searched = _choosing_copies if settings.try_data_parallel else _beside_copies
     return searched(task, for_task(cost_model, task), settings, caller)

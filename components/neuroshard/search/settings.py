@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from neuroshard.core.constraints import SIMPLICITY, check_simplicity
 from neuroshard.core.errors import UsageError
@@ -11,7 +10,6 @@ from neuroshard.search.tuning import PAPER, TUNING, BeamWidth, Tuning
 
 LOCAL_SEARCH, PUBLISHED = "local-search", "neuroshard-2023"
 ALGORITHMS = (LOCAL_SEARCH, PUBLISHED, *KEYS)
-Take = Literal["expected", "cheapest"]
 UNTIL_TIME_IS_UP = 10**6  # rounds of a search with a time budget
 
 
@@ -25,8 +23,7 @@ class SearchSettings:
     than the cheapest found if it then has fewer cuts. With `keep_optimizer_state`, tables whose optimizer has state by the row
     keep the column cuts of the current plan. With `try_row_wise`, and if the task has no rule about rows, tables may be split
     row-wise if a first plan with rows split is cheaper than all first column-wise plans. With `try_data_parallel`, small tables
-    are data-parallel where first plans are cheaper so. `take` is the plan expected to be the
-    fastest in truth, or the "cheapest" found by the cost model, whatever its doubt and its cuts.
+    are data-parallel where first plans are cheaper so.
     """
 
     algorithm: str = LOCAL_SEARCH
@@ -38,7 +35,6 @@ class SearchSettings:
     keep_optimizer_state: bool = False
     try_row_wise: bool = False
     try_data_parallel: bool = False
-    take: Take = "expected"
     width: BeamWidth = PAPER
     tuning: Tuning = TUNING
 
@@ -53,8 +49,6 @@ class SearchSettings:
         if self.rounds is not None and self.rounds < 0:
             raise UsageError(f"rounds must be at least 0, not {self.rounds}")
         check_simplicity(self.simplicity)
-        if self.take not in get_args(Take):
-            raise UsageError(f"take must be {' or '.join(get_args(Take))}, not {self.take!r}")
         self.width.check()
         if from_a_plan and self.algorithm != LOCAL_SEARCH:
             raise UsageError(f"{self.algorithm} places all tables anew; only {LOCAL_SEARCH} starts from a plan")

@@ -59,24 +59,6 @@ class State:
         return int((self.shards - 1).clip(0).sum()) + len(self.problem.row_wise)
 
 
-def about_as_cheap(states: Sequence[State]) -> list[State]:
-    """The cheapest plan and those within `as_cheap` of its cost, cheapest first, each once; at most `kept` of them."""
-    tuning = states[0].problem.tuning
-    most = min(max(tuning.kept_bytes // states[0].widths.nbytes, 2), tuning.kept)
-    kept: list[State] = []
-    for state in sorted(states, key=lambda state: state.cost):
-        if len(kept) == most or (kept and state.cost > kept[0].cost * (1 + tuning.as_cheap)):
-            break
-        if not any(state.cost == one.cost and _same(state, one) for one in kept[-3:]):
-            kept.append(state)
-    return kept
-
-
-def _same(one: State, other: State) -> bool:
-    pairs = [(of.problem.row_wise, of.problem.domains, of.widths) for of in (one, other)]
-    return all(np.array_equal(*pair) for pair in zip(*pairs, strict=True))
-
-
 def _priced(problem: Problem, plans: Widths) -> tuple[Floats, Floats, Ints, Floats, Floats, Floats]:
     """What the devices of B plans (B, G, D) hold and take: sums of vectors (B, D, K), then (B, D) each: columns, bytes of what
     is not row-wise, ms of compute, of the forward and of the backward all-to-all."""
