@@ -15,7 +15,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -33,7 +32,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.measure.formula import Formula
-from neuroshard.search.run import PUBLISHED, SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import PUBLISHED, SearchSettings
 
 FIRST_WORLD = 2001
 COLUMN_WISE, ROW_WISE = "columns", "columns and rows"
@@ -159,7 +159,7 @@ def row(name: str, answers: Answers) -> tuple[str, ...]:
         )
         share = f"{real.mean() / promised.mean():.0%}" if promised.mean() > 0 else "-"
         cells += [f"{promised.mean():.1%}", f"{real.mean():.1%}", share, f"{-real.min():+.1%}"]
-    at_most = mean(1 - of[COLUMN_WISE].bound / of[PUBLISHED].nets for _, of in answers)
+    at_most = np.mean([1 - of[COLUMN_WISE].bound / of[PUBLISHED].nets for _, of in answers])
     return (*cells, f"{at_most:.1%}")
 
 

@@ -10,7 +10,7 @@ import yaml
 from neuroshard.core.errors import UsageError
 from neuroshard.core.parameters import ALGORITHMS, BACKENDS, CHECKS, check_parameters, faults
 from neuroshard.measure.backends import BACKENDS as MEASURED
-from neuroshard.search.run import ALGORITHMS as SEARCHED
+from neuroshard.search.settings import ALGORITHMS as SEARCHED
 
 YAML = Path(__file__).parents[2] / "pipelines" / "neuroshard.yaml"
 PARAMETERS = next(yaml.safe_load_all(YAML.read_text()))["root"]["inputDefinitions"]["parameters"]

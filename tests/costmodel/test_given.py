@@ -14,7 +14,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.given import Given, load_given
 from neuroshard.costmodel.protocol import device_costs
 from neuroshard.models.open import open_cost_model
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 
 def tables(*dims: int) -> tuple[Table, ...]:

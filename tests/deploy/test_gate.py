@@ -24,7 +24,8 @@ from neuroshard.deploy.gate import GUESS, Gate, decide
 from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.price import price
 from neuroshard.deploy.run import deploy, promote, publish
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.releases import plans_of, read_refusals
 from neuroshard.store.track import all_releases

@@ -17,7 +17,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import DomainMs, MoreColumns, for_task, sending_more
 from neuroshard.costmodel.pricing import HostColumns, block_columns, launch_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 
 def _tiny_table(name: str, rows: int, units: int, lookups: float, pooling: str, features: int, per_row: int) -> Table:

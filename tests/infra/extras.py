@@ -47,7 +47,8 @@ from pathlib import Path
 from neuroshard.core.task import ShardingTask
 from neuroshard.models.open import open_cost_model
 from neuroshard.files.tables import read_tables
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 tables, _ = read_tables(Path("tables.json"))
 task = ShardingTask(tables=tables, device_memory_bytes=(2**34, 2**34), batch_size=4096)
 plan = search(task, open_cost_model("analytic:h100", batch_size=4096), SearchSettings(rounds=1))

@@ -9,7 +9,8 @@ from helpers.hostile import HOSTILE
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
 from neuroshard.pretrain.run import pretrain
-from neuroshard.search.run import SearchSettings, Trust, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings, Trust
 
 
 def renamed(tables: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -5,7 +5,8 @@ import numpy as np
 from helpers.work import python_steps
 from neuroshard.report.text import plan_text
 from neuroshard.search.bound.lower_bound import NOT_BOUNDED
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 
 def test_equal_tables_that_divide_evenly_are_proven_optimal(make_task, model):

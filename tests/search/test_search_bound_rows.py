@@ -22,7 +22,8 @@ from neuroshard.search.bound.settings import BOUND
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 ROWS_16 = (BY_DIGITS[8] == THRESHOLDS) & (COUNTED_IN == ROWS)  # one step of rates, just beyond 65,536 rows
 

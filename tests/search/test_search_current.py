@@ -16,7 +16,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import parse_bytes
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.search.problem.problem import Placement, Problem
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import TUNING
 from neuroshard.search.watch import Watch
 

@@ -10,12 +10,12 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.moves import moved_bytes, moves
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
-from neuroshard.search.choice import simplest
-from neuroshard.search.improve.fewer_cuts import fewer_cuts
+from neuroshard.search.improve.fewer_cuts import fewer_cuts, simplest
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 from neuroshard.search.watch import Watch
 
 CHEAPEST = SearchSettings(rounds=6, simplicity=0)

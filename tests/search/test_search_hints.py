@@ -12,7 +12,8 @@ from neuroshard.core.errors import Infeasible
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import parse_bytes
 from neuroshard.costmodel.given import Given, GivenCosts
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 MIB = 2**20
 BIG, SMALL = (2_000_000, 64, 20.0), (10, 4, 1.0)  # 496 MiB and hardly anything

@@ -27,7 +27,7 @@ MANY = TUNING.many_devices
 
 
 def improved(state: State, rounds: int = 0) -> State:
-    return LocalSearch([state], np.random.default_rng(0), Watch()).run(rounds)[0]
+    return LocalSearch([state], np.random.default_rng(0), Watch()).run(rounds)
 
 
 def test_what_is_guessed_to_be_very_many_times_the_slowest_counts_as_infinite(make_task, model):
@@ -191,7 +191,7 @@ def test_progress_is_reported_within_a_round_and_counts_rounds_alone(make_task, 
     bar, told = Told(), Watch()
     told.bar = bar
     problem = Problem(make_task([(1000, 64, 20.0)] * 8, [1, 1]), model)
-    best = LocalSearch([whole(problem, [0] * 8)], np.random.default_rng(0), told).run(2)[0]
+    best = LocalSearch([whole(problem, [0] * 8)], np.random.default_rng(0), told).run(2)
     steps = [steps for steps, _ in bar.steps]
     assert steps[:2] == [0.0, 0.0]
     assert sum(steps) == 2

@@ -12,8 +12,11 @@ from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import device_costs
 from neuroshard.search.problem.kept_cuts import KeptCuts
+from neuroshard.search.problem.layout import lay_out, placement_of
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.problem.state import State
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 KEEP = SearchSettings(rounds=4, keep_optimizer_state=True)
 CUT_BY_SIZE = [(1000 * (7 * i % 11 + 1), 4 * (i % 8 + 1) * 4, float(3 * i % 17)) for i in range(16)]
@@ -156,7 +159,8 @@ def test_a_piece_has_a_name_that_no_table_has(make_task):
     kept = KeptCuts(named, split(named, every=2), 128)
     assert [table.name for table in kept.task.tables] == ["t0[0:4]'", "t0[4:16]", "t1", "t0[0:4][0:4]", "t0[0:4][4:16]"]
     problem, there = Problem(named, AnalyticModel()), Problem(kept.task, AnalyticModel())
-    placement = kept.placement(problem, there, there.placement(np.eye(5, 2, dtype=np.int64) * there.all_units[:, None]))
+    state = State(there, np.eye(5, 2, dtype=np.int64) * there.all_units[:, None])
+    placement = placement_of(problem, kept.shards(lay_out(state)), state)
     assert problem.dims[placement.shards].tolist() == [4, 12]
 
 

@@ -9,7 +9,8 @@ import pytest
 from helpers.analytic import AnalyticModel
 from neuroshard.core.task import ShardingTask
 from neuroshard.search.proposers.lockstep import place
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import TUNING, BeamWidth
 
 

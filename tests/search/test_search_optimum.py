@@ -16,7 +16,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.compute_net import THRESHOLDS, Layer
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.protocol import Bending, CostModel
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 
 def tiny(seed: int, tables: int, devices: int, tightness: float) -> ShardingTask:

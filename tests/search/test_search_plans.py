@@ -23,7 +23,8 @@ from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.compute_net import THRESHOLDS
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.proposers.baselines import KEYS
-from neuroshard.search.run import ALGORITHMS, SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import ALGORITHMS, SearchSettings
 from neuroshard.search.tuning import BeamWidth
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "search_plan.json"

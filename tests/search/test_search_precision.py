@@ -20,7 +20,8 @@ from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import copies_ms, price_shards
 from neuroshard.costmodel.protocol import CostModel
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 BATCH_SIZE = 65536
 MODELS = [Analytic("h100", BATCH_SIZE), random_model(2, 4, seed=3)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from helpers.costs import bent_both_ways, random_model
-from neuroshard.search.bound.reach import Reach
+from neuroshard.search.bound.lower_bound import reach
 from neuroshard.search.problem.problem import Problem
 
 
@@ -31,30 +31,16 @@ def test_no_device_is_further_into_a_dip_and_some_are_as_far(problem):
     dips = problem.model.dips
     depths = all_devices(problem, possible) @ dips.weight + dips.bias
 
-    low, high = Reach(problem, possible, False, dips).anywhere()
+    low, high = reach(problem, possible, False, dips)
 
     assert low == pytest.approx(depths.min(axis=0), abs=1e-3)
     assert high == pytest.approx(depths.max(axis=0), abs=1e-3)
 
 
-def test_devices_of_a_plan_that_costs_less_are_less_far_into_them(problem):
-    possible, dips = problem.units > 0, problem.model.dips
-    sums, slope = all_devices(problem, possible), problem.model.compute_slope(problem.vectors[-1])
-    most = float(np.quantile(sums @ slope, 0.3))
-    depths = sums[sums @ slope <= most] @ dips.weight + dips.bias
-
-    reach = Reach(problem, possible, False, dips)
-    (low, high), (lowest, highest) = reach.within(slope, most), reach.anywhere()
-
-    assert (low <= depths.min(axis=0)).all()
-    assert (depths.max(axis=0) <= high).all()
-    assert (high - low).sum() < 0.9 * (highest - lowest).sum()
-
-
 def test_devices_that_can_hold_nothing_are_nowhere_but_at_the_start(problem):
     dips = problem.model.dips
 
-    low, high = Reach(problem, problem.units < 0, False, dips).anywhere()
+    low, high = reach(problem, problem.units < 0, False, dips)
 
     assert low == pytest.approx(dips.bias)
     assert high == pytest.approx(dips.bias)

@@ -13,7 +13,8 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.pricing import price_shards
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 
 class Reordering(AnalyticModel):

@@ -27,10 +27,11 @@ from neuroshard.costmodel.pricing import launch_ms
 from neuroshard.costmodel.protocol import CostModel, device_costs
 from neuroshard.files.constraints import ConstraintsFile, resolve, with_flags
 from neuroshard.measure.formula import Formula
-from neuroshard.search.problem.layout import caveats
+from neuroshard.search.notes import caveats
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.proposers.greedy import first_plans
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 HEAVY = [(100_000, 16, 2000.0), *[(1000, 16, 5.0)] * 12]  # the first outweighs all else, however its columns are cut
 MIXED = [(10_000 * (i % 7 + 1), 4 * (i % 5 + 1) * 4, 3.0 * i) for i in range(20)]

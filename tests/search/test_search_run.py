@@ -9,7 +9,8 @@ from helpers.refusals import refused
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.files.plan import read_plan
-from neuroshard.search.run import SearchSettings, run
+from neuroshard.search.run import run
+from neuroshard.search.settings import SearchSettings
 
 TABLE = {"name": "a", "rows": 1000, "dim": 16, "pooling_factor": 2.0}
 

@@ -7,7 +7,8 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.pricing import price_shards
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 
 def model_with_sequences(seed: int) -> tuple[Table, ...]:

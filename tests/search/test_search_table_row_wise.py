@@ -20,7 +20,8 @@ from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.constraints import ConstraintsFile, resolve, with_flags
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 BATCH_SIZE, DEVICES, DOMAIN = 65536, 16, 8
 TRY = SearchSettings(rounds=20, try_row_wise=True)

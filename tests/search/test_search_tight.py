@@ -8,8 +8,9 @@ from helpers.refusals import refused
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Plan
 from neuroshard.search.proposers import baselines
-from neuroshard.search.proposers.lockstep import place
-from neuroshard.search.run import ALGORITHMS, SearchSettings, search
+from neuroshard.search.proposers.lockstep import place_by_load
+from neuroshard.search.run import search
+from neuroshard.search.settings import ALGORITHMS, SearchSettings
 
 GIB = 2**30
 ROWS_GIB = GIB // (4 * 128 + 4)  # rows of 128 columns and row-wise Adagrad that make a GiB
@@ -171,7 +172,7 @@ def test_a_task_with_room_to_spare_is_always_solved(make_task):
 
 def test_a_heuristic_whose_cuts_take_more_than_all_memory_gives_up_at_once(make_task, model, monkeypatch):
     placed = []
-    monkeypatch.setattr(baselines, "place", lambda **asked: placed.append(0) or place(**asked))
+    monkeypatch.setattr(baselines, "place_by_load", lambda *asked: placed.append(0) or place_by_load(*asked))
     whole = ROWS_GIB * (4 * 128 + 4) / GIB
     task = make_task([(ROWS_GIB, 128, 1.0)] * 3, [1.5 * whole + 0.001] * 2)  # a cut adds 0.008 GiB
 

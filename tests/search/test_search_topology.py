@@ -16,7 +16,8 @@ from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import block_columns, price_shards
 from neuroshard.costmodel.protocol import CostModel
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 SLOW, BATCH_SIZE = 1e8, 65536  # bytes a second, samples
 

@@ -15,7 +15,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.files.constraints import ConstraintsFile, with_flags
-from neuroshard.search.run import SearchSettings, run, search
+from neuroshard.search.run import run, search
+from neuroshard.search.settings import SearchSettings
 
 HEAVY = [(100_000, 16, 2000.0), *[(1000, 16, 5.0)] * 12]  # the first outweighs all else, however its columns are cut
 TRIES = SearchSettings(rounds=20, try_row_wise=True)

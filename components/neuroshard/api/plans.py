@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from neuroshard.search.run import Take
 
 FilePath = str | PathLike[str]
 AUTO = "auto"  # of data-parallel tables: where it pays
@@ -60,7 +59,6 @@ def search(
     move_budget: str | int | None = None,
     keep_optimizer_state: bool = False,
     simplicity: str | float = SIMPLICITY,
-    take: str = "expected",
     seed: int = 0,
     quiet: bool = False,
     stop: threading.Event | None = None,
@@ -87,9 +85,8 @@ def search(
     """
     from neuroshard.core.clean import silent
     from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
-    from neuroshard.files.disk import check_can_write
-    from neuroshard.files.plan import read_plan, write_plan
-    from neuroshard.search.run import SearchSettings, read_tables_of_a_search, search_tables
+    from neuroshard.search.run import run
+    from neuroshard.search.settings import SearchSettings
 
     _check_devices(devices)
     file, ignored = (ConstraintsFile(), ()) if constraints is None else read_constraints(Path(constraints))
@@ -101,7 +98,6 @@ def search(
         time_budget_s=None if time_budget is None else parse_duration(str(time_budget)),
         move_budget_bytes=None if move_budget is None else parse_bytes(str(move_budget)),
         simplicity=parse_portion(str(simplicity)),
-        take=cast("Take", take),  # checked by the search
         keep_optimizer_state=keep_optimizer_state,
         try_data_parallel=AUTO in data_parallel,
     )
@@ -121,16 +117,13 @@ def search(
         data_parallel=[pattern for pattern in _several("data_parallel", data_parallel) if pattern != AUTO],
         ranks_a_host=None if topology is None else topology.local_world_size,
     )
-    if out is not None:
-        check_can_write(Path(out))
-    if isinstance(tables, str | PathLike) and "://" not in str(tables):
-        listed, notes = read_tables_of_a_search(Path(tables))
-    else:
-        listed, notes = _tables(tables, quiet), ()
+    is_path = isinstance(tables, str | PathLike) and "://" not in str(tables)
+    listed = Path(cast("FilePath", tables)) if is_path else _tables(tables, quiet)
     with silent(quiet):
-        plan = search_tables(
+        return run(
             listed,
             str(model),
+            None if out is None else Path(out),
             settings,
             memory_bytes=memory_bytes,
             batch_size=batch_size,
@@ -138,13 +131,9 @@ def search(
             topology=topology,
             exchange_precision=None if exchange_precision is None else parse_precision(exchange_precision),
             constraints=given,
-            previous=previous if isinstance(previous, Plan) or previous is None else read_plan(Path(previous)),
-            notes=notes,
+            previous=previous if isinstance(previous, Plan) or previous is None else Path(previous),
             stop=stop,
         )
-    if out is not None:
-        write_plan(Path(out), plan)
-    return plan
 
 
 def price(plan: Plan | FilePath, model: FilePath) -> Price:

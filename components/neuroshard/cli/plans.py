@@ -140,12 +140,6 @@ def search(
     simplicity: Annotated[
         str, typer.Option(help="Most that a plan may cost above the cheapest to have fewer cuts; 0 takes the cheapest.")
     ] = "0.5%",
-    take: Annotated[
-        str,
-        typer.Option(
-            help="Plan to take: expected (fastest on average, given the cost model's error) or cheapest (lowest prediction)."
-        ),
-    ] = "expected",
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -184,7 +178,6 @@ def search(
             move_budget=move_budget,
             keep_optimizer_state=keep_optimizer_state,
             simplicity=simplicity,
-            take=take,
             seed=seed,
             stop=stop,
         )

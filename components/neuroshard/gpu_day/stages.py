@@ -31,7 +31,8 @@ from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.evaluate import device_tables
 from neuroshard.measure.run import run as measure
 from neuroshard.pretrain.run import run as pretrain
-from neuroshard.search.run import LOCAL_SEARCH, PUBLISHED, SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import LOCAL_SEARCH, PUBLISHED, SearchSettings
 
 OURS, THEIRS, HEURISTIC = LOCAL_SEARCH, PUBLISHED, "best heuristic"
 POOL = 300  # tables that cases are drawn from, of all table sets together

@@ -23,8 +23,8 @@ from neuroshard.core.topology import Topology
 from neuroshard.deploy.rolled_back import Placement, placement, rolled_back_digests, rolled_back_placements
 from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.nightly.fallbacks import choose
-from neuroshard.search.run import SearchSettings
 from neuroshard.search.run import run as search
+from neuroshard.search.settings import SearchSettings
 from neuroshard.store.folders import patiently
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store

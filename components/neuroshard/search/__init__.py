@@ -1,11 +1,13 @@
 """Room 4: a sharding task and a cost model -> a plan.
 
-Proposers make plans, local search improves them, one of them is chosen, and a bound says what is left.
+Proposers make plans, local search improves them, cuts that cost little to undo are undone, and a bound says what is left.
 
-    run.py              search(task, cost_model) -> Plan: the order of the steps is decided here and nowhere below
+    run.py              search(task, cost_model) -> Plan: the task as arrays, an algorithm's plan, laid out, priced and bounded
+    algorithms.py       local search, the published search, heuristics: the order of the steps is decided here, nowhere below
+    settings.py         what a caller may ask for
     tuning.py           every constant that steers a search, and a switch for each of its parts
-    choice.py           which of the plans found to take, under doubt of the cost model
     watch.py            the clock: progress, improvements, when to stop
+    notes.py            what a plan's notes say
     data_parallel.py    tables that every device copies: taken out of the task, and priced afterwards
 
     problem/            the task as arrays
@@ -22,8 +24,7 @@ Proposers make plans, local search improves them, one of them is chosen, and a b
       layout.py         a placement -> Plan
 
     proposers/          who proposes plans, behind one interface
-      base.py           what a proposer is
-      registry.py       all proposers by name
+      registry.py       what a proposer is, and all of them by name
       greedy.py         the costliest shard first, on the cheapest device; in lockstep.py, with splits.py
       beam.py           the search of the NeuroShard paper, as published
       row_wise.py       plans with some tables row-wise
@@ -39,11 +40,11 @@ Proposers make plans, local search improves them, one of them is chosen, and a b
       moves.py          what a move changes, by the cost model
       perturb.py        place some table groups anew
       toggle.py         split a table row-wise, or stop splitting it so
-      fewer_cuts.py     join shards of a table where that costs little
+      fewer_cuts.py     join shards of a table where that costs little; which plan to take then
 
     infeasible/         whether anything fits at all, and what would help: feasibility.py, packing.py, hints.py
     bound/              what no plan can cost less than: lower_bound.py explains the proof, settings.py has its switches
 
-To add a proposer: a module in proposers/ with a `propose(problem, request)`, a line in proposers/registry.py, a switch of that
-name in tuning.py, and in `run._local_search` the place where it is asked.
+To add a proposer: a module in proposers/ with a `propose(problem, seed)`, a line in proposers/registry.py, a switch of that
+name in tuning.py, and in `algorithms._local_search` the place where it is asked.
 """

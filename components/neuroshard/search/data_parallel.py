@@ -20,10 +20,8 @@ from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import LaunchMs, copies_ms, launch_ms
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.infeasible.feasibility import feasible
-from neuroshard.search.proposers.base import ProposalRequest
 from neuroshard.search.proposers.registry import propose
 from neuroshard.search.tuning import Tuning
-from neuroshard.search.watch import Watch
 
 STAY = "data-parallel tables stay so, and no others become so"
 
@@ -59,8 +57,7 @@ class Copies:
         """A plan of other days without these tables, so that a search may start from it."""
         names = {table.name for table in self.tables} | plan.task.constraints.data_parallel
         kept = [table for table in plan.task.tables if table.name not in names]
-        memory = tuple(usable for usable in plan.task.usable_bytes)
-        task = _task_of(plan.task, kept, memory)
+        task = _task_of(plan.task, kept, plan.task.usable_bytes)
         shards = tuple(shard for shard in plan.shards if shard.table not in names)
         return Plan(task=task, shards=shards, provenance=plan.provenance)
 
@@ -163,8 +160,7 @@ def _first_cost(task: ShardingTask, model: CostModel, tuning: Tuning) -> float:
         problem = feasible(copies.rest if copies else task, model, tuning)
     except Infeasible:
         return inf
-    request = ProposalRequest(Watch())
-    plans = [*propose("greedy", problem, request), *propose("row_wise", problem, request)]
+    plans = [*propose("greedy", problem), *propose("row_wise", problem)]
     cheapest = min((plan.cost for plan in plans), default=inf)
     return cheapest + (copies_ms(model, copies.tables, task).total_ms if copies else 0.0)
 

@@ -43,7 +43,6 @@ class Tuning:
     swaps: bool = True
     perturb: bool = True  # rounds of perturbing and descending again
     toggle_row_wise: bool = True  # rounds that split a table row-wise, or no longer
-    choice_under_doubt: bool = True  # choose by expected cost; without it, by predicted cost
 
     # run: how the rounds are spent
     rounds: int = 40  # of perturbing and descending, where the caller gives neither rounds nor a time budget
@@ -75,20 +74,11 @@ class Tuning:
     lockstep_bytes: int = 128 * 2**20  # memory of greedy placements made together in the published search
     row_sets: int = 3  # sets of tables tried row-wise, of each order
     all_row_sets_up_to: int = 4  # tables that may be row-wise, up to which every set is tried
-    all_row_sets_most_cells: int = (
-        200_000  # sets x tables x devices above which that is not done where there are domains
-    )
-    row_sets_leading: tuple[int, ...] = (
-        1,
-        2,
-        3,
-        5,
-        8,
-    )  # tables over all devices, where the others are over those of a domain
+    all_row_sets_most_cells: int = 200_000  # sets x tables x devices above which it is not, where there are domains
+    # Tables over all devices, where the others are over those of a domain
+    row_sets_leading: tuple[int, ...] = (1, 2, 3, 5, 8)
     row_sets_one_by_one: int = 12  # tables up to which sets of an order differ by one table; beyond, by a fifth
-    copies_worth: float = (
-        0.02  # share that first plans must save by copies of small tables for these to be data-parallel
-    )
+    copies_worth: float = 0.02  # share that first plans must save by copies for small tables to be data-parallel
     row_wise_hint: float = 0.1  # share that a first plan row-wise must save for the plan to mention --row-wise
     row_wise_hint_most_cells: int = 100_000  # tables x devices above which that is not tried: 2,002 x 128 take 1.4 s
 
@@ -123,17 +113,6 @@ class Tuning:
     toggle_luck: float = 1.5  # mean place, in the order of estimated gain, of the table that is toggled
     joins_priced: int = 2_048  # joins of two shards of a table that are priced, those of the narrowest shards
     joins_tried: int = 4  # single joins that are followed by a descent before no more cuts are undone
-
-    # choice: see choice.py
-    as_cheap: float = 0.005  # share within which plans count as equally cheap, and their expected cost decides
-    kept: int = 24  # plans found that are kept to choose from
-    kept_bytes: int = 256 * 2**20  # memory of these, but two are always kept
-    draws: int = 256  # random errors of the cost model; each counts with its opposite too
-    error_of_tables: float = 0.5  # share of the variance of a device's error that its tables bring, however cut
-    most_error: float = 0.05  # share of a device's ms that its error is at most: larger ones are in all plans
-    far: float = 3.0  # standard deviations between two devices beyond which the faster one never ends last
-    # How much more a ms of loss counts than a ms of gain where the best column-wise plan is left for one with tables row-wise
-    regret: float = 0.5
 
 
 TUNING = Tuning()

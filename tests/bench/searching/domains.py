@@ -15,7 +15,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import DATASHEETS, Analytic
 from neuroshard.costmodel.pricing import price_shards
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 # (tables, devices, devices of a domain, GB/s of a device to other domains) of each world: from two hosts with a port a GPU to
 # eight with a shared one, and racks whose domains are several hosts. TorchRec's planner takes minutes for larger ones

@@ -22,7 +22,8 @@ from neuroshard.gpu_day.compare import slowest_ms
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run as measure
 from neuroshard.pretrain.run import run as pretrain
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 DEVICES, TABLES, BATCH_SIZE = 4, (16, 60), 1024
 MOST_ROWS, MOST_POOLING = 30_000, 60.0  # what a CPU does in milliseconds, and holds

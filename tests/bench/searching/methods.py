@@ -18,7 +18,8 @@ from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.measure.formula import Formula
 from neuroshard.search.proposers.baselines import KEYS
-from neuroshard.search.run import SearchSettings, search
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import TUNING, Tuning
 
 Figures = dict[str, Any]

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.core.table import DIM_STEP
+from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.bound.cuts import Cuts
 from neuroshard.search.bound.settings import BoundSettings
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.row_blocks import EVERYWHERE, OVER_ALL
-from neuroshard.search.problem.state import transfers
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ class Branch:
     def widest_shard_ms(self) -> float:
         """Each group has a shard at least as wide as in its finest cut, or is row-wise: the most that any of these costs."""
         problem = self.problem
-        narrowest = -(-problem.all_units // problem.max_devices)
-        wide = np.flatnonzero((problem.units >= narrowest[problem.group]) & np.isfinite(self.alone))
+        wide = np.flatnonzero(
+            (problem.units >= problem.units[problem.narrowest][problem.group]) & np.isfinite(self.alone)
+        )
         least = np.full(len(problem.whole), np.inf)
         np.minimum.at(least, problem.group[wide], self.alone[wide])
         groups = problem.row_blocks.groups
@@ -95,12 +96,10 @@ class Branches:
         blocks, devices = problem.row_blocks, problem.devices
         ways = len(blocks.split_over)
         self.blocks: Floats = blocks.all_blocks if len(blocks.groups) else np.zeros((0, ways, problem.vectors.shape[1]))
-        narrowest = problem.shards_of(np.arange(len(problem.whole)), -(-problem.all_units // problem.max_devices))
-        narrowest_ms = np.where(problem.nbytes[narrowest] <= problem.roomiest(), problem.alone_ms(narrowest), np.inf)
-        self.order: Ints = np.argsort(-narrowest_ms[blocks.groups], kind="stable")
+        self.order: Ints = np.argsort(-problem.narrowest_ms()[blocks.groups], kind="stable")
         used = np.arange(1, devices + 1)
         is_used = np.tri(devices)  # convex all-to-alls take least if all used devices hold the same
-        both = np.add(*transfers(problem, is_used * (problem.mean_columns * devices / used)[:, None]))
+        both = np.add(*transfers_ms(problem.model, is_used * (problem.mean_columns * devices / used)[:, None]))
         self.of_used: Floats = (both * is_used).sum(axis=1) / used
 
     def of(self, count: int, *, next_not: bool = False) -> Branch:
@@ -109,7 +108,7 @@ class Branches:
         sure = self.order[:count]
         columns = float(rows.dims[sure, OVER_ALL].sum())
         mean = problem.mean_columns + float(rows.more[sure, OVER_ALL].sum())
-        forward, backward = transfers(problem, np.full(devices, mean))
+        forward, backward = transfers_ms(problem.model, np.full(devices, mean))
         memory, beside, block_alone = problem.memory, np.zeros(problem.vectors.shape[1]), np.zeros(rows.more.shape)
         if len(rows.groups):
             load = rows.load(rows.groups[np.sort(sure)], np.full(len(sure), EVERYWHERE))
@@ -167,7 +166,7 @@ class Branches:
         Beyond the last number of columns it is no less: convex costs that grow once do not fall again. Empty if they do not grow.
         """
         own = DIM_STEP * np.arange(int(self.beyond_mean * mean / DIM_STEP) + 3, dtype=np.float64)
-        forward, backward = transfers(self.problem, self._own_and_others(own, mean))
+        forward, backward = transfers_ms(self.problem.model, self._own_and_others(own, mean))
         both: Floats = forward.max(axis=1) + backward[:, 0]
         return both if both[-1] > both[-2] else both[:0]
 
@@ -178,7 +177,7 @@ class Branches:
         """
         even = np.full((2, self.problem.devices), mean)
         even[0] *= 0.99
-        forward, backward = transfers(self.problem, even)
+        forward, backward = transfers_ms(self.problem.model, even)
         both = (forward + backward).mean(axis=-1)
         return max(float(both[1] - both[0]) / (0.01 * mean) * (1 - 1e-6), 0.0)
 

@@ -22,9 +22,8 @@ class HeavyShards:
 
     def __init__(self, problem: Problem, convex: CostModel, cost_ms: float, settings: BoundSettings) -> None:
         self.problem, self.convex, self.cost_ms, self.share = problem, convex, cost_ms, settings.heavy_share
-        in_steps = not (
-            problem.dims % DIM_STEP
-        ).any()  # the number of columns besides a shard is tried in steps of this size
+        # the number of columns besides a shard is tried in steps of this size
+        in_steps = not (problem.dims % DIM_STEP).any()
         wanted = settings.heavy_shards and in_steps
         self.most = min(settings.heavy_most, settings.heavy_cells // len(problem.vectors)) if wanted else 0
 

@@ -24,8 +24,8 @@ What changes the steps:
   two: of plans with a cut, these ms included, and of plans without any.
 - Empty devices compute nothing, so the tangent of step 3 does not hold for them. The bound is the least over all numbers of
   devices that are used (`_over_devices`).
-- f may have dips, where it is not convex. A convex underestimate replaces it, made for the range in which devices of a plan of at
-  most C can be (`reach.py`).
+- f may have dips, where it is not convex. A convex underestimate replaces it, made for the range of each dip in which devices of
+  a plan of at most C can be (`reach`).
 - A table may be row-wise: one more choice for it in step 4. Then every device exchanges all of its columns, more than in step 2;
   what these add is at least what the tangent of the convex all-to-alls says. Over one domain is another choice: then as many
   columns leave domains as of the whole table, more stay inside, and devices elsewhere may be empty.
@@ -39,12 +39,12 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
-from neuroshard.costmodel.protocol import Bending, CostModel, Floats
+from neuroshard.costmodel.protocol import Bending, CostModel, Dips, Floats
 from neuroshard.search.bound.branches import Branch, Branches
 from neuroshard.search.bound.cuts import cheapest_cuts
 from neuroshard.search.bound.heavy_shards import HeavyShards
-from neuroshard.search.bound.reach import Reach
 from neuroshard.search.bound.row_levels import row_levels
 from neuroshard.search.bound.settings import BOUND, BoundSettings
 from neuroshard.search.problem.problem import Problem
@@ -108,7 +108,9 @@ class _Proof:
         self.convex = self._convex(all_plans, plan.cost)
         self.heavy = HeavyShards(problem, self.convex, plan.cost, settings)
         self.all_plans = self.heavy.raised(all_plans)
-        self.levels = row_levels(problem, *self._tangent(self.convex), settings)
+        slope: Floats = np.maximum(self.convex.compute_slope(self.start), 0.0)
+        intercept = float(self.convex.compute_ms(self.start)) - float(slope @ self.start)
+        self.levels = row_levels(problem, slope, intercept, settings)
 
     def bound_ms(self, cost_ms: float) -> float:
         """The bound, given a plan of `cost_ms`: the least over all branches."""
@@ -187,17 +189,27 @@ class _Proof:
         model, enough = self.problem.model, (cost_ms - branch.ahead) * (1 + 1e-9)
         if not _has_dips(model):
             return model
-        reach = Reach(self.problem, branch.alone <= enough, len(self.branches.order) > 0, model.dips)
-        convex = model.convex_below(*reach.anywhere())
-        for _ in range(self.settings.narrowings):
-            slope, intercept = self._tangent(convex)
-            convex = model.convex_below(*reach.within(slope, enough - intercept))
-        return convex
+        possible = branch.alone <= enough
+        return model.convex_below(*reach(self.problem, possible, len(self.branches.order) > 0, model.dips))
 
-    def _tangent(self, model: CostModel) -> tuple[Floats, float]:
-        """Slope and intercept of the tangent at the plan's mean device."""
-        slope: Floats = np.maximum(model.compute_slope(self.start), 0.0)
-        return slope, float(model.compute_ms(self.start)) - float(slope @ self.start)
+
+def reach(problem: Problem, possible: NDArray[np.bool_], with_blocks: bool, dips: Dips) -> tuple[Floats, Floats]:
+    """The least and the most value of each dip, two (J,), over all devices that hold at most one of the `possible` shards (S,),
+    or one row block if `with_blocks`, of each table group."""
+    group, vectors = problem.group[possible], problem.vectors[possible]
+    if with_blocks:
+        blocks = problem.row_blocks
+        group = np.concatenate([group, np.repeat(blocks.groups, 2 * len(blocks.split_over))])
+        vectors = np.concatenate([vectors, blocks.vectors.reshape(-1, vectors.shape[1])])
+        order = np.argsort(group, kind="stable")
+        group, vectors = group[order], vectors[order]
+    if not len(group):
+        return dips.bias, dips.bias
+    along, begins = vectors @ dips.weight, np.flatnonzero(np.diff(group, prepend=-1))
+    down = np.minimum(np.minimum.reduceat(along, begins), 0.0).sum(axis=0)
+    up = np.maximum(np.maximum.reduceat(along, begins), 0.0).sum(axis=0)
+    slack = 1e-9 * (up - down + np.abs(dips.bias))
+    return dips.bias + down - slack, dips.bias + up + slack
 
 
 def _over_devices(intercept: float, total: float, branch: Branch) -> float:

@@ -42,9 +42,8 @@ def row_levels(problem: Problem, slope: Floats, intercept: float, settings: Boun
         return None
     if not isinstance(model, Bending) or not len(model.head.used):
         return None
-    most = max(
-        min(settings.level_counts_most, settings.level_cells // len(problem.group)), 1
-    )  # one multiplier for each
+    # one multiplier for each way to distribute the devices
+    most = max(min(settings.level_counts_most, settings.level_cells // len(problem.group)), 1)
     levels = max(n for n in range(settings.levels_most + 1) if comb(problem.devices + n, n) <= most)
     return RowLevels(problem, model, slope, intercept, levels, settings) if levels else None
 

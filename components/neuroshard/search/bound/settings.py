@@ -16,7 +16,6 @@ class BoundSettings:
     tangents_in_vain: int = 3  # tangents without a better bound, after which no other is tried
     halvings: int = 8  # of the range in which the bound is sought: to 1/256 of it
     least_gain: float = 1e-4  # share by which a bound must be better to count as better
-    narrowings: int = 2  # times that the range of the dips is narrowed by a bound, and the bound by that range
     branch_cells: int = 2**19  # shards x branches, at most: each branch is a bound of its own
 
     # cuts

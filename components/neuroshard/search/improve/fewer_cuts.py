@@ -57,6 +57,17 @@ def fewer_cuts(
     return found
 
 
+def simplest(plans: Sequence[State], simplicity: float, current: CurrentPlacement | None = None) -> State:
+    """The plan with the fewest cuts, among those that cost at most the share `simplicity` more than the first one. Of equally few
+    cuts: the one that moves least, then the cheapest."""
+
+    def key(state: State) -> tuple[int, int, float]:
+        moving = 0 if current is None else current.moving_bytes(state.problem, state.widths)
+        return state.cuts, moving, state.cost
+
+    return min((state for state in plans if state.cost <= plans[0].cost * (1 + simplicity)), key=key)
+
+
 def _joins(state: State, objective: Objective) -> list[Join]:
     """The joins that have room, those that leave the plan most even first."""
     problem, most = state.problem, state.problem.tuning.joins_priced

@@ -10,12 +10,12 @@ from neuroshard.search.improve.toggle import toggled
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.objective import Objective
 from neuroshard.search.problem.plans import Plans
-from neuroshard.search.problem.state import State, about_as_cheap
+from neuroshard.search.problem.state import State
 from neuroshard.search.watch import Watch
 
 
 class LocalSearch:
-    """A search from plans that fit: `best` is the cheapest plan so far, `found` those about as cheap.
+    """A search from plans that fit: `best` is the cheapest plan so far.
 
     A round perturbs the plan that the search is at, and descends again. If tables may be split row-wise, every other round
     toggles one instead, and fewer rounds do once that fails often. The search goes on from what a round finds, unless that costs
@@ -36,20 +36,19 @@ class LocalSearch:
         self.objective, self.toggle_row_wise = Objective.of(problem), toggle_row_wise
         cells = problem.devices * len(problem.whole)
         self.lockstep = min(max(self.tuning.lockstep_cells // cells, 1), self.tuning.lockstep_plans)
-        self.found: list[State] = []
+        found: list[State] = []
         for begin in range(0, len(starts), self.lockstep):
             if begin and watch.expired:
                 break
-            some = self._descended(starts[begin : begin + self.lockstep])
-            self.found += [end for ends in some for end in ends]
-        self.best = self.at = min(self.found, key=lambda state: state.cost)
+            found += self._descended(starts[begin : begin + self.lockstep])
+        self.best = self.at = min(found, key=lambda state: state.cost)
         self.vain = self.tried = self.toggled_in_vain = 0
 
-    def run(self, rounds: int) -> list[State]:
-        """Run `rounds` rounds, or as many as there is time for, and return `found`, the cheapest first."""
+    def run(self, rounds: int) -> State:
+        """Run `rounds` rounds, or as many as there is time for, and return the cheapest plan."""
         while rounds > 0 and not self.watch.expired:
             rounds -= self._rounds(min(rounds, self.lockstep))
-        return about_as_cheap(self.found)
+        return self.best
 
     def _rounds(self, count: int) -> int:
         """Run `count` rounds from the same plan in lockstep, and return their number."""
@@ -59,11 +58,11 @@ class LocalSearch:
             toggles.append(trial is not None)
             trials.append(trial or self._perturbed())
             self.tried += 1
-        for ends, is_toggle in zip(self._descended(trials), toggles, strict=True):
+        for found, is_toggle in zip(self._descended(trials), toggles, strict=True):
             if is_toggle:
-                success = ends[0].cost <= self.at.cost * (1 + self.tuning.worse)
+                success = found.cost <= self.at.cost * (1 + self.tuning.worse)
                 self.toggled_in_vain = 0 if success else self.toggled_in_vain + 1
-            self._met(*ends)
+            self._met(found)
             self.watch.advance()
         return count
 
@@ -78,19 +77,19 @@ class LocalSearch:
     def _perturbed(self) -> State:
         return perturbed(self.at, self.objective, self.rng, self.current) if self.tuning.perturb else self.at
 
-    def _met(self, cheapest: State, end: State) -> None:
-        """Record where a round ended: the cheapest plan on its way, and the last. Choose where to go on."""
-        self.found = about_as_cheap([*self.found, cheapest, end])
+    def _met(self, found: State) -> None:
+        """Record the cheapest plan of a round, and choose where to go on."""
         self.vain += 1
-        if cheapest.cost < self.best.cost * (1 - self.tuning.min_gain):
-            self.best, self.vain = cheapest, 0
-        if cheapest.cost <= self.at.cost * (1 + self.tuning.worse):
-            self.at = cheapest
+        if found.cost < self.best.cost * (1 - self.tuning.min_gain):
+            self.vain = 0
+        self.best = min(self.best, found, key=lambda state: state.cost)
+        if found.cost <= self.at.cost * (1 + self.tuning.worse):
+            self.at = found
         if self.vain >= self.tuning.patience:
             self.at, self.vain = self.best, 0
 
-    def _descended(self, states: Sequence[State]) -> list[tuple[State, State]]:
-        """Of each plan the cheapest on its way down, and the last, which is the most even; cut short if time is up."""
+    def _descended(self, states: Sequence[State]) -> list[State]:
+        """Of each plan the cheapest on its way down, which need not be the last, the most even; cut short if time is up."""
         self.watch.note(min(state.cost for state in states))
         plans = Plans(states)
         best, since = plans.cost.copy(), [list[Cells]() for _ in states]  # what changed since the cheapest
@@ -103,12 +102,9 @@ class LocalSearch:
             self.watch.note(float(best.min()), steps=1)
             if self.watch.expired:
                 break
-        ends = []
+        cheapest = []
         for problem, widths, cells in zip(plans.problems, plans.widths, since, strict=True):
-            end = cheapest = State(problem, widths.copy())
             for groups, devices, before in reversed(cells):
                 widths[groups, devices] = before
-            if cells:
-                cheapest = State(problem, widths.copy())
-            ends.append((cheapest, end))
-        return ends
+            cheapest.append(State(problem, widths.copy()))
+        return cheapest

@@ -3,7 +3,7 @@
 import numpy as np
 
 from neuroshard.search.problem.current import CurrentPlacement
-from neuroshard.search.problem.filling import put_back
+from neuroshard.search.problem.filling import fewest_and_most_shards, put_back
 from neuroshard.search.problem.objective import Objective
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
@@ -35,11 +35,12 @@ def perturbed(
     widest = problem.first[groups] + problem.max_units[groups]
     problem.price(widest)
     weight = problem.vectors[widest] @ slope.mean(axis=0) * problem.all_units[groups] / problem.max_units[groups]
+    fewest, most = fewest_and_most_shards(problem)
     lost: list[tuple[int, int]] = []
     for index in np.argsort(-weight * rng.uniform(0.7, 1.4, len(groups))).tolist():
         group = int(groups[index])
         heavy = weight[index] / max(float(state.ready.mean()), 1e-30)
-        for units in _cut(problem, group, heavy, rng):
+        for units in _cut(problem, group, int(fewest[group]), int(most[group]), heavy, rng):
             shard = int(problem.first[group]) + units
             problem.price(np.array([shard]))
             ms = load + slope @ problem.vectors[shard] + column_ms * problem.dims[shard]
@@ -54,14 +55,12 @@ def perturbed(
     return State(problem, widths) if fits and (widths != state.widths).any() else state
 
 
-def _cut(problem: Problem, group: int, heavy: float, rng: np.random.Generator) -> list[int]:
-    """Units of the shards that a group is cut into: mostly as few shards as possible, more if it is heavy. Half of the cuts are
-    as even as possible, half are at random places. `heavy` is the group's share of a mean device's ms."""
+def _cut(problem: Problem, group: int, fewest: int, most: int, heavy: float, rng: np.random.Generator) -> list[int]:
+    """Units of the `fewest` to `most` shards that a group is cut into: mostly as few as possible, more if it is heavy. Half of
+    the cuts are as even as possible, half are at random places. `heavy` is the group's share of a mean device's ms."""
     units, least = int(problem.all_units[group]), int(problem.min_units[group])
-    size, largest = int(problem.nbytes[problem.whole[group]]), int(problem.memory[problem.allowed[group]].max())
-    fewest = max(-(-units // int(problem.max_units[group])), -(-size // max(largest, 1)))
     count = fewest + (int(rng.integers(1, 4)) if rng.random() < 0.1 + heavy else 0)
-    count = max(1, min(count, int(problem.max_devices[group]), units // least))
+    count = max(1, min(count, most))
     if count > 1 and rng.random() < 0.5:
         places = least * np.sort(rng.choice(np.arange(1, units // least), size=count - 1, replace=False))
         shards = np.diff(places, prepend=0, append=units)

@@ -9,7 +9,7 @@ from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
-from neuroshard.costmodel.protocol import CostModel, Ints
+from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.infeasible.hints import hints
 from neuroshard.search.infeasible.packing import GaveUp, pack, quick_plan
 from neuroshard.search.problem.problem import Placement, Problem, Widths
@@ -38,11 +38,10 @@ def feasible(task: ShardingTask, model: CostModel, tuning: Tuning = TUNING) -> P
             f"{format_bytes(need - have)} short; {hints(task, model)}"
         )
     problem = Problem(task, model, tuning)
-    narrowest = problem.first + np.maximum(problem.min_units, -(-problem.all_units // problem.max_devices))
-    lacking = problem.nbytes[narrowest] - problem.roomiest()
+    lacking = problem.nbytes[problem.narrowest] - problem.roomiest()
     lacking[problem.row_blocks.groups] = 0
     if lacking.max() > 0:
-        raise Infeasible(f"{_lacking(problem, narrowest, int(lacking.argmax()))}; {hints(task, model)}")
+        raise Infeasible(f"{_lacking(problem, int(lacking.argmax()))}; {hints(task, model)}")
     return problem
 
 
@@ -52,9 +51,9 @@ def _of_step(task: ShardingTask) -> str:
     return f" ({format_bytes(step)} of it in a step, pipeline {task.pipeline})" if step else ""
 
 
-def _lacking(problem: Problem, narrowest: Ints, group: int) -> str:
+def _lacking(problem: Problem, group: int) -> str:
     """Which shard no device can hold, in words."""
-    shard, members = int(narrowest[group]), problem.tables[group]
+    shard, members = int(problem.narrowest[group]), problem.tables[group]
     of = f" ({members[0].rows:,} rows x {problem.columns[shard]} columns)" * (len(members) == 1)
     where = "no device" if problem.allowed[group].all() else "no device that it is allowed on"
     return (

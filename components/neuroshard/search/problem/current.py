@@ -24,7 +24,7 @@ from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.problem.changes import compare
-from neuroshard.search.problem.problem import Placement, Problem, Widths
+from neuroshard.search.problem.problem import Problem, Widths
 
 ORDERED = 8  # shards of a table of which every order is tried: 2^8 subsets; of more, their order is kept
 
@@ -104,25 +104,6 @@ class CurrentPlacement:
                 of_shard = table.rows * table.optimizer_bytes_per_row + problem.task.step_bytes(table).per_shard
                 self.reserved_bytes += more.clip(0) * of_shard
 
-    def with_spans(self, placement: Placement) -> Placement:
-        """The same placement, where groups that keep several spans on a device are several shards there."""
-        problem = self.problem
-        widths = problem.widths(placement)
-        in_spans = {
-            group: self._in_spans[key]
-            for group, row in enumerate(widths)
-            if (key := (group, row.tobytes())) in self._in_spans
-        }
-        rest = ~np.isin(problem.group[placement.shards], list(in_spans))
-        shards, devices = placement.shards[rest].tolist(), placement.devices[rest].tolist()
-        for group, spans in in_spans.items():
-            unit = self._unit(group)
-            shards += [int(problem.first[group]) + (end - begin) // unit for _, begin, end in spans]
-            devices += [device for device, _, _ in spans]
-        return Placement(
-            np.array(shards, dtype=np.int64), np.array(devices, dtype=np.int64), placement.row_wise, placement.domains
-        )
-
     def widths(self) -> Widths:
         """Units of every group that the current plan has whole on devices that are still there; of the others none. (G, D)"""
         problem = self.problem
@@ -190,17 +171,7 @@ class CurrentPlacement:
 
     def _laid_out(self, table: Table, group: int, widths: Widths) -> list[Shard]:
         """The columns of a table, in the order of the devices that keeps most of them."""
-        shards, offset = [], 0
-        for device in self._order(table, group, widths)[0]:
-            dim = self._dim(table, group, int(widths[device]))
-            shards.append(Shard(table=table.name, rows=table.rows, column_offset=offset, dim=dim, device=device))
-            offset += dim
-        return shards
-
-    def _dim(self, table: Table, group: int, units: int) -> int:
-        if len(self.problem.tables[group]) > 1:
-            return table.dim
-        return int(self.problem.columns[self.problem.first[group] + units])
+        return dealt(self.problem, group, table, widths, self._order(table, group, widths)[0])
 
     def _arriving_in(self, group: int, widths: Widths) -> int:
         """Bytes that devices must receive for these units (D,) of a group, of tables that the current plan has."""
@@ -226,7 +197,7 @@ class CurrentPlacement:
         if table.name in self.not_whole:
             return arriving_bytes(table, self.shards[table.name], self._laid_out(table, group, widths))
         devices, kept = self._order(table, group, widths)
-        moved = sum(self._dim(table, group, int(widths[device])) for device in devices) - kept
+        moved = sum(_dim(self.problem, group, table, int(widths[device])) for device in devices) - kept
         new = sum(device not in self.spans.get(table.name, {}) for device in devices)
         rows = min(table.rows, self.rows[table.name])
         element = table.element_bytes + table.optimizer_bytes_per_element
@@ -236,7 +207,7 @@ class CurrentPlacement:
         """The order of the devices along the columns that keeps the most columns where they are, and how many those are."""
         spans = self.spans.get(table.name, {})
         devices = np.flatnonzero(widths).tolist()
-        dims = {device: self._dim(table, group, int(widths[device])) for device in devices}
+        dims = {device: _dim(self.problem, group, table, int(widths[device])) for device in devices}
 
         def kept(device: int, offset: int) -> int:
             end = offset + dims[device]
@@ -257,6 +228,21 @@ class CurrentPlacement:
             best[subset] = max(options, key=lambda option: option[0])
         stays, order, _ = best[(1 << len(devices)) - 1]
         return order, stays
+
+
+def dealt(problem: Problem, group: int, table: Table, widths: Widths, order: Sequence[int]) -> list[Shard]:
+    """The shards of a table for these units (D,) of its group, with columns from left to right in this order of the devices."""
+    shards, offset = [], 0
+    for device in order:
+        dim = _dim(problem, group, table, int(widths[device]))
+        shards.append(Shard(table=table.name, rows=table.rows, column_offset=offset, dim=dim, device=device))
+        offset += dim
+    return shards
+
+
+def _dim(problem: Problem, group: int, table: Table, units: int) -> int:
+    """The columns of a table that so many units of its group have."""
+    return table.dim if len(problem.tables[group]) > 1 else int(problem.columns[problem.first[group] + units])
 
 
 def _joined(spans: Spans) -> Spans:

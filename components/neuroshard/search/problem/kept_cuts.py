@@ -7,16 +7,12 @@ table that is whole or split row-wise has one moment a row, and may be either. T
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from neuroshard.core.constraints import TableRule
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
-from neuroshard.costmodel.protocol import Ints
-from neuroshard.search.problem.problem import Placement, Problem
 
 WAY_OUT = "leave out --keep-optimizer-state"
 
@@ -38,10 +34,8 @@ class KeptCuts:
     def __init__(self, task: ShardingTask, plan: Plan, max_dim: int) -> None:
         old, shards, before = {table.name: table for table in plan.task.tables}, plan.by_table(), list(plan.task.tables)
         constraints, rules = task.constraints, dict(task.constraints.rules())
-        may_split_rows, names = (
-            set(constraints.may_split_rows(task.tables, task.devices)),
-            {*old, *(t.name for t in task.tables)},
-        )
+        may_split_rows = set(constraints.may_split_rows(task.tables, task.devices))
+        names = {*old, *(table.name for table in task.tables)}
         self.tables: list[str] = []
         self.cut: list[str] = []
         self._of: dict[str, tuple[str, int]] = {}  # of each piece, its table and its first column there
@@ -93,19 +87,6 @@ class KeptCuts:
             table, offset = self._of.get(shard.table, (shard.table, 0))
             found.append(shard.model_copy(update={"table": table, "column_offset": offset + shard.column_offset}))
         return tuple(found)
-
-    def placement(self, problem: Problem, there: Problem, placement: Placement) -> Placement:
-        """A placement of the pieces' problem `there` as one of the tables' `problem`."""
-        numbers = {table.name: group for group, tables in enumerate(problem.tables) for table in tables}
-        pieces = [tables[0] for tables in there.tables]
-        groups: Ints = np.array([numbers[self._of.get(piece.name, (piece.name, 0))[0]] for piece in pieces])
-        of = there.group[placement.shards]
-        dims = np.array([piece.dim for piece in pieces])[of] * there.units[placement.shards] // there.all_units[of]
-        widest = np.array([tables[0].dim for tables in problem.tables])[groups[of]]
-        units = dims * problem.all_units[groups[of]] // widest
-        return Placement(
-            problem.first[groups[of]] + units, placement.devices, groups[placement.row_wise], placement.domains
-        )
 
     def _check_rules(self, table: Table, cuts: Sequence[Columns], task: ShardingTask) -> None:
         constraints = task.constraints

@@ -1,16 +1,14 @@
-"""From a placement to a plan: where each shard's columns begin, what the plan is predicted to cost, what to know about it."""
+"""From a placement to a plan: where each shard's columns begin, and what the plan is predicted to cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
-from neuroshard.core.table import Table
-from neuroshard.core.text import counted
-from neuroshard.search.problem.current import CurrentPlacement
+from neuroshard.search.problem.current import CurrentPlacement, dealt
 from neuroshard.search.problem.problem import Placement, Problem
-from neuroshard.search.problem.row_blocks import EVERYWHERE
+from neuroshard.search.problem.state import State
 
 
 def make_plan(
@@ -24,8 +22,7 @@ def make_plan(
     improvements: tuple[Improvement, ...],
     provenance: Provenance,
 ) -> Plan:
-    """The plan of a placement in these shards, with what each baseline's costs, or why it has none. All are priced anew, in one
-    batch.
+    """The plan of a placement in these shards, with what each baseline's costs, or why it has none. All are priced anew.
 
     Raises InvalidInput where the cost model predicts a cost that is negative or not finite.
     """
@@ -60,75 +57,37 @@ def make_plan(
     )
 
 
-def lay_out(problem: Problem, placement: Placement, current: CurrentPlacement | None = None) -> tuple[Shard, ...]:
-    """Shards in the order of the tables. The columns of a table are dealt out from left to right, by device, widest first; or,
-    from a current plan, so that most of them stay where they are."""
-    split = zip(placement.row_wise.tolist(), placement.domains.tolist(), strict=True)
-    blocks = {group: problem.row_blocks.shards(problem.tables[group][0], domain) for group, domain in split}
-    if current is not None:
-        widths = problem.widths(placement)
-        laid_out = [blocks.get(group) or current.lay_out(group, row) for group, row in enumerate(widths)]
-        return tuple(shard for laid in laid_out for shard in laid)
-    order = np.lexsort((-placement.shards, placement.devices, problem.group[placement.shards]))
+def lay_out(plan: State, current: CurrentPlacement | None = None) -> tuple[Shard, ...]:
+    """Shards in the order of the tables. The columns of a table are dealt out from left to right, by device; or, from a current
+    plan, so that most of them stay where they are."""
+    problem = plan.problem
+    domains = dict(zip(problem.row_wise.tolist(), problem.domains.tolist(), strict=True))
     shards: dict[str, list[Shard]] = {table.name: [] for table in problem.task.tables}
-    for of_table in blocks.values():
-        shards[of_table[0].table] = of_table
-    for shard, device in zip(placement.shards[order].tolist(), placement.devices[order].tolist(), strict=True):
-        together = problem.tables[problem.group[shard]]
-        for table in together:
-            laid, dim = shards[table.name], table.dim if len(together) > 1 else int(problem.columns[shard])
-            offset = laid[-1].column_offset + laid[-1].dim if laid else 0
-            laid.append(Shard(table=table.name, rows=table.rows, column_offset=offset, dim=dim, device=device))
+    for group, (tables, widths) in enumerate(zip(problem.tables, plan.widths, strict=True)):
+        if group in domains:
+            laid = problem.row_blocks.shards(tables[0], domains[group])
+        elif current is not None:
+            laid = current.lay_out(group, widths)
+        else:
+            by_device = np.flatnonzero(widths).tolist()
+            laid = [shard for table in tables for shard in dealt(problem, group, table, widths, by_device)]
+        for shard in laid:
+            shards[shard.table].append(shard)
     return tuple(shard for laid in shards.values() for shard in laid)
 
 
-def caveats(problem: Problem, placement: Placement) -> list[str]:
-    """A line for each thing that the plan asks of the cost model and that was not measured for it."""
-    notes = []
-    model, dims = problem.model, problem.columns[placement.shards]
-    if (wide := dims > model.max_dim).any():
-        notes.append(
-            f"{wide.sum()} of {len(dims)} shards are wider than the {model.max_dim} columns that the cost model has seen "
-            f"(widest: {dims.max()}); their costs are extrapolated"
-        )
-    if wide_tables := problem.too_wide_for_row_wise:
-        widest = max(table.dim for table in wide_tables)
-        notes.append(
-            f"{counted(len(wide_tables), 'table')} that may be split row-wise stayed column-wise: wider (up to {widest} columns) "
-            f"than the {model.max_dim} that the cost model has seen; augment with --max-dim {widest}, measure and pretrain again"
-        )
-    asked = problem.task.constraints.sharding_types or ()
-    if "table-row-wise" in asked and problem.row_blocks.domains == 1 and problem.task.devices > 1:
-        notes.append(
-            "no table can be table-row-wise: all devices are one domain (--domain says how many share fast links)"
-        )
-    notes += model.caveats(problem.devices, _as_asked(problem, placement))
-    if problem.task.batch_size != model.batch_size:
-        notes.append(
-            f"costs are predicted for the cost model's batch size {model.batch_size:,}, not for the task's "
-            f"{problem.task.batch_size:,}"
-        )
-    if len(placement.row_wise):
-        domains, of = placement.domains, len(problem.task.tables)
-        counts = {
-            f"over all {problem.devices} devices": np.count_nonzero(domains == EVERYWHERE),
-            "over the devices of a domain": np.count_nonzero(domains >= 0),
-            "in a grid, columns over domains and rows over their devices": np.count_nonzero(domains < EVERYWHERE),
-        }
-        some = {way: count for way, count in counts.items() if count}
-        ways = list(some) if len(some) == 1 else [f"{count} {way}" for way, count in some.items()]
-        notes.append(
-            f"{counted(len(placement.row_wise), 'table')} of {of} split row-wise {', '.join(ways)}: costs take all rows of a "
-            "table to be looked up alike, and the reduce-scatter of its sums to take as long as an all-to-all of as many bytes"
-        )
-    return notes
-
-
-def _as_asked(problem: Problem, placement: Placement) -> list[Table]:
-    """The tables that the cost model is asked for, apart from their widths: of those row-wise, one of their blocks."""
-    tables = {table.name: table for table in problem.task.tables}
-    for group, domain in zip(placement.row_wise.tolist(), placement.domains.tolist(), strict=True):
-        table = problem.tables[group][0]
-        blocks = problem.row_blocks.shards(table, domain)
-        tables[table.name] = table.part(blocks[0].rows, table.dim)
-    return list(tables.values())
+def placement_of(problem: Problem, shards: Sequence[Shard], plan: State) -> Placement:
+    """These shards of a plan as a placement. Several shards of a table on one device stay several, unlike in the plan's widths;
+    and the problem may have cut the tables otherwise than the plan's, which keeps the cuts of a current plan."""
+    number = {tables[0].name: group for group, tables in enumerate(problem.tables)}
+    row_wise = [number[plan.problem.tables[group][0].name] for group in plan.problem.row_wise.tolist()]
+    column_wise = set(number.values()).difference(row_wise)
+    held = sorted(
+        (number[shard.table], shard.device, shard.column_offset, shard.dim)
+        for shard in shards
+        if number.get(shard.table) in column_wise
+    )
+    groups, devices, _, dims = np.array(held, dtype=np.int64).reshape(-1, 4).T
+    widest = np.array([tables[0].dim for tables in problem.tables])[groups]
+    units = dims * problem.all_units[groups] // widest
+    return Placement(problem.first[groups] + units, devices, np.array(row_wise, dtype=np.int64), plan.problem.domains)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.state import transfers
 
 NO_LOAD = 1e-6  # share of an all-to-all that a load must reach to count: less is rounding of sums
 
@@ -34,7 +34,7 @@ class Objective:
         columns = problem.mean_columns
         dims = np.full((2, problem.devices), columns)
         dims[1, 0] *= 1.1
-        forward, backward = transfers(problem, dims)
+        forward, backward = transfers_ms(problem.model, dims)
         rise = (backward[1] - backward[0]) / (0.1 * columns)
         shared = max(float(rise[1:].mean()), 0.0)
         ahead = max(float(forward[1].max() - forward[0].max()) / (0.1 * columns), 0.0)
@@ -61,9 +61,8 @@ class SoftMaximum:
         self.load = objective.load(compute, dims)  # (B, D)
         self.widest = np.maximum(dims.max(axis=1), 1.0)
         # if no device has a load to speak of, a gain in the last bits of a sum is none
-        self.slowest = np.maximum(
-            self.load.max(axis=1), np.maximum(NO_LOAD * objective.all_ms * self.widest, 1e-30)
-        )  # (B,)
+        least = np.maximum(NO_LOAD * objective.all_ms * self.widest, 1e-30)
+        self.slowest = np.maximum(self.load.max(axis=1), least)  # (B,)
         self.scales = np.stack([self.slowest, self.widest])  # what load and columns are shares of: (2, B)
         powers = np.stack([self.load, dims])
         powers /= self.scales[:, :, None]

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
-from neuroshard.search.problem.state import State, transfers
+from neuroshard.search.problem.state import State
 
 
 class Plans:
@@ -82,7 +83,7 @@ class Plans:
         self.slope[plan, devices] = slope
         if self._estimated is not None:
             self._estimated[plan, devices] = self._estimate(slope)
-        forward, backward = transfers(problem, self.dims)
+        forward, backward = transfers_ms(problem.model, self.dims)
         ready = self.compute + backward
         each = zip(self.problems, self.shards, strict=True)
         self.launched_ms = np.array([one.launched_ms(shards) for one, shards in each])

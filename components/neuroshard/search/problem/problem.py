@@ -89,9 +89,7 @@ class Problem:
             for table in tables:
                 rule = rules.get(table.name)
                 if rule is not None and rule.devices is not None:
-                    pinned = np.zeros(self.devices, dtype=bool)
-                    pinned[list(rule.devices)] = True
-                    self.allowed[group] &= pinned
+                    self.allowed[group] &= np.isin(np.arange(self.devices), rule.devices)
         self.any_device = bool(self.allowed.all())
         # Wider shards than the cost model has seen only where a table has too many columns for narrower ones
         self.max_devices: Ints = np.minimum(self.allowed.sum(axis=1), self.max_shards)
@@ -122,6 +120,12 @@ class Problem:
         self._priced[0] = True
         self._all_priced = False
         self._alone = np.where(self._priced, 0.0, np.nan)  # ms of the shards that `alone_ms` was called for
+
+    @cached_property
+    def narrowest(self) -> Ints:
+        """The widest shard of each group where it is cut as far as it may be: (G,)."""
+        narrowest: Ints = self.first + np.maximum(self.min_units, -(-self.all_units // self.max_devices))
+        return narrowest
 
     @cached_property
     def slots(self) -> Ints:
@@ -221,10 +225,6 @@ class Problem:
         most: Ints = np.where(self.allowed, self.memory, 0).max(axis=1)
         return most
 
-    def cut(self, shards: Ints, units: Ints) -> Ints:
-        """The shards of the same groups that are `units` wide; 0 units are shard 0."""
-        return np.where(units > 0, shards - self.units[shards] + units, 0)
-
     def shards_of(self, groups: Ints, units: Ints) -> Ints:
         """The shards of these groups that are `units` wide; 0 units are shard 0."""
         return np.where(units > 0, self.first[groups] + units, 0)
@@ -280,6 +280,11 @@ class Problem:
             )
         return alone
 
+    def narrowest_ms(self) -> Floats:
+        """What the `narrowest` shard of each group takes alone, infinite if no device has room for it: (G,)."""
+        fits = self.nbytes[self.narrowest] <= self.roomiest()
+        return np.where(fits, self.alone_ms(self.narrowest), np.inf)
+
     def sums(self, placement: Placement) -> tuple[Floats, Floats, Ints]:
         """What each device holds: sum of vectors (D, K), columns sent (D,), bytes (D,) of what is not row-wise."""
         self.price(placement.shards)
@@ -298,29 +303,22 @@ class Problem:
         return vectors, dims, nbytes
 
     def costs(self, placements: Sequence[Placement]) -> tuple[Floats, Floats, Floats]:
-        """Compute, forward all-to-all and backward all-to-all ms of P placements that fit, in one batch: three (P, D)."""
-        sums = [self.sums(placement) for placement in placements]
-        each = [np.empty((len(sums), self.devices)) for _ in range(3)]
-        over_domains = np.array([(placement.domains != EVERYWHERE).any() for placement in placements])
-        alike = [
-            np.array([place]) for place in np.flatnonzero(over_domains).tolist()
-        ]  # the rest is priced in one batch
-        for some in (*alike, np.flatnonzero(~over_domains)) if not over_domains.all() else alike:
-            model = self._model_of(placements[some[0]])
-            costs = device_costs(model, *(np.stack([sums[place][part] for place in some]) for part in range(2)))
-            for ms, found in zip(each, costs, strict=True):
-                ms[some] = found
-        more = np.array([self.launches.of(p.row_wise, p.domains, self._cut(p)) for p in placements])
-        compute, forward, backward = (ms + more[:, part, None] for part, ms in enumerate(each))
-        waiting = waiting_ms(self.model, np.stack([s[0] for s in sums]))
-        return compute - waiting, forward + waiting, backward
+        """Compute, forward all-to-all and backward all-to-all ms of P placements that fit: three (P, D)."""
+        each = [self._costs(placement) for placement in placements]
+        compute, forward, backward = (np.stack(of) for of in zip(*each, strict=True))
+        return compute, forward, backward
 
-    def _model_of(self, placement: Placement) -> CostModel:
-        """The cost model that knows what the placement's row blocks send beyond `sums`."""
-        if (placement.domains == EVERYWHERE).all():
-            return self.root.model
-        load = self.row_blocks.load(placement.row_wise, placement.domains)
-        return sending_more(self.root.model, load.more)
+    def _costs(self, placement: Placement) -> tuple[Floats, Floats, Floats]:
+        """The same of one placement: three (D,)."""
+        model, (vectors, dims, _) = self.root.model, self.sums(placement)
+        if (placement.domains != EVERYWHERE).any():
+            model = sending_more(model, self.row_blocks.load(placement.row_wise, placement.domains).more)
+        launched = self.launches.of(placement.row_wise, placement.domains, self._cut(placement))
+        compute, forward, backward = (
+            ms + more for ms, more in zip(device_costs(model, vectors, dims), launched, strict=True)
+        )
+        waiting = waiting_ms(self.model, vectors)
+        return compute - waiting, forward + waiting, backward
 
     def _cut(self, placement: Placement) -> Ints:
         """The table groups of which a placement has shards that are not whole."""
@@ -332,11 +330,6 @@ class Problem:
         widths = np.zeros((len(self.whole), self.devices), dtype=np.int64)
         np.add.at(widths, (self.group[placement.shards], placement.devices), self.units[placement.shards])
         return widths
-
-    def placement(self, widths: Widths) -> Placement:
-        """One shard for the units of each group on each device."""
-        groups, devices = np.nonzero(widths)
-        return Placement(self.first[groups] + widths[groups, devices], devices, self.row_wise, self.domains)
 
     def _count_bytes(self, never: NDArray[np.bool_]) -> Ints:
         """What every shard takes, as int64: `feasible` refuses tasks that need more."""

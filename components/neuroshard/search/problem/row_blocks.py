@@ -23,11 +23,8 @@ from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 
 # In place of a domain: all devices. Numbers below it are grids: several domains, each of which has a part of the columns
 EVERYWHERE = -1
-OVER_ALL, OVER_DOMAIN, FIRST_GRID = (
-    0,
-    1,
-    2,
-)  # the ways to split rows; in a grid of 2, 3, … parts of the columns from the third on
+# The ways to split rows; in a grid of 2, 3, … parts of the columns from the third on
+OVER_ALL, OVER_DOMAIN, FIRST_GRID = 0, 1, 2
 
 
 class BlockLoad(NamedTuple):
@@ -84,11 +81,9 @@ class RowBlocks:
                 over = HostColumns.of(model, cut, task.devices, domain, rates)
                 longest = np.maximum(over.inside * rates.near, over.out * rates.far)
                 felt = longest / max(rates) if max(rates) > 0 else over.inside
+                known = (self.near, self.far, self.least, self.encoded, self.dims)
                 self.near, self.far, self.least, self.encoded, self.dims = (
-                    np.concatenate([of, one[:, None]], axis=1)
-                    for of, one in zip(
-                        (self.near, self.far, self.least, self.encoded, self.dims), (*over, felt), strict=True
-                    )
+                    np.concatenate([of, one[:, None]], axis=1) for of, one in zip(known, (*over, felt), strict=True)
                 )
         share = np.array(self.split_over) * self.parts / task.devices
         sent = np.array([table.sent_columns for table in tables], dtype=np.float64) / task.devices

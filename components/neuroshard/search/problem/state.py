@@ -48,31 +48,15 @@ class State:
 
     @property
     def placement(self) -> Placement:
-        """The plan's shards and their devices."""
-        return self.problem.placement(self.widths)
+        """One shard for the units of each group on each device."""
+        groups, devices = np.nonzero(self.widths)
+        shards = self.problem.first[groups] + self.widths[groups, devices]
+        return Placement(shards, devices, self.problem.row_wise, self.problem.domains)
 
     @property
     def cuts(self) -> int:
         """Shards beyond one of each table group; a row-wise table counts as one cut."""
         return int((self.shards - 1).clip(0).sum()) + len(self.problem.row_wise)
-
-
-def about_as_cheap(states: Sequence[State]) -> list[State]:
-    """The cheapest plan and those within `as_cheap` of its cost, cheapest first, each once; at most `kept` of them."""
-    tuning = states[0].problem.tuning
-    most = min(max(tuning.kept_bytes // states[0].widths.nbytes, 2), tuning.kept)
-    kept: list[State] = []
-    for state in sorted(states, key=lambda state: state.cost):
-        if len(kept) == most or (kept and state.cost > kept[0].cost * (1 + tuning.as_cheap)):
-            break
-        if not any(state.cost == one.cost and _same(state, one) for one in kept[-3:]):
-            kept.append(state)
-    return kept
-
-
-def _same(one: State, other: State) -> bool:
-    pairs = [(of.problem.row_wise, of.problem.domains, of.widths) for of in (one, other)]
-    return all(np.array_equal(*pair) for pair in zip(*pairs, strict=True))
 
 
 def _priced(problem: Problem, plans: Widths) -> tuple[Floats, Floats, Ints, Floats, Floats, Floats]:
@@ -90,26 +74,20 @@ def _priced(problem: Problem, plans: Widths) -> tuple[Floats, Floats, Ints, Floa
         begins = (np.cumsum(held) - held)[busy]
         flat[busy] = np.add.reduceat(problem.vectors[shards], begins)
         nbytes[busy] = np.add.reduceat(problem.nbytes[shards], begins)
-    columns = np.bincount(on, problem.dims[shards], len(widths)).astype(
-        np.float64
-    )  # bincount of nothing is of integers
+    # bincount of nothing is of integers
+    columns = np.bincount(on, problem.dims[shards], len(widths)).astype(np.float64)
     sums: Floats = flat.reshape(count, devices, -1)
     dims: Floats = columns.reshape(count, -1)
     if len(problem.row_wise):
         sums, dims = sums + problem.base, dims + problem.base_dims
     compute = np.where(dims > 0, problem.model.compute_ms(sums), 0.0)
-    return sums, dims, nbytes.reshape(count, -1), compute, *transfers(problem, dims)
-
-
-def transfers(problem: Problem, device_dims: Floats) -> tuple[Floats, Floats]:
-    """Forward and backward all-to-all ms of every device, without waiting: (…, D) -> two (…, D)."""
-    return transfers_ms(problem.model, device_dims)
+    return sums, dims, nbytes.reshape(count, -1), compute, *transfers_ms(problem.model, dims)
 
 
 def column_ms(problem: Problem, columns: float) -> float:
     """Ms that one column more on every device adds to both all-to-alls, where each holds `columns`."""
     even = np.full((2, problem.devices), columns)
     even[1] *= 1.01
-    forward, backward = transfers(problem, even)
+    forward, backward = transfers_ms(problem.model, even)
     more = (forward + backward).max(axis=-1)
     return max(float(more[1] - more[0]) / (0.01 * columns), 0.0)

@@ -15,8 +15,7 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.infeasible.feasibility import misfit
 from neuroshard.search.problem.problem import Placement, Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.proposers.base import ProposalRequest
-from neuroshard.search.proposers.lockstep import place
+from neuroshard.search.proposers.lockstep import place_by_load
 from neuroshard.search.proposers.splits import split, split_oversized
 
 Attempt = Placement | str  # a placement, or why there is none
@@ -57,9 +56,9 @@ KEYS: dict[str, Key] = {
 }
 
 
-def propose(problem: Problem, request: ProposalRequest) -> list[State]:
+def propose(problem: Problem, seed: int) -> list[State]:
     """The plans of all heuristics that have one, cheapest first."""
-    placed = [one for one in baselines(problem, request.seed).values() if isinstance(one, Placement)]
+    placed = [one for one in baselines(problem, seed).values() if isinstance(one, Placement)]
     plans = State.each(problem, [problem.widths(one) for one in placed]) if placed else []
     return sorted(plans, key=lambda state: state.cost)
 
@@ -94,15 +93,5 @@ def _place(problem: Problem, shards: Ints, keys: Sequence[Floats]) -> list[Place
     """The shards on the devices by each of the keys, largest first; -1 where one found no room."""
     orders = np.stack([np.lexsort((shards, -problem.nbytes[shards], -key)) for key in keys])
     rows = len(shards) * np.arange(len(keys))[:, None]
-    every = np.tile(shards, len(keys))
-    placed = place(
-        vectors=np.concatenate(keys)[:, None],
-        orders=rows + orders,
-        dims=problem.dims[every],
-        nbytes=problem.nbytes[every],
-        caps=np.full((len(keys), 1), np.inf),
-        memory=problem.memory,
-        weigh=lambda sums: sums[..., 0],
-        allowed=None if problem.any_device else problem.allowed[problem.group[every]],
-    )
+    placed = place_by_load(problem, np.tile(shards, len(keys)), np.concatenate(keys), rows + orders)
     return [Placement(shards[order], devices[0]) for order, devices in zip(orders, placed.devices, strict=True)]

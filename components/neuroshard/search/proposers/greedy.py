@@ -13,12 +13,11 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.filling import Shares, fewest_and_most_shards, put_back
 from neuroshard.search.problem.problem import Placement, Problem, Widths
 from neuroshard.search.problem.state import State
-from neuroshard.search.proposers.base import ProposalRequest
-from neuroshard.search.proposers.lockstep import costliest_first, padded, place, place_lists
+from neuroshard.search.proposers.lockstep import costliest_first, padded, place_by_load, place_lists
 from neuroshard.search.proposers.splits import halves, split
 
 
-def propose(problem: Problem, request: ProposalRequest) -> list[State]:
+def propose(problem: Problem, seed: int) -> list[State]:
     """At most `greedy_plans` plans."""
     return first_plans(problem, problem.tuning.greedy_plans)
 
@@ -120,17 +119,8 @@ def by_load(problem: Problem, weight: Floats, lists: Sequence[Ints]) -> list[Wid
     shards = np.concatenate([[0], *lists])
     group, begins = problem.group[shards], 1 + np.cumsum([0, *map(len, lists)])
     load = weight[group] * problem.units[shards] / problem.all_units[group]
-    placed = place(
-        load[:, None],
-        padded([begin + np.arange(len(one)) for begin, one in zip(begins, lists, strict=False)]),
-        problem.dims[shards],
-        problem.nbytes[shards],
-        np.full((len(lists), 1), np.inf),
-        problem.memory,
-        lambda sums: sums[..., 0],
-        None if problem.any_device else problem.allowed[group],
-        apart=group,
-    )
+    orders = padded([begin + np.arange(len(one)) for begin, one in zip(begins, lists, strict=False)])
+    placed = place_by_load(problem, shards, load, orders, apart=group)
     found = []
     for one, devices in zip(lists, placed.devices[:, 0], strict=True):
         devices = devices[: len(one)]

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.core.table import VECTOR_STEPS
-from neuroshard.costmodel.faster import summands
+from neuroshard.costmodel.faster import summands, transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.state import transfers
 
 # Load of a device from the sum of its shards' vectors: (…, K) -> (…). A cost model's compute_ms, or a plain sum.
 Weigh = Callable[[Floats], Floats]
@@ -84,9 +83,8 @@ def place(
         chosen = price.argmin(axis=1)
         least = price.take(begins[0] + chosen)
         lightest = price == least[:, None]
-        if not (
-            count > 1 and np.count_nonzero(lightest) == rows
-        ):  # some row has equally loaded devices, or none with room
+        one_each = count > 1 and np.count_nonzero(lightest) == rows
+        if not one_each:  # some row has equally loaded devices, or none with room
             chosen = np.where(lightest, free, -1).argmax(axis=1)
         found = least < np.inf
         if soft and not found.all():
@@ -143,6 +141,21 @@ def _in_use(problem: Problem, lists: Sequence[Ints]) -> tuple[Ints, Ints]:
     return np.flatnonzero(used), np.cumsum(used) - 1
 
 
+def place_by_load(problem: Problem, shards: Ints, loads: Floats, orders: Ints, apart: Ints | None = None) -> Placed:
+    """Place V shards of fixed loads (V,), in orders (B, S), whatever the columns of a device. `apart` is as in `place`."""
+    return place(
+        vectors=loads[:, None],
+        orders=orders,
+        dims=problem.dims[shards],
+        nbytes=problem.nbytes[shards],
+        caps=np.full((len(orders), 1), np.inf),
+        memory=problem.memory,
+        weigh=lambda sums: sums[..., 0],
+        allowed=None if problem.any_device else problem.allowed[problem.group[shards]],
+        apart=apart,
+    )
+
+
 def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: bool = False) -> tuple[Placed, Floats]:
     """Place B lists of shards by the cost model, under G caps on each device's columns, as multiples of the mean.
 
@@ -165,10 +178,8 @@ def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: boo
         (summed.base, problem.base_dims),
         soft,
     )
-    forward, backward = transfers(problem, placed.dims)
+    forward, backward = transfers_ms(problem.model, placed.dims)
     costs = (
-        (placed.load + backward).max(axis=-1)
-        + forward.max(axis=-1)
-        + problem.launched_ms(np.ones(len(problem.whole), dtype=np.int64))
+        (placed.load + backward).max(axis=-1) + forward.max(axis=-1) + problem.launched_ms(np.ones_like(problem.whole))
     )
     return placed, np.where(placed.fits, costs, np.inf)

@@ -1,10 +1,13 @@
-"""All proposers by name. `Tuning` has a switch of the same name for each; `run` says when each is asked."""
+"""All proposers by name. `Tuning` has a switch of the same name for each; `algorithms.py` says when each is asked."""
+
+from collections.abc import Callable
 
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers import baselines, greedy, row_wise
-from neuroshard.search.proposers.base import ProposalRequest, Proposer
 
+# A problem and a seed -> plans that fit, cheapest first; none if it finds none
+Proposer = Callable[[Problem, int], list[State]]
 PROPOSERS: dict[str, Proposer] = {
     "greedy": greedy.propose,
     "row_wise": row_wise.propose,
@@ -12,6 +15,6 @@ PROPOSERS: dict[str, Proposer] = {
 }
 
 
-def propose(name: str, problem: Problem, request: ProposalRequest) -> list[State]:
-    """The plans of one proposer; none if its switch is off."""
-    return PROPOSERS[name](problem, request) if getattr(problem.tuning, name) else []
+def propose(name: str, problem: Problem, seed: int = 0) -> list[State]:
+    """The plans of one proposer; none if its switch is off. Whether they keep a move budget, the caller checks."""
+    return PROPOSERS[name](problem, seed) if getattr(problem.tuning, name) else []

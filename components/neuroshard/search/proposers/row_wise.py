@@ -10,15 +10,15 @@ from itertools import product
 import numpy as np
 
 from neuroshard.core.text import counted
+from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.row_blocks import EVERYWHERE, FIRST_GRID, OVER_ALL, OVER_DOMAIN
-from neuroshard.search.problem.state import State, column_ms, transfers
-from neuroshard.search.proposers.base import ProposalRequest
+from neuroshard.search.problem.state import State, column_ms
 from neuroshard.search.proposers.greedy import first_plans
 
 
-def propose(problem: Problem, request: ProposalRequest) -> list[State]:
+def propose(problem: Problem, seed: int) -> list[State]:
     """A greedy plan for each of the sets of tables that are estimated to cost least; none where no table may be row-wise."""
     found = []
     for groups, domains in _sets(problem):
@@ -28,14 +28,14 @@ def propose(problem: Problem, request: ProposalRequest) -> list[State]:
     return sorted(found, key=lambda state: state.cost)
 
 
-def worth_allowing(problem: Problem, found: State, request: ProposalRequest) -> list[str]:
+def worth_allowing(problem: Problem, found: State) -> list[str]:
     """A note for the plan if splitting tables row-wise, which the task does not allow, costs far less at the first try."""
     tuning = problem.tuning
     if problem.devices * len(problem.whole) > tuning.row_wise_hint_most_cells:
         return []
     task, constraints = problem.task, problem.task.constraints.model_copy(update={"row_wise": True})
     allowed = task.model_copy(update={"constraints": constraints})
-    plans = propose(Problem(allowed, problem.model, tuning), request)
+    plans = propose(Problem(allowed, problem.model, tuning), 0)
     if not plans or plans[0].cost > found.cost * (1 - tuning.row_wise_hint):
         return []
     return [
@@ -146,9 +146,7 @@ class _SetCosts:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, blocks, devices = problem, problem.row_blocks, problem.devices
-        narrow = problem.first + np.maximum(-(-problem.all_units // problem.max_devices), problem.min_units)
-        fits = problem.nbytes[narrow] <= problem.roomiest()
-        self.narrow, self.narrow_ms = narrow, np.where(fits, problem.alone_ms(narrow), np.inf)
+        self.narrow_ms = problem.narrowest_ms()
         widest = problem.first + problem.max_units
         problem.price(widest)
         self.vectors = problem.vectors[widest] * (problem.all_units / problem.max_units)[:, None]
@@ -173,14 +171,14 @@ class _SetCosts:
         more = (self.all_blocks[positions, ways] - self.vectors[order]).cumsum(axis=0)[last]
         mean = model.compute_ms((self.vectors.sum(axis=0) + more) / devices)
         columns = problem.mean_columns + blocks.more[positions, ways].cumsum()[last]
-        forward, backward = transfers(problem, np.repeat(columns[:, None], devices, axis=1))
+        forward, backward = transfers_ms(problem.model, np.repeat(columns[:, None], devices, axis=1))
 
-        others = np.delete(np.arange(len(self.narrow)), order)
+        others = np.delete(np.arange(len(self.narrow_ms)), order)
         left = np.concatenate([order, others])
         worst = np.array(
             [left[count:][self.narrow_ms[left[count:]].argmax()] if count < len(left) else -1 for count in counts]
         )
-        heavy = problem.vectors[self.narrow[worst]] * (worst >= 0)[:, None]
+        heavy = problem.vectors[problem.narrowest[worst]] * (worst >= 0)[:, None]
         heaviest = np.where(np.isfinite(self.narrow_ms[worst]) | (worst < 0), model.compute_ms(block + heavy), np.inf)
         over = np.select([ways == OVER_ALL, ways == OVER_DOMAIN], [EVERYWHERE, 0], EVERYWHERE - 1)
         launched = [problem.launches.of(order[:count], over[:count]).total_ms for count in counts.tolist()]

@@ -8,8 +8,8 @@ from neuroshard.search.problem.problem import Problem
 
 def halves(problem: Problem, shards: Ints) -> tuple[Ints, Ints]:
     """Each shard cut in two as evenly as steps of 4 columns allow: 128 -> 64 + 64, 12 -> 8 + 4, 4 -> 4 + none."""
-    left = (problem.units[shards] + 1) // 2
-    return problem.cut(shards, left), problem.cut(shards, problem.units[shards] - left)
+    groups, left = problem.group[shards], (problem.units[shards] + 1) // 2
+    return problem.shards_of(groups, left), problem.shards_of(groups, problem.units[shards] - left)
 
 
 def split(problem: Problem, shards: Ints, wanted: Ints) -> Ints | None:

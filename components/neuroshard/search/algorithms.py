@@ -1,0 +1,189 @@
+"""The plan that each algorithm finds.
+
+`local-search` starts from plans of several proposers, improves them until its rounds or its time are spent, and undoes cuts.
+`neuroshard-2023` is the beam search of the NeuroShard paper (MLSys 2023, arXiv 2305.01868) as published. The
+others are heuristics that need no cost model.
+
+The order of the steps is decided here and nowhere below: read `_local_search` from top to bottom.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.core.errors import Infeasible
+from neuroshard.progress import progress
+from neuroshard.search.improve.fewer_cuts import fewer_cuts, simplest
+from neuroshard.search.improve.local_search import LocalSearch
+from neuroshard.search.infeasible.feasibility import any_plan, misfit
+from neuroshard.search.notes import fewer_cuts_cost
+from neuroshard.search.problem.current import CurrentPlacement
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import State
+from neuroshard.search.proposers.baselines import baseline
+from neuroshard.search.proposers.beam import beam_search
+from neuroshard.search.proposers.current import plans_in_place
+from neuroshard.search.proposers.registry import propose
+from neuroshard.search.settings import LOCAL_SEARCH, PUBLISHED, SearchSettings
+from neuroshard.search.watch import Watch
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to search: the settings, the clock, and the current plan. If it only `tries_row_wise`, rows are split only where a
+    first plan with rows split is cheaper than all first column-wise plans."""
+
+    settings: SearchSettings
+    watch: Watch
+    current: CurrentPlacement | None
+    tries_row_wise: bool
+
+
+def find(problem: Problem, asked: Asked) -> tuple[State, tuple[str, ...]]:
+    """The plan that the algorithm finds, and notes on it. Raises Infeasible."""
+    settings, rng = asked.settings, np.random.default_rng(asked.settings.seed)
+    if settings.algorithm == LOCAL_SEARCH:
+        return _with_or_without_cuts(problem, asked, rng)
+    if settings.algorithm == PUBLISHED:
+        return _published_search(problem, settings, asked.watch), ()
+    return State.of(problem, baseline(problem, settings.algorithm, rng)), ()
+
+
+def _published_search(problem: Problem, settings: SearchSettings, watch: Watch) -> State:
+    with progress("search splits", total=settings.width.depth, unit="levels") as watch.bar:
+        placement = beam_search(problem, settings.width, watch)
+    if not placement.fits:
+        raise Infeasible(
+            f"{PUBLISHED}, which gives a device at most 1.5 x the mean columns, found no plan: "
+            f"{misfit(problem, placement)}; {LOCAL_SEARCH} splits until tables fit: try it"
+        )
+    return State.of(problem, placement)
+
+
+def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generator) -> tuple[State, tuple[str, ...]]:
+    """The cheaper of two plans: of those that cut no pooled table, whose outputs need not be put into order, and of all others.
+
+    Either is looked for only if its first plans are not far dearer than those of the other.
+    """
+    uncut, far = _uncut(problem, asked.current), 1 - problem.tuning.promising
+    first, first_uncut = (_first_cost(one) if one is not None else math.inf for one in (problem, uncut))
+    if uncut is None or first < far * first_uncut:
+        return _local_search(problem, asked, rng)
+    uncut_rng = rng.spawn(1)[0]
+    if first_uncut < far * first:
+        return _local_search(uncut, asked, uncut_rng)
+    with asked.watch.sharing(0.5):
+        without = _local_search(uncut, asked, uncut_rng)
+    return min(without, _local_search(problem, asked, rng), key=lambda found: found[0].cost)
+
+
+def _uncut(problem: Problem, current: CurrentPlacement | None) -> Problem | None:
+    """The problem without cuts of pooled tables, if that saves anything. A search from a plan with cuts has none: its starts are
+    cut."""
+    if not problem.launches.least_reorder_ms():
+        return None
+    if current is not None and any(plan.cuts > len(plan.problem.row_wise) for plan in plans_in_place(problem, current)):
+        return None
+    return problem.uncut()
+
+
+def _first_cost(problem: Problem) -> float:
+    """Ms of the cheapest first plan, row-wise ones too where they are allowed; infinite if no column-wise one fits."""
+    plans = propose("greedy", problem)
+    return min(plan.cost for plan in [*plans, *propose("row_wise", problem)]) if plans else math.inf
+
+
+def _local_search(problem: Problem, asked: Asked, rng: np.random.Generator) -> tuple[State, tuple[str, ...]]:
+    """The plan to take, and notes where it costs more than the cheapest. Raises Infeasible if nothing fits, or if the move budget
+    is too small."""
+    settings, watch, current = asked.settings, asked.watch, asked.current
+    column_wise, row_wise = _rounds(problem, asked)
+    total, unit = watch.amount(column_wise + row_wise)
+    with progress("search", total=total, unit=unit) as watch.bar:
+        with watch.sharing(1 - problem.tuning.time_for_cuts if settings.simplicity else 1.0):
+            starts = _starts(problem, current)
+            watch.note(min(plan.cost for plan in starts))
+            best = _improved(problem, starts, asked, rng)
+
+        # From a current plan nothing moves for next to no gain.
+        worth = 1 - problem.tuning.worth_moving if current is not None else 1.0
+        if best.cost > starts[0].cost * worth:
+            best = starts[0]
+
+        # No heuristic's plan is cheaper.
+        within_budget = current is not None and current.budget_bytes is not None
+        heuristic = None if within_budget else next(iter(propose("baselines", problem, settings.seed)), None)
+        if heuristic is not None and heuristic.cost < best.cost * worth:
+            best = heuristic
+
+        if not settings.simplicity:
+            return best, ()
+        simple = _with_few_cuts(best, starts[0], heuristic, asked, rng.spawn(1)[0])
+    return simple, fewer_cuts_cost(best, simple)
+
+
+def _rounds(problem: Problem, asked: Asked) -> tuple[int, int]:
+    """Rounds of column-wise plans, and those for plans with rows split: some of the others, or as many more."""
+    rounds = asked.settings.most_rounds
+    if not _may_split_rows(problem):
+        return rounds, 0
+    if not asked.tries_row_wise:
+        return rounds, rounds
+    column_wise = min(rounds, problem.tuning.rounds_before_rows)
+    return column_wise, rounds - column_wise
+
+
+def _may_split_rows(problem: Problem) -> bool:
+    return len(problem.row_blocks.groups) > 0 and problem.tuning.row_wise
+
+
+def _improved(problem: Problem, starts: Sequence[State], asked: Asked, rng: np.random.Generator) -> State:
+    """The cheapest plan found from these column-wise ones, and from plans with rows split."""
+    watch, current, tuning = asked.watch, asked.current, problem.tuning
+    rounds, rounds_with_rows = _rounds(problem, asked)
+    with watch.sharing(0.5 if _may_split_rows(problem) else 1.0):
+        column_wise = LocalSearch(starts, rng, watch, current)
+        best = column_wise.run(rounds)
+    if not _may_split_rows(problem):
+        return best
+    proposed = _affordable(propose("row_wise", problem), current)
+    # whether one with rows split costs less than all first column-wise plans: improving lowers both
+    cheaper = min((plan.cost for plan in proposed), default=math.inf) < min(plan.cost for plan in starts)
+    if asked.tries_row_wise and not cheaper:
+        return column_wise.run(rounds_with_rows)
+    # rounds would go on from the cheapest: an improved column-wise plan hides first ones that lead further
+    more = [] if cheaper else [best]
+    with_rows = LocalSearch([*proposed, *more], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise)
+    return min(with_rows.run(rounds_with_rows), best, key=lambda plan: plan.cost)
+
+
+def _with_few_cuts(best: State, start: State, heuristic: State | None, asked: Asked, rng: np.random.Generator) -> State:
+    """The plan with the fewest cuts that costs little more than the `best` one.
+
+    It costs no more than the best heuristic's plan. From a current plan (`start`) it is cheap enough to be worth moving for.
+    """
+    current, simplicity = asked.current, asked.settings.simplicity
+    limits = [best.cost * (1 + simplicity)]
+    if current is None:
+        limits += [] if heuristic is None else [heuristic.cost]
+    elif best is not start:
+        limits += [max(start.cost * (1 - start.problem.tuning.worth_moving), best.cost)]
+    plans = [best, *fewer_cuts(best, min(limits), rng, asked.watch, current)]
+    return simplest(plans if current is None else [*plans, start], simplicity, current)
+
+
+def _starts(problem: Problem, current: CurrentPlacement | None) -> list[State]:
+    """Plans that fit and keep the move budget: first the current one, if there is one, then greedy plans, cheapest first. If
+    there are neither, any plan that fits."""
+    in_place = [] if current is None else plans_in_place(problem, current)
+    starts = [*in_place, *propose("greedy", problem)] or [State(*any_plan(problem))]
+    if current is not None and current.budget_bytes is not None:
+        current.check(min(current.moving_bytes(plan.problem, plan.widths) for plan in starts))
+    return _affordable(starts, current)
+
+
+def _affordable(plans: Sequence[State], current: CurrentPlacement | None) -> list[State]:
+    """Those of the plans that keep the move budget."""
+    return [plan for plan in plans if current is None or current.within_budget(plan.problem, plan.widths)]

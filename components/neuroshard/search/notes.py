@@ -1,0 +1,134 @@
+"""What a plan's notes say: what was not measured for it, what a choice cost, and what a trainer must know."""
+
+import numpy as np
+
+from neuroshard.core.moves import changed_state
+from neuroshard.core.plan import Plan
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import counted, first_few
+from neuroshard.costmodel.network import CODEC_BYTES
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.protocol import CostModel
+from neuroshard.search.problem.kept_cuts import KeptCuts
+from neuroshard.search.problem.problem import Placement, Problem
+from neuroshard.search.problem.row_blocks import EVERYWHERE
+from neuroshard.search.problem.state import State
+
+STOPPED = "the search was stopped by hand: more of it might have found a better plan"
+
+
+def with_notes(plan: Plan, *notes: str) -> Plan:
+    """The plan with these notes after its own."""
+    provenance = plan.provenance.model_copy(update={"notes": (*plan.provenance.notes, *notes)})
+    return plan.model_copy(update={"provenance": provenance})
+
+
+def caveats(problem: Problem, placement: Placement) -> list[str]:
+    """A line for each thing that the plan asks of the cost model and that was not measured for it."""
+    notes = []
+    model, dims = problem.model, problem.columns[placement.shards]
+    if (wide := dims > model.max_dim).any():
+        notes.append(
+            f"{wide.sum()} of {len(dims)} shards are wider than the {model.max_dim} columns that the cost model has seen "
+            f"(widest: {dims.max()}); their costs are extrapolated"
+        )
+    if wide_tables := problem.too_wide_for_row_wise:
+        widest = max(table.dim for table in wide_tables)
+        notes.append(
+            f"{counted(len(wide_tables), 'table')} that may be split row-wise stayed column-wise: wider (up to {widest} columns) "
+            f"than the {model.max_dim} that the cost model has seen; augment with --max-dim {widest}, measure and pretrain again"
+        )
+    asked = problem.task.constraints.sharding_types or ()
+    if "table-row-wise" in asked and problem.row_blocks.domains == 1 and problem.task.devices > 1:
+        notes.append(
+            "no table can be table-row-wise: all devices are one domain (--domain says how many share fast links)"
+        )
+    notes += model.caveats(problem.devices, _as_asked(problem, placement))
+    if problem.task.batch_size != model.batch_size:
+        notes.append(
+            f"costs are predicted for the cost model's batch size {model.batch_size:,}, not for the task's "
+            f"{problem.task.batch_size:,}"
+        )
+    if len(placement.row_wise):
+        domains, of = placement.domains, len(problem.task.tables)
+        counts = {
+            f"over all {problem.devices} devices": np.count_nonzero(domains == EVERYWHERE),
+            "over the devices of a domain": np.count_nonzero(domains >= 0),
+            "in a grid, columns over domains and rows over their devices": np.count_nonzero(domains < EVERYWHERE),
+        }
+        some = {way: count for way, count in counts.items() if count}
+        ways = list(some) if len(some) == 1 else [f"{count} {way}" for way, count in some.items()]
+        notes.append(
+            f"{counted(len(placement.row_wise), 'table')} of {of} split row-wise {', '.join(ways)}: costs take all rows of a "
+            "table to be looked up alike, and the reduce-scatter of its sums to take as long as an all-to-all of as many bytes"
+        )
+    return notes
+
+
+def _as_asked(problem: Problem, placement: Placement) -> list[Table]:
+    """The tables that the cost model is asked for, apart from their widths: of those row-wise, one of their blocks."""
+    tables = {table.name: table for table in problem.task.tables}
+    for group, domain in zip(placement.row_wise.tolist(), placement.domains.tolist(), strict=True):
+        table = problem.tables[group][0]
+        blocks = problem.row_blocks.shards(table, domain)
+        tables[table.name] = table.part(blocks[0].rows, table.dim)
+    return list(tables.values())
+
+
+def mean_pooled(task: ShardingTask, tried: bool) -> tuple[str, ...]:
+    """A line about tables that are not split row-wise, though tried or allowed, because their rows are averaged."""
+    rules, allowed = task.constraints.rules(), tried or task.constraints.row_wise
+    said = {name: rule.row_wise for name, rule in rules.items() if rule.row_wise is not None}
+    names = [table.name for table in task.tables if table.pooling == "mean" and said.get(table.name, allowed)]
+    if not names:
+        return ()
+    return (
+        f"{counted(len(names), 'table')} pooled by mean not split row-wise ({first_few(names)}): TorchRec would then divide "
+        "the sums of whole tables too",
+    )
+
+
+def fewer_cuts_cost(best: State, simple: State) -> tuple[str, ...]:
+    """A line about what fewer cuts, or fewer bytes to move, cost, if they cost anything."""
+    if simple.cost <= best.cost:
+        return ()
+    cuts, instead = (state.cuts - len(state.problem.row_wise) for state in (simple, best))
+    what = (
+        f"{counted(cuts, 'cut')} instead of {instead}" if cuts < instead else "fewer row-wise tables, or less to move"
+    )
+    return (
+        f"{what}, for {simple.cost / best.cost - 1:.2%} more than the plan that would be taken otherwise (--simplicity 0)",
+    )
+
+
+def precision_saves(plan: Plan, cost_model: CostModel) -> tuple[str, ...]:
+    """A line about what the plan's exchange precision saves against fp32, or costs."""
+    if plan.task.exchange_precision is None or plan.cost_ms is None:
+        return ()
+    prices = price_shards(cost_model, plan.task.model_copy(update={"exchange_precision": None}), plan.shards)
+    if prices is None:
+        return ()
+    before, words = float(prices.total_ms.max()), plan.task.exchange_precision.text
+    saved = before - plan.cost_ms
+    what = (
+        f"saves {saved:.3g} ms a step"
+        if saved >= 0
+        else f"costs {-saved:.3g} ms a step: leave out --exchange-precision"
+    )
+    return (
+        f"exchange in {words}, which {what} (in fp32 this plan takes {before:.3f} ms); encoding was not measured: it is taken to "
+        f"move {CODEC_BYTES:g} bytes of memory a value. The trainer's sharders must have client.torchrec.qcomms(plan)",
+    )
+
+
+def state_changed(plan: Plan, previous: Plan, kept: KeptCuts) -> tuple[str, ...]:
+    """A line about tables whose cuts were kept and whose state changes all the same: neighbouring shards of unequal widths on one
+    device are one shard to TorchRec."""
+    changed = [name for name in changed_state(previous, plan) if name in kept.tables]
+    if not changed:
+        return ()
+    return (
+        f"the optimizer state of {counted(len(changed), 'table')} ({first_few(changed)}) does not carry over exactly though its "
+        "cuts are kept: neighbouring shards of unequal widths lie on one device, where TorchRec joins them",
+    )

@@ -1,0 +1,84 @@
+"""How to search, and how far the cost model can be trusted."""
+
+import math
+from dataclasses import dataclass
+
+from neuroshard.core.constraints import SIMPLICITY, check_simplicity
+from neuroshard.core.errors import UsageError
+from neuroshard.search.proposers.baselines import KEYS
+from neuroshard.search.tuning import PAPER, TUNING, BeamWidth, Tuning
+
+LOCAL_SEARCH, PUBLISHED = "local-search", "neuroshard-2023"
+ALGORITHMS = (LOCAL_SEARCH, PUBLISHED, *KEYS)
+UNTIL_TIME_IS_UP = 10**6  # rounds of a search with a time budget
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How to search.
+
+    Local search runs so many `rounds` (by default those of the `tuning`), or, with a time budget, as many as there is time for:
+    then the plan depends on the machine, else on the seed alone. `width` is that of the published search. A search from a
+    current plan moves at most `move_budget_bytes` of weights and optimizer state. The plan may cost the share `simplicity` more
+    than the cheapest found if it then has fewer cuts. With `keep_optimizer_state`, tables whose optimizer has state by the row
+    keep the column cuts of the current plan. With `try_row_wise`, and if the task has no rule about rows, tables may be split
+    row-wise if a first plan with rows split is cheaper than all first column-wise plans. With `try_data_parallel`, small tables
+    are data-parallel where first plans are cheaper so.
+    """
+
+    algorithm: str = LOCAL_SEARCH
+    seed: int = 0
+    rounds: int | None = None
+    time_budget_s: float | None = None
+    move_budget_bytes: int | None = None
+    simplicity: float = SIMPLICITY
+    keep_optimizer_state: bool = False
+    try_row_wise: bool = False
+    try_data_parallel: bool = False
+    width: BeamWidth = PAPER
+    tuning: Tuning = TUNING
+
+    def check(self, from_a_plan: bool) -> None:
+        """Raise UsageError for settings that contradict each other, or whether the search starts from a current plan."""
+        if self.algorithm not in ALGORITHMS:
+            raise UsageError(f"unknown algorithm {self.algorithm!r}; there are {', '.join(ALGORITHMS)}")
+        if self.time_budget_s is not None and not 0 < self.time_budget_s < math.inf:
+            raise UsageError(
+                f"the time budget must be above 0 seconds, not {self.time_budget_s:g}; leave it out to search to the end"
+            )
+        if self.rounds is not None and self.rounds < 0:
+            raise UsageError(f"rounds must be at least 0, not {self.rounds}")
+        check_simplicity(self.simplicity)
+        self.width.check()
+        if from_a_plan and self.algorithm != LOCAL_SEARCH:
+            raise UsageError(f"{self.algorithm} places all tables anew; only {LOCAL_SEARCH} starts from a plan")
+        if self.move_budget_bytes is not None and not from_a_plan:
+            raise UsageError("a move budget is for a search that starts from a plan; give it with --from")
+        if self.keep_optimizer_state and not from_a_plan:
+            raise UsageError(
+                "optimizer state is kept by a search that starts from a plan; give --keep-optimizer-state with --from"
+            )
+
+    @property
+    def most_rounds(self) -> int:
+        """Rounds of local search, if its time is not up before."""
+        if self.rounds is not None:
+            return self.rounds
+        return self.tuning.rounds if self.time_budget_s is None else UNTIL_TIME_IS_UP
+
+
+USUAL = SearchSettings()
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How far the cost model can be trusted, as the plan's provenance says it.
+
+    `error` is how far predictions are off measured costs, as a share. `instead` says why this is not the hardware's own model.
+    """
+
+    error: float | None = None
+    instead: str = ""
+
+
+UNKNOWN = Trust()
