@@ -62,7 +62,8 @@ def plainly(plan: Plan, model: CostModel) -> np.ndarray:
     np.add.at(sums, devices, vectors)
     np.add.at(columns, devices, dims)
     counted = launches(by_name, plan.shards, plan.task.devices)
-    launched = launch_ms(model, plan.task.devices, counted.kinds_of_operators - 1, counted.outputs - 1)
+    operators, outputs = counted.kinds_of_operators - 1, counted.outputs - 1
+    launched = launch_ms(model, plan.task.devices, operators, outputs, reordered=counted.reordered)
     return np.sum(device_costs(model, sums, columns), axis=0) + launched.total_ms
 
 
