@@ -65,46 +65,56 @@ def _published_search(problem: Problem, settings: SearchSettings, watch: Watch) 
 def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generator) -> tuple[State, tuple[str, ...]]:
     """The cheaper of two plans: of those that cut no pooled table, whose outputs need not be put into order, and of all others.
 
-    Either is looked for only if its first plans are not far dearer than those of the other.
+    Either is looked for only if its first plans are not far dearer than those of the other. Raises Infeasible if nothing fits, or
+    if the move budget is too small.
     """
-    uncut, far = _uncut(problem, asked.current), 1 - problem.tuning.promising
-    first, first_uncut = (_first_cost(one) if one is not None else math.inf for one in (problem, uncut))
-    if uncut is None or first < far * first_uncut:
-        return _local_search(problem, asked, rng)
+    starts, far = _starts(problem, asked.current), 1 - problem.tuning.promising
+    asked.watch.note(min(plan.cost for plan in starts))
+    first = _first_cost(problem, starts)
+    uncut = _uncut(problem, starts[0], first / far, asked.current)
+    uncut_starts = [] if uncut is None else _affordable(_proposed(uncut, asked.current), asked.current)
+    if uncut is None or not uncut_starts:
+        return _local_search(problem, starts, asked, rng)
+    first_uncut = _first_cost(uncut, uncut_starts)
+    if first < far * first_uncut:
+        return _local_search(problem, starts, asked, rng)
     uncut_rng = rng.spawn(1)[0]
     if first_uncut < far * first:
-        return _local_search(uncut, asked, uncut_rng)
+        return _local_search(uncut, uncut_starts, asked, uncut_rng)
     with asked.watch.sharing(0.5):
-        without = _local_search(uncut, asked, uncut_rng)
-    return min(without, _local_search(problem, asked, rng), key=lambda found: found[0].cost)
+        without = _local_search(uncut, uncut_starts, asked, uncut_rng)
+    return min(without, _local_search(problem, starts, asked, rng), key=lambda found: found[0].cost)
 
 
-def _uncut(problem: Problem, current: CurrentPlacement | None) -> Problem | None:
-    """The problem without cuts of pooled tables, if that saves anything. A search from a plan with cuts has none: its starts are
-    cut."""
-    if not problem.launches.least_reorder_ms():
+def _uncut(problem: Problem, start: State, most_ms: float, current: CurrentPlacement | None) -> Problem | None:
+    """The problem without cuts of pooled tables; None if that saves nothing, or if some table costs more than `most_ms` whole.
+
+    A search from a plan with cuts (`start`) has none: what it starts from is cut.
+    """
+    is_cut = start.cuts > len(start.problem.row_wise)
+    if not problem.launches.least_reorder_ms() or (current is not None and is_cut):
         return None
-    if current is not None and any(plan.cuts > len(plan.problem.row_wise) for plan in plans_in_place(problem, current)):
+    uncut = problem.uncut()
+    stay_whole = np.setdiff1d(np.arange(len(problem.whole)), problem.row_blocks.groups)
+    if uncut is None or (problem.alone_ms(problem.whole[stay_whole]) > most_ms).any():
         return None
-    return problem.uncut()
+    return uncut
 
 
-def _first_cost(problem: Problem) -> float:
-    """Ms of the cheapest first plan, row-wise ones too where they are allowed; infinite if no column-wise one fits."""
-    plans = propose("greedy", problem)
-    return min(plan.cost for plan in [*plans, *propose("row_wise", problem)]) if plans else math.inf
+def _first_cost(problem: Problem, starts: Sequence[State]) -> float:
+    """Ms of the cheapest first plan: of these, or with rows split, where that is allowed."""
+    return min(plan.cost for plan in [*starts, *propose("row_wise", problem)])
 
 
-def _local_search(problem: Problem, asked: Asked, rng: np.random.Generator) -> tuple[State, tuple[str, ...]]:
-    """The plan to take, and notes where it costs more than the cheapest. Raises Infeasible if nothing fits, or if the move budget
-    is too small."""
+def _local_search(
+    problem: Problem, starts: Sequence[State], asked: Asked, rng: np.random.Generator
+) -> tuple[State, tuple[str, ...]]:
+    """The plan to take, and notes where it costs more than the cheapest."""
     settings, watch, current = asked.settings, asked.watch, asked.current
     column_wise, row_wise = _rounds(problem, asked)
     total, unit = watch.amount(column_wise + row_wise)
     with progress("search", total=total, unit=unit) as watch.bar:
         with watch.sharing(1 - problem.tuning.time_for_cuts if settings.simplicity else 1.0):
-            starts = _starts(problem, current)
-            watch.note(min(plan.cost for plan in starts))
             best = _improved(problem, starts, asked, rng)
 
         # From a current plan nothing moves for next to no gain.
@@ -175,13 +185,16 @@ def _with_few_cuts(best: State, start: State, heuristic: State | None, asked: As
 
 
 def _starts(problem: Problem, current: CurrentPlacement | None) -> list[State]:
-    """Plans that fit and keep the move budget: first the current one, if there is one, then greedy plans, cheapest first. If
-    there are neither, any plan that fits."""
-    in_place = [] if current is None else plans_in_place(problem, current)
-    starts = [*in_place, *propose("greedy", problem)] or [State(*any_plan(problem))]
+    """Plans that fit and keep the move budget: those proposed or, if there are none, any plan that fits."""
+    starts = _proposed(problem, current) or [State(*any_plan(problem))]
     if current is not None and current.budget_bytes is not None:
         current.check(min(current.moving_bytes(plan.problem, plan.widths) for plan in starts))
     return _affordable(starts, current)
+
+
+def _proposed(problem: Problem, current: CurrentPlacement | None) -> list[State]:
+    """First the current plan, if there is one, then greedy plans, cheapest first."""
+    return [*([] if current is None else plans_in_place(problem, current)), *propose("greedy", problem)]
 
 
 def _affordable(plans: Sequence[State], current: CurrentPlacement | None) -> list[State]:
