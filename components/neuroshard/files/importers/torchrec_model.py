@@ -155,10 +155,17 @@ def _find(spec: str) -> Any:
         ) from None
     for name in attribute.split("."):
         if not hasattr(found, name):
-            there = [known for known, value in vars(found).items() if callable(value) and known[0] != "_"][:6]
-            raise InvalidInput(f"{spec}: {module_name} has no {name!r}; it has {', '.join(there) or 'no functions'}")
+            there = ", ".join(_callables(found, module_name)[:6]) or "no functions"
+            raise InvalidInput(f"{spec}: {module_name} has no {name!r}; it has {there}")
         found = getattr(found, name)
     return found
+
+
+def _callables(place: Any, module_name: str) -> list[str]:
+    """Public names of a module, or of a class in it, that can be called: those defined in this module first, then imported
+    ones."""
+    of = {name: value for name, value in vars(place).items() if callable(value) and name[0] != "_"}
+    return sorted(of, key=lambda name: getattr(of[name], "__module__", None) != module_name)
 
 
 def _check_arguments(spec: str, make: Callable[..., Any]) -> None:
