@@ -38,6 +38,8 @@ from neuroshard.core.cost import Costs
 from neuroshard.core.label import labels, rounds_of
 from neuroshard.files.costs import read_costs
 from neuroshard.measure import formula
+from neuroshard.pretrain.labels import collect
+from neuroshard.pretrain.metrics import mape
 from neuroshard.pretrain.run import pretrain
 from neuroshard.pretrain.stand_in import sets_error
 
@@ -137,6 +139,7 @@ class Bench:
         test = [row for row in rows if row[0].split == "test_tables"]
         others = [row for row in rows if row[0].split != "test_tables"]
         cases, ms = [case for case, _ in test], np.array([cost.total_ms for _, cost in test])
+        noise = mape(*collect(costs.compute, lambda cost: cost.total_ms).twice)
         shown = []
         for count in self.options.few:
             if count > len(others):
@@ -155,7 +158,7 @@ class Bench:
         self.publish(
             "cost-few",
             f"How much is learned from little? Error on {len(cases):,} measured sets of tables never seen, batch "
-            f"{costs.bench.batch_size:,}, mean of {self.options.draws} draws.",
+            f"{costs.bench.batch_size:,}, mean of {self.options.draws} draws; labels repeat to {noise:.1%}.",
             [
                 "measured cases",
                 "neuroshard-2023",
