@@ -82,7 +82,8 @@ def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generat
 def _uncut(problem: Problem, current: CurrentPlacement | None) -> Problem | None:
     """The problem without cuts of pooled tables, if that saves anything. A search from a plan with cuts has none: its starts are
     cut."""
-    if not problem.launches.least_reorder_ms():
+    may_cut = problem.max_shards[problem.launches.collection >= 0] > 1
+    if not may_cut.any() or not problem.launches.least_reorder_ms():
         return None
     if current is not None and any(plan.cuts > len(plan.problem.row_wise) for plan in plans_in_place(problem, current)):
         return None
