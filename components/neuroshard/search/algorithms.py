@@ -29,6 +29,8 @@ from neuroshard.search.proposers.registry import propose
 from neuroshard.search.settings import LOCAL_SEARCH, PUBLISHED, SearchSettings
 from neuroshard.search.watch import Watch
 
+WITHOUT_CUTS = "search without cuts"  # the name of its progress bar
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -73,9 +75,9 @@ def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generat
         return _local_search(problem, asked, rng)
     uncut_rng = rng.spawn(1)[0]
     if first_uncut < far * first:
-        return _local_search(uncut, asked, uncut_rng)
+        return _local_search(uncut, asked, uncut_rng, WITHOUT_CUTS)
     with asked.watch.sharing(0.5):
-        without = _local_search(uncut, asked, uncut_rng)
+        without = _local_search(uncut, asked, uncut_rng, WITHOUT_CUTS)
     return min(without, _local_search(problem, asked, rng), key=lambda found: found[0].cost)
 
 
@@ -96,13 +98,15 @@ def _first_cost(problem: Problem) -> float:
     return min(plan.cost for plan in [*plans, *propose("row_wise", problem)]) if plans else math.inf
 
 
-def _local_search(problem: Problem, asked: Asked, rng: np.random.Generator) -> tuple[State, tuple[str, ...]]:
+def _local_search(
+    problem: Problem, asked: Asked, rng: np.random.Generator, name: str = "search"
+) -> tuple[State, tuple[str, ...]]:
     """The plan to take, and notes where it costs more than the cheapest. Raises Infeasible if nothing fits, or if the move budget
     is too small."""
     settings, watch, current = asked.settings, asked.watch, asked.current
     column_wise, row_wise = _rounds(problem, asked)
     total, unit = watch.amount(column_wise + row_wise)
-    with progress("search", total=total, unit=unit) as watch.bar:
+    with progress(name, total=total, unit=unit) as watch.bar:
         with watch.sharing(1 - problem.tuning.time_for_cuts if settings.simplicity else 1.0):
             starts = _starts(problem, current)
             watch.note(min(plan.cost for plan in starts))
