@@ -109,6 +109,7 @@ def test_a_broken_tables_file_is_distinguished(tmp_path, neuroshard, text, words
         ("measure cases --backend synthetic --traces cases -o x", 2, ["leave out --traces cases"]),
         ("measure cases --backend synthetic --batch-size 128 -o costs", 1, ["batch_size", "65536", "128"]),
         ("pretrain nowhere -o x", 1, ["nowhere", "costs.json"]),
+        ("search tables.json --model costs --devices 2 --memory 1GiB -o x", 1, ["costs, not a", "pretrain costs"]),
         ("pretrain costs --start-from nowhere -o x", 1, ["nowhere", "model.json"]),
         ("pretrain costs --start-from analytic:h100 -o x", 2, ["--start-from analytic:h100", "neuroshard pretrain"]),
         ("pretrain costs --publish http://x -o x", 2, ["http"]),

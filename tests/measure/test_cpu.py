@@ -184,6 +184,11 @@ def test_a_rank_starts_its_delay_after_the_moment_that_rank_0_chose(monkeypatch:
     assert slept == [0.5, 0.75, 0.0]
 
 
+def test_a_rank_without_samples_has_no_outputs_to_put_into_order() -> None:
+    rank = SimpleNamespace(rank=2, settings=MeasureSettings(batch_size=2))
+    assert Rank._reorder_ms(rank, 4) == 0.0  # type: ignore[arg-type]
+
+
 def test_ranks_that_never_meet_leave_no_folder(
     backend: OnMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

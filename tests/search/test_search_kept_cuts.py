@@ -234,3 +234,10 @@ def test_neighbours_of_unequal_widths_on_one_device_are_named(make_task):
     before = Plan(task=two, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
     plan = search(task, AnalyticModel(), SearchSettings(keep_optimizer_state=True), previous=before)
     assert any("1 table (t0) does not carry over exactly" in note for note in plan.provenance.notes)
+
+
+def test_putting_the_outputs_of_kept_cuts_into_order_counts_in_every_plan_of_a_search(task):
+    model = AnalyticModel()
+    model.reorder_ms = 0.01
+    plan = search(task, model, KEEP, previous=split(task))
+    assert plan.improvements[-1].cost_ms == pytest.approx(plan.cost_ms)

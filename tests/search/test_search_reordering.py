@@ -7,14 +7,18 @@ from hypothesis import strategies as st
 
 from helpers.analytic import AnalyticModel
 from helpers.exhaustive import memory_of_devices, optimum_ms, pipelines, tiny_tables
+from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.launches import launches
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.pricing import price_shards
+from neuroshard.search.algorithms import Asked, find
+from neuroshard.search.infeasible.feasibility import feasible
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
+from neuroshard.search.watch import Watch
 
 
 class Reordering(AnalyticModel):
@@ -77,3 +81,31 @@ def test_a_plan_costs_what_its_shards_are_priced_at(data_parallel: bool) -> None
     assert plan.cost_ms == pytest.approx(prices.total_ms.max())
     counted = launches({table.name: table for table in task.tables}, plan.shards, task.devices)
     assert counted.reordered > 0
+
+
+def test_tables_kept_together_count_in_their_own_collections() -> None:
+    """Cutting `heavy` puts 16 columns into order, not those of the other collection too."""
+    shapes = [("heavy", 12, "a"), ("wide", 128, "b"), ("other", 128, "b"), ("beside", 4, "a")]
+    tables = tuple(Table(name=name, rows=10, dim=dim, pooling_factor=1.0, module=of) for name, dim, of in shapes)
+    rules = Constraints(together=(("other", "beside"),))
+    task = ShardingTask(tables=tables, device_memory_bytes=(2**30,) * 2, batch_size=1024, constraints=rules)
+    assert feasible(task, Reordering(0.01)).launches.least_reorder_ms() == pytest.approx((12 + 4) * 0.01 / 2)
+
+
+def test_without_cuts_the_narrowest_shard_of_a_pooled_table_is_the_whole() -> None:
+    task = ShardingTask(tables=even_tables(3), device_memory_bytes=(2**34,) * 2, batch_size=1024)
+    problem = feasible(task, Reordering(1.0))
+    assert (problem.narrowest < problem.whole).all()
+    uncut = problem.uncut()
+    assert uncut is not None
+    assert (uncut.narrowest == uncut.whole).all()
+
+
+def test_where_no_pooled_table_may_be_cut_plans_without_cuts_are_not_searched_a_second_time() -> None:
+    task = ShardingTask(
+        tables=even_tables(5), device_memory_bytes=(2**34,) * 2, batch_size=1024, constraints=Constraints(max_shards=1)
+    )
+    free, dear = Reordering(0.0), Reordering(1.0)
+    for model in (free, dear):
+        find(feasible(task, model), Asked(SearchSettings(), Watch(), None, tries_row_wise=False))
+    assert free.asked == dear.asked

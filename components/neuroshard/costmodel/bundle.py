@@ -343,6 +343,10 @@ def load_cost_model(folder: Path) -> TrainedCostModel:
     """Read a bundle, checked whole. Raises InvalidInput or NewerFormat in one line that names the file."""
     path = folder / MANIFEST
     if not path.exists():
+        if (folder / "costs.json").exists():
+            raise InvalidInput(
+                f"{folder}: holds costs, not a cost model; train one with `neuroshard pretrain {folder} -o model/`"
+            )
         raise InvalidInput(
             f"{folder}: no {MANIFEST} here; make a cost model with `neuroshard pretrain costs/ -o {folder}`"
         )

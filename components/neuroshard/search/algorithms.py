@@ -29,6 +29,8 @@ from neuroshard.search.proposers.registry import propose
 from neuroshard.search.settings import LOCAL_SEARCH, PUBLISHED, SearchSettings
 from neuroshard.search.watch import Watch
 
+WITHOUT_CUTS = "search without cuts"  # the name of its progress bar
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -80,9 +82,9 @@ def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generat
         return _local_search(problem, starts, asked, rng)
     uncut_rng = rng.spawn(1)[0]
     if first_uncut < far * first:
-        return _local_search(uncut, uncut_starts, asked, uncut_rng)
+        return _local_search(uncut, uncut_starts, asked, uncut_rng, WITHOUT_CUTS)
     with asked.watch.sharing(0.5):
-        without = _local_search(uncut, uncut_starts, asked, uncut_rng)
+        without = _local_search(uncut, uncut_starts, asked, uncut_rng, WITHOUT_CUTS)
     return min(without, _local_search(problem, starts, asked, rng), key=lambda found: found[0].cost)
 
 
@@ -91,8 +93,10 @@ def _uncut(problem: Problem, start: State, most_ms: float, current: CurrentPlace
 
     A search from a plan with cuts (`start`) has none: what it starts from is cut.
     """
-    is_cut = start.cuts > len(start.problem.row_wise)
-    if not problem.launches.least_reorder_ms() or (current is not None and is_cut):
+    may_cut = problem.max_shards[problem.launches.collection >= 0] > 1
+    if not may_cut.any() or not problem.launches.least_reorder_ms():
+        return None
+    if current is not None and start.cuts > len(start.problem.row_wise):
         return None
     uncut = problem.uncut()
     stay_whole = np.setdiff1d(np.arange(len(problem.whole)), problem.row_blocks.groups)
@@ -107,13 +111,13 @@ def _first_cost(problem: Problem, starts: Sequence[State]) -> float:
 
 
 def _local_search(
-    problem: Problem, starts: Sequence[State], asked: Asked, rng: np.random.Generator
+    problem: Problem, starts: Sequence[State], asked: Asked, rng: np.random.Generator, name: str = "search"
 ) -> tuple[State, tuple[str, ...]]:
     """The plan to take, and notes where it costs more than the cheapest."""
     settings, watch, current = asked.settings, asked.watch, asked.current
     column_wise, row_wise = _rounds(problem, asked)
     total, unit = watch.amount(column_wise + row_wise)
-    with progress("search", total=total, unit=unit) as watch.bar:
+    with progress(name, total=total, unit=unit) as watch.bar:
         with watch.sharing(1 - problem.tuning.time_for_cuts if settings.simplicity else 1.0):
             best = _improved(problem, starts, asked, rng)
 

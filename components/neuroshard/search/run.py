@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from neuroshard import __version__
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan, Provenance
@@ -223,6 +225,8 @@ def _with_kept_cuts(problem: Problem, kept: KeptCuts) -> Problem:
     """The problem of a task whose tables keep their column cuts. Raises Infeasible where then nothing fits."""
     try:
         searched = feasible(kept.task, problem.model, problem.tuning)
+        names = [tables[0].name for tables in searched.tables]
+        searched.launches.pieces = np.flatnonzero([kept.is_piece(name) for name in names])
         any_plan(searched)
     except Infeasible:
         any_plan(problem)  # raises where nothing fits without the option either

@@ -137,6 +137,8 @@ class Rank:
         import torch
 
         share = samples_per_device(self.settings.batch_size, devices)[self.rank]
+        if not share:  # a batch of fewer samples than devices
+            return 0.0
         samples = min(share, REORDERED_SAMPLES)
         outputs = torch.ones(samples, REORDERED_COLUMNS, device=self.device.torch)
         shards = REORDERED_COLUMNS // SHARD_COLUMNS

@@ -80,6 +80,10 @@ class KeptCuts:
             f"({len(self.cut)} of them cut), so that a trainer can load the state"
         )
 
+    def is_piece(self, name: str) -> bool:
+        """Whether the task's table of this name is a shard of a cut table."""
+        return name in self._of
+
     def shards(self, in_pieces: Sequence[Shard]) -> tuple[Shard, ...]:
         """The shards of a plan for the pieces as those of the tables."""
         found = []

@@ -19,7 +19,10 @@ CUT = 2  # place, among the ways of a table, of that in which it is cut column-w
 
 class LaunchCosts:
     """Of a task's table groups, on so many devices. With the pipeline none, also what the input's all-to-alls take
-    with nothing to send."""
+    with nothing to send.
+
+    `pieces` are table groups that are each a shard of a cut table (`kept_cuts.py`): a plan has these cuts anyway.
+    """
 
     def __init__(
         self, table_groups: Sequence[Sequence[Table]], devices: int, model: CostModel, pipeline: Pipeline | None
@@ -29,12 +32,17 @@ class LaunchCosts:
         self.group: Ints = np.array([place for place, _ in tables])
         self.ways = [_ways(table) for _, table in tables]
         self.columns = [table.sent_columns for _, table in tables]
-        # by the number of each collection of pooled tables, -1 for sequences: its table groups
+        self.pieces: Ints = NONE
+        # of each table, and of each table group: the number of its collection of pooled tables, -1 for sequences
         keys: dict[object, int] = {}
+        pooled = [table.pooling != "none" for _, table in tables]
+        of = [
+            keys.setdefault((t.module, t.weighted), len(keys)) if one else -1
+            for one, (_, t) in zip(pooled, tables, strict=True)
+        ]
+        self.of_table: Ints = np.array(of, dtype=np.int64)
         self.collection: Ints = np.full(len(table_groups), -1)
-        for place, table in tables:
-            if table.pooling != "none":
-                self.collection[place] = keys.setdefault((table.module, table.weighted), len(keys))
+        self.collection[self.group[pooled]] = self.of_table[pooled]
         self.measured = operators_of(table for _, table in tables)
         outputs: dict[Group, int] = {}
         operators: dict[object, int] = {}
@@ -53,7 +61,7 @@ class LaunchCosts:
     def of(self, row_wise: Ints, domains: Ints, cut: Ints = NONE) -> LaunchMs:
         """Where these table groups are row-wise, each over its domain, these cut column-wise, and all others whole."""
         way = np.zeros(len(self.output), dtype=np.int64)
-        way[np.isin(self.group, row_wise)], way[np.isin(self.group, cut)] = 1, CUT
+        way[np.isin(self.group, row_wise)], way[np.isin(self.group, np.concatenate([cut, self.pieces]))] = 1, CUT
         way[np.isin(self.group, row_wise[domains >= 0])] = 3
         way[np.isin(self.group, row_wise[domains < EVERYWHERE])] = 4
         outputs, operators = (
@@ -69,9 +77,10 @@ class LaunchCosts:
         return sequences.tobytes() + collections.tobytes()
 
     def least_reorder_ms(self) -> float:
-        """What a plan takes at least to put outputs into order, if it cuts a pooled table."""
-        pooled = self.collection[self.group] >= 0
-        columns = np.bincount(self.collection[self.group][pooled], np.array(self.columns)[pooled])
+        """What a plan takes at least to put outputs into order, if it cuts a pooled table of a collection without `pieces`."""
+        free = (self.of_table >= 0) & ~np.isin(self.of_table, self.of_table[np.isin(self.group, self.pieces)])
+        numbers, of = distinct(self.of_table[free]), self.of_table[free]
+        columns = np.bincount(of, np.array(self.columns)[free])[numbers]
         least = float(columns.min(initial=np.inf)) if len(columns) else 0.0
         return launch_ms(self.model, self.devices, 0, 0, reordered=least).total_ms
 

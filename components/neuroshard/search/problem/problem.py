@@ -175,6 +175,7 @@ class Problem:
         new = copy.copy(root)
         new.root, new.min_units, new.max_shards = new, root.min_units.copy(), root.max_shards.copy()
         new.max_devices = root.max_devices.copy()
+        new.__dict__.pop("narrowest", None)  # it follows from these
         new.min_units[pooled], new.max_shards[pooled], new.max_devices[pooled] = root.all_units[pooled], 1, 1
         return new
 
