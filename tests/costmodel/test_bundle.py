@@ -57,7 +57,11 @@ def test_a_model_read_back_is_the_model_that_was_written(saved):
     assert again.device_counts == ()  # any, from two that were measured
     assert again.bounded
     assert (again.table_vectors(tables, dims) == model.table_vectors(tables, dims)).all()
-    assert (again.spread_ms(sums, device_dims) == model.spread_ms(sums, device_dims)).all()
+    assert (again.nets.compute.spread_ms(sums) == model.nets.compute.spread_ms(sums)).all()
+    assert (again.nets.forward.spread, again.nets.backward.spread) == (
+        model.nets.forward.spread,
+        model.nets.backward.spread,
+    )
     for one, other in zip(device_costs(again, sums, device_dims), device_costs(model, sums, device_dims), strict=True):
         assert (one == other).all()
 
@@ -94,7 +98,6 @@ def test_one_device_needs_no_all_to_all_net():
     compute, forward, backward = device_costs(model, np.ones((3, 1, 64)), np.ones((3, 1)))
 
     assert model.device_counts == (1,)
-    assert (model.spread_ms(np.ones((3, 1, 64)), np.ones((3, 1))) > 0).all()
     assert (compute > 0).all()
     assert (forward == 0).all()
     assert (backward == 0).all()
@@ -295,17 +298,6 @@ def test_a_plan_says_of_a_cost_model_that_it_is_far_off_or_was_not_tested(error,
     assert len(notes) == (facts is not None)
     assert all(names(note, fact) for note in notes for fact in facts)
     assert with_manifest(report=report).caveats(64, random_tables(3))[1:] == notes
-
-
-def test_every_device_is_as_uncertain_as_the_slowest_that_it_waits_for():
-    model = random_model(2, 4)
-    sums, dims = np.ones((4, 64)) * np.array([1.0, 1.0, 5.0, 1.0])[:, None], np.full(4, 8.0)
-
-    spread = model.spread_ms(sums, dims)
-
-    compute = model.nets.compute.spread_ms(sums)
-    assert (spread >= compute[2]).all()
-    assert spread == pytest.approx(np.full(4, spread[0]))
 
 
 def test_a_bundle_of_fewer_features_answers_and_says_what_it_does_not_know():

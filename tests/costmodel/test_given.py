@@ -60,7 +60,6 @@ def test_a_device_waits_but_all_to_alls_nothing(tmp_path: Path) -> None:
     model = given(tmp_path)
     compute, forward, backward = device_costs(model, np.array([[5.0], [8.0]]), np.array([4.0, 4.0]))
     assert (compute.tolist(), forward.tolist(), backward.tolist()) == ([5.0, 8.0], [3.0, 0.0], [0.0, 0.0])
-    assert not model.spread_ms(np.ones((2, 1)), np.ones(2)).any()
 
 
 def test_a_csv_says_the_same(tmp_path: Path) -> None:

@@ -47,9 +47,6 @@ class AnalyticModel:
         norm = np.maximum(np.hypot(traffic, lookups), 1e-30)
         return np.stack([traffic / norm, lookups / norm, np.ones_like(norm)], axis=-1)
 
-    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
-        return np.zeros_like(device_dims, dtype=np.float64)
-
     def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
         last = start_delays_ms.max(axis=-1, keepdims=True)
         return last - start_delays_ms + self._all_to_all_ms(device_dims)

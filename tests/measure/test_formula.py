@@ -105,4 +105,3 @@ def test_the_slope_of_the_formula_is_what_another_table_adds(table: MakeTable) -
     added = model.compute_slope(sums) @ many[0]
 
     assert added == pytest.approx(model.compute_ms(sums + many[0]) - model.compute_ms(sums), rel=0.02)
-    assert (model.spread_ms(sums[None], np.array([64.0])) == 0).all()

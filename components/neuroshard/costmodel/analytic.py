@@ -384,13 +384,6 @@ class Analytic:
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
         return self._transfer_ms(device_dims, 1)
 
-    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
-        compute = np.where(device_dims > 0, self.compute_ms(vector_sums), 0.0)
-        spread: Floats = self.sheet.spread * (
-            compute + self._transfer_ms(device_dims, 0) + self._transfer_ms(device_dims, 1)
-        )
-        return spread
-
     def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
         return ()
 

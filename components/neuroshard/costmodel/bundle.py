@@ -250,26 +250,6 @@ class TrainedCostModel:
         """The two nets as one, kept by number of devices."""
         return {}
 
-    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
-        """As in the protocol. The errors of the parts are taken to be independent.
-
-        A device's step ends when the slowest device is ready and its own transfer is done. So its total is as uncertain as these
-        two together.
-        """
-        compute = np.where(device_dims > 0, self.nets.compute.spread_ms(vector_sums), 0.0)
-        if device_dims.shape[-1] == 1:
-            return compute
-        forward, backward = (self._all_to_all(net, device_dims) for net in (self.nets.forward, self.nets.backward))
-        sent, network, codec_ms = self._sent(device_dims, 1)
-        backward_ms = backward.ms(sent, network=network) + codec_ms
-        ready = np.where(device_dims > 0, self.compute_ms(vector_sums), 0.0) + backward_ms
-        slowest = ready.argmax(axis=-1)[..., None]
-        ready_spread = np.take_along_axis(np.hypot(compute, backward_ms * backward.spread), slowest, axis=-1)
-        sent, network, codec_ms = self._sent(device_dims, 0)
-        forward_ms = forward.ms(sent, network=network) + codec_ms
-        spread: Floats = np.hypot(ready_spread, forward_ms * forward.spread)
-        return spread
-
     def _bytes(self, device_dims: Floats) -> Floats:
         """Bytes of the whole batch's pooled embeddings on each device, in fp32: columns (…, D) -> (…, D)."""
         return device_dims * self._column_bytes

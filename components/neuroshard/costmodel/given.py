@@ -135,9 +135,6 @@ class Given:
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
         return np.zeros_like(device_dims, dtype=np.float64)
 
-    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
-        return np.zeros_like(device_dims, dtype=np.float64)
-
     def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
         return ()
 

@@ -104,12 +104,6 @@ class CostModel(Protocol):
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
         """Backward all-to-all ms of each device: (…, D) -> (…, D)."""
 
-    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
-        """One calibrated standard deviation of each device's predicted total: (…, D, K) and (…, D) -> (…, D).
-
-        Zeros where costs are given, not predicted.
-        """
-
 
 @dataclass(frozen=True)
 class Dips:

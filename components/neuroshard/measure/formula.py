@@ -229,6 +229,3 @@ class Formula:
 
     def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
         return ()
-
-    def spread_ms(self, vector_sums: Floats, device_dims: Floats) -> Floats:
-        return np.zeros_like(device_dims, dtype=np.float64)

@@ -23,7 +23,7 @@ FIRST = 100  # task of the protocol: none of those that `make bench-search` asks
 def errors_on_plans(
     model: TrainedCostModel, devices: int, tasks: int, folder: Path, rounds: int = 20
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """By kind of planner: errors of its devices, of the slowest, of the plan's cost, and how many lie within one deviation."""
+    """By kind of planner: errors of its devices, of the slowest, and of the plan's cost."""
     drawn = [paper_protocol(devices, FIRST + index, folder).task for index in range(tasks)]
     for kind, algorithms in METHODS.items():
         found = [
@@ -33,7 +33,7 @@ def errors_on_plans(
             if (rows := _plan(task, model, algorithm, rounds)) is not None
         ]
         if found:
-            off, within, slowest, plan = (np.concatenate(some) for some in zip(*found, strict=True))
+            off, slowest, plan = (np.concatenate(some) for some in zip(*found, strict=True))
             yield (
                 kind,
                 {
@@ -43,7 +43,6 @@ def errors_on_plans(
                     "slowest": float(slowest.mean()),
                     "cost": float(plan.mean()),
                     "worst_cost": float(plan[np.abs(plan).argmax()]),
-                    "within_1_sigma": float(within.mean()),
                 },
             )
 
@@ -61,7 +60,6 @@ def _errors(model: TrainedCostModel, task: ShardingTask, rows: Sequence[Row]) ->
     true, _ = sums(truth, task, rows)
     held = columns > 0
     predicted, measured = model.compute_ms(said[held]), truth.compute_ms(true[held])
-    spread = model.spread_ms(said, columns)[held]
     costs = [np.sum(device_costs(of, vectors, columns), axis=0).max() for of, vectors in ((model, said), (truth, true))]
     off = predicted / measured - 1
-    return off, np.abs(predicted - measured) <= spread, off[[measured.argmax()]], np.array([costs[0] / costs[1] - 1])
+    return off, off[[measured.argmax()]], np.array([costs[0] / costs[1] - 1])
