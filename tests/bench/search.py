@@ -396,6 +396,29 @@ def ablation(settings: Settings) -> Section:
     return lines, by_nets + by_formula
 
 
+def ablation_over_hosts(settings: Settings) -> Section:
+    """The same over several hosts, where other parts matter."""
+    from bench.searching import domains
+
+    chosen = domains.ablation_worlds(settings.folder)[: 2 if settings.quick else None]
+    whole = [domains.without(task, None) for task in chosen]
+    rows = []
+    for name, switch, seed in ((OTHER_SEED, None, 1), *((f"without {one}", one, 0) for one in SWITCHES)):
+        found = [domains.without(task, switch, seed) for task in chosen]
+        more = [ms / before - 1 for (ms, _), (before, _) in zip(found, whole, strict=True)]
+        cpu = sum(s for _, s in found) / sum(s for _, s in whole)
+        rows.append([name.replace("_", " "), f"{sum(more) / len(more):+.2%}", f"{max(more):+.2%}", f"{cpu:.0%}"])
+        print(rows[-1], file=sys.stderr, flush=True)
+    columns = ("search", "cost: mean", "worst", "CPU")
+    question = (
+        f"What does each part earn over several hosts? Cost without it, on {len(chosen)} fresh worlds of 16 and 32 devices in "
+        "domains of 4 to 16, by analytic:h100."
+    )
+    settings.publish("search-ablation-hosts", question, columns, rows, "none")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return lines, [dict(zip(columns, row, strict=True)) for row in rows]
+
+
 SECTIONS: dict[str, Callable[[Settings], Section]] = {
     "compare": compare,
     "time": clock,
@@ -405,6 +428,7 @@ SECTIONS: dict[str, Callable[[Settings], Section]] = {
     "measured": on_this_cpu,
     "hosts": over_hosts,
     "ablation": ablation,
+    "ablation-hosts": ablation_over_hosts,
 }
 
 if __name__ == "__main__":

@@ -158,6 +158,15 @@ def test_every_switch_of_the_tuning_is_a_search_that_the_ablation_runs(task):
     assert {"greedy", "swaps", "perturb"} <= set(methods.SWITCHES)
 
 
+def test_the_ablation_over_hosts_leaves_a_part_out(task):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchrec's, as it is imported
+        from bench.searching import domains
+    joined = task.model_copy(update={"topology": Topology(domain=2, local_world_size=2, network_bytes_per_s=1e9)})
+    whole, without = (domains.without(joined, switch)[0] for switch in (None, "row_wise"))
+    assert 0 < whole < without
+
+
 def test_hugectrs_rule_deals_tables_to_hosts_and_splits_the_heaviest_further():
     tables = tuple(
         Table(name=f"t{i}", rows=rows, dim=32, pooling_factor=pooling)

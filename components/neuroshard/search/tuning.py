@@ -1,7 +1,7 @@
 """The constants that steer a search and the switches that leave out its parts, in one frozen value.
 
 Every module reads them from `problem.tuning`. `search(..., tuning=replace(TUNING, swaps=False))` searches without swaps, and
-`make bench-search ARGS="--only ablation"` does so with every switch and prints what each part earns.
+`make bench-search ARGS="--only ablation,ablation-hosts"` does so with every switch and prints what each part earns.
 """
 
 from dataclasses import dataclass

@@ -3,8 +3,11 @@
 All are priced by one datasheet's cost model on the task's network, so this compares searches, not machines.
 """
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bench.searching import peers_hugectr, peers_torchrec, tasks
 from bench.searching.scoring import Row
@@ -17,6 +20,7 @@ from neuroshard.costmodel.analytic import DATASHEETS, Analytic
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
+from neuroshard.search.tuning import TUNING
 
 # (tables, devices, devices of a domain, GB/s of a device to other domains) of each world: from two hosts with a port a GPU to
 # eight with a shared one, and racks whose domains are several hosts. TorchRec's planner takes minutes for larger ones
@@ -26,20 +30,38 @@ WORLDS = (
 )  # fmt: skip
 WIDEST = 2_000  # devices x tables above which TorchRec's planner is asked at one width of column shards only
 SEED = 22_000  # of the first world; looked at three times: the first time two were lost to grids, which no search made then
+ABLATION_SEEDS = (77_000, 78_000)  # new ones for each ablation that decides
+ABLATION_DEVICES = 32  # at most
 HARDWARE = "h100"
 OURS, COPIES_TOO = "local-search", "local-search, copies too"
 NO_DOMAINS = "local-search, column-wise and row-wise"
 FOR_ALL = {"row-wise for all": ("row-wise",), "table-row-wise for all": ("table-row-wise",)}
 
 
-def worlds(folder: Path) -> list[ShardingTask]:
+def worlds(folder: Path, seed: int = SEED) -> list[ShardingTask]:
     """The tasks, with tables of a public set in the paper's widths, and memory to spare."""
     found = []
     for place, (count, devices, domain, rate) in enumerate(WORLDS):
-        task = tasks.drawn(count, devices, SEED + place, folder, tightness=4.0, largest=1.5)
+        task = tasks.drawn(count, devices, seed + place, folder, tightness=4.0, largest=1.5)
         topology = Topology(domain=domain, local_world_size=min(domain, 8), network_bytes_per_s=rate * 1e9)
         found.append(task.model_copy(update={"topology": topology}))
     return found
+
+
+def ablation_worlds(folder: Path) -> list[ShardingTask]:
+    """The smaller worlds with other tables."""
+    drawn = [task for seed in ABLATION_SEEDS for task in worlds(folder, seed)]
+    return [task for task in drawn if task.devices <= ABLATION_DEVICES]
+
+
+def without(task: ShardingTask, switch: str | None, seed: int = 0) -> tuple[float, float]:
+    """Ms of our plan without one part of the search, and CPU seconds that the search took."""
+    tuning = TUNING if switch is None else replace(TUNING, **dict[str, Any]({switch: False}))
+    settings = SearchSettings(seed=seed, simplicity=0, try_row_wise=True, tuning=tuning)
+    began = time.process_time()
+    plan = search(task, Analytic(HARDWARE, task.batch_size), settings)
+    assert plan.cost_ms is not None
+    return plan.cost_ms, time.process_time() - began
 
 
 def costs(task: ShardingTask) -> Mapping[str, float | None]:
