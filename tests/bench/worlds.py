@@ -11,6 +11,7 @@ search or their constants were shaped.
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -36,7 +37,7 @@ from neuroshard.search.run import search
 from neuroshard.search.settings import PUBLISHED, SearchSettings
 
 FIRST_WORLD = 2001
-COLUMN_WISE, ROW_WISE = "columns", "columns and rows"
+COLUMN_WISE, ROW_WISE = "columns", "rows too"
 METHODS = {
     COLUMN_WISE: SearchSettings(simplicity=0),
     ROW_WISE: SearchSettings(simplicity=0, try_row_wise=True),
@@ -45,13 +46,10 @@ METHODS = {
 COLUMNS = [
     "",
     "tasks",
-    *(
-        f"{name}: {what}"
-        for name in (COLUMN_WISE, ROW_WISE)
-        for what in ("promised", "real", "of it real", "worst task")
-    ),
-    "columns: at most",
+    *(f"{name}: {what}" for name in (COLUMN_WISE, ROW_WISE) for what in ("promised", "real", "share", "worst task")),
+    "at most",
 ]
+CELLS = ["{:.1%}", "{:.1%}", "{:.0%}", "{:+.1%}"] * 2 + ["{:.1%}"]
 
 
 class Costs(NamedTuple):
@@ -90,20 +88,20 @@ def main() -> None:
     worlds, count, cases = (1, 1, 500) if options.quick else (options.worlds, options.tasks, options.cases)
     asked = [Asked(options.first + i, options.tables_dir, options.out, count, cases) for i in range(worlds)]
     print_table(COLUMNS, [])
-    rows: list[tuple[str, ...]] = []
-    found: Answers = []
+    worlds_figures, found = [], Answers()
     with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn")) as pool:
         for one, answers in zip(asked, pool.map(answers_of, asked), strict=True):
             found += answers
-            rows.append(row(f"world {one.world}", answers))
-            print(f"| {' | '.join(rows[-1])} |", flush=True)
-    for devices in tasks.PAPER_TABLES:
-        rows.append(row(f"all worlds, {devices} devices", [one for one in found if one[0] == devices]))
-    rows.append(row("all", found))
+            worlds_figures.append(figures(answers))
+            print(f"| {' | '.join(row(f'world {one.world}', len(answers), worlds_figures[-1]))} |", flush=True)
+    by_devices = [(f"{n} devices", [one for one in found if one[0] == n]) for n in tasks.PAPER_TABLES]
+    rows = [row(name, len(some), figures(some)) for name, some in (*by_devices, ("all", found))]
+    rows.append(row("worst world", "", worst(worlds_figures)))
     print_table(COLUMNS, rows)
     if options.publish:
         question = (
-            "Is the gain over the published search real in worlds whose hardware is another? Formulas with drawn constants, nets "
+            "Is the gain over the published search real in worlds whose hardware is another? "
+            f"{worlds} formulas with drawn constants, nets "
             f"of {cases:,} noisy cases of each, {count} tasks each of {', '.join(map(str, tasks.PAPER_TABLES))} devices. "
             "At most: what the bound leaves."
         )
@@ -146,21 +144,29 @@ def costs(settings: SearchSettings, task: ShardingTask, model: CostModel) -> Cos
     return Costs(cost_ms(model, task, rows), cost_ms(Formula(task.batch_size), task, rows), plan.lower_bound_ms or 0.0)
 
 
-def row(name: str, answers: Answers) -> tuple[str, ...]:
-    """Mean gains over the published search, the share of the promise that is real, and how much any column-wise plan could
-    gain by the nets."""
-    if not answers:
-        return (name, "0", *["-"] * (len(COLUMNS) - 2))
-    cells = [name, str(len(answers))]
+def figures(answers: Answers) -> list[float]:
+    """Mean gains over the published search, by the nets and by the world; the share of the promise that is real; what ours costs
+    more on the worst task; and how much any column-wise plan could gain by the nets. NaN where there is no task."""
+    found: list[float] = []
     for method in (COLUMN_WISE, ROW_WISE):
         promised, real = (
-            np.array([1 - getattr(of[method], by) / getattr(of[PUBLISHED], by) for _, of in answers])
+            np.array([1 - getattr(of[method], by) / getattr(of[PUBLISHED], by) for _, of in answers] or [np.nan])
             for by in ("nets", "true")
         )
-        share = f"{real.mean() / promised.mean():.0%}" if promised.mean() > 0 else "-"
-        cells += [f"{promised.mean():.1%}", f"{real.mean():.1%}", share, f"{-real.min():+.1%}"]
-    at_most = np.mean([1 - of[COLUMN_WISE].bound / of[PUBLISHED].nets for _, of in answers])
-    return (*cells, f"{at_most:.1%}")
+        found += [promised.mean(), real.mean(), real.mean() / promised.mean(), -real.min()]
+    return [*found, float(np.mean([1 - of[COLUMN_WISE].bound / of[PUBLISHED].nets for _, of in answers] or [np.nan]))]
+
+
+def worst(worlds: Sequence[Sequence[float]]) -> list[float]:
+    """Of each figure that of the world where it is worst."""
+    columns = np.array(worlds).T
+    return [
+        float(np.nanmax(each) if "+" in cell else np.nanmin(each)) for cell, each in zip(CELLS, columns, strict=True)
+    ]
+
+
+def row(name: str, count: int | str, of: Sequence[float]) -> tuple[str, ...]:
+    return (name, str(count), *(cell.format(figure) for cell, figure in zip(CELLS, of, strict=True)))
 
 
 if __name__ == "__main__":
