@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import replace
 from html import unescape
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def test_the_numbers_are_the_plans(html, parts):
 
 def test_the_page_counts_tables_whose_optimizer_state_does_not_carry_over_exactly(html, parts):
     changed = changed_state(parts["live"], parts["plan"])
-    said = f"The optimizer state of {counted(len(changed), 'table')} does not carry over exactly: {changed[0]}"
+    said = f"The optimizer state of {counted(len(changed), 'table')} does not carry over exactly: {escape(changed[0])}"
 
     assert changed
     assert said in html
