@@ -79,7 +79,8 @@ def test_on_the_formula_it_is_exact() -> None:
     assert compute == pytest.approx([*expected, 0.0])
     ready = np.array(compute) + [d.measured.backward_collective_ms for d in one.devices if d.measured]
     forward = formula.forward_collective_ms(np.array([36.0, 64.0, 0.0]), ready - ready.min(), 256)
-    in_order = 100 * formula.reorder_ms(256) / 3 / 2  # of all columns, since one table is cut; on three devices, each way
+    # one table is cut, so all columns are put into order: on three devices, each way
+    in_order = 100 * formula.reorder_ms(256) / 3 / 2
     assert [d.measured.forward_collective_ms for d in one.devices if d.measured] == pytest.approx(forward + in_order)
     assert (one.exact, one.all_to_all_measured, one.foreign, one.errors) == (True, True, False, 0)
     assert one == evaluate(plan, "synthetic", settings())

@@ -6,8 +6,7 @@ import json
 import os
 import re
 from dataclasses import replace
-from html import unescape
-from html import escape
+from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Once a pooled table is cut, TorchRec puts all outputs of its collection into order: what a search does about that."""
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,8 @@ from helpers.exhaustive import memory_of_devices, optimum_ms, pipelines, tiny_ta
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.launches import launches
+from neuroshard.core.moves import moved_bytes
+from neuroshard.core.plan import Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import Analytic
@@ -109,3 +113,30 @@ def test_where_no_pooled_table_may_be_cut_plans_without_cuts_are_not_searched_a_
     for model in (free, dear):
         find(feasible(task, model), Asked(SearchSettings(), Watch(), None, tries_row_wise=False))
     assert free.asked == dear.asked
+
+
+def test_from_a_plan_with_cuts_one_without_is_found_where_it_is_worth_moving_for() -> None:
+    """Undoing one of many cuts gains nothing: outputs are put into order until the last one is gone."""
+    r = random.Random(41)
+    count, reorder_ms = r.choice([6, 8, 12]), r.choice([3e-4, 1e-3, 3e-3])
+    tables = tuple(
+        Table(name=f"t{i}", rows=100_000, dim=8 * r.randint(1, 16), pooling_factor=float(r.randint(1, 200)))
+        for i in range(count)
+    )
+    need = sum(table.memory_bytes for table in tables)
+    task = ShardingTask(tables=tables, device_memory_bytes=(int(need * r.choice([0.4, 0.6, 2])),) * 4, batch_size=1024)
+    place, shards = [r.randrange(4) for _ in tables], list[Shard]()
+    for i, table in enumerate(tables):
+        parts = 2 if r.random() < 0.5 or i == 0 else 1
+        dim = table.dim // parts
+        shards += [
+            Shard(table=table.name, rows=table.rows, dim=dim, column_offset=part * dim, device=(place[i] + part) % 4)
+            for part in range(parts)
+        ]
+    budget, model = int(need * r.choice([0.2, 0.4, 0.7])), Reordering(reorder_ms)
+    free = search(task, model, SearchSettings(rounds=5))
+    cut = free.model_copy(update={"shards": tuple(shards)})
+    plan = search(task, model, SearchSettings(rounds=5, move_budget_bytes=budget), previous=cut)
+    assert len(plan.shards) == count
+    assert moved_bytes(cut, plan) <= budget
+    assert plan.cost_ms < 0.25

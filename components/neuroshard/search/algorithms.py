@@ -67,36 +67,36 @@ def _published_search(problem: Problem, settings: SearchSettings, watch: Watch) 
 def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generator) -> tuple[State, tuple[str, ...]]:
     """The cheaper of two plans: of those that cut no pooled table, whose outputs need not be put into order, and of all others.
 
-    Either is looked for only if its first plans are not far dearer than those of the other. Raises Infeasible if nothing fits, or
-    if the move budget is too small.
+    Either is looked for only if its first plans are not far dearer than those of the other; the others always where the current
+    plan is one. From a current plan with cuts, one without must be worth moving for. Raises Infeasible if nothing fits, or if the
+    move budget is too small.
     """
-    starts, far = _starts(problem, asked.current), 1 - problem.tuning.promising
+    current, far = asked.current, 1 - problem.tuning.promising
+    starts = _starts(problem, current)
     asked.watch.note(min(plan.cost for plan in starts))
     first = _first_cost(problem, starts)
-    uncut = _uncut(problem, starts[0], first / far, asked.current)
-    uncut_starts = [] if uncut is None else _affordable(_proposed(uncut, asked.current), asked.current)
+    uncut = _uncut(problem, first / far)
+    uncut_starts = [] if uncut is None else _affordable(_proposed(uncut, current), current)
     if uncut is None or not uncut_starts:
         return _local_search(problem, starts, asked, rng)
     first_uncut = _first_cost(uncut, uncut_starts)
     if first < far * first_uncut:
         return _local_search(problem, starts, asked, rng)
     uncut_rng = rng.spawn(1)[0]
-    if first_uncut < far * first:
+    from_cuts = current is not None and starts[0].cuts > len(starts[0].problem.row_wise)
+    if first_uncut < far * first and not from_cuts:
         return _local_search(uncut, uncut_starts, asked, uncut_rng, WITHOUT_CUTS)
     with asked.watch.sharing(0.5):
         without = _local_search(uncut, uncut_starts, asked, uncut_rng, WITHOUT_CUTS)
-    return min(without, _local_search(problem, starts, asked, rng), key=lambda found: found[0].cost)
+    found = _local_search(problem, starts, asked, rng)
+    worth = 1 - problem.tuning.worth_moving if from_cuts else 1.0
+    return without if without[0].cost <= found[0].cost * worth else found
 
 
-def _uncut(problem: Problem, start: State, most_ms: float, current: CurrentPlacement | None) -> Problem | None:
-    """The problem without cuts of pooled tables; None if that saves nothing, or if some table costs more than `most_ms` whole.
-
-    A search from a plan with cuts (`start`) has none: what it starts from is cut.
-    """
+def _uncut(problem: Problem, most_ms: float) -> Problem | None:
+    """The problem without cuts of pooled tables; None if that saves nothing, or if some table costs more than `most_ms` whole."""
     may_cut = problem.max_shards[problem.launches.collection >= 0] > 1
     if not may_cut.any() or not problem.launches.least_reorder_ms():
-        return None
-    if current is not None and start.cuts > len(start.problem.row_wise):
         return None
     uncut = problem.uncut()
     stay_whole = np.setdiff1d(np.arange(len(problem.whole)), problem.row_blocks.groups)

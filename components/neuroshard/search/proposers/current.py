@@ -1,5 +1,7 @@
 """Plans that start from the current plan: what still fits stays, and the rest goes to the least loaded devices."""
 
+import numpy as np
+
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.filling import complete
 from neuroshard.search.problem.problem import Problem
@@ -10,5 +12,7 @@ def plans_in_place(problem: Problem, current: CurrentPlacement) -> list[State]:
     """The current plan, completed if it no longer fits; with a move budget, also completed so that few bytes move."""
     there = problem.with_row_wise(current.row_wise, current.domains) or problem
     ways = (False,) if current.budget_bytes is None else (False, True)
-    found = (complete(there, current.widths(), sparing=sparing) for sparing in ways)
+    widths = current.widths()
+    widths[np.count_nonzero(widths, axis=1) > problem.max_shards] = 0  # cut, where the problem has no plans with cuts
+    found = (complete(there, widths.copy(), sparing=sparing) for sparing in ways)
     return [plan for plan in found if plan is not None]
