@@ -103,6 +103,46 @@ _THROUGH_HOST = 0.48
 _INLINE_ECC = 15 / 16
 _ADA_WARPS = 48  # Ada and GA102: 1,536 threads on a multiprocessor (CUDA C++ Programming Guide)
 
+# Chips that several cards have.
+# H100 whitepaper (L2 50 MB); DGX H100 datasheet (NVLink 900 GB/s both ways; a port of 400 Gb/s a GPU)
+_H100 = Datasheet(
+    "H100 SXM",
+    memory=3.35e9,  # NVIDIA H100 datasheet
+    cache=_H100_CACHE,
+    cache_bytes=50e6,
+    link=0.45e9,
+    network=0.05e9,
+    multiprocessors=132,
+).waiting(700, 291, 1.98)
+# NVIDIA DGX B200 datasheet (64 TB/s and NVLink 14.4 TB/s both ways for eight GPUs; a port of 400 Gb/s a GPU). Chips and Cheese,
+# December 2025 (148 multiprocessors, L2 126 MB). No rate of the L2 is published: the H100's
+_BLACKWELL = Datasheet(
+    "B200 SXM",
+    memory=8.0e9,
+    cache=_H100_CACHE,
+    cache_bytes=126e6,
+    link=0.9e9,
+    network=0.05e9,
+    multiprocessors=148,
+)
+_B200 = _BLACKWELL.waiting(860, 295, 1.965)
+# NVIDIA GB300 NVL72 and DGX B300 datasheets: memory and links of the B200; a port of 800 Gb/s a GPU
+_B300 = replace(_BLACKWELL, device_name="B300 SXM", network=0.1e9).waiting(810, 295, 2.032)
+# NVIDIA L40S and L40 datasheets (864 GB/s; PCIe 4.0; no NVLink); Ada whitepaper (L2 96 MB). No rate of the L2 is published: the
+# H100's. A port of 200 Gb/s for two GPUs is assumed. Latencies: an RTX 4090's, of the same chip
+_ADA = Datasheet(
+    "L40S",
+    memory=0.864e9 * _INLINE_ECC,
+    cache=_H100_CACHE,
+    cache_bytes=96e6,
+    link=_PCIE_4,
+    network=0.0125e9,
+    multiprocessors=142,
+    forward_warps=_ADA_WARPS,
+    link_share=_THROUGH_HOST,
+    spread=PCIE_SPREAD,
+)
+
 # A name that contains another one comes first: a device is known by the first name found in its own. Latencies are
 # those that markdewing/AI_kernels (latency/README.md) measured with one program, at the boost clocks of the chips in GHz.
 DATASHEETS = {
@@ -130,96 +170,16 @@ DATASHEETS = {
         link_share=_THROUGH_HOST,
         spread=PCIE_SPREAD,
     ).waiting(700, 291, 1.755),
-    # NVIDIA H100 datasheet (3.35 TB/s; NVLink 900 GB/s both ways); H100 whitepaper (L2 50 MB); DGX H100 datasheet (a port of
-    # 400 Gb/s a GPU)
-    "h100": Datasheet(
-        "H100 SXM",
-        memory=3.35e9,
-        cache=_H100_CACHE,
-        cache_bytes=50e6,
-        link=0.45e9,
-        network=0.05e9,
-        multiprocessors=132,
-    ).waiting(700, 291, 1.98),
+    "h100": _H100,
     # NVIDIA H200 datasheet (4.8 TB/s; NVLink 900 GB/s both ways); chip and node are the H100's
-    "h200": Datasheet(
-        "H200 SXM",
-        memory=4.8e9,
-        cache=_H100_CACHE,
-        cache_bytes=50e6,
-        link=0.45e9,
-        network=0.05e9,
-        multiprocessors=132,
-    ).waiting(700, 291, 1.98),
-    # NVIDIA GB200 NVL72 datasheet (16 TB/s and NVLink 3.6 TB/s both ways for two GPUs; 72 GPUs in one NVLink domain); a port of
-    # 400 Gb/s a GPU. Chips and Cheese, December 2025 (148 multiprocessors, L2 126 MB). No rate of the L2 is published: the
-    # H100's
-    "gb200": Datasheet(
-        "GB200",
-        memory=8.0e9,
-        cache=_H100_CACHE,
-        cache_bytes=126e6,
-        link=0.9e9,
-        network=0.05e9,
-        node=72,
-        multiprocessors=148,
-    ).waiting(860, 295, 1.965),
-    # NVIDIA DGX B200 datasheet (64 TB/s and NVLink 14.4 TB/s both ways for eight GPUs; a port of 400 Gb/s a GPU)
-    "b200": Datasheet(
-        "B200 SXM",
-        memory=8.0e9,
-        cache=_H100_CACHE,
-        cache_bytes=126e6,
-        link=0.9e9,
-        network=0.05e9,
-        multiprocessors=148,
-    ).waiting(860, 295, 1.965),
-    # NVIDIA GB300 NVL72 and DGX B300 datasheets: memory and links of GB200 and B200; a port of 800 Gb/s a GPU
-    "gb300": Datasheet(
-        "GB300",
-        memory=8.0e9,
-        cache=_H100_CACHE,
-        cache_bytes=126e6,
-        link=0.9e9,
-        network=0.1e9,
-        node=72,
-        multiprocessors=148,
-    ).waiting(810, 295, 2.032),
-    "b300": Datasheet(
-        "B300 SXM",
-        memory=8.0e9,
-        cache=_H100_CACHE,
-        cache_bytes=126e6,
-        link=0.9e9,
-        network=0.1e9,
-        multiprocessors=148,
-    ).waiting(810, 295, 2.032),
-    # NVIDIA L40S and L40 datasheets (864 GB/s; PCIe 4.0; no NVLink); Ada whitepaper (L2 96 MB). No rate of the L2 is published:
-    # the H100's. A port of 200 Gb/s for two GPUs is assumed. Latencies: an RTX 4090's, of the same chip
-    "l40s": Datasheet(
-        "L40S",
-        memory=0.864e9 * _INLINE_ECC,
-        cache=_H100_CACHE,
-        cache_bytes=96e6,
-        link=_PCIE_4,
-        network=0.0125e9,
-        multiprocessors=142,
-        forward_warps=_ADA_WARPS,
-        link_share=_THROUGH_HOST,
-        spread=PCIE_SPREAD,
-    ).waiting(636, 296, 2.52),
-    "l40": Datasheet(
-        "L40",
-        memory=0.864e9 * _INLINE_ECC,
-        cache=_H100_CACHE,
-        cache_bytes=96e6,
-        link=_PCIE_4,
-        network=0.0125e9,
-        multiprocessors=142,
-        forward_warps=_ADA_WARPS,
-        link_share=_THROUGH_HOST,
-        spread=PCIE_SPREAD,
-    ).waiting(636, 296, 2.49),
+    "h200": replace(_H100, device_name="H200 SXM", memory=4.8e9),
+    # NVIDIA GB200 NVL72 and GB300 NVL72 datasheets: 72 GPUs in one NVLink domain
+    "gb200": replace(_B200, device_name="GB200", node=72),
+    "b200": _B200,
+    "gb300": replace(_B300, device_name="GB300", node=72),
+    "b300": _B300,
+    "l40s": _ADA.waiting(636, 296, 2.52),
+    "l40": replace(_ADA, device_name="L40").waiting(636, 296, 2.49),
     # NVIDIA A40 datasheet (696 GB/s; PCIe 4.0; its NVLink joins pairs only); GA102 whitepaper (L2 6 MB); rates of the L2 and of
     # the network as above. Latencies: of an RTX 2000 with 6 GB, of the same generation
     "a40": Datasheet(

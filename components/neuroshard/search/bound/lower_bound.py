@@ -84,8 +84,9 @@ def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND) 
     collectives = COLLECTIVES.format(and_grow=", never fall as columns are added" * row_wise)
     grows = UNDERESTIMATED if _has_dips(problem.model) else CONVEX
     why = ASSUMPTIONS_ROW_WISE if row_wise else ASSUMPTIONS
-    ms = _Proof(problem, plan, settings, problem.launches.least_reorder_ms()).bound_ms(plan.cost)
-    uncut = problem.uncut()
+    cut_ms = problem.launches.least_reorder_ms()
+    ms = _Proof(problem, plan, settings, cut_ms).bound_ms(plan.cost)
+    uncut = problem.uncut() if cut_ms else None  # where cuts are free, the first bound is of all plans
     if uncut is not None:
         ms = min(ms, _Proof(uncut, plan, settings).bound_ms(plan.cost))
     return Bound(ms, tuple(line.format(grows=grows, collectives=collectives) for line in why))
