@@ -571,6 +571,20 @@ def taken_over(sharding_plan: ShardingPlan, module: nn.Module, devices: int = 2)
     return from_torchrec(sharding_plan, module, device_memory_bytes=(2**20,) * devices, batch_size=64)
 
 
+def test_a_grid_of_a_table_pooled_by_mean_is_refused_and_warned_of():
+    """TorchRec adds up the means of its row blocks."""
+    config = EmbeddingBagConfig(
+        name="a", embedding_dim=256, num_embeddings=1001, feature_names=["a"], pooling=PoolingType.MEAN
+    )
+    module = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+    makers = {"a": grid_shard([0, 1])}
+    theirs = construct_module_sharding_plan(module, makers, world_size=8, local_size=4, device_type="cpu")
+    with warned(ShardingWarning, "'a'", "mean", "grid"):
+        plan = from_torchrec(ShardingPlan(plan={"": theirs}), module, device_memory_bytes=(2**40,) * 8, batch_size=4)
+    with refused(InvalidInput, "'a'", "mean", "grid"):
+        to_torchrec(plan, module, local_world_size=4)
+
+
 def test_a_grid_is_taken_over_and_said_and_given_back():
     big = Table(name="a", rows=1001, dim=256, pooling_factor=1)
     module = collection(big, ITEM)

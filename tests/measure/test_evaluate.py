@@ -117,6 +117,22 @@ def test_on_this_machine_every_device_and_the_all_to_all_are_measured() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_with_a_core_each_all_devices_take_steps_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = tuple(shard.model_copy(update={"device": shard.device % 2}) for shard in SHARDS)
+    monkeypatch.setattr("neuroshard.devices.cores", lambda: 2)
+    one = evaluate(plan_of(shards=two, devices=2), "cpu", settings(), rounds=2)
+    assert one.at_once
+    assert one.rounds_differ is not None
+    costs = [device.measured for device in one.devices]
+    assert all(
+        cost and min(cost.compute_ms, cost.forward_collective_ms, cost.backward_collective_ms) > 0 for cost in costs
+    )
+    assert "all devices ran at the same time" in str(one)
+    monkeypatch.setattr("neuroshard.devices.cores", lambda: 1)
+    alone = evaluate(plan_of(shards=two, devices=2), "cpu", settings(), rounds=1)
+    assert (alone.at_once, alone.all_to_all_measured) == (False, True)
+
+
 def test_more_devices_than_processes_are_measured_without_their_all_to_all() -> None:
     one = evaluate(plan_of(), "cpu", settings(), rounds=1, most_processes=2)
     assert not one.all_to_all_measured

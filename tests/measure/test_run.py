@@ -1,8 +1,10 @@
 """The stage: budget, restart after a kill, errors that are rows, and workers that are lost."""
 
 import math
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -56,6 +58,25 @@ def test_a_budget_stops_cleanly_and_a_later_run_goes_on(cases: Cases, cases_fold
     again = run(cases_folder, out, "synthetic", MeasureSettings(batch_size=512))
     assert (again.now, again.measured) == (0, len(planned(cases)))
     assert read_manifest(out).bench == bench
+
+
+def test_what_sets_side_by_side_take_is_counted_for_each_of_them(
+    cases_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The time of a chunk comes with the first of its sets, and the others with none."""
+    at_once = Synthetic.compute_many
+
+    def slowly(self: Synthetic, some: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+        time.sleep(0.4)
+        return at_once(self, some)
+
+    monkeypatch.setattr(Synthetic, "concurrency", 4)
+    monkeypatch.setattr(Synthetic, "compute_many", slowly)
+    stopped = run(cases_folder, tmp_path / "costs", "synthetic", MeasureSettings(batch_size=512, budget_seconds=1.5))
+    assert 0 < stopped.measured < stopped.planned
+    said = re.search(r"enough for about ([\d,]+) of ([\d,]+) table sets", capsys.readouterr().err)
+    assert said
+    assert int(said[1]) < int(said[2]) / 2
 
 
 def test_further_rounds_are_added_to_what_is_there(cases: Cases, cases_folder: Path, tmp_path: Path) -> None:

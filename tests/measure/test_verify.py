@@ -84,6 +84,16 @@ def test_other_hardware_is_refused_and_another_version_is_noted(costs: Path, tmp
         verify.run(tmp_path / "foreign", count=3)
 
 
+def test_what_a_container_hides_does_not_make_it_other_hardware(costs: Path, tmp_path: Path) -> None:
+    was = read_costs(costs)
+    hardware = was.bench.hardware.model_copy(update={"machine": "a2-highgpu-1g", "sharing": "time-slicing"})
+    _, writer = changed(costs, tmp_path / "named", hardware=hardware)
+    with writer:
+        for case, cost in was.compute:
+            writer.add_compute(case, cost)
+    assert verify.run(tmp_path / "named", count=3).cases == 3
+
+
 def test_nothing_to_verify_is_an_error(costs: Path, tmp_path: Path) -> None:
     _, writer = changed(costs, tmp_path / "empty")
     with writer:

@@ -27,14 +27,14 @@ def plan_of(tmp_path):
     publish_model(tmp_path / "model", store, now=NOW, asked=Asked(max_error=None))
     write_tables(tmp_path / "tables.json", random_tables(9))
 
-    def made(seed: int = 0, nodes: Topology | None = None, **asked):
-        order = Order(name="ads", tables="-", devices=4, memory="8GiB", **asked)
+    def made(seed: int = 0, nodes: Topology | None = None, margin: float = 0.0, **asked):
+        order = Order(**{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", **asked})
         request = Request(compute_cases=1, collective_cases=0, batch_size=65536, seed=seed, backend="synthetic")
         hardware = {"ads": model.manifest.hardware_fingerprint}
         topologies = {hardware["ads"]: nodes} if nodes else {}
         survey = Survey(request=request, orders=(order,), hardware=hardware, works=(), topologies=topologies)
         found, searched = search_plan(
-            survey, "ads", store, tmp_path / "tables.json", tmp_path / "plan.json", "local-search"
+            survey, "ads", store, tmp_path / "tables.json", tmp_path / "plan.json", "local-search", margin
         )
         assert searched.instead == ""
         return found
@@ -49,6 +49,13 @@ def test_an_order_may_have_constraints(plan_of):
     assert {shard.device for shard in found.shards} == {1, 3}
     with refused(InvalidInput, "'ads'", "min_dim"):
         plan_of(constraints={"min_dim": 6})
+
+
+def test_the_gates_margin_is_left_on_each_device_by_its_own_memory(plan_of):
+    found = plan_of(memory="80GiB,8GiB,8GiB,8GiB", margin=0.1)
+    used = zip(found.memory_bytes(), found.task.device_memory_bytes, strict=True)
+    assert all(of_device <= 0.9 * memory for of_device, memory in used)
+    assert min(found.task.usable_bytes) > 7 * 2**30
 
 
 def test_an_order_may_name_its_trainers_pipeline(plan_of):

@@ -100,7 +100,7 @@ def test_a_plan_is_found_wherever_there_is_one_and_the_bound_is_below_the_optimu
                 "together": [["t0", "t1"]],
                 "tables": [{"table": "t0", "devices": [0]}, {"table": "t1", "devices": [1, 2]}],
             },
-            ["'t0'", "'t1'", "together", "0 and 1, 2"],
+            ["'t0'", "'t1'", "together", "'t1' to 1, 2"],
         ),
         ({"reserve_bytes": 2**30}, ["1,073,741,824 bytes", "reserved"]),
     ],

@@ -62,6 +62,20 @@ def test_the_other_tables_lie_as_without_the_copied_ones_and_all_costs_are_as_mu
     assert sorted(s.device for s in plan.shards if s.table not in COPIED) == sorted(s.device for s in alone.shards)
 
 
+@pytest.mark.parametrize("model", [AnalyticModel(), Analytic("h100", 65536)], ids=["test", "h100"])
+def test_copies_of_two_modules_have_an_operator_each(make_task, model):
+    plain = copied(make_task(SHAPES, [1] * 3), *COPIED)
+    modules = {"t2": "a", "t3": "b"}
+    tables = tuple(table.model_copy(update={"module": modules.get(table.name, "")}) for table in plain.tables)
+    task = plain.model_copy(update={"tables": tables})
+    one, two = ([t for t in each.tables if t.name in COPIED] for each in (plain, task))
+    assert copies_ms(model, two, task).compute_ms == pytest.approx(
+        copies_ms(model, one, plain).compute_ms + model.operator_ms
+    )
+    plan = search(task, model, FEW)
+    np.testing.assert_allclose(plan.predicted_ms, price_shards(model, task, plan.shards).total_ms, rtol=1e-9)
+
+
 def test_a_copy_takes_weights_state_and_a_dense_gradient_of_every_device(make_task):
     task = copied(make_task([(1000, 16, 3.0), (1000, 8, 1.0)], [1, 1]), "t1")
     plan, copy = search(task, AnalyticModel(), FEW), task.tables[1]

@@ -49,6 +49,12 @@ def trained(seed: int) -> CostModel:
     return random_model(2, 4, seed=seed)
 
 
+def test_domains_of_one_rank_need_no_all_to_all_but_that_of_all():
+    task, model = task_of(tables(0, 6), 4, domain=1), random_model(4)
+    plan = search(task, model, SearchSettings(rounds=2))
+    assert plan.cost_ms == pytest.approx(price_shards(model, task, plan.shards).total_ms.max())
+
+
 def check_near_optimum(task: ShardingTask, model: CostModel, rounds: int) -> None:
     """The plan costs at most 3 % more than the best of all, and its bound no more than that."""
     optimum = optimum_ms(task, model)

@@ -35,9 +35,9 @@ from neuroshard.client.torchrec_module import (
     check_memory,
     check_widths_of_sequences,
     collections_of,
-    divided_twice,
     match_tables,
     warn_of_split_state,
+    wrong_means,
 )
 from neuroshard.client.torchrec_shards import (
     check_hosts,
@@ -110,11 +110,9 @@ def to_torchrec(
     if optimizer is not None:
         check_memory(plan, optimizer, whose)
         warn_of_split_state(shards, optimizer)
-    if twice := divided_twice(kinds, places):
-        mean, other, path = twice
+    if wrong := wrong_means(kinds, places):
         raise InvalidInput(
-            f"table {mean!r} of module {path!r} is pooled by mean and split row-wise, where TorchRec divides table {other!r}, "
-            f"which is not, by its lookups too; {whose} must not split its rows, or the model must have it in another collection"
+            f"{wrong}; {whose} must not split its rows, or, if it is row-wise, the model must have it in another collection"
         )
 
     local = local_world_size or (get_local_size(plan.task.devices) if device_type == "cuda" else 1)
@@ -280,11 +278,9 @@ def from_torchrec(
         },
         "the sharding plan",
     )
-    if twice := divided_twice(kinds, places):
-        mean, other, path = twice
+    if wrong := wrong_means(kinds, places):
         warnings.warn(
-            f"module {path!r}: table {mean!r} is pooled by mean and split row-wise, and then TorchRec also divides table "
-            f"{other!r} by its lookups: a trainer with this plan computes other values than the model",
+            f"{wrong}: a trainer with this plan computes other values than the model",
             ShardingWarning,
             stacklevel=2,
         )

@@ -151,19 +151,28 @@ def _check_how_read(tables: Sequence[Table], places: Mapping[str, Place], whose:
         )
 
 
-def divided_twice(kinds: Mapping[str, str], places: Mapping[str, Place]) -> tuple[str, str, str] | None:
-    """A case that TorchRec computes wrongly: (mean-pooled table split row-wise, table that is divided too, module path), or None.
+def wrong_means(kinds: Mapping[str, str], places: Mapping[str, Place]) -> str | None:
+    """What TorchRec 1.8 would compute wrongly of a mean-pooled table whose rows are split, in words; None if all is right.
 
-    For a mean-pooled table split row-wise, the ranks sum up and the collection divides by the number of lookups at the end. But
-    it then divides all its tables, also the table-wise and column-wise ones, which are complete already (torchrec 1.8,
-    `_create_mean_pooling_divisor`). `kinds` is the sharding type by table.
+    Row-wise, the ranks sum up and the collection divides by the number of lookups at the end. But it then divides all its tables,
+    also the table-wise and column-wise ones, which are complete already (`_create_mean_pooling_divisor`). In a grid, the operator
+    takes the mean of each row block, and the ranks sum up these means (`pooling_type_to_pooling_mode`). `kinds` is the sharding
+    type by table.
     """
     for path in dict.fromkeys(place.path for place in places.values()):
         here = {name: place for name, place in places.items() if place.path == path}
-        means = [name for name, place in here.items() if kinds[name] in DIVIDED and place.pooling == "mean"]
+        means = [name for name, place in here.items() if place.pooling == "mean"]
+        grids = [name for name in means if kinds[name] == ShardingType.GRID_SHARD.value]
+        if grids:
+            where = f"table {grids[0]!r} of module {path!r}"
+            return f"{where} is pooled by mean and in a grid, where TorchRec adds up the means of blocks"
+        divided = [name for name in means if kinds[name] in DIVIDED]
         others = [name for name in here if kinds[name] not in DIVIDED]
-        if means and others:
-            return means[0], others[0], path
+        if divided and others:
+            return (
+                f"table {divided[0]!r} of module {path!r} is pooled by mean and split row-wise, where TorchRec divides table "
+                f"{others[0]!r}, which is not, by its lookups too"
+            )
     return None
 
 

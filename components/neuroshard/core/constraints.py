@@ -160,12 +160,9 @@ class Constraints(Value):
                     raise ValueError(f"table {name!r} is twice among the tables kept together")
                 kept.add(name)
             pinned = [name for name in group if name in pins]
-            for name in pinned[1:]:
-                if not set.intersection(*(pins[one] for one in pinned)):
-                    raise ValueError(
-                        f"tables {pinned[0]!r} and {name!r} are kept together, but are pinned to different devices: "
-                        f"{_listed(pins[pinned[0]])} and {_listed(pins[name])}"
-                    )
+            if pinned and not set.intersection(*(pins[name] for name in pinned)):
+                each = ", ".join(f"{name!r} to {_listed(pins[name])}" for name in pinned)
+                raise ValueError(f"tables are kept together, but no device is allowed to all of them: {each}")
 
     @property
     def data_parallel(self) -> frozenset[str]:

@@ -156,7 +156,7 @@ class ComputeCost(Value):
 
 
 class CollectiveCost(Value):
-    """ms of one CollectiveCase on each device, or error: on real ones the lower decile of many all-to-alls.
+    """ms of one CollectiveCase on each device, or error: the median of many all-to-alls.
 
     Forward is counted from the device's own start, waiting included.
     """

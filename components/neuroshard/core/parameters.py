@@ -18,7 +18,7 @@ from neuroshard.core.value import shown
 BACKENDS = ("synthetic", "cpu", "cuda")
 ALGORITHMS = ("local-search", "neuroshard-2023", "random", "size", "dim", "lookup", "size-lookup")
 MAX_BATCH_SIZE = 2**31  # as in a sharding task
-MAX_CASES = 10**8
+MAX_CASES = 10**7  # as in augment
 MAX_PODS = 10_000
 MAX_SEED = 2**53  # KFP passes whole numbers as doubles
 MAX_LABEL = 63  # of a name in Kubernetes

@@ -56,7 +56,7 @@ BY_WIDTH: Final = [
     _PLACE[name] for name in ("log2_dim", "log2_weight_bytes", "gib_looked_up", "gib_distinct", "gib_pooled")
 ]
 
-# Touches of a row in each bin: the middle of (2^(i-1), 2^i]. Bin 16 has no upper end; twice its lower end is used.
+# Touches of a row in each bin: the middle of (2^(i-1), 2^i]. The last bin has no upper end; four times its lower end is used.
 BIN_TOUCHES: Final = np.array([1.0, 2.0, *(0.75 * 2.0**i + 0.5 for i in range(2, REUSE_BINS - 1)), 2.0**REUSE_BINS])
 
 

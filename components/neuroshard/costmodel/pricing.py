@@ -63,7 +63,7 @@ def own_samples(table: Table, devices: int) -> Table:
 
 
 def copies_ms(model: CostModel, copied: Sequence[Table], task: ShardingTask) -> LaunchMs:
-    """What data-parallel tables take on every device: an operator of their own, and the all-reduce of their dense gradients.
+    """What data-parallel tables take on every device: operators of their own, and the all-reduce of their dense gradients.
 
     A ring all-reduce of n elements sends 2n (D - 1) / D from each device, as many as an all-to-all of 2n / batch columns. What
     DDP overlaps with the backward pass of dense layers is not taken off.
@@ -74,12 +74,18 @@ def copies_ms(model: CostModel, copied: Sequence[Table], task: ShardingTask) -> 
     devices, model = task.devices, for_task(model, task, waiting=False)  # their lookups stay on the device
     tables = [own_samples(table, devices) for table in copied]
     vectors = model.table_vectors(tables, np.array([table.dim for table in tables], dtype=np.int64))
-    compute = float(model.compute_ms(vectors.sum(axis=0)))
+    more = _operators(copied) - operators_of(copied)
+    compute = float(model.compute_ms(vectors.sum(axis=0))) + launch_ms(model, devices, more, 0).compute_ms
     if devices == 1:
         return LaunchMs(compute, 0.0, 0.0)
     columns = 2 * sum(table.rows * table.dim for table in copied) / model.batch_size
     backward = model.backward_collective_ms(np.full(devices, columns))
     return LaunchMs(compute, 0.0, float(backward.max()))
+
+
+def _operators(copied: Sequence[Table]) -> int:
+    """The operators that a device runs for data-parallel tables."""
+    return len({(table.element_bytes, table.pooling, table.weighted, table.module) for table in copied})
 
 
 def block_columns(model: CostModel, block: Table) -> float:
@@ -172,10 +178,10 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
         between = sending_more(model, _in_domains(model, task, of_table, copied, task.topology.domain))
     compute, forward, backward = device_costs(between, sums, device_dims)
     counted = launches(tables, shards, devices)
-    copies = copies_ms(model, [tables[name] for name in sorted(copied)], task)
-    own = len({(tables[name].element_bytes, tables[name].pooling, tables[name].module) for name in copied})
+    copied_tables = [tables[name] for name in sorted(copied)]
+    copies = copies_ms(model, copied_tables, task)
     rest = (tables[name] for name in of_table if name not in copied)
-    operators = counted.kinds_of_operators - own - operators_of(rest)
+    operators = counted.kinds_of_operators - _operators(copied_tables) - operators_of(rest)
     inputs = counted.inputs if task.pipeline == "none" else 0
     more = launch_ms(model, devices, operators, max(counted.outputs - 1, 0), inputs, counted.reordered)
     others = np.where(device_dims[holders] > sent, model.compute_ms(sums[holders] - vectors), 0.0)

@@ -172,8 +172,10 @@ def datasheet(day: Day) -> Any:
 
 def noise(day: Day) -> Any:
     _need(day, 60)
-    said = _neuroshard(day, "measure", "--verify", "costs", "-n", VERIFIED, check_exit=False)
-    return {"said": said.splitlines()}
+    said = _neuroshard(day, "measure", "--verify", "costs", "-n", VERIFIED, check_exit=False).splitlines()
+    if not said:  # labels that differ also exit with 1
+        raise NeuroshardError("labels could not be measured again")
+    return {"said": said}
 
 
 def model(day: Day) -> Any:

@@ -9,6 +9,7 @@ from typing import Protocol
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import UsageError
+from neuroshard.core.plan import DeviceCost
 
 # Imported when used: the synthetic backend needs neither torch nor FBGEMM.
 BACKENDS = {
@@ -77,6 +78,12 @@ class Backend(Protocol):
 
     def all_to_all(self, case: CollectiveCase, round_: int) -> CollectiveCost:
         """The cost of an all-to-all. Raises WorkerLost, MeasureError."""
+
+    def steps(self, sets: Sequence[ComputeCase | None], all_to_all: CollectiveCase) -> list[DeviceCost] | None:
+        """What each device takes in a step, while all take theirs at the same time: each with its table set, or none.
+
+        None where devices do not slow each other down, or cannot run at the same time here. Raises WorkerLost, MeasureError.
+        """
 
     def close(self) -> None:
         """End all processes. The backend cannot be used afterwards."""

@@ -2,8 +2,9 @@
 
     neuroshard evaluate plan.json --backend cpu
 
-The tables of all devices run one device after another on one device of this machine, in rounds, so that drift affects them all.
-The all-to-all is measured if this machine has as many GPUs (cuda), or can run as many processes (cpu), as the plan has devices.
+On a CPU with a core for each device all devices take whole steps at the same time, as in a trainer there. Otherwise their tables
+run one device after another on one device of this machine, in rounds, so that drift affects them all. Then the all-to-all is
+measured if this machine has as many GPUs (cuda), or can run as many processes (cpu), as the plan has devices.
 """
 
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from neuroshard.measure.evaluation import DeviceEvaluation, Evaluation
 from neuroshard.measure.formula import TERMS, Formula
 from neuroshard.measure.run import measure
 from neuroshard.measure.schedule import Step
+from neuroshard.measure.workers.processes import WorkerLost
 from neuroshard.progress import Bar, progress
 
 ROUNDS = 3  # over all devices; the median of a device counts
@@ -67,12 +69,14 @@ def evaluate(
         max_dim=max(table.dim for case in cases for table in case.tables),
         seed=settings.seed,
     )
-    rounds_differ = None
+    rounds_differ, at_once = None, False
     with closing(open_backend(backend, drawn, settings)) as opened:
         if opened.most_devices is not None and len(dims) > opened.most_devices:
             all_to_all = None
         if backend == "synthetic":
             measured: list[DeviceCost | str] = list(_by_formula(sets, dims, settings.batch_size))
+        elif all_to_all is not None and (in_steps := _in_steps(by_device, all_to_all, opened, rounds)):
+            (measured, rounds_differ), at_once = in_steps, True
         else:
             measured, rounds_differ = _by_measuring(by_device, all_to_all, opened, rounds)
         if all_to_all is not None:
@@ -86,6 +90,7 @@ def evaluate(
         exact=backend == "synthetic",
         all_to_all_measured=(complete and all_to_all is not None) or len(dims) == 1,
         rounds_differ=rounds_differ,
+        at_once=at_once,
         row_wise_tables=len({shard.table for shard in plan.shards if shard.rows < rows[shard.table]}),
         plan_notes=plan.provenance.notes,
         predicted_for=_predicted_for(plan),
@@ -163,6 +168,30 @@ def _by_formula(sets: Sequence[Sequence[Table]], dims: Sequence[int], batch_size
             *(ms.tolist() for ms in device_costs(model, sums, np.array(dims, dtype=float))), strict=True
         )
     ]
+
+
+def _in_steps(
+    by_device: Sequence[ComputeCase | None], all_to_all: CollectiveCase, backend: Backend, rounds: int
+) -> tuple[list[DeviceCost | str], float | None] | None:
+    """What each device takes in steps of all at the same time, the median of the rounds; and by what share the slowest round of
+    compute exceeds the fastest (median). None where that cannot be: one of them then shows which device is at fault."""
+    taken: list[list[DeviceCost]] = []
+    with progress(f"evaluate on {backend.bench.hardware.name}", rounds, "rounds") as bar:
+        for _ in range(rounds):
+            try:
+                costs = backend.steps(by_device, all_to_all)
+            except WorkerLost:
+                return None
+            if costs is None:
+                return None
+            taken.append(costs)
+            bar.advance(1, f"slowest {max(cost.total_ms for cost in costs):.3f} ms")
+    parts = DeviceCost.model_fields
+    devices = [list(of_rounds) for of_rounds in zip(*taken, strict=True)]
+    middle = [DeviceCost(**{part: median(getattr(one, part) for one in each) for part in parts}) for each in devices]
+    compute = [[one.compute_ms for one in each] for each in devices]
+    differ = [max(ms) / min(ms) - 1 for ms in compute if len(ms) > 1 and min(ms)]
+    return list(middle), median(differ) if differ else None
 
 
 def _by_measuring(

@@ -31,6 +31,7 @@ class Evaluation(Value):
     devices: tuple[DeviceEvaluation, ...]
     # by what share a device's slowest round of compute exceeds its fastest, in the median of devices
     rounds_differ: float | None = None
+    at_once: bool = False  # all devices took steps at the same time, not one after another
     row_wise_tables: int = 0  # of the plan
     plan_notes: tuple[str, ...] = ()  # of the plan on its predictions, such as another batch size
 
@@ -89,6 +90,8 @@ class Evaluation(Value):
     def _notes(self) -> Iterator[str]:
         if self.rounds_differ is not None:
             yield f"rounds of a device's compute differ by {self.rounds_differ:.1%} (median): smaller differences are noise"
+        if self.at_once:
+            yield "all devices ran at the same time, each on a core, as ranks of a trainer on this CPU do"
         if not self.all_to_all_measured:
             yield f"the all-to-all among {len(self.devices)} devices was not measured, as " + (
                 "not every device's tables could be run"

@@ -20,6 +20,7 @@ from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.clean import log
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import MeasureError
+from neuroshard.core.plan import DeviceCost
 from neuroshard.core.units import format_bytes
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine, installed_versions
@@ -39,6 +40,7 @@ from neuroshard.measure.timing.all_to_all import (
     reference_case,
 )
 from neuroshard.measure.timing.harness import collective_cost
+from neuroshard.measure.timing.steps import TimeSteps
 from neuroshard.measure.timing.table_sets import ProbeCpu, TimeTableSets
 from neuroshard.measure.workers.processes import WorkerLost, WorkerPool, tried
 
@@ -94,6 +96,13 @@ class OnMachine:
         self.rank_workers = WorkerPool(
             "neuroshard.measure.timing.all_to_all:Rank", self._ranks, settings.timeout_seconds, environment
         )
+        self.buffers = buffers
+        self.step_workers = WorkerPool(
+            "neuroshard.measure.timing.steps:StepRank",
+            lambda: [(*of_rank, limit, *buffers) for of_rank in self._ranks()],
+            settings.timeout_seconds,
+            environment,
+        )
         try:
             self.bench = bench.model_copy(update=self._probed(begun, bool(cases.compute)))
         except BaseException:
@@ -140,6 +149,13 @@ class OnMachine:
             [at_speed(one.backward, speed) for one in answers],
         )
 
+    def steps(self, sets: Sequence[ComputeCase | None], all_to_all: CollectiveCase) -> list[DeviceCost] | None:
+        if self.settings.threads > 1 or not self.machine.together(len(sets), sum(self.buffers)):
+            return None
+        self.set_workers.close()
+        self.rank_workers.close()
+        return self.step_workers.ask(TimeSteps(tuple(sets), all_to_all, self.repeats), count=len(sets))
+
     def _make_room_for(self, pool: WorkerPool) -> None:
         """End the other pool's workers where memory does not hold both."""
         other = self.rank_workers if pool is self.set_workers else self.set_workers
@@ -181,7 +197,7 @@ class OnMachine:
         return statistics.mean(answers)
 
     def _calm_all_to_all_ms(self, known: Mapping[str, float]) -> dict[str, float]:
-        """The reference kernel's ms for each number of devices that is not `known`: the fastest of some trials.
+        """The reference kernel's ms for each number of devices that is not `known`: the median of some trials.
 
         If the ranks are lost, no all-to-all can be measured, and `most_devices` is 1 for this run.
         """
@@ -201,15 +217,16 @@ class OnMachine:
         except WorkerLost as error:  # table sets can still be measured
             log(f"note: no all-to-all can be measured on this machine, so all are left out: {error}")
             self.most_devices = 1
-        found: dict[str, float] = {}
+        taken: dict[str, list[float]] = {}
         for devices, answers in trials:
             if not any(isinstance(answer, str) for answer in answers):
-                found[str(devices)] = min(reference_ms(answers), found.get(str(devices), math.inf))
-        return dict(sorted(found.items()))
+                taken.setdefault(str(devices), []).append(reference_ms(answers))
+        return {devices: statistics.median(ms) for devices, ms in sorted(taken.items())}
 
     def close(self) -> None:
         self.set_workers.close()
         self.rank_workers.close()
+        self.step_workers.close()
         self.meetings.close()
 
     def _ranks(self) -> list[tuple[Any, ...]]:
@@ -258,7 +275,7 @@ def bench_of(machine: Machine, cases: Cases, settings: MeasureSettings, begun: B
         notes=(
             *machine.notes(),
             machine.label_note(settings.repeats),
-            f"the label of an all-to-all is the lower decile of {BURSTS * settings.repeats} forwards, and of {BACKWARDS} times "
+            f"the label of an all-to-all is the median of {BURSTS * settings.repeats} forwards, and of {BACKWARDS} times "
             f"as many backwards; of up to {MOST_BURSTS * settings.repeats} forwards while the fastest differ by more than "
             f"{AGREEMENT:.0%}; of at least {settings.repeats} if they take longer than {LONG_SECONDS:g} s",
             f"all-to-alls in fp32 over {COLLECTIVES[machine.kind]}, all devices on one host",
@@ -268,20 +285,22 @@ def bench_of(machine: Machine, cases: Cases, settings: MeasureSettings, begun: B
 
 
 def wanted_hardware(found: Hardware, wanted: Hardware | None) -> Hardware:
-    """The hardware that was found here. Raises MeasureError if it is of another kind than `wanted`.
-
-    The machine's name, which a container hides, and the sharing, which is invisible from inside, come from `wanted`.
-    """
+    """The hardware that was found here. Raises MeasureError if it is of another kind than `wanted`."""
     if wanted is None:
         return found
-    hidden = {"machine": found.machine or wanted.machine, "sharing": wanted.sharing}
-    found = found.model_copy(update=hidden)
+    found = with_hidden_facts(found, wanted)
     if found.fingerprint != wanted.fingerprint:
         raise MeasureError(
             f"{wanted.name} was to be measured ({_facts(wanted)}), but this machine has {found.name} ({_facts(found)}): correct "
             "the node's labels, or the node selector"
         )
     return found
+
+
+def with_hidden_facts(found: Hardware, known: Hardware) -> Hardware:
+    """The hardware found here, with what is `known` otherwise: the machine's name, which a container hides, and the sharing,
+    which is invisible from inside."""
+    return found.model_copy(update={"machine": found.machine or known.machine, "sharing": known.sharing})
 
 
 def _facts(hardware: Hardware) -> str:

@@ -186,8 +186,9 @@ class _Run:
         self.writer, self.backend, self.deadline = writer, backend, deadline
         self.rows = self.errors = self.disturbed = 0
         self.reference_ms: list[float] = []
-        # of each step by its kind, scaled to the usual number of repeats
+        # of each step by its kind, scaled to the usual number of repeats; those of a chunk all count at its first step
         self.seconds_of: dict[int, list[float]] = {}
+        self.first_chunk = backend.concurrency  # table sets
 
     def measure_all(self, left: Schedule) -> None:
         """Measure and write until the deadline.
@@ -218,9 +219,10 @@ class _Run:
         return found if _rows(found) else []
 
     def _buy(self, left: Schedule, usual_repeats: int) -> Bought:
-        # the first table set also draws lookups that later ones reuse
+        # the first table sets also draw lookups that later ones reuse
+        first = self.first_chunk
         each = {
-            kind: statistics.mean(taken[1:] if kind == SETS and len(taken) > 1 else taken)
+            kind: statistics.mean(taken[first:] if kind == SETS and len(taken) > first else taken)
             for kind, taken in self.seconds_of.items()
         }
         seconds, backend = max(self.deadline - time.monotonic(), 0.0), self.backend

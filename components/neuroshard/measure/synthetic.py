@@ -9,6 +9,7 @@ from neuroshard import __version__
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import MeasureError, UsageError
+from neuroshard.core.plan import DeviceCost
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.measure import formula
@@ -73,6 +74,9 @@ class Synthetic:
         )
         timings = self._measured(case.case_id, round_, truth)
         return collective_cost(case, round_, timings[: len(dims)], timings[len(dims) :])
+
+    def steps(self, sets: Sequence[ComputeCase | None], all_to_all: CollectiveCase) -> list[DeviceCost] | None:
+        return None
 
     def close(self) -> None:
         """Nothing to end."""

@@ -17,6 +17,7 @@ from neuroshard.core.label import labels, rounds_of
 from neuroshard.core.text import counted
 from neuroshard.files.costs import difference, read_costs, read_manifest
 from neuroshard.measure.backends import MeasureSettings, open_backend
+from neuroshard.measure.hardware import with_hidden_facts
 from neuroshard.measure.run import has_devices, measure
 from neuroshard.measure.schedule import Step
 from neuroshard.progress import progress
@@ -125,6 +126,7 @@ def _chosen(costs: Costs, count: int) -> list[tuple[ComputeCase | CollectiveCase
 
 def _same_kind(bench: Bench, here: Bench, folder: Path) -> tuple[str, ...]:
     """Notes on what differs between the benches. Raises InvalidInput for other hardware, whose costs cannot be compared."""
+    here = here.model_copy(update={"hardware": with_hidden_facts(here.hardware, bench.hardware)})
     if bench.hardware.fingerprint != here.hardware.fingerprint:
         raise InvalidInput(
             f"{folder}: was measured on other hardware ({difference(bench.hardware, here.hardware)}); verify it on its own kind"

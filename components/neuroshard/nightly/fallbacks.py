@@ -18,7 +18,7 @@ from neuroshard.core.errors import InvalidInput, StoreError, Unreachable
 from neuroshard.core.hardware_names import is_part_of_name, is_same_name
 from neuroshard.core.nightly import Order, Searched, Survey, work_folder
 from neuroshard.core.topology import near_ranks
-from neuroshard.costmodel.analytic import SPREAD, analytic_for
+from neuroshard.costmodel.analytic import DATASHEETS, analytic_for
 from neuroshard.costmodel.protocol import predicts
 from neuroshard.models.open import open_cost_model
 from neuroshard.models.published import list_published
@@ -145,4 +145,6 @@ def _analytic(hardware: Hardware | None, order: Order) -> Candidate:
     sheet, own = analytic_for(hardware, order.hardware)
     called = (hardware.name if hardware else order.hardware) or "unknown hardware"
     guess = "" if own else f", whose datasheet answers for {called}"
-    return Candidate(f"analytic:{sheet}", f"analytic:{sheet}, of datasheets, which may be {SPREAD:.0%} off{guess}")
+    return Candidate(
+        f"analytic:{sheet}", f"analytic:{sheet}, of datasheets, which may be {DATASHEETS[sheet].spread:.0%} off{guess}"
+    )

@@ -5,7 +5,6 @@ the live plan. A plan that was rolled back does
 not return by itself, and while the live plan can be loaded, the live plan stays. If it cannot, other algorithms are tried.
 """
 
-import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -70,7 +69,6 @@ def search_plan(
     live = live_plan(pointer, store)
     searched = choose(survey, order, store)
     constraints = ConstraintsFile.parse(order.constraints, f"constraints of model {name!r}")
-    margin_bytes = math.ceil(memory_margin * max(order.memory_bytes))
     # without a readable live plan, every table may be placed anywhere
     start = live if order.move_budget or order.keep_optimizer_state else None
     settings = SearchSettings(
@@ -90,7 +88,8 @@ def search_plan(
         pipeline=order.pipeline,
         topology=order.topology or _as_the_nodes_are(survey, order),
         exchange_precision=order.precision,
-        constraints=constraints.model_copy(update={"reserve": max(constraints.reserve, margin_bytes)}),
+        # the gate refuses a plan that leaves less of any device
+        constraints=constraints.model_copy(update={"reserve_share": max(constraints.reserve_share, memory_margin)}),
         previous=start,
     )
     plan = search_by(settings, instead=searched.instead)

@@ -42,7 +42,7 @@ def sides(plan: Plan, change: PlanChange) -> list[Side]:
 def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
     by_table = plan.by_table()
     counted = Counter(_way(table, by_table[table.name], plan.task.devices) for table in plan.task.tables)
-    used, limits = plan.memory_bytes(), plan.task.device_memory_bytes
+    used, limits = plan.memory_bytes(), plan.task.usable_bytes
     fullest = max(range(len(used)), key=lambda device: used[device] / limits[device])
     topology = plan.task.topology
     return {

@@ -34,8 +34,8 @@ WITHOUT_CUTS = "search without cuts"  # the name of its progress bar
 
 @dataclass(frozen=True)
 class Asked:
-    """What to search: the settings, the clock, and the current plan. If it only `tries_row_wise`, rows are split only where a
-    first plan with rows split is cheaper than all first column-wise plans."""
+    """What to search: the settings, the clock, and the current plan. With `tries_row_wise`, nobody asked for row-wise tables:
+    they are searched only if a first plan with some is cheaper than all first column-wise plans."""
 
     settings: SearchSettings
     watch: Watch
@@ -65,13 +65,14 @@ def _published_search(problem: Problem, settings: SearchSettings, watch: Watch) 
 
 
 def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generator) -> tuple[State, tuple[str, ...]]:
-    """The cheaper of two plans: of those that cut no pooled table, whose outputs need not be put into order, and of all others.
+    """The cheaper of two plans: the best found that cuts no pooled table, whose outputs need not be put into order, and the best
+    found that may cut any.
 
-    Either is looked for only if its first plans are not far dearer than those of the other; the others always where the current
-    plan is one. From a current plan with cuts, one without must be worth moving for. Raises Infeasible if nothing fits, or if the
-    move budget is too small.
+    A kind of plan is searched only if its first plans are not far dearer than those of the other kind. If the current plan has
+    cuts, plans with cuts are always searched, and one without must be worth moving for. Raises Infeasible if nothing fits, or if
+    the move budget is too small.
     """
-    current, far = asked.current, 1 - problem.tuning.promising
+    current, far = asked.current, 1 - problem.tuning.both_kinds_within
     starts = _starts(problem, current)
     asked.watch.note(min(plan.cost for plan in starts))
     first = _first_cost(problem, starts)
@@ -167,7 +168,7 @@ def _improved(problem: Problem, starts: Sequence[State], asked: Asked, rng: np.r
     cheaper = min((plan.cost for plan in proposed), default=math.inf) < min(plan.cost for plan in starts)
     if asked.tries_row_wise and not cheaper:
         return column_wise.run(rounds_with_rows)
-    # rounds would go on from the cheapest: an improved column-wise plan hides first ones that lead further
+    # Rounds start from the cheapest plan given. The improved column-wise plan would be that, and the others never be tried.
     more = [] if cheaper else [best]
     with_rows = LocalSearch([*proposed, *more], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise)
     return min(with_rows.run(rounds_with_rows), best, key=lambda plan: plan.cost)

@@ -42,7 +42,6 @@ from neuroshard.search.problem.kept_cuts import WAY_OUT, KeptCuts
 from neuroshard.search.problem.layout import lay_out, make_plan, placement_of
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
-from neuroshard.search.proposers.row_wise import worth_allowing
 from neuroshard.search.settings import LOCAL_SEARCH, UNKNOWN, USUAL, SearchSettings, Trust
 from neuroshard.search.watch import OnImprovement, Watch
 
@@ -85,8 +84,8 @@ def search(
 
 
 def _choosing_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller) -> Plan:
-    """The cheaper of two plans: with small tables data-parallel, if first plans are cheaper so, and with none beside those that
-    are anyway. Each search has half of a time budget."""
+    """The cheaper of two plans: one with the copies that the task asks for, and one with copies of more small tables, if those
+    make first plans cheaper. Each search has half of a time budget."""
     if not cost_model.prices_rows:
         raise UsageError("given costs do not tell what copies of tables cost; name the tables: --data-parallel PATTERN")
     allowed = _trying_row_wise(task) if settings.try_row_wise else None
@@ -128,9 +127,6 @@ def _sharded(task: ShardingTask, cost_model: CostModel, settings: SearchSettings
     if tried is not None and not len(best.problem.row_wise):
         problem = problem.without_row_wise(task)
     heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
-    may_split_rows = tried is not None or len(problem.row_blocks.groups) > 0
-    if is_ours and current is None and not may_split_rows and cost_model.prices_rows:
-        notes += worth_allowing(problem, best)
     if watch.stopped:
         notes.append(say.STOPPED)
 
@@ -175,8 +171,7 @@ def _starting_from(previous: Plan | None, problem: Problem, settings: SearchSett
         problem = _with_kept_cuts(problem, kept)
         current = CurrentPlacement(problem, kept.plan, settings.move_budget_bytes)
         notes = (*notes, kept.note)
-    problem.memory = problem.memory - current.reserved_bytes
-    return _Start(problem, current, kept, notes)
+    return _Start(problem.with_less_memory(current.reserved_bytes), current, kept, notes)
 
 
 def _provenance(cost_model: CostModel, settings: SearchSettings, trust: Trust, notes: tuple[str, ...]) -> Provenance:
@@ -259,8 +254,8 @@ def run(
     `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `pipeline` is the trainer's
     (core/step_memory.py), `topology` its hosts and links, `exchange_precision` that of its collectives; `previous` is a plan to
     start from; `stop`, once it is set, ends the search. Row-wise tables are tried unless the constraints say which may be so, or
-    that none may. `instead` says why this cost model is not the one of the plan's hardware: then it may be off by no less than a
-    guess. Raises InvalidInput, UsageError and Infeasible; then nothing is written.
+    that none may. `instead` says why this cost model is not the one of the plan's hardware: then the plan gives it at least the
+    error of a datasheet. Raises InvalidInput, UsageError and Infeasible; then nothing is written.
     """
     if out is not None:
         check_can_write(out)

@@ -39,7 +39,7 @@ class SearchSettings:
     tuning: Tuning = TUNING
 
     def check(self, from_a_plan: bool) -> None:
-        """Raise UsageError for settings that contradict each other, or whether the search starts from a current plan."""
+        """Raise UsageError for settings that contradict each other, or `from_a_plan`: whether the search starts from one."""
         if self.algorithm not in ALGORITHMS:
             raise UsageError(f"unknown algorithm {self.algorithm!r}; there are {', '.join(ALGORITHMS)}")
         if self.time_budget_s is not None and not 0 < self.time_budget_s < math.inf:

@@ -50,9 +50,8 @@ class Tuning:
     # that a search which goes on column-wise finds what it would have found without the comparison.
     rounds_before_rows: int = 12
     time_for_cuts: float = 0.15  # share of a time budget that is left for undoing cuts
-    # Share by which first plans may be dearer, and local search still end with the cheaper plan: between plans with cut tables
-    # and plans without
-    promising: float = 0.1
+    # If the first plans with cut tables and those without differ by a smaller share, local search tries both
+    both_kinds_within: float = 0.1
     worth_moving: float = 1e-3  # share that a plan must gain for shards to move: for less, 7.5 GiB moved for nothing
 
     # problem: how many shards the cost model prices at once
@@ -79,8 +78,6 @@ class Tuning:
     row_sets_leading: tuple[int, ...] = (1, 2, 3, 5, 8)
     row_sets_one_by_one: int = 12  # tables up to which sets of an order differ by one table; beyond, by a fifth
     copies_worth: float = 0.02  # share that first plans must save by copies for small tables to be data-parallel
-    row_wise_hint: float = 0.1  # share that a first plan row-wise must save for the plan to mention --row-wise
-    row_wise_hint_most_cells: int = 100_000  # tables x devices above which that is not tried: 2,002 x 128 take 1.4 s
 
     # improve: the objective and the descent
     sharpness: int = 6  # doublings of the exponent of the soft maximum: x^64
@@ -98,7 +95,9 @@ class Tuning:
     offers_seen: int = 2_048  # shards of the receivers that are weighed for a swap, drawn at random if there are more
     offers: int = 512  # of these, shards that fit and are considered for each shard of the source
     swaps_priced: int = 24  # swaps of each shard whose gain is estimated in full
-    unlevel: float = 0.5  # weight of how far a swap is off levelling two devices: a part of a shard may level them
+    unlevel: float = (
+        0.5  # weight of the difference that a swap leaves between two devices: part of a shard may level them
+    )
     narrow: float = 0.95  # share of the widest device's columns from which on a device's columns count in a swap
     guess_bytes: int = 16 * 2**20  # table of what every shard is estimated to add to every device, if it is kept
 

@@ -10,6 +10,7 @@ which a plan with cut tables needs.
 """
 
 import shutil
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -30,9 +31,11 @@ MOST_BURSTS = 4  # … and up to so many while the fastest of them differ by mor
 AGREEMENT = 0.1
 LONG_SECONDS = 1.0
 REFERENCE_DIM = 256  # columns of each device in the reference all-to-all
-CALM_TRIALS = 5  # of the reference all-to-all when a run begins; labels are scaled to the fastest trial
+# Of the reference all-to-all when a run begins. Labels are scaled to the median trial: what was scaled to the fastest one was a
+# quarter shorter than in a trainer.
+CALM_TRIALS = 5
 REORDERED_COLUMNS, SHARD_COLUMNS = 1024, 64  # in all, and of each shard, when columns are put into another order
-REORDERED_SAMPLES = 16_384  # at most: 64 MiB, which is beyond caches
+REORDERED_SAMPLES = 16_384  # at most: 64 MiB in and 64 MiB out, which no cache holds
 REORDER_SECONDS = 1.0  # for which that is repeated
 LEAD_SECONDS = 0.001  # from agreeing on a start to the start; every device knows it by then
 
@@ -41,11 +44,6 @@ def samples_per_device(batch_size: int, devices: int) -> list[int]:
     """The batch in nearly equal shares: the first devices get one sample more where it does not divide."""
     share, more = divmod(batch_size, devices)
     return [share + (device < more) for device in range(devices)]
-
-
-def lower_decile(samples: Sequence[float]) -> float:
-    """The lower decile of at least one sample: the fastest of fewer than ten."""
-    return sorted(samples)[len(samples) // 10]
 
 
 def agreed(*sampled: Sequence[float]) -> bool:
@@ -97,13 +95,15 @@ class Rank:
     All ranks join one process group of `max(counts)` devices. An all-to-all of fewer devices is among the first of them.
     """
 
+    goes_first = True  # ahead of other processes, on a CPU
+
     def __init__(self, kind: str, rank: int, counts: tuple[int, ...], folder: str, settings: MeasureSettings) -> None:
         import torch
         import torch.distributed as dist
 
         self.rank, self.settings = rank, settings
         if kind == "cpu":
-            take_core(rank)
+            take_core(rank, first=self.goes_first)
         self.device = open_device(kind, rank, threads=1)
         dist.init_process_group(
             COLLECTIVES[kind],
@@ -151,9 +151,9 @@ class Rank:
         taken: list[float] = []
         until = time.monotonic() + REORDER_SECONDS
         while not taken or time.monotonic() < until:
+            self.device.flush()  # on a GPU also: wait until the host has launched what is timed
             taken.append(self.device.timed(reorder)[0])
-        # the first ones get new pages of memory
-        of_column = lower_decile(taken) / REORDERED_COLUMNS * share / samples
+        of_column = statistics.median(taken) / REORDERED_COLUMNS * share / samples
         return 2 * of_column * devices
 
     def _all_to_all(self, case: CollectiveCase, repeats: int) -> RankTiming | str:
@@ -185,9 +185,9 @@ class Rank:
             backwards += [self._timed(backward, devices, 0.0) for _ in range(BACKWARDS)]
             references += [self._timed(reference, devices, 0.0)] if reference else []
         return RankTiming(
-            timing(forwards[warmup:], lower_decile),
-            timing(backwards[BACKWARDS * warmup :], lower_decile),
-            lower_decile(references[warmup:]) if references else None,
+            timing(forwards[warmup:], statistics.median),
+            timing(backwards[BACKWARDS * warmup :], statistics.median),
+            statistics.median(references[warmup:]) if references else None,
         )
 
     def _timed(self, step: Callable[[], Any], devices: int, delay_ms: float) -> float:

@@ -69,7 +69,7 @@ class Rank:
 
         self.place = place
         if kind == "cpu":
-            take_core(place.local)
+            take_core(place.local, first=True)
         self.device = open_device(kind, place.local, threads=1)
         host, port = address
         store_address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

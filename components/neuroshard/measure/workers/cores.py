@@ -27,16 +27,16 @@ def _go_first() -> bool:
     return True
 
 
-def take_core(rank: int) -> None:
+def take_core(rank: int, *, first: bool) -> None:
     """Keep this process and its later threads on one core, in turns with the other ranks there.
 
     A rank that wakes up does not interrupt a running rank: with interruptions, a quarter of the all-to-alls of 4 ranks on 2 cores
-    took five times as long as the others. Where allowed, it does interrupt other processes: otherwise each message waits for
-    their time slice of 4 ms, in all-to-alls of 0.7 ms.
+    took five times as long as the others. If it goes `first`, where allowed, it does interrupt other processes: otherwise each
+    message waits for their time slice of 4 ms, in all-to-alls of 0.7 ms.
     """
     if sys.platform == "linux":
         cores = sorted(os.sched_getaffinity(0))
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.sched_setaffinity(0, {cores[rank % len(cores)]})
-            if not _go_first():
+            if not (first and _go_first()):
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -26,9 +26,9 @@ class Branch:
     What plans cost at least, in ms: `alone` (S,) is compute and backward all-to-all of a device with this shard and the blocks of
     `sure`; `block_alone` (P, W) the same with a block of this group. Both are infinite where they do not fit or are not allowed.
     `back` is the mean backward all-to-all, without waiting. `all_to_all` (P, W) is what one more row-wise group adds to both
-    all-to-alls, summed over the devices. Three have what launches take in them: `ahead`, the forward all-to-all; `of_used` (D,),
-    the mean of both over the used devices, if 1, 2, … are used and no table is row-wise; `all_to_all_ms`, the sum of both for a
-    device with 0, 4, 8, … columns.
+    all-to-alls, summed over the devices. The others include what launches take: `ahead` is the forward all-to-all; `of_used` (D,)
+    the mean of both all-to-alls over the used devices, if 1, 2, … are used and no table is row-wise; `all_to_all_ms` the sum of
+    both for a device with 0, 4, 8, … columns.
 
     All devices hold `columns` of the blocks of `sure`, and at least `beside` (K,) of each vector component. `blocks` (P, W, K)
     are the vectors of all blocks of each group, summed. W are the ways to split rows (`RowBlocks`); `sure` are over all devices.

@@ -18,7 +18,8 @@ from neuroshard.search.problem.problem import Problem
 
 
 class HeavyShards:
-    """For plans of at most `cost_ms`. The compute cost of `convex` is convex, and not above that of any of their devices."""
+    """Raises the cost of shards that are heavy in plans of at most `cost_ms`. The compute cost of `convex` is convex, and for
+    every device of such a plan at most what the cost model says."""
 
     def __init__(self, problem: Problem, convex: CostModel, cost_ms: float, settings: BoundSettings) -> None:
         self.problem, self.convex, self.cost_ms, self.share = problem, convex, cost_ms, settings.heavy_share

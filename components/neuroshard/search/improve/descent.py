@@ -43,7 +43,7 @@ def _from_many(
         vain = np.zeros(len(plans), dtype=np.int64)
         while len(active := np.flatnonzero(vain < tuning.many_in_vain)):
             soft = SoftMaximum(objective, plans.compute, plans.dims)
-            order = np.argsort(-soft.counts[active], axis=1, kind="stable")
+            order = np.argsort(-soft.shares[active], axis=1, kind="stable")
             others = rng.permuted(np.repeat(order[:, jobs:], jobs, axis=0), axis=1)
             pairs = order[:, :jobs].ravel(), others[:, : devices // jobs]
             found = candidates_to(plans, soft, np.repeat(active, jobs), *pairs, rng)
@@ -58,7 +58,7 @@ def _from_many(
 def _from_slowest(
     plans: Plans, objective: Objective, rng: np.random.Generator, current: CurrentPlacement | None
 ) -> Iterator[Changed]:
-    """Moves from the slowest devices, or from the next ones and the widest where those have none, until no device has any."""
+    """Moves from the slowest and the widest device; if neither has one, from the next two of each; until these have none."""
     moving = np.full(len(plans), plans.problem.devices > 1)
     while moving.any():
         soft, trying = SoftMaximum(objective, plans.compute, plans.dims), moving.copy()
@@ -90,7 +90,7 @@ def _chosen(
     budget = current if current is not None and current.budget_bytes is not None else None
     gains = np.flatnonzero(change < -plans.problem.tuning.min_gain * soft.slowest[moves.plan])
     gains = gains[np.argsort(change[gains], kind="stable")]
-    # a number for each device and each group of all plans; where nothing is taken, again that of the source
+    # a number for each device and each group of all plans; a move that takes nothing names its source twice
     plan, source, to, give, take = (of[gains] for of in (moves.plan, moves.source, moves.to, moves.give, moves.take))
     count, groups = plans.dims.size, len(plans.problem.first)
     source, to, give = source * len(plans) + plan, to * len(plans) + plan, count + plan * groups + give

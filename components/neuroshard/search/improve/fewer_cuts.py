@@ -26,7 +26,7 @@ def fewer_cuts(
 ) -> list[State]:
     """Plans of at most `most_ms` with fewer and fewer cuts, made from one plan; none moves more bytes than that one.
 
-    Many joins are tried at once, and half as many, down to one; then other single ones.
+    The best 1, 2, 4, … joins are tried together; if none of these plans is cheap enough, other joins one by one.
     """
     problem, tuning = copy.copy(state.problem), state.problem.tuning
     problem.tuning = replace(tuning, partial_moves=False)

@@ -89,7 +89,8 @@ class LocalSearch:
             self.at, self.vain = self.best, 0
 
     def _descended(self, states: Sequence[State]) -> list[State]:
-        """Of each plan the cheapest on its way down, which need not be the last, the most even; cut short if time is up."""
+        """The cheapest state of each plan during its descent; the last one is the most even, and may cost more. Cut short if time
+        is up."""
         self.watch.note(min(state.cost for state in states))
         plans = Plans(states)
         best, since = plans.cost.copy(), [list[Cells]() for _ in states]  # what changed since the cheapest

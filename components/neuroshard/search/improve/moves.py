@@ -68,8 +68,8 @@ def price(plans: Plans, soft: SoftMaximum, moves: Moves) -> Priced:
     compute = problem.model.compute_ms(sums.reshape(2 * count, -1)).reshape(2, count)
     compute = np.where(dims > 0, compute, 0.0)
     change = soft.added(np.array([soft.objective.load(compute, dims), dims]), plan)
-    for counts in soft.counts[plan, both]:
-        change -= counts
+    for share in soft.shares[plan, both]:
+        change -= share
     return Priced(change, sums, dims, compute)
 
 

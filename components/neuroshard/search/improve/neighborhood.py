@@ -43,7 +43,7 @@ class Neighborhood:
         self.whole = self.flat.take(self.begin + self.mine[:, None])  # (N, R + 1)
         self.leaves = self.whole[:, -1]
         of_job = plan[:, None]
-        self.counted = soft.counts[plan, source][:, None] + soft.counts[of_job, receivers]
+        self.now = soft.shares[plan, source][:, None] + soft.shares[of_job, receivers]
         self.load, self.load_there = soft.load[plan, source], soft.load[of_job, receivers]
         self.dims, self.dims_there = plans.dims[plan, source], plans.dims[of_job, receivers]
         self.free, self.free_there = plans.free[plan, source], plans.free[of_job, receivers]
@@ -67,10 +67,10 @@ class Neighborhood:
         return more
 
     def change(self, amounts: Floats, column: Ints) -> Floats:
-        """What the objective changes by if source and receiver come to these ms and columns, less is better: (2, 2, N, P, R),
-        overwritten -> (N, P, R)."""
+        """By how much the objective changes where source and receiver then have these ms and columns (2, 2, N, P, R), which are
+        overwritten: (N, P, R). Less is better."""
         change = self.soft.added(amounts, self.plan[self.job][:, None, None])
-        change -= self.counted[self.job[:, None, None], column]
+        change -= self.now[self.job[:, None, None], column]
         return change
 
     def best(self, change: Floats) -> tuple[Ints, Ints]:
@@ -88,8 +88,8 @@ class Neighborhood:
         return Moves(self.plan[job], self.source[job], self.group[rows], out, self.receivers[job, column], take, into)
 
     def some(self, *of: Ints, most: int) -> tuple[Ints, ...]:
-        """About `most` entries of each job, drawn at random, of arrays whose first names the job: on a device that holds more
-        shards, many are alike."""
+        """About `most` entries of each job, drawn at random; the first array has the jobs. Of more shards on a device many are
+        alike."""
         job = of[0]
         if len(job) <= most or (count := np.bincount(job)).max() <= most:
             return of

@@ -11,7 +11,7 @@ from neuroshard.search.problem.objective import Objective, SoftMaximum
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 
-CUT = np.iinfo(np.int64).min  # in place of a domain: column-wise
+COLUMN_WISE = np.iinfo(np.int64).min  # in place of a domain
 
 
 class _Linearized(NamedTuple):
@@ -25,7 +25,7 @@ class _Linearized(NamedTuple):
         """What the objective changes by if every device gets so many ms and columns more: two (C, D) -> (C,)."""
         amounts = np.stack([(self.soft.load[0] + load).T, (self.state.dims + dims).T])
         change: Floats = self.soft.added(amounts, np.zeros(1, dtype=np.int64))
-        change -= self.soft.counts[0].sum()
+        change -= self.soft.shares[0].sum()
         return change
 
     def blocks(self, groups: Ints, domains: Ints) -> tuple[Floats, Floats]:
@@ -47,7 +47,7 @@ def toggled(
     problem, tuning = state.problem, state.problem.tuning
     soft = SoftMaximum(objective, state.compute[None], state.dims[None])
     estimate = _Linearized(state, soft, problem.model.compute_slope(state.sums))
-    sources = np.argsort(-soft.counts[0], kind="stable")[: tuning.toggle_sources]
+    sources = np.argsort(-soft.shares[0], kind="stable")[: tuning.toggle_sources]
     permitted, most = problem.row_blocks.groups, tuning.toggle_candidates
     split = permitted[state.widths[permitted][:, sources].any(axis=1)][:most]
     join = problem.row_wise if len(problem.row_wise) <= most else rng.choice(problem.row_wise, most, replace=False)
@@ -59,7 +59,10 @@ def toggled(
     split_change = _split_change(estimate, split, to)
     join_change, cuts = _join_change(estimate, join, over)
     move_change = _move_change(estimate, moved, left, elsewhere)
-    groups, domains = np.concatenate([split, join, moved]), np.concatenate([to, np.full(len(join), CUT), elsewhere])
+    groups, domains = (
+        np.concatenate([split, join, moved]),
+        np.concatenate([to, np.full(len(join), COLUMN_WISE), elsewhere]),
+    )
     change = np.concatenate([split_change, join_change, move_change])
     finite = np.isfinite(change)
     groups, domains, change = groups[finite], domains[finite], change[finite]
@@ -70,7 +73,7 @@ def toggled(
     group, domain = int(groups[chosen]), int(domains[chosen])
     widths, others = state.widths.copy(), problem.row_wise != group
     row_wise, where = problem.row_wise[others], problem.domains[others]
-    if domain == CUT:
+    if domain == COLUMN_WISE:
         there = problem.with_row_wise(row_wise, where)
         widths[group] = cuts[group]
     else:

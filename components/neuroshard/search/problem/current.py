@@ -7,8 +7,8 @@ A device may hold several spans of a table's columns that are not adjacent (Torc
 search counts them as one shard. Joining them moves columns, so within a budget such a table keeps its spans unless its widths
 change.
 
-A table that is row-wise over all devices stays so if that is still permitted. Otherwise, as if it is in other rectangles, it is
-placed anew, and what a device already holds of it need not move there.
+A table that is row-wise, table-row-wise or in a grid stays so if that is still permitted. A table split otherwise is placed anew;
+what a device already holds of it need not move there.
 """
 
 import copy

@@ -65,7 +65,7 @@ def put_back(problem: Problem, widths: Widths, free: Ints, lost: list[tuple[int,
 
 
 def _roomiest(problem: Problem, group: int, left: int, free: Ints, held: Ints) -> tuple[int, int] | None:
-    """The device that takes most of the `left` units of a group such that the rest may still be a shard, and how many."""
+    """The device that takes most of the `left` units of a group, and how many: all, or so many that the rest is a valid shard."""
     first, least = int(problem.first[group]), int(problem.min_units[group])
     shards_left = int(problem.max_shards[group] - np.count_nonzero(held))
     best = (0, 0)

@@ -14,7 +14,7 @@ from neuroshard.costmodel.protocol import CostModel, Ints
 from neuroshard.search.problem.row_blocks import EVERYWHERE
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
-CUT = 2  # place, among the ways of a table, of that in which it is cut column-wise
+WHOLE, ROW_WISE, CUT, TABLE_ROW_WISE, GRID = range(5)  # the ways that a table can be sharded, in the order of `_ways`
 
 
 class LaunchCosts:
@@ -46,7 +46,7 @@ class LaunchCosts:
         self.measured = operators_of(table for _, table in tables)
         outputs: dict[Group, int] = {}
         operators: dict[object, int] = {}
-        # of each table, where it is whole, row-wise, cut, table-row-wise, in a grid: numbers of its collectives and its operator
+        # of each table and way: numbers of its collectives and of its operator
         self.output: Ints = np.array([[outputs.setdefault(one, len(outputs)) for one in ways] for ways in self.ways])
         self.operator: Ints = np.array(
             [
@@ -60,10 +60,14 @@ class LaunchCosts:
 
     def of(self, row_wise: Ints, domains: Ints, cut: Ints = NONE) -> LaunchMs:
         """Where these table groups are row-wise, each over its domain, these cut column-wise, and all others whole."""
-        way = np.zeros(len(self.output), dtype=np.int64)
-        way[np.isin(self.group, row_wise)], way[np.isin(self.group, np.concatenate([cut, self.pieces]))] = 1, CUT
-        way[np.isin(self.group, row_wise[domains >= 0])] = 3
-        way[np.isin(self.group, row_wise[domains < EVERYWHERE])] = 4
+        way = np.full(len(self.output), WHOLE)
+        for of, groups in (
+            (ROW_WISE, row_wise),
+            (CUT, np.concatenate([cut, self.pieces])),
+            (TABLE_ROW_WISE, row_wise[domains >= 0]),
+            (GRID, row_wise[domains < EVERYWHERE]),
+        ):
+            way[np.isin(self.group, groups)] = of
         outputs, operators = (
             distinct(np.take_along_axis(each, way[:, None], axis=1)) for each in (self.output, self.operator)
         )
@@ -85,14 +89,14 @@ class LaunchCosts:
         return launch_ms(self.model, self.devices, 0, 0, reordered=least).total_ms
 
     def least(self, row_wise: Ints, may_be: Ints) -> float:
-        """The least ms of a plan in which the table groups `row_wise` are so, and no others than `may_be`.
+        """The least ms of a plan in which the table groups `row_wise` are row-wise, and of the others only `may_be` can be.
 
         It has the collectives and operators of every collection at least once; and of those twice that have both a table that is
         row-wise and one that cannot be.
         """
         rows, stay = np.isin(self.group, row_wise), ~np.isin(self.group, may_be)
         outputs, operators = (
-            np.concatenate([distinct(each[:, 0]), np.intersect1d(each[rows, 1], each[stay, 1])])
+            np.concatenate([distinct(each[:, WHOLE]), np.intersect1d(each[rows, ROW_WISE], each[stay, ROW_WISE])])
             for each in (self.output, self.operator)
         )
         return self._ms(len(operators), outputs).total_ms
@@ -111,7 +115,7 @@ def distinct(numbers: Ints) -> Ints:
 
 
 def _ways(table: Table) -> tuple[Group, ...]:
-    """The groups that the table is in where it is whole, row-wise, cut column-wise, table-row-wise, and in a grid."""
+    """The groups that the table is in, by how it is sharded: WHOLE, ROW_WISE, CUT, TABLE_ROW_WISE, GRID."""
     sequences = table.pooling == "none"
     whole, rows, cut = ("whole" if sequences else "columns", "rows", "columns")
     return (

@@ -54,7 +54,10 @@ class Objective:
 
 
 class SoftMaximum:
-    """The objective of B plans, linearized in the powers of their devices' loads and columns: sums of `counts` (B, D)."""
+    """The objective of B plans as a sum over their devices: `shares` (B, D) are what each device adds to it, in ms.
+
+    That is exact to first order: the p-th root of the sum of powers is replaced by its tangent.
+    """
 
     def __init__(self, objective: Objective, compute: Floats, dims: Floats) -> None:
         self.objective = objective
@@ -77,7 +80,7 @@ class SoftMaximum:
             ]
         )  # (2, B)
         powers = powers * self.weights[:, :, None]
-        self.counts: Floats = powers[0] + powers[1]  # what devices add now: (B, D)
+        self.shares: Floats = powers[0] + powers[1]
 
     def added(self, amounts: Floats, plan: Ints) -> Floats:
         """What N devices would add to the objective of their `plan` (N, …) with these loads and columns: (2, N, …), overwritten

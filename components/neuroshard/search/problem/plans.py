@@ -53,8 +53,8 @@ class Plans:
         return estimated.reshape(-1), len(width) * np.arange(devices.size).reshape(devices.shape)
 
     def added_each(self, plan: Ints, devices: Ints, groups: Ints, units: Ints) -> Floats:
-        """Ms that so many units add to one device each, by a linear estimate: `plan` (J, 1), three (J, S), or `devices` (J, 1),
-        -> (J, S)."""
+        """Ms that so many units of a group add to a device, by a linear estimate: `plan` (J, 1), `devices` (J, S) or (J, 1),
+        `groups` and `units` (J, S) -> (J, S)."""
         problem = self.problem
         slots = problem.slots.take(groups) + units
         estimated: Floats

@@ -51,9 +51,9 @@ class Problem:
     (G,): `tables`, `all_units`, `whole` (its widest shard), `min_units` and `max_units` of a shard, `max_shards`, `allowed`
     devices (G, D), `max_devices` (that can hold a shard of it at the same time).
 
-    `row_blocks` has the groups that may be split row-wise. Each Problem has a fixed set of them split so (`row_wise`, each over
-    the devices of its `domains`): a new one none. `with_row_wise` gives the problem for another set, in which devices already
-    hold their blocks (`base`, `base_dims`, and less `memory`) and their `whole` is shard 0.
+    `row_blocks` has the groups that may be split row-wise. In each Problem a fixed set of them is (`row_wise`, each over the
+    devices of its `domains`); in a new Problem none is. `with_row_wise` gives the problem for another set. There the devices
+    already hold the row blocks (`base`, `base_dims`, and less `memory`), and `whole` of these groups is shard 0.
     """
 
     def __init__(self, task: ShardingTask, model: CostModel, tuning: Tuning = TUNING) -> None:
@@ -207,6 +207,13 @@ class Problem:
         new.whole = root.whole.copy()
         new.whole[groups] = 0
         new.mean_columns = float(new.dims[new.whole].sum()) / new.devices + float(load.dims.mean())
+        return new
+
+    def with_less_memory(self, nbytes: Ints) -> "Problem":
+        """The same problem, without row-wise tables so far, on devices with so many bytes (D,) less. It shares prices with this
+        one."""
+        new = copy.copy(self.root)
+        new.root, new.memory = new, self.root.memory - nbytes
         return new
 
     def without_row_wise(self, task: ShardingTask) -> "Problem":

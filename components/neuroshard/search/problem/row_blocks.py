@@ -42,9 +42,10 @@ class RowBlocks:
     problem. There are W ways to split them: over all devices and, if `domains` is more than 1, over those of one domain, or in
     a grid of `parts` of the columns, each over a domain. Grids lie on neighbouring domains, and their number divides that of all.
 
-    Of each table and way: `allowed` (P, W); `nbytes` (P, W, 2), of a block and of the last of a domain; `dims` (P, W), columns
-    that take a device with a block as long to send; `more` (P, W), how many that are on average over all devices beyond those of
-    the whole table; `least` (P, W), columns that such a device sends at least; `vectors` (P, W, 2, K).
+    Of each table and way: `allowed` (P, W); `nbytes` (P, W, 2), of a block and of the last of a domain; `dims` (P, W), how
+    many columns take as long to send as what a device with a block sends; `more` (P, W), how many columns more than for the whole
+    table a device sends then, in the mean of all devices; `least` (P, W), how many a device with a block sends at least;
+    `vectors` (P, W, 2, K).
     """
 
     def __init__(self, groups: Ints, tables: Sequence[Table], task: ShardingTask, model: CostModel) -> None:
@@ -60,7 +61,7 @@ class RowBlocks:
         self.split_over = (task.devices, *(domain for _ in self.parts[1:]))  # row blocks of each way
         starts = [(way, first) for way in range(ways - 1, 0, -1) for first in range(0, self.domains, self.parts[way])]
         grids = [one for one in starts if one[0] >= FIRST_GRID]
-        # of each domain, and of what stands in place of one, from the last grid on: its way and its first domain
+        # by place, from the last grid (the lowest number) to the last domain: its way and its first domain
         self._places = [*grids, (OVER_ALL, 0), *((OVER_DOMAIN, h) for h in range(self.domains) if ways > 1)]
         self._first_place = EVERYWHERE - len(grids)
         rows = np.array([table.rows for table in tables], dtype=np.int64)
@@ -139,7 +140,7 @@ class RowBlocks:
         return np.arange(self._first_place, self._first_place + len(self._places))
 
     def place_of(self, way: int, first_domain: int) -> int:
-        """The place of so many domains from this one on as the way has."""
+        """The place that stands for the domains of a table split in this way, of which this is the first."""
         return self._places.index((way, first_domain)) + self._first_place
 
     def shards(self, table: Table, domain: int) -> list[Shard]:

@@ -21,7 +21,7 @@ class State:
     """
 
     def __init__(self, problem: Problem, widths: Widths, priced: Sequence[Any] | None = None) -> None:
-        """`priced` is what `_priced` says of the plan, where it was priced with others."""
+        """`priced` is the plan's part of what `_priced` returns, if it was called for several plans at once."""
         sums, dims, nbytes, compute, forward, backward = priced or [of[0] for of in _priced(problem, widths[None])]
         self.problem, self.widths, self.sums, self.dims = problem, widths, sums, dims
         self.free: Ints = problem.memory - nbytes

@@ -49,7 +49,7 @@ def place(
     group `apart` (V,), no two of which go on one device. `caps` (B, G) are columns of a device, `memory` (D,) bytes. Of equally
     loaded devices the one with the most free memory is taken, then the first. A shard of no columns changes nothing, so
     orders of different lengths can be padded. `base` is what devices hold beforehand: sums of vectors (D, K), and columns (D,).
-    `soft` caps give way if no device has room under them: to the device of the fewest columns.
+    With `soft` caps, a shard for which no device has room under its cap goes to the device of the fewest columns.
     """
     (batch, grid), steps = caps.shape, orders.shape[1]
     rows, count = batch * grid, len(memory)

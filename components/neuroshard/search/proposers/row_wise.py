@@ -9,7 +9,6 @@ from itertools import product
 
 import numpy as np
 
-from neuroshard.core.text import counted
 from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.problem import Problem
@@ -26,22 +25,6 @@ def propose(problem: Problem, seed: int) -> list[State]:
         if there is not None:
             found += first_plans(there, 1)
     return sorted(found, key=lambda state: state.cost)
-
-
-def worth_allowing(problem: Problem, found: State) -> list[str]:
-    """A note for the plan if splitting tables row-wise, which the task does not allow, costs far less at the first try."""
-    tuning = problem.tuning
-    if problem.devices * len(problem.whole) > tuning.row_wise_hint_most_cells:
-        return []
-    task, constraints = problem.task, problem.task.constraints.model_copy(update={"row_wise": True})
-    allowed = task.model_copy(update={"constraints": constraints})
-    plans = propose(Problem(allowed, problem.model, tuning), 0)
-    if not plans or plans[0].cost > found.cost * (1 - tuning.row_wise_hint):
-        return []
-    return [
-        f"with {counted(len(plans[0].problem.row_wise), 'table')} split row-wise, a first try costs {plans[0].cost:.3f} ms, "
-        f"{1 - plans[0].cost / found.cost:.0%} less than this plan; --row-wise lets a search do so"
-    ]
 
 
 def _sets(problem: Problem) -> list[tuple[Ints, Ints]]:
@@ -80,8 +63,12 @@ def _sets_of(problem: Problem, estimate: "_SetCosts", order: Ints, ways: tuple[i
             wanted = np.where(np.arange(len(order)) < first, way, OVER_DOMAIN) if mixed else np.full(len(order), way)
             may = np.take_along_axis(allowed, wanted[:, None], axis=1)[:, 0]
             split = np.where(may, wanted, allowed.argmax(axis=1))
-            tried += [(split, count) for count in counts.tolist()]
-            costs.append(estimate.costs(order, split, counts))
+            more = counts[counts > first] if leading is mixed else counts  # fewer are all split in one way
+            if len(more):
+                tried += [(split, count) for count in more.tolist()]
+                costs.append(estimate.costs(order, split, more))
+        if not tried:
+            continue
         cost = np.concatenate(costs)
         for best in np.argsort(cost, kind="stable")[: tuning.row_sets].tolist():
             if np.isfinite(cost[best]):

@@ -1,0 +1,71 @@
+"""Steps of a plan's embeddings as a trainer takes them: all devices at the same time, compute and all-to-alls in turn.
+
+Ranks on one CPU share its memory, so their tables take longer together than one after another.
+"""
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from neuroshard.core.case import CollectiveCase, ComputeCase
+from neuroshard.core.plan import DeviceCost
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.timing.all_to_all import Rank, TimeAllToAll, TimeReorder
+from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding
+
+
+class TimeSteps(NamedTuple):
+    """A request to a rank: take so many steps. Each device has its table set, None where it has no tables."""
+
+    sets: tuple[ComputeCase | None, ...]
+    all_to_all: CollectiveCase
+    repeats: int
+
+
+class StepRank(Rank):
+    """A rank of the all-to-alls that also has tables.
+
+    It serves `TimeSteps -> DeviceCost`: the median ms of its steps. All-to-alls include what it waits for others.
+    """
+
+    goes_first = False  # a trainer does not; and Linux stops processes in real time now and then that never wait
+
+    def __init__(
+        self,
+        kind: str,
+        rank: int,
+        counts: tuple[int, ...],
+        folder: str,
+        settings: MeasureSettings,
+        limit: int | None,
+        weight_bytes: int,
+        state_bytes: int,
+    ) -> None:
+        super().__init__(kind, rank, counts, folder, settings)
+        self.tables = TableBatchedEmbedding(kind, rank, settings, limit, weight_bytes, state_bytes)
+
+    def __call__(self, request: TimeAllToAll | TimeReorder | TimeSteps) -> Any:
+        return self._timing(request) if isinstance(request, TimeSteps) else super().__call__(request)
+
+    def _timing(self, request: TimeSteps) -> DeviceCost:
+        own = request.sets[self.rank]
+        look_up, update = self.tables.steps(own) if own else (_nothing, _nothing)
+        send, send_back = self._steps(request.all_to_all)
+        taken: list[tuple[float, float, float]] = []
+        for _ in range(self.settings.warmup + request.repeats):
+            self._start_together(len(request.sets), 0.0)
+            looked_up, pooled = self._wall_ms(look_up)
+            forward, _ = self._wall_ms(send)
+            backward, _ = self._wall_ms(send_back)
+            updated, _ = self._wall_ms(partial(update, pooled))
+            taken.append((looked_up + updated, forward, backward))
+        compute, forward, backward = map(statistics.median, zip(*taken[self.settings.warmup :], strict=True))
+        return DeviceCost(compute_ms=compute, forward_collective_ms=forward, backward_collective_ms=backward)
+
+    def _wall_ms(self, step: Callable[[], Any]) -> tuple[float, Any]:
+        return self.device.timed(step, waiting=True)
+
+
+def _nothing(*_: Any) -> None:
+    """The step of a device without tables."""
