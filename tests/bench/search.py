@@ -2,10 +2,12 @@
 
     make bench-search ARGS="--tables-dir /path/to/table-sets"      (--quick: under two minutes; --only paper,time; --tasks 20)
 
-`--tables-dir` holds the public table sets by name (meta-production-1935.json, nvidia-synthetic-*.json): third-party data, never
-committed. Without it there is MLPerf, which is built in. Cost nets are trained first, on noisy costs of the synthetic backend,
-and kept. Answers are kept a line each, so a run that was cut off goes on; another version of the code asks anew. Tables come
-out as Markdown; `--publish` also writes them into docs/benchmarks/.
+`--tables-dir` holds public table sets, which are third-party data and never committed: meta-production-1935.json, of TorchRec's
+docs/wiki/sharding_stats_example.txt, and nvidia-synthetic-small.json to -colossal.json, of config_v3.py in NVIDIA-Merlin's
+distributed-embeddings; each an object whose `tables` have name, rows, dim and pooling_factor. Without it there is MLPerf, which
+is built in. Cost nets are trained first, on noisy costs of the synthetic backend, and kept. Answers are kept a line each, so a
+run that was cut off goes on; another version of the code asks anew. Tables come out as Markdown; `--publish` also writes them
+into docs/benchmarks/.
 """
 
 import argparse

@@ -390,5 +390,5 @@ def means_beside_whole_rows(rank: int) -> float:
 
 
 def test_torchrec_still_divides_whole_tables_beside_means_of_split_rows(tmp_path):
-    """Where this fails, TorchRec was mended, and client.torchrec_module.wrong_means can go."""
+    """Where this fails, TorchRec was mended, and the row-wise part of client.torchrec_module.wrong_means can go."""
     assert min(on_ranks(2, tmp_path, means_beside_whole_rows)) > 0.1

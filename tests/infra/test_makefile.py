@@ -57,7 +57,7 @@ def test_make_alone_lists_every_target_with_a_line() -> None:
 def test_submit_without_an_address_says_how_to_give_one() -> None:
     ended = make("submit", "--assume-old=.venv/run.done")
     assert ended.returncode == 2
-    assert "KFP_ENDPOINT=http://localhost:8080 make submit" in ended.stderr
+    assert "KFP_ENDPOINT=http://localhost:8888 make submit" in ended.stderr
 
 
 def test_no_python_is_one_clear_line(tmp_path: Path) -> None:

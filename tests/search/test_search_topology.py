@@ -49,10 +49,15 @@ def trained(seed: int) -> CostModel:
     return random_model(2, 4, seed=seed)
 
 
-def test_domains_of_one_rank_need_no_all_to_all_but_that_of_all():
-    task, model = task_of(tables(0, 6), 4, domain=1), random_model(4)
+@pytest.mark.parametrize("devices", [4, 8])
+@pytest.mark.parametrize("rate", [SLOW, 1e15])
+def test_domains_of_one_rank_need_no_all_to_all_of_their_own(devices, rate):
+    """The nets were measured for four ranks alone."""
+    topology = Topology(domain=1, local_world_size=1, network_bytes_per_s=rate, network_latency_ms=0.0)
+    task, model = task_of(tables(0, 9), devices, domain=1).model_copy(update={"topology": topology}), random_model(4)
     plan = search(task, model, SearchSettings(rounds=2))
     assert plan.cost_ms == pytest.approx(price_shards(model, task, plan.shards).total_ms.max())
+    assert plan.lower_bound_ms is None or plan.lower_bound_ms <= plan.cost_ms
 
 
 def check_near_optimum(task: ShardingTask, model: CostModel, rounds: int) -> None:

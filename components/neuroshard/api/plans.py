@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 FilePath = str | PathLike[str]
-AUTO = "auto"  # of data-parallel tables: where it pays
+AUTO = "auto"  # the search chooses the data-parallel tables
 
 
 def search(

@@ -71,7 +71,7 @@ def fleet(
 
 @command(
     "measure",
-    "neuroshard doctor --store s3://bucket/prefix --kfp http://localhost:8080",
+    "neuroshard doctor --store s3://bucket/prefix --kfp http://localhost:8888",
     "What this machine can do, and how to fix what it cannot.",
 )
 def doctor(

@@ -111,9 +111,7 @@ def to_torchrec(
         check_memory(plan, optimizer, whose)
         warn_of_split_state(shards, optimizer)
     if wrong := wrong_means(kinds, places):
-        raise InvalidInput(
-            f"{wrong}; {whose} must not split its rows, or, if it is row-wise, the model must have it in another collection"
-        )
+        raise InvalidInput(f"{wrong}; {whose} must not split its rows")
 
     local = local_world_size or (get_local_size(plan.task.devices) if device_type == "cuda" else 1)
     modules: dict[str, EmbeddingModuleShardingPlan] = {}

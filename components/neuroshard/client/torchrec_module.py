@@ -64,7 +64,8 @@ def match_tables(tables: Sequence[Table], collections: Mapping[str, Collection],
 
     A table is the one of its name in its module, whose path in the model may have grown longer since. Where only one module of
     the model has a table of that name, it is that one, whatever the path. Raises InvalidInput unless each table of one side is
-    one of the other, of the same shape and element size. Warns of tables that are read otherwise than `whose` says.
+    one of the other, of the same shape and element size. Warns of tables that the model reads in another way than the plan
+    assumed.
     """
     there: dict[str, list[Place]] = {}
     for path, collection in collections.items():
@@ -171,7 +172,7 @@ def wrong_means(kinds: Mapping[str, str], places: Mapping[str, Place]) -> str | 
         if divided and others:
             return (
                 f"table {divided[0]!r} of module {path!r} is pooled by mean and split row-wise, where TorchRec divides table "
-                f"{others[0]!r}, which is not, by its lookups too"
+                f"{others[0]!r} of the same collection, which is not, by its lookups too"
             )
     return None
 

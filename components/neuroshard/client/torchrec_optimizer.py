@@ -13,7 +13,7 @@ shard gets the mean of the old shards' moments, weighted by the columns that it 
 - whole old shards joined: exactly what the joined shard would have added up from the same gradients;
 - a part of an old shard: that shard's moments, an estimate, since the columns' own share is in no checkpoint.
 
-Not covered: state in DTensors, and moments of the row of other optimizers that are no means.
+Not covered: state in DTensors, and row-wise state of other optimizers, if it is not a mean over the row.
 """
 
 import math

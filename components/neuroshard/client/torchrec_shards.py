@@ -122,7 +122,7 @@ def check_row_wise(table: Table, shards: list[Shard], devices: int, local_world_
 
 
 def check_hosts(shards: Mapping[str, list[Shard]], kinds: Mapping[str, str], devices: int) -> None:
-    """Raise InvalidInput where a table is split over the ranks of a host, and TorchRec will take hosts to have others."""
+    """Raise InvalidInput where a table is split over the ranks of a host, and TorchRec will assume another size of hosts."""
     over_hosts = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
     split = [name for name, kind in kinds.items() if kind in over_hosts]
     parts = [shard for shard in shards[split[0]] if shard.column_offset == 0] if split else []

@@ -21,7 +21,7 @@ FEWEST_TRAIN_ALL_TO_ALLS = 20  # of one number of ranks
 class ComputeCase(Value):
     """Tables (or column shards) that one device holds together. The same table may occur at several dims.
 
-    `batch_size` is the global batch that looks them up; None is that of the bench on which the case is measured.
+    `batch_size` is the global batch that looks them up; None means the bench's.
     """
 
     tables: Annotated[tuple[Table, ...], Field(min_length=1)]

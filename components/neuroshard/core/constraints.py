@@ -64,8 +64,8 @@ class Constraints(Value):
     `reserve_bytes` of every device, or `reserve_share` of its memory if that is more, are not for tables. `min_dim` and
     `max_shards` hold for tables without a rule of their own; a table of fewer columns than `min_dim` stays whole. The tables of
     each set in `together` are whole on one device. `row_wise` lets a search split any table row-wise that no other rule keeps
-    from it. `sharding_types` are those that a search may use, None for all; tables may always stay whole. These two forbid no
-    plan.
+    from it. `sharding_types` are those that a search may use, None for all; tables may always stay whole. Only searches obey
+    these two: other planners' plans are valid without.
     """
 
     reserve_bytes: Annotated[int, Field(ge=0)] = 0
@@ -162,7 +162,7 @@ class Constraints(Value):
             pinned = [name for name in group if name in pins]
             if pinned and not set.intersection(*(pins[name] for name in pinned)):
                 each = ", ".join(f"{name!r} to {_listed(pins[name])}" for name in pinned)
-                raise ValueError(f"tables are kept together, but no device is allowed to all of them: {each}")
+                raise ValueError(f"tables are kept together, but pinned to no device that all of them have: {each}")
 
     @property
     def data_parallel(self) -> frozenset[str]:

@@ -141,7 +141,7 @@ class ComputeCost(Value):
         return self
 
     def scaled(self, by: float) -> Self:
-        """The same on a machine as much slower. Medians stay, as they are what was timed."""
+        """The same on a machine that is `by` times slower. Medians stay, as they are what was timed."""
         if self.error is not None:
             return self
         times = ("forward_ms", "backward_ms", "forward_spread_ms", "backward_spread_ms")

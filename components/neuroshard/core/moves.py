@@ -45,7 +45,7 @@ def moved_bytes(old: Plan, new: Plan) -> int:
 
 
 def arriving_bytes(table: Table, before: Sequence[Shard], after: Sequence[Shard]) -> int:
-    """The same of one table, from its shards of before to those of after."""
+    """Bytes that devices must receive for one table, from its shards `before` to those `after`."""
     held = _OldShards(before)
     arriving = (move for shard in after for move in _arriving(shard, table, held))
     return sum(move.nbytes for move in arriving if move.from_device is not None)
@@ -77,8 +77,8 @@ def _spans(shards: Sequence[Shard]) -> set[tuple[int, int]]:
 
 
 def joined(shards: Sequence[Shard]) -> list[Shard]:
-    """The shards of a table as TorchRec can hold them. Of column shards, from the left, neighbours on a device are one where it
-    has several of unequal widths; shards of some rows stay as they are."""
+    """The shards of a table as TorchRec can hold them. On a device with several column shards of unequal widths, adjacent ones
+    are joined; shards of some rows stay as they are."""
     if any(shard.row_offset for shard in shards):
         return list(shards)
     shards = sorted(shards, key=lambda shard: shard.column_offset)

@@ -36,8 +36,8 @@ class Order(Value):
 
     `pipeline` is the trainer's. `hardware` is the devices' name, or a part of it (H200); it may be empty where the fleet has
     one kind. `constraints` has the fields of a constraints.json. With a `move_budget` (50GiB) the plan is searched from the live
-    one, and moves at most that; also with `keep_optimizer_state`, which keeps the column cuts of tables with row-wise optimizer
-    state. `simplicity` is the most that a plan may cost above the cheapest to have fewer cuts (0.5%). `domain` ranks share fast
+    one, and moves at most that. With `keep_optimizer_state` it is too, and tables with row-wise optimizer state keep their column
+    cuts. `simplicity` is the most that a plan may cost above the cheapest to have fewer cuts (0.5%). `domain` ranks share fast
     links and `local_world_size` a host, by default as the fleet's nodes have them. `exchange_precision` is that of the trainer's
     collectives (fp16).
     """

@@ -74,7 +74,7 @@ class Decision(Value):
 
     @property
     def finding(self) -> str:
-        """`why`, but for what makes the plan less certain."""
+        """`why` without what makes the plan less certain."""
         if self.faults:
             return clean("; ".join(self.faults))
         state = f"; {carried_over(self.changed_state)}" if self.changed_state else ""

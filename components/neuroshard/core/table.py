@@ -44,7 +44,7 @@ class Table(Value):
     `reuse_batch_size`; a table that comes without them is taken to be read uniformly. Memory counts the weights and the
     optimizer's state, by default row-wise Adagrad's: 4 bytes a row. `pooling` is what the rows of a sample are made into: "none"
     is a sequence, whose every lookup is sent (TorchRec's EmbeddingCollection). `features` read the table; they are pooled each
-    by itself, and `pooling_factor` is the sum of theirs. Without them it is one feature, whose name does not matter. `weighted`
+    by itself, and `pooling_factor` is the sum of theirs. Without `features` one reads it, whose name does not matter. `weighted`
     says that each lookup comes with a weight of its own (TorchRec's `is_weighted`). `module` is the path of the module that
     holds the table in the trainer's model, "" where that is not known; where two modules hold tables of one name, `name` is the
     path, a dot and that name.
@@ -171,8 +171,8 @@ class Table(Value):
 
     @property
     def vectors(self) -> float:
-        """Vectors of `dim` columns that the table gives for a sample: one a lookup of a sequence, else one a feature. A multiple
-        of 1/256, and at least that."""
+        """Vectors of `dim` columns that the table gives for a sample: of a sequence one for each lookup, else one for each
+        feature. A multiple of 1/256, and at least that."""
         if self.pooling == "none":
             return max(round(self.pooling_factor * VECTOR_STEPS), 1) / VECTOR_STEPS
         return float(max(len(self.features), 1))
@@ -208,8 +208,8 @@ class Table(Value):
         return self.resized(rows, dim, self.pooling_factor * rows / self.rows)
 
     def resized(self, rows: int, dim: int, pooling_factor: float) -> Self:
-        """The same table of another size, with other lookups, of which its features have the same shares. The values
-        are not checked."""
+        """The same table with another size and other lookups; each feature keeps its share of them. The values are not
+        checked."""
         size = {"rows": rows, "dim": dim, "pooling_factor": pooling_factor}
         if not self.features:
             return self.model_copy(update=size)
@@ -229,7 +229,7 @@ class Table(Value):
         return self.block_rows(devices) * (devices - 1) < self.rows
 
     def block_rows(self, devices: int) -> int:
-        """Rows of the first of these blocks, which none has more of."""
+        """Rows of the first of these blocks, the largest."""
         return -(-self.rows // devices)
 
     @property

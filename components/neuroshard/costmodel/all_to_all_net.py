@@ -147,7 +147,7 @@ def all_to_all_inputs(device_bytes: Floats) -> tuple[Floats, Floats]:
 def near_inputs(device_bytes: Floats, network: Network) -> tuple[Floats, Floats]:
     """The inputs of the near part of an all-to-all, as `all_to_all_inputs` has them for one domain.
 
-    Every device is taken to receive what devices do on average, so that it does not matter which of them share a domain.
+    Every device is assumed to receive as much as the mean device, so that it does not matter which of them share a domain.
     """
     near, ranks = network.near(device_bytes), network.domain
     sent = near * ((ranks - 1) / ranks)

@@ -42,7 +42,7 @@ WARP_COLUMNS = 128  # that a warp loads at once: 32 lanes x 4 columns. Narrower 
 STATE_ELEMENT_BYTES = 4  # an optimizer's state is fp32, and each of its tensors a load
 UNKNOWN_GPU = "h100"  # the datasheet for GPUs without one
 SPREAD = STAND_IN_ERROR  # of a device's predicted total
-# And without NVLink: how a server joins its GPUs and CPUs decides, and a datasheet of a GPU does not tell
+# The same without NVLink: it depends on how a server joins its GPUs and CPUs, which no datasheet of a GPU says
 PCIE_SPREAD = 0.5
 
 
@@ -361,8 +361,8 @@ class Analytic:
         return factors
 
     def _transfer_ms(self, device_dims: Floats, way: int) -> Floats:
-        """Ms of the all-to-all of outputs (`way` 0), or of their gradients (1): it ends when the busiest is done, equally on all
-        devices but for what encoding their own takes. (…, D) -> (…, D).
+        """Ms of the all-to-all of outputs (`way` 0), or of their gradients (1): it ends on all devices when
+        the busiest is done; a device also encodes its own. (…, D) -> (…, D).
 
         A device sends its columns to D - 1 peers, and receives theirs. Of its traffic, the share of its peers in the node takes
         the fast link, the rest the network, at the same time.

@@ -235,7 +235,7 @@ class TrainedCostModel:
         network = self._network(devices)
         if devices not in self._transfers:
             nets = self._all_to_all(self.nets.forward, device_dims), self._all_to_all(self.nets.backward, device_dims)
-            self._transfers[devices] = Transfers.of(nets, self._near_ranks(devices))
+            self._transfers[devices] = Transfers.of(nets, devices if network is None else network.domain)
         if self.precision is None:
             both = self._transfers[devices].ms(self._bytes(device_dims), network)
             return both[..., 0], both[..., 1]
@@ -267,14 +267,16 @@ class TrainedCostModel:
             self._bytes(device_dims) * share, network, (device_dims + self.encoded_more) * self.codec.column_ms[way]
         )
 
-    def _near_ranks(self, devices: int) -> int:
-        """The ranks for which the nets are asked: all, or those of a domain. Domains of one rank send nothing near."""
-        network = self._network(devices)
-        return devices if network is None or network.domain == 1 else network.domain
-
     def _all_to_all(self, net: AllToAllNet | None, device_dims: Floats) -> AllToAllNet:
-        devices, measured = self._near_ranks(device_dims.shape[-1]), self.manifest.device_counts
-        if net is None or (len(measured) == 1 and devices not in measured):
+        devices, measured, network = (
+            device_dims.shape[-1],
+            self.manifest.device_counts,
+            self._network(device_dims.shape[-1]),
+        )
+        if network is not None:
+            devices = network.domain
+        sends_near = devices > 1  # domains of one rank send nothing near, so any net serves
+        if net is None or (sends_near and len(measured) == 1 and devices not in measured):
             known = f"{measured[0]} devices" if measured else "one device"
             raise InvalidInput(
                 f"the cost model was measured for {known}, not {devices}; run `neuroshard augment --devices "

@@ -145,9 +145,9 @@ def split_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) 
 def distinct_rows(rows: Floats, pooling: Floats, bins: Floats, counted_on: Floats, batch_size: int | Floats) -> Floats:
     """An estimate of how many distinct rows a batch touches, from the reuse bins: (T,), (T,), (T, 17), (T,) -> (T,).
 
-    `counted_on` is the batch size that the bins were counted on. Of a smaller batch, each touch is there with the ratio of the
-    sizes as its probability. A larger one also touches rows that the counted one did not: so many as Chao and Jost (Ecology 93,
-    2012) expect from how many rows were touched once and twice.
+    `counted_on` is the batch size that the bins were counted on. In a smaller batch each touch is left with a
+    probability, the ratio of the sizes. A larger one also touches rows that the counted one did not: so many as Chao and Jost
+    (Ecology 93, 2012) expect from how many rows were touched once and twice.
     """
     counted = pooling * counted_on / np.maximum(bins @ BIN_TOUCHES, 1.0)
     ratio = np.broadcast_to(batch_size / counted_on, counted.shape)

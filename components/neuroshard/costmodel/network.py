@@ -54,7 +54,7 @@ class Network:
         return ms
 
     def near(self, device_bytes: Floats) -> Floats:
-        """Bytes of outputs on each device with which one domain alone would exchange as much as goes near: (…, D) -> (…, D)."""
+        """Bytes of outputs on each device for which an all-to-all of one domain alone sends the near bytes: (…, D) -> (…, D)."""
         return np.asarray((device_bytes + self.near_more) * (self.domain / device_bytes.shape[-1]))
 
 
@@ -119,8 +119,8 @@ class Codec(NamedTuple):
 
 
 class DomainMs(NamedTuple):
-    """Ms that a column more on every device adds to both all-to-alls, where only what stays in a domain counts (`near`), and
-    where only what leaves it does (`far`): where a task's tables lie whole, and evenly."""
+    """Ms that one column more on every device adds to both all-to-alls, if only what stays in a domain counts (`near`), and if
+    only what leaves it does (`far`). All tables are assumed whole, and evenly spread."""
 
     near: float
     far: float

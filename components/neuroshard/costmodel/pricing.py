@@ -104,8 +104,8 @@ class HostColumns(NamedTuple):
     """Columns that each device of a table-row-wise pooled table sends inside its domain and out of it, (P,) each.
 
     Sums for the samples of all devices are added up inside the domain, by a reduce-scatter; then each device sends those of its
-    share of the samples on. One waits for the other, so `out` includes columns that would take as long as `inside` does; `least`
-    does not. `encoded` are those of both collectives, where they are not in fp32.
+    share of the samples on. These run one after the other, so `out` includes columns that would take as long as `inside` does;
+    `least` does not. `encoded` are those of both collectives, where they are not in fp32.
     """
 
     inside: Floats

@@ -98,12 +98,12 @@ def check_kfp(host: str | None, version: str | None) -> Check:
     client = f"kfp {version}" if version else "kfp is not installed"
     if host is None:
         if version:
-            return Check("kfp", "ok", f"{client}; no cluster was checked", "to check one: --kfp http://localhost:8080")
+            return Check("kfp", "ok", f"{client}; no cluster was checked", "to check one: --kfp http://localhost:8888")
         return Check("kfp", "none", client, f"for make run and make submit: {install_command('pipeline')}")
     url = (host if "://" in host else f"http://{host}").rstrip("/") + HEALTH
     if urlsplit(url).scheme not in ("http", "https"):
         return Check(
-            "kfp", "fail", f"{host!r} is not an address of http or https", "give one as in --kfp http://localhost:8080"
+            "kfp", "fail", f"{host!r} is not an address of http or https", "give one as in --kfp http://localhost:8888"
         )
     reached, says = _health(url)
     if not reached:

@@ -17,7 +17,7 @@ from neuroshard.costmodel.protocol import Floats
 from neuroshard.measure.backends import MeasureSettings, open_backend
 
 DRAWS, INTERVAL = 2000, 0.95  # of the bootstrap
-DeviceTables = Sequence[Sequence[Table]]  # by device, cut as on it
+DeviceTables = Sequence[Sequence[Table]]  # by device: its shards as tables
 
 
 @dataclass(frozen=True)

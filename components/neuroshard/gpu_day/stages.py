@@ -158,7 +158,7 @@ def costs(day: Day) -> Any:
 
 
 def datasheet(day: Day) -> Any:
-    """What was measured over what the device's datasheet says, of table sets in the batch of the plans."""
+    """Measured over computed ms by the device's datasheet, of table sets in the batch of the plans."""
     found = read_costs(day.folder / "costs")
     name, own = analytic_for(found.bench.hardware)
     sheet, ratios = Analytic(name, day.scale.batch_size), []

@@ -17,7 +17,7 @@ TRIAL_SETS = 3  # to time first; the first one does not count, since it also dra
 FEWEST_REPEATS = 2
 # Table sets, and all-to-alls of each number of ranks. Beyond these, more repeats help more than more cases.
 ENOUGH = {"compute": 400, "collective": 60}
-# Of the time after the least. Nets of all-to-alls need fewer cases.
+# Of the time that is left after the least. Nets of all-to-alls need fewer cases.
 SHARES = {"compute": 0.7, "collective": 0.3}
 PART = 20  # steps of one kind in a row, so that workers do not change at every step …
 PART_APART = 120  # … and where a change ends processes and starts others

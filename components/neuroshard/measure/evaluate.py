@@ -99,8 +99,7 @@ def evaluate(
 
 
 def _with_reordering(measured: Sequence[DeviceCost | str], plan: Plan, bench: Bench) -> list[DeviceCost | str]:
-    """The costs, and what putting outputs into order takes: for so many columns as the plan needs, by what the bench says of
-    one."""
+    """The costs, and what putting outputs into order takes: the bench's ms of a column times the columns of the plan."""
     launched = launches({table.name: table for table in plan.task.tables}, plan.shards, plan.task.devices)
     each_way = launched.reordered * (bench.reorder_ms or 0.0) / plan.task.devices / 2
     return [
@@ -189,8 +188,8 @@ def _in_steps(
     parts = DeviceCost.model_fields
     devices = [list(of_rounds) for of_rounds in zip(*taken, strict=True)]
     middle = [DeviceCost(**{part: median(getattr(one, part) for one in each) for part in parts}) for each in devices]
-    compute = [[one.compute_ms for one in each] for each in devices]
-    differ = [max(ms) / min(ms) - 1 for ms in compute if len(ms) > 1 and min(ms)]
+    compute = [[one.compute_ms for one in each] for each, case in zip(devices, by_device, strict=True) if case]
+    differ = [max(ms) / min(ms) - 1 for ms in compute if len(ms) > 1]
     return list(middle), median(differ) if differ else None
 
 

@@ -59,6 +59,7 @@ MEMORY = {
 # To find how fast the CPU is in calm when a run begins. Twelve trials of 5 s, a second apart, were within 3 %.
 CALM_SECONDS = 10.0
 CALM_SHARE = 0.05  # of a budget, at most
+LOOKUP_BYTES = 32  # of one lookup in a worker: an index of 8 bytes as it is drawn, joined, and copied by torch
 TURNS_SECONDS = 5.0  # for all table sets that are measured in turns: a killed run loses this much
 
 
@@ -150,11 +151,16 @@ class OnMachine:
         )
 
     def steps(self, sets: Sequence[ComputeCase | None], all_to_all: CollectiveCase) -> list[DeviceCost] | None:
-        if self.settings.threads > 1 or not self.machine.together(len(sets), sum(self.buffers)):
-            return None
+        lookups = (
+            max(sum(table.pooling_factor for table in case.tables) for case in sets if case) * self.settings.batch_size
+        )
         self.set_workers.close()
         self.rank_workers.close()
-        return self.step_workers.ask(TimeSteps(tuple(sets), all_to_all, self.repeats), count=len(sets))
+        of_rank = sum(self.buffers) + int(lookups) * LOOKUP_BYTES + (self.bench.flush_bytes or 0)
+        if self.settings.threads > 1 or not self.machine.together(len(sets), of_rank):
+            return None
+        request = TimeSteps(tuple(sets), all_to_all, self.repeats, self.bench.flush_bytes)
+        return self.step_workers.ask(request, count=len(sets))
 
     def _make_room_for(self, pool: WorkerPool) -> None:
         """End the other pool's workers where memory does not hold both."""

@@ -44,8 +44,8 @@ class Machine(Protocol):
     def apart(self, buffer_bytes: int, ranks: int) -> bool:
         """Whether memory is too small for the worker for table sets and this many ranks together."""
 
-    def together(self, ranks: int, buffer_bytes: int) -> bool:
-        """Whether so many ranks, each with tables of so many bytes, can take steps at the same time, as in a trainer."""
+    def together(self, ranks: int, rank_bytes: int) -> bool:
+        """Whether so many ranks, each with so many bytes of its own, can take steps at the same time, as in a trainer."""
 
     def concurrency(self) -> int:
         """How many table sets can be measured side by side without disturbing each other."""
@@ -92,9 +92,8 @@ class CpuMachine:
         needed = buffer_bytes + Room.here().worker_bytes + ranks * PROCESS_BYTES
         return needed > system.available_bytes()
 
-    def together(self, ranks: int, buffer_bytes: int) -> bool:
-        needed = ranks * (buffer_bytes + PROCESS_BYTES + Room.here().lookup_bytes)
-        return ranks <= devices.cores() and needed <= system.available_bytes()
+    def together(self, ranks: int, rank_bytes: int) -> bool:
+        return ranks <= devices.cores() and ranks * (rank_bytes + PROCESS_BYTES) <= system.available_bytes()
 
     def concurrency(self) -> int:
         return 1  # cores share the last-level cache and the memory
@@ -169,7 +168,7 @@ class CudaMachine:
     def apart(self, buffer_bytes: int, ranks: int) -> bool:
         return False
 
-    def together(self, ranks: int, buffer_bytes: int) -> bool:
+    def together(self, ranks: int, rank_bytes: int) -> bool:
         return False  # GPUs share no memory: one after another they take as long
 
     def concurrency(self) -> int:

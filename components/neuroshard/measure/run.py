@@ -17,7 +17,7 @@ from neuroshard.core.cost import CollectiveCost, ComputeCost
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.text import counted
 from neuroshard.measure.backends import Backend, MeasureSettings, open_backend
-from neuroshard.measure.budget import FEWEST_REPEATS, SETS, Bought, buy, kind_of, share_of_time, trial
+from neuroshard.measure.budget import FEWEST_REPEATS, SETS, TRIAL_SETS, Bought, buy, kind_of, share_of_time, trial
 from neuroshard.measure.schedule import REFERENCE, Schedule, Step, schedule
 from neuroshard.measure.summary import RunSummary
 from neuroshard.measure.workers.processes import WorkerLost, tried
@@ -186,9 +186,9 @@ class _Run:
         self.writer, self.backend, self.deadline = writer, backend, deadline
         self.rows = self.errors = self.disturbed = 0
         self.reference_ms: list[float] = []
-        # of each step by its kind, scaled to the usual number of repeats; those of a chunk all count at its first step
+        # Of each step by its kind, scaled to the usual number of repeats. What a chunk takes counts at its first step.
         self.seconds_of: dict[int, list[float]] = {}
-        self.first_chunk = backend.concurrency  # table sets
+        self.first_chunk = min(backend.concurrency, TRIAL_SETS)  # number of table sets
 
     def measure_all(self, left: Schedule) -> None:
         """Measure and write until the deadline.

@@ -126,7 +126,10 @@ def _chosen(costs: Costs, count: int) -> list[tuple[ComputeCase | CollectiveCase
 
 def _same_kind(bench: Bench, here: Bench, folder: Path) -> tuple[str, ...]:
     """Notes on what differs between the benches. Raises InvalidInput for other hardware, whose costs cannot be compared."""
-    here = here.model_copy(update={"hardware": with_hidden_facts(here.hardware, bench.hardware)})
+    hardware = with_hidden_facts(here.hardware, bench.hardware)
+    if not bench.hardware.machine:  # it was hidden then
+        hardware = hardware.model_copy(update={"machine": ""})
+    here = here.model_copy(update={"hardware": hardware})
     if bench.hardware.fingerprint != here.hardware.fingerprint:
         raise InvalidInput(
             f"{folder}: was measured on other hardware ({difference(bench.hardware, here.hardware)}); verify it on its own kind"

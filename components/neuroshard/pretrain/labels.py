@@ -45,7 +45,7 @@ def teaches(cost: ComputeCost | CollectiveCost) -> bool:
 def collect(rows: Iterable[tuple[Case, Cost]], ms: Callable[[Cost], float | tuple[float, ...]]) -> Labels[Case]:
     """The label of each case, and pairs of those measured again. Rows without a usable time are left out.
 
-    A label combines all rounds of a case. The two halves of its rounds scatter more than that, so their distance is scaled down
+    A label combines all rounds of a case. The two halves of its rounds are noisier than that, so their distance is scaled down
     by the square root of the numbers of rounds.
     """
     measured = rounds_of((case, cost) for case, cost in rows if teaches(cost))

@@ -131,8 +131,8 @@ def _width(dim: int, rng: np.random.Generator) -> int:
 
 
 def _all_to_all_factors(analytic: Analytic, costs: Costs, ranks: int) -> tuple[tuple[float, float], int]:
-    """How many times the analytic model's ms measured all-to-alls take, forward and backward, and of how many: of this number of
-    ranks if any was measured, else of all."""
+    """Measured over computed ms of all-to-alls, forward and backward, and from how many: those of this number of ranks if any was
+    measured, else all."""
     rows = [(case, cost) for case, cost in costs.collective if cost.round == 0 and teaches(cost)]
     rows = [row for row in rows if len(row[0].device_dims) == ranks] or rows
     factors = []

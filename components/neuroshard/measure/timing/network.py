@@ -33,7 +33,7 @@ class Place(NamedTuple):
     domain: int
 
     def bytes_to(self, peer: int, pattern: Pattern, nbytes: int, sender: int) -> int:
-        """Of the bytes that `sender` sends in all, those for `peer`."""
+        """The bytes that `sender` sends to `peer`, of `nbytes` in all."""
         near = peer // self.domain == sender // self.domain
         if peer == sender or (pattern == "alone" and sender % self.domain):
             return 0

@@ -12,15 +12,20 @@ from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.plan import DeviceCost
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.timing.all_to_all import Rank, TimeAllToAll, TimeReorder
+from neuroshard.measure.timing.clocks import Cpu
 from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding
 
 
 class TimeSteps(NamedTuple):
-    """A request to a rank: take so many steps. Each device has its table set, None where it has no tables."""
+    """A request to a rank: take so many steps, and write `flush_bytes` before each part of a table set, as its labels were made.
+
+    Each device has its table set, None where it has no tables.
+    """
 
     sets: tuple[ComputeCase | None, ...]
     all_to_all: CollectiveCase
     repeats: int
+    flush_bytes: int | None
 
 
 class StepRank(Rank):
@@ -52,12 +57,17 @@ class StepRank(Rank):
         own = request.sets[self.rank]
         look_up, update = self.tables.steps(own) if own else (_nothing, _nothing)
         send, send_back = self._steps(request.all_to_all)
+        if isinstance(self.device, Cpu) and request.flush_bytes is not None:
+            self.device.flush_with(request.flush_bytes)
         taken: list[tuple[float, float, float]] = []
+        # Only once: in a trainer a rank may look up while others still update, and all wait in the next all-to-all
+        self._start_together(len(request.sets), 0.0)
         for _ in range(self.settings.warmup + request.repeats):
-            self._start_together(len(request.sets), 0.0)
+            self.device.flush()
             looked_up, pooled = self._wall_ms(look_up)
             forward, _ = self._wall_ms(send)
             backward, _ = self._wall_ms(send_back)
+            self.device.flush()
             updated, _ = self._wall_ms(partial(update, pooled))
             taken.append((looked_up + updated, forward, backward))
         compute, forward, backward = map(statistics.median, zip(*taken[self.settings.warmup :], strict=True))

@@ -50,7 +50,7 @@ class _Trials:
             yield f"give each device {_up(each)} more"
         if one is not None:
             yield f"give device {one[0]} {one[1]} more"
-        if reserve >= each:
+        if reserve >= each and self._fits(reserve_bytes=reserve - each):
             left = format_bytes(reserve - each, "down") if reserve > each else "nothing"
             yield f"reserve {left} instead of {format_bytes(reserve)}"
         share = constraints.reserve_share
