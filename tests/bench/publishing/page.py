@@ -44,9 +44,8 @@ COSTS = {
 }
 HEAD = """# Benchmarks
 
-One table answers one question. The benches write the tables (`--publish`, into [benchmarks/](benchmarks/)), and
-`make bench-page` renders this page. Figures by our formula show that the code works. Only measured and printed costs say how
-good plans are on hardware. No GPU has been measured yet.
+One table answers one question. The benches write the tables (`--publish`), `make bench-page` this page. Figures by our formula
+show that the code works. Only measured and printed costs say how good plans are on hardware. No GPU was measured yet.
 """
 
 
@@ -103,9 +102,13 @@ def publish(
 
 
 def command(arguments: Sequence[str]) -> str:
-    """How the bench was run, without `--publish` and without this machine's own paths."""
-    script = os.path.relpath(arguments[0], ROOT)
-    shown = ["…" if os.path.isabs(word) else shlex.quote(word) for word in arguments[1:] if word != "--publish"]
+    """How the bench was run, without `--publish`, `--out` and this machine's own paths."""
+    script, words, shown = os.path.relpath(arguments[0], ROOT), iter(arguments[1:]), list[str]()
+    for word in words:
+        if word == "--out":
+            next(words)
+        elif word != "--publish":
+            shown.append("…" if os.path.isabs(word) else shlex.quote(word))
     return " ".join(["python", script, *shown])
 
 
