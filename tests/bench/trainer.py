@@ -173,7 +173,7 @@ def far_apart(raced: Sequence[Raced]) -> tuple[str, ...] | None:
         gains.append(gain(sides, "fast", "slow"))
     won = sum(np.median(p.trained.step_ms[slow]) > np.median(p.trained.step_ms[fast]) for p, slow, fast in pairs)
     predicted = statistics.mean(p.predicted_ms[slow] / p.predicted_ms[fast] - 1 for p, slow, fast in pairs)
-    what = f"any two predicted {APART:.0%} apart or more: the slower over the faster, slower in {won} of {len(pairs)} pairs"
+    what = f"any two predicted {APART:.0%} apart: the slower over the faster, slower in {won} of {len(pairs)} pairs"
     return what, f"{len({id(p) for p, _, _ in pairs})}", str(gains[0]), str(gains[1]), f"{predicted:+.1%}"
 
 

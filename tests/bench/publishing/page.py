@@ -122,7 +122,7 @@ def render(folder: Path = TABLES) -> str:
     """The page of benchmarks: sections in their order, tables by their names."""
     tables = {path.stem: read(path) for path in sorted(folder.glob("*.json")) if not path.stem.startswith("truth-")}
     machines = {table.machine for table in tables.values()}
-    same = f"All of it is of one machine: {machines.pop()}.\n" if len(machines) == 1 else ""
+    same = f"All on one machine: {machines.pop()}.\n" if len(machines) == 1 else ""
     blocks = [HEAD + same]
     for prefix, title in SECTIONS.items():
         shown = [_shown(tables[name], same) for name in tables if name.startswith(f"{prefix}-")]
