@@ -63,6 +63,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         getattr(ns, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ROOMS)
 @pytest.mark.parametrize("first", ["", "import neuroshard.{}.run; ", "from neuroshard.{}.run import run; "])
 def test_a_verb_that_is_a_package_too_can_be_called_whoever_imported_it_first(room: str, first: str) -> None:

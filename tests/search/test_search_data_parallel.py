@@ -22,6 +22,8 @@ from neuroshard.search.data_parallel import with_copies
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
+pytestmark = pytest.mark.slow
+
 SHAPES = [(100_000, 16, 30.0), (50_000, 32, 5.0), (20, 8, 1.0), (7, 64, 2.0), (80_000, 8, 12.0)]
 COPIED = ("t2", "t3")
 FEW = SearchSettings(rounds=2)

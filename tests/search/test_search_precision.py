@@ -23,6 +23,8 @@ from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
+pytestmark = pytest.mark.slow
+
 BATCH_SIZE = 65536
 MODELS = [Analytic("h100", BATCH_SIZE), random_model(2, 4, seed=3)]
 

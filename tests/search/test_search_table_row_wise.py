@@ -23,6 +23,8 @@ from neuroshard.files.constraints import ConstraintsFile, resolve, with_flags
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
+pytestmark = pytest.mark.slow
+
 BATCH_SIZE, DEVICES, DOMAIN = 65536, 16, 8
 TRY = SearchSettings(rounds=20, try_row_wise=True)
 

@@ -19,6 +19,8 @@ from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
+pytestmark = pytest.mark.slow
+
 SLOW, BATCH_SIZE = 1e8, 65536  # bytes a second, samples
 
 

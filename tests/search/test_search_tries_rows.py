@@ -18,6 +18,8 @@ from neuroshard.files.constraints import ConstraintsFile, with_flags
 from neuroshard.search.run import run, search
 from neuroshard.search.settings import SearchSettings
 
+pytestmark = pytest.mark.slow
+
 HEAVY = [(100_000, 16, 2000.0), *[(1000, 16, 5.0)] * 12]  # the first outweighs all else, however its columns are cut
 TRIES = SearchSettings(rounds=20, try_row_wise=True)
 
