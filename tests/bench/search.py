@@ -25,7 +25,7 @@ from typing import Any, Literal
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.publishing.page import publish
+from bench.publishing.page import markdown, publish
 from bench.searching import picture, production, published, tables, tasks
 from bench.searching.jobs import Job, answers
 from bench.searching.methods import OTHER_SEED, SWITCHES, Figures, run
@@ -326,9 +326,7 @@ def on_this_cpu(settings: Settings) -> Section:
     lines = [
         f"Cost nets {percent(model.report.unseen_tables_error or math.nan)} off on tables they never saw.",
         "",
-        f"| {' | '.join(published.MEASURED)} |",
-        "|---" * len(published.MEASURED) + "|",
-        *(f"| {' | '.join(row)} |" for row in rows),
+        *markdown(published.MEASURED, rows),
     ]
     low, high = measured.TABLES
     question = (
@@ -368,8 +366,7 @@ def over_hosts(settings: Settings) -> Section:
         "GB/s a device between them, by analytic:h100."
     )
     settings.publish("search-hosts", question, columns, rows, "none")
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
-    return lines, [dict(each) for each in found]
+    return markdown(columns, rows), [dict(each) for each in found]
 
 
 def ablation(settings: Settings) -> Section:
@@ -417,8 +414,7 @@ def ablation_over_hosts(settings: Settings) -> Section:
         "domains of 4 to 16, by analytic:h100."
     )
     settings.publish("search-ablation-hosts", question, columns, rows, "none")
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
-    return lines, [dict(zip(columns, row, strict=True)) for row in rows]
+    return markdown(columns, rows), [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 SECTIONS: dict[str, Callable[[Settings], Section]] = {

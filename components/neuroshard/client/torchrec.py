@@ -111,7 +111,8 @@ def to_torchrec(
         check_memory(plan, optimizer, whose)
         warn_of_split_state(shards, optimizer)
     if wrong := wrong_means(kinds, places):
-        raise InvalidInput(f"{wrong}; {whose} must not split its rows")
+        what, or_else = wrong
+        raise InvalidInput(f"{what}; {whose} must not split its rows{or_else}")
 
     local = local_world_size or (get_local_size(plan.task.devices) if device_type == "cuda" else 1)
     modules: dict[str, EmbeddingModuleShardingPlan] = {}
@@ -278,7 +279,7 @@ def from_torchrec(
     )
     if wrong := wrong_means(kinds, places):
         warnings.warn(
-            f"{wrong}: a trainer with this plan computes other values than the model",
+            f"{wrong[0]}: a trainer with this plan computes other values than the model",
             ShardingWarning,
             stacklevel=2,
         )

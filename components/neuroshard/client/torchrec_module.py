@@ -152,8 +152,9 @@ def _check_how_read(tables: Sequence[Table], places: Mapping[str, Place], whose:
         )
 
 
-def wrong_means(kinds: Mapping[str, str], places: Mapping[str, Place]) -> str | None:
-    """What TorchRec 1.8 would compute wrongly of a mean-pooled table whose rows are split, in words; None if all is right.
+def wrong_means(kinds: Mapping[str, str], places: Mapping[str, Place]) -> tuple[str, str] | None:
+    """What TorchRec 1.8 would compute wrongly of a mean-pooled table whose rows are split, and what would help beside a plan that
+    does not split them, both in words; None if all is right.
 
     Row-wise, the ranks sum up and the collection divides by the number of lookups at the end. But it then divides all its tables,
     also the table-wise and column-wise ones, which are complete already (`_create_mean_pooling_divisor`). In a grid, the operator
@@ -166,13 +167,14 @@ def wrong_means(kinds: Mapping[str, str], places: Mapping[str, Place]) -> str | 
         grids = [name for name in means if kinds[name] == ShardingType.GRID_SHARD.value]
         if grids:
             where = f"table {grids[0]!r} of module {path!r}"
-            return f"{where} is pooled by mean and in a grid, where TorchRec adds up the means of blocks"
+            return f"{where} is pooled by mean and in a grid, where TorchRec adds up the means of blocks", ""
         divided = [name for name in means if kinds[name] in DIVIDED]
         others = [name for name in here if kinds[name] not in DIVIDED]
         if divided and others:
             return (
                 f"table {divided[0]!r} of module {path!r} is pooled by mean and split row-wise, where TorchRec divides table "
-                f"{others[0]!r} of the same collection, which is not, by its lookups too"
+                f"{others[0]!r}, which is not, by its lookups too",
+                ", or the model must have it in another collection",
             )
     return None
 

@@ -268,12 +268,8 @@ class TrainedCostModel:
         )
 
     def _all_to_all(self, net: AllToAllNet | None, device_dims: Floats) -> AllToAllNet:
-        devices, measured, network = (
-            device_dims.shape[-1],
-            self.manifest.device_counts,
-            self._network(device_dims.shape[-1]),
-        )
-        if network is not None:
+        devices, measured = device_dims.shape[-1], self.manifest.device_counts
+        if (network := self._network(devices)) is not None:
             devices = network.domain
         sends_near = devices > 1  # domains of one rank send nothing near, so any net serves
         if net is None or (sends_near and len(measured) == 1 and devices not in measured):

@@ -7,7 +7,7 @@ run one device after another on one device of this machine, in rounds, so that d
 measured if this machine has as many GPUs (cuda), or can run as many processes (cpu), as the plan has devices.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import median
@@ -189,8 +189,13 @@ def _in_steps(
     devices = [list(of_rounds) for of_rounds in zip(*taken, strict=True)]
     middle = [DeviceCost(**{part: median(getattr(one, part) for one in each) for part in parts}) for each in devices]
     compute = [[one.compute_ms for one in each] for each, case in zip(devices, by_device, strict=True) if case]
-    differ = [max(ms) / min(ms) - 1 for ms in compute if len(ms) > 1]
-    return list(middle), median(differ) if differ else None
+    return list(middle), _rounds_differ(compute)
+
+
+def _rounds_differ(compute_ms: Iterable[Sequence[float]]) -> float | None:
+    """By what share the slowest round exceeds the fastest, in the median of devices with their ms by round; None of one round."""
+    differ = [max(ms) / min(ms) - 1 for ms in compute_ms if len(ms) > 1 and min(ms)]
+    return median(differ) if differ else None
 
 
 def _by_measuring(
@@ -235,8 +240,7 @@ def _compute_ms(
             failed[step.case.case_id] = cost.error or ""
         bar.advance(1, f"slowest {slowest_ms:.3f} ms" + (f", {counted(len(failed), 'error')}" if failed else ""))
     compute = [failed.get(case.case_id) or median(samples[case.case_id]) if case else 0.0 for case in by_device]
-    differ = [max(ms) / min(ms) - 1 for ms in samples.values() if len(ms) > 1 and min(ms)]
-    return compute, median(differ) if differ else None
+    return compute, _rounds_differ(samples.values())
 
 
 def _all_to_all_ms(case: CollectiveCase, backend: Backend, rounds: int, which: str) -> list[float]:

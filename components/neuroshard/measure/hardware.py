@@ -151,14 +151,12 @@ class OnMachine:
         )
 
     def steps(self, sets: Sequence[ComputeCase | None], all_to_all: CollectiveCase) -> list[DeviceCost] | None:
-        lookups = (
-            max(sum(table.pooling_factor for table in case.tables) for case in sets if case) * self.settings.batch_size
-        )
-        self.set_workers.close()
-        self.rank_workers.close()
+        lookups = max(sum(t.pooling_factor for t in case.tables) for case in sets if case) * self.settings.batch_size
         of_rank = sum(self.buffers) + int(lookups) * LOOKUP_BYTES + (self.bench.flush_bytes or 0)
         if self.settings.threads > 1 or not self.machine.together(len(sets), of_rank):
             return None
+        self.set_workers.close()
+        self.rank_workers.close()
         request = TimeSteps(tuple(sets), all_to_all, self.repeats, self.bench.flush_bytes)
         return self.step_workers.ask(request, count=len(sets))
 

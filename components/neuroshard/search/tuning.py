@@ -95,9 +95,7 @@ class Tuning:
     offers_seen: int = 2_048  # shards of the receivers that are weighed for a swap, drawn at random if there are more
     offers: int = 512  # of these, shards that fit and are considered for each shard of the source
     swaps_priced: int = 24  # swaps of each shard whose gain is estimated in full
-    unlevel: float = (
-        0.5  # weight of the difference that a swap leaves between two devices: part of a shard may level them
-    )
+    unlevel: float = 0.5  # weight of what a swap leaves two devices apart: a part of a shard may level them
     narrow: float = 0.95  # share of the widest device's columns from which on a device's columns count in a swap
     guess_bytes: int = 16 * 2**20  # table of what every shard is estimated to add to every device, if it is kept
 

@@ -73,10 +73,14 @@ class Table:
                 raise ValueError(f"{len(self.columns)} columns, and a row of {len(row)}: {row}")
 
 
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """The lines of a table."""
+    return [f"| {' | '.join(map(str, row))} |" for row in (columns, ["---"] * len(columns), *rows)]
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """As Markdown, for who runs a bench."""
-    for row in (columns, ["---"] * len(columns), *rows):
-        print(f"| {' | '.join(map(str, row))} |", flush=True)
+    """For who runs a bench."""
+    print("\n".join(markdown(columns, rows)), flush=True)
 
 
 def publish(

@@ -34,7 +34,7 @@ class StepRank(Rank):
     It serves `TimeSteps -> DeviceCost`: the median ms of its steps. All-to-alls include what it waits for others.
     """
 
-    goes_first = False  # a trainer does not; and Linux stops processes in real time now and then that never wait
+    goes_first = False  # as a trainer; and Linux now and then pauses a process in real time that never waits
 
     def __init__(
         self,

@@ -59,10 +59,8 @@ def toggled(
     split_change = _split_change(estimate, split, to)
     join_change, cuts = _join_change(estimate, join, over)
     move_change = _move_change(estimate, moved, left, elsewhere)
-    groups, domains = (
-        np.concatenate([split, join, moved]),
-        np.concatenate([to, np.full(len(join), COLUMN_WISE), elsewhere]),
-    )
+    groups = np.concatenate([split, join, moved])
+    domains = np.concatenate([to, np.full(len(join), COLUMN_WISE), elsewhere])
     change = np.concatenate([split_change, join_change, move_change])
     finite = np.isfinite(change)
     groups, domains, change = groups[finite], domains[finite], change[finite]

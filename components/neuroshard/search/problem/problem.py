@@ -171,9 +171,8 @@ class Problem:
         root, pooled = self.root, self.launches.collection >= 0
         if (root.all_units > root.max_units)[pooled].any():
             return None
-        root.price(root.first + root.max_units)
-        new = copy.copy(root)
-        new.root, new.min_units, new.max_shards = new, root.min_units.copy(), root.max_shards.copy()
+        new = self._new_root()
+        new.min_units, new.max_shards = root.min_units.copy(), root.max_shards.copy()
         new.max_devices = root.max_devices.copy()
         new.__dict__.pop("narrowest", None)  # it follows from these
         new.min_units[pooled], new.max_shards[pooled], new.max_devices[pooled] = root.all_units[pooled], 1, 1
@@ -212,15 +211,23 @@ class Problem:
     def with_less_memory(self, nbytes: Ints) -> "Problem":
         """The same problem, without row-wise tables so far, on devices with so many bytes (D,) less. It shares prices with this
         one."""
-        new = copy.copy(self.root)
-        new.root, new.memory = new, self.root.memory - nbytes
+        new = self._new_root()
+        new.memory = new.memory - nbytes
         return new
 
     def without_row_wise(self, task: ShardingTask) -> "Problem":
         """The same problem for the same task without tables that may be row-wise. It shares prices with this one."""
-        new = copy.copy(self.root)
-        new.root, new.task, new.too_wide_for_row_wise = new, task, []
+        new = self._new_root()
+        new.task, new.too_wide_for_row_wise = task, []
         new.row_blocks = RowBlocks(NONE, [], task, self.model)
+        return new
+
+    def _new_root(self) -> "Problem":
+        """A copy of the problem without row-wise tables, to be changed. Both share their prices, whose arrays are made here if
+        there are none yet."""
+        self.root.price(self.root.first + self.root.max_units)
+        new = copy.copy(self.root)
+        new.root = new
         return new
 
     def name(self, group: int) -> str:
