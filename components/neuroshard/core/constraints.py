@@ -161,8 +161,8 @@ class Constraints(Value):
                 kept.add(name)
             pinned = [name for name in group if name in pins]
             if pinned and not set.intersection(*(pins[name] for name in pinned)):
-                each = ", ".join(f"{name!r} to {_listed(pins[name])}" for name in pinned)
-                raise ValueError(f"tables are kept together, but pinned to no device that all of them have: {each}")
+                each = "; ".join(f"{name!r} to {_listed(pins[name])}" for name in pinned)
+                raise ValueError(f"no device may hold all of these tables, which are kept together and pinned: {each}")
 
     @property
     def data_parallel(self) -> frozenset[str]:

@@ -175,16 +175,17 @@ def _in_steps(
     """What each device takes in steps of all at the same time, the median of the rounds; and by what share the slowest round of
     compute exceeds the fastest (median). None where that cannot be: one of them then shows which device is at fault."""
     taken: list[list[DeviceCost]] = []
-    with progress(f"evaluate on {backend.bench.hardware.name}", rounds, "rounds") as bar:
-        for _ in range(rounds):
-            try:
-                costs = backend.steps(by_device, all_to_all)
-            except WorkerLost:
-                return None
-            if costs is None:
-                return None
-            taken.append(costs)
-            bar.advance(1, f"slowest {max(cost.total_ms for cost in costs):.3f} ms")
+    try:
+        costs = backend.steps(by_device, all_to_all)
+        if costs is None:
+            return None
+        with progress(f"evaluate on {backend.bench.hardware.name}", rounds, "rounds") as bar:
+            while costs is not None:
+                taken.append(costs)
+                bar.advance(1, f"slowest {max(cost.total_ms for cost in costs):.3f} ms")
+                costs = backend.steps(by_device, all_to_all) if len(taken) < rounds else None
+    except WorkerLost:
+        return None
     parts = DeviceCost.model_fields
     devices = [list(of_rounds) for of_rounds in zip(*taken, strict=True)]
     middle = [DeviceCost(**{part: median(getattr(one, part) for one in each) for part in parts}) for each in devices]
