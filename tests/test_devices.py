@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from neuroshard import devices
+from neuroshard import devices, system
 
 GIB = 2**30
 
@@ -101,5 +101,5 @@ def test_without_bindings_or_driver_there_are_no_gpus(monkeypatch: pytest.Monkey
 def test_the_cpu_is_this_one_and_always_the_same() -> None:
     cpu = devices.cpu()
     assert cpu == devices.cpu()
-    assert (cpu.kind, cpu.name.endswith(f", {devices.cores()} cores")) == ("cpu", True)
+    assert (cpu.kind, cpu.name.endswith(f", {system.cores()} cores")) == ("cpu", True)
     assert cpu.memory_bytes % GIB == 0 < cpu.memory_bytes

@@ -129,6 +129,34 @@ def test_a_cgroup_without_a_limit_does_not(write: Write) -> None:
     assert system.memory_bytes() == 32 * GIB
 
 
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({"/proc/self/cgroup": "0::/pod/c\n", "/sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
+        ({"/proc/self/cgroup": "0::/pod/c\n", "/sys/fs/cgroup/cpu.max": "250000 100000\n"}, 2),
+        ({"/proc/self/cgroup": "0::/pod/c\n", "/sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
+        ({"/proc/self/cgroup": "0::/pod/c\n", "/sys/fs/cgroup/pod/cpu.max": "1600000 100000\n"}, 8),
+        ({"/proc/self/cgroup": "0::/pod/c\n", "/sys/fs/cgroup/pod/cpu.max": "nonsense"}, 8),
+        (
+            {
+                "/proc/self/cgroup": "3:cpuacct,cpu:/a\n",
+                "/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "400000\n",
+                "/sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n",
+            },
+            4,
+        ),
+        ({"/proc/self/cgroup": "3:cpu:/\n", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n"}, 8),
+    ],
+)
+def test_a_container_has_the_cores_of_its_quota(
+    write: Write, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    write(**files)
+    assert system.cores() == cores
+
+
 def test_a_ulimit_of_address_space_below_the_machine_counts(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     write(**MEMINFO, **{"/proc/self/statm": f"{GIB // os.sysconf('SC_PAGE_SIZE')} 1 1\n"})
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4 * GIB, resource.RLIM_INFINITY))

@@ -16,7 +16,7 @@ def cpu() -> Hardware:
     """This machine's CPU, with as many cores as this process may use."""
     return Hardware(
         kind="cpu",
-        name=f"{system.cpu_name() or 'CPU'}, {cores()} cores",
+        name=f"{system.cpu_name() or 'CPU'}, {system.cores()} cores",
         memory_bytes=whole_gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         interconnect="gloo over loopback",
     )
@@ -92,11 +92,6 @@ def bare_uuid(uuid: str | bytes) -> str:
 def machine_name() -> str:
     """The maker's name for this machine: the same file, in the same spelling, as NVIDIA's node label gpu.machine."""
     return system.read("/sys/class/dmi/id/product_name").replace(" ", "-")  # a container may not show it
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def whole_gib(count: int) -> int:

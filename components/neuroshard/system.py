@@ -1,4 +1,4 @@
-"""What Linux reports about this machine: memory, caches, the name of its CPU.
+"""What Linux reports about this machine: memory, cores, caches, the name of its CPU.
 
 Nothing here raises. A file that is missing, empty or of an unknown form is skipped, and the next best source is used.
 NEUROSHARD_SYSTEM_ROOT names a folder that replaces `/`, so that a test can describe another machine.
@@ -63,6 +63,12 @@ def memory_bytes() -> int:
     return min([physical, *limits])
 
 
+def cores() -> int:
+    """Cores that this process may use: those it may run on, or fewer by a quota of a cgroup, as containers with a limit have."""
+    may_use = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min([may_use, *_cgroup_cores()]), 1)
+
+
 def cpu_name() -> str:
     """The model name of the CPU from /proc/cpuinfo; empty if it has none."""
     found = re.search(r"^model name\s*:\s*(.+)$", read("/proc/cpuinfo"), re.M)
@@ -90,24 +96,44 @@ def _cgroup_memory() -> Iterator[tuple[int, int]]:
 
     Inactive file pages do not count as used: the kernel drops them under memory pressure.
     """
+    for version, folder in _cgroups("memory"):
+        names, stat = (
+            (("memory.max", "memory.current"), "inactive_file")
+            if version == 2
+            else (("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file")
+        )
+        limit, used = (read(f"{folder}/{name}") for name in names)
+        if limit.isdecimal() and used.isdecimal() and int(limit) < UNLIMITED:
+            idle = re.search(rf"^{stat} (\d+)$", read(f"{folder}/memory.stat"), re.M)
+            yield int(limit), max(int(used) - (int(idle[1]) if idle else 0), 0)
+
+
+def _cgroup_cores() -> Iterator[int]:
+    """Whole cores that each CPU cgroup of this process with a quota leaves it, from the innermost out."""
+    for version, folder in _cgroups("cpu"):
+        quota, _, period = (
+            read(f"{folder}/cpu.max").partition(" ")
+            if version == 2
+            else (read(f"{folder}/cpu.cfs_quota_us"), "", read(f"{folder}/cpu.cfs_period_us"))
+        )
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            yield int(quota) // int(period)
+
+
+def _cgroups(controller: str) -> Iterator[tuple[int, str]]:
+    """The version, 1 or 2, and the folder of each cgroup of this process that may limit it, from the innermost out."""
     for line in read("/proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            mount, names, stat = "/sys/fs/cgroup", ("memory.max", "memory.current"), "inactive_file"
-        elif "memory" in controllers.split(","):
-            mount, stat = "/sys/fs/cgroup/memory", "total_inactive_file"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            version, mount = 2, "/sys/fs/cgroup"
+        elif controller in controllers.split(","):
+            version, mount = 1, f"/sys/fs/cgroup/{controller}"
         else:
             continue
-        for group in [
-            *_upwards(path),
-            "",
-        ]:  # a container sees its own group at the mount itself, whatever the path says
-            limit, used = (read(f"{mount}{group}/{name}") for name in names)
-            if limit.isdecimal() and used.isdecimal() and int(limit) < UNLIMITED:
-                idle = re.search(rf"^{stat} (\d+)$", read(f"{mount}{group}/memory.stat"), re.M)
-                yield int(limit), max(int(used) - (int(idle[1]) if idle else 0), 0)
+        # a container sees its own group at the mount itself, whatever the path says
+        for group in [*_upwards(path), ""]:
+            yield version, f"{mount}{group}"
 
 
 def _upwards(path: str) -> list[str]:

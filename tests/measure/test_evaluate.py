@@ -99,7 +99,8 @@ def test_an_evaluation_says_what_it_assumes_of_row_wise_tables() -> None:
     assert "split row-wise" not in str(evaluate(plan_of(), "synthetic", settings()))
 
 
-def test_on_this_machine_every_device_and_the_all_to_all_are_measured() -> None:
+def test_on_one_core_every_device_and_then_the_all_to_all_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuroshard.system.cores", lambda: 1)
     one = evaluate(plan_of(), "cpu", settings(memory_limit_bytes=16 * MIB), rounds=2)
     first, second, empty = (device.measured for device in one.devices)
     assert first is not None
@@ -108,7 +109,7 @@ def test_on_this_machine_every_device_and_the_all_to_all_are_measured() -> None:
     assert first.compute_ms > 0
     assert empty.compute_ms == 0
     assert min(cost.backward_collective_ms for cost in (first, second, empty)) > 0
-    assert one.all_to_all_measured
+    assert (one.at_once, one.all_to_all_measured) == (False, True)
     text = str(one)
     assert one.rounds_differ is not None
     assert f"rounds of a device's compute differ by {one.rounds_differ:.1%}" in " ".join(text.split())
@@ -119,7 +120,7 @@ def test_on_this_machine_every_device_and_the_all_to_all_are_measured() -> None:
 
 def test_with_a_core_each_all_devices_take_steps_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     two = tuple(shard.model_copy(update={"device": shard.device % 2}) for shard in SHARDS)
-    monkeypatch.setattr("neuroshard.devices.cores", lambda: 2)
+    monkeypatch.setattr("neuroshard.system.cores", lambda: 2)
     one = evaluate(plan_of(shards=two, devices=2), "cpu", settings(), rounds=2)
     assert one.at_once
     assert one.rounds_differ is not None
@@ -128,9 +129,6 @@ def test_with_a_core_each_all_devices_take_steps_at_the_same_time(monkeypatch: p
         cost and min(cost.compute_ms, cost.forward_collective_ms, cost.backward_collective_ms) > 0 for cost in costs
     )
     assert "all devices ran at the same time" in str(one)
-    monkeypatch.setattr("neuroshard.devices.cores", lambda: 1)
-    alone = evaluate(plan_of(shards=two, devices=2), "cpu", settings(), rounds=1)
-    assert (alone.at_once, alone.all_to_all_measured) == (False, True)
 
 
 def test_more_devices_than_processes_are_measured_without_their_all_to_all() -> None:

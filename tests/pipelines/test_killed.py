@@ -13,7 +13,7 @@ import pytest
 
 from helpers.limits import HANGS
 from helpers.processes import MARK, alive, needs_proc, new_mark, wait_until
-from pipelines.run_local import make_folder
+from pipelines.run_local import make_folder, scratch
 
 pytestmark = [needs_proc, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
@@ -92,7 +92,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         run.process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_run_alone_ends_its_step_and_all_workers(start: Start, number: signal.Signals) -> None:
     run = start()
     run.wait_for_workers(3)
@@ -105,29 +105,25 @@ def test_a_signal_to_the_run_alone_ends_its_step_and_all_workers(start: Start, n
     assert run.scratch() == []
 
 
-def test_a_killed_run_takes_everything_with_it_and_the_next_cleans_up_after_it_alone(
-    start: Start, run_local, ran, tmp_path: Path
-) -> None:
-    shutil.copytree(ran[0] / "store", tmp_path / "out" / "store")  # the other runs, on a formula, need not train again
+def test_a_killed_run_takes_everything_with_it_and_the_next_cleans_up_after_it_alone(start: Start) -> None:
     run = start()
     run.wait_for_workers(3)
-    [scratch] = run.out.glob("*/.scratch")
-    ended = run_local(run.out, "--algorithm", "size")  # another run of the living one's folder
-    assert ended.returncode == 0, ended.stderr
-    assert scratch.exists()
+    [left] = run.out.glob("*/.scratch")
+    with scratch(run.out, make_folder(run.out)):  # another run of the living one's folder
+        assert left.exists()
 
     run.process.kill()
     run.process.wait()
     assert run.is_over(), alive(run.mark)
-    assert run.scratch() == [scratch]
-    ended = run_local(run.out, "--algorithm", "size")
-    assert ended.returncode == 0, ended.stderr
+    assert run.scratch() == [left]
+    with scratch(run.out, make_folder(run.out)):
+        assert not left.exists()
     assert run.scratch() == []
-    assert (scratch.parent / "log.txt").exists()
+    assert (left.parent / "log.txt").exists()
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="needs make")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_to_make_alone_ends_the_run(tmp_path: Path, start: Start, number: signal.Signals) -> None:
     installed = [f"BIN={Path(sys.executable).parent}", "-o", ".venv/run.done", "-o", ".venv/bin/python"]
     run = start(["make", "run", *installed], [f"ARGS={' '.join(options(tmp_path / 'out'))}"])

@@ -1,10 +1,9 @@
-"""The parts of the bound that can be switched off: row levels, heavy shards and branches."""
+"""The bound where costs depend on all rows of a device; and its parts that can be switched off."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.optimize import linprog
 
 from helpers.analytic import AnalyticModel
 from helpers.costs import random_model
@@ -17,7 +16,6 @@ from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import BY_BYTES, BY_DIGITS, BY_ROWS, COUNTED_IN, ROWS, THRESHOLDS, Layer
 from neuroshard.costmodel.protocol import CostModel, Floats
 from neuroshard.search.bound.lower_bound import lower_bound
-from neuroshard.search.bound.row_levels import game, row_levels
 from neuroshard.search.bound.settings import BOUND
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
@@ -112,19 +110,6 @@ def bound_ms(task: ShardingTask, model: CostModel, plan: Plan, **settings: bool)
     return found
 
 
-def test_where_each_device_has_a_large_table_all_lookups_take_longer() -> None:
-    """No device has room for both large tables, so every small table shares its device with one of them."""
-    shapes = [(100_000, 8, 1.0)] * 2 + [(100, 8, 20.0 + i) for i in range(6)]
-    tables = tuple(Table(name=f"t{i}", rows=r, dim=d, pooling_factor=p) for i, (r, d, p) in enumerate(shapes))
-    task = ShardingTask(tables=tables, device_memory_bytes=(int(1.3 * tables[0].memory_bytes),) * 2, batch_size=65536)
-    model = with_rates(random_model(2, 3, rates=len(THRESHOLDS)), task, 20.0 * ROWS_16)
-    plan = search(task, model, SearchSettings(rounds=3))
-    assert plan.lower_bound_ms == bound_ms(task, model, plan)
-    assert plan.gap is not None
-    assert plan.gap < 0.1
-    assert plan.lower_bound_ms > 1.1 * bound_ms(task, model, plan, row_levels=False)
-
-
 def test_the_columns_that_a_device_with_a_heavy_shard_leaves_to_the_others_count(make_task):
     """The heavy table's narrowest shard takes by far the longest, and the columns of all others have to be somewhere."""
     task, model = make_task([(1000, 4, 9000.0), *[(1000, 64, 60.0)] * 12], [1] * 4), AnalyticModel()
@@ -146,37 +131,3 @@ def test_branches_tell_plans_apart_by_which_tables_are_row_wise(make_task):
     assert with_branches is not None
     assert without is not None
     assert with_branches > 1.002 * without
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_a_game_is_played_as_a_linear_program_says(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    payoffs = rng.standard_normal((rng.integers(1, 12), rng.integers(1, 10))) * 10.0 ** rng.integers(-3, 4)
-    strategy, gain = game(payoffs)
-    choices, own = payoffs.shape
-    best = linprog(
-        np.append(np.zeros(own), -1.0),
-        A_ub=np.hstack([-payoffs, np.ones((choices, 1))]),
-        b_ub=np.zeros(choices),
-        A_eq=np.append(np.ones(own), 0.0)[None],
-        b_eq=[1.0],
-        bounds=[*[(0, None)] * own, (None, None)],
-    )
-    assert strategy.min() >= 0
-    assert strategy.sum() == pytest.approx(1)
-    assert gain == pytest.approx(-best.fun, abs=1e-6 * np.abs(payoffs).max())
-
-
-def test_devices_are_distinguished_by_as_many_thresholds_as_the_settings_allow(make_task):
-    problem = Problem(
-        make_task([(2**place, 64, 1.0) for place in range(8, 24)], [1] * 4), random_model(4, rates=len(THRESHOLDS))
-    )
-    problem.price(np.arange(1, len(problem.group)))
-    slope, shards = np.ones(problem.vectors.shape[1]), len(problem.group)
-
-    def thresholds(cells: int) -> int:
-        found = row_levels(problem, slope, 0.0, replace(BOUND, level_cells=cells, levels_most=3))
-        return 0 if found is None else len(found.low) - 1
-
-    # 5, 15 and 35 ways to distribute four devices over two, three and four levels
-    assert [thresholds(times * shards) for times in (35, 34, 15, 14, 5, 4, 1)] == [3, 2, 2, 1, 1, 0, 0]

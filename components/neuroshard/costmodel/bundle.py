@@ -24,7 +24,6 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.value import check_format, decode_json, sha256
 from neuroshard.costmodel.all_to_all_net import AllToAllNet, Transfers
 from neuroshard.costmodel.analytic import DATASHEETS, analytic_for
-from neuroshard.costmodel.compute_net import MeanHead
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, FEWEST_FEATURES, OLDEST_FEATURES, split_features
 from neuroshard.costmodel.manifest import MODEL_FORMAT, Manifest, TrainedFrom
 from neuroshard.costmodel.nets import Nets
@@ -116,10 +115,6 @@ class TrainedCostModel:
         if bench.reorder_ms is None:
             return DATASHEETS[analytic_for(bench.hardware)[0]].reorder_ms(self.batch_size)
         return bench.reorder_ms * self.batch_size / bench.batch_size
-
-    @property
-    def head(self) -> MeanHead:
-        return self.nets.compute.mean
 
     @property
     def dips(self) -> Dips:

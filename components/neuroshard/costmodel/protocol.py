@@ -6,16 +6,13 @@ which is what lets a search price millions of placements.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.core.table import Table
 from neuroshard.costmodel.manifest import Manifest
-
-if TYPE_CHECKING:  # the net imports the array types from here
-    from neuroshard.costmodel.compute_net import MeanHead
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -127,10 +124,6 @@ class Bending(CostModel, Protocol):
     @property
     def dips(self) -> Dips:
         """All dips."""
-
-    @property
-    def head(self) -> "MeanHead":
-        """The weights of the function from vector sums to ms, and its rates with their thresholds (`used`)."""
 
     def convex_below(self, low: Floats, high: Floats) -> CostModel:
         """A cost model with a convex compute cost that underestimates this one wherever dip j is between low[j] and high[j]."""

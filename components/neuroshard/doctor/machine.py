@@ -22,7 +22,7 @@ OPERATOR_SECONDS = 600  # a busy machine imports torch and FBGEMM in minutes
 def check_machine(folder: Path) -> Iterator[Check]:
     """Cores, memory, and the disk of `folder`, where a run would write."""
     cpu = devices.cpu()
-    cores = devices.cores()
+    cores = system.cores()
     few = "to measure all-to-alls, use a machine with a core for each device" if cores < 2 else ""
     yield Check("cores", "warn" if few else "ok", f"{cpu.name}", few)
     yield memory_check(system.available_bytes() if sys.platform == "linux" else None)

@@ -93,7 +93,7 @@ class CpuMachine:
         return needed > system.available_bytes()
 
     def together(self, ranks: int, rank_bytes: int) -> bool:
-        return ranks <= devices.cores() and ranks * (rank_bytes + PROCESS_BYTES) <= system.available_bytes()
+        return ranks <= system.cores() and ranks * (rank_bytes + PROCESS_BYTES) <= system.available_bytes()
 
     def concurrency(self) -> int:
         return 1  # cores share the last-level cache and the memory
@@ -116,7 +116,7 @@ class CpuMachine:
     def notes(self) -> tuple[str, ...]:
         return (
             "with one thread, compute is in ms of CPU time, so waiting for a busy core does not count",
-            f"measured on a CPU: the ranks of an all-to-all are processes that share {devices.cores()} cores, "
+            f"measured on a CPU: the ranks of an all-to-all are processes that share {system.cores()} cores, "
             + ("ahead of all other processes" if may_go_first() else "in turns with all other processes"),
             "workers keep their memory, in huge pages where Linux grants them",
             "all-to-alls are scaled to calm_all_to_all_ms by a reference all-to-all, timed with each",

@@ -30,9 +30,8 @@ What changes the steps:
   what these add is at least what the tangent of the convex all-to-alls says. Over one domain is another choice: then as many
   columns leave domains as of the whole table, more stay inside, and devices elsewhere may be empty.
 
-Three refinements, each with a switch in `settings.py`. `branches.py` distinguishes plans by which tables are row-wise; the bound
-is the least over all branches. `heavy_shards.py` raises what a heavy shard costs alone in step 5. `row_levels.py` replaces the
-mean device of step 3 by devices with few and many rows, if lookups take longer the more rows a device holds.
+Two refinements, each with a switch in `settings.py`. `branches.py` distinguishes plans by which tables are row-wise; the bound
+is the least over all branches. `heavy_shards.py` raises what a heavy shard costs alone in step 5.
 """
 
 from dataclasses import dataclass
@@ -45,7 +44,6 @@ from neuroshard.costmodel.protocol import Bending, CostModel, Dips, Floats
 from neuroshard.search.bound.branches import Branch, Branches
 from neuroshard.search.bound.cuts import cheapest_cuts
 from neuroshard.search.bound.heavy_shards import HeavyShards
-from neuroshard.search.bound.row_levels import row_levels
 from neuroshard.search.bound.settings import BOUND, BoundSettings
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
@@ -109,9 +107,6 @@ class _Proof:
         self.convex = self._convex(all_plans, plan.cost)
         self.heavy = HeavyShards(problem, self.convex, plan.cost, settings)
         self.all_plans = self.heavy.raised(all_plans)
-        slope: Floats = np.maximum(self.convex.compute_slope(self.start), 0.0)
-        intercept = float(self.convex.compute_ms(self.start)) - float(slope @ self.start)
-        self.levels = row_levels(problem, slope, intercept, settings)
 
     def bound_ms(self, cost_ms: float) -> float:
         """The bound, given a plan of `cost_ms`: the least over all branches."""
@@ -146,9 +141,7 @@ class _Proof:
 
     def _none_of(self, branch: Branch, cost_ms: float) -> bool:
         """Whether it is shown that no plan of a branch costs at most `cost_ms`."""
-        if self._mean_ms(branch, cost_ms, cost_ms) > cost_ms:
-            return True
-        return self.levels is not None and self.levels.none_of(branch, cost_ms)
+        return self._mean_ms(branch, cost_ms, cost_ms) > cost_ms
 
     def _mean_ms(self, branch: Branch, cost_ms: float, enough: float) -> float:
         """Steps 1 to 5: what a branch's plans of at most `cost_ms` cost at least; infinite if there are none.

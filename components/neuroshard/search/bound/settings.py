@@ -9,7 +9,6 @@ class BoundSettings:
 
     branches: bool = True  # distinguish plans by which tables are row-wise
     heavy_shards: bool = True  # count the columns that a device with a heavy shard leaves to the others
-    row_levels: bool = True  # distinguish devices by how many rows they hold
 
     # lower_bound
     tangents: int = 20  # tried for one question: 60 gave the same bounds on 58 tasks
@@ -28,12 +27,6 @@ class BoundSettings:
     heavy_share: float = 0.75  # share that a shard must cost by itself to be looked at
     heavy_most: int = 256  # shards that are looked at, the heaviest of these
     heavy_cells: int = 300_000  # shards x shards beside them, at most: 0.15 s of CPU
-
-    # row_levels
-    levels_most: int = 2  # thresholds of rows that distinguish devices: three gave no lower mean gap and took longer
-    level_counts_most: int = 50  # ways to distribute the devices over the levels
-    level_steps: int = 30  # multipliers tried for one such way
-    level_cells: int = 100_000  # shards x multipliers, of all questions: 0.3 s of CPU
 
 
 BOUND = BoundSettings()
