@@ -23,7 +23,7 @@ from neuroshard.search.proposers.splits import halves
 from neuroshard.search.tuning import TUNING
 from neuroshard.search.watch import Watch
 
-MANY = TUNING.many_devices
+MANY = TUNING.receivers + 4
 
 
 def improved(state: State, rounds: int = 0) -> State:
@@ -72,7 +72,7 @@ def crowd(make_task, model, seed: int, count: int, devices: int = 4) -> Plans:
     return Plans([whole(problem, rng.integers(0, devices, tables).tolist()) for _ in range(count)])
 
 
-@pytest.mark.parametrize("devices", [4, MANY + 3])
+@pytest.mark.parametrize("devices", [4, MANY])
 def test_what_plans_count_after_many_steps_is_what_they_would_count_anew(make_task, model, devices):
     plans = crowd(make_task, model, 2, 3, devices)
     rounds = 0
@@ -120,14 +120,6 @@ def test_plans_in_lockstep_end_where_each_would_alone(make_task, model):
     assert all((one.widths[0] == widths).all() for one, widths in zip(alone, together.widths, strict=True))
 
 
-def test_on_many_devices_a_round_takes_steps_from_several(make_task, model):
-    plans = crowd(make_task, model, 7, 1, 2 * MANY)
-    cells = next(descend(plans, Objective.of(plans.problem), np.random.default_rng(0)))[0]
-    assert len(cells) > 3
-    changed = [device for _, devices, _ in cells for device in set(devices.tolist())]
-    assert len(changed) == len(set(changed)) == 2 * len(cells)
-
-
 def test_on_many_devices_those_with_more_load_take_what_the_least_loaded_have_no_room_for(make_task, model):
     """30 devices with less load are full; only nine that hold more have room."""
     shapes = [*[(1000, 4, 100.0)] * 30, *[(10**6, 4, 1800.0)] * 30, *[(1000, 4, 2000.0)] * 9]
@@ -145,20 +137,13 @@ def test_where_devices_hold_very_many_shards_some_that_fit_are_offered_for_swaps
     problem = Problem(make_task([(1000, 64, float(pooling)) for pooling in range(1, 61)], [1] * 2), model)
     start = whole(problem, [0] * 30 + [1] * 30)
     of_all = improved(start).cost
-    problem.tuning = replace(TUNING, offers=7)
+    problem.tuning = replace(TUNING, offers_seen=10)
     plans, zero = Plans([start]), np.zeros(1, dtype=np.int64)
     soft = SoftMaximum(Objective.of(problem), plans.compute, plans.dims)
 
     def seen() -> Neighborhood:
         return Neighborhood(plans, soft, zero, zero + 1, zero[:, None], np.random.default_rng(0))
 
-    offers = Offers.of(seen())
-    assert offers is not None
-    offers.fits[0, ::2] = False
-    some = offers.thinned(7)
-    assert some.take.tolist() == [[1, 5, 9, 13, 17, 21, 25]]
-    assert some.fits.all()
-    problem.tuning = replace(problem.tuning, offers_seen=10)
     weighed = Offers.of(seen())
     assert weighed is not None
     assert weighed.fits.all()
@@ -208,7 +193,7 @@ def test_a_step_changes_the_objective_by_what_was_priced(make_task, model):
         wide = objective.power(one.dims / soft.widest[plan])
         return float(soft.weights[0, plan] * load.sum() + soft.weights[1, plan] * wide.sum())
 
-    of, devices = np.nonzero(soft.worst_devices(range(2)))
+    of, devices = np.nonzero(soft.worst_devices)
     steps = candidates(plans, soft, of, devices, np.random.default_rng(0))
     assert (steps.take >= 0).any()
     assert (steps.take < 0).any()

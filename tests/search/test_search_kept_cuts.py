@@ -10,6 +10,7 @@ from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.moves import changed_state, moved_bytes
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import first_few
 from neuroshard.costmodel.protocol import device_costs
 from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.layout import lay_out, placement_of
@@ -62,8 +63,8 @@ def test_shards_move_and_cuts_stay(task, seed, budget):
     kept = "16 tables with optimizer state by the row cut into columns as in the"
     (note,) = (note for note in plan.provenance.notes if note.startswith(kept))
     assert f"({cut} of them cut)" in note
-    named = [name for note in plan.provenance.notes for name in changed_state(old, plan) if f"({name})" in note]
-    assert named == list(changed_state(old, plan))
+    changed = changed_state(old, plan)
+    assert any(f"({first_few(changed)})" in note for note in plan.provenance.notes) == bool(changed)
 
 
 def priced(plan: Plan) -> tuple[float, ...]:

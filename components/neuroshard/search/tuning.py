@@ -59,9 +59,10 @@ class Tuning:
     price_all_up_to: int = 1_000  # shards of a task up to which all are priced in the first batch
 
     # proposers
-    greedy_plans: int = 3  # greedy plans that local search starts from: it descends from several in the time of one
+    # Greedy plans that local search starts from, each of another list of shards: it descends from several in the time of one
+    greedy_plans: int = 6
     fineness: tuple[float, ...] = (float("inf"), 1.0, 0.8, 0.6)  # mean loads of a device that a shard weighs at most
-    halvings: int = 3  # how often the costliest shard is halved, each time for one more list of shards
+    halvings: int = 6  # how often the costliest shard is halved, each time for one more list of shards
     caps: tuple[float, ...] = (1.04, 1.1, float("inf"))  # columns of a device, as multiples of the mean
     # Devices that may hold next to no columns. A shard that outweighs all else gets a device of its own, which sends few columns.
     # Then the all-to-all takes least if the columns are spread evenly over the other devices.
@@ -84,16 +85,9 @@ class Tuning:
     min_gain: float = 1e-6  # share of the slowest device's ms below which a move gains nothing
     lockstep_plans: int = 4  # plans that are improved in lockstep, at most
     lockstep_cells: int = 200_000  # devices x tables of these in all: larger arrays take as long one after another
-    # Devices that moves start from until a plan counts as a local optimum: places in the order of load, and of columns. If
-    # the narrowest shard of one table outweighs all else no move helps its device, and only columns can be evened out.
-    sources: tuple[range, ...] = (range(1), range(1, 3))
-    many_devices: int = 16  # devices from which on moves start from several devices at once
-    many_share: int = 4  # a quarter of the devices at first; a round succeeds if a quarter of these finds a move
-    many_in_vain: int = 2  # rounds that may fail before half as many devices are tried
     receivers: int = 24  # devices that a move is tried towards, the least loaded ones
     shards_seen: int = 64  # shards of a device that moves are tried for, drawn at random if it holds more
     offers_seen: int = 2_048  # shards of the receivers that are weighed for a swap, drawn at random if there are more
-    offers: int = 512  # of these, shards that fit and are considered for each shard of the source
     swaps_priced: int = 24  # swaps of each shard whose gain is estimated in full
     unlevel: float = 0.5  # weight of what a swap leaves two devices apart: a part of a shard may level them
     narrow: float = 0.95  # share of the widest device's columns from which on a device's columns count in a swap
@@ -101,7 +95,6 @@ class Tuning:
 
     # improve: the local search
     worse: float = 0.003  # share by which a local optimum may cost more, and the search still goes on from it
-    patience: int = 30  # rounds without a better plan before the search returns to the best
     perturb_share: tuple[float, float] = (0.1, 0.6)  # share of the tables on the chosen devices that are placed anew
     toggle_idle: int = 10  # toggles in a row without success, after which only every `toggle_seldom`-th round is one
     toggle_seldom: int = 8

@@ -10,20 +10,18 @@ from neuroshard.search.problem.objective import SoftMaximum
 from neuroshard.search.problem.plans import Plans
 
 
-def candidates(plans: Plans, soft: SoftMaximum, plan: Ints, source: Ints, rng: np.random.Generator) -> Moves:
-    """`candidates_to` the least loaded devices, from J devices: plan (J,), source (J,)."""
+def candidates(
+    plans: Plans, soft: SoftMaximum, plan: Ints, source: Ints, rng: np.random.Generator, to_least_loaded: bool = True
+) -> Moves:
+    """For each shard on J devices, plan (J,) and source (J,), the best move and the best swap that fit.
+
+    They go to the least loaded devices, as many as the tuning's `receivers`, or to all others.
+    """
     devices, most = plans.problem.devices, plans.problem.tuning.receivers
     receivers = (source[:, None] + np.arange(1, devices)) % devices
     if devices - 1 > most:
-        least = np.argpartition(soft.load[plan[:, None], receivers], most, axis=1)[:, :most]
-        receivers = np.take_along_axis(receivers, least, axis=1)
-    return candidates_to(plans, soft, plan, source, receivers, rng)
-
-
-def candidates_to(
-    plans: Plans, soft: SoftMaximum, plan: Ints, source: Ints, receivers: Ints, rng: np.random.Generator
-) -> Moves:
-    """For each shard on the source of each job (J,) the best move and the best swap that fit, to some devices (J, R)."""
+        order = np.argpartition(soft.load[plan[:, None], receivers], most, axis=1)
+        receivers = np.take_along_axis(receivers, order[:, :most] if to_least_loaded else order[:, most:], axis=1)
     near = Neighborhood(plans, soft, plan, source, receivers, rng)
     return single_moves(near) + swaps(near) if plans.problem.tuning.swaps else single_moves(near)
 

@@ -1,9 +1,7 @@
 """Descend: move by move to a more even plan, until no move improves the objective.
 
-On few devices, moves start from the slowest one, one at a time. On many, a round starts from a quarter of the devices at once,
-those that add most to the objective, each towards a few others drawn at random. When few of them find a move, the next rounds
-start from half as many, towards twice as many. So a round changes many devices in the time of one move, and in the end each of
-the worst devices has been tried with all others.
+Moves start from the slowest device and from the widest: where one shard that cannot be cut outweighs all else, no move helps the
+slowest, and only columns can be evened out.
 """
 
 from collections.abc import Iterator
@@ -11,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from neuroshard.costmodel.protocol import Floats, Ints
-from neuroshard.search.improve.candidates import candidates, candidates_to
+from neuroshard.search.improve.candidates import candidates
 from neuroshard.search.improve.moves import Moves, Priced, cells, changes, price
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.objective import Objective, SoftMaximum
@@ -28,44 +26,15 @@ def descend(
 
     Every move improves the objective, not every one the cost. With a `current` placement each keeps its move budget.
     """
-    if plans.problem.devices >= plans.problem.tuning.many_devices:
-        yield from _from_many(plans, objective, rng, current)
-    yield from _from_slowest(plans, objective, rng, current)
-
-
-def _from_many(
-    plans: Plans, objective: Objective, rng: np.random.Generator, current: CurrentPlacement | None
-) -> Iterator[Changed]:
-    """Rounds of moves from several devices of each plan at once."""
-    devices, tuning = plans.problem.devices, plans.problem.tuning
-    jobs = devices // tuning.many_share
-    while jobs > 1:
-        vain = np.zeros(len(plans), dtype=np.int64)
-        while len(active := np.flatnonzero(vain < tuning.many_in_vain)):
-            soft = SoftMaximum(objective, plans.compute, plans.dims)
-            order = np.argsort(-soft.shares[active], axis=1, kind="stable")
-            others = rng.permuted(np.repeat(order[:, jobs:], jobs, axis=0), axis=1)
-            pairs = order[:, :jobs].ravel(), others[:, : devices // jobs]
-            found = candidates_to(plans, soft, np.repeat(active, jobs), *pairs, rng)
-            changed = _move(plans, soft, found, current)
-            few = np.array([len(changed.get(int(plan), ())) * tuning.many_share < jobs for plan in active])
-            vain[active] = np.where(few, vain[active] + 1, 0)
-            if changed:
-                yield changed
-        jobs //= 2
-
-
-def _from_slowest(
-    plans: Plans, objective: Objective, rng: np.random.Generator, current: CurrentPlacement | None
-) -> Iterator[Changed]:
-    """Moves from the slowest and the widest device; if neither has one, from the next two of each; until these have none."""
-    moving = np.full(len(plans), plans.problem.devices > 1)
+    devices = plans.problem.devices
+    moving = np.full(len(plans), devices > 1)
+    receivers = (True, False) if devices - 1 > plans.problem.tuning.receivers else (True,)
     while moving.any():
         soft, trying = SoftMaximum(objective, plans.compute, plans.dims), moving.copy()
         changed: Changed = {}
-        for places in plans.problem.tuning.sources:
-            plan, source = np.nonzero(soft.worst_devices(places) & trying[:, None])
-            changed |= _move(plans, soft, candidates(plans, soft, plan, source, rng), current)
+        for to_least_loaded in receivers:  # all of these may be full
+            plan, source = np.nonzero(soft.worst_devices & trying[:, None])
+            changed |= _move(plans, soft, candidates(plans, soft, plan, source, rng, to_least_loaded), current)
             trying[list(changed)] = False
             if not trying.any():
                 break

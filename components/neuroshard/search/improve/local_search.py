@@ -19,7 +19,7 @@ class LocalSearch:
 
     A round perturbs the plan that the search is at, and descends again. If tables may be split row-wise, every other round
     toggles one instead, and fewer rounds do once that fails often. The search goes on from what a round finds, unless that costs
-    clearly more; after many rounds without a better plan, it returns to the best. Rounds run in lockstep, a few at a time.
+    clearly more. Rounds run in lockstep, a few at a time.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class LocalSearch:
                 break
             found += self._descended(starts[begin : begin + self.lockstep])
         self.best = self.at = min(found, key=lambda state: state.cost)
-        self.vain = self.tried = self.toggled_in_vain = 0
+        self.tried = self.toggled_in_vain = 0
 
     def run(self, rounds: int) -> State:
         """Run `rounds` rounds, or as many as there is time for, and return the cheapest plan."""
@@ -79,14 +79,9 @@ class LocalSearch:
 
     def _met(self, found: State) -> None:
         """Record the cheapest plan of a round, and choose where to go on."""
-        self.vain += 1
-        if found.cost < self.best.cost * (1 - self.tuning.min_gain):
-            self.vain = 0
         self.best = min(self.best, found, key=lambda state: state.cost)
         if found.cost <= self.at.cost * (1 + self.tuning.worse):
             self.at = found
-        if self.vain >= self.tuning.patience:
-            self.at, self.vain = self.best, 0
 
     def _descended(self, states: Sequence[State]) -> list[State]:
         """The cheapest state of each plan during its descent; the last one is the most even, and may cost more. Cut short if time

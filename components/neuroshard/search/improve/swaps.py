@@ -78,12 +78,6 @@ class Offers:
             dims_there=near.dims_there[rows, column],
         )
 
-    def thinned(self, most: int) -> "Offers":
-        """At most `most` offers of each job that fit, spread evenly over `take_ms`: of hundreds of shards, many are alike."""
-        order = np.argsort(np.where(self.fits, self.take_ms, np.inf), axis=1, kind="stable")
-        fitting = np.maximum(np.count_nonzero(self.fits, axis=1), most)[:, None]
-        return self.chosen(np.arange(len(order)), np.take_along_axis(order, np.arange(most) * fitting // most, axis=1))
-
     def chosen(self, job: Ints, best: Ints) -> "Offers":
         """The offers at these places for each shard of a source: `job` (N,) and `best` (N, S) -> (N, S) each."""
         place = job[:, None] * self.take.shape[1] + best
@@ -92,13 +86,10 @@ class Offers:
 
 def swaps(near: Neighborhood) -> Moves:
     """The best swap of each shard: both whole, or of one as much as levels the two devices, or as there is memory for."""
-    tuning = near.problem.tuning
     offers = Offers.of(near)
     if offers is None:
         nothing = np.zeros(0, dtype=np.int64)
         return near.moves(nothing, nothing, nothing, nothing, nothing)
-    if offers.take.shape[1] > tuning.offers:
-        offers = offers.thinned(tuning.offers)
     each = np.arange(len(near.job))[:, None]
     give_ms = near.whole[each, offers.column[near.job]]
     give_ms += near.leaves[:, None]

@@ -92,9 +92,9 @@ class SoftMaximum:
             added: Floats = of_both[0] + of_both[1]
         return added
 
-    def worst_devices(self, places: range) -> NDArray[np.bool_]:
-        """The devices at these places in the order of load, slowest first, and of columns, widest first: (B, D)."""
-        wanted, plan = np.zeros(self.load.shape, dtype=bool), np.arange(len(self.load))[:, None]
-        for order in (np.argsort(-self.load, axis=1, kind="stable"), np.argsort(-self.wide, axis=1, kind="stable")):
-            wanted[plan, order[:, places.start : places.stop]] = True
-        return wanted
+    @property
+    def worst_devices(self) -> NDArray[np.bool_]:
+        """The slowest device and the widest: (B, D)."""
+        worst, plan = np.zeros(self.load.shape, dtype=bool), np.arange(len(self.load))
+        worst[plan, self.load.argmax(axis=1)] = worst[plan, self.wide.argmax(axis=1)] = True
+        return worst

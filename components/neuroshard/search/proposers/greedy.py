@@ -41,8 +41,9 @@ def _by_cost(problem: Problem, lists: Sequence[Ints], most: int) -> list[State]:
     tried = list({shards.tobytes(): shards for shards in every}.values())
     placed, costs = place_lists(problem, tried, _caps(problem), soft=True)
     found: dict[bytes, Widths] = {}
-    for place_ in np.argsort(costs, axis=None, kind="stable").tolist():
-        row, cap = divmod(place_, costs.shape[1])
+    caps = costs.argmin(axis=1)
+    for row in np.argsort(costs.min(axis=1), kind="stable").tolist():
+        cap = int(caps[row])
         if len(found) == most or not np.isfinite(costs[row, cap]):
             break
         widths = problem.widths(Placement(tried[row], placed.devices[row, cap, : len(tried[row])]))
