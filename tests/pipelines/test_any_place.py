@@ -35,6 +35,8 @@ def test_a_clone_under_an_odd_path_without_home_temporary_folder_and_utf8_ends_i
         "40",
         "--devices",
         "2",
+        "--memory",
+        "64GiB",
         "--steps",
         "2",
     ]
