@@ -406,9 +406,9 @@ def ablation_over_hosts(settings: Settings) -> Section:
         found = [domains.without(task, switch, seed) for task in chosen]
         more = [ms / before - 1 for (ms, _), (before, _) in zip(found, whole, strict=True)]
         cpu = sum(s for _, s in found) / sum(s for _, s in whole)
-        rows.append([name.replace("_", " "), f"{sum(more) / len(more):+.2%}", f"{max(more):+.2%}", f"{cpu:.0%}"])
+        rows.append([published.part(name), f"{sum(more) / len(more):+.2%}", f"{max(more):+.2%}", f"{cpu:.0%}"])
         print(rows[-1], file=sys.stderr, flush=True)
-    columns = ("search", "cost: mean", "worst", "CPU")
+    columns = ("without", "cost: mean", "worst", "CPU")
     question = (
         f"What does each part earn over several hosts? Cost without it, on {len(chosen)} fresh worlds of 16 and 32 devices in "
         "domains of 4 to 16, by analytic:h100."

@@ -32,25 +32,19 @@ def drawn(make_task, seed: int, devices: int = 8, tables: int = 16) -> ShardingT
     return make_task(shapes, [4.0] * devices)
 
 
-def test_fewer_cuts_cost_at_most_the_simplicity(make_task, model):
-    fewer = 0
-    for seed in range(6):
-        task = drawn(make_task, seed, tables=24)
-        cheapest, simple = (search(task, model, settings) for settings in (CHEAPEST, SIMPLE))
-        assert simple.cost_ms <= cheapest.cost_ms * 1.005
-        assert simple.cost_ms <= min(one.cost_ms for one in simple.baselines if one.cost_ms is not None)
-        assert cuts(simple) <= cuts(cheapest)
-        assert search(task, model, SIMPLE) == simple
-        fewer += cuts(simple) < cuts(cheapest)
-    assert fewer >= 2
+@pytest.mark.parametrize("seed", [0, 1, 3, 4])
+def test_fewer_cuts_cost_at_most_the_simplicity(make_task, model, seed):
+    task = drawn(make_task, seed, tables=24)
+    cheapest, simple = (search(task, model, settings) for settings in (CHEAPEST, SIMPLE))
+    assert simple.cost_ms <= cheapest.cost_ms * 1.005
+    assert simple.cost_ms <= min(one.cost_ms for one in simple.baselines if one.cost_ms is not None)
+    assert cuts(simple) < cuts(cheapest)
+    assert search(task, model, SIMPLE) == simple
 
 
 def test_what_fewer_cuts_cost_is_noted(make_task, model):
-    for seed in range(20):
-        task = drawn(make_task, seed, tables=24)
-        cheapest, simple = (search(task, model, settings) for settings in (CHEAPEST, SIMPLE))
-        if cheapest.cost_ms < simple.cost_ms:
-            break
+    task = drawn(make_task, 3)
+    cheapest, simple = (search(task, model, settings) for settings in (CHEAPEST, SIMPLE))
     assert cheapest.cost_ms < simple.cost_ms
     assert simple.provenance.notes == (
         f"{cuts(simple)} cuts instead of {cuts(cheapest)}, for {simple.cost_ms / cheapest.cost_ms - 1:.2%} more than the "
@@ -60,10 +54,10 @@ def test_what_fewer_cuts_cost_is_noted(make_task, model):
 
 
 def test_the_more_cuts_may_cost_the_fewer_there_are(make_task, model):
-    task = drawn(make_task, 1)
+    task = drawn(make_task, 1, tables=24)
     counts = [cuts(search(task, model, SearchSettings(rounds=6, simplicity=share))) for share in (0, 0.002, 0.02, 0.1)]
     assert counts == sorted(counts, reverse=True)
-    assert counts[0] > counts[3]
+    assert counts[0] > counts[1] > counts[3]
 
 
 @pytest.mark.parametrize("budget", [None, 2**22, 2**26])

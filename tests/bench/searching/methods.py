@@ -24,7 +24,7 @@ from neuroshard.search.tuning import TUNING, Tuning
 
 Figures = dict[str, Any]
 SWITCHES = [one.name for one in fields(Tuning) if isinstance(one.default, bool)]  # parts that a search can leave out
-OTHER_SEED = "with another seed"  # how much of a difference is chance
+OTHER_SEED = "nothing (another seed)"  # how much of a difference is chance
 
 
 @dataclass

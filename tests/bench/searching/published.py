@@ -47,7 +47,7 @@ MEASURED = (
     "predicted / measured",
 )
 PRINTED = ("plan", "slowest rank")
-ABLATION = ("search", "true cost: mean, worst", "cost by the analytic model: mean, worst", "tasks lost, won", "CPU")
+ABLATION = ("without", "true cost: mean, worst", "analytic model: mean, worst", "tasks lost, won", "CPU")
 
 PEERS = {
     "neuroshard-2023": (PUBLISHED,),
@@ -131,12 +131,17 @@ def measured_row(method: str, gain: Gain, answers: "Sequence[Measured]") -> list
     ]
 
 
+def part(method: str) -> str:
+    """What a method leaves out, as the tables of ablations name it."""
+    return method.removeprefix("without ").replace("_", " ")
+
+
 def ablation(by_nets: Sequence[Figures], by_formula: Sequence[Figures]) -> Rows:
     """What each part earns, where nets search and the truth decides, and where an analytic model is its own truth."""
     shown = "{}, {}".format
     return [
         [
-            nets.name,
+            part(nets.name),
             shown(change(nets.truth_mean), change(nets.truth_worst)),
             shown(change(formula.truth_mean), change(formula.truth_worst)),
             f"{nets.lost + formula.lost}, {nets.won + formula.won}",
