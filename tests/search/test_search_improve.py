@@ -90,22 +90,23 @@ def test_what_plans_count_after_many_steps_is_what_they_would_count_anew(make_ta
     assert rounds > 5
 
 
-def test_estimates_are_the_same_whether_kept_or_made_when_asked_for(make_task, model):
-    """A large task has no memory for all of them."""
-    kept, asked = crowd(make_task, model, 4, 2), crowd(make_task, model, 4, 2)
-    asked.problem.tuning = replace(TUNING, guess_bytes=0)
-    asked = Plans([State(asked.problem, widths) for widths in asked.widths])
-    plan, group, most = np.array([0, 1, 1]), np.array([3, 0, 7]), np.array([2, 3, 1])
+def test_what_a_shard_adds_to_a_device_is_estimated_from_what_the_device_holds(make_task, model):
+    plans = crowd(make_task, model, 4, 2)
+    problem, plan, group = plans.problem, np.array([0, 1, 1]), np.array([3, 0, 7])
     devices = np.array([[0, 1], [2, 3], [1, 0]])
-    (flat, begins), (others, starts) = (one.added(plan, devices, group, most) for one in (kept, asked))
-    for units in range(2):
-        np.testing.assert_allclose(flat[begins + units], others[starts + units], rtol=1e-12)
-    for to in (devices, devices[:, :1]):
-        each = [
-            one.added_each(plan[:, None], to, np.array([[3, 0]] * 3), np.array([[1, 2]] * 3)) for one in (kept, asked)
-        ]
-        assert (each[0] > 0).all()
-        np.testing.assert_allclose(each[0], each[1], rtol=1e-12)
+    slope = model.compute_slope(plans.sums)[plan[:, None], devices]  # (3, 2, K)
+    flat, begins = plans.added(plan, devices, group, np.array([2, 2, 2]))
+    assert not flat[begins].any()
+    for units in (1, 2):
+        vectors = problem.vectors[problem.first[group] + units]
+        expected = np.einsum("nrk,nk->nr", slope, vectors)
+        assert (expected > 0).all()
+        np.testing.assert_allclose(flat[begins + units], expected, rtol=1e-12)
+        of_each, so_many = np.repeat(group[:, None], 2, axis=1), np.full((3, 2), units)
+        np.testing.assert_allclose(plans.added_each(plan[:, None], devices, of_each, so_many), expected, rtol=1e-12)
+        np.testing.assert_allclose(
+            plans.added_each(plan[:, None], devices[:, :1], of_each, so_many)[:, 0], expected[:, 0], rtol=1e-12
+        )
 
 
 def test_plans_in_lockstep_end_where_each_would_alone(make_task, model):

@@ -64,10 +64,6 @@ class Tuning:
     fineness: tuple[float, ...] = (float("inf"), 1.0, 0.8, 0.6)  # mean loads of a device that a shard weighs at most
     halvings: int = 6  # how often the costliest shard is halved, each time for one more list of shards
     caps: tuple[float, ...] = (1.04, 1.1, float("inf"))  # columns of a device, as multiples of the mean
-    # Devices that may hold next to no columns. A shard that outweighs all else gets a device of its own, which sends few columns.
-    # Then the all-to-all takes least if the columns are spread evenly over the other devices.
-    nearly_empty: tuple[int, ...] = (0, 1, 2)
-    priced_ahead: int = 6  # costliest shards whose halves, quarters, … are priced in the first batch
     guessed_fineness: tuple[float, ...] = (float("inf"), 1.0, 0.6, 0.4, 0.25)  # as fineness, where memory is tight
     # There, a device's load is its ms plus its memory and its columns with these weights, each as a share of the mean device's
     load_weights: tuple[tuple[float, float], ...] = ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (2.0, 0.0))
@@ -90,8 +86,6 @@ class Tuning:
     offers_seen: int = 2_048  # shards of the receivers that are weighed for a swap, drawn at random if there are more
     swaps_priced: int = 24  # swaps of each shard whose gain is estimated in full
     unlevel: float = 0.5  # weight of what a swap leaves two devices apart: a part of a shard may level them
-    narrow: float = 0.95  # share of the widest device's columns from which on a device's columns count in a swap
-    guess_bytes: int = 16 * 2**20  # table of what every shard is estimated to add to every device, if it is kept
 
     # improve: the local search
     worse: float = 0.003  # share by which a local optimum may cost more, and the search still goes on from it

@@ -122,7 +122,7 @@ def _levelling(near: Neighborhood, offers: Offers, give_ms: Floats) -> Ints:
     if all_ms:
         moved = near.columns[:, None] - offers.dims[job]
         wide = np.maximum(near.dims[job][:, None] - moved, offers.dims_there[job] + moved)
-        np.maximum(wide, tuning.narrow * near.soft.widest[near.plan[job]][:, None], out=wide)
+        np.maximum(wide, near.soft.widest[near.plan[job]][:, None], out=wide)
         wide *= all_ms
         score += wide
     return np.argpartition(score, tuning.swaps_priced, axis=1)[:, : tuning.swaps_priced]

@@ -24,28 +24,16 @@ class Plans:
         self.sums, self.dims = np.stack([s.sums for s in states]), np.stack([s.dims for s in states])
         self.free, self.compute = np.stack([s.free for s in states]), np.stack([s.compute for s in states])
         self.slope = problem.model.compute_slope(self.sums)
-        self._estimated: Floats | None = None  # (B, D, slots)
         problem.price_rest()
-        if problem.all_priced and 8 * self.dims.size * len(problem.group) <= problem.tuning.guess_bytes:
-            self._estimated = self._estimate(self.slope)
         self.cost: Floats = np.array([s.cost for s in states])
 
     def __len__(self) -> int:
         return len(self.widths)
 
-    def _estimate(self, slope: Floats) -> Floats:
-        """Ms that the units of each slot add to devices of these slopes, by a linear estimate: (…, K) -> (…, slots)."""
-        estimated: Floats = np.take(slope @ self.problem.vectors.T, self.problem.slot_shards, axis=-1)
-        return estimated
-
     def added(self, plan: Ints, devices: Ints, groups: Ints, most: Ints) -> tuple[Floats, Ints]:
         """Ms that 0 to `most` units of a group add to each of R devices, by a linear estimate: (N,), (N, R), (N,), (N,) -> a flat
         array, and where in it the estimates of 0 units begin, (N, R)."""
         problem = self.problem
-        if self._estimated is not None:
-            begins = (plan[:, None] * self.dims.shape[1] + devices) * self._estimated.shape[2]
-            begins += problem.slots.take(groups)[:, None]
-            return self._estimated.reshape(-1), begins
         width = np.arange(int(most.max(initial=0)) + 1)
         shards = np.where((width > 0) & (width <= most[:, None]), problem.first.take(groups)[:, None] + width, 0)
         problem.price(shards.ravel())
@@ -56,16 +44,10 @@ class Plans:
         """Ms that so many units of a group add to a device, by a linear estimate: `plan` (J, 1), `devices` (J, S) or (J, 1),
         `groups` and `units` (J, S) -> (J, S)."""
         problem = self.problem
-        slots = problem.slots.take(groups) + units
-        estimated: Floats
-        if self._estimated is not None:
-            estimated = self._estimated.reshape(-1).take(
-                (plan * self.dims.shape[1] + devices) * self._estimated.shape[2] + slots
-            )
-            return estimated
-        shards = problem.slot_shards.take(slots)
+        shards = problem.slot_shards.take(problem.slots.take(groups) + units)
         problem.price(shards.ravel())
         vectors, slope = problem.vectors.take(shards, axis=0), self.slope[plan, devices]
+        estimated: Floats
         if devices.shape[1] == 1:
             estimated = np.matmul(vectors, slope.swapaxes(1, 2))[..., 0]
         else:
@@ -79,10 +61,7 @@ class Plans:
         slots = self.widths[plan, :, devices]
         slots += problem.slots
         self.free[plan, devices] = self.memory[plan, devices] - problem.slot_bytes.take(slots).sum(axis=1)
-        slope = problem.model.compute_slope(sums)
-        self.slope[plan, devices] = slope
-        if self._estimated is not None:
-            self._estimated[plan, devices] = self._estimate(slope)
+        self.slope[plan, devices] = problem.model.compute_slope(sums)
         forward, backward = transfers_ms(problem.model, self.dims)
         ready = self.compute + backward
         each = zip(self.problems, self.shards, strict=True)

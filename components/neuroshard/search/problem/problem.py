@@ -146,11 +146,6 @@ class Problem:
         return self.nbytes[self.slot_shards]
 
     @property
-    def all_priced(self) -> bool:
-        """Whether `vectors` of all shards are known."""
-        return bool(self._priced.all())
-
-    @property
     def devices(self) -> int:
         return self.task.devices
 

@@ -14,7 +14,7 @@ from neuroshard.search.problem.filling import Shares, fewest_and_most_shards, pu
 from neuroshard.search.problem.problem import Placement, Problem, Widths
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.lockstep import costliest_first, padded, place_by_load, place_lists
-from neuroshard.search.proposers.splits import halves, split
+from neuroshard.search.proposers.splits import split
 
 
 def propose(problem: Problem, seed: int) -> list[State]:
@@ -35,8 +35,7 @@ def first_plans(problem: Problem, most: int) -> list[State]:
 
 def _by_cost(problem: Problem, lists: Sequence[Ints], most: int) -> list[State]:
     """At most so many plans by the cost model, from lists of shards and from halving the costliest of the first list."""
-    if not problem.all_priced:  # all in one batch, since any takes as long as some hundred shards
-        problem.price(np.concatenate([*lists, *_likely(problem, lists[0])]))
+    problem.price(np.concatenate(lists))
     every = costliest_first(problem, [*lists, *_halved(problem, lists[0])])
     tried = list({shards.tobytes(): shards for shards in every}.values())
     placed, costs = place_lists(problem, tried, _caps(problem), soft=True)
@@ -53,22 +52,13 @@ def _by_cost(problem: Problem, lists: Sequence[Ints], most: int) -> list[State]:
 
 
 def _caps(problem: Problem) -> Floats:
-    """Columns that a device may hold, as multiples of the mean: those of the tuning, and the mean of the other devices if a few
-    hold next to none."""
-    devices, step, tuning = problem.devices, DIM_STEP / max(problem.mean_columns, DIM_STEP), problem.tuning
-    if not tuning.column_caps:
+    """Columns that a device may hold, as multiples of the mean: those of the tuning, and the least possible, also for when one
+    device has only a shard that outweighs all else, and sends few columns."""
+    devices, tuning = problem.devices, problem.tuning
+    if not tuning.column_caps or devices == 1:
         return np.array([np.inf])
-    caps = {*tuning.caps, *(devices / (devices - few) + step for few in tuning.nearly_empty if few < devices)}
-    return np.array(sorted({cap if cap < devices else np.inf for cap in caps}))
-
-
-def _likely(problem: Problem, shards: Ints) -> list[Ints]:
-    """The costliest shards, their halves, quarters, …, which are likely to be tried."""
-    (ordered,) = costliest_first(problem, [shards])
-    likely = [ordered[: problem.tuning.priced_ahead]]
-    for _ in range(problem.tuning.halvings):
-        likely.append(np.concatenate(halves(problem, likely[-1])))
-    return likely
+    step = DIM_STEP / max(problem.mean_columns, DIM_STEP)
+    return np.array(sorted({1 + step, devices / (devices - 1) + step, *tuning.caps}))
 
 
 def _halved(problem: Problem, shards: Ints) -> list[Ints]:
