@@ -12,7 +12,7 @@ Every term is a sum over tables, and a cost is a maximum of such sums. So the co
 falls when a table is added.
 
 Rates are published peaks times the share of them that is achieved. How far that is from what others measured: docs/truth.md.
-Not covered: table sets too small to fill the device, tables in host memory behind a cache, row-wise sharding.
+Not covered: table sets too small to fill the device, tables in host memory behind a cache.
 """
 
 import copy

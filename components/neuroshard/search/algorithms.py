@@ -177,7 +177,8 @@ def _improved(problem: Problem, starts: Sequence[State], asked: Asked, rng: np.r
 def _with_few_cuts(best: State, start: State, heuristic: State | None, asked: Asked, rng: np.random.Generator) -> State:
     """The plan with the fewest cuts that costs little more than the `best` one.
 
-    It costs no more than the best heuristic's plan. From a current plan (`start`) it is cheap enough to be worth moving for.
+    Without a current plan it costs no more than the best heuristic's; from one (`start`) it is cheap enough to be worth moving
+    for.
     """
     current, simplicity = asked.current, asked.settings.simplicity
     limits = [best.cost * (1 + simplicity)]

@@ -38,7 +38,7 @@ class Tuning:
     baselines: bool = True  # the heuristics' plans, of which none may be cheaper than the plan found
     # Switches of how plans are improved and chosen.
     column_caps: bool = True  # greedy plans under caps on the columns of a device, not only without
-    linear_estimates: bool = True  # greedy plans by linear estimates, where too few of the others fit
+    linear_estimates: bool = True  # greedy plans by linear estimates, where the others give too few plans
     partial_moves: bool = True  # moves and swaps of a part of a shard
     swaps: bool = True
     perturb: bool = True  # rounds of perturbing and descending again
@@ -64,8 +64,8 @@ class Tuning:
     fineness: tuple[float, ...] = (float("inf"), 1.0, 0.8, 0.6)  # mean loads of a device that a shard weighs at most
     halvings: int = 6  # how often the costliest shard is halved, each time for one more list of shards
     caps: tuple[float, ...] = (1.04, 1.1, float("inf"))  # columns of a device, as multiples of the mean
-    guessed_fineness: tuple[float, ...] = (float("inf"), 1.0, 0.6, 0.4, 0.25)  # as fineness, where memory is tight
-    # There, a device's load is its ms plus its memory and its columns with these weights, each as a share of the mean device's
+    guessed_fineness: tuple[float, ...] = (float("inf"), 1.0, 0.6, 0.4, 0.25)  # as fineness, for linear estimates
+    # By these, a device's load is its ms plus its memory and its columns with these weights, each as a share of the mean device's
     load_weights: tuple[tuple[float, float], ...] = ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (2.0, 0.0))
     lockstep_bytes: int = 128 * 2**20  # memory of greedy placements made together in the published search
     row_sets: int = 3  # sets of tables tried row-wise, of each order

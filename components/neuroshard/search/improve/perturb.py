@@ -1,4 +1,4 @@
-"""Perturb a plan: some table groups leave a few of its devices and are placed again one by one, cut anew."""
+"""Perturb a plan: some table groups of a few of its devices leave all devices and are placed again one by one, cut anew."""
 
 import numpy as np
 

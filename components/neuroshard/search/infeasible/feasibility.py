@@ -78,7 +78,7 @@ def misfit(problem: Problem, placement: Placement) -> str:
 
 
 def any_plan(problem: Problem) -> tuple[Problem, Widths]:
-    """A plan that fits: the problem, or the same with some tables row-wise, and units of every group on every device (I, D).
+    """A plan that fits: the problem, or the same with some tables row-wise, and units of every group on every device (G, D).
 
     Raises Infeasible with hints if no plan fits, or none is found.
     """

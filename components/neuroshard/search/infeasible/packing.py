@@ -22,7 +22,7 @@ class GaveUp(Exception):
 def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
     """A plan that fits by a few greedy orders: column-wise, or with as few of the largest tables row-wise as it takes.
 
-    It is the problem with these tables row-wise, and the units of every group on every device (I, D).
+    It is the problem with these tables row-wise, and the units of every group on every device (G, D).
     """
     blocks = problem.row_blocks
     may_be = blocks.allowed[:, OVER_ALL]
@@ -39,7 +39,7 @@ def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
 
 
 def pack(problem: Problem, at_most: int = TRIED) -> Widths | None:
-    """Units of every group on every device (I, D) that fit, or None if no plan fits. Raises GaveUp after `at_most` placements."""
+    """Units of every group on every device (G, D) that fit, or None if no plan fits. Raises GaveUp after `at_most` placements."""
     widths = fill(problem)
     return widths if widths is not None else _any_plan(problem, np.argsort(-_awkward(problem), kind="stable"), at_most)
 

@@ -4,8 +4,8 @@ A node is a list of shards. Its children each have one more split in halves, of 
 node costs what the best of its greedy placements costs: costliest shard first, on the cheapest device that has room, under
 caps from 1.0 to 1.5 x the mean columns of a device. K nodes are kept at each of L levels. Paper: N=10, K=3, L=10, M=11 caps.
 
-It differs from the paper in three points: it splits widths of which half is no multiple of 4, orders nodes that do not fit,
-and honours constraints on cuts and devices.
+It differs from the paper in three points: it splits no shard of which half is no multiple of 4 columns, keeps nodes
+that do not fit after all that do, and honours constraints on cuts and devices.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """First plans, fast: many greedy placements in lockstep, the costliest shard first.
 
-They differ in how tables are cut beforehand and in a cap on the columns of a device. Where memory is too tight for them, other
-placements use linear estimates, and weigh memory and columns as well as ms. Shards without room are then cut to fill devices.
+They differ in how tables are cut beforehand and in a cap on the columns of a device. Where these give too few plans, as where
+memory is tight, others use linear estimates, and weigh memory and columns as well as ms. Shards without room are then cut to fill
+devices.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def first_plans(problem: Problem, most: int) -> list[State]:
 
 def _by_cost(problem: Problem, lists: Sequence[Ints], most: int) -> list[State]:
     """At most so many plans by the cost model, from lists of shards and from halving the costliest of the first list."""
-    problem.price(np.concatenate(lists))
+    problem.price(np.concatenate(lists))  # together, since a batch of one takes as long as some hundred shards
     every = costliest_first(problem, [*lists, *_halved(problem, lists[0])])
     tried = list({shards.tobytes(): shards for shards in every}.values())
     placed, costs = place_lists(problem, tried, _caps(problem), soft=True)
