@@ -86,7 +86,7 @@ def for_task(model: CostModel, task: ShardingTask, *, waiting: bool = True) -> C
         return model.for_task(task, waiting=waiting)
     if task.exchange_precision is not None:
         raise UsageError(
-            f"given costs have all-to-alls in them, so they do not tell what "
+            f"given costs have all-to-alls in them, so they do not say what "
             f"{task.exchange_precision.text} saves; leave out --exchange-precision"
         )
     return model

@@ -5,7 +5,7 @@ A verdict is one of:
     live       the new plan went live
     kept       the new plan is valid, but the live plan stays
     no plan    there is no new plan, or it broke a rule; the live plan stays
-    red        there is no new plan, and nothing is live
+    red        there is no new plan, and nothing is live, or the live plan cannot be loaded
 """
 
 from collections.abc import Sequence

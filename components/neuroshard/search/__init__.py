@@ -23,13 +23,13 @@ Proposers make plans, local search improves them, cuts that cost little to undo 
       changes.py        what changed in the task since the current plan
       layout.py         a placement -> Plan
 
-    proposers/          who proposes plans, behind one interface
-      registry.py       what a proposer is, and all of them by name
+    proposers/          who proposes plans
+      registry.py       what a proposer of local search is, and all of them by name
       greedy.py         the costliest shard first, on the cheapest device; in lockstep.py, with splits.py
-      beam.py           the search of the NeuroShard paper, as published
+      beam.py           the search of the NeuroShard paper, as published: an algorithm of its own, not in the registry
       row_wise.py       plans with some tables row-wise
       baselines.py      the heuristics that need no cost model
-      current.py        from the current plan
+      current.py        from the current plan, which it needs besides the problem; not in the registry
 
     improve/            how a plan is improved
       local_search.py   descend, perturb or toggle, descend again, keep the best
@@ -46,5 +46,5 @@ Proposers make plans, local search improves them, cuts that cost little to undo 
     bound/              what no plan can cost less than: lower_bound.py explains the proof, settings.py has its switches
 
 To add a proposer: a module in proposers/ with a `propose(problem, seed)`, a line in proposers/registry.py, a switch of that
-name in tuning.py, and in `algorithms._local_search` the place where it is asked.
+name in tuning.py, and the place in algorithms.py where it is asked (`_local_search` and what it calls).
 """

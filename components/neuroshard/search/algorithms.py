@@ -140,7 +140,10 @@ def _local_search(
 
 
 def _rounds(problem: Problem, asked: Asked) -> tuple[int, int]:
-    """Rounds of column-wise plans, and those for plans with rows split: some of the others, or as many more."""
+    """How many rounds improve column-wise plans, and how many plans with rows split.
+
+    Where nobody asked for row-wise tables the second are some of the first, else as many more.
+    """
     rounds = asked.settings.most_rounds
     if not _may_split_rows(problem):
         return rounds, 0

@@ -87,7 +87,7 @@ def _choosing_copies(task: ShardingTask, cost_model: CostModel, settings: Search
     """The cheaper of two plans: one with the copies that the task asks for, and one with copies of more small tables, if those
     make first plans cheaper. Each search has half of a time budget."""
     if not cost_model.prices_rows:
-        raise UsageError("given costs do not tell what copies of tables cost; name the tables: --data-parallel PATTERN")
+        raise UsageError("given costs do not say what copies of tables cost; name the tables: --data-parallel PATTERN")
     allowed = _trying_row_wise(task) if settings.try_row_wise else None
     chosen = worth_copying(allowed or task, cost_model, settings.tuning)
     if chosen and settings.time_budget_s is not None:
@@ -209,7 +209,7 @@ def _rows_not_split(problem: Problem, settings: SearchSettings) -> tuple[str, ..
         return ()
     if not problem.model.prices_rows:
         raise UsageError(
-            "given costs are of whole tables: they do not tell what some of the rows cost; search without --row-wise"
+            "given costs are of whole tables: they do not say what some of the rows cost; search without --row-wise"
         )
     if settings.algorithm == LOCAL_SEARCH:
         return ()

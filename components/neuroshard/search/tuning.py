@@ -44,7 +44,7 @@ class Tuning:
     perturb: bool = True  # rounds of perturbing and descending again
     toggle_row_wise: bool = True  # rounds that split a table row-wise, or no longer
 
-    # run: how the rounds are spent
+    # algorithms, settings: how the rounds are spent
     rounds: int = 40  # of perturbing and descending, where the caller gives neither rounds nor a time budget
     # Rounds after which a search that only tries row-wise tables compares a first try of them. A multiple of `lockstep_plans`, so
     # that a search which goes on column-wise finds what it would have found without the comparison.
@@ -73,7 +73,7 @@ class Tuning:
     all_row_sets_most_cells: int = 200_000  # sets x tables x devices above which it is not, where there are domains
     # Tables over all devices, where the others are over those of a domain
     row_sets_leading: tuple[int, ...] = (1, 2, 3, 5, 8)
-    row_sets_one_by_one: int = 12  # tables up to which sets of an order differ by one table; beyond, by a fifth
+    row_sets_one_by_one: int = 12  # tables up to which sets of an order differ by one table; beyond, by a fifth of the rest
     copies_worth: float = 0.02  # share that first plans must save by copies for small tables to be data-parallel
 
     # improve: the objective and the descent
@@ -81,10 +81,10 @@ class Tuning:
     min_gain: float = 1e-6  # share of the slowest device's ms below which a move gains nothing
     lockstep_plans: int = 4  # plans that are improved in lockstep, at most
     lockstep_cells: int = 200_000  # devices x tables of these in all: larger arrays take as long one after another
-    receivers: int = 24  # devices that a move is tried towards, the least loaded ones
+    receivers: int = 24  # devices that a move is tried towards, the least loaded ones; the others if these give no move
     shards_seen: int = 64  # shards of a device that moves are tried for, drawn at random if it holds more
     offers_seen: int = 2_048  # shards of the receivers that are weighed for a swap, drawn at random if there are more
-    swaps_priced: int = 24  # swaps of each shard whose gain is estimated in full
+    swaps_estimated: int = 24  # swaps of each shard whose gain is estimated in full
     unlevel: float = 0.5  # weight of what a swap leaves two devices apart: a part of a shard may level them
 
     # improve: the local search
@@ -93,8 +93,9 @@ class Tuning:
     toggle_idle: int = 10  # toggles in a row without success, after which only every `toggle_seldom`-th round is one
     toggle_seldom: int = 8
     toggle_sources: int = 2  # devices, the slowest, whose tables are candidates to be split row-wise
-    toggle_candidates: int = 32  # tables considered in one toggle
-    toggle_luck: float = 1.5  # mean place, in the order of estimated gain, of the table that is toggled
+    toggle_candidates: int = 32  # tables considered in one toggle, to split and to split no longer
+    # The table to toggle is at a random place in the order of estimated gain: an exponential draw of this mean, rounded down
+    toggle_luck: float = 1.5
     joins_priced: int = 2_048  # joins of two shards of a table that are priced, those of the narrowest shards
     joins_tried: int = 4  # single joins that are followed by a descent before no more cuts are undone
 

@@ -4,8 +4,8 @@ In forward, each device has pooled embeddings of the whole batch for its own dim
 time runs from the device's own start (some delay after the first device) until everything it needs lies in one matrix, waiting
 included. Backward is the reverse, timed by itself with all devices starting together. Values are fp32. Covers one host only.
 
-The copies around the exchange are TorchRec's (`All2All_Pooled_Req` and `All2All_Pooled_Wait` of its `comm_ops`), written with
-torch alone. They are bound by memory, and within a host they take longer than the exchange itself. `TimeReorder` times one more,
+The copies around the all-to-all are TorchRec's (`All2All_Pooled_Req` and `All2All_Pooled_Wait` of its `comm_ops`), written with
+torch alone. They are bound by memory, and within a host they take longer than the all-to-all itself. `TimeReorder` times one more,
 which a plan with cut tables needs.
 """
 

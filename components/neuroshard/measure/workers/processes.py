@@ -1,6 +1,6 @@
 """Worker processes for work that may crash or hang: asked over a pipe, and lost if they do not answer in time.
 
-A worker runs `python -P -m neuroshard.measure.workers.processes FD MODULE:FUNCTION`. With -P Python ignores the working
+A worker runs `python -P -m neuroshard.measure.workers.processes PARENT FD MODULE:FUNCTION`. With -P Python ignores the working
 directory, where a user may have a random.py or a queue.py. The worker calls the function once, with the arguments of the first
 message. It answers every later message with the result of the callable that this returned. It ends when its parent does.
 """
@@ -61,6 +61,7 @@ class Worker:
                     "ignore",
                     "-m",
                     "neuroshard.measure.workers.processes",
+                    str(os.getpid()),
                     str(theirs.fileno()),
                     target,
                 ],
@@ -210,10 +211,10 @@ def gather(workers: Sequence[Worker], timeout_seconds: float) -> list[Any]:
     return answers
 
 
-def main(descriptor: int, target: str) -> None:
+def main(parent: int, descriptor: int, target: str) -> None:
     """The worker's side: make the callable that serves, report that it is ready, and answer until the pipe closes."""
     connection: Connection[Any, Any] = Connection(descriptor)
-    _die_with_parent()
+    _die_with(parent)
     try:
         module, _, function = target.partition(":")
         serve: Serve = getattr(importlib.import_module(module), function)(*connection.recv())
@@ -230,10 +231,15 @@ def main(descriptor: int, target: str) -> None:
     os._exit(0)
 
 
-def _die_with_parent() -> None:
-    """Die with a killed parent, even while stuck in a collective. Linux only; elsewhere the closed pipe ends the worker."""
+def _die_with(parent: int) -> None:
+    """Die with a killed parent, even while stuck in a collective, and at once if it was killed while this process started.
+
+    Linux only; elsewhere the closed pipe ends the worker.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGKILL)
 
 
 def first_line(error: BaseException) -> str:
@@ -243,4 +249,4 @@ def first_line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

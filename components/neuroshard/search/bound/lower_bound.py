@@ -30,8 +30,8 @@ What changes the steps:
   what these add is at least what the tangent of the convex all-to-alls says. Over one domain is another choice: then as many
   columns leave domains as of the whole table, more stay inside, and devices elsewhere may be empty.
 
-Two refinements, each with a switch in `settings.py`. `branches.py` distinguishes plans by which tables are row-wise; the bound
-is the least over all branches. `heavy_shards.py` raises what a heavy shard costs alone in step 5.
+Two refinements, each with a switch in `settings.py`. `branches.py` distinguishes plans by which tables are row-wise, on devices of
+one domain; the bound is the least over all branches. `heavy_shards.py` raises what a heavy shard costs alone in step 5.
 """
 
 from dataclasses import dataclass

@@ -17,9 +17,9 @@ from neuroshard.search.watch import Watch
 class LocalSearch:
     """A search from plans that fit: `best` is the cheapest plan so far.
 
-    A round perturbs the plan that the search is at, and descends again. If tables may be split row-wise, every other round
-    toggles one instead, and fewer rounds do once that fails often. The search goes on from what a round finds, unless that costs
-    clearly more. Rounds run in lockstep, a few at a time.
+    A round perturbs the plan that the search is at, and descends again. With `toggle_row_wise` rounds toggle one table instead:
+    every round while no table is row-wise, then every other, and every `toggle_seldom`-th once that fails often. The search
+    goes on from what a round finds, unless that costs clearly more. Rounds run in lockstep, a few at a time.
     """
 
     def __init__(

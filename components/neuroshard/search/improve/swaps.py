@@ -108,12 +108,12 @@ def swaps(near: Neighborhood) -> Moves:
 
 
 def _levelling(near: Neighborhood, offers: Offers, give_ms: Floats) -> Ints:
-    """The places of the best offers in exchange for each shard, which takes `give_ms` (N, S) along: (N, swaps_priced).
+    """The places of the best offers in exchange for each shard, which takes `give_ms` (N, S) along: (N, swaps_estimated).
 
     These come closest to levelling the two devices, and make neither the widest.
     """
     job, all_ms, tuning = near.job, near.soft.objective.all_ms, near.problem.tuning
-    if give_ms.shape[1] <= tuning.swaps_priced:
+    if give_ms.shape[1] <= tuning.swaps_estimated:
         return np.broadcast_to(np.arange(give_ms.shape[1]), give_ms.shape)
     off = give_ms - (offers.take_ms + offers.half)[job]
     score = np.abs(off, out=off)
@@ -125,7 +125,7 @@ def _levelling(near: Neighborhood, offers: Offers, give_ms: Floats) -> Ints:
         np.maximum(wide, near.soft.widest[near.plan[job]][:, None], out=wide)
         wide *= all_ms
         score += wide
-    return np.argpartition(score, tuning.swaps_priced, axis=1)[:, : tuning.swaps_priced]
+    return np.argpartition(score, tuning.swaps_estimated, axis=1)[:, : tuning.swaps_estimated]
 
 
 def _parts(near: Neighborhood, offers: Offers, give_ms: Floats) -> tuple[Ints, Ints]:

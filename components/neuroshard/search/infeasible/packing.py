@@ -20,7 +20,8 @@ class GaveUp(Exception):
 
 
 def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
-    """A plan that fits by a few greedy orders: column-wise, or with as few of the largest tables row-wise as it takes.
+    """A plan that fits by a few greedy orders: column-wise, or with some of the largest tables row-wise, more of them in each try (1,
+    2, …, and from 8 on a quarter more).
 
     It is the problem with these tables row-wise, and the units of every group on every device (G, D).
     """

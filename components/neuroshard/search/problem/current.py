@@ -154,7 +154,7 @@ class CurrentPlacement:
         """Raise Infeasible if the least that was found to move is more than the budget."""
         if self.budget_bytes is not None and nbytes > self.budget_bytes:
             raise Infeasible(
-                "today's tables and constraints do not fit where they lie, and the least found to move is "
+                "by today's tables and constraints the current plan cannot stay as it is, and the least found to move is "
                 f"{format_bytes(nbytes, 'up')}, more than the budget of {format_bytes(self.budget_bytes)}; give a larger "
                 f"--move-budget{', or let tables that lie row-wise stay so (--row-wise)' * bool(self._not_kept())}"
             )

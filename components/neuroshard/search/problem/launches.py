@@ -1,5 +1,5 @@
-"""What the launches of a plan take beyond those of one operator and one exchange, and what it takes to put outputs into order: it
-depends on which tables are row-wise, over which devices, and which are cut.
+"""What a plan's launches take beyond one operator and one all-to-all each way, and what it takes to put outputs into order: both
+depend on which tables are row-wise, over which devices, and which are cut.
 """
 
 from collections.abc import Sequence

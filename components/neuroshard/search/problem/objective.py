@@ -83,8 +83,11 @@ class SoftMaximum:
         self.shares: Floats = powers[0] + powers[1]
 
     def added(self, amounts: Floats, plan: Ints) -> Floats:
-        """What N devices would add to the objective of their `plan` (N, …) with these loads and columns: (2, N, …), overwritten
-        -> (N, …)."""
+        """What some devices would add to the objective of their plan, with these loads and columns.
+
+        `amounts` (2, M, N, …) are overwritten: loads and columns of M devices in N cases. All M are of the plan `plan` (N, …).
+        Returns their sum over the M devices (N, …), in ms.
+        """
         amounts /= self.scales[:, plan][:, None]
         with np.errstate(over="ignore"):  # as in `power`
             of_both: Floats = self.objective.power(amounts).sum(axis=1)
