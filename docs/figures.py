@@ -378,7 +378,7 @@ def search(found: dict[str, Any]) -> dict[str, Any]:
 
 def truth() -> dict[str, Any]:
     """Computed over measured, a dot for each of other people's figures: the tables of docs/truth.md that have errors."""
-    kinds = {"operator": "operator", "exchanges": "all-to-all", "ratios": "system", "hosts": "hosts"}
+    kinds = {"operator": "operator", "all-to-alls": "all-to-all", "ratios": "system", "hosts": "hosts"}
     values = []
     for name, kind in kinds.items():
         rows = json.loads((IMAGES.parent / "benchmarks" / f"truth-{name}.json").read_text())["rows"]

@@ -83,7 +83,12 @@ SHARE_OF_AVAILABLE = 0.8  # others on this machine want some, too
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 Features = dict[str, KeyedJaggedTensor]  # by the path of the collection that looks them up
 TOLERANCE = 1e-6  # a lookup, of pooled embeddings between sharded and not; 0 is what one sees where rows are whole
-ROUNDING = {"fp32": 0.0, "fp16": 2**-9, "bf16": 2**-6, "int8": 2**-6}  # of an exchange, as a share of the largest value
+ROUNDING = {
+    "fp32": 0.0,
+    "fp16": 2**-9,
+    "bf16": 2**-6,
+    "int8": 2**-6,
+}  # of an all-to-all, as a share of the largest value
 
 
 def main() -> int:
@@ -212,7 +217,7 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
 def shard(model: nn.Module, plan: Plan, optimizer: str, learning_rate: float) -> DistributedModelParallel:
     """The model, each table where the plan says. Its tables may be on the meta device: only this rank's shards are made."""
     fused = {"optimizer": OPTIMIZERS[optimizer], "learning_rate": learning_rate}
-    codecs = qcomms(plan)  # where the plan's exchange is not in fp32
+    codecs = qcomms(plan)  # where the plan's all-to-alls are not in fp32
     of_bags = EmbeddingBagCollectionSharder(fused_params=fused, qcomm_codecs_registry=codecs)
     return DistributedModelParallel(
         model,
@@ -243,7 +248,7 @@ def compare_first_forward(model: nn.Module, unsharded: nn.Module, features: Feat
     """Largest difference of pooled embeddings between the sharded and the unsharded model, over all ranks' batches.
 
     Raises InvalidInput above TOLERANCE for each of a sample's lookups. Where rows are whole, the sums are the same ones in the
-    same order, so it is 0 as a rule; where they are split, each rank sums up its own first. An exchange in another precision
+    same order, so it is 0 as a rule; where they are split, each rank sums up its own first. An all-to-all in another precision
     than fp32 rounds values, by a share of the largest.
     """
     with torch.no_grad():
@@ -251,7 +256,7 @@ def compare_first_forward(model: nn.Module, unsharded: nn.Module, features: Feat
         largest, difference = wanted.abs().max(), (model(features)[1] - wanted).abs().max()
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     dist.all_reduce(difference, dist.ReduceOp.MAX)
-    precision = plan.task.exchange_precision
+    precision = plan.task.collective_precision
     rounding = 0.0 if precision is None else ROUNDING[precision.forward] * float(largest)
     if not difference <= TOLERANCE * max(1.0, *(table.pooling_factor for table in plan.task.tables)) + rounding:
         raise InvalidInput(

@@ -105,7 +105,7 @@ def race_networks(options: argparse.Namespace) -> None:
 
 
 def race_precisions(options: argparse.Namespace) -> None:
-    """Plans for several precisions of the exchange, over one network: median steps, in turns."""
+    """Plans for several precisions of all-to-alls, over one network: median steps, in turns."""
     known = ("--domain", RANKS_A_HOST, "--network", f"{SLOW.bytes_per_s:.0f}B/s")
     predicted, took = dict[str, float | None](), dict[str, list[float]]()
     with tempfile.TemporaryDirectory() as named:
@@ -113,7 +113,7 @@ def race_precisions(options: argparse.Namespace) -> None:
         learn(folder, make_tables(options.seed), options.budget)
         for words in PRECISIONS:
             neuroshard(folder, "search", "tables.json", "--model", "model", "--devices", SLOW.hosts * RANKS_A_HOST, "--memory",
-                MEMORY, "-o", f"{words}.json", "--exchange-precision", words, *known)  # fmt: skip
+                MEMORY, "-o", f"{words}.json", "--collective-precision", words, *known)  # fmt: skip
             neuroshard(folder, "deploy", f"{words}.json", "--store", "store", "--name", words, "--force")
             predicted[words], took[words] = read_plan(folder / f"{words}.json").cost_ms, []
         with hosts(SLOW.hosts, RANKS_A_HOST, SLOW.rate) as there:
@@ -130,11 +130,11 @@ def race_precisions(options: argparse.Namespace) -> None:
         )
         for words, each in took.items()
     ]
-    columns = ["exchange in", "a step", "faster", "predicted"]
+    columns = ["all-to-alls in", "a step", "faster", "predicted"]
     print_table(columns, rows)
     if options.publish:
         question = (
-            f"What does an exchange in fewer bytes save over a slow network? {SLOW.hosts} x {RANKS_A_HOST} ranks of TorchRec in "
+            f"What do all-to-alls of fewer bytes save over a slow network? {SLOW.hosts} x {RANKS_A_HOST} ranks of TorchRec in "
             f"network namespaces, {SLOW.rate} a rank, plans that know it."
         )
         publish("trainer-precision", question, columns, rows, costs="measured")

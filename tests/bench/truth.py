@@ -6,7 +6,7 @@
 Nothing here is fitted. Which of the figures a constant of costmodel/analytic.py came from, its row says; all others were held
 back. An MLPerf step also holds dense layers, so it bounds our milliseconds from above, and its ratios between systems are an
 anchor, not a label. Ratios are therefore shown twice: of embeddings alone, and of embeddings with a plain model of the dense
-layers, which is no part of the product. HugeCTR ran those steps with fp16 exchanges, so bytes of exchanges are halved for them.
+layers, which is no part of the product. HugeCTR ran those steps with fp16 all-to-alls, so their bytes are halved for them.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def main() -> None:
         print(f"nothing is compared: {options.figures} is no folder; name the folder of the figures with --figures")
         return
     show("operator", "FBGEMM's operator on one H100, ms", list(operator(options.figures)), options.publish)
-    show("exchanges", "All-to-alls, GB/s a GPU", list(exchanges(options.figures)), options.publish)
+    show("all-to-alls", "All-to-alls, GB/s a GPU", list(all_to_alls(options.figures)), options.publish)
     show(
         "ratios",
         "Ms of embeddings on 8 GPUs over those on 8 H100, beside ratios of whole MLPerf steps",
@@ -136,7 +136,7 @@ def show_shares(found: list["Step"], published: bool) -> None:
         "batch",
         "whole step, ms",
         "computed: compute",
-        "exchanges",
+        "all-to-alls",
         "both, of the step",
         "dense layers",
     ]
@@ -146,7 +146,7 @@ def show_shares(found: list["Step"], published: bool) -> None:
             f"{step.batch:,}",
             f"{step.step_ms:.2f}",
             f"{step.compute_ms:.2f}",
-            f"{step.exchange_ms:.2f}",
+            f"{step.all_to_all_ms:.2f}",
             f"{step.embeddings_ms / step.step_ms:.0%}",
             f"{step.dense_ms:.2f}",
         )
@@ -207,7 +207,7 @@ def bins_of(touches: float) -> list[float]:
     return bins.tolist()
 
 
-def exchanges(folder: Path) -> Iterator[Figure]:
+def all_to_alls(folder: Path) -> Iterator[Figure]:
     """Bus bandwidths: bytes of a GPU x (GPUs - 1) / GPUs, over the time."""
     for row in json.loads((folder / "all_to_all_anchors.json").read_text())["all_to_all_busbw_GBps"]:
         name = sheet_of(row["gpu"])
@@ -244,12 +244,12 @@ class Step:
     batch: int
     step_ms: float
     compute_ms: float
-    exchange_ms: float
+    all_to_all_ms: float
     dense_ms: float
 
     @property
     def embeddings_ms(self) -> float:
-        return self.compute_ms + self.exchange_ms
+        return self.compute_ms + self.all_to_all_ms
 
     @property
     def ours_ms(self) -> float:
@@ -268,9 +268,9 @@ def steps(folder: Path) -> Iterator[Step]:
             key = (name, int(row["nodes"]), int(row["gpus_per_node"]), int(row["global_batch"]))
             found.setdefault(key, []).append(float(row["ms_step_median"]))
     for (name, hosts, gpus, batch), measured in sorted(found.items()):
-        compute, exchange = embeddings_ms(name, hosts, gpus, batch)
+        compute, all_to_all = embeddings_ms(name, hosts, gpus, batch)
         dense = dense_ms(name, hosts, gpus, batch)
-        yield Step(f"{gpus} x {hosts} x {name}", batch, median(measured), compute, exchange, dense)
+        yield Step(f"{gpus} x {hosts} x {name}", batch, median(measured), compute, all_to_all, dense)
 
 
 def dense_ms(name: str, hosts: int, gpus: int, batch_size: int) -> float:
@@ -288,7 +288,7 @@ def dense_ms(name: str, hosts: int, gpus: int, batch_size: int) -> float:
 
 
 def embeddings_ms(name: str, hosts: int, gpus: int, batch_size: int) -> tuple[float, float]:
-    """Compute and exchange ms of an even share of the tables of DLRM-DCNv2: what no plan goes below by much."""
+    """Compute and all-to-all ms of an even share of the tables of DLRM-DCNv2: what no plan goes below by much."""
     tables, devices = preset("mlperf-dlrm-dcnv2", optimizer="adagrad"), hosts * gpus
     columns = np.array([table.dim for table in tables])
     models = [Analytic(name, size) for size in (batch_size, batch_size // 2)]  # half the bytes: fp16

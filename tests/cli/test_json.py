@@ -63,7 +63,7 @@ def test_from_cases_to_a_cost_model_as_json(folder: Path) -> None:
     drawn = "--compute-cases 60 --collective-cases 20 --devices 2 --memory 1GiB"
     assert said(folder, f"augment tables.json {drawn} -o cases") == {"out": "cases", **counts}
     for share in (1, 2):
-        shared = f"measure cases --backend synthetic --batch-size 4096 --shard {share}/2 -o part{share}"
+        shared = f"measure cases --backend synthetic --batch-size 4096 --share {share}/2 -o part{share}"
         measured = said(folder, shared)
         assert (measured["out"], measured["errors"]) == (f"part{share}", 0)
         assert measured["measured"] == measured["planned"] > 0

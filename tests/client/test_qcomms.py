@@ -52,7 +52,7 @@ def plan_of(words: str, kind: str) -> Plan:
         device_memory_bytes=(2**20,) * RANKS,
         batch_size=LOCAL_BATCH * RANKS,
         topology=Topology(domain=DOMAIN, local_world_size=DOMAIN),
-        exchange_precision=parse_precision(words),
+        collective_precision=parse_precision(words),
     )
     shards = tuple(Shard(table="t", **dict(zip(names, piece, strict=True))) for piece in pieces)
     return Plan(task=task, shards=shards, provenance=Provenance(neuroshard_version="0", algorithm="by hand"))

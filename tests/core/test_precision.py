@@ -1,10 +1,10 @@
-"""The precision of an exchange: in words, in a task, and what it makes of bytes."""
+"""The precision of all-to-alls: in words, in a task, and what it makes of bytes."""
 
 import pytest
 
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.precision import ExchangePrecision, parse_precision
+from neuroshard.core.precision import CollectivePrecision, parse_precision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 
@@ -12,7 +12,7 @@ from neuroshard.core.task import ShardingTask
 def task_of(batch_size: int = 64, **changes: object) -> ShardingTask:
     table = {"name": "t", "rows": 100, "dim": 8, "pooling_factor": 1.0, **changes}
     given = {"tables": [table], "device_memory_bytes": [2**20] * 2, "batch_size": batch_size}
-    return ShardingTask.parse({**given, "exchange_precision": {"forward": "int8", "backward": "fp16"}}, "task")
+    return ShardingTask.parse({**given, "collective_precision": {"forward": "int8", "backward": "fp16"}}, "task")
 
 
 @pytest.mark.parametrize("text", ["fp16", "bf16", "int8", "fp16:bf16", "fp32:fp16"])
@@ -37,12 +37,12 @@ def test_other_words_are_refused(text: str) -> None:
 
 
 def test_what_a_reduce_scatter_sends_is_what_sums_survive() -> None:
-    assert ExchangePrecision(forward="fp16", backward="bf16").rows_factor == 1
-    assert ExchangePrecision(forward="int8", backward="int8").rows_factor == pytest.approx(0.5 / 0.3125)
+    assert CollectivePrecision(forward="fp16", backward="bf16").rows_factor == 1
+    assert CollectivePrecision(forward="int8", backward="int8").rows_factor == pytest.approx(0.5 / 0.3125)
 
 
 def test_int8_is_refused_where_fbgemm_would_end_training() -> None:
-    assert task_of().exchange_precision is not None
+    assert task_of().collective_precision is not None
     with refused(InvalidInput, "sequence 't'", "use fp16"):
         task_of(pooling="none", optimizer_bytes_per_row=0)
     with refused(InvalidInput, "a batch of 60", "multiple of 16"):
@@ -53,5 +53,5 @@ def test_a_task_without_it_is_written_as_before() -> None:
     task = ShardingTask(
         tables=(Table(name="t", rows=100, dim=8, pooling_factor=1.0),), device_memory_bytes=(2**20,), batch_size=64
     )
-    assert "exchange_precision" not in task.model_dump()
-    assert task.model_copy(update={"exchange_precision": parse_precision("fp16")}).digest() != task.digest()
+    assert "collective_precision" not in task.model_dump()
+    assert task.model_copy(update={"collective_precision": parse_precision("fp16")}).digest() != task.digest()

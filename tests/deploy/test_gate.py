@@ -368,7 +368,7 @@ def test_a_live_plan_with_split_rows_is_priced_as_tables_of_their_own_that_all_t
 
     launched = launch_ms(
         model, 3, operators=1, outputs=1
-    ).total_ms  # the row-wise table has its own operator and exchange
+    ).total_ms  # the row-wise table has its own operator and collectives
     assert price(plan, plan, model) == pytest.approx(price(same, same, model) + launched)
     columns = make_plan(devices=3)
     assert price(plan, columns, model) == price(plan, plan, model)

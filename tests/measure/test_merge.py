@@ -97,7 +97,7 @@ def test_the_command_line_measures_a_share_and_merges(
 ) -> None:
     for n in (1, 2):
         done = neuroshard(
-            "measure", cases_folder, "--backend", "synthetic", "--shard", f"{n}/2", "-o", tmp_path / f"costs-{n}"
+            "measure", cases_folder, "--backend", "synthetic", "--share", f"{n}/2", "-o", tmp_path / f"costs-{n}"
         )
         assert done.returncode == 0, done.stderr
     done = neuroshard("merge", tmp_path / "costs-1", tmp_path / "costs-2", "-o", tmp_path / "costs")
@@ -105,7 +105,7 @@ def test_the_command_line_measures_a_share_and_merges(
     assert "of 2 folders" in done.stdout
     alone = neuroshard("merge", tmp_path / "costs-1", "-o", tmp_path / "copy")
     assert alone.stdout.endswith("of 1 folder\n")
-    wrong = neuroshard("measure", cases_folder, "--backend", "synthetic", "--shard", "3/2", "-o", tmp_path / "x")
+    wrong = neuroshard("measure", cases_folder, "--backend", "synthetic", "--share", "3/2", "-o", tmp_path / "x")
     assert (wrong.returncode, wrong.stderr) == (
         2,
         "error: '3/2' is not a share; write which of how many, as in 2/8\n",

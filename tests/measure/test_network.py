@@ -36,7 +36,7 @@ def test_each_pattern_sends_its_bytes_where_it_says() -> None:
     assert [sum(row) for row in sent("alone")] == [2400, 0, 2400, 0, 2400, 0]
 
 
-def test_the_smallest_exchange_is_the_latency_and_the_largest_gives_the_rate() -> None:
+def test_the_smallest_all_to_all_is_the_latency_and_the_largest_gives_the_rate() -> None:
     line = fitted({1000: 0.5, 4000: 0.6, 1_001_000: 2.5})
     assert line is not None
     assert (line.latency_ms, line.bytes_per_s, line.nbytes) == (0.5, pytest.approx(5e8), 1_001_000)

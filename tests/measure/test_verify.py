@@ -113,7 +113,7 @@ def test_the_command_line_verifies_and_says_what_it_needs(
     for more, message in (
         (["cases", "-o", "again", "--backend", "cpu"], "leave out --backend, -o, CASES"),
         (["--batch-size", "65536"], "leave out --batch-size"),
-        (["--shard", "1/2"], "leave out --shard"),
+        (["--share", "1/2"], "leave out --share"),
     ):
         both = neuroshard("measure", *more, "--verify", costs)
         assert (both.returncode, both.stderr.count("\n")) == (2, 1)

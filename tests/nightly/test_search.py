@@ -100,10 +100,10 @@ def test_an_order_may_take_the_cheapest_plan_whatever_its_cuts(plan_of):
         read_orders('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "simplicity": "60%"}]')
 
 
-def test_an_order_is_planned_for_the_exchange_that_its_trainer_has(plan_of):
+def test_an_order_is_planned_for_the_collective_precision_that_its_trainer_has(plan_of):
     with refused(UsageError, "'fp8'", "fp16"):
-        read_orders('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "exchange_precision": "fp8"}]')
-    assert plan_of(exchange_precision="fp16:bf16").task.exchange_precision.text == "fp16:bf16"
+        read_orders('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "collective_precision": "fp8"}]')
+    assert plan_of(collective_precision="fp16:bf16").task.collective_precision.text == "fp16:bf16"
 
 
 def test_with_a_move_budget_the_search_starts_from_the_live_plan(plan_of):

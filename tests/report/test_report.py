@@ -138,7 +138,7 @@ def test_rows_of_a_table_are_priced_as_a_table_of_their_own():
     assert data["devices"]["live"] is not None
     dims = np.array([16 + 4, 16 + 4 + 4.0])  # each device sends all columns of user
     prices = price_shards(model, plan.task, plan.shards)
-    # The row-wise table has an exchange of its own. Since item is cut, its outputs and those of country are put into order, and
+    # The row-wise table has all-to-alls of its own. Since item is cut, its outputs and those of country are put into order, and
     # then all are concatenated.
     launched = launch_ms(model, 2, operators=1, outputs=1, reordered=8 + 4 + (16 + 8 + 4)).backward_ms
     assert prices.backward_collective_ms == pytest.approx(model.backward_collective_ms(dims) + launched)

@@ -1,4 +1,4 @@
-"""Plans for an exchange in another precision than fp32: what it saves over a network, and what it costs inside a domain."""
+"""Plans for all-to-alls in another precision than fp32: what it saves over a network, and what it costs inside a domain."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def task_of(
         {
             **given,
             "topology": topology,
-            "exchange_precision": parse_precision(words),
+            "collective_precision": parse_precision(words),
             "constraints": Constraints(**more),
         },
         "task",
@@ -76,11 +76,11 @@ def test_a_plan_says_whether_it_pays() -> None:
     over_network = search(task_of("fp16", network=1e9), model, SearchSettings(rounds=5))
     inside = search(task_of("fp16"), model, SearchSettings(rounds=5))
     for plan, says in ((over_network, "which saves"), (inside, "which costs")):
-        note = next(note for note in plan.provenance.notes if note.startswith("exchange in fp16"))
+        note = next(note for note in plan.provenance.notes if note.startswith("all-to-alls in fp16"))
         assert says in note
         assert "qcomms(plan)" in note
     plain = search(task_of("fp32", network=1e9), model, SearchSettings(rounds=5))
-    assert not any("exchange in" in note for note in plain.provenance.notes)
+    assert not any("all-to-alls in" in note for note in plain.provenance.notes)
     assert over_network.cost_ms is not None
     assert plain.cost_ms is not None
     assert over_network.cost_ms < plain.cost_ms
@@ -113,5 +113,5 @@ def test_a_bound_holds_against_the_best_of_all_plans(seed: int, words: str) -> N
 def test_given_costs_do_not_tell_what_another_precision_saves() -> None:
     task = task_of("fp16")
     costs = GivenCosts.parse({"tables": [{"name": table.name, "cost_ms": 1.0} for table in task.tables]}, "here")
-    with refused(UsageError, "given", "fp16", "--exchange-precision"):
+    with refused(UsageError, "given", "fp16", "--collective-precision"):
         search(task, Given(costs, BATCH_SIZE))

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from helpers.kubeflow import recorded
-from neuroshard.submit.night_cost import NightCost, night_cost
+from helpers.night_cost import NightCost, night_cost
 from neuroshard.submit.package import PACKAGE, limit_loops
 
 OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"

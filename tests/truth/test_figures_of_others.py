@@ -18,7 +18,7 @@ def test_the_operator_on_an_h100_is_within_10_percent() -> None:
 
 def test_all_to_alls_inside_a_domain_are_within_15_percent() -> None:
     """The H100's made the share of a link. B200 and GB300 were held back."""
-    found = [each for each in truth.exchanges(truth.FIGURES) if "racks" not in each.what]
+    found = [each for each in truth.all_to_alls(truth.FIGURES) if "racks" not in each.what]
     assert len([each for each in found if each.used == "no"]) >= 3
     for figure in found:
         assert abs(figure.error) < 0.15, figure

@@ -115,7 +115,7 @@ def measure(
         Path | None, typer.Option(help="Real lookups, as `neuroshard tables --traces` wrote them.")
     ] = None,
     timeout: Annotated[str, typer.Option(help="Longest time of a case; a slower one is an error.")] = "60s",
-    shard: Annotated[
+    share: Annotated[
         str | None,
         typer.Option(help="Measure one machine's share of the cases, as in 2/8; `neuroshard merge` joins them."),
     ] = None,
@@ -149,7 +149,7 @@ def measure(
         timeout_seconds=parse_duration(timeout),
         seed=seed,
     )
-    summary = run(cases, out, backend, settings, share=(1, 1) if shard is None else parse_share(shard), rounds=rounds)
+    summary = run(cases, out, backend, settings, share=(1, 1) if share is None else parse_share(share), rounds=rounds)
     say_json({"out": str(out), **asdict(summary)}) if as_json else say_text("\n".join(wrapped(f"{out}: {summary}")))
 
 

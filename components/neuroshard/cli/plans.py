@@ -83,7 +83,7 @@ def search(
             "[default: by the hardware's datasheet]."
         ),
     ] = None,
-    exchange_precision: Annotated[
+    collective_precision: Annotated[
         str | None,
         typer.Option(
             help="Precision of outputs and gradients between ranks: fp16, bf16 or int8; one for each: fp16:bf16 [default: fp32]."
@@ -163,7 +163,7 @@ def search(
             domain=domain,
             local_world_size=local_world_size,
             network=network,
-            exchange_precision=exchange_precision,
+            collective_precision=collective_precision,
             reserve=reserve,
             min_dim=min_dim,
             max_shards=max_shards,

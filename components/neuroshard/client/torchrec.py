@@ -149,7 +149,7 @@ def qcomms(plan: Plan, device_type: str = "cpu") -> dict[str, QuantizedCommCodec
 
     >>> sharder = EmbeddingBagCollectionSharder(fused_params=fused, qcomm_codecs_registry=qcomms(plan))  # doctest: +SKIP
     """
-    precision = plan.task.exchange_precision
+    precision = plan.task.collective_precision
     if precision is None:
         return None
     registry: dict[str, QuantizedCommCodecs] = {}
@@ -198,7 +198,7 @@ class NeuroShardPlanner(ShardingPlanner):
                 raise InvalidInput(
                     f"module {path!r} is a {kind.__name__}, and none of the sharders is for it; add {kind.__name__}Sharder"
                 )
-        precision = loaded.task.exchange_precision
+        precision = loaded.task.collective_precision
         if precision is not None and any(not sharder.qcomm_codecs_registry for sharder in sharders):
             warnings.warn(
                 f"the plan is for collectives in {precision.text}, but a sharder has no codecs and will send fp32; "

@@ -63,11 +63,11 @@ def launches(tables: Mapping[str, Table], shards: Sequence[Shard], devices: int)
     for shard in shards:
         table = tables[shard.table]
         on_device[shard.device].add((groups[shard.table], table.element_bytes, table.pooling))
-    exchanged = {group for group in groups.values() if group.kind != COPIES}
+    sends = {group for group in groups.values() if group.kind != COPIES}
     return Launches(
         operators=tuple(map(len, on_device)),
-        outputs=sum(group.outputs for group in exchanged),
-        inputs=sum(group.inputs for group in exchanged),
+        outputs=sum(group.outputs for group in sends),
+        inputs=sum(group.inputs for group in sends),
         kinds_of_operators=len(set().union(*on_device)),
         reordered=reordered_columns(
             (groups[name], tables[name].sent_columns, len(held) > 1) for name, held in of_table.items()

@@ -19,7 +19,7 @@ from pydantic import Field
 from neuroshard.core.constraints import SIMPLICITY, check_simplicity
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
-from neuroshard.core.precision import ExchangePrecision, parse_precision
+from neuroshard.core.precision import CollectivePrecision, parse_precision
 from neuroshard.core.release import MODEL_NAME
 from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
 from neuroshard.core.task import MAX_DEVICES
@@ -38,8 +38,7 @@ class Order(Value):
     one kind. `constraints` has the fields of a constraints.json. With a `move_budget` (50GiB) the plan is searched from the live
     one, and moves at most that. With `keep_optimizer_state` it is too, and tables with row-wise optimizer state keep their column
     cuts. `simplicity` is the most that a plan may cost above the cheapest to have fewer cuts (0.5%). `domain` ranks share fast
-    links and `local_world_size` a host, by default as the fleet's nodes have them. `exchange_precision` is that of the trainer's
-    collectives (fp16).
+    links and `local_world_size` a host, by default as the nodes have them. `collective_precision` is the trainer's (fp16).
     """
 
     name: Annotated[str, Field(pattern=MODEL_NAME)]
@@ -55,7 +54,7 @@ class Order(Value):
     domain: Annotated[Whole, Field(ge=1)] | None = None
     local_world_size: Annotated[Whole, Field(ge=1)] | None = None
     network: str = ""
-    exchange_precision: str = ""
+    collective_precision: str = ""
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
@@ -73,9 +72,9 @@ class Order(Value):
         return topology_of(self.devices, self.domain, self.local_world_size, self.network)
 
     @property
-    def precision(self) -> ExchangePrecision | None:
+    def precision(self) -> CollectivePrecision | None:
         """Raises UsageError for an invalid one."""
-        return parse_precision(self.exchange_precision) if self.exchange_precision else None
+        return parse_precision(self.collective_precision) if self.collective_precision else None
 
     @property
     def simplicity_share(self) -> float:

@@ -15,7 +15,7 @@ SHARES: dict[Precision, float] = {"fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "int8":
 ADDED_UP_AS: dict[Precision, Precision] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "int8": "fp16"}
 
 
-class ExchangePrecision(Value):
+class CollectivePrecision(Value):
     """Of the collectives of outputs (`forward`), and of those of their gradients (`backward`)."""
 
     forward: Precision = "fp32"
@@ -47,15 +47,15 @@ class ExchangePrecision(Value):
         return sum(SHARES[ADDED_UP_AS[way]] for way in ways) / sum(SHARES[way] for way in ways)
 
 
-def parse_precision(text: str) -> ExchangePrecision | None:
+def parse_precision(text: str) -> CollectivePrecision | None:
     """`fp16`, or `fp16:bf16` for outputs and gradients; None for fp32, as without it. Raises UsageError for other words."""
     forward, _, backward = text.partition(":")
     known = get_args(Precision)
     for word in (forward, backward or forward):
         if word not in known:
             raise UsageError(
-                f"exchange precision {text!r}: {word!r} is none of {', '.join(known)}; say one, or one for outputs and one for "
+                f"collective precision {text!r}: {word!r} is none of {', '.join(known)}; say one, or one for outputs and one for "
                 "gradients: fp16:bf16"
             )
-    found = ExchangePrecision.model_validate({"forward": forward, "backward": backward or forward})
-    return None if found == ExchangePrecision() else found
+    found = CollectivePrecision.model_validate({"forward": forward, "backward": backward or forward})
+    return None if found == CollectivePrecision() else found

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from neuroshard.core.constraints import Constraints
-from neuroshard.core.precision import ExchangePrecision
+from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.step_memory import Pipeline, StepBytes, step_bytes
 from neuroshard.core.table import Table, check_distinct
 from neuroshard.core.topology import Topology
@@ -19,7 +19,7 @@ class ShardingTask(Value):
 
     `pipeline` is the trainer's; memory then counts what a step needs (core/step_memory.py). Without one it is not counted.
     `topology` says which devices share a host and fast links; without one the cost model assumes its own.
-    `exchange_precision` is that of the collectives of outputs and gradients; without one they are fp32.
+    `collective_precision` is that of the collectives of outputs and gradients; without one they are fp32.
     """
 
     tables: tuple[Table, ...]
@@ -28,7 +28,7 @@ class ShardingTask(Value):
     constraints: Constraints = Field(default_factory=Constraints)  # built at its first use: see core/value.py
     pipeline: Pipeline | None = None
     topology: Topology | None = None
-    exchange_precision: ExchangePrecision | None = None
+    collective_precision: CollectivePrecision | None = None
 
     @field_validator("tables")
     @classmethod
@@ -48,7 +48,7 @@ class ShardingTask(Value):
         copied = self.constraints.data_parallel
         if name := next((t.name for t in self.tables if t.name in copied and t.pooling == "none"), None):
             raise ValueError(f"table {name!r} is a sequence, which TorchRec cannot train data-parallel")
-        precision = self.exchange_precision
+        precision = self.collective_precision
         if precision is not None and (fault := precision.fault(self.tables, self.batch_size, self.devices)):
             raise ValueError(fault)
         if self.topology is not None and (fault := self.topology.fault(self.devices)):
@@ -61,7 +61,7 @@ class ShardingTask(Value):
         data: dict[str, Any] = handler(self)
         if self.constraints == Constraints():
             del data["constraints"]
-        return without_defaults(data, {"pipeline": None, "topology": None, "exchange_precision": None})
+        return without_defaults(data, {"pipeline": None, "topology": None, "collective_precision": None})
 
     @property
     def devices(self) -> int:

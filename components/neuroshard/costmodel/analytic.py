@@ -24,7 +24,7 @@ import numpy as np
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.hardware_names import is_part_of_name
-from neuroshard.core.precision import ExchangePrecision
+from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.features import distinct_rows
@@ -232,7 +232,7 @@ class Analytic:
         self.name, self.batch_size, self.sheet = f"analytic:{name}", batch_size, DATASHEETS[name]
         self.error_on_unseen_tables = self.sheet.spread
         self.input_ms = 0.0  # a column of input, where steps wait for it
-        self.precision: ExchangePrecision | None = None
+        self.precision: CollectivePrecision | None = None
         self.codec = Codec()
         self.more = MoreColumns()
 
@@ -247,7 +247,7 @@ class Analytic:
                 more_ms = max(task.topology.network_latency_ms - self.sheet.latency_ms, 0.0)
                 found.sheet = replace(found.sheet, network_latency_ms=more_ms)
         found.input_ms = input_ms_per_column(found, task) if waiting else 0.0
-        found.precision = task.exchange_precision
+        found.precision = task.collective_precision
         found.codec = Codec.of(found.precision, self.batch_size, self.sheet.memory)
         return found
 

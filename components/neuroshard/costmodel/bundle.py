@@ -17,7 +17,7 @@ import numpy as np
 
 from neuroshard.core.cost import Bench
 from neuroshard.core.errors import InvalidInput, NewerFormat
-from neuroshard.core.precision import ExchangePrecision
+from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.release import BUNDLE_FILES
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -57,7 +57,7 @@ class TrainedCostModel:
     batch_size: int
     network: Network | None = None  # between domains, which were measured one at a time
     input_ms: float = 0.0  # a column of input, where steps wait for it
-    precision: ExchangePrecision | None = None
+    precision: CollectivePrecision | None = None
     codec: Codec = field(default_factory=Codec)
     encoded_more: Floats | float = field(default=0.0, compare=False)  # as in MoreColumns
 
@@ -156,8 +156,8 @@ class TrainedCostModel:
             found,
             nets=replace(self.nets, compute=compute),
             input_ms=input_ms,
-            precision=task.exchange_precision,
-            codec=Codec.of(task.exchange_precision, self.batch_size, sheet.memory),
+            precision=task.collective_precision,
+            codec=Codec.of(task.collective_precision, self.batch_size, sheet.memory),
         )
 
     def sending_more(self, more: MoreColumns) -> "TrainedCostModel":

@@ -11,14 +11,14 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from neuroshard.core.errors import UsageError
-from neuroshard.core.precision import SHARES, ExchangePrecision
+from neuroshard.core.precision import SHARES, CollectivePrecision
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats
 
 
 class MoreColumns(NamedTuple):
     """Columns of each device (D,) beyond those that a cost model is asked about; fewer where negative: sent inside its domain
-    (`near`), sent out of it (`far`), and encoded where the exchange is not in fp32."""
+    (`near`), sent out of it (`far`), and encoded where all-to-alls are not in fp32."""
 
     near: Floats | float = 0.0
     far: Floats | float = 0.0
@@ -63,7 +63,7 @@ class ForTasks(CostModel, Protocol):
     """A cost model that knows near from far, and what a device waits for its input."""
 
     @property
-    def precision(self) -> ExchangePrecision | None:
+    def precision(self) -> CollectivePrecision | None:
         """Of the collectives that it predicts."""
 
     def for_task(self, task: ShardingTask, *, waiting: bool) -> CostModel:
@@ -84,10 +84,10 @@ def for_task(model: CostModel, task: ShardingTask, *, waiting: bool = True) -> C
     """
     if isinstance(model, ForTasks):
         return model.for_task(task, waiting=waiting)
-    if task.exchange_precision is not None:
+    if task.collective_precision is not None:
         raise UsageError(
             f"given costs have all-to-alls in them, so they do not say what "
-            f"{task.exchange_precision.text} saves; leave out --exchange-precision"
+            f"{task.collective_precision.text} saves; leave out --collective-precision"
         )
     return model
 
@@ -110,7 +110,7 @@ class Codec(NamedTuple):
     column_ms: tuple[float, float] = (0.0, 0.0)
 
     @classmethod
-    def of(cls, precision: ExchangePrecision | None, batch_size: int, memory_bytes_per_ms: float) -> "Codec":
+    def of(cls, precision: CollectivePrecision | None, batch_size: int, memory_bytes_per_ms: float) -> "Codec":
         if precision is None:
             return cls()
         ways, ms = (precision.forward, precision.backward), batch_size * CODEC_BYTES / memory_bytes_per_ms

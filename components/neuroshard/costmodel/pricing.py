@@ -70,7 +70,7 @@ def copies_ms(model: CostModel, copied: Sequence[Table], task: ShardingTask) -> 
     """
     if not copied:
         return LaunchMs(0.0, 0.0, 0.0)
-    task = task.model_copy(update={"exchange_precision": None})  # DDP sums gradients up as they are
+    task = task.model_copy(update={"collective_precision": None})  # DDP sums gradients up as they are
     devices, model = task.devices, for_task(model, task, waiting=False)  # their lookups stay on the device
     tables = [own_samples(table, devices) for table in copied]
     vectors = model.table_vectors(tables, np.array([table.dim for table in tables], dtype=np.int64))
@@ -167,11 +167,11 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
         [_sent(model, part.with_dim(dim), tables[part.name]) for part, (_, _, dim) in zip(parts, shapes, strict=True)]
     )
     sent = sent[kinds]
-    exchanged = np.array([shard.table not in copied for shard in shards])
-    sent *= exchanged
+    sends = np.array([shard.table not in copied for shard in shards])
+    sent *= sends
     holders = np.array([shard.device for shard in shards])
     sums, device_dims = np.zeros((devices, vectors.shape[1])), np.zeros(devices)
-    np.add.at(sums, holders, vectors * exchanged[:, None])
+    np.add.at(sums, holders, vectors * sends[:, None])
     np.add.at(device_dims, holders, sent)
     between = model
     if task.topology is not None and task.topology.domains(devices) > 1:

@@ -87,7 +87,7 @@ def search_plan(
         batch_size=survey.request.batch_size,
         pipeline=order.pipeline,
         topology=order.topology or _as_the_nodes_are(survey, order),
-        exchange_precision=order.precision,
+        collective_precision=order.precision,
         # the gate refuses a plan that leaves less of any device
         constraints=constraints.model_copy(update={"reserve_share": max(constraints.reserve_share, memory_margin)}),
         previous=start,

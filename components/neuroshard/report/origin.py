@@ -33,7 +33,11 @@ def plan_facts(plan: Plan, files: Mapping[str, str]) -> list[Fact]:
         Fact("plan", plan.digest()),
         Fact("task", plan.task_digest),
         *([] if plan.task.topology is None else [Fact("hosts", plan.task.topology.text(plan.task.devices))]),
-        *([] if plan.task.exchange_precision is None else [Fact("collectives in", plan.task.exchange_precision.text)]),
+        *(
+            []
+            if plan.task.collective_precision is None
+            else [Fact("collectives in", plan.task.collective_precision.text)]
+        ),
         Fact("found by", ", ".join(filter(None, (by.algorithm, effort)))),
         Fact("seed", "none" if by.seed is None else str(by.seed)),
         Fact("code", f"neuroshard {by.neuroshard_version}"),

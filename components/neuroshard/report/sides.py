@@ -55,7 +55,7 @@ def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
         "devices": f"{plan.task.devices:,}",
         "hosts": NOT_KNOWN if topology is None else topology.text(plan.task.devices),
         "batch": f"{plan.task.batch_size:,}",
-        "collectives": plan.task.exchange_precision.text if plan.task.exchange_precision else "fp32",
+        "collectives": plan.task.collective_precision.text if plan.task.collective_precision else "fp32",
         "found by": plan.provenance.algorithm,
     }
 

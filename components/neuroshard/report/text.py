@@ -33,7 +33,7 @@ def plan_text(plan: Plan) -> str:
 def _size(plan: Plan) -> str:
     topology = plan.task.topology
     laid_out = "" if topology is None else f" ({topology.text(plan.task.devices)})"
-    precision = plan.task.exchange_precision
+    precision = plan.task.collective_precision
     sent = "" if precision is None else f", collectives in {precision.text}"
     return f"{cut_tables(plan)}, {counted(plan.task.devices, 'device')}{laid_out}, batch {plan.task.batch_size:,}{sent}"
 
@@ -180,7 +180,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "row_wise_tables": list(row_wise_tables(plan)),
         "batch_size": plan.task.batch_size,
         "pipeline": plan.task.pipeline,
-        "exchange_precision": None if plan.task.exchange_precision is None else plan.task.exchange_precision.text,
+        "collective_precision": None if plan.task.collective_precision is None else plan.task.collective_precision.text,
         "cost_ms": plan.cost_ms,
         "lower_bound_ms": plan.lower_bound_ms,
         "gap": plan.gap,

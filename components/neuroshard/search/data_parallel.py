@@ -178,7 +178,7 @@ def _task_of(task: ShardingTask, tables: Sequence[Table], memory_bytes: tuple[in
         batch_size=task.batch_size,
         pipeline=task.pipeline,
         topology=task.topology,
-        exchange_precision=task.exchange_precision,
+        collective_precision=task.collective_precision,
         constraints=Constraints(**{**constraints.model_dump(), **rest}),
     )
 

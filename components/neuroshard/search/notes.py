@@ -103,22 +103,22 @@ def fewer_cuts_cost(best: State, simple: State) -> tuple[str, ...]:
 
 
 def precision_saves(plan: Plan, cost_model: CostModel) -> tuple[str, ...]:
-    """A line about what the plan's exchange precision saves against fp32, or costs."""
-    if plan.task.exchange_precision is None or plan.cost_ms is None:
+    """A line about what the plan's collective precision saves against fp32, or costs."""
+    if plan.task.collective_precision is None or plan.cost_ms is None:
         return ()
-    prices = price_shards(cost_model, plan.task.model_copy(update={"exchange_precision": None}), plan.shards)
+    prices = price_shards(cost_model, plan.task.model_copy(update={"collective_precision": None}), plan.shards)
     if prices is None:
         return ()
-    before, words = float(prices.total_ms.max()), plan.task.exchange_precision.text
+    before, words = float(prices.total_ms.max()), plan.task.collective_precision.text
     saved = before - plan.cost_ms
     what = (
         f"saves {saved:.3g} ms a step"
         if saved >= 0
-        else f"costs {-saved:.3g} ms a step: leave out --exchange-precision"
+        else f"costs {-saved:.3g} ms a step: leave out --collective-precision"
     )
     return (
-        f"exchange in {words}, which {what} (in fp32 this plan takes {before:.3f} ms); encoding was not measured: it is taken to "
-        f"move {CODEC_BYTES:g} bytes of memory a value. The trainer's sharders must have client.torchrec.qcomms(plan)",
+        f"all-to-alls in {words}, which {what} (in fp32 this plan takes {before:.3f} ms); encoding was not measured: it is taken "
+        f"to move {CODEC_BYTES:g} bytes of memory a value. The trainer's sharders must have client.torchrec.qcomms(plan)",
     )
 
 

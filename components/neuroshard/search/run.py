@@ -18,7 +18,7 @@ import numpy as np
 from neuroshard import __version__
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan, Provenance
-from neuroshard.core.precision import ExchangePrecision
+from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -242,7 +242,7 @@ def run(
     batch_size: int | None = None,
     pipeline: str = DEFAULT_PIPELINE,
     topology: Topology | None = None,
-    exchange_precision: ExchangePrecision | None = None,
+    collective_precision: CollectivePrecision | None = None,
     constraints: ConstraintsFile | None = None,
     previous: Path | Plan | None = None,
     instead: str = "",
@@ -252,7 +252,7 @@ def run(
     plan.json.
 
     `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `pipeline` is the trainer's
-    (core/step_memory.py), `topology` its hosts and links, `exchange_precision` that of its collectives; `previous` is a plan to
+    (core/step_memory.py), `topology` its hosts and links, `collective_precision` that of its collectives; `previous` is a plan to
     start from; `stop`, once it is set, ends the search. Row-wise tables are tried unless the constraints say which may be so, or
     that none may. `instead` says why this cost model is not the one of the plan's hardware: then the plan gives it at least the
     error of a datasheet. Raises InvalidInput, UsageError and Infeasible; then nothing is written.
@@ -271,7 +271,7 @@ def run(
             "constraints": resolve(given, listed, "constraints"),
             "pipeline": pipeline,
             "topology": topology,
-            "exchange_precision": exchange_precision,
+            "collective_precision": collective_precision,
         },
         "the task",
     )

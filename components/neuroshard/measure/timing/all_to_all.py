@@ -5,8 +5,8 @@ time runs from the device's own start (some delay after the first device) until 
 included. Backward is the reverse, timed by itself with all devices starting together. Values are fp32. Covers one host only.
 
 The copies around the all-to-all are TorchRec's (`All2All_Pooled_Req` and `All2All_Pooled_Wait` of its `comm_ops`), written with
-torch alone. They are bound by memory, and within a host they take longer than the all-to-all itself. `TimeReorder` times one more,
-which a plan with cut tables needs.
+torch alone. They are bound by memory, and within a host they take longer than the all-to-all itself. `TimeReorder` times one
+more, which a plan with cut tables needs.
 """
 
 import shutil

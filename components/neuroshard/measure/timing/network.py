@@ -42,7 +42,7 @@ class Place(NamedTuple):
         return nbytes // peers if takes_part else 0
 
 
-class TimeExchange(NamedTuple):
+class TimeAllToAll(NamedTuple):
     """A request to a rank: time an all-to-all in which each sender sends `nbytes` in all."""
 
     pattern: Pattern
@@ -50,7 +50,7 @@ class TimeExchange(NamedTuple):
 
 
 class Rank:
-    """One rank of the all-to-alls. Serves `TimeExchange -> ms`, or None where a rank has too little memory for it.
+    """One rank of the all-to-alls. Serves `TimeAllToAll -> ms`, or None where a rank has too little memory for it.
 
     Ranks meet at `address` (host, port), where rank 0 listens; `interface` is for gloo, which otherwise takes the one that the
     host's name belongs to. Raises MeasureError where they do not meet within `meet_seconds`.
@@ -83,7 +83,7 @@ class Rank:
             )
             self.clocks = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
             self.group = dist.new_group(timeout=timedelta(seconds=timeout_seconds))
-            self(TimeExchange("all", 4 * place.devices))  # connections are made at the first use
+            self(TimeAllToAll("all", 4 * place.devices))  # connections are made at the first use
         except Exception as error:
             raise MeasureError(
                 f"rank {place.rank} of {place.devices} did not meet the others at {host}:{port} within "
@@ -91,12 +91,12 @@ class Rank:
                 "--host of its own, and may hosts reach one another on all ports?"
             ) from None
 
-    def __call__(self, request: TimeExchange) -> float | None:
+    def __call__(self, request: TimeAllToAll) -> float | None:
         import torch
         import torch.distributed as dist
 
         try:
-            step = self._exchange(request)
+            step = self._all_to_all(request)
         except Exception as caught:
             if not out_of_memory(caught):
                 raise
@@ -115,7 +115,7 @@ class Rank:
         self.device.release()
         return median(slowest.tolist())
 
-    def _exchange(self, request: TimeExchange) -> Callable[[], Any]:
+    def _all_to_all(self, request: TimeAllToAll) -> Callable[[], Any]:
         import torch
         import torch.distributed as dist
 

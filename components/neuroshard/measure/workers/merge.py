@@ -1,6 +1,6 @@
 """Shares of one case set, measured on several machines of a kind -> one folder of costs.
 
-neuroshard measure cases/ --shard 1/2 -o costs-1/       neuroshard measure cases/ --shard 2/2 -o costs-2/
+neuroshard measure cases/ --share 1/2 -o costs-1/       neuroshard measure cases/ --share 2/2 -o costs-2/
 neuroshard merge costs-1/ costs-2/ -o costs/
 """
 

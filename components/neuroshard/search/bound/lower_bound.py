@@ -26,12 +26,12 @@ What changes the steps:
   devices that are used (`_over_devices`).
 - f may have dips, where it is not convex. A convex underestimate replaces it, made for the range of each dip in which devices of
   a plan of at most C can be (`reach`).
-- A table may be row-wise: one more choice for it in step 4. Then every device exchanges all of its columns, more than in step 2;
+- A table may be row-wise: one more choice for it in step 4. Then every device sends all of its columns, more than in step 2;
   what these add is at least what the tangent of the convex all-to-alls says. Over one domain is another choice: then as many
   columns leave domains as of the whole table, more stay inside, and devices elsewhere may be empty.
 
-Two refinements, each with a switch in `settings.py`. `branches.py` distinguishes plans by which tables are row-wise, on devices of
-one domain; the bound is the least over all branches. `heavy_shards.py` raises what a heavy shard costs alone in step 5.
+Two refinements, each with a switch in `settings.py`. `branches.py` distinguishes plans by which tables are row-wise, on devices
+of one domain; the bound is the least over all branches. `heavy_shards.py` raises what a heavy shard costs alone in step 5.
 """
 
 from dataclasses import dataclass

@@ -20,10 +20,10 @@ class GaveUp(Exception):
 
 
 def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
-    """A plan that fits by a few greedy orders: column-wise, or with some of the largest tables row-wise, more of them in each try (1,
-    2, …, and from 8 on a quarter more).
+    """A plan that fits by a few greedy orders: column-wise, or with some of the largest tables row-wise.
 
-    It is the problem with these tables row-wise, and the units of every group on every device (G, D).
+    Each try has more of these: one more, and from eight on a quarter more. Returned are the problem with these
+    tables row-wise, and the units of every group on every device (G, D).
     """
     blocks = problem.row_blocks
     may_be = blocks.allowed[:, OVER_ALL]
