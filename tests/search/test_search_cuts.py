@@ -43,7 +43,7 @@ def test_fewer_cuts_cost_at_most_the_simplicity(make_task, model, seed):
 
 
 def test_what_fewer_cuts_cost_is_noted(make_task, model):
-    task = drawn(make_task, 3)
+    task = drawn(make_task, 1)
     cheapest, simple = (search(task, model, settings) for settings in (CHEAPEST, SIMPLE))
     assert cheapest.cost_ms < simple.cost_ms
     assert simple.provenance.notes == (

@@ -12,6 +12,7 @@ from neuroshard.search.improve.descent import descend
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.improve.moves import changes, price
 from neuroshard.search.improve.neighborhood import Neighborhood
+from neuroshard.search.improve.perturb import perturbed
 from neuroshard.search.improve.swaps import Offers
 from neuroshard.search.infeasible.packing import pack
 from neuroshard.search.problem.objective import Objective, SoftMaximum
@@ -254,3 +255,17 @@ def test_the_heuristics_keys_are_those_of_the_paper(make_task, model):
         "lookup": [48, 32],
         "size-lookup": [48 * 3, 32],
     }
+
+
+def test_with_hardly_any_memory_to_spare_most_perturbations_still_find_room(make_task, model):
+    """Giant tables of which a unit of columns is 3 to 5 % of a device."""
+    giants = [(1_700_000, 128, 0.5), (1_000_000, 128, 5.0), (800_000, 128, 40.0)]
+    small = [(1000 * (i + 1), 4 * (i % 8 + 1), float(i)) for i in range(20)]
+    needed = sum(table.memory_bytes for table in make_task([*giants, *small], [80]).tables)
+    problem = Problem(make_task([*giants, *small], [1.01 * needed / 4 / 2**30] * 4), model)
+    widths = pack(problem)
+    assert widths is not None
+    state, rng, objective = State(problem, widths), np.random.default_rng(0), Objective.of(problem)
+    found = [perturbed(state, objective, rng) for _ in range(40)]
+    assert all(one.free.min() >= 0 for one in found)
+    assert sum(one is not state for one in found) >= 30

@@ -92,6 +92,7 @@ class Tuning:
     # improve: the local search
     worse: float = 0.003  # share by which a local optimum may cost more, and the search still goes on from it
     perturb_share: tuple[float, float] = (0.1, 0.6)  # share of the tables on the chosen devices that are placed anew
+    perturb_tries: int = 3  # draws of tables, until those of one find room: with little memory to spare most find none
     toggle_idle: int = 10  # toggles in a row without success, after which only every `toggle_seldom`-th round is one
     toggle_seldom: int = 8
     toggle_sources: int = 2  # devices, the slowest, whose tables are candidates to be split row-wise

@@ -3,7 +3,7 @@
 import numpy as np
 
 from neuroshard.search.problem.current import CurrentPlacement
-from neuroshard.search.problem.filling import fewest_and_most_shards, put_back
+from neuroshard.search.problem.filling import complete, fewest_and_most_shards, put_back
 from neuroshard.search.problem.objective import Objective
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
@@ -14,14 +14,24 @@ def perturbed(
 ) -> State:
     """The plan with some groups of one to four devices, the slowest among them, placed again in random order.
 
-    The same plan if they then find no room, or would move more bytes than a `current` placement's budget allows.
+    Where memory is tight, groups are drawn again if they find no room, a few times. The same plan if they never do, or would
+    move more bytes than a `current` placement's budget allows.
     """
+    for _ in range(state.problem.tuning.perturb_tries):
+        found = _perturbed_once(state, objective, rng)
+        if found is not None and (current is None or current.within_budget(state.problem, found.widths)):
+            return found
+    return state
+
+
+def _perturbed_once(state: State, objective: Objective, rng: np.random.Generator) -> State | None:
+    """The same by one draw of groups; None if they find no room, in random order nor largest first, or lie as before."""
     problem = state.problem
     devices = [int(state.ready.argmax()), *rng.integers(problem.devices, size=rng.integers(1, 4)).tolist()]
     groups = np.flatnonzero(state.widths[:, devices].any(axis=1))
     groups = groups[rng.random(len(groups)) < rng.uniform(*problem.tuning.perturb_share)]
     if not len(groups):
-        return state
+        return None
     slope, widths, free = problem.model.compute_slope(state.sums), state.widths.copy(), state.free.copy()
     load, column_ms = objective.load(state.compute, state.dims), objective.own_ms + objective.all_ms
     where, at = np.nonzero(widths[groups])
@@ -51,8 +61,13 @@ def perturbed(
             device = int(np.where(room, ms, np.inf).argmin())
             widths[group, device], load[device] = units, ms[device]
             free[device] -= problem.nbytes[shard]
-    fits = put_back(problem, widths, free, lost) and (current is None or current.within_budget(problem, widths))
-    return State(problem, widths) if fits and (widths != state.widths).any() else state
+    if put_back(problem, widths, free, lost):
+        found: State | None = State(problem, widths)
+    else:
+        without = state.widths.copy()
+        without[groups] = 0
+        found = complete(problem, without)
+    return None if found is None or (found.widths == state.widths).all() else found
 
 
 def _cut(problem: Problem, group: int, fewest: int, most: int, heavy: float, rng: np.random.Generator) -> list[int]:
