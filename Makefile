@@ -14,6 +14,8 @@ JOBS ?= 2
 ARGS ?=
 
 export PYTHONUNBUFFERED := 1
+# Where it is set, each of the many processes that a run or the tests start would compile this package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-15s %s\n' "$$name" "$$text"; done

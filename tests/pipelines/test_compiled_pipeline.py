@@ -200,6 +200,10 @@ def test_only_measuring_asks_for_gpus_nodes_and_shared_memory() -> None:
         assert [name for name, config in CONFIGS.items() if wish in config] == ["exec-measure"]
 
 
+def test_the_survey_gets_every_parameter_to_check() -> None:
+    assert task_of("survey")["inputs"]["parameters"].keys() >= PARAMETERS.keys()
+
+
 def test_the_guide_shows_the_pipeline_as_it_is_and_knows_its_parameters() -> None:
     guide = (ROOT / "docs" / "operating.md").read_text()
     assert f"```mermaid\n{diagram(SPEC)}\n```" in guide

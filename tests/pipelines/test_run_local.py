@@ -20,14 +20,21 @@ def out(ran, tmp_path) -> Path:
     return shutil.copytree(ran[0], tmp_path / "run")
 
 
+def test_a_clone_under_an_odd_path_without_home_temporary_folder_and_utf8_ends_in_a_trained_model(clone, ran) -> None:
+    _, ended = ran
+    assert "measured on 2 ranks (cpu, gloo)" in ended.stdout
+    assert list(clone.parent.rglob("executed")) == []
+    assert list(clone.glob("run/*/.*")) == []
+
+
 def test_the_live_plan_is_the_one_that_was_searched(ran) -> None:
     out, _ = ran
     [plan] = out.glob("2*/plan.json")
     live = load_plan(str(out / "store"), "ads")
     assert live == read_plan(plan)
-    assert (len(live.task.tables), live.task.devices, live.task.batch_size) == (26, 4, 512)
-    assert set(live.task.device_memory_bytes) == {32 * 2**30}
-    assert max(live.memory_bytes()) <= 0.9 * 32 * 2**30  # a tenth is left free
+    assert (len(live.task.tables), live.task.devices, live.task.batch_size) == (26, 2, 512)
+    assert set(live.task.device_memory_bytes) == {64 * 2**30}
+    assert max(live.memory_bytes()) <= 0.9 * 64 * 2**30  # a tenth is left free
     assert live.provenance.cost_model_backend == "synthetic"
 
 
@@ -35,7 +42,8 @@ def test_every_output_is_kept_and_nothing_else(ran) -> None:
     out, _ = ran
     [folder] = out.glob("2*")
     kept = {path.name for path in folder.iterdir()}
-    assert kept == {"tables.json", "costs", "cost_model", "plan.json", "release.json", "report.html", "log.txt"}
+    made = {"tables.json", "costs", "cost_model", "plan.json", "release.json", "report.html", "train.json"}
+    assert kept == {*made, "log.txt"}
     assert json.loads((folder / "release.json").read_bytes())["number"] == 1
 
 
