@@ -49,13 +49,11 @@ PACKAGE = ROOT / "pipelines" / "neuroshard.yaml"
 
 SCRATCH = ".scratch"
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
-END_WITH_PARENT = (
-    "NEUROSHARD_END_WITH_PARENT"  # its process id, by make, which is killed without a word to what it runs
-)
+END_WITH_PARENT = "NEUROSHARD_END_WITH_PARENT"  # make's process id: make does not forward signals to its children
+RANK_SECONDS = 600  # that ranks of the trainer wait for one another: on a busy machine they start minutes apart
 
 # Where KFP's local runner leaves what the steps made (step/output), and under which name a user finds it. A model that is planned
 # after measuring has steps of its own: search-2, deploy-2.
-RANK_SECONDS = 600  # that ranks of the trainer wait for one another: on a busy machine they start minutes apart
 OUTPUTS = {
     "pretrain/costs": "costs",
     "pretrain/cost_model": "cost_model",

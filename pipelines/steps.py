@@ -117,7 +117,7 @@ class Children:
 
 
 def watch_parent(parent: int) -> None:
-    """End when our parent ends, or is interrupted alone: `make`, which then says nothing to what it runs."""
+    """End when our parent ends, or is interrupted alone: `make` does not forward signals to its children."""
     caught = _caught(parent)
 
     def watch() -> None:

@@ -15,7 +15,7 @@ from neuroshard.cli import app
 from neuroshard.core.errors import Refused
 from neuroshard.core.plan import Baseline, Plan
 from neuroshard.costmodel.bundle import save_cost_model
-from neuroshard.deploy.bundles import Asked, publish_model
+from neuroshard.deploy.bundles import PublishRule, publish_model
 from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.run import deploy
 from neuroshard.files.plan import write_plan
@@ -65,7 +65,7 @@ def folder(tmp_path_factory) -> Path:
     print_ = named.hardware.fingerprint
     model = replace(model, manifest=model.manifest.model_copy(update={"bench": named, "hardware_fingerprint": print_}))
     save_cost_model(folder / "model", model)
-    publish_model(folder / "model", store, now=NOW, asked=Asked(force=True))
+    publish_model(folder / "model", store, now=NOW, asked=PublishRule(force=True))
     (folder / "broken.json").write_text(json.dumps({EVIL: EVIL}))
     (folder / "constraints.json").write_text(json.dumps({"pins": {NAME: [7]}, EVIL: 1}))
     return folder

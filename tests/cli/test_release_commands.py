@@ -79,10 +79,12 @@ def test_what_the_search_noted_of_a_plan_is_said_where_it_goes_live(tmp_path, ne
         (("gc", "--older-than", "1m"), 2, "--older-than must be at least 1h"),
         (("gc",), 1, "live.json"),
         (("publish", "nowhere.json"), 1, "nowhere.json"),
+        (("gc", "--name", "_measuring", "--keep", "3"), 2, "--keep is for releases"),
+        (("releases", "--refused", "--name", "hardware/0123456789abcdef/512"), 2, "--refused lists plans only"),
     ],
 )
 def test_what_cannot_be_is_reported_in_one_line(tmp_path, neuroshard, place, arguments, code, word):
-    done = neuroshard(*arguments, *place, cwd=tmp_path)
+    done = neuroshard(arguments[0], *place, *arguments[1:], cwd=tmp_path)
 
     assert done.returncode == code
     assert word in done.stderr

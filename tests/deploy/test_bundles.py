@@ -14,7 +14,7 @@ from helpers.refusals import refused
 from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound, Refused, UsageError
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import save_cost_model
-from neuroshard.deploy.bundles import Asked, promote_model, publish_model
+from neuroshard.deploy.bundles import PublishRule, promote_model, publish_model
 from neuroshard.deploy.gc import gc
 from neuroshard.deploy.golive import mend_live, roll_back
 from neuroshard.deploy.run import deploy
@@ -108,14 +108,14 @@ def test_a_model_with_too_large_an_error_is_published_but_not_live_unless_forced
     assert live_model(store) == MODELS[0].name
     assert model.name in {one.digest for one in list_published(store)}
 
-    release = publish_model(folders[model.name], store, now=NOW, asked=Asked(force=True))
+    release = publish_model(folders[model.name], store, now=NOW, asked=PublishRule(force=True))
     assert (release.forced, live_model(store)) == (True, model.name)
 
 
 def test_the_limit_is_the_users(store, folders):
-    publish_model(folders[POOR.name], store, now=NOW, asked=Asked(max_error=0.5))
+    publish_model(folders[POOR.name], store, now=NOW, asked=PublishRule(max_error=0.5))
     with refused(UsageError, "--max-error"):
-        publish_model(folders[POOR.name], store, now=NOW, asked=Asked(max_error=0.0))
+        publish_model(folders[POOR.name], store, now=NOW, asked=PublishRule(max_error=0.0))
 
 
 def test_the_slower_of_two_publishers_learns_who_won(store, folders):
@@ -413,20 +413,20 @@ def test_a_pointer_of_a_newer_version_is_left_alone(store, folders):
 def test_a_stand_in_never_replaces_what_was_learned_however_much_error_is_allowed(store, tmp_path):
     learned, guessed = MODELS[0], stood_in(MODELS[1], "all-to-all costs of 4 ranks")
     first, second = (with_folder(tmp_path, model) for model in (guessed, learned))
-    lax = Asked(10.0)
+    lax = PublishRule(10.0)
     publish_model(first, store, now=NOW, asked=lax)  # better than none
     publish_model(second, store, now=NOW, asked=lax)
     with refused(Refused, "4 ranks", "release 2"):
         publish_model(first, store, now=NOW, asked=lax)
     assert live_model(store) == learned.name
-    publish_model(first, store, now=NOW, asked=Asked(10.0, force=True))
+    publish_model(first, store, now=NOW, asked=PublishRule(10.0, force=True))
     assert live_model(store) == guessed.name
 
 
 def test_a_stand_in_goes_live_where_it_answers_for_more_ranks(store, tmp_path):
     more = stood_in(random_model(2, 4, 8, seed=5), "compute costs", "all-to-all costs of 8 ranks")
     publish_model(with_folder(tmp_path, MODELS[0]), store, now=NOW)
-    publish_model(with_folder(tmp_path, more), store, now=NOW, asked=Asked(None))
+    publish_model(with_folder(tmp_path, more), store, now=NOW, asked=PublishRule(None))
     assert live_model(store) == more.name
 
 

@@ -218,8 +218,8 @@ OTHER_LOOKUPS = (USER.model_copy(update={"pooling_factor": 9.0}), ITEM, COUNTRY)
 @pytest.mark.parametrize(
     ("new", "why"),
     [
-        (plan_of(90.0, cost_model="b"), "different cost models"),
-        (plan_of(90.0, tables=OTHER_LOOKUPS), "different lookups"),
+        (plan_of(90.0, cost_model="b"), "other cost models"),
+        (plan_of(90.0, tables=OTHER_LOOKUPS), "other tables"),
     ],
 )
 def test_what_cannot_be_compared_goes_live_unless_a_gain_is_demanded(store, new, why):

@@ -257,10 +257,13 @@ def test_this_machine_has_a_cpu() -> None:
     ("arguments", "message"),
     [
         (["--local", "--nodes", "n.json"], "--local asks this machine alone"),
+        (["--local", "--selector", "{}"], "leave out --nodes, --context, --selector and --tolerations"),
+        (["--local", "--tolerations", "[]"], "leave out --nodes, --context, --selector and --tolerations"),
         (["--local", "--max-age", "3h"], "--max-age and --max-error are for --against"),
         (["--nodes", "n.json"], "n.json: no such file"),
         (["--kubernetes", "--selector", "[]"], "--selector must be a JSON object, not '[]'"),
         (["--kubernetes", "--tolerations", "{"], "--tolerations must be a JSON list, not '{'"),
+        (["--kubernetes", "--tolerations", "[" * 100_000], "--tolerations must be a JSON list, not '[[["),
     ],
 )
 def test_what_cannot_be_is_one_line(arguments: list[str], message: str) -> None:

@@ -1,9 +1,12 @@
 """The tables of all models of a nightly run, whose cases are drawn together."""
 
+import numpy as np
+
+from neuroshard.core.case import Cases, ComputeCase
 from neuroshard.core.nightly import Order
 from neuroshard.core.table import MAX_NAME, Table
 from neuroshard.files.tables import write_tables
-from neuroshard.nightly.draw import tables_of
+from neuroshard.nightly.draw import roles, tables_of
 
 
 def order(name: str, path: str) -> Order:
@@ -38,3 +41,25 @@ def test_the_longest_names_that_tables_may_have_stay_names_and_stay_apart(tmp_pa
 
     assert len({table.name for table in tables}) == 2
     assert [Table.parse(table.model_dump(), "here") for table in tables] == list(tables)
+
+
+SMALL, OTHER = (Table(name=f"ads/{name}", rows=100, dim=4, pooling_factor=1.0) for name in ("small", "other"))
+TALL = tuple(Table(name=f"ads/tall{i}", rows=10**9 + i, dim=4, pooling_factor=1.0) for i in range(9))
+
+
+def test_a_table_that_is_alone_in_fitting_a_device_is_trained_on():
+    for seed in range(20):
+        unseen, pool = roles((*TALL, SMALL), [], 2**20, np.random.default_rng(seed))
+        assert (unseen, pool) == (frozenset(), (*TALL, SMALL))
+
+
+def test_where_all_that_fits_is_held_out_tables_of_earlier_draws_are_trained_on():
+    drawn = Cases(
+        tables=(OTHER, SMALL),
+        compute=(ComputeCase(tables=(OTHER,)), ComputeCase(tables=(SMALL,), split="test_tables")),
+        collective=(),
+        max_dim=4,
+        seed=0,
+    )
+    unseen, pool = roles((TALL[0], SMALL), [drawn], 2**20, np.random.default_rng(0))
+    assert (unseen, pool) == ({"ads/small"}, (TALL[0], SMALL, OTHER))

@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from helpers.nightly import NightlyRun, Place, clocks_at, killed_after
+from helpers.nightly import NightlyRun, Place, clocks_at, killed_after, lost_on_h100, order, tables
 from helpers.nodes import node
 from helpers.refusals import refused
 from neuroshard.client import load_plan
 from neuroshard.core.case import Cases
-from neuroshard.core.errors import MeasureError
+from neuroshard.core.errors import StoreError
 from neuroshard.core.nightly import Request
 from neuroshard.core.plan import Plan
-from neuroshard.core.table import Table
+from neuroshard.deploy.bundles import MAX_ERROR
+from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.golive import roll_back
+from neuroshard.deploy.run import deploy
 from neuroshard.files.tables import write_tables
-from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.run import run as measure_run
+from neuroshard.fleet.survey import SurveySettings
 from neuroshard.measure.workers import job as job_module
 from neuroshard.models.open import open_cost_model
 from neuroshard.models.serving import known_models
@@ -44,10 +45,6 @@ GROWN = "TrainJob"
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def tables(count: int, rows: int = 1000) -> tuple[Table, ...]:
-    return tuple(Table(name=f"t{i}", rows=rows * (i + 1), dim=64, pooling_factor=2.0 + 3 * i) for i in range(count))
 
 
 def make_place(folder: Path) -> Place:
@@ -80,11 +77,6 @@ def in_use(first_run: Place, tmp_path: Path) -> Place:
     copy = make_place(tmp_path / "place")
     copy.now = first_run.now
     return copy
-
-
-def order(place: Place, name: str = "ads", file: str = "six.json", **more: Any) -> dict[str, Any]:
-    asked = {"name": name, "tables": str(place.folder / file), "devices": 4, "memory": "8GiB", "hardware": "h200"}
-    return {**asked, **more}
 
 
 def store_of(place: Place) -> FolderStore:
@@ -281,14 +273,7 @@ def test_a_model_that_is_too_old_is_measured_anew(in_use: Place) -> None:
 def test_another_kind_that_cannot_be_measured_stops_no_model(in_use: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     in_use.nodes = [H200, H100]
     in_use.models = [order(in_use), order(in_use, "old", hardware="h100")]
-    measure = measure_run
-
-    def broken(cases: Path, costs: Path, backend: str, settings: MeasureSettings) -> Any:
-        if settings.hardware is not None and "H100" in settings.hardware.name:
-            raise MeasureError("the workers of 3 cases in a row were lost")
-        return measure(cases, costs, backend, settings)
-
-    monkeypatch.setattr(job_module, "measure", broken)
+    monkeypatch.setattr(job_module, "measure", lost_on_h100)
     ended = in_use.nightly_run()
     assert (ended.error, ended.ends) == ("", {"ads": "live", "old": "live"})
     assert ended.verdicts["ads"].doubts == ()
@@ -311,6 +296,48 @@ def test_a_missing_tables_file_stops_its_own_model_alone(in_use: Place) -> None:
     in_use.models[1] = order(in_use, "feed", "not-there.json")
     ended = in_use.nightly_run()
     assert (ended.error, ended.ends) == ("", {"ads": "live", "feed": "no plan"})
+    assert ended.verdicts["feed"].text.startswith(
+        "feed has no new plan (release 1 is live): its tables cannot be read: "
+    )
+    assert ended.verdicts["feed"].text.count("its tables cannot be read") == 1
+
+
+def test_work_that_may_not_be_touched_stops_no_other_kind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed on one kind of hardware cannot be forgotten, and nothing under its folder can be listed."""
+    place.nodes = [H200, H100]
+    place.models = [order(place), order(place, "feed", hardware="h100")]
+    (place.folder / "nodes.json").write_text(json.dumps({"items": place.nodes}))
+    settings = SurveySettings(Request.parse(place.request, "request"), nodes=str(place.folder / "nodes.json"))
+    found = survey_module.run(json.dumps(place.models), place.store, settings)
+    first, second = (work.folder for work in found.works)
+    assert {job.work.folder for job in augment(found, place.store)} == {first, second}
+
+    for method in ("delete", "list"):
+        do = getattr(FolderStore, method)
+
+        def denied(store: FolderStore, key: str, do: Any = do) -> Any:
+            if key.startswith(first):
+                raise StoreError(f"{key}: access denied")
+            return do(store, key)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(FolderStore, method, denied)
+            assert second in {job.work.folder for job in augment(found, place.store)}
+
+
+def test_the_survey_too_writes_as_the_single_writer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sets damaged cases aside, which a store that ignores conditional writes takes from a single writer alone."""
+    asked: list[bool] = []
+
+    def opened(url: str, *, single_writer: bool = False) -> FolderStore:
+        asked.append(single_writer)
+        return FolderStore(Path(url))
+
+    monkeypatch.setattr(survey_module, "open_store", opened)
+    (place.folder / "nodes.json").write_text(json.dumps({"items": place.nodes}))
+    settings = SurveySettings(Request.parse(place.request, "request"), nodes=str(place.folder / "nodes.json"))
+    survey_module.run(json.dumps(place.models), place.store, settings, single_writer=True)
+    assert asked == [True]
 
 
 def test_where_no_model_can_be_planned_nothing_is_measured(place: Place) -> None:
@@ -337,6 +364,34 @@ def test_a_refused_cost_model_plans_with_its_doubt_and_more_is_measured(place: P
     place.max_error = 10.0
     assert place.nightly_run().error == ""
     assert live_model(place).release.error
+
+
+def test_with_any_error_allowed_every_cost_model_goes_live(place: Place) -> None:
+    place.max_error = None
+    well(place.nightly_run(), ads="live")
+    assert live_model(place).release.error > MAX_ERROR
+
+
+def test_a_fallback_replaces_a_plan_that_serves_only_where_its_error_is_allowed(place: Place) -> None:
+    place.nodes = "not a list"  # type: ignore[assignment] # no hardware can be measured, so plans are by the datasheet
+    place.request["batch_size"], place.max_error = 2**20, 0.2
+    assert place.nightly_run().ends == {"ads": "live"}
+    good = load_plan(place.store, "ads")
+    on_one_device = tuple(shard.model_copy(update={"device": 0}) for shard in good.shards)
+    provenance = good.provenance.model_copy(update={"seed": 1})
+    bad = Plan(task=good.task, shards=on_one_device, provenance=provenance)
+    deploy(bad, store_of(place), "ads", now=place.now, gate=Gate(force=True))
+
+    night = place.nightly_run()
+    assert (night.error, night.ends) == ("", {"ads": "kept"})
+    assert (
+        "30.0%, more than the 20.0% of --max-error; measure more cases; the live plan stays"
+        in night.verdicts["ads"].why
+    )
+    place.max_error = 0.3
+    night = place.nightly_run()
+    assert (night.error, night.ends) == ("", {"ads": "live"})
+    assert "more than the 30.0% that its cost model is off by" in night.verdicts["ads"].why
 
 
 @pytest.mark.parametrize("data", [b"garbage", b'{"format_version": 999}'])
@@ -370,6 +425,8 @@ def test_a_models_own_pointer_heals_where_nobody_can_follow_it(place: Place, dat
     assert (ended.error, ended.verdicts["ads"].doubts) == ("", ())
     assert ended.verdicts["feed"].doubts
     assert pointer.read_bytes() == (good if data == b"garbage" else data)
+    in_words = "release 1 is live" if data == b"garbage" else "the live release is of a newer version"
+    assert in_words in ended.verdicts["feed"].text
 
 
 @pytest.mark.parametrize("file", ["nets.safetensors", "model.json"])

@@ -13,7 +13,7 @@ from neuroshard.core.moves import changed_state, moved_bytes
 from neuroshard.core.nightly import Order, Request, Survey, read_orders
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.bundle import save_cost_model
-from neuroshard.deploy.bundles import Asked, publish_model
+from neuroshard.deploy.bundles import PublishRule, publish_model
 from neuroshard.deploy.run import deploy
 from neuroshard.files.tables import write_tables
 from neuroshard.nightly.search import search_plan
@@ -25,7 +25,7 @@ def plan_of(tmp_path):
     model = random_model(2, 4)
     save_cost_model(tmp_path / "model", model)
     store = FolderStore(tmp_path / "store")
-    publish_model(tmp_path / "model", store, now=NOW, asked=Asked(max_error=None))
+    publish_model(tmp_path / "model", store, now=NOW, asked=PublishRule(max_error=None))
     write_tables(tmp_path / "tables.json", random_tables(9))
 
     def made(seed: int = 0, nodes: Topology | None = None, margin: float = 0.0, **asked):

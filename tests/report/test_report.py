@@ -33,6 +33,7 @@ from neuroshard.files.plan import write_plan
 from neuroshard.measure.evaluate import run as evaluate
 from neuroshard.report import placement
 from neuroshard.report.live import LivePlan, change, open_live
+from neuroshard.report.moves import diff_json, diff_text
 from neuroshard.report.run import report, run
 from neuroshard.report.sides import sides
 from neuroshard.report.text import plan_json, plan_text
@@ -201,6 +202,28 @@ def test_the_same_run_gives_the_same_page(html, parts):
         files={"plan.json": "0123"},
     )
     assert again == html
+
+
+def test_costs_of_one_cost_model_for_other_batches_are_not_compared(parts):
+    plan = parts["plan"]
+    task = plan.task.model_copy(update={"batch_size": 1024})
+    other = plan.model_copy(update={"task": task, "task_digest": task.digest(), "predicted_ms": (0.5,) * 4})
+    why = "the predictions are for other batch sizes"
+
+    assert (diff_json(plan, other)["gain_ms"], diff_json(plan, other)["not_compared"]) == (None, why)
+    assert f"  not comparable: {why}" in diff_text(plan, other).splitlines()
+    found = change(plan, LivePlan(other, "release 7"), None)
+    assert (found.live_ms, found.why) == (None, f"not compared in ms: {why}; --model prices both for this plan's task")
+
+
+def test_a_gain_by_one_cost_model_is_given_for_the_same_tables_only(parts):
+    plan, (first, *others) = parts["plan"], parts["plan"].task.tables
+    busier = first.model_copy(update={"pooling_factor": 2 * first.pooling_factor})
+    task = plan.task.model_copy(update={"tables": (busier, *others)})
+    other = plan.model_copy(update={"task": task, "task_digest": task.digest()})
+
+    assert diff_json(plan, plan, parts["model"])["gain_ms"] == 0.0
+    assert diff_json(plan, other, parts["model"])["gain_ms"] is None
 
 
 def test_a_bare_plan_says_what_to_give(tmp_path):

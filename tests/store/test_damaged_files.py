@@ -17,8 +17,8 @@ from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan, Shard, overlapping
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.protocol import MAX_BYTES
 from neuroshard.store.releases import plan_key, read_plan
-from neuroshard.store.track import MAX_ARTIFACT_BYTES
 
 
 @pytest.mark.slow
@@ -72,10 +72,10 @@ def test_a_hundred_megabytes_are_refused_before_they_are_read(tmp_path):
     with path.open("wb") as file:
         file.truncate(100 * 2**20)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with refused(InvalidInput, f"{MAX_ARTIFACT_BYTES:,}"):
+    with refused(InvalidInput, f"{MAX_BYTES:,}"):
         read_plan(store, "m", "0" * 64)
 
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 * MAX_ARTIFACT_BYTES / 1024
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 * MAX_BYTES / 1024
 
 
 # VmHWM, since ru_maxrss of a new process counts what its parent had in memory when it was started
@@ -84,8 +84,8 @@ import re
 from pathlib import Path
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
-from neuroshard.store.track import MAX_ARTIFACT_BYTES
-data = b'{"x":[' + b"[]," * (MAX_ARTIFACT_BYTES // 3 - 10) + b"0]}"
+from neuroshard.store.protocol import MAX_BYTES
+data = b'{"x":[' + b"[]," * (MAX_BYTES // 3 - 10) + b"0]}"
 try:
     Plan.from_json(data, "plan.json")
 except InvalidInput:

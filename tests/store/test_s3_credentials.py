@@ -78,6 +78,22 @@ def test_a_profile_of_the_credentials_file_signs(aws, rclone, monkeypatch, tmp_p
     assert load_plan(url, "m", cache_dir=False) == A
 
 
+@pytest.mark.parametrize(
+    ("variables", "region"),
+    [
+        ({"AWS_REGION": "eu-west-1"}, "eu-west-1"),
+        ({"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "eu-central-1"}, "eu-west-1"),
+        ({"AWS_REGION": "", "AWS_DEFAULT_REGION": "eu-central-1"}, "eu-central-1"),
+    ],
+)
+def test_aws_region_is_the_region_and_wins_over_the_default_one(aws, moto, monkeypatch, variables, region):
+    aws(moto)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert s3.S3Store("bucket").client.meta.region_name == region
+
+
 @pytest.fixture
 def log(caplog, monkeypatch):
     """All that is logged, the root logger being at DEBUG, and nobody having said a word about boto3's."""

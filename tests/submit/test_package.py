@@ -186,6 +186,12 @@ def test_models_that_cannot_be_are_one_line(tmp_path: Path, text: str, facts: li
     assert str(caught.value).startswith(str(path))
 
 
+def test_models_that_are_set_are_reported_as_such(models: Path) -> None:
+    with refused(InvalidInput, "models[0]", "memory") as caught:
+        read_parameters(None, models, ['models=[{"name": "a", "tables": "t", "devices": 8, "memory": 80}]'])
+    assert str(caught.value).startswith("--set models: ")
+
+
 def test_a_file_that_is_not_there_or_no_text_is_one_line(tmp_path: Path) -> None:
     with refused(NeuroshardError, tmp_path / "none.yaml"):
         read_parameters(tmp_path / "none.yaml", None)

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from helpers.kubeflow import recorded
 from neuroshard.submit.kubeflow import read_run
+from neuroshard.submit.package import PACKAGE
 from neuroshard.submit.steps import (
     FailedStep,
     Task,
@@ -176,11 +178,24 @@ def test_the_same_step_of_two_models_is_two() -> None:
     spec = recorded("cpu2")["pipeline_spec"]["pipeline_spec"]
     steps = failed_steps(tree(nodes))
     assert [loop_item(spec, step.path) for step in steps] == [("names", 0), ("names", 2)]
-    models = json.dumps([{"name": "ads"}, {"name": "feed"}, {"name": "video"}])
+    models = json.dumps([{"name": "planned later"}, {"name": "ads"}, {"name": "feed"}, {"name": "video"}])
     assert [step_text(step, spec, models, "", "OOMKilled (exit code 137)") for step in steps] == [
-        "search of model 'ads': OOMKilled (exit code 137)",
-        "search of model 'video': OOMKilled (exit code 137)",
+        "search of model 1 of those planned at once: OOMKilled (exit code 137)",
+        "search of model 3 of those planned at once: OOMKilled (exit code 137)",
     ]
+
+
+def test_a_model_of_several_is_not_named_by_its_place_in_a_loop() -> None:
+    """Each loop has some of the models; which, only the log says."""
+    spec = next(yaml.safe_load_all(PACKAGE.read_text()))
+    models = json.dumps([{"name": "ads"}, {"name": "feed"}])
+    scopes = {"for-loop-1": "planned at once", "condition-2.plan-models.for-loop-1": "planned after measuring"}
+    for scope, planned in scopes.items():
+        path = f"w.root.nightly-run.{scope}.iteration-iterations(0:0).iteration-item.search"
+        step = FailedStep("search", path)
+        assert step_text(step, spec, models, "", "OOMKilled") == f"search of model 1 of those {planned}: OOMKilled"
+        assert step_text(step, spec, models, LOG % '{"name": "feed"}', "").startswith("search of model 'feed': ")
+        assert step_text(step, spec, '[{"name": "ads"}]', "", "OOMKilled") == "search of model 'ads': OOMKilled"
 
 
 def test_a_step_is_reported_by_its_own_inputs_where_its_log_has_them() -> None:
@@ -193,7 +208,7 @@ def test_a_step_is_reported_by_its_own_inputs_where_its_log_has_them() -> None:
     assert step_text(step, spec, "", LOG % '{"name": "ads"}', "").startswith("measure of model 'ads': ")
     assert step_text(step, spec, "", "", "") == "measure (job 2): failed"
     assert step_text(FailedStep("load", step.path.replace("measure-jobs", "plan-models")), spec, "", "", "").startswith(
-        "load of model 2: "
+        "load of model 2 of those planned at once: "
     )
     assert step_text(FailedStep("survey", "w.root.survey"), spec, "", "", "") == "survey: failed"
 

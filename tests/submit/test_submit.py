@@ -139,7 +139,8 @@ def test_the_step_that_failed_is_named_with_its_model_and_its_own_line(kfp_stub:
     with pytest.raises(NeuroshardError) as caught:
         submitted(kfp_stub)
     assert str(caught.value) == (
-        "run r1 ended as FAILED (search of model 'm': tables need 93.1 GiB); the live plans are those from before"
+        "run r1 ended as FAILED (search of model 'm': tables need 93.1 GiB); models that it had deployed by then have their "
+        "new plans, and the others keep theirs"
     )
 
 

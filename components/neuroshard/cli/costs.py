@@ -47,7 +47,7 @@ def augment(
     acquire: Annotated[
         str | None,
         typer.Option(
-            help="Cost model to improve: of 4 times as many devices of plans, keep those it learns most from."
+            help="Earlier cost model: draw 4 times as many devices of plans, and keep those that it learns most from."
         ),
     ] = None,
     seed: Seed = 0,
@@ -109,7 +109,8 @@ def measure(
     ] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads a device may use (cpu).")] = 1,
     memory_limit: Annotated[
-        str | None, typer.Option(help="Most memory of a case: larger tables are measured with fewer rows.")
+        str | None,
+        typer.Option(help="Most memory for weights and optimizer state of a case: larger tables get fewer rows."),
     ] = None,
     traces: Annotated[
         Path | None, typer.Option(help="Real lookups, as `neuroshard tables --traces` wrote them.")
@@ -199,7 +200,7 @@ def merge(
 @command(
     "measure",
     "neuroshard network --hosts 2 --host 0 --ranks 8 --address node-a:29400 --backend cuda",
-    "Measure what joins hosts, on all of them at once.",
+    "Measure the network between hosts; run it on every host.",
 )
 def network(
     hosts: Annotated[int, typer.Option(min=2, help="Hosts that take part.")],

@@ -41,7 +41,7 @@ _VALUES = {
     "JSON": "selector tolerations",
     "FUNCTION": "torchrec",
     "CRON": "cron",
-    "I/N": "shard",
+    "I/N": "share",
     "NAME": "context experiment name namespace service_account",
     "WORD": "access algorithm backend dtype collective_precision optimizer pipeline preset",
 }

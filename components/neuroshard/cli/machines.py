@@ -25,10 +25,16 @@ def fleet(
         Path | None, typer.Option(help="What `kubectl get nodes -o json` wrote, in place of a cluster.")
     ] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig [default: its current one].")] = None,
-    selector: Annotated[str, typer.Option(help='Labels that a node must have, as JSON: {"pool": "train"}.')] = "{}",
+    selector: Annotated[
+        str | None, typer.Option(help='Labels that a node must have, as JSON: {"pool": "train"} [default: none].')
+    ] = None,
     tolerations: Annotated[
-        str, typer.Option(help="Tolerations of the measuring pods, as JSON.")
-    ] = '[{"key": "nvidia.com/gpu", "operator": "Exists"}]',
+        str | None,
+        typer.Option(
+            help="Tolerations of the measuring pods, as JSON "
+            '[default: [{"key": "nvidia.com/gpu", "operator": "Exists"}]].'
+        ),
+    ] = None,
     store: Annotated[
         str | None, typer.Option("--against", help="Say which kinds no live cost model of this store covers, and why.")
     ] = None,
@@ -44,19 +50,29 @@ def fleet(
     from datetime import UTC, datetime
 
     from neuroshard.fleet.cluster import in_cluster
-    from neuroshard.fleet.run import against, fleet_json, fleet_text, json_option, kubernetes_fleet, local_fleet
+    from neuroshard.fleet.run import (
+        TOLERATIONS,
+        against,
+        fleet_json,
+        fleet_text,
+        json_option,
+        kubernetes_fleet,
+        local_fleet,
+    )
 
     asked = kubernetes if kubernetes is not None else bool(nodes or context) or in_cluster()
-    if not asked and (nodes or context):
-        raise UsageError("--local asks this machine alone; leave out --nodes and --context")
+    if not asked and any(given is not None for given in (nodes, context, selector, tolerations)):
+        raise UsageError(
+            "--local asks this machine alone; leave out --nodes, --context, --selector and --tolerations, or give --kubernetes"
+        )
     if store is None and (max_age is not None or max_error is not None):
         raise UsageError("--max-age and --max-error are for --against STORE")
     there = (
         kubernetes_fleet(
             recorded=nodes,
             context=context,
-            node_selector=json_option(selector, dict, "--selector"),
-            tolerations=json_option(tolerations, list, "--tolerations"),
+            node_selector=None if selector is None else json_option(selector, dict, "--selector"),
+            tolerations=TOLERATIONS if tolerations is None else json_option(tolerations, list, "--tolerations"),
         )
         if asked
         else local_fleet()

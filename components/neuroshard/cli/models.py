@@ -32,15 +32,12 @@ def pretrain(
     out: Annotated[Path, out_file("Folder of the cost model", "; an unfinished training there is continued")],
     start_from: Annotated[
         str | None,
-        typer.Option(
-            help="Cost model of other hardware, or older, to begin from: a folder, or STORE#HARDWARE. Needs fewer cases."
-        ),
+        typer.Option(help="Cost model of other hardware, or older, to begin from: a folder, or STORE#HARDWARE."),
     ] = None,
     monotone: Annotated[
         bool,
         typer.Option(
             "--monotone/--no-monotone",
-            "--convex/--no-convex",
             help="Train a compute net in which no table lowers a cost, so that a search can prove bounds.",
         ),
     ] = True,

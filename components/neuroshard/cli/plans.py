@@ -228,7 +228,7 @@ def report(
 @command(
     "measure",
     "neuroshard evaluate plan.json --backend cpu",
-    "Measure a plan's device sets, and compare with the prediction.",
+    "Run a plan's table sets and all-to-alls against its prediction.",
 )
 def evaluate(
     plan: PlanFile,
@@ -237,14 +237,15 @@ def evaluate(
     ],
     rounds: Annotated[int, typer.Option(min=1, help="Times each device's tables are measured; the median counts.")] = 3,
     processes: Annotated[
-        int, typer.Option(min=1, help="Measure the all-to-all of plans of at most this many devices.")
+        int, typer.Option(min=1, help="Measure the all-to-all of plans of at most this many devices (cpu).")
     ] = 8,
     optimizer: Annotated[
         str, typer.Option(help="Optimizer fused into backward: sgd, rowwise_adagrad or adagrad.")
     ] = "rowwise_adagrad",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads a device may use (cpu).")] = 1,
     memory_limit: Annotated[
-        str | None, typer.Option(help="Most memory for weights: larger tables are run with fewer rows.")
+        str | None,
+        typer.Option(help="Most memory for weights and optimizer state of a case: larger tables get fewer rows."),
     ] = None,
     traces: Annotated[
         Path | None, typer.Option(help="Real lookups, as `neuroshard tables --traces` wrote them.")

@@ -8,6 +8,7 @@ import typer
 
 from neuroshard.cli.app import command, say, say_json, say_text
 from neuroshard.cli.options import AsJson, PlanFile, SingleWriter, StoreUrl
+from neuroshard.core.errors import UsageError
 from neuroshard.core.units import format_bytes, parse_duration
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def releases(
     as_json: AsJson = False,
 ) -> None:
     """List the releases of a model's plans or a hardware's cost models, newest first."""
+    from neuroshard.core.release import HARDWARE
     from neuroshard.core.value import Value
     from neuroshard.deploy.tracks import track_of
     from neuroshard.report.text import refusals_text, releases_text
@@ -142,6 +144,8 @@ def releases(
     from neuroshard.store.track import all_releases
 
     found: Sequence[Value]
+    if refused and name.partition("/")[0] == HARDWARE:
+        raise UsageError("--refused lists plans only: give the --name of a model, or leave it out")
     if refused:
         found = held_back = read_refusals(open_store(store), name)
         text = refusals_text(held_back)
@@ -172,15 +176,21 @@ def rollback(store: StoreUrl, name: TrackName, single_writer: SingleWriter = Fal
 def gc(
     store: StoreUrl,
     name: GarbageName,
-    keep: Annotated[int, typer.Option(min=1, help="Releases to keep, with their plans, besides the live one.")] = 10,
+    keep: Annotated[
+        int | None,
+        typer.Option(min=1, help="Releases to keep, with their plans, besides the live one [default: 10]."),
+    ] = None,
     older_than: Annotated[str, typer.Option(help="Keep whatever is younger than this.")] = "168h",
     apply: Annotated[bool, typer.Option("--apply", help="Delete; else only list what would be.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete old plans or cost models, releases, refusals or measuring; without --apply only list them."""
+    from neuroshard.core.nightly import WORK_FOLDER
     from neuroshard.deploy.gc import run
 
-    garbage = run(store, name, keep=keep, age_seconds=parse_duration(older_than), apply=apply)
+    if keep is not None and name.partition("/")[0] == WORK_FOLDER:
+        raise UsageError("--keep is for releases; leave it out: what was measured is kept by --older-than alone")
+    garbage = run(store, name, keep=10 if keep is None else keep, age_seconds=parse_duration(older_than), apply=apply)
     if as_json:
         entries = [{"key": entry.key, "bytes": entry.size} for entry in garbage.entries]
         say_json({"store": store, "deleted": apply, "entries": entries, "kept": garbage.kept})

@@ -72,7 +72,9 @@ def tables(
     optimizer: Annotated[
         str, typer.Option(help="Optimizer whose state memory counts: sgd, rowwise_adagrad, adagrad or adam.")
     ] = "rowwise_adagrad",
-    dim: Annotated[int, typer.Option(help="Columns of the tables of a dlrm_datasets file, which has none.")] = 128,
+    dim: Annotated[
+        int | None, typer.Option(help="Columns of the tables of a dlrm_datasets file, which has none [default: 128].")
+    ] = None,
     traces: Annotated[Path | None, typer.Option(help="Also write the file's own lookups here (dlrm_datasets).")] = None,
 ) -> None:
     """Make a tables.json from a preset, a file, your TorchRec model or its planner's printout; or check tables."""
@@ -88,6 +90,7 @@ def tables(
 
     if out is None and not check:
         raise UsageError("say where to write: -o tables.json; or --check")
+    has_no_dim = str(source).lower().endswith((".pt", ".pt.gz"))
     for option, given, needed, there in (
         ("--json", as_json, "--check", check),
         ("--pooling-factor", pooling_factor, "--from-torchrec", torchrec),
@@ -96,6 +99,11 @@ def tables(
         ("--plan-out", plan_out, "--from-stats", stats),
         ("--costs-out", costs_out, "--from-stats", stats),
         ("--memory", memory, "--plan-out", plan_out),
+        ("--dtype", dtype, "--preset, --from and --from-stats: a model has its own", torchrec is None),
+        ("--dim", dim is not None, "--from FILE.pt", has_no_dim),
+        ("--plan-out", plan_out, "-o tables.json", out),
+        ("--costs-out", costs_out, "-o tables.json", out),
+        ("--traces", traces, "-o tables.json", out),
     ):
         if given and not there:
             raise UsageError(f"{option} is for {needed}")
@@ -107,7 +115,9 @@ def tables(
         case str(), None, None, None:
             found = tables_source.from_preset(preset, access=access, dtype=word, optimizer=optimizer)
         case None, Path(), None, None:
-            found = tables_source.from_file(source, access=access, dtype=word, optimizer=optimizer, dim=dim)
+            found = tables_source.from_file(
+                source, access=access, dtype=word, optimizer=optimizer, dim=128 if dim is None else dim
+            )
         case None, None, str(), None:
             found = tables_source.from_torchrec(
                 torchrec,

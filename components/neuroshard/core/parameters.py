@@ -139,7 +139,7 @@ def _tolerations(value: Any) -> None:
 def _json(value: Any) -> Any:
     try:
         return json.loads(_text(value))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -50,9 +50,8 @@ class Decision(Value):
     max_error: Share | None = None
     memory_left: Share  # of the fullest device
     memory_margin: Share
-    moved_bytes: Annotated[int, Field(ge=0)] | None = (
-        None  # weights and optimizer state that a device did not hold before
-    )
+    # weights and optimizer state that a device did not hold before
+    moved_bytes: Annotated[int, Field(ge=0)] | None = None
     changed_state: Annotated[int, Field(ge=0)] = 0  # tables whose optimizer state does not carry over exactly
     instead: str = ""  # as in the plan's provenance: why the plan is less certain than it could be
 
@@ -130,9 +129,9 @@ class Sealed(Value):
 class Pointer(Sealed):
     """What has been live under one name of a store since `time` (UTC, ISO 8601), as release `number`, after `previous_digest`.
 
-    `rollback_number` is the release whose artifact a rollback from this one brings back, or None where there is none: whatever
-    is newly live points at the release that it replaces, a rollback at what its target points at. So rollbacks go back,
-    never forward.
+    `rollback_number` is the release whose artifact a rollback from this one brings back, or None where there is none. A deploy or
+    promotion points to the release it replaces. A rollback copies the pointer of the release it brings back. So repeated
+    rollbacks go further back, never forward.
     """
 
     number: Annotated[int, Field(ge=1)]

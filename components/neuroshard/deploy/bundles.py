@@ -24,7 +24,7 @@ from neuroshard.store.track import Artifact, Live, ReleaseTrack, find_artifact, 
 MAX_ERROR = 0.2  # on unseen tables; on a CPU, two measurements of one case differ by 2 to 7 %
 
 
-class Asked(NamedTuple):
+class PublishRule(NamedTuple):
     """What is asked of a cost model that is to go live: its largest error on unseen tables (None: any), unless forced.
 
     With `renew` a cost model that is live already gets a new release with today's date, since it was measured again.
@@ -35,10 +35,10 @@ class Asked(NamedTuple):
     renew: bool = False
 
 
-USUAL = Asked()
+USUAL = PublishRule()
 
 
-def publish_model(folder: Path, store: Store, *, now: datetime, asked: Asked = USUAL) -> ModelRelease:
+def publish_model(folder: Path, store: Store, *, now: datetime, asked: PublishRule = USUAL) -> ModelRelease:
     """Put the bundle of a folder in the store, and make it the live cost model of its hardware. Returns the live release.
 
     Raises Refused where its error is too high or unknown, in which case it is published and not live; InvalidInput,
@@ -62,7 +62,7 @@ def promote_model(store: Store, track: ReleaseTrack[ModelRelease], digest: str, 
     """Make a published cost model the live one of its hardware, whatever its error. `digest` may be shortened."""
     artifact = claim(store, track, read_artifact(store, track, find_artifact(store, track, digest)))
     manifest = Manifest.parse(artifact.value, f"{store.url}/{track.keys(artifact.digest)[-1]}")
-    return _go_live(artifact, manifest, "promote", Asked(None), store, track, now)
+    return _go_live(artifact, manifest, "promote", PublishRule(None), store, track, now)
 
 
 def run(
@@ -75,14 +75,14 @@ def run(
 ) -> ModelRelease:
     """Publish the cost model of a folder into a store, by this machine's clock."""
     store = open_store(store_url, single_writer=single_writer)
-    return publish_model(folder, store, now=datetime.now(UTC), asked=Asked(max_error, force))
+    return publish_model(folder, store, now=datetime.now(UTC), asked=PublishRule(max_error, force))
 
 
 def _go_live(
     artifact: Artifact,
     manifest: Manifest,
     action: Literal["publish", "promote"],
-    asked: Asked,
+    asked: PublishRule,
     store: Store,
     track: ReleaseTrack[ModelRelease],
     now: datetime,

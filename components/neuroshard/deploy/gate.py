@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from neuroshard.core.comparable import why_not_comparable
 from neuroshard.core.errors import UsageError
 from neuroshard.core.moves import changed_state, moved_bytes
 from neuroshard.core.plan import Plan, device_memory
@@ -191,9 +192,6 @@ def _comparison(plan: Plan, gate: Gate, live: Release | None, live_plan: Plan | 
         if cost is None or not math.isfinite(cost):
             return "not compared: the cost model cannot price the live plan", None
         return "the live plan was priced again, on today's tables with the plan's own cost model", cost
-    model, live_model = plan.provenance.cost_model, live_plan.provenance.cost_model
-    if model is None or model != live_model:
-        return "not compared: the predictions are of different cost models (--model prices both with one)", None
-    if plan.task.tables != live_plan.task.tables or plan.task.batch_size != live_plan.task.batch_size:
-        return "not compared: the predictions are for different lookups (--model prices both for today's)", None
+    if why := why_not_comparable(plan, live_plan):
+        return f"not compared: {why} (--model prices both for today's task)", None
     return "both carry the predictions of one cost model, on the same tables", live_plan.cost_ms

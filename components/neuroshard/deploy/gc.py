@@ -5,9 +5,9 @@
 Kept are the live release, the last `keep` releases, the `keep` releases that rollbacks from the live one reach, the artifacts
 of all of them, and every object that is younger than the age.
 
-An artifact must not go live while it is deleted. So gc first writes a mark that names what it is about to delete, and then looks
-at the ages again. golive.py makes an artifact young first, and then looks for marks. Whichever looks later sees the
-other. Ages are by the store's clock alone, never by this machine's.
+An artifact must not go live while it is deleted. gc first writes a mark that names what it is about to delete, and then looks at
+the ages again. golive.py makes an artifact young first, and then looks for marks, so at least one of the two sees the other and
+gives way. Ages are by the store's clock alone, never by this machine's.
 
     neuroshard gc --store s3://bucket/prefix --name _measuring/FINGERPRINT --older-than 720h [--apply]
 

@@ -18,9 +18,8 @@ from neuroshard.core.errors import (
 )
 from neuroshard.core.release import Condemned
 from neuroshard.core.value import sha256
-from neuroshard.store.protocol import Store
+from neuroshard.store.protocol import MAX_BYTES, Store
 from neuroshard.store.track import (
-    MAX_ARTIFACT_BYTES,
     MAX_RELEASE_BYTES,
     Artifact,
     Files,
@@ -41,10 +40,8 @@ MARK_SECONDS = 3600.0
 def put(store: Store, track: ReleaseTrack[R], digest: str, files: Files) -> Artifact:
     """Write an artifact under its digest, unless it is there already, and claim it. It does not go live."""
     for key, data in files.items():
-        if len(data) > MAX_ARTIFACT_BYTES:
-            raise InvalidInput(
-                f"the {track.noun} has {len(data):,} bytes, more than the {MAX_ARTIFACT_BYTES:,} that are read"
-            )
+        if len(data) > MAX_BYTES:
+            raise InvalidInput(f"the {track.noun} has {len(data):,} bytes, more than the {MAX_BYTES:,} that are read")
         with suppress(Conflict):  # another object is there under this digest; reading it raises a better error
             if not store.create(key, data):
                 _renew(store, key, data)

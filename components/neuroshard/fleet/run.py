@@ -64,7 +64,7 @@ def json_option(text: str, kind: type[Decoded], option: str) -> Decoded:
     """Parse an option that is a JSON object or list. Raises UsageError."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, kind):
         raise UsageError(f"{option} must be a JSON {'object' if kind is dict else 'list'}, not {shown(text)}")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.hardware_names import is_part_of_name, is_same_name
 from neuroshard.core.nightly import Order, Request, Work, work_folder
+from neuroshard.core.parameters import BACKENDS
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.topology import near_ranks
 from neuroshard.files.constraints import ConstraintsFile
@@ -16,8 +17,6 @@ from neuroshard.fleet.kinds import Fleet, Kind
 from neuroshard.fleet.run import TOLERATIONS
 from neuroshard.models.serving import Known, Wanted, live_at
 from neuroshard.store.bundles import ModelKey
-
-BACKENDS = ("synthetic", "cpu", "cuda")
 
 
 @dataclass(frozen=True)

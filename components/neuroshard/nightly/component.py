@@ -11,6 +11,7 @@ from neuroshard.component import component
 def survey(
     models: str,
     store: str,
+    single_writer: bool,
     backend: str,
     nodes: str,
     node_selector: str,
@@ -68,7 +69,7 @@ def survey(
         max_age_seconds=parse_duration(max_age) if max_age else None,
         max_error=max_error or None,
     )
-    found = run(models, store, settings)
+    found = run(models, store, settings, single_writer=single_writer)
     return (
         found.canonical_json().decode(),
         [work.canonical_json().decode() for work in found.works],

@@ -7,14 +7,14 @@ costs of all draws form one set.
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.augment.pools import hold_out, trait
+from neuroshard.augment.pools import fitting, hold_out, trait
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
 from neuroshard.augment.source import load_tables
@@ -56,27 +56,35 @@ class Lacking(NamedTuple):
 def run(survey: Survey, store_url: str, *, single_writer: bool = False) -> list[Job]:
     """Draw what the works of a survey lack into the store, and return the jobs that measure what is left to measure.
 
-    Where the cases of a kind cannot be drawn, the failure is recorded and the other kinds continue. Raises StoreError where the
-    store cannot be listed, or does not answer.
+    Where the cases of a kind cannot be drawn, the failure is recorded and the other kinds continue. Raises Unreachable where the
+    store does not answer, and Unsafe.
     """
     jobs = []
     store = open_store(store_url, single_writer=single_writer)
     found, _ = tables_of(survey.orders, skip=survey.no_plan)
     tables = [table for tables in found.values() for table in tables]
     for work in survey.works:
-        patiently(lambda work=work: store.delete(f"{work.folder}/{FAILED}"))  # type: ignore[misc] # this run tries again
-        try:
+        with _failures_noted(store, work):
+            patiently(lambda work=work: store.delete(f"{work.folder}/{FAILED}"))  # type: ignore[misc] # this run tries again
             if work.oldest_seconds is not None:
                 age_out(store, work.folder, work.oldest_seconds)
             extend(store, work, survey.request, tables, survey.owner)
-        except (LeaseHeld, Conflict) as error:  # another run draws the same cases
-            log(f"note: {error}")
-        except (Unreachable, Unsafe):
-            raise
-        except NeuroshardError as error:
-            note_failure(store, work.folder, "augment", str(error))
-        jobs += [Job(work=work, share=share, owner=survey.owner) for share in _to_measure(store, work)]
+        with _failures_noted(store, work):  # what earlier runs drew is measured even so
+            jobs += [Job(work=work, share=share, owner=survey.owner) for share in _to_measure(store, work)]
     return jobs
+
+
+@contextmanager
+def _failures_noted(store: Store, work: Work) -> Iterator[None]:
+    """Record a failure of the block, so that other kinds of hardware continue. Raises where the whole store cannot be used."""
+    try:
+        yield
+    except (LeaseHeld, Conflict) as error:  # another run draws the same cases
+        log(f"note: {error}")
+    except (Unreachable, Unsafe):
+        raise
+    except NeuroshardError as error:
+        note_failure(store, work.folder, "augment", str(error))
 
 
 def extend(store: Store, work: Work, request: Request, tables: Sequence[Table], owner: str) -> None:
@@ -166,7 +174,7 @@ def _drawn(
 ) -> Cases:
     """The missing cases. None of them repeats an earlier case."""
     rng = np.random.default_rng([request.seed, number])
-    unseen, pool = roles(tables, earlier, rng)
+    unseen, pool = roles(tables, earlier, work.hardware.memory_bytes, rng)
 
     def part(compute: int, collective: int, devices: tuple[int, ...]) -> Cases:
         return augment(
@@ -197,34 +205,35 @@ def _drawn(
 
 
 def roles(
-    tables: Sequence[Table], earlier: Sequence[Cases], rng: np.random.Generator
+    tables: Sequence[Table], earlier: Sequence[Cases], memory_bytes: int, rng: np.random.Generator
 ) -> tuple[frozenset[str], tuple[Table, ...]]:
     """The names of the tables to hold out, and the tables to draw from.
 
-    A table keeps the role that it had in an earlier draw, also where its rows have changed since. Tables to draw from are
-    `tables`, and those of earlier draws where all of `tables` are held out.
+    A table keeps the role that it had in an earlier draw, also where its rows have changed since. Only tables of which a shard
+    fits `memory_bytes` count. Tables to draw from are `tables`, and those of earlier draws where all of `tables` are held out.
     """
+    fit = fitting(tables, memory_bytes)
     trained, tested = (
         {_base(name) for cases in earlier for name in _names(cases.compute, is_test)} for is_test in (False, True)
     )
     if not trained and not tested:
-        _, held_out = hold_out(tables, TEST_SHARE, rng)
+        _, held_out = hold_out(fit, TEST_SHARE, rng)
         return frozenset(table.name for table in held_out), tuple(tables)
-    new = [table for table in tables if _base(table.name) not in trained | tested]
-    target = max(round(TEST_SHARE * len({_base(table.name) for table in tables} | trained | tested)), 1)
+    trained_on = [table for cases in earlier for table in cases.tables if _base(table.name) in trained]
+    new = [table for table in fit if _base(table.name) not in trained | tested]
+    target = max(round(TEST_SHARE * len({_base(table.name) for table in fit} | trained | tested)), 1)
     lacking_tests = min(target - len(tested), len(new) - (0 if trained else 1))
     if lacking_tests > 0 and len(trained | tested) + len(new) >= 3:
-        trained_on = [table for cases in earlier for table in cases.tables if _base(table.name) in trained]
         left = Counter(trait(table) for table in {table.name: table for table in (*trained_on, *new)}.values())
         for place in rng.permutation(len(new)):
             if lacking_tests and left[trait(new[place])] > 1:  # as in hold_out
                 left[trait(new[place])] -= 1
                 tested.add(_base(new[place].name))
                 lacking_tests -= 1
-    unseen = frozenset(table.name for table in tables if _base(table.name) in tested)
-    if len(unseen) < len(tables):
+    unseen = frozenset(table.name for table in fit if _base(table.name) in tested)
+    if len(unseen) < len(fit) or not fit:
         return unseen, tuple(tables)
-    before = {table.name: table for cases in earlier for table in cases.tables if _base(table.name) in trained}
+    before = {table.name: table for table in fitting(trained_on, memory_bytes)}
     if not before:  # no table was ever trained on, so none can be held out
         return frozenset(), tuple(tables)
     return unseen, (*tables, *(table for name, table in before.items() if name not in unseen))

@@ -1,7 +1,7 @@
 """Which cost model a model's plan is searched with: the best of those that can be used.
 
 1. the live cost model of the model's own hardware
-2. a cost model of that hardware whose error was too high to go live
+2. another cost model of that hardware, those whose error is low enough to go live first
 3. the live cost model of similar hardware (another driver, another device) at the same batch size
 4. the analytic cost model
 
@@ -67,17 +67,28 @@ def candidates(survey: Survey, order: Order, store: Store, live: Mapping[str, Kn
             said = [one for one in found if one.lack not in ("ranks missing", "partly learned")]
             what = f"a cost model that falls short: {'; '.join(one.why for one in said)}" if said else ""
             yield Candidate(_spec(store, own.release.fingerprint, own.release.bundle_digest), what)
-    for one in list_published(store):
-        at_size = one.manifest is not None and one.manifest.batch_size == survey.request.batch_size
-        if one.fingerprint == fingerprint and not one.is_live and at_size and one.error is not None:
-            what = f"a cost model that is {one.error:.1%} off on unseen tables, too far to go live"
-            yield Candidate(_spec(store, one.fingerprint, one.digest), what)
+    yield from _not_live(survey, fingerprint, store)
     hardware = _hardware(survey, fingerprint, live)
     for neighbour in _neighbours(hardware, order, live, fingerprint):
         release, of = neighbour.release, _of(neighbour)
         what = f"the cost model of {release.device_name}" + (f", driver {of.driver}" if of and of.driver else "")
         yield Candidate(_spec(store, release.fingerprint, release.bundle_digest), what)
     yield _analytic(hardware, order)
+
+
+def _not_live(survey: Survey, fingerprint: str, store: Store) -> list[Candidate]:
+    """The other cost models of the hardware: those whose error may go live, then those that are too far off, the newest first."""
+    good, bad = [], []
+    for one in list_published(store):
+        at_size = one.manifest is not None and one.manifest.batch_size == survey.request.batch_size
+        if one.fingerprint != fingerprint or one.is_live or not at_size or one.error is None:
+            continue
+        spec, off = _spec(store, one.fingerprint, one.digest), f"{one.error:.1%} off on unseen tables"
+        if survey.max_error is not None and one.error > survey.max_error:
+            bad.append(Candidate(spec, f"a cost model that is {off}, too far to go live"))
+        else:
+            good.append(Candidate(spec, f"another cost model of its hardware, {off}"))
+    return [*good, *bad]
 
 
 def _wanted(survey: Survey, order: Order) -> Wanted:

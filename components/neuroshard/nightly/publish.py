@@ -9,7 +9,7 @@ from neuroshard.core.nightly import Request, Work
 from neuroshard.core.release import ModelRelease
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.costmodel.protocol import predicts
-from neuroshard.deploy.bundles import MAX_ERROR, Asked, publish_model
+from neuroshard.deploy.bundles import PublishRule, publish_model
 from neuroshard.deploy.golive import delete_damaged, mend_live
 from neuroshard.models.serving import known_models
 from neuroshard.store.bundles import ModelKey, models_of
@@ -27,7 +27,7 @@ def publish(
     max_error: float | None = None,
     single_writer: bool = False,
 ) -> ModelRelease:
-    """Publish the cost model of a work, and return its release. Without `max_error` the limit of `publish-model` holds.
+    """Publish the cost model of a work, and return its release. Without `max_error` any error on unseen tables is allowed.
 
     Raises Refused where the error on unseen tables is higher, or where the live cost model serves more; StoreError, Conflict.
     """
@@ -40,7 +40,7 @@ def publish(
         raise Refused(less)
     if mended := patiently(lambda: delete_damaged(store, track, load_cost_model(cost_model).name)):
         log(f"note: {mended}")
-    asked = Asked(max_error or MAX_ERROR, renew=work.oldest_seconds is not None)
+    asked = PublishRule(max_error, renew=work.oldest_seconds is not None)
     release = patiently(lambda: publish_model(cost_model, store, now=now, asked=asked))
     error = "" if release.error is None else f", error on unseen tables {release.error:.1%}"
     log(f"{release.device_name}: cost model {release.bundle_digest[:12]} is live{error}")

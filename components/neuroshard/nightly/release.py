@@ -46,7 +46,8 @@ End = Literal["live", "kept", "no plan", "red"]
 class Verdict(Value):
     """How the nightly run `run` ended for a model, and why.
 
-    `doubts` are the reasons why the model's plan is degraded, if it is; `release` is the number of the live release, 0 for none.
+    `doubts` are the reasons why the model's plan is degraded, if it is; `release` is the number of the live release, 0 for none
+    and for one of a newer version.
     """
 
     run: str
@@ -60,9 +61,10 @@ class Verdict(Value):
     def text(self) -> str:
         """One line, with what is wrong first."""
         said = {"live": "has today's plan", "kept": "keeps its live plan"}.get(self.end, "has no new plan")
-        live = f"release {self.release} is live" if self.release else "nothing is live"
-        degraded = f"degraded: {'; '.join(self.doubts)}; " if self.doubts else ""
-        return f"{self.model} {said} ({live}): {degraded}{self.why}"
+        unread = "the live release is of a newer version" if self.end == "no plan" else "nothing is live"
+        live = f"release {self.release} is live" if self.release else unread
+        doubts = "; ".join(doubt for doubt in self.doubts if doubt != self.why)
+        return f"{self.model} {said} ({live}): {f'degraded: {doubts}; ' if doubts else ''}{self.why}"
 
 
 class ReleaseFiles(NamedTuple):

@@ -1,8 +1,8 @@
 """A model's order -> its plan for today's tables, with the best cost model there is.
 
-The plan obeys the order's constraints. With a move budget, or with optimizer state to keep, it is searched from
-the live plan. A plan that was rolled back does
-not return by itself, and while the live plan can be loaded, the live plan stays. If it cannot, other algorithms are tried.
+The plan obeys the order's constraints. With a move budget, or with optimizer state to keep, it is searched from the live plan. A
+plan that was rolled back does not return by itself, and while the live plan can be loaded, the live plan stays. If it cannot,
+other algorithms are tried.
 """
 
 from collections.abc import Callable

@@ -30,14 +30,14 @@ from neuroshard.store.track import live_or_none
 LEARN_AGAIN = {"dated in the future", "unreadable"}  # publishing the cost model again repairs these
 
 
-def run(models: str, store_url: str, settings: SurveySettings) -> Survey:
+def run(models: str, store_url: str, settings: SurveySettings, *, single_writer: bool = False) -> Survey:
     """Survey the fleet for the orders in `models` (a JSON list), and report on stderr how each kind of hardware is covered.
 
     GPUs are found at the cluster's API, or in the file `settings.nodes`. CPUs, and all hardware where there is no cluster, are
     this machine's. Raises UsageError and InvalidInput for a fault of all models, StoreError, and NeuroshardError where no
     model can be planned and one of them has no live plan.
     """
-    orders, store = read_orders(models), open_store(store_url)
+    orders, store = read_orders(models), open_store(store_url, single_writer=single_writer)
     fleet, notes = _fleet(settings)
     tables, faults = tables_of(orders)
     known, unreadable = patiently(lambda: known_models(store))
@@ -68,7 +68,8 @@ def run(models: str, store_url: str, settings: SurveySettings) -> Survey:
 
 
 def planned_at_once(found: Survey, store_url: str) -> list[str]:
-    """The models that need not wait: this run measures nothing for them, or an earlier attempt to measure failed."""
+    """The models that need not wait: this run measures nothing for them; or an earlier attempt to measure failed, or left a lease
+    behind or holds it still, so that nothing may come of waiting."""
     store = open_store(store_url)
     failed = set()
     for work in found.works:

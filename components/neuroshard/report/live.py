@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from neuroshard.core.comparable import why_not_comparable
 from neuroshard.core.errors import UsageError
 from neuroshard.core.moves import bytes_by_device, changed_state, moves
 from neuroshard.core.plan import Plan
@@ -119,8 +120,8 @@ def _live_ms(plan: Plan, live: Plan, model: CostModel | None) -> tuple[tuple[flo
         if prices is None:
             return None, "not compared in ms: the live plan splits tables row-wise, which given costs do not cover"
         return tuple(short(prices.total_ms)), "both are priced on today's tables by this plan's cost model"
-    same = live.task.tables == plan.task.tables and live.task.batch_size == plan.task.batch_size
-    known = plan.provenance.cost_model is not None and plan.provenance.cost_model == live.provenance.cost_model
-    if same and known and live.predicted_ms:
-        return live.predicted_ms, "both carry predictions of one cost model on the same tables"
-    return None, "not compared in ms: the predictions are of other lookups or cost models; --model prices both with one"
+    if why := why_not_comparable(plan, live):
+        return None, f"not compared in ms: {why}; --model prices both for this plan's task"
+    if live.predicted_ms is None:
+        return None, "not compared in ms: the live plan carries no prediction"
+    return live.predicted_ms, "both carry predictions of one cost model on the same tables"

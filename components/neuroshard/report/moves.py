@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from neuroshard.core.clean import clean
+from neuroshard.core.comparable import other_work, why_not_comparable
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import Move, bytes_by_device, carried_over, changed_state, moves
 from neuroshard.core.plan import Plan
@@ -43,10 +44,8 @@ def _predictions(old: Plan, new: Plan, model: CostModel | None) -> _Predictions:
         from neuroshard.report.priced import priced  # NumPy, which plans as they are do not need
 
         old_ms, new_ms = ([cost.total_ms for cost in priced(plan, model)] for plan in (old, new))
-        return _Predictions(old_ms, new_ms, "")
-    by, other = old.provenance.cost_model, new.provenance.cost_model
-    why = "" if by is not None and by == other else "the predictions are of other cost models"
-    return _Predictions(old.predicted_ms, new.predicted_ms, why)
+        return _Predictions(old_ms, new_ms, other_work(old.task, new.task))
+    return _Predictions(old.predicted_ms, new.predicted_ms, why_not_comparable(old, new))
 
 
 def _diff(old: Plan, new: Plan, found: Sequence[Move], predicted: _Predictions) -> dict[str, Any]:

@@ -7,7 +7,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def repeating(every_seconds: float, do: Callable[[], None]) -> Iterator[None]:
-    """Call `do` every `seconds` while the block runs. `do` must not raise. The block does not end before the last call has."""
+    """Call `do` every `every_seconds` while the block runs. `do` must not raise.
+
+    The block does not end before the last call has.
+    """
     ended = threading.Event()
 
     def repeat() -> None:

@@ -12,6 +12,7 @@ from uuid import uuid4
 from neuroshard.core.errors import Conflict, NotFound, StoreError
 from neuroshard.core.value import canonical_json
 from neuroshard.store.background import repeating
+from neuroshard.store.folders import patiently
 from neuroshard.store.protocol import ObjectInfo, Store
 
 LEASE_SECONDS = 600.0  # a holder renews ten times as often, so no lease is lost while a store is away for minutes
@@ -25,8 +26,8 @@ class LeaseHeld(StoreError):
 def leased(store: Store, key: str, owner: str, seconds: float = LEASE_SECONDS) -> Iterator[None]:
     """Hold the lease at `key` while the block runs. Raises LeaseHeld where another run holds it, and StoreError.
 
-    A holder that is killed leaves its lease behind. Anybody may take over a lease that was not renewed for `seconds`. At the
-    end a holder deletes its own lease alone, never one that was taken over.
+    A store that does not answer is waited for. A holder that is killed leaves its lease behind. Anybody may take over a lease
+    that was not renewed for `seconds`. At the end a holder deletes its own lease alone, never one that was taken over.
     """
     nonce = uuid4().hex
     if not _create(store, key, _lease(owner, nonce, 0)) and not _take_over(store, key, owner, nonce, seconds):
@@ -53,7 +54,8 @@ def leased(store: Store, key: str, owner: str, seconds: float = LEASE_SECONDS) -
 def holder(store: Store, key: str) -> str:
     """The holder of a lease, or its last holder, in words."""
     with suppress(StoreError, ValueError, AttributeError):
-        return f"nightly run {json.loads(store.read(key)).get('owner')}"
+        if owner := json.loads(store.read(key)).get("owner"):  # the pods of a TrainJob do not know their run
+            return f"nightly run {owner}"
     return "another nightly run"
 
 
@@ -66,8 +68,10 @@ def expired(store: Store, entry: ObjectInfo, seconds: float = LEASE_SECONDS) -> 
 
 
 def _create(store: Store, key: str, data: bytes) -> bool:
+    """Whether the lease is ours. The same bytes, with our nonce, are there already where the answer to a first try was lost."""
     try:
-        return store.create(key, data)
+        patiently(lambda: store.create(key, data))
+        return True
     except Conflict:
         return False
 
@@ -75,26 +79,32 @@ def _create(store: Store, key: str, data: bytes) -> bool:
 def _take_over(store: Store, key: str, owner: str, nonce: str, seconds: float) -> bool:
     """Take a lease that has expired, or that its holder has just deleted; False where another holds it."""
     try:
-        _, token = store.read_versioned(key)
-        entry = next((one for one in store.list(key) if one.key == key), None)
+        _, token = patiently(lambda: store.read_versioned(key))
+        entry = next((one for one in patiently(lambda: store.list(key)) if one.key == key), None)
         if entry is None or not expired(store, entry, seconds):
             return entry is None and _create(store, key, _lease(owner, nonce, 0))
-        store.swap(key, _lease(owner, nonce, 0), token)
+        patiently(lambda: store.swap(key, _lease(owner, nonce, 0), token))
         return True
     except NotFound:  # its holder has just ended
         return _create(store, key, _lease(owner, nonce, 0))
-    except Conflict:  # another one was faster
-        return False
+    except Conflict:  # another one was faster, or this is a second try and the answer to the first was lost
+        return _is_held(store, key, nonce)
+
+
+def _is_held(store: Store, key: str, nonce: str) -> bool:
+    with suppress(NotFound):
+        return _nonce(patiently(lambda: store.read(key))) == nonce
+    return False
 
 
 def _age(store: Store, entry: ObjectInfo) -> timedelta:
     """How long ago an object changed, by the store's clock: a scratch object is written to read that clock."""
     probe = f"{entry.key.rpartition('/')[0]}/now-{uuid4().hex}"
-    store.create(probe, b"")
+    patiently(lambda: store.create(probe, b""))
     try:
-        written = next((one.modified for one in store.list(probe)), entry.modified)
+        written = next((one.modified for one in patiently(lambda: store.list(probe))), entry.modified)
     finally:
-        store.delete(probe)
+        patiently(lambda: store.delete(probe))
     return written - entry.modified
 
 

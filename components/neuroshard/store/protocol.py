@@ -5,9 +5,8 @@ from typing import NamedTuple, Protocol
 
 from neuroshard.core.errors import UsageError
 
-MAX_BYTES = (
-    16 * 2**20
-)  # of one object. A plan of 2,000 tables in 4,000 shards has 1 MiB; hostile JSON takes 35 times its size
+# Of one object. A plan of 2,000 tables in 4,000 shards has 1 MiB. Decoded, hostile JSON takes 35 times its size.
+MAX_BYTES = 16 * 2**20
 
 
 class ObjectInfo(NamedTuple):

@@ -1,8 +1,9 @@
 """A store in an S3 bucket, AWS's or any other that speaks its protocol. Only this file and s3_errors.py import boto3.
 
-Endpoint, region, profile and credentials come from boto3's own chain: AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, a web
-identity … Objects are encrypted as the bucket's default says. Where a bucket's policy requires every write to name a key,
-NEUROSHARD_SSE_KMS_KEY is the key's id, ARN or alias.
+Endpoint, profile and credentials come from boto3's own chain: AWS_ENDPOINT_URL, AWS_PROFILE, a web identity … So does the
+region, except that AWS_REGION comes first, as in AWS's other clients; boto3 reads AWS_DEFAULT_REGION only. Objects are encrypted
+as the bucket's default says. Where a bucket's policy requires every write to name a key, NEUROSHARD_SSE_KMS_KEY is the key's id,
+ARN or alias.
 """
 
 import base64
@@ -56,6 +57,10 @@ CHATTY = {
 T = TypeVar("T")
 
 
+def _client() -> Any:
+    return Session(region_name=os.environ.get("AWS_REGION") or None).client("s3", config=CONFIG)
+
+
 class S3Store:
     """Objects under `s3://bucket/prefix`. Tokens are ETags, which show that an object has changed.
 
@@ -72,13 +77,11 @@ class S3Store:
         kms_key = os.environ.get("NEUROSHARD_SSE_KMS_KEY")
         self.encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
         try:
-            self.client: Any = within(
-                REQUEST_SECONDS, self.url, lambda: Session().client("s3", config=CONFIG), place="credentials"
-            )
+            self.client: Any = within(REQUEST_SECONDS, self.url, _client, place="credentials")
         except (BotoCoreError, ValueError, OSError) as error:  # the text may quote an endpoint with a password in it
             raise StoreError(
-                f"{self.url}: boto3 cannot be set up ({type(error).__name__}); check AWS_PROFILE, AWS_ENDPOINT_URL and "
-                "the AWS configuration files"
+                f"{self.url}: boto3 cannot be set up ({type(error).__name__}); check AWS_PROFILE, AWS_REGION, "
+                "AWS_ENDPOINT_URL and the AWS configuration files"
             ) from None
 
     @property

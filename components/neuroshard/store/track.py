@@ -1,8 +1,9 @@
 """A release track: the sequence of releases of one name in a store, of a model's plans or of a hardware's cost models.
 
-<name>/live.json                  the live release: the only object that is ever replaced
-<name>/releases/<number>.json     the live.json of each release, written once; `gc` deletes old ones
+<name>/live.json                  the live release: what is replaced to make another one live
+<name>/releases/<number>.json     the live.json of each release, written once, and again if damaged; `gc` deletes old ones
 <name>/condemned/<time>-….json    what a `gc` is about to delete; it is deleted last
+<name>/aside/…                    a live.json or a release that was damaged and was replaced
 <name>/…<sha256>…                 an artifact: one file or more, written once under the digest of the last of them
 """
 
@@ -18,8 +19,6 @@ from neuroshard.core.value import sha256
 from neuroshard.store.protocol import Store
 
 MAX_RELEASE_BYTES = 64 * 2**10
-# A plan of 2,000 tables in 4,000 shards has 1 MiB. Decoded, hostile JSON takes 35 times its size.
-MAX_ARTIFACT_BYTES = 16 * 2**20
 R = TypeVar("R", bound=Pointer)
 Files = Mapping[str, bytes]  # key -> bytes, in the order in which they are written
 
@@ -148,7 +147,7 @@ def all_releases(store: Store, track: ReleaseTrack[R]) -> tuple[R, ...]:
 def read_artifact(store: Store, track: ReleaseTrack[R], digest: str) -> Artifact:
     """An artifact, parsed after its digest was checked. Raises NotFound, InvalidInput or NewerFormat."""
     try:
-        files = {key: store.read(key, MAX_ARTIFACT_BYTES) for key in track.keys(digest)}
+        files = {key: store.read(key) for key in track.keys(digest)}
     except NotFound as error:
         raise NotFound(
             f"{error}: the {track.noun} was deleted there; `neuroshard {track.verb}` it again, or promote another"

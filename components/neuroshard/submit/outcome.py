@@ -22,7 +22,7 @@ SUCCESS_TIME = "neuroshard_nightly_last_success_timestamp_seconds"
 
 
 class RunOutcome(NamedTuple):
-    """A run's beginning and end in seconds since 1970, whether it succeeded, and a message."""
+    """When waiting for a run began and ended, in seconds since 1970, whether it succeeded, and a message."""
 
     began: float
     ended: float
@@ -34,8 +34,8 @@ def metrics_text(outcome: RunOutcome, last_success: int | None = None) -> str:
     """The outcome in Prometheus' text format. `last_success` is when an earlier run succeeded, if known."""
     values = {
         "neuroshard_nightly_success": ("1 where the last run succeeded, else 0", int(outcome.succeeded)),
-        "neuroshard_nightly_start_timestamp_seconds": ("When the last run began", round(outcome.began)),
-        "neuroshard_nightly_end_timestamp_seconds": ("When the last run ended", round(outcome.ended)),
+        "neuroshard_nightly_start_timestamp_seconds": ("When waiting for the last run began", round(outcome.began)),
+        "neuroshard_nightly_end_timestamp_seconds": ("When waiting for the last run ended", round(outcome.ended)),
         SUCCESS_TIME: ("When a run last succeeded", round(outcome.ended) if outcome.succeeded else last_success),
     }
     lines = [

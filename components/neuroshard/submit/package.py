@@ -114,6 +114,7 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
             given["models"] = _as_json(_read(models), str(models))
         except (TypeError, ValueError) as error:  # a date; a list that holds itself
             raise InvalidInput(f"{models}: cannot be written as JSON: {error}; quote dates") from None
+    where: Path | str | None = models or file
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals:
@@ -122,8 +123,9 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
         value = text if known_parameters().get(name) == "STRING" else _decoded(text, f"--set {name}")
         _check(name, value, "--set")
         given[name] = value
+        if name == "models":
+            where = "--set models"
     if "models" in given:
-        where = models or file or "--set"
         try:
             for written, order in zip(*_both(given["models"]), strict=True):
                 _no_others(written, Order, f"model {order.name!r}")

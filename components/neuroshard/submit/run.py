@@ -20,6 +20,9 @@ from neuroshard.submit.steps import refused_at_once, steps_text
 PATIENCE_SECONDS = 600.0  # longer than an API server takes to restart
 MOST_POLL_SECONDS = 15.0  # between two requests to an API that does not answer
 STORM = 6  # pods of one step that failed at once: KFP makes three of a step, so the levels above it have begun again
+WHAT_IS_LIVE = (
+    "models that it had deployed by then have their new plans, and the others keep theirs"  # a deploy is one swap
+)
 STILL_SECONDS = 300.0  # a run of which nothing has changed for so long may be an orphan
 STILL_CHECKS = 2  # the same for its pods: a persistence agent that restarts is late too
 
@@ -38,7 +41,7 @@ class Waiting(NamedTuple):
     event: bool = False
 
 
-class Stopped(NeuroshardError):
+class Terminated(NeuroshardError):
     """This process received SIGTERM while it waited."""
 
     exit_code = 143
@@ -249,9 +252,7 @@ def wait(kubeflow: Kubeflow, run_id: str, seconds: float, patience: Patience, po
                 )
             time.sleep(poll_seconds)
         if state != "SUCCEEDED":
-            raise NeuroshardError(
-                f"run {run_id} ended as {state}{why(kubeflow, run)}; the live plans are those from before"
-            )
+            raise NeuroshardError(f"run {run_id} ended as {state}{why(kubeflow, run)}; {WHAT_IS_LIVE}")
 
 
 class OrphanWatch:
@@ -287,7 +288,7 @@ def end_storm(kubeflow: Kubeflow, run: Run, patience: Patience) -> None:
     patience.ask(lambda: kubeflow.terminate(run.run_id))
     raise NeuroshardError(
         f"run {run.run_id} was terminated: {times} pods of {step} failed as soon as they were created, and Kubeflow keeps "
-        f"creating them{why(kubeflow, run)}; the live plans are those from before"
+        f"creating them{why(kubeflow, run)}; {WHAT_IS_LIVE}"
     )
 
 
@@ -309,7 +310,7 @@ def stoppable(what: Callable[[], str]) -> Iterator[None]:
     """
 
     def stop(*_: object) -> None:
-        raise Stopped(f"stopped by SIGTERM; {what()}")
+        raise Terminated(f"stopped by SIGTERM; {what()}")
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

@@ -26,6 +26,8 @@ TEMPLATES = (
     "system-container-driver",
     "system-dag-driver",
 )
+# survey's outputs that pipelines/neuroshard.py loops over: each names some of the models
+LOOPS_OVER_MODELS = {"names": "planned at once", "later": "planned after measuring"}
 MOST_STEPS = 5  # in one message
 QUICK_SECONDS = 60.0  # pods that are refused fail at once; pods that fail later are not counted
 FNV_OFFSET, FNV_PRIME = 0x811C9DC5, 0x01000193
@@ -234,8 +236,9 @@ def _of(step: FailedStep, spec: Mapping[str, Any], models: str, log: str) -> str
     if item is None:
         return ""
     items, index = item
-    if items == "names":  # survey's output, in the order of the parameter
-        return f" of model {_model(models, index) or index + 1!r}"
+    if items in LOOPS_OVER_MODELS:  # the API does not say which models these are
+        only = _only_model(models)
+        return f" of model {only!r}" if only else f" of model {index + 1} of those {LOOPS_OVER_MODELS[items]}"
     return f" ({items.removesuffix('s')} {index + 1})"
 
 
@@ -258,10 +261,12 @@ def _hardware(value: object) -> str:
         return ""
 
 
-def _model(models: str, index: int) -> str:
+def _only_model(models: str) -> str:
+    """The name of a run's model; empty where it has several."""
     try:
-        return str(json.loads(models)[index]["name"])
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        [model] = json.loads(models)
+        return str(model["name"])
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 

@@ -1,0 +1,101 @@
+"""Who holds a lease where the store's answers are lost, or do not come for a while."""
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from helpers.memory_store import MemoryStore
+from helpers.refusals import refused
+from neuroshard.core.errors import Conflict, Unreachable
+from neuroshard.store import folders
+from neuroshard.store.lease import LEASE_SECONDS, LeaseHeld, leased
+
+KEY = "w/lease"
+OLD = b'{"owner": "dead", "nonce": "1"}'
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "WAIT_SECONDS", 0.01)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def expired(store: MemoryStore) -> MemoryStore:
+    """A store with a lease that nobody renews."""
+    store.create(KEY, OLD)
+    store.now += timedelta(seconds=2 * LEASE_SECONDS)
+    return store
+
+
+def owner(store: MemoryStore) -> str:
+    return str(json.loads(store.read(KEY))["owner"])
+
+
+def tried_twice(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a store whose first answer is lost, so that the client under it tries again."""
+
+    def call(*given: Any) -> Any:
+        method(*given)
+        return method(*given)
+
+    return call
+
+
+def away_once(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a store that does not answer the first time it is asked."""
+    answers: Iterator[bool] = iter([False])
+
+    def call(*given: Any) -> Any:
+        if not next(answers, True):
+            raise Unreachable("no answer")
+        return method(*given)
+
+    return call
+
+
+def test_a_lease_whose_creation_was_not_answered_is_held(store: MemoryStore) -> None:
+    store.create = tried_twice(store.create)
+    with leased(store, KEY, "one"):
+        assert owner(store) == "one"
+    assert store.list("w/") == ()
+
+
+def test_an_expired_lease_whose_takeover_was_not_answered_is_held(expired: MemoryStore) -> None:
+    expired.swap = tried_twice(expired.swap)
+    with leased(expired, KEY, "one"):
+        assert owner(expired) == "one"
+    assert expired.list("w/") == ()
+
+
+def test_an_expired_lease_that_another_run_took_over_first_is_left_to_it(expired: MemoryStore) -> None:
+    swap = expired.swap
+
+    def overtaken(key: str, data: bytes, expected: str | None) -> None:
+        swap(key, b'{"owner": "faster", "nonce": "2"}', expected)
+        raise Conflict("somebody else changed it in between")
+
+    expired.swap = overtaken
+    with refused(LeaseHeld, "nightly run faster"), leased(expired, KEY, "one"):
+        pass
+    assert owner(expired) == "faster"
+
+
+@pytest.mark.parametrize("method", ["create", "read_versioned", "list", "swap"])
+def test_a_store_that_is_away_when_a_lease_is_asked_for_is_waited_for(expired: MemoryStore, method: str) -> None:
+    setattr(expired, method, away_once(getattr(expired, method)))
+    with leased(expired, KEY, "one"):
+        assert owner(expired) == "one"
+    assert expired.list("w/") == ()
+
+
+def test_a_holder_without_a_name_is_another_run(store: MemoryStore) -> None:
+    with leased(store, KEY, ""), refused(LeaseHeld, "another nightly run is working on it"), leased(store, KEY, "two"):
+        pass
