@@ -1,7 +1,8 @@
 """What the KFP components of all rooms share: they run in our image, and nothing is installed at run time.
 
-KFP ships the source of a component's body alone, so a body imports what it calls, and is two or three lines long. The
-image holds this package, `sh`, `mktemp`, `python3`, and kfp without its dependencies.
+KFP ships the source of a component's body alone, so a body imports what it calls. It turns text into values, calls its room, and
+writes what comes back; whatever is decided is decided in the modules that it calls. The image holds this package, `sh`, `mktemp`,
+`python3`, and kfp without its dependencies.
 """
 
 from functools import partial

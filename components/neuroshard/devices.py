@@ -23,7 +23,7 @@ def cpu() -> Hardware:
 
 
 def gpus() -> tuple[Hardware, ...]:
-    """The NVIDIA GPUs in NVML's order; a GPU that is cut into MIG slices is these. None without nvidia-ml-py or a driver.
+    """The NVIDIA GPUs in NVML's order, with the MIG slices of a GPU in its place. Empty without nvidia-ml-py or a driver.
 
     Does not cover how GPUs are shared in time: NVML does not report it.
     """

@@ -112,6 +112,12 @@ def test_an_error_names_the_smallest_table_if_none_fits():
         made(memory_bytes=19456)
 
 
+def test_an_error_says_that_all_tables_that_fit_are_held_out():
+    tall = Table(name="tall", rows=10**9, dim=4, pooling_factor=1.0)
+    with refused(Infeasible, "1 table fits", "512.0 MiB", "held out", "give more memory"):
+        augment((tall, TABLES[0]), AugmentSettings(**ASKED), held_out={"t0"})
+
+
 def test_if_there_are_fewer_distinct_cases_all_come_and_the_bar_says_so(capsys):
     one = Table(name="one", rows=1, dim=16, pooling_factor=0.0)
     cases = made((one,), max_dim=16, max_tables=1, vary_share=0.0, **FEW)

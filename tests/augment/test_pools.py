@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.augment.pools import Pool, hold_out, widths
-from neuroshard.core.table import Table
+from neuroshard.core.table import Feature, Table
 
 
 def table(name: str, rows: int = 1000, dim: int = 64, pooling: float = 2.0) -> Table:
@@ -80,6 +80,24 @@ def test_tables_of_one_shape_stay_together():
     train, test = hold_out(tables, 0.2, np.random.default_rng(0))
     assert len(test) == 6
     assert not {t.rows for t in train} & {t.rows for t in test}
+
+
+def test_sequences_of_one_shape_stay_together_at_all_widths():
+    sequences = [table(f"{i}-{dim}", rows=10 + i, dim=dim) for i in range(10) for dim in (64, 128)]
+    sequences = [one.model_copy(update={"pooling": "none"}) for one in sequences]
+    for seed in range(20):
+        train, test = hold_out(sequences, 0.2, np.random.default_rng(seed))
+        assert len(test) == 4
+        assert not {t.rows for t in train} & {t.rows for t in test}
+
+
+def test_the_only_table_of_several_features_is_trained_on_where_another_has_its_shape():
+    tables = [table(f"t{i}", rows=10 + i, pooling=2.0) for i in range(4)]
+    features = tuple(Feature(name=name, pooling_factor=1.0) for name in "ab")
+    tables.append(tables[0].model_copy(update={"name": "several", "features": features}))
+    for seed in range(20):
+        train, _ = hold_out(tables, 0.5, np.random.default_rng(seed))
+        assert "several" in {t.name for t in train}
 
 
 @pytest.mark.parametrize(

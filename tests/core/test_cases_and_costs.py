@@ -19,6 +19,24 @@ def test_the_split_does_not_change_a_case_id_but_the_shape_does():
     assert case.case_id != ComputeCase(tables=(TABLE, TABLE)).case_id
 
 
+def test_scaling_an_all_to_all_leaves_the_waiting_and_what_was_timed_as_they_are():
+    case = CollectiveCase(device_dims=(4, 4, 4), start_delays_ms=(0.0, 0.0, 10.0))
+    assert case.waiting_ms == (10.0, 10.0, 0.0)
+    cost = CollectiveCost(
+        case_id=case.case_id,
+        forward_ms=(13.0, 9.0, 3.0),  # the second one waited for less than it should have
+        backward_ms=(3.0, 3.0, 3.0),
+        forward_spread_ms=(1.0, 1.0, 1.0),
+        forward_median_ms=(14.0, 9.5, 4.0),
+    )
+    scaled = cost.scaled(0.5, case.waiting_ms)
+    assert scaled.forward_ms == (11.5, 9.0, 1.5)
+    assert scaled.backward_ms == (1.5, 1.5, 1.5)
+    assert (scaled.forward_spread_ms, scaled.forward_median_ms) == ((0.5, 0.5, 0.5), cost.forward_median_ms)
+    failed = CollectiveCost(case_id=case.case_id, error="out of memory")
+    assert failed.scaled(0.5, case.waiting_ms) == failed
+
+
 def test_batch_size_pooling_and_weights_change_a_case_id():
     variants = [
         ComputeCase(tables=(TABLE,)),

@@ -164,7 +164,21 @@ def test_hardware_gets_its_own_datasheet_or_a_common_one_of_its_kind() -> None:
         "a40": "NVIDIA A40",
     }.items():
         assert analytic_for(hardware("cuda", device)) == (name, True)
-    assert analytic_for(hardware("cuda", "Tesla V100-SXM2-32GB")) == (UNKNOWN_GPU, False)
+    for other, name in {
+        "NVIDIA A100-SXM4-40GB": "a100",
+        "NVIDIA A100 80GB PCIe": "a100",
+        "NVIDIA A100-PCIE-40GB": "a100",
+        "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb": "a100",
+        "NVIDIA H100 NVL": "h100",
+        "NVIDIA H200 NVL": "h200",
+        "NVIDIA GH200 480GB": UNKNOWN_GPU,
+        "NVIDIA RTX A4000": UNKNOWN_GPU,
+        "NVIDIA L4": UNKNOWN_GPU,
+        "Tesla V100-SXM2-32GB": UNKNOWN_GPU,
+    }.items():
+        assert analytic_for(hardware("cuda", other)) == (name, False)
     assert analytic_for(hardware("cpu", "AMD EPYC 9554")) == ("cpu", False)
+    assert analytic_for(hardware("cpu", "Intel(R) Xeon(R) CPU @ 2.20GHz, 8 cores")) == ("cpu", False)
+    assert analytic_for(hardware("synthetic", "NVIDIA-H200, by a formula")) == ("h200", True)
     assert analytic_for(None, "H200 SXM") == ("h200", True)
     assert analytic_for(None) == (UNKNOWN_GPU, False)

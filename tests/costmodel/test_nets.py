@@ -53,7 +53,7 @@ def test_the_compute_net_is_the_mean_of_its_members(nets, rng):
     assert net.ms(sums) == pytest.approx(np.mean(expected) * net.unit_ms)
 
 
-def test_sums_of_what_vectors_are_lifted_to_tell_what_sums_of_vectors_do(nets, rng):
+def test_sums_of_lifted_vectors_give_the_prediction_for_sums_of_vectors(nets, rng):
     vectors, net = rng.random((3, 40, 5, K)), nets.compute
     lifted, nothing = net.mean.lifted(vectors), np.zeros((1, K))
 

@@ -49,6 +49,12 @@ def test_a_case_of_sequences_and_of_tables_with_several_features_is_found_by_its
     assert read_cases(tmp_path).compute[-1].case_id == own.case_id
 
 
+def test_a_device_may_send_more_columns_than_32_bits_count(tmp_path, cases):
+    wide = CollectiveCase(device_dims=(2**31, 4), start_delays_ms=(0.0, 0.0))
+    write_cases(tmp_path, cases.model_copy(update={"collective": (wide,)}))
+    assert read_cases(tmp_path).collective == (wide,)
+
+
 def test_a_case_keeps_its_batch_size(tmp_path, cases, tables):
     own = ComputeCase(tables=tables[:2], batch_size=256)
     cases = cases.model_copy(update={"compute": (*cases.compute, own)})

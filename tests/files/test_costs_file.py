@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from helpers.refusals import refused
 from neuroshard.core.case import CollectiveCase, ComputeCase
-from neuroshard.core.cost import READS, SHARES, SMALL_SET, Bench, CollectiveCost, ComputeCost, Hardware
+from neuroshard.core.cost import READS, SLOWDOWN_EXPONENTS, SMALL_SET, Bench, CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.files.costs import CostWriter, difference, read_costs, read_manifest
 from neuroshard.measure.workers import merge
@@ -349,9 +349,29 @@ def test_table_sets_of_a_machine_that_was_less_calm_are_scaled_to_the_calmer_and
     by_case = {cost.case_id: cost.forward_ms for _, cost in joined.compute}
     assert by_case == {
         compute[0].case_id: 6.0,
-        compute[1].case_id: pytest.approx(6.0 / 2 ** sum(SHARES.values())),
+        compute[1].case_id: pytest.approx(6.0 / 2 ** sum(SLOWDOWN_EXPONENTS.values())),
     }
     assert len(joined.compute) == 2
+
+
+def test_all_to_alls_of_a_machine_that_was_less_calm_are_scaled_to_the_calmer_and_still_known_again(
+    tmp_path, tables, collective
+):
+    """All but the waiting: the first device waits 0.5 ms for the second."""
+    other = collective.model_copy(update={"device_dims": (4, 8)})
+    for place, (case, calm_ms) in enumerate(((collective, 0.25), (other, 0.5))):
+        bench = BENCH.model_copy(update={"calm_all_to_all_ms": {"2": calm_ms}})
+        cost = CollectiveCost(case_id=case.case_id, forward_ms=(2.5, 2.0), backward_ms=(2.5, 2.0))
+        with CostWriter(tmp_path / str(place), bench, tables) as writer:
+            writer.add_collective(case, cost)
+    merge.run([tmp_path / "1", tmp_path / "0"], tmp_path / "both")
+
+    joined = read_costs(tmp_path / "both", tmp_path / "1", tmp_path / "0")
+    assert {cost.case_id: (cost.forward_ms, cost.backward_ms) for _, cost in joined.collective} == {
+        collective.case_id: ((2.5, 2.0), (2.5, 2.0)),
+        other.case_id: ((1.5, 1.0), (1.25, 1.0)),
+    }
+    assert len(joined.collective) == 2
 
 
 @pytest.mark.parametrize(

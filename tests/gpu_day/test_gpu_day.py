@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.costs import BENCH
+from neuroshard.core.cost import Costs
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.gpu_day import stages
 from neuroshard.gpu_day.compare import gain
 from neuroshard.gpu_day.operators import check
 from neuroshard.gpu_day.stages import OURS, SCALES, THEIRS, Day, run
+from neuroshard.measure.summary import RunSummary
 
 QUICK = replace(
     SCALES["cpu"], compute_cases=24, collective_cases=0, tasks=2, rounds=2, most_rows=2000, batch_size=64,
@@ -56,6 +59,23 @@ def test_a_day_that_is_cut_off_again_and_again_does_everything_once(tmp_path: Pa
     page = (tmp_path / "page.md").read_text()
     assert "24 of 24 kinds" in page
     assert f"| {THEIRS} |" in page
+
+
+def test_costs_are_done_once_nothing_is_left_whatever_the_machine_cannot_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 all-to-alls are of more ranks than this machine has: they are not among those planned."""
+    measured = iter((1800, 2000))
+
+    def measure(*arguments: object) -> RunSummary:
+        costs = Costs(bench=BENCH, compute=(), collective=())
+        return RunSummary.of(
+            costs, planned=2000, measured=next(measured), now_by_ranks={}, impossible=200, seconds=1.0, reference_ms=()
+        )
+
+    monkeypatch.setattr(stages, "measure", measure)
+    found = stages.costs(Day(tmp_path, QUICK, [], (), ends=1e9, say=lambda line: None))
+    assert found["measured"] == 2000
 
 
 def test_a_difference_that_is_there_has_an_interval_without_zero_and_noise_has_one_with_it() -> None:

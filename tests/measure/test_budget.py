@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, Split
 from neuroshard.core.table import Table
-from neuroshard.measure.budget import ENOUGH, SETS, SHARES, Bought, buy, trial
+from neuroshard.measure.budget import ENOUGH, SETS, TIME_SHARES, Bought, buy, trial
 from neuroshard.measure.schedule import LEAST_ALL_TO_ALLS, LEAST_SETS, REFERENCE, Schedule, Step, schedule
 
 TABLE = Table.model_validate({"name": "a", "rows": 10_000, "dim": 128, "pooling_factor": 1.0})
@@ -96,7 +96,7 @@ def test_beyond_the_least_each_kind_gets_its_share_of_the_time() -> None:
     seconds = {"compute": 0.0, "collective": 0.0}
     for step in others:
         seconds[step.kind] += 0.1 if step.kind == "compute" else 1.0
-    assert abs(seconds["collective"] / sum(seconds.values()) - SHARES["collective"]) < 0.1
+    assert abs(seconds["collective"] / sum(seconds.values()) - TIME_SHARES["collective"]) < 0.1
 
 
 def test_where_processes_must_take_turns_they_do_so_seldom() -> None:
@@ -112,7 +112,7 @@ def test_where_processes_must_take_turns_they_do_so_seldom() -> None:
 
 def test_a_run_says_what_its_budget_is_enough_for() -> None:
     assert str(bought(1e9, {SETS: 1.0, 2: 1.0, 4: 1.0})) == (
-        "1000000000 s are enough for about 2,061 of 2,061 table sets and 413 of 413 all-to-alls"
+        "1000000000 s are enough for about 2,061 of 2,061 measurements of table sets and 413 of 413 measurements of all-to-alls"
     )
     short = str(bought(60.0, {SETS: 1.0, 2: 1.0, 4: 1.0}))
     assert short.endswith("all-to-alls, each with 2 repeats instead of 7")
@@ -121,4 +121,4 @@ def test_a_run_says_what_its_budget_is_enough_for() -> None:
 def test_a_few_of_each_kind_are_timed_first() -> None:
     assert Counter(step.kind for step in trial(PLANNED.steps)) == {"compute": 3, "collective": 2}
     assert {len(s.case.device_dims) for s in trial(PLANNED.steps) if isinstance(s.case, CollectiveCase)} == {2, 4}
-    assert ENOUGH.keys() == SHARES.keys()
+    assert ENOUGH.keys() == TIME_SHARES.keys()

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from neuroshard.core.case import ComputeCase
-from neuroshard.core.cost import READS, SHARES, SMALL_SET, slowness
+from neuroshard.core.cost import READS, SLOWDOWN_EXPONENTS, SMALL_SET, slowness
 from neuroshard.measure.timing import calm
 from neuroshard.measure.timing.calm import (
     VISITS,
@@ -104,5 +104,5 @@ def test_usual_times_of_the_reference_kernel_are_those_after_a_table_set(monkeyp
 def test_the_machine_is_the_slower_the_longer_the_reference_kernel_takes() -> None:
     calm_ms = {READS: 0.4, SMALL_SET: 0.8}
     assert slowness(calm_ms, calm_ms) == 1.0
-    assert slowness({READS: 0.8, SMALL_SET: 1.6}, calm_ms) == pytest.approx(2 ** sum(SHARES.values()))
+    assert slowness({READS: 0.8, SMALL_SET: 1.6}, calm_ms) == pytest.approx(2 ** sum(SLOWDOWN_EXPONENTS.values()))
     assert 1.0 < slowness({READS: 0.4, SMALL_SET: 1.6}, calm_ms) < slowness({READS: 0.8, SMALL_SET: 0.8}, calm_ms)

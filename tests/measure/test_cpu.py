@@ -18,7 +18,7 @@ import pytest
 from helpers.limits import HANGS
 from helpers.refusals import refused
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
-from neuroshard.core.cost import SHARES
+from neuroshard.core.cost import SLOWDOWN_EXPONENTS
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
 from neuroshard.files.traces import Lookups, Traces, write_traces
@@ -209,7 +209,7 @@ def test_a_continued_run_keeps_its_memory_limit_and_its_calm_times(backend: OnMa
     fresh.close()
     assert fresh.bench != backend.bench
     assert list(fresh.bench.calm_all_to_all_ms) == ["2"]
-    assert fresh.bench.calm_compute_ms.keys() == SHARES.keys()
+    assert fresh.bench.calm_compute_ms.keys() == SLOWDOWN_EXPONENTS.keys()
     assert min(fresh.bench.calm_compute_ms.values()) > 0
     assert cpu(ALL, unsaid, backend.bench).bench == backend.bench
 

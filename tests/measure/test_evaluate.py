@@ -16,8 +16,9 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.files.disk import write_bytes
 from neuroshard.measure import formula
-from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.backends import BACKENDS, MeasureSettings
 from neuroshard.measure.evaluate import device_tables, evaluate
+from neuroshard.measure.synthetic import Synthetic
 
 pytestmark = pytest.mark.slow
 
@@ -136,7 +137,25 @@ def test_more_devices_than_processes_are_measured_without_their_all_to_all() -> 
     assert not one.all_to_all_measured
     assert [d.measured.backward_collective_ms for d in one.devices if d.measured] == [0.0] * 3
     assert one.slowest("predicted") == (0, 1.0)
-    assert "the all-to-all among 3 devices was not measured" in str(one)
+    text = " ".join(str(one).split())
+    assert "the all-to-all among 3 devices was not measured: on a CPU it is run for at most 2 devices" in text
+    assert "--processes 3 runs it" in text
+
+
+@pytest.mark.parametrize("gpus", [2, 16])
+def test_on_gpus_the_all_to_all_is_measured_where_there_are_enough(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    """By the formula, in place of GPUs. The limit of processes is for CPUs."""
+    monkeypatch.setitem(BACKENDS, "cuda", BACKENDS["synthetic"])
+    monkeypatch.setattr(Synthetic, "most_devices", gpus)
+    one = evaluate(plan_of(), "cuda", settings(), rounds=1, most_processes=2)
+    assert one.all_to_all_measured == (gpus == 16)
+    here = "was not measured: this machine can run 2 devices at once; evaluate on one for 3"
+    assert (here in " ".join(str(one).split())) == (gpus == 2)
+
+
+def test_the_batch_is_the_plan_s() -> None:
+    plan = plan_of()
+    assert evaluate(plan, "synthetic", settings(batch_size=1)) == evaluate(plan, "synthetic", settings())
 
 
 def test_what_does_not_fit_is_that_device_s_error() -> None:

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from neuroshard.measure.room import Room
+from neuroshard.measure.memory_quotas import MemoryQuotas
 from neuroshard.measure.timing.flush import LEAST_BYTES, find_flush_bytes, most_bytes, sizes_up_to
 
 MIB, GIB = 2**20, 2**30
-ROOM = Room(24 * GIB)
+QUOTAS = MemoryQuotas(24 * GIB)
 
 
 def core(cache_bytes: float, noise: Callable[[int], float] = lambda look: 1.0) -> Callable[[int], float]:
@@ -32,7 +32,7 @@ def test_twice_what_it_takes_is_written_and_not_much_more(cache_mib: int) -> Non
 
 def test_sysfs_may_report_the_cache_of_a_socket_of_which_a_core_has_a_part() -> None:
     """480 MiB by sysfs, 32 of which a core of a virtual machine reaches."""
-    most = most_bytes(ROOM, 480 * MIB)
+    most = most_bytes(QUOTAS, 480 * MIB)
     assert most == 256 * MIB
     assert find_flush_bytes(core(32 * MIB), most) <= 128 * MIB
 
@@ -42,13 +42,13 @@ def test_a_cache_larger_than_the_most_is_flushed_with_the_most() -> None:
 
 
 def test_at_most_twice_the_cache_size_in_sysfs_is_written() -> None:
-    assert most_bytes(ROOM, 4 * MIB) == 8 * MIB
+    assert most_bytes(QUOTAS, 4 * MIB) == 8 * MIB
     assert find_flush_bytes(core(4 * MIB), 8 * MIB) <= 8 * MIB
 
 
 def test_without_a_size_in_sysfs_memory_is_the_limit() -> None:
-    assert most_bytes(ROOM, None) == 256 * MIB
-    assert most_bytes(Room(2 * GIB), None) == 128 * MIB
+    assert most_bytes(QUOTAS, None) == 256 * MIB
+    assert most_bytes(MemoryQuotas(2 * GIB), None) == 128 * MIB
 
 
 def test_a_moment_of_another_process_does_not_decide() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from neuroshard.measure.timing.all_to_all import agreed, at_speed
-from neuroshard.measure.timing.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, Timing, time_case, timing
+from neuroshard.measure.timing.all_to_all import agreed
+from neuroshard.measure.timing.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, time_case, timing
 from neuroshard.measure.workers.cores import may_go_first
 
 
@@ -72,12 +72,6 @@ def test_the_median_of_the_repeats_is_kept_with_the_fastest() -> None:
 def test_all_to_alls_agree_where_the_fastest_of_each_kind_do() -> None:
     assert agreed([1.0, 1.05, 1.09, 7.0], [2.0], [])
     assert not agreed([1.0, 1.05, 1.09], [1.0, 1.05, 1.2, 1.0 - 0.05])
-
-
-def test_scaling_to_another_speed_leaves_the_waiting_as_it_is() -> None:
-    assert at_speed(Timing(13.0, 1.0, 14.0), 0.5, waiting_ms=10.0) == (11.5, 0.5, 12.0)
-    assert at_speed(Timing(9.0, 1.0, 9.5), 0.5, waiting_ms=10.0) == (9.0, 0.5, 9.5)
-    assert at_speed(Timing(3.0, 1.0, 4.0), 2.0) == (6.0, 2.0, 8.0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux's scheduler")

@@ -4,13 +4,16 @@ import errno
 import functools
 import os
 import signal
+import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from helpers.limits import HANGS
+from helpers.processes import needs_proc
 from helpers.refusals import refused
 from neuroshard.core.errors import MeasureError
 from neuroshard.measure.workers import processes
@@ -43,6 +46,25 @@ def test_workers_answer_in_order_and_stay_the_same() -> None:
     finally:
         adders.close()
     assert not any(map(exists, first))
+
+
+@pytest.mark.slow
+@needs_proc
+def test_a_worker_whose_parent_was_killed_while_it_started_ends_without_a_message() -> None:
+    """Its arguments may be in the pipe already: a rank would then wait for the others for a minute."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        other = str(os.getppid())  # not the one that starts it
+        command = [
+            sys.executable,
+            "-m",
+            "neuroshard.measure.workers.processes",
+            other,
+            str(theirs.fileno()),
+            "time:sleep",
+        ]
+        started = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        assert started.wait(HANGS) == 128 + signal.SIGKILL
 
 
 @pytest.mark.slow

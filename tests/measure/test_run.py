@@ -74,7 +74,7 @@ def test_what_sets_side_by_side_take_is_counted_for_each_of_them(
     monkeypatch.setattr(Synthetic, "compute_many", slowly)
     stopped = run(cases_folder, tmp_path / "costs", "synthetic", MeasureSettings(batch_size=512, budget_seconds=1.5))
     assert 0 < stopped.measured < stopped.planned
-    said = re.search(r"enough for about ([\d,]+) of ([\d,]+) table sets", capsys.readouterr().err)
+    said = re.search(r"enough for about ([\d,]+) of ([\d,]+) measurements of table sets", capsys.readouterr().err)
     assert said
     assert int(said[1]) < int(said[2]) / 2
 

@@ -18,6 +18,7 @@ from neuroshard.files.costs import CostWriter
 from neuroshard.measure import formula
 from neuroshard.pretrain.checkpoint import Checkpoint
 from neuroshard.pretrain.run import pretrain, run
+from neuroshard.pretrain.stand_in import completed
 
 pytestmark = pytest.mark.slow
 
@@ -360,6 +361,31 @@ def test_table_sets_that_are_too_few_are_stood_in_for_and_the_scale_is_theirs(me
     dims = np.array([t.dim for t in others[0][0].tables])
     sums = model.table_vectors(others[0][0].tables, dims).sum(axis=0)
     assert float(model.nets.compute.spread_ms(sums)) >= 0.29 * float(model.compute_ms(sums))
+
+
+def test_all_to_alls_are_drawn_of_the_columns_that_the_tables_send():
+    """A sequence sends its columns once for each lookup."""
+    tables = tuple(table.model_copy(update={"pooling": "none", "pooling_factor": 50.0}) for table in random_tables(3))
+    drawn = completed(Costs(bench=BENCH, compute=(), collective=(), tables=tables, device_counts=(2,)), seed=0).costs
+
+    sent = sum(table.sent_columns for table in tables)
+    sums = [sum(case.device_dims) for case, _ in drawn.collective]
+    assert sent > 40 * sum(table.dim for table in tables)
+    assert 0.2 * sent < min(sums) < 0.5 * sent < 1.2 * sent < max(sums) < 1.6 * sent
+
+
+def test_sequences_are_drawn_at_the_widths_that_a_plan_can_have():
+    tables = tuple(
+        table.model_copy(update={"pooling": pooling, "dim": 128})
+        for table, pooling in zip(random_tables(2), ("none", "sum"), strict=True)
+    )
+    drawn = completed(Costs(bench=BENCH, compute=(), collective=(), tables=tables), seed=0).costs
+
+    widths = {
+        pooling: {t.dim for c, _ in drawn.compute for t in c.tables if t.pooling == pooling}
+        for pooling in ("none", "sum")
+    }
+    assert widths == {"none": {64, 128}, "sum": {4, 8, 16, 32, 64, 128}}
 
 
 def test_a_net_of_few_cases_that_the_scaled_datasheet_beats_is_not_used():

@@ -17,7 +17,7 @@ from neuroshard.costmodel.compute_net import (
 from neuroshard.costmodel.features import TOUCHED_COLUMN, table_features
 from neuroshard.pretrain.all_to_all import AllToAllSamples, predicted_ms, train_all_to_all
 from neuroshard.pretrain.compute import (
-    FEWEST_APART,
+    FEWEST_EACH_SIDE,
     WEIGHT_DECAY,
     ComputeTraining,
     SetSamples,
@@ -88,8 +88,8 @@ def test_rates_are_learned_where_enough_cases_lie_on_both_sides_of_a_threshold(m
     rows = np.array([sum(table.rows for table in case.tables) for case in many.cases])[train]
     touched = np.array([_touched_bytes(case.tables) for case in many.cases])[train]
 
-    by_digits = [min((rows >= t).sum(), (rows <= 64 / 65 * t).sum()) >= FEWEST_APART for t in BY_DIGITS]
-    by_bytes = [min((touched >= t).sum(), (touched <= 0.25 * t).sum()) >= FEWEST_APART for t in BY_BYTES]
+    by_digits = [min((rows >= t).sum(), (rows <= 64 / 65 * t).sum()) >= FEWEST_EACH_SIDE for t in BY_DIGITS]
+    by_bytes = [min((touched >= t).sum(), (touched <= 0.25 * t).sum()) >= FEWEST_EACH_SIDE for t in BY_BYTES]
 
     assert 3 < sum(by_digits) < 20
     assert 1 < sum(by_bytes) < 10

@@ -41,9 +41,8 @@ def draw_all_to_all(dims: Ints, devices: int, max_delay_ms: float, rng: np.rando
 
     delays = np.zeros(devices)
     if rng.random() >= SAME_START_SHARE:
-        delays = rng.uniform(
-            0, rng.random() * abs(max_delay_ms), size=devices
-        )  # NumPy refuses a range that ends at -0.0
+        # NumPy refuses a range that ends at -0.0
+        delays = rng.uniform(0, rng.random() * abs(max_delay_ms), size=devices)
     delays = np.round(delays - delays.min(), 3)  # no process starts with more precision than a microsecond
     return AllToAll(tuple(device_dims.tolist()), tuple(delays.tolist()))
 

@@ -58,6 +58,11 @@ def widths(table: Table, max_dim: int) -> list[int]:
     return [*range(DIM_STEP, max_dim + 1, DIM_STEP), *sorted(wider)]
 
 
+def fitting(tables: Sequence[Table], memory_bytes: int) -> list[Table]:
+    """The tables of which the narrowest shard fits a device."""
+    return [table for table in tables if table.with_dim(table.narrowest_cut).memory_bytes <= memory_bytes]
+
+
 def trait(table: Table) -> tuple[object, ...]:
     """What makes tables different in kind to a cost model, whatever their sizes."""
     return table.element_bytes, table.pooling, table.weighted, len(table.features) > 1
@@ -74,7 +79,7 @@ def hold_out(
     """
     kinds: dict[tuple[object, ...], list[Table]] = {}
     for table in tables:
-        shape = (table.rows, table.pooling_factor, table.reuse_bins, table.reuse_batch_size, *table.operator_key)
+        shape = (table.rows, table.pooling_factor, table.reuse_bins, table.reuse_batch_size, *trait(table))
         kinds.setdefault(shape, []).append(table)
     ordered = sorted(kinds.values(), key=lambda kind: kind[0].rows * kind[0].pooling_factor)
     if len(ordered) < 3 or share <= 0:

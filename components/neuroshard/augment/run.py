@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from neuroshard.augment.draw import Draw
-from neuroshard.augment.pools import Pool, hold_out
+from neuroshard.augment.pools import Pool, fitting, hold_out
 from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import TEST_SETS_SHARE, VALID_SHARE, Cases, CollectiveCase, ComputeCase, Split
 from neuroshard.core.clean import log
@@ -50,20 +50,28 @@ def augment(
     seed of the model's own cases then holds out the same tables again, and draws other cases.
 
     Tables of which not even 4 columns fit a device are left out of the compute cases. Raises Infeasible where that is all of
-    them. Where fewer distinct cases exist than were asked for, the result has fewer, and the progress line says so.
+    them, or all that may be trained on. Where fewer distinct cases exist than were asked for, the result has fewer, and the
+    progress line says so.
     """
     rng = np.random.default_rng(settings.seed)
-    fitting = _fitting(tables, settings.memory_bytes)
+    fit = fitting(tables, settings.memory_bytes)
+    if not fit:
+        raise _none_fits(tables, settings.memory_bytes)
     if held_out is None:
-        train_tables, test_tables = hold_out(fitting, settings.test_share, rng)
+        train_tables, test_tables = hold_out(fit, settings.test_share, rng)
     else:
-        train_tables = tuple(table for table in fitting if table.name not in held_out)
-        test_tables = tuple(table for table in fitting if table.name in held_out)
+        train_tables = tuple(table for table in fit if table.name not in held_out)
+        test_tables = tuple(table for table in fit if table.name in held_out)
+    if not train_tables:
+        raise Infeasible(
+            f"no table to train on: {agreeing(len(fit), 'table', 'fits', 'fit')} a device of "
+            f"{format_bytes(settings.memory_bytes)}, and all are held out; give more memory, or tables that are not held out"
+        )
     if acquire_for is not None:
         rng = np.random.default_rng([settings.seed, int(sha256(acquire_for.name.encode())[:15], 16)])
     seen, unseen = (Pool.of(some, settings.max_dim, settings.memory_bytes) for some in (train_tables, test_tables))
     sent = [DIM_STEP * math.ceil(table.sent_columns / DIM_STEP) for table in tables]
-    draw = Draw(settings, seen, unseen, np.array(sent, dtype=np.int64), len(fitting), rng)
+    draw = Draw(settings, seen, unseen, np.array(sent, dtype=np.int64), len(fit), rng)
 
     splits = _splits(settings.compute_cases, TEST_TABLES_SHARE if test_tables else 0.0, rng)
     counts = _device_counts(settings.collective_cases, settings.devices, rng)
@@ -73,7 +81,7 @@ def augment(
     with progress("augment", total=asked, unit="cases") as bar:
         compute = _distinct(splits, draw_compute, bar)
         collective = _distinct(all_to_alls, draw.all_to_all, bar, len(compute))
-        bar.advance(0, _shortfall(len(tables) - len(fitting), asked - len(compute) - len(collective)))
+        bar.advance(0, _shortfall(len(tables) - len(fit), asked - len(compute) - len(collective)))
     return Cases(
         tables=tuple(tables),
         compute=tuple(compute),
@@ -97,21 +105,13 @@ def run(tables_path: Path, out: Path, settings: AugmentSettings, *, acquire_for:
     return cases
 
 
-def _fitting(tables: Sequence[Table], memory_bytes: int) -> list[Table]:
-    """The tables of which the narrowest shard fits a device. Raises Infeasible if no table does."""
-
-    def needs(table: Table) -> int:
-        return table.with_dim(table.narrowest_cut).memory_bytes
-
-    fitting = [table for table in tables if needs(table) <= memory_bytes]
-    if not fitting:
-        smallest = min(tables, key=needs)
-        raise Infeasible(
-            f"no table fits a device: {smallest.narrowest_cut} columns of the smallest one, {smallest.name!r}, need "
-            f"{format_bytes(needs(smallest))} of "
-            f"{format_bytes(memory_bytes)}; give more --memory"
-        )
-    return fitting
+def _none_fits(tables: Sequence[Table], memory_bytes: int) -> Infeasible:
+    """The error that names the smallest table."""
+    smallest = min((table.with_dim(table.narrowest_cut) for table in tables), key=lambda table: table.memory_bytes)
+    return Infeasible(
+        f"no table fits a device: {smallest.dim} columns of the smallest one, {smallest.name!r}, need "
+        f"{format_bytes(smallest.memory_bytes)} of {format_bytes(memory_bytes)}; give more --memory"
+    )
 
 
 def _splits(count: int, test_tables_share: float, rng: np.random.Generator) -> list[Split]:

@@ -10,9 +10,8 @@ from neuroshard.augment.pools import Choice, Pool
 from neuroshard.core.table import MAX_ROWS, Table
 
 USUAL_TABLES = 15  # the most in a usual set, as in the paper
-LARGE_SHARE = (
-    0.2  # of the sets are larger, where devices have more tables: without them, 480 tables a device were 7 % off
-)
+# Of the sets, where devices have more tables: without larger sets, 480 tables a device were 7 % off.
+LARGE_SHARE = 0.2
 LARGE_MEANS = 1.3  # the largest set, in times the average number of tables a device
 MIN_ROWS_FACTOR, MAX_ROWS_FACTOR = 1 / 8, 2
 MAX_POOLING_CHANGE = 4

@@ -69,6 +69,12 @@ class CollectiveCase(Value):
             raise ValueError(f"{len(self.start_delays_ms)} start delays for {len(self.device_dims)} devices")
         return self
 
+    @property
+    def waiting_ms(self) -> tuple[float, ...]:
+        """How long each device waits in forward for the last one to start."""
+        last = max(self.start_delays_ms)
+        return tuple(last - delay for delay in self.start_delays_ms)
+
     @cached_property
     def case_id(self) -> str:
         """16 hex digits of what is measured; the split does not count."""

@@ -25,9 +25,8 @@ _USER_INFO = re.compile(
          |[^\s/?\#@:'"<>\\]*:(?!\d+[/?\#])[^\s@'"<>\\]*)@""",  # //user:pass/word@, which no URL should hold
     re.X,
 )
-_BARE_USER_INFO = re.compile(
-    r"(?<![\w/])([A-Za-z0-9._%+-]+):[^\s/:@'\"<>\\]+@(?!sha256:)(?=[\w\[])"
-)  # user:password@host
+# user:password@host
+_BARE_USER_INFO = re.compile(r"(?<![\w/])([A-Za-z0-9._%+-]+):[^\s/:@'\"<>\\]+@(?!sha256:)(?=[\w\[])")
 _SECRET_PARAMETER = re.compile(
     r"""([?&;](?:x-amz-(?:signature|credential|security-token)|x-goog-(?:signature|credential)|signature|sig|awsaccesskeyid
          |(?:access_|id_|refresh_|auth_|session_)?token|api_?key|key|password|passwd|pwd|secret|client_secret|auth|credentials?)=)

@@ -1,7 +1,7 @@
 """What was measured: costs of cases, on which bench, on which hardware."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
@@ -15,12 +15,12 @@ Milliseconds = Annotated[float, Field(ge=0, le=MOST_MS)]
 
 READS, SMALL_SET = "random reads", "small table set"  # timed after each repeat of a table set on a CPU
 # Exponents of both in the slowdown of a table set, fitted on six kinds of sets. Both are noisy, so they sum to less than 1.
-SHARES: dict[str, float] = {READS: 0.4, SMALL_SET: 0.2}
+SLOWDOWN_EXPONENTS: dict[str, float] = {READS: 0.4, SMALL_SET: 0.2}
 
 
 def slowness(now_ms: Mapping[str, float], calm_ms: Mapping[str, float]) -> float:
     """How many times longer table sets take than on a calm machine, where READS and SMALL_SET take `calm_ms`, not `now_ms`."""
-    slower: list[float] = [(now_ms[part] / calm_ms[part]) ** share for part, share in SHARES.items()]
+    slower: list[float] = [(now_ms[part] / calm_ms[part]) ** share for part, share in SLOWDOWN_EXPONENTS.items()]
     return math.prod(slower)
 
 
@@ -92,8 +92,10 @@ class Bench(Value):
     @field_validator("calm_compute_ms")
     @classmethod
     def _all_parts(cls, calm_ms: dict[str, float]) -> dict[str, float]:
-        if calm_ms and calm_ms.keys() != SHARES.keys():
-            raise ValueError(f"must be of {' and '.join(SHARES)}, not of {', '.join(sorted(calm_ms))!r:.80}")
+        if calm_ms and calm_ms.keys() != SLOWDOWN_EXPONENTS.keys():
+            raise ValueError(
+                f"must be of {' and '.join(SLOWDOWN_EXPONENTS)}, not of {', '.join(sorted(calm_ms))!r:.80}"
+            )
         return calm_ms
 
     @model_serializer(mode="wrap")
@@ -158,7 +160,8 @@ class ComputeCost(Value):
 class CollectiveCost(Value):
     """ms of one CollectiveCase on each device, or error: the median of many all-to-alls.
 
-    Forward is counted from the device's own start, waiting included.
+    Forward is counted from the device's own start, waiting included. On a CPU all but the waiting is scaled to the bench's
+    `calm_all_to_all_ms`; medians are of the repeats as they were timed.
     """
 
     case_id: str
@@ -180,6 +183,20 @@ class CollectiveCost(Value):
         check_times_or_error(self.case_id, self.forward_ms, self.backward_ms, self.error)
         return self
 
+    def scaled(self, by: float, waiting_ms: Sequence[float]) -> Self:
+        """The same on a machine that is `by` times slower, except for the `waiting_ms` of each device, which no speed changes.
+        Medians stay, as they are what was timed."""
+        if self.forward_ms is None or self.backward_ms is None:
+            return self
+        waited = [min(pair) for pair in zip(self.forward_ms, waiting_ms, strict=True)]
+        times = {
+            "forward_ms": tuple(w + (ms - w) * by for w, ms in zip(waited, self.forward_ms, strict=True)),
+            "backward_ms": tuple(ms * by for ms in self.backward_ms),
+            "forward_spread_ms": tuple(ms * by for ms in self.forward_spread_ms),
+            "backward_spread_ms": tuple(ms * by for ms in self.backward_spread_ms),
+        }
+        return self.model_copy(update=times)
+
 
 def check_times_or_error(case_id: str, forward: object, backward: object, error: str | None) -> None:
     """A cost is both times, or an error, and not both. Raises ValueError."""
@@ -188,10 +205,10 @@ def check_times_or_error(case_id: str, forward: object, backward: object, error:
 
 
 class Costs(Value):
-    """A whole cost set: every measured case with its cost, and the bench. Pairs of round 0 and 1 share a case_id.
+    """A whole cost set: every measured case with its cost, and the bench. All rounds of a case have its case_id.
 
-    `tables` are those that the cases were drawn from, and `device_counts` the numbers of ranks whose all-to-alls were asked for:
-    also those of which none was measured.
+    `tables` are those that the cases were drawn from. `device_counts` are the numbers of ranks whose all-to-alls were asked for,
+    even if none was measured.
     """
 
     bench: Bench

@@ -9,6 +9,7 @@ NeuroshardError            exit 1: the world is not as it should be
 ├── Refused                the gate does not let a plan go live
 └── StoreError             a store is unreachable, denies access, or lost a race
     ├── Unreachable        it does not answer, or answers that it cannot now (500, 503): later it may
+    ├── Unsafe             it ignores conditional writes, so two writers would overwrite each other
     ├── NotFound           the key, bucket or release does not exist
     └── Conflict           somebody else swapped the pointer first
 """

@@ -18,6 +18,11 @@ def is_same_name(one: str, other: str) -> bool:
     return _device(one) == _device(other)
 
 
+def words(name: str) -> frozenset[str]:
+    """The words of a device's name, in lower case: an RTX A4000 is no A40. What follows a comma is left out."""
+    return frozenset(re.findall(r"[a-z0-9]+", name.partition(",")[0].lower()))
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 

@@ -51,7 +51,10 @@ PredictedMs = Annotated[float, Field(ge=0, le=MOST_PREDICTED_MS)]
 
 
 class DeviceCost(Value):
-    """Predicted milliseconds of one device in a step. `forward_collective_ms` includes waiting for the slowest device."""
+    """Milliseconds of one device in a step, predicted or measured.
+
+    `forward_collective_ms` includes waiting for the slowest device.
+    """
 
     compute_ms: PredictedMs
     forward_collective_ms: PredictedMs
@@ -102,9 +105,8 @@ class Provenance(Value):
     cost_model_device: str | None = None
     # mean |predicted / measured - 1| of compute on tables it never saw
     cost_model_error: Annotated[float, Field(ge=0)] | None = None
-    instead: str = (
-        ""  # why the plan is less certain than it could be: what answered in place of a cost model of its hardware
-    )
+    # why the plan is less certain than it could be: what answered in place of a cost model of its hardware
+    instead: str = ""
     notes: tuple[str, ...] = ()
 
     @model_serializer(mode="wrap")

@@ -10,7 +10,7 @@ from neuroshard.core.value import Value
 Precision = Literal["fp32", "fp16", "bf16", "int8"]
 
 # Bytes on the way, as a share of fp32's. FBGEMM's int8 rows are 32 values and 8 bytes of scale and offset (quantize_comm.py).
-SHARES: dict[Precision, float] = {"fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "int8": (32 + 8) / (4 * 32)}
+SHARE_OF_FP32: dict[Precision, float] = {"fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "int8": (32 + 8) / (4 * 32)}
 # A reduce-scatter sums what it receives, and int8 codes cannot be summed: there int8 is sent as fp16.
 ADDED_UP_AS: dict[Precision, Precision] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "int8": "fp16"}
 
@@ -44,7 +44,7 @@ class CollectivePrecision(Value):
     def rows_factor(self) -> float:
         """The bytes that collectives of row blocks send, both ways, relative to all-to-alls of as many values."""
         ways: tuple[Precision, Precision] = (self.forward, self.backward)
-        return sum(SHARES[ADDED_UP_AS[way]] for way in ways) / sum(SHARES[way] for way in ways)
+        return sum(SHARE_OF_FP32[ADDED_UP_AS[way]] for way in ways) / sum(SHARE_OF_FP32[way] for way in ways)
 
 
 def parse_precision(text: str) -> CollectivePrecision | None:

@@ -233,10 +233,6 @@ class Table(Value):
         return -(-self.rows // devices)
 
     @property
-    def weight_bytes(self) -> int:
-        return self.rows * self.dim * self.element_bytes
-
-    @property
     def memory_bytes(self) -> int:
         """Weights and optimizer state."""
         return self.shard_bytes(self.rows, self.dim)
@@ -259,9 +255,8 @@ def _with_pooling_factor_of_features(data: dict[str, Any]) -> dict[str, Any]:
     if data.get("pooling_factor") is not None or not isinstance(features, list | tuple) or not features:
         return data
     each = [f.get("pooling_factor") if isinstance(f, dict) else getattr(f, "pooling_factor", None) for f in features]
-    numbers = [
-        one for one in each if isinstance(one, int | float)
-    ]  # where one is invalid, its own check has the better message
+    # where one is invalid, its own check has the better message
+    numbers = [one for one in each if isinstance(one, int | float)]
     return {**data, "pooling_factor": math.fsum(numbers)}
 
 

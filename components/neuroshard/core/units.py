@@ -1,4 +1,4 @@
-"""Bytes in and out of text: `32GiB` -> 34359738368 -> `32.0 GiB`."""
+"""Amounts in and out of text: bytes (`32GiB` -> 34359738368 -> `32.0 GiB`), rates, durations, shares and counts."""
 
 import math
 import re

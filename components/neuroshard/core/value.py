@@ -67,9 +67,8 @@ def sha256(data: bytes) -> str:
 def decode_json(data: bytes, where: str) -> Any:
     """Bytes of a JSON file as Python values. Raises InvalidInput that names `where` and the place of the fault."""
     try:
-        value = json.loads(
-            data.decode("utf-8-sig"), object_pairs_hook=_distinct
-        )  # json.loads might take bytes for UTF-16
+        # decoded here, since json.loads might take bytes for UTF-16
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_distinct)
         if b"\\" in data:
             json.dumps(value, ensure_ascii=False).encode()
         return value

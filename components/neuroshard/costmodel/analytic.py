@@ -23,7 +23,7 @@ import numpy as np
 
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
-from neuroshard.core.hardware_names import is_part_of_name
+from neuroshard.core.hardware_names import words
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -143,8 +143,8 @@ _ADA = Datasheet(
     spread=PCIE_SPREAD,
 )
 
-# A name that contains another one comes first: a device is known by the first name found in its own. Latencies are
-# those that markdewing/AI_kernels (latency/README.md) measured with one program, at the boost clocks of the chips in GHz.
+# A device is known by the first of these names whose words are all in its own: h100-pcie comes before h100. Latencies are those
+# that markdewing/AI_kernels (latency/README.md) measured with one program, at the boost clocks of the chips in GHz.
 DATASHEETS = {
     # NVIDIA A100 80GB datasheet (2,039 GB/s; NVLink 600 GB/s both ways); A100 whitepaper (L2 40 MB, 5,120 B a clock, 1.41 GHz);
     # DGX A100 datasheet (a port of 200 Gb/s a GPU)
@@ -372,9 +372,8 @@ class Analytic:
         if devices == 1:
             return np.zeros_like(dims)
         near = (min(devices, self.sheet.node) - 1) / (devices - 1)
-        byte_count = (
-            self.batch_size / devices * OUTPUT_BYTES * self.codec.shares[way]
-        )  # of a column that goes to one device
+        # of a column that goes to one device
+        byte_count = self.batch_size / devices * OUTPUT_BYTES * self.codec.shares[way]
 
         def most(sent: Floats) -> Floats:  # bytes of the busiest device
             received = sent.sum(axis=-1, keepdims=True) - sent
@@ -389,15 +388,21 @@ class Analytic:
         return transfer
 
 
+# Words in a device's name that fit its datasheet. With any other (PCIe, NVL, 40GB, MIG) a datasheet answers for another device.
+_FITTING_WORDS = words("nvidia sxm sxm4 sxm5 sxm6 ac 80gb hbm3 hbm3e 141gb 180gb nvl72")
+
+
 def analytic_for(hardware: Hardware | None, called: str = "") -> tuple[str, bool]:
     """The name of the datasheet for a kind of hardware, and whether the datasheet is its own.
 
-    The hardware's own datasheet is found by the hardware's name, or by `called` where only a name is known. Without one, a
-    CPU core answers for CPUs and the most common GPU for everything else.
+    A GPU's datasheet is found by the GPU's name, or by `called` where only a name is known. A CPU core answers for all CPUs, and
+    the most common GPU for everything else that has no datasheet.
     """
-    name = hardware.name if hardware else called
-    own = next((sheet for sheet in DATASHEETS if is_part_of_name(sheet, name)), None)
-    return own or ("cpu" if hardware and hardware.kind == "cpu" else UNKNOWN_GPU), own is not None
+    if hardware and hardware.kind == "cpu":
+        return "cpu", False
+    name = words(hardware.name if hardware else called)
+    sheet = next((sheet for sheet in DATASHEETS if words(sheet) <= name), None)
+    return sheet or UNKNOWN_GPU, sheet is not None and name - words(sheet) <= _FITTING_WORDS
 
 
 def analytic_model(name: str, batch_size: int | None) -> Analytic:

@@ -147,9 +147,8 @@ class TrainedCostModel:
             if latency_ms is None:
                 latency_ms = sheet.latency_ms + sheet.network_latency_ms
             network = Network(task.topology.domain, rate, latency_ms, given=task.topology.has_measured_network)
-        found = replace(
-            self, network=network, precision=None, codec=Codec(), encoded_more=0.0
-        )  # input travels as it is
+        # input travels as it is
+        found = replace(self, network=network, precision=None, codec=Codec(), encoded_more=0.0)
         input_ms = input_ms_per_column(found, task) if waiting else 0.0
         compute = replace(self.nets.compute, waits=input_ms > 0)
         return replace(

@@ -47,9 +47,8 @@ BY_BYTES: Final[Floats] = np.exp2(np.arange(14, 37, 2))
 BY_DIGITS: Final[Floats] = BY_ROWS * (1 + 1 / 64)
 THRESHOLDS: Final[Floats] = np.concatenate([BY_ROWS, BY_BYTES, BY_DIGITS])
 _KINDS: Final = [len(BY_ROWS), len(BY_BYTES), len(BY_DIGITS)]
-SETS_IN: Final[Floats] = np.repeat(
-    [0.75, 0.25, 64 / 65], _KINDS
-)  # share of each threshold at which its rate starts to rise
+# Share of each threshold at which its rate starts to rise.
+SETS_IN: Final[Floats] = np.repeat([0.75, 0.25, 64 / 65], _KINDS)
 BYTES, OWN, ROWS = -3, -2, -1  # the last columns of a vector, where the net has rates
 _STEEPNESS: Final[Floats] = 1 / (1 - SETS_IN) / THRESHOLDS
 _SHIFT: Final[Floats] = SETS_IN / (1 - SETS_IN)
@@ -361,10 +360,8 @@ class MeanHead:
     @classmethod
     def of(cls, net: ComputeNet) -> "MeanHead":
         (members, into, hidden), share = net.head.weight.shape, net.unit_ms / len(net.head.weight)
-        known, width = (
-            members * into,
-            members * into + net.waits + net.counts,
-        )  # the head does not read what comes after
+        # the head does not read what comes after
+        known, width = members * into, members * into + net.waits + net.counts
         weight, skip = np.zeros((width, members * hidden)), np.zeros(width)
         for member, one in enumerate(net.head.weight):
             weight[member * into : (member + 1) * into, member * hidden : (member + 1) * hidden] = one

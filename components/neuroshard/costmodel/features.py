@@ -19,19 +19,18 @@ from neuroshard.core.reuse import REUSE_BINS
 from neuroshard.core.table import Table
 from neuroshard.costmodel.protocol import Floats, Ints
 
-FEATURE_VERSION: Final = 4  # written into each bundle; any change below needs a new version …
-OLDEST_FEATURES: Final = (
-    2  # … and this one too, unless features are only added at the end: a net ignores what it does not know
-)
+# Written into each bundle. Any change below needs a new version; so does the oldest, unless features are only added at the end: a
+# net ignores what it does not know.
+FEATURE_VERSION: Final = 4
+OLDEST_FEATURES: Final = 2
 
-SHARES: Final = tuple(
-    f"lookups_of_rows_touched_up_to_2^{i}" for i in range(REUSE_BINS)
-)  # the last is 1, or 0: never read
+# The last is 1, or 0: never read.
+SHARE_FEATURES: Final = tuple(f"lookups_of_rows_touched_up_to_2^{i}" for i in range(REUSE_BINS))
 FEATURES: Final = (
     "log2_dim",
     "log2_rows",
     "log2_pooling_factor",  # of 1 + pooling factor
-    *SHARES,
+    *SHARE_FEATURES,
     "log2_weight_bytes",
     "log2_distinct_rows",  # of 1 + rows that a batch touches
     "million_lookups",  # a batch

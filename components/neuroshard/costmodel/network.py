@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from neuroshard.core.errors import UsageError
-from neuroshard.core.precision import SHARES, CollectivePrecision
+from neuroshard.core.precision import SHARE_OF_FP32, CollectivePrecision
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats
 
@@ -114,7 +114,7 @@ class Codec(NamedTuple):
         if precision is None:
             return cls()
         ways, ms = (precision.forward, precision.backward), batch_size * CODEC_BYTES / memory_bytes_per_ms
-        forward, backward = ((SHARES[way], ms * (way != "fp32")) for way in ways)
+        forward, backward = ((SHARE_OF_FP32[way], ms * (way != "fp32")) for way in ways)
         return cls((forward[0], backward[0]), (forward[1], backward[1]))
 
 

@@ -33,7 +33,7 @@ COMPUTE_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
 COLLECTIVE_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
     ("case_id", pa.string()),
     ("split", pa.string()),
-    ("device_dims", pa.list_(pa.int32())),
+    ("device_dims", pa.list_(pa.int64())),
     ("start_delays_ms", pa.list_(pa.float64())),
 ]
 

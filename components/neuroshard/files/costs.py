@@ -39,7 +39,7 @@ _Case = TypeVar("_Case")
 _Cost = TypeVar("_Cost", ComputeCost, CollectiveCost)
 
 BROKEN = ".broken"  # suffix of a part that could not be read
-FLUSH_SECONDS = 5.0  # a killed run loses at most the costs of this many seconds
+FLUSH_SECONDS = 5.0  # the first row after so long is written, with those before it; a killed run loses what came after
 
 COMPUTE_FIELDS = [
     *COMPUTE_CASE_FIELDS,
@@ -79,7 +79,7 @@ class CostsManifest(Value):
 
 
 class CostWriter:
-    """Appends costs to a folder: a part every FLUSH_SECONDS and at the end. `done` holds the (case_id, round) it has.
+    """Appends costs to a folder: a part about every FLUSH_SECONDS and at the end. `done` holds the (case_id, round) it has.
 
     Costs of more tables and of more numbers of ranks may be added to a folder. Raises InvalidInput if the folder has costs of
     another bench (costs of two benches are never mixed), if another run is writing to it, or if a table of the same name differs.
@@ -203,9 +203,8 @@ def _lock(folder: Path) -> int:
 def _extended(begun: CostsManifest, now: CostsManifest, path: Path) -> CostsManifest:
     """The manifest after costs of `now` are added to those of `begun`. Raises InvalidInput if they do not fit."""
     bench, other = _joined_benches(begun.bench, now.bench)
-    if (
-        begun.bench.calm_compute_ms
-    ):  # all labels of a folder are scaled to the same calm machine, and measured with the same flush and limit
+    # all labels of a folder are scaled to the same calm machine, and measured with the same flush and limit
+    if begun.bench.calm_compute_ms:
         kept = ("memory_limit_bytes", "flush_bytes", "calm_compute_ms")
         bench, other = (
             joined.model_copy(update={name: getattr(one, name) for name in kept})
@@ -248,9 +247,9 @@ def read_costs(folder: Path, *more: Path) -> Costs:
     """A whole cost set, errors included. Raises InvalidInput that names file and row; also if a row occurs twice.
 
     Several folders are read as one set and must be of the same bench, else InvalidInput. Fields of the bench that follow from the
-    cases (which tables were capped, and how far) or from the load of the machine may differ and are joined; table sets are scaled
-    to the calmer machine. A case measured in several folders gets more rounds. A measurement that was copied between folders
-    counts once.
+    cases (which tables were capped, and how far) or from the load of the machine may differ and are joined; costs are scaled to
+    the calmer machine. A case measured in several folders gets more rounds. A measurement that was copied between folders counts
+    once.
     """
     costs = _read_folder(folder)
     for other in more:
@@ -280,21 +279,35 @@ def _joined(costs: Costs, more: Costs, where: str) -> Costs:
     bench, other = _joined_benches(costs.bench, more.bench)
     if bench != other:
         raise InvalidInput(f"{where} ({difference(bench, other)}); costs of two benches are never mixed")
+    both = (costs, more)
     return Costs(
         bench=bench,
-        compute=_labels_first(_with_rounds(*(_as_calm_as(bench.calm_compute_ms, each) for each in (costs, more)))),
-        collective=_labels_first(_with_rounds(costs.collective, more.collective)),
+        compute=_labels_first(_with_rounds(*(_calmer_sets(bench.calm_compute_ms, each) for each in both))),
+        collective=_labels_first(_with_rounds(*(_calmer_all_to_alls(bench.calm_all_to_all_ms, each) for each in both))),
         tables=tuple({table.name: table for table in (*more.tables, *costs.tables)}.values()),
         device_counts=tuple(sorted({*costs.device_counts, *more.device_counts})),
     )
 
 
-def _as_calm_as(calm_ms: Mapping[str, float], costs: Costs) -> tuple[tuple[ComputeCase, ComputeCost], ...]:
+def _calmer_sets(calm_ms: Mapping[str, float], costs: Costs) -> tuple[tuple[ComputeCase, ComputeCost], ...]:
     """Table sets scaled to the reference times `calm_ms` instead of those of their own run."""
     was_ms = costs.bench.calm_compute_ms
     if not was_ms or was_ms == calm_ms:
         return costs.compute
     return tuple((case, cost.scaled(1 / slowness(was_ms, calm_ms))) for case, cost in costs.compute)
+
+
+def _calmer_all_to_alls(
+    calm_ms: Mapping[str, float], costs: Costs
+) -> tuple[tuple[CollectiveCase, CollectiveCost], ...]:
+    """All-to-alls scaled to the reference times `calm_ms` of as many devices, instead of those of their own run."""
+
+    def scaled(case: CollectiveCase, cost: CollectiveCost) -> CollectiveCost:
+        devices = str(len(case.device_dims))
+        was_ms, now_ms = costs.bench.calm_all_to_all_ms.get(devices), calm_ms.get(devices)
+        return cost.scaled(now_ms / was_ms, case.waiting_ms) if was_ms and now_ms and was_ms != now_ms else cost
+
+    return tuple((case, scaled(case, cost)) for case, cost in costs.collective)
 
 
 def _least(calm_ms: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -379,9 +392,8 @@ def _rows(
 
 
 def _parts(folder: Path, kind: str, end: str = "") -> list[Path]:
-    whole_name = re.compile(
-        rf"{kind}-[0-9]{{5,9}}\.parquet{re.escape(end)}"
-    )  # 5 digits are six days of measuring, at a part every 5 s
+    # 5 digits are six days of measuring, at a part every 5 s
+    whole_name = re.compile(rf"{kind}-[0-9]{{5,9}}\.parquet{re.escape(end)}")
     return sorted((part for part in folder.glob(f"{kind}-*") if whole_name.fullmatch(part.name)), key=_number)
 
 

@@ -17,7 +17,7 @@ def render(day: Day) -> str:
     ]
     lines += [f"- {each['what']}: {each['error'] or 'differs by ' + format(each['difference'], '.2g')}" for each in bad]
     costs, model = day.read("costs"), day.read("model")
-    lines += ["", "## Costs and the cost model", "", f"{costs['measured']:,} cases measured, {costs['errors']} errors."]
+    lines += ["", "## Costs and the cost model", "", f"{costs['measured']:,} measurements, {costs['errors']} errors."]
     lines += [f"Measured again, table sets differ by {costs['repeatability']:.1%}."] * (
         costs["repeatability"] is not None
     )

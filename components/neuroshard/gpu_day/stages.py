@@ -151,7 +151,7 @@ def costs(day: Day) -> Any:
     while day.left_s > LEAST_SECONDS:
         settings = MeasureSettings(batch_size=day.scale.batch_size, budget_seconds=day.left_s - LEAST_SECONDS / 2)
         found = measure(day.folder / "cases", day.folder / "costs", day.scale.backend, settings)
-        if found.measured + found.impossible >= found.planned:
+        if not found.left:
             return {"measured": found.measured, "errors": found.errors, "repeatability": found.compute_repeatability}
         day.say(f"costs: {found.measured} of {found.planned} measured")
     raise OutOfTime

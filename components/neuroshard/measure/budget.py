@@ -1,7 +1,7 @@
 """What to measure within a budget on this machine: how often to repeat each case, and in which order.
 
-A few cases are timed first. If the others do not fit with full repeats, fewer repeats come before fewer cases: a net averages out
-the noise of labels, but it cannot guess cases that it never saw.
+A few cases are timed first. While fewer than ENOUGH fit, each is repeated less often: a net averages out the noise of labels, but
+it cannot guess cases that it never saw. Beyond ENOUGH, what does not fit is left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ from neuroshard.core.case import CollectiveCase
 from neuroshard.core.text import counted
 from neuroshard.measure.schedule import REFERENCE, Step
 
-Kind = int  # a number of ranks, or SETS
-SETS: Kind = 0
+Ranks = int  # of an all-to-all, or SETS: steps of as many ranks take about equally long
+SETS: Ranks = 0
 TRIAL_SETS = 3  # to time first; the first one does not count, since it also draws lookups and touches memory
 FEWEST_REPEATS = 2
 # Table sets, and all-to-alls of each number of ranks. Beyond these, more repeats help more than more cases.
 ENOUGH = {"compute": 400, "collective": 60}
 # Of the time that is left after the least. Nets of all-to-alls need fewer cases.
-SHARES = {"compute": 0.7, "collective": 0.3}
+TIME_SHARES = {"compute": 0.7, "collective": 0.3}
 PART = 20  # steps of one kind in a row, so that workers do not change at every step …
 PART_APART = 120  # … and where a change ends processes and starts others
 
@@ -35,10 +35,10 @@ class Bought:
     usual_repeats: int
 
     def __str__(self) -> str:
-        what = {"compute": "table set", "collective": "all-to-all"}
+        what = {"compute": "table sets", "collective": "all-to-alls"}
         measured = [
-            f"{self.expected[kind]:,} of {counted(self.asked[kind], noun)}"
-            for kind, noun in what.items()
+            f"{self.expected[kind]:,} of {counted(self.asked[kind], 'measurement')} of {nouns}"
+            for kind, nouns in what.items()
             if self.asked[kind]
         ]
         fewer = f", each with {self.repeats} repeats instead of {self.usual_repeats}"
@@ -48,20 +48,20 @@ class Bought:
         )
 
 
-def kind_of(step: Step) -> Kind:
-    """The kind of a step; steps of a kind take about equally long. An all-to-all's number of ranks, or SETS."""
+def ranks_of(step: Step) -> Ranks:
+    """An all-to-all's number of ranks, or SETS."""
     return len(step.case.device_dims) if isinstance(step.case, CollectiveCase) else SETS
 
 
 def trial(steps: Sequence[Step]) -> list[Step]:
-    """The first steps of each kind, to find out how long they take."""
-    wanted: dict[Kind, int] = {}
+    """The first table sets, and the first all-to-all of each number of ranks, to find out how long they take."""
+    wanted: dict[Ranks, int] = {}
     chosen = []
     for step in steps:
         if step.round_ == REFERENCE:
             continue
-        wanted[kind_of(step)] = wanted.get(kind_of(step), 0) + 1
-        if wanted[kind_of(step)] <= (TRIAL_SETS if kind_of(step) == SETS else 1):
+        wanted[ranks_of(step)] = wanted.get(ranks_of(step), 0) + 1
+        if wanted[ranks_of(step)] <= (TRIAL_SETS if ranks_of(step) == SETS else 1):
             chosen.append(step)
     return chosen
 
@@ -69,24 +69,24 @@ def trial(steps: Sequence[Step]) -> list[Step]:
 def buy(
     least: Sequence[Step],
     others: Sequence[Step],
-    seconds_each: Mapping[Kind, float],
+    seconds_each: Mapping[Ranks, float],
     seconds: float,
     usual_repeats: int,
     apart: bool = False,
 ) -> Bought:
-    """The steps that `seconds` buy, given how long a step of each kind took with `usual_repeats`.
+    """The steps that `seconds` buy, given how long a step of each number of ranks took with `usual_repeats`.
 
-    The `least` come first, in their order. Each kind of the `others` gets its share of the time (SHARES). `apart` means that
+    The `least` come first, in their order. Each kind of the `others` gets its share of the time (TIME_SHARES). `apart` means that
     changing from table sets to all-to-alls is slow.
     """
     if apart:  # the all-to-alls were timed last, so their processes are still running
         least = sorted(least, key=lambda step: step.kind == "compute")
     at = {
-        kind: seconds_each.get(kind, max(seconds_each.values(), default=0.0))
-        for kind in map(kind_of, [*least, *others])
+        ranks: seconds_each.get(ranks, max(seconds_each.values(), default=0.0))
+        for ranks in map(ranks_of, [*least, *others])
     }
     for repeats in _fewer_and_fewer(usual_repeats):
-        cost = {kind: each * share_of_time(repeats, usual_repeats) for kind, each in at.items()}
+        cost = {ranks: each * share_of_time(repeats, usual_repeats) for ranks, each in at.items()}
         steps = [*least, *_by_value(others, cost, PART_APART if apart else PART)]
         affordable = _affordable(steps, cost, seconds)
         asked, expected = _count(steps), _count(affordable)
@@ -109,24 +109,24 @@ def share_of_time(repeats: int, usual: int) -> float:
     return 0.2 + 0.8 * repeats / usual
 
 
-def _by_value(steps: Sequence[Step], seconds_each: Mapping[Kind, float], part: int) -> list[Step]:
+def _by_value(steps: Sequence[Step], seconds_each: Mapping[Ranks, float], part: int) -> list[Step]:
     """The steps in parts of one kind each, ordered so that each kind has its share of the time at any moment."""
     parts: list[tuple[float, list[Step]]] = []
-    for kind, share in SHARES.items():
+    for kind, share in TIME_SHARES.items():
         of_kind = [step for step in steps if step.kind == kind]
         spent = 0.0
         for begin in range(0, len(of_kind), part):
             some = of_kind[begin : begin + part]
             parts.append((spent / share, some))
-            spent += sum(seconds_each[kind_of(step)] for step in some)
+            spent += sum(seconds_each[ranks_of(step)] for step in some)
     return [step for _, some in sorted(parts, key=lambda one: one[0]) for step in some]
 
 
-def _affordable(steps: Sequence[Step], seconds_each: Mapping[Kind, float], seconds: float) -> list[Step]:
+def _affordable(steps: Sequence[Step], seconds_each: Mapping[Ranks, float], seconds: float) -> list[Step]:
     """The first steps, as many as fit the time."""
     found = []
     for step in steps:
-        seconds -= seconds_each[kind_of(step)]
+        seconds -= seconds_each[ranks_of(step)]
         if seconds < 0:
             break
         found.append(step)
@@ -135,4 +135,4 @@ def _affordable(steps: Sequence[Step], seconds_each: Mapping[Kind, float], secon
 
 def _count(steps: Sequence[Step]) -> dict[str, int]:
     kinds = [step.kind for step in steps if step.round_ != REFERENCE]
-    return {kind: kinds.count(kind) for kind in SHARES}  # type: ignore[arg-type]
+    return {kind: kinds.count(kind) for kind in TIME_SHARES}  # type: ignore[arg-type]

@@ -4,11 +4,13 @@
 
 On a CPU with a core for each device all devices take whole steps at the same time, as in a trainer there. Otherwise their tables
 run one device after another on one device of this machine, in rounds, so that drift affects them all. Then the all-to-all is
-measured if this machine has as many GPUs (cuda), or can run as many processes (cpu), as the plan has devices.
+measured if this machine has as many GPUs (cuda) as the plan has devices, or can run as many processes (cpu, of at most 8 devices
+unless more are asked for).
 """
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -34,9 +36,8 @@ from neuroshard.measure.workers.processes import WorkerLost
 from neuroshard.progress import Bar, progress
 
 ROUNDS = 3  # over all devices; the median of a device counts
-MOST_PROCESSES = (
-    8  # of an all-to-all on CPUs; with more, the time depends on this machine's cores rather than on the plan
-)
+# Of an all-to-all on CPUs. With more, the time depends on this machine's cores rather than on the plan.
+MOST_PROCESSES = 8
 
 
 def evaluate(
@@ -47,20 +48,27 @@ def evaluate(
     rounds: int = ROUNDS,
     most_processes: int = MOST_PROCESSES,
 ) -> Evaluation:
-    """Run the plan's device sets, and its all-to-all if it has at most `most_processes` devices. The batch is the plan's.
+    """Run the plan's device sets, and its all-to-all, on CPUs only if it has at most `most_processes` devices. The batch is the
+    plan's, whatever the settings say.
 
     On the synthetic backend the costs are the formula's, without noise. Raises UsageError, and MeasureError as a backend does.
     What goes wrong with the tables of one device, such as too little memory, is that device's error.
     """
     if rounds < 1:
         raise UsageError(f"rounds must be at least 1, not {rounds}")
+    settings = replace(settings, batch_size=plan.task.batch_size)
     sets = device_tables(plan)
     copied = plan.task.constraints.data_parallel
     dims = tuple(round(sum(t.sent_columns for t in tables if t.name not in copied)) for tables in sets)
     by_device = [ComputeCase(tables=tuple(tables)) if tables else None for tables in sets]
     all_to_all = CollectiveCase(device_dims=dims, start_delays_ms=(0.0,) * len(dims)) if len(dims) > 1 else None
-    if backend != "synthetic" and len(dims) > most_processes:
+    left_out = ""
+    if backend == "cpu" and len(dims) > most_processes:
         all_to_all = None
+        left_out = (
+            f"on a CPU it is run for at most {most_processes} devices, as with more it depends on this machine's cores; "
+            f"--processes {len(dims)} runs it"
+        )
     cases = tuple(case for case in by_device if case)
     drawn = Cases(
         tables=plan.task.tables,
@@ -71,8 +79,9 @@ def evaluate(
     )
     rounds_differ, at_once = None, False
     with closing(open_backend(backend, drawn, settings)) as opened:
-        if opened.most_devices is not None and len(dims) > opened.most_devices:
+        if all_to_all and opened.most_devices is not None and len(dims) > opened.most_devices:
             all_to_all = None
+            left_out = f"this machine can run {counted(opened.most_devices, 'device')} at once; evaluate on one for {len(dims)}"
         if backend == "synthetic":
             measured: list[DeviceCost | str] = list(_by_formula(sets, dims, settings.batch_size))
         elif all_to_all is not None and (in_steps := _in_steps(by_device, all_to_all, opened, rounds)):
@@ -89,6 +98,7 @@ def evaluate(
         bench=opened.bench,
         exact=backend == "synthetic",
         all_to_all_measured=(complete and all_to_all is not None) or len(dims) == 1,
+        all_to_all_left_out=left_out,
         rounds_differ=rounds_differ,
         at_once=at_once,
         row_wise_tables=len({shard.table for shard in plan.shards if shard.rows < rows[shard.table]}),

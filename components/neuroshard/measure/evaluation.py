@@ -27,6 +27,7 @@ class Evaluation(Value):
     bench: Bench
     exact: bool  # the formula's costs, without noise
     all_to_all_measured: bool
+    all_to_all_left_out: str = ""  # why, if it was not to be measured here
     predicted_for: str  # backend and device of the plan's cost model
     devices: tuple[DeviceEvaluation, ...]
     # by what share a device's slowest round of compute exceeds its fastest, in the median of devices
@@ -93,11 +94,8 @@ class Evaluation(Value):
         if self.at_once:
             yield "all devices ran at the same time, each on a core, as ranks of a trainer on this CPU do"
         if not self.all_to_all_measured:
-            yield f"the all-to-all among {len(self.devices)} devices was not measured, as " + (
-                "not every device's tables could be run"
-                if self.errors
-                else "there are not as many devices or processes here"
-            )
+            why = "not every device's tables could be run" if self.errors else self.all_to_all_left_out
+            yield f"the all-to-all among {len(self.devices)} devices was not measured: {why}"
         if self.row_wise_tables:
             yield (
                 f"{counted(self.row_wise_tables, 'table')} split row-wise: run as if all rows were looked up equally often, and "

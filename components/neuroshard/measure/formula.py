@@ -45,9 +45,8 @@ BASE_LATENCY_MS = 0.015
 PEER_LATENCY_MS = 0.002
 SHARED_WAIT = 0.7  # share of a transfer that is the slowest device's; the rest is the device's own
 
-OPERATORS = tuple(
-    product(ELEMENT_BYTES.values(), ("sum", "mean", "none"), (False, True))
-)  # Table.operator_key, whatever the width: one launch each
+# Table.operator_key, whatever the width: one launch each
+OPERATORS = tuple(product(ELEMENT_BYTES.values(), ("sum", "mean", "none"), (False, True)))
 
 TERMS = (
     "tables",

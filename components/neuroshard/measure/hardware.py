@@ -36,7 +36,6 @@ from neuroshard.measure.timing.all_to_all import (
     RankTiming,
     TimeAllToAll,
     TimeReorder,
-    at_speed,
     reference_case,
 )
 from neuroshard.measure.timing.harness import collective_cost
@@ -138,17 +137,8 @@ class OnMachine:
         if errors:
             return CollectiveCost(case_id=case.case_id, round=round_, error=max(errors))
         calm, now = self.bench.calm_all_to_all_ms.get(str(len(answers))), reference_ms(answers)
-        speed = calm / now if calm and now else 1.0
-        last = max(case.start_delays_ms)
-        return collective_cost(
-            case,
-            round_,
-            [
-                at_speed(one.forward, speed, last - delay)
-                for one, delay in zip(answers, case.start_delays_ms, strict=True)
-            ],
-            [at_speed(one.backward, speed) for one in answers],
-        )
+        cost = collective_cost(case, round_, [one.forward for one in answers], [one.backward for one in answers])
+        return cost.scaled(calm / now, case.waiting_ms) if calm and now else cost
 
     def steps(self, sets: Sequence[ComputeCase | None], all_to_all: CollectiveCase) -> list[DeviceCost] | None:
         lookups = max(sum(t.pooling_factor for t in case.tables) for case in sets if case) * self.settings.batch_size

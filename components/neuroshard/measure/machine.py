@@ -5,12 +5,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, Protocol
 
 from neuroshard import __version__, devices, system
-from neuroshard.core.cost import READS, SHARES, SMALL_SET, Hardware
+from neuroshard.core.cost import READS, SLOWDOWN_EXPONENTS, SMALL_SET, Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.extras import install_command, pip
 from neuroshard.core.units import format_bytes
 from neuroshard.measure.gpu_facts import gpu_facts
-from neuroshard.measure.room import PROCESS_BYTES, Room
+from neuroshard.measure.memory_quotas import PROCESS_BYTES, MemoryQuotas
 from neuroshard.measure.rowcap import default_memory_limit
 from neuroshard.measure.timing import calm
 from neuroshard.measure.timing.calm import dealt_out
@@ -80,7 +80,7 @@ class CpuMachine:
         return default_memory_limit(budget_seconds)
 
     def check_room(self, buffer_bytes: int) -> None:
-        worker, available = Room.here().worker_bytes, system.available_bytes()
+        worker, available = MemoryQuotas.here().worker_bytes, system.available_bytes()
         if buffer_bytes + worker > available:
             raise MeasureError(
                 f"the tables of a case take up to {format_bytes(buffer_bytes)}, and the process that measures them takes "
@@ -89,7 +89,7 @@ class CpuMachine:
             )
 
     def apart(self, buffer_bytes: int, ranks: int) -> bool:
-        needed = buffer_bytes + Room.here().worker_bytes + ranks * PROCESS_BYTES
+        needed = buffer_bytes + MemoryQuotas.here().worker_bytes + ranks * PROCESS_BYTES
         return needed > system.available_bytes()
 
     def together(self, ranks: int, rank_bytes: int) -> bool:
@@ -105,9 +105,10 @@ class CpuMachine:
         visits, each = dealt_out(repeats)
         return (
             f"the label of a table set is the median of {visits * each} repeats in {visits} visits, each repeat scaled by how "
-            f"much longer than calm_compute_ms random reads (to the power {SHARES[READS]:g}) and a small table set "
-            f"({SHARES[SMALL_SET]:g}) take right after it, both run once before; of up to twice as many while the standard error "
-            f"of the visits is above {calm.SETTLED:.0%}; of at least {MIN_REPEATS} if they take longer than {LONG_CASE_MS:.0f} ms"
+            f"much longer than calm_compute_ms random reads (to the power {SLOWDOWN_EXPONENTS[READS]:g}) and a small table set "
+            f"({SLOWDOWN_EXPONENTS[SMALL_SET]:g}) take right after it, both run once before; of up to twice as many while the "
+            f"standard error of the visits is above {calm.SETTLED:.0%}; of at least {MIN_REPEATS} if they take longer than "
+            f"{LONG_CASE_MS:.0f} ms"
         )
 
     def facts(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from neuroshard.core.cost import CollectiveCost, ComputeCost
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.text import counted
 from neuroshard.measure.backends import Backend, MeasureSettings, open_backend
-from neuroshard.measure.budget import FEWEST_REPEATS, SETS, TRIAL_SETS, Bought, buy, kind_of, share_of_time, trial
+from neuroshard.measure.budget import FEWEST_REPEATS, SETS, TRIAL_SETS, Bought, buy, ranks_of, share_of_time, trial
 from neuroshard.measure.schedule import REFERENCE, Schedule, Step, schedule
 from neuroshard.measure.summary import RunSummary
 from neuroshard.measure.workers.processes import WorkerLost, tried
@@ -198,7 +198,7 @@ class _Run:
         total, usual = _rows(left.steps), self.backend.repeats
         limited = not math.isinf(self.deadline)
         ends_in = max(self.deadline - time.monotonic(), 0.0) if limited else None
-        with progress(f"measure on {self.backend.bench.hardware.name}", total, "cases", ends_in) as self.bar:
+        with progress(f"measure on {self.backend.bench.hardware.name}", total, "runs", ends_in) as self.bar:
             if not total:
                 return
             if not limited:
@@ -237,7 +237,7 @@ class _Run:
             self._add(step, cost)
             now = time.monotonic()
             if step.round_ != REFERENCE:
-                self.seconds_of.setdefault(kind_of(step), []).append((now - began) / share_of_time(repeats, usual))
+                self.seconds_of.setdefault(ranks_of(step), []).append((now - began) / share_of_time(repeats, usual))
             began = now
 
     def _add(self, step: Step, cost: Cost) -> None:

@@ -146,9 +146,9 @@ class _AllToAllNet(Net):
             for weights in (self.weight, self.skip):
                 weights[INPUTS:] *= UNLIKELY
 
-    def forward(self, features: Tensor, counts: Tensor, waits: Tensor) -> Tensor:
+    def forward(self, features: Tensor, latency_inputs: Tensor, waits: Tensor) -> Tensor:
         hidden = torch.relu(features @ self.weight.abs() + self.bias)
-        transfer = hidden @ self.out.abs() + features @ self.skip.abs() + counts @ self.latency.abs()
+        transfer = hidden @ self.out.abs() + features @ self.skip.abs() + latency_inputs @ self.latency.abs()
         return (kept_positive(transfer, 1e-6) + waits)[None, None]
 
     def as_numpy(self, unit_bytes: float, unit_ms: float) -> AllToAllNet:

@@ -21,15 +21,8 @@ ONE_SIGMA: Final = 0.6827  # of normal errors lie within one standard deviation
 LEAST_SPREAD: Final = 1e-4
 KINDS: Final = 5  # groups of cases, by number of tables
 FEWEST_OF_A_KIND: Final = 50  # cases in a group; of fewer, the 68 % quantile is mostly chance
-_SHARES: Final = (
-    0.0,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    1.5,
-)  # candidates: the share of the usual error that either term explains
+# Candidates: the share of the usual error that either term explains.
+_SHARES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)
 
 
 def calibrated(net: ComputeNet, log_errors: Floats, disagreements: Floats, tables: Ints) -> ComputeNet:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from neuroshard.files.disk import write_bytes
 
-SAVE_EVERY_SECONDS: Final = 5.0  # of training are lost at most when a run is killed
+SAVE_EVERY_SECONDS: Final = 5.0  # at the end of an epoch, if the last time is as long ago; a killed run loses the rest
 
 
 @dataclass

@@ -41,10 +41,10 @@ from neuroshard.pretrain.train import LEARNING_RATE, Net, Recipe, fit_net, kept_
 
 WEIGHT_DECAY: Final = 0.3
 STARTED_RATE: Final = LEARNING_RATE / 2  # learning rate of a net that starts from another
-DIPS: Final = 8e-3  # weight in the loss of what dips can take off a cost, as a share of it: dips make bounds loose
-SURPLUS: Final = 0.03  # weight in the loss of what rates add beyond each table's own (OWN), as a share of the cost
-TOLD_APART: Final = 0.05  # a threshold with a smaller share of the cases below it, or above it, gets no rate
-FEWEST_APART: Final = 20  # least number of such cases on either side
+DIP_WEIGHT: Final = 8e-3  # in the loss, of what dips can take off a cost, as a share of it: dips make bounds loose
+SURPLUS_WEIGHT: Final = 0.03  # in the loss, of what rates add beyond each table's own (OWN), as a share of the cost
+LEAST_SHARE_EACH_SIDE: Final = 0.05  # a threshold with a smaller share of the cases below it, or above it, gets no rate
+FEWEST_EACH_SIDE: Final = 20  # least number of such cases on either side
 FEWEST_TABLES: Final = 40  # with fewer distinct tables, bytes and steps in rows only identify the tables: no such rates
 PARTS: Final = 2  # forward and backward
 FIRST_RATES: Final = 0.02  # initial rates, as a share of a layer's usual initial weights
@@ -53,7 +53,7 @@ ROUNDED: Final = 1e-9  # relative margin that keeps the skip above its least wha
 COUNTS: Final = (COUNTED_IN == BYTES).astype(np.int64)  # what each threshold counts: 0 rows, 1 bytes
 SLOW: Final = slice(len(BY_ROWS))  # thresholds in rows whose rates rise slowly; STEPS: at once
 STEPS: Final = slice(-len(BY_DIGITS), None)
-NOWHERE: Final[Ints] = np.empty(0, dtype=np.int64)
+NO_CASES: Final[Ints] = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def train_compute(
     valid: Ints,
     generator: torch.Generator,
     training: ComputeTraining,
-    also_calibrated_on: Ints = NOWHERE,
+    also_calibrated_on: Ints = NO_CASES,
 ) -> tuple[ComputeNet, Fit]:
     """The compute net, trained on the cases at `train` (places among the labels); `valid` chooses the best epoch.
 
@@ -156,7 +156,7 @@ class SetSamples:
         counted = torch.zeros(len(cases), 2, dtype=torch.float64).index_add_(0, places, self.counted[tables].double())
         of_each = counted.numpy()[:, COUNTS]
         above, below = (of_each >= THRESHOLDS).sum(axis=0), (of_each <= SETS_IN * THRESHOLDS).sum(axis=0)
-        apart = np.minimum(above, below) >= max(TOLD_APART * len(cases), FEWEST_APART)
+        apart = np.minimum(above, below) >= max(LEAST_SHARE_EACH_SIDE * len(cases), FEWEST_EACH_SIDE)
         if self.few(cases):
             apart[SLOW.stop :] = False
         else:
@@ -247,7 +247,7 @@ class _Ensemble(Net):
         answer = kept_positive(parts.sum(2), self.floor)
         if self.monotone:
             taken = torch.bmm(sums, torch.bmm(head.abs(), torch.relu(-out.sum(2, keepdim=True)))).squeeze(2)
-            loose = DIPS * taken + SURPLUS * surplus
+            loose = DIP_WEIGHT * taken + SURPLUS_WEIGHT * surplus
             self.extra_loss = (loose / answer.detach().clamp(min=self.floor)).mean()
         return torch.cat([answer[:, None], kept_positive(parts, self.floor / PARTS).swapaxes(1, 2)], dim=1)
 
@@ -268,9 +268,8 @@ class _Ensemble(Net):
             self.skip.copy_(torch.from_numpy(beyond))
             if len(self.learnable) and net.rates is not None:
                 before = net.rates[..., self.learnable]
-                known = before.any(
-                    axis=(0, 1)
-                )  # the others keep their initial weights: an absolute value has no slope at 0
+                # the others keep their initial weights: an absolute value has no slope at 0
+                known = before.any(axis=(0, 1))
                 self.rates[..., torch.from_numpy(known)] = torch.from_numpy(before[..., known]).float()
 
     def grow(self, factor: float) -> None:

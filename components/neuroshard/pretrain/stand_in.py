@@ -105,7 +105,7 @@ def _drawn_sets(
     for number in range(DRAWN_SETS):
         size = min(round(math.exp(rng.uniform(0, math.log(len(tables) + 1)))), len(tables)) or 1
         chosen = [tables[place] for place in rng.choice(len(tables), size=size, replace=False)]
-        cut = tuple(table.with_dim(_width(table.dim, rng)) for table in sorted(chosen, key=lambda t: t.name))
+        cut = tuple(table.with_dim(_width(table, rng)) for table in sorted(chosen, key=lambda t: t.name))
         case = ComputeCase(tables=cut, split=_split(number))
         if case.case_id in seen:
             continue
@@ -123,11 +123,11 @@ def _tables_to_train_on(costs: Costs) -> list[Table]:
     return [table for table in known if table.name not in held_out] or list(known)
 
 
-def _width(dim: int, rng: np.random.Generator) -> int:
-    """The whole width half of the time; otherwise a number of halvings, all equally likely."""
-    halvings = max(int(math.log2(dim / DIM_STEP)), 0)
-    cut = dim >> int(rng.integers(0, halvings + 1)) if rng.random() < 0.5 else dim
-    return max(cut // DIM_STEP * DIM_STEP, DIM_STEP)
+def _width(table: Table, rng: np.random.Generator) -> int:
+    """The whole width half of the time; otherwise a number of halvings that a plan may have, all equally likely."""
+    halvings = int(math.log2(table.dim / table.narrowest_cut))
+    cut = table.dim >> int(rng.integers(0, halvings + 1)) if rng.random() < 0.5 else table.dim
+    return cut // DIM_STEP * DIM_STEP
 
 
 def _all_to_all_factors(analytic: Analytic, costs: Costs, ranks: int) -> tuple[tuple[float, float], int]:
@@ -151,8 +151,8 @@ def _all_to_all_factors(analytic: Analytic, costs: Costs, ranks: int) -> tuple[t
 def _drawn_all_to_alls(
     analytic: Analytic, costs: Costs, ranks: int, factors: tuple[float, float], rng: np.random.Generator
 ) -> Iterator[tuple[CollectiveCase, CollectiveCost]]:
-    """Random all-to-alls of `ranks` ranks, from balanced to lopsided, of the columns of all tables together."""
-    columns = sum(table.dim for table in costs.tables) or max(
+    """Random all-to-alls of `ranks` ranks, from balanced to lopsided, of the columns that all tables send together."""
+    columns = sum(table.sent_columns for table in costs.tables) or max(
         (sum(case.device_dims) for case, _ in costs.collective), default=DIM_STEP * ranks
     )
     for number in range(DRAWN_ALL_TO_ALLS):

@@ -27,10 +27,8 @@ with warnings.catch_warnings():
 COVERED = (EmbeddingBagCollection, FeatureProcessedEmbeddingBagCollection, EmbeddingCollection)
 INTERFACES = (EmbeddingBagCollectionInterface, EmbeddingCollectionInterface)
 MANAGED_COLLISIONS = (ManagedCollisionCollection, ManagedCollisionModule)
-CONTAINERS = (
-    "torchrec.models.",
-    "torchrec.modules.lazy_extension",
-)  # classes of torchrec that only hold other modules
+# classes of torchrec that only hold other modules
+CONTAINERS = ("torchrec.models.", "torchrec.modules.lazy_extension")
 
 
 @dataclass(frozen=True)

@@ -56,16 +56,6 @@ def reference_case(devices: int) -> CollectiveCase:
     return CollectiveCase(device_dims=(REFERENCE_DIM,) * devices, start_delays_ms=(0.0,) * devices)
 
 
-def at_speed(timed: Timing, speed: float, waiting_ms: float = 0.0) -> Timing:
-    """The time at another speed: a factor of `speed`, except for the `waiting_ms` in it, which no speed changes."""
-
-    def scaled(ms: float) -> float:
-        waited = min(waiting_ms, ms)
-        return waited + (ms - waited) * speed
-
-    return Timing(scaled(timed.ms), timed.spread * speed, scaled(timed.median))
-
-
 class RankTiming(NamedTuple):
     """What one rank measured. `reference_ms` is None on GPUs."""
 

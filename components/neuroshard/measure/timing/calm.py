@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from neuroshard.core.case import ComputeCase
-from neuroshard.core.cost import READS, SHARES, SMALL_SET, slowness
+from neuroshard.core.cost import READS, SLOWDOWN_EXPONENTS, SMALL_SET, slowness
 from neuroshard.core.table import Table
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.rowcap import buffer_bytes
@@ -90,7 +90,7 @@ class ReferenceKernel:
         began = time.monotonic()
         while not trials or time.monotonic() < began + seconds:
             visit(self.device, *before, 0, 1, in_calm)
-        return {part: sorted(trial[part] for trial in trials)[int(USUAL * len(trials))] for part in SHARES}
+        return {part: sorted(trial[part] for trial in trials)[int(USUAL * len(trials))] for part in SLOWDOWN_EXPONENTS}
 
 
 def _steps(case: ComputeCase, threads: int) -> tuple[Callable[[], Any], Callable[[Any], Any]]:

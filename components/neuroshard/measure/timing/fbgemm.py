@@ -16,7 +16,7 @@ from neuroshard import system
 from neuroshard.core.case import ComputeCase
 from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.room import MOST_LOOKUP_BYTES, Room
+from neuroshard.measure.memory_quotas import MOST_LOOKUP_BYTES, MemoryQuotas
 from neuroshard.measure.rowcap import SHARE_OF_AVAILABLE, capped_rows, case_cap
 from neuroshard.measure.timing.clocks import open_device
 from neuroshard.measure.timing.lookups import TableLookups
@@ -83,7 +83,7 @@ class TableBatchedEmbedding:
         self.settings, self.limit = settings, limit
         self.device = open_device(kind, index, settings.threads)
         self.lookups = TableLookups(
-            settings.seed, settings.traces, Room.here().lookup_bytes if kind == "cpu" else host_share_bytes()
+            settings.seed, settings.traces, MemoryQuotas.here().lookup_bytes if kind == "cpu" else host_share_bytes()
         )
         self.buffers = HostBuffers(weight_bytes, state_bytes) if kind == "cpu" else None
 

@@ -8,15 +8,14 @@ again after each size. Reading takes longer once the buffer has left the cache.
 import statistics
 from collections.abc import Callable
 
-from neuroshard.measure.room import Room
+from neuroshard.measure.memory_quotas import MemoryQuotas
 
 LEAST_BYTES = 8 * 2**20  # the first size tried, and more than a core's own caches
 PROBE_BYTES = 4 * 2**20
 PROBE_READS = 4_000  # rows of 256 bytes: 0.05 ms from a cache, 0.3 ms from memory
 TRIALS = 5  # of each size, of which the median counts
-EVICTED = (
-    0.6  # of the way from the time after 8 MiB to the time after the most: most of the buffer has then left the cache
-)
+# Of the way from the time after 8 MiB to the time after the most: most of the buffer has then left the cache.
+EVICTED = 0.6
 CLEAR = 1.5  # times the time after the least, that the time after the most must be; otherwise no size stands out
 
 
@@ -28,9 +27,9 @@ def sizes_up_to(most: int) -> list[int]:
     return sizes if sizes[-1] >= most else [*sizes, most]
 
 
-def most_bytes(room: Room, last_level_cache: int | None) -> int:
+def most_bytes(quotas: MemoryQuotas, last_level_cache: int | None) -> int:
     """The most bytes that a flush may write: twice the cache size in sysfs, if it gives one, and no more than memory allows."""
-    return room.most_flush_bytes if last_level_cache is None else min(2 * last_level_cache, room.most_flush_bytes)
+    return quotas.most_flush_bytes if last_level_cache is None else min(2 * last_level_cache, quotas.most_flush_bytes)
 
 
 def find_flush_bytes(read_ms_after: Callable[[int], float], most: int) -> int:

@@ -8,7 +8,7 @@ from neuroshard import system
 from neuroshard.core.case import ComputeCase
 from neuroshard.core.cost import ComputeCost
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.room import Room
+from neuroshard.measure.memory_quotas import MemoryQuotas
 from neuroshard.measure.timing import calm
 from neuroshard.measure.timing.clocks import Cpu
 from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding
@@ -52,7 +52,9 @@ class TableSets:
         self.settings = settings
         self.sets = TableBatchedEmbedding(kind, index, settings, limit, weight_bytes, state_bytes)
         self.reference_kernel = (
-            calm.ReferenceKernel(self.sets.device, settings.threads, Room.here().read_bytes) if kind == "cpu" else None
+            calm.ReferenceKernel(self.sets.device, settings.threads, MemoryQuotas.here().read_bytes)
+            if kind == "cpu"
+            else None
         )
 
     def __call__(self, request: TimeTableSets | ProbeCpu) -> list[ComputeCost] | CpuProbe:
@@ -80,7 +82,7 @@ class TableSets:
         assert self.reference_kernel
         flush_bytes = request.flush_bytes
         if flush_bytes is None:
-            most = most_bytes(Room.here(), system.last_level_cache_bytes())
+            most = most_bytes(MemoryQuotas.here(), system.last_level_cache_bytes())
             flush_bytes = find_flush_bytes(_read_again(device, most), most)
         device.flush_with(flush_bytes)
         return CpuProbe(flush_bytes, self.reference_kernel.calm_ms(request.seconds))

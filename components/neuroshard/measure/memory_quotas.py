@@ -10,21 +10,20 @@ from neuroshard import system
 PROCESS_BYTES = 256 * 2**20  # a worker with torch and FBGEMM loaded holds 180 MiB of its own, a rank without FBGEMM 150
 MOST_FLUSH_BYTES = 256 * 2**20  # 25 ms at 10 GB/s, ten times as long as most steps
 MOST_READ_BYTES = 256 * 2**20  # of the reference kernel of random reads; far more than most last-level caches
-MOST_LOOKUP_BYTES = (
-    2 * 2**30
-)  # kept for later cases with the same table: 2,000 tables at batch 65,536 and pooling factor 2
+# Kept for later cases with the same table: 2,000 tables at batch 65,536 and pooling factor 2.
+MOST_LOOKUP_BYTES = 2 * 2**30
 SHARE = 1 / 16  # of all memory, for the flush, and another for the random reads
 LOOKUP_SHARE = 1 / 8
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryQuotas:
     """Bytes for each part, on a machine with `memory_bytes`."""
 
     memory_bytes: int
 
     @classmethod
-    def here(cls) -> "Room":
+    def here(cls) -> "MemoryQuotas":
         return cls(system.memory_bytes())
 
     @property
